@@ -1,0 +1,118 @@
+//! A draft: an array that only its maker can reach, until it is published under a name or frozen.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use ndarray::{ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
+
+use super::layout::{Layout, Order};
+use super::{Element, SealableDraft, SharedArray, view};
+use crate::backend::{Backend, DraftOptions, IntoLocation, Location, Publish, default_backend};
+use crate::error::{IntoError, Result};
+use crate::segment::{DraftSegment, Home};
+
+/// What stands for the name in errors about arrays that have none.
+pub(crate) const NAMELESS: &str = "(nameless)";
+
+/// An array in shared memory that has no name yet, so that filling it is ordinary, safe Rust.
+///
+/// [`publish`](Self::publish) gives it its name in one step: nobody ever sees it half-made. Dropped or killed before that,
+/// it leaves nothing behind. It costs one descriptor while it lives.
+///
+/// ```
+/// use ndarray_shm::Draft;
+///
+/// let mut draft = Draft::<f32, _>::new((2, 3))?;
+/// draft.view_mut().fill(1.5);
+/// let array = draft.publish("draft-example")?;
+/// assert_eq!(array.read()?.sum(), 9.0);
+/// ndarray_shm::unlink("draft-example")?;
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Draft<T, D> {
+    memory: DraftSegment,
+    layout: Layout<D>,
+    keep_descriptor: bool,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element, D: Dimension> Draft<T, D> {
+    /// Makes an array of zeros in the default backend.
+    ///
+    /// # Errors
+    ///
+    /// [`NoSpace`](crate::Error::NoSpace), [`TooLarge`](crate::Error::TooLarge), and those of [`default_backend`].
+    pub fn new(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
+        let layout = Layout::new::<T>(shape, NAMELESS)?;
+        Self::in_backend(default_backend()?, layout, DraftOptions::default(), false)
+    }
+
+    /// Makes an array of zeros that can be frozen instead of published: the kernel seals only memory that has no name
+    /// and never can have one.
+    ///
+    /// # Errors
+    ///
+    /// As [`SealableDraft::new`].
+    pub fn new_sealable(shape: impl ShapeBuilder<Dim = D>) -> Result<SealableDraft<T, D>> {
+        SealableDraft::new(shape)
+    }
+
+    pub(crate) fn in_backend(
+        backend: Arc<dyn Backend>,
+        layout: Layout<D>,
+        options: DraftOptions,
+        keep_descriptor: bool,
+    ) -> Result<Self> {
+        let memory = DraftSegment::new(backend, layout.bytes::<T>(), options)?;
+        Ok(Self { memory, layout, keep_descriptor, elements: PhantomData })
+    }
+
+    /// Returns the lengths of the axes.
+    pub fn shape(&self) -> &[usize] {
+        self.layout.dim.slice()
+    }
+
+    /// Returns the order of the axes in memory.
+    pub fn order(&self) -> Order {
+        self.layout.order
+    }
+
+    /// Looks at the elements.
+    #[allow(unsafe_code)]
+    pub fn view(&self) -> ArrayView<'_, T, D> {
+        // SAFETY: no other process can reach a file without a name, and in this one the borrow of `self` keeps writers out.
+        unsafe { view::shared(self.memory.segment(), &self.layout) }
+    }
+
+    /// Looks at and writes to the elements.
+    #[allow(unsafe_code)]
+    #[allow(clippy::missing_panics_doc)] // a draft is never mapped read-only
+    pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
+        // SAFETY: no other process can reach a file without a name, and in this one `&mut self` keeps everyone else out.
+        let view = unsafe { view::exclusive(self.memory.segment(), &self.layout) };
+        view.expect("a draft is mapped for writing")
+    }
+
+    /// Gives the array its name: from this moment others can open it.
+    ///
+    /// # Errors
+    ///
+    /// The error gives the draft back. [`AlreadyExists`](crate::Error::AlreadyExists): the name is taken.
+    /// [`InvalidLocation`](crate::Error::InvalidLocation), [`Reserved`](crate::Error::Reserved): it cannot be a name.
+    pub fn publish(self, location: impl IntoLocation) -> Result<SharedArray<T, D>, IntoError<Self>> {
+        match location.into_location() {
+            Ok(location) => self.publish_as(location, Publish::New),
+            Err(error) => Err(IntoError::new(error, self)),
+        }
+    }
+
+    pub(crate) fn publish_as(self, location: Location, mode: Publish) -> Result<SharedArray<T, D>, IntoError<Self>> {
+        let Self { memory, layout, keep_descriptor, elements } = self;
+        let backend = Arc::clone(memory.backend());
+        match memory.publish(&location, mode, keep_descriptor) {
+            Ok(segment) => Ok(SharedArray::of(segment, Home { backend, location }, layout)),
+            Err((error, memory)) => Err(IntoError::new(error, Self { memory, layout, keep_descriptor, elements })),
+        }
+    }
+}

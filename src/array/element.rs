@@ -1,0 +1,217 @@
+//! Which types can be elements, and what the outside world calls them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::Error;
+
+/// A type that arrays in shared memory can have as elements.
+///
+/// Every bit pattern is a valid value and none is padding, so that bytes another process wrote can never make an
+/// invalid value. That leaves out `bool` and `char`; `usize` and `isize` are left out because their size is not the
+/// same everywhere.
+///
+/// The trait is sealed: structured elements are not a goal of this crate.
+pub trait Element: bytemuck::Pod + fmt::Debug + Send + Sync + sealed::Sealed {
+    /// How the type is written down.
+    const DTYPE: DType;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! dtypes {
+    ($($(#[$attribute:meta])* $variant:ident $text:literal $size:literal $type:ty $(, feature = $feature:literal)?;)*) => {
+        /// The type of an array's elements, at run time.
+        ///
+        /// Written and read as numpy does: `|u1`, `<u2`, `<f4`, .. Bytes are little-endian on every platform this crate
+        /// supports; `bfloat16`, which numpy itself does not know, is written as its extension packages do.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+        pub enum DType { $($(#[$attribute])* $variant,)* }
+
+        impl DType {
+            /// Every type, enabled or not.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// Returns the bytes of one element.
+            pub const fn size(self) -> usize {
+                match self { $(Self::$variant => $size,)* }
+            }
+
+            /// Returns how numpy writes the type.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text,)* }
+            }
+        }
+
+        $(
+            $(#[cfg(feature = $feature)])?
+            impl sealed::Sealed for $type {}
+            $(#[cfg(feature = $feature)])?
+            impl Element for $type {
+                const DTYPE: DType = DType::$variant;
+            }
+        )*
+
+        #[cfg(test)]
+        #[test]
+        fn sizes_are_those_of_the_types() {
+            $($(#[cfg(feature = $feature)])? assert_eq!(DType::$variant.size(), size_of::<$type>());)*
+        }
+    };
+}
+
+dtypes! {
+    /// Unsigned, 8 bits.
+    U8 "|u1" 1 u8;
+    /// Unsigned, 16 bits.
+    U16 "<u2" 2 u16;
+    /// Unsigned, 32 bits.
+    U32 "<u4" 4 u32;
+    /// Unsigned, 64 bits.
+    U64 "<u8" 8 u64;
+    /// Signed, 8 bits.
+    I8 "|i1" 1 i8;
+    /// Signed, 16 bits.
+    I16 "<i2" 2 i16;
+    /// Signed, 32 bits.
+    I32 "<i4" 4 i32;
+    /// Signed, 64 bits.
+    I64 "<i8" 8 i64;
+    /// Floating point, 32 bits.
+    F32 "<f4" 4 f32;
+    /// Floating point, 64 bits.
+    F64 "<f8" 8 f64;
+    /// Floating point, 16 bits (feature `half`).
+    F16 "<f2" 2 half::f16, feature = "half";
+    /// Floating point, 16 bits, with the range of 32 (feature `half`).
+    Bf16 "bfloat16" 2 half::bf16, feature = "half";
+    /// Complex of two 32-bit floats (feature `num-complex`).
+    Complex64 "<c8" 8 num_complex::Complex<f32>, feature = "num-complex";
+    /// Complex of two 64-bit floats (feature `num-complex`).
+    Complex128 "<c16" 16 num_complex::Complex<f64>, feature = "num-complex";
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for DType {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.iter().copied().find(|dtype| dtype.as_str() == text).ok_or_else(|| Error::InvalidSetting {
+            setting: "the element type",
+            value: text.to_owned(),
+            expected: "one of |u1 <u2 <u4 <u8 |i1 <i2 <i4 <i8 <f2 <f4 <f8 bfloat16 <c8 <c16",
+        })
+    }
+}
+
+impl TryFrom<String> for DType {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+impl From<DType> for String {
+    fn from(dtype: DType) -> Self {
+        dtype.as_str().to_owned()
+    }
+}
+
+/// Runs an expression with a type parameter that stands for a [`DType`] known only at run time.
+///
+/// The expression after `else` is for types whose feature is not enabled.
+///
+/// ```
+/// use ndarray_shm::{DType, with_element};
+///
+/// let dtype: DType = "<f4".parse()?;
+/// let size = with_element!(dtype, T => size_of::<T>(), else => 0);
+/// assert_eq!(size, 4);
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+#[macro_export]
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => {
+        match $dtype {
+            $crate::DType::U8 => { type $T = u8; $body }
+            $crate::DType::U16 => { type $T = u16; $body }
+            $crate::DType::U32 => { type $T = u32; $body }
+            $crate::DType::U64 => { type $T = u64; $body }
+            $crate::DType::I8 => { type $T = i8; $body }
+            $crate::DType::I16 => { type $T = i16; $body }
+            $crate::DType::I32 => { type $T = i32; $body }
+            $crate::DType::I64 => { type $T = i64; $body }
+            $crate::DType::F32 => { type $T = f32; $body }
+            $crate::DType::F64 => { type $T = f64; $body }
+            dtype => $crate::__with_half!(dtype, $T => $body, else =>
+                $crate::__with_complex!(dtype, $T => $body, else => $other)),
+        }
+    };
+}
+
+// A macro's arms are expanded in the caller's crate, whose features are not ours: which arms there are is decided here.
+#[cfg(feature = "half")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __with_half {
+    ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => {
+        match $dtype {
+            $crate::DType::F16 => { type $T = $crate::__half::f16; $body }
+            $crate::DType::Bf16 => { type $T = $crate::__half::bf16; $body }
+            _ => $other,
+        }
+    };
+}
+
+#[cfg(not(feature = "half"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __with_half {
+    ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => { $other };
+}
+
+#[cfg(feature = "num-complex")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __with_complex {
+    ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => {
+        match $dtype {
+            $crate::DType::Complex64 => { type $T = $crate::__num_complex::Complex<f32>; $body }
+            $crate::DType::Complex128 => { type $T = $crate::__num_complex::Complex<f64>; $body }
+            _ => $other,
+        }
+    };
+}
+
+#[cfg(not(feature = "num-complex"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __with_complex {
+    ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => {{ let _ = $dtype; $other }};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_is_read_as_it_is_written() {
+        for dtype in DType::ALL {
+            assert_eq!(dtype.to_string().parse::<DType>().expect("its own text"), *dtype);
+        }
+        for text in ["", "u1", ">f4", "|b1", "<U4", "<f16"] {
+            assert!(text.parse::<DType>().is_err(), "{text}");
+        }
+    }
+}

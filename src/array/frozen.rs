@@ -1,0 +1,224 @@
+//! Frozen arrays: the one kind of shared memory that is safe to look at without any lock, because the kernel forbids
+//! everyone to change it.
+
+use std::fmt;
+use std::fs::File;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
+
+use super::draft::NAMELESS;
+use super::layout::{Layout, Order};
+use super::{Element, view};
+use crate::error::{Error, Result};
+use crate::os;
+use crate::segment::Segment;
+
+/// An array that has no name, and can be sealed when it is filled.
+///
+/// Made by [`Draft::new_sealable`](super::Draft::new_sealable). Only its maker can reach it, so filling it is safe.
+#[derive(Debug)]
+pub struct SealableDraft<T, D> {
+    segment: Segment,
+    file: File,
+    layout: Layout<D>,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element, D: Dimension> SealableDraft<T, D> {
+    /// Makes an array of zeros.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](Error::Unsupported) off Linux; [`TooLarge`](Error::TooLarge); [`NoSpace`](Error::NoSpace) if the
+    /// memory cannot be had.
+    pub fn new(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
+        let layout = Layout::new::<T>(shape, NAMELESS)?;
+        let needed = layout.bytes::<T>();
+        let no_space = |room: os::Room| {
+            let (location, advice) = (NAMELESS.to_owned(), room.bound.advice());
+            Error::NoSpace { location, needed, available: room.bytes, advice }
+        };
+        if let Some(room) = os::available_memory().filter(|room| room.bytes < needed) {
+            return Err(no_space(room));
+        }
+        let file = os::create_sealable().map_err(|error| match error.kind() {
+            std::io::ErrorKind::Unsupported => Error::Unsupported {
+                location: NAMELESS.to_owned(),
+                what: "memory cannot be sealed on this platform; publish the array and share it with read guards",
+            },
+            _ => Error::os("make sealable memory", NAMELESS, error),
+        })?;
+        file.set_len(needed).and_then(|()| os::reserve(&file, needed, true)).map_err(|error| {
+            if os::is_out_of_room(&error) {
+                no_space(os::Room { bytes: 0, bound: os::Bound::Machine })
+            } else {
+                Error::os("reserve memory", NAMELESS, error)
+            }
+        })?;
+        let segment = Segment::of_draft(&file, needed, NAMELESS)?;
+        Ok(Self { segment, file, layout, elements: PhantomData })
+    }
+
+    /// Looks at the elements.
+    #[allow(unsafe_code)]
+    pub fn view(&self) -> ArrayView<'_, T, D> {
+        // SAFETY: no other process has this descriptor, and in this one the borrow of `self` keeps writers out.
+        unsafe { view::shared(&self.segment, &self.layout) }
+    }
+
+    /// Looks at and writes to the elements.
+    #[allow(unsafe_code)]
+    #[allow(clippy::missing_panics_doc)] // a draft is never mapped read-only
+    pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
+        // SAFETY: no other process has this descriptor, and in this one `&mut self` keeps everyone else out.
+        let view = unsafe { view::exclusive(&self.segment, &self.layout) };
+        view.expect("a draft is mapped for writing")
+    }
+
+    /// Seals the array: nobody, this process included, can ever change it again.
+    ///
+    /// # Errors
+    ///
+    /// [`Os`](Error::Os): the kernel refuses, because a debugger or another process mapped it through /proc.
+    pub fn freeze(self) -> Result<FrozenArray<T, D>> {
+        let Self { segment, file, layout, .. } = self;
+        drop(segment); // the kernel does not seal what is mapped for writing
+        os::seal(&file).map_err(|error| Error::os("seal", NAMELESS, error))?;
+        FrozenArray::of_sealed(file, layout)
+    }
+}
+
+/// An array that can never change, in memory that any number of processes may map.
+///
+/// Cloning is cheap and shares everything. The descriptor ([`file`](Self::file)) is how it travels: send it over a Unix
+/// socket or inherit it, and open it with [`from_fd`](Self::from_fd). Memory is freed with the last mapping and
+/// descriptor; there is no name, so nothing can be left behind.
+///
+/// Dereferences to ndarray's array, so every method that reads works on it directly.
+///
+/// ```
+/// # #[cfg(target_os = "linux")] {
+/// use ndarray_shm::FrozenArray;
+///
+/// let squares = FrozenArray::<u32, _>::create_with(5, |mut view| {
+///     for (i, value) in view.iter_mut().enumerate() {
+///         *value = (i * i) as u32;
+///     }
+/// })?;
+/// assert_eq!(squares[3], 9);
+/// # }
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+pub struct FrozenArray<T: Element, D: Dimension> {
+    frozen: Arc<Frozen<T, D>>,
+}
+
+/// The view's lifetime is a fiction: it is valid as long as the segment beside it, and never leaves with that lifetime.
+struct Frozen<T: Element, D: Dimension> {
+    view: ArrayView<'static, T, D>,
+    layout: Layout<D>,
+    file: File,
+    _segment: Segment,
+}
+
+impl<T: Element, D: Dimension> FrozenArray<T, D> {
+    /// Makes an array, lets `fill` write it, and freezes it.
+    ///
+    /// # Errors
+    ///
+    /// As [`SealableDraft::new`] and [`SealableDraft::freeze`].
+    pub fn create_with(
+        shape: impl ShapeBuilder<Dim = D>,
+        fill: impl FnOnce(ArrayViewMut<'_, T, D>),
+    ) -> Result<Self> {
+        let mut draft = SealableDraft::new(shape)?;
+        fill(draft.view_mut());
+        draft.freeze()
+    }
+
+    /// Makes a frozen copy of an array; Fortran order is kept, every other order of axes becomes C.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_with`](Self::create_with).
+    pub fn from_array(array: &ArrayRef<T, D>) -> Result<Self> {
+        Self::create_with(super::layout::shape_like(array), |mut view| view.assign(array))
+    }
+
+    /// Maps sealed memory that somebody else made.
+    ///
+    /// Nothing about the descriptor is trusted: the seals are read from the kernel first, then the size.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unsupported`](Error::Unsupported): it is not sealed against writing, shrinking and growing.
+    /// - [`SizeMismatch`](Error::SizeMismatch): it holds another number of bytes.
+    pub fn from_fd(file: impl Into<File>, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
+        Self::of_sealed(file.into(), Layout::new::<T>(shape, NAMELESS)?)
+    }
+
+    #[allow(unsafe_code)]
+    fn of_sealed(file: File, layout: Layout<D>) -> Result<Self> {
+        let location = NAMELESS.to_owned();
+        if !os::is_sealed(&file) {
+            return Err(Error::Unsupported {
+                location,
+                what: "the descriptor is not sealed against writing, shrinking and growing (a memfd with F_SEAL_WRITE, \
+                       F_SEAL_SHRINK and F_SEAL_GROW); ask its maker to freeze it",
+            });
+        }
+        let found = os::facts(&file).map_err(|error| Error::os("look at", NAMELESS, error))?.length;
+        let expected = layout.bytes::<T>();
+        if found != expected {
+            return Err(Error::SizeMismatch { location, expected, found });
+        }
+        let segment = Segment::of_sealed(&file, found, NAMELESS)?;
+        // SAFETY: the kernel forbids everyone to write to the sealed bytes or to change their number.
+        let view = unsafe { view::shared::<T, D>(&segment, &layout) };
+        // SAFETY: the mapping does not move with `segment`, lives exactly as long as the value that is built here, and
+        // views with this lifetime are not given away.
+        let view = unsafe { view.raw_view().deref_into_view() };
+        Ok(Self { frozen: Arc::new(Frozen { view, layout, file, _segment: segment }) })
+    }
+
+    /// Looks at the elements. No lock is needed.
+    pub fn view(&self) -> ArrayView<'_, T, D> {
+        self.frozen.view.view()
+    }
+
+    /// Returns the order of the axes in memory.
+    pub fn order(&self) -> Order {
+        self.frozen.layout.order
+    }
+
+    /// Returns the descriptor, to be sent to or inherited by other processes.
+    pub fn file(&self) -> &File {
+        &self.frozen.file
+    }
+}
+
+impl<T: Element, D: Dimension> std::ops::Deref for FrozenArray<T, D> {
+    type Target = ArrayRef<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.frozen.view
+    }
+}
+
+impl<T: Element, D: Dimension> Clone for FrozenArray<T, D> {
+    fn clone(&self) -> Self {
+        Self { frozen: Arc::clone(&self.frozen) }
+    }
+}
+
+impl<T: Element, D: Dimension> fmt::Debug for FrozenArray<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrozenArray")
+            .field("dtype", &T::DTYPE)
+            .field("shape", &self.frozen.layout.dim.slice())
+            .field("order", &self.frozen.layout.order)
+            .finish_non_exhaustive()
+    }
+}

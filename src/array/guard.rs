@@ -1,0 +1,80 @@
+//! Guards: access that the kernel excludes others from for as long as the guard lives.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension};
+
+use super::Element;
+use crate::segment::locks::Hold;
+
+/// Reading access: other readers are welcome, writers and painters wait.
+///
+/// Dereferences to ndarray's array. Costs one descriptor while it lives. It may be sent to another thread, but counts as
+/// held by the one that took it: should that thread then wait for what conflicts with it, it gets
+/// [`WouldDeadlock`](crate::Error::WouldDeadlock) although the other thread might drop it in time; the forms with a
+/// timeout do wait.
+#[must_use = "the array is unlocked when the guard is dropped"]
+pub struct ReadGuard<'a, T: Element, D: Dimension> {
+    view: ArrayView<'a, T, D>,
+    _hold: Hold,
+}
+
+/// Writing access: everyone else, reader, writer or painter, waits.
+///
+/// Dereferences mutably to ndarray's array. What is said of [`ReadGuard`] about descriptors and threads applies.
+#[must_use = "the array is unlocked when the guard is dropped"]
+pub struct WriteGuard<'a, T: Element, D: Dimension> {
+    view: ArrayViewMut<'a, T, D>,
+    _hold: Hold,
+}
+
+impl<'a, T: Element, D: Dimension> ReadGuard<'a, T, D> {
+    /// Joins a view with the hold that makes it valid.
+    pub(crate) fn new(view: ArrayView<'a, T, D>, hold: Hold) -> Self {
+        Self { view, _hold: hold }
+    }
+}
+
+impl<'a, T: Element, D: Dimension> WriteGuard<'a, T, D> {
+    /// Joins a view with the hold that makes it valid.
+    pub(crate) fn new(view: ArrayViewMut<'a, T, D>, hold: Hold) -> Self {
+        Self { view, _hold: hold }
+    }
+}
+
+// The target is ndarray's reference type and not the view: a view could be copied out with the array's lifetime and
+// outlive the guard; what the reference type gives lives no longer than the borrow of the guard.
+impl<T: Element, D: Dimension> Deref for ReadGuard<'_, T, D> {
+    type Target = ArrayRef<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.view
+    }
+}
+
+impl<T: Element, D: Dimension> Deref for WriteGuard<'_, T, D> {
+    type Target = ArrayRef<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.view
+    }
+}
+
+impl<T: Element, D: Dimension> DerefMut for WriteGuard<'_, T, D> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.view
+    }
+}
+
+impl<T: Element, D: Dimension> fmt::Debug for ReadGuard<'_, T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadGuard").field("shape", &self.view.shape()).finish_non_exhaustive()
+    }
+}
+
+impl<T: Element, D: Dimension> fmt::Debug for WriteGuard<'_, T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteGuard").field("shape", &self.view.shape()).finish_non_exhaustive()
+    }
+}

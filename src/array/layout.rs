@@ -1,0 +1,122 @@
+//! Shapes and orders: how many bytes an array has, and which view its bytes are.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ndarray::{Array, ArrayRef, Dimension, Shape, ShapeBuilder};
+
+use super::Element;
+use crate::error::{Error, Result};
+
+/// Which axis is contiguous.
+///
+/// Where both would be the same bytes (one axis, or none longer than 1) an array is said to be in C order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Order {
+    /// The last axis: row-major, the default of numpy and Zarr.
+    #[default]
+    C,
+    /// The first axis: column-major, the default of Fortran, Julia and CloudVolume. Written `shape.f()`.
+    F,
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::C => "C",
+            Self::F => "F",
+        })
+    }
+}
+
+impl FromStr for Order {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "C" | "c" => Ok(Self::C),
+            "F" | "f" => Ok(Self::F),
+            _ => Err(Error::InvalidSetting { setting: "the order", value: text.to_owned(), expected: "C or F" }),
+        }
+    }
+}
+
+/// A shape whose size is known to fit the address space, and its order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Layout<D> {
+    pub(crate) dim: D,
+    pub(crate) order: Order,
+    /// Number of elements.
+    pub(crate) len: usize,
+}
+
+impl<D: Dimension> Layout<D> {
+    /// Checks a shape for elements of type `T`.
+    pub(crate) fn new<T: Element>(shape: impl ShapeBuilder<Dim = D>, name: &str) -> Result<Self> {
+        let shape = shape.into_shape_with_order();
+        let dim = shape.raw_dim().clone();
+        // ndarray wants the product of the axes that are not empty to fit too, for strides.
+        let lengths = dim.slice();
+        let span = lengths.iter().filter(|length| **length > 0).try_fold(1usize, |so_far, length| so_far.checked_mul(*length));
+        let bytes = span.and_then(|span| span.checked_mul(size_of::<T>())).filter(|bytes| isize::try_from(*bytes).is_ok());
+        if bytes.is_none() {
+            let (location, shape) = (name.to_owned(), lengths.to_vec());
+            return Err(Error::TooLarge { location, shape, item: size_of::<T>() });
+        }
+        let len = dim.size();
+        Ok(Self { order: order_of(shape), dim, len })
+    }
+
+    /// Returns the bytes that elements of type `T` take.
+    pub(crate) fn bytes<T: Element>(&self) -> u64 {
+        (self.len * size_of::<T>()) as u64
+    }
+
+    /// Returns the shape as ndarray takes it.
+    pub(crate) fn shape(&self) -> Shape<D> {
+        self.dim.clone().set_f(self.order == Order::F)
+    }
+}
+
+/// Returns the shape of `array` in Fortran order if its elements lie that way, else in C order.
+pub(crate) fn shape_like<T, D: Dimension>(array: &ArrayRef<T, D>) -> Shape<D> {
+    let fortran = array.t().is_standard_layout() && !array.is_standard_layout();
+    array.raw_dim().set_f(fortran)
+}
+
+/// ndarray keeps a shape's order to itself, but shows the strides of an array made with it. Elements without size make
+/// that free of cost.
+fn order_of<D: Dimension>(shape: Shape<D>) -> Order {
+    let probe = Array::<(), D>::uninit(shape);
+    let dim = probe.raw_dim();
+    let c_strides = Array::<(), D>::uninit(dim.into_shape_with_order());
+    if probe.strides() == c_strides.strides() { Order::C } else { Order::F }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::IxDyn;
+
+    use super::*;
+
+    #[test]
+    fn the_order_of_a_shape_is_found() {
+        let order = |layout: Result<Layout<_>>| layout.expect("it fits").order;
+        assert_eq!(order(Layout::new::<u8>((3, 4, 5), "x")), Order::C);
+        assert_eq!(order(Layout::new::<u8>((3, 4, 5).f(), "x")), Order::F);
+        assert_eq!(Layout::new::<u8>(IxDyn(&[2, 2]).f(), "x").expect("it fits").order, Order::F);
+        assert_eq!(Layout::new::<u8>(7.f(), "x").expect("it fits").order, Order::C);
+        assert_eq!(Layout::new::<u8>((), "x").expect("it fits").len, 1);
+        assert_eq!(Layout::new::<u64>((0, 9), "x").expect("it fits").len, 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_address_space_is_refused() {
+        let half = usize::MAX / 2;
+        assert!(matches!(Layout::new::<u8>((half, 3), "x"), Err(Error::TooLarge { .. })));
+        assert!(matches!(Layout::new::<u16>(half, "x"), Err(Error::TooLarge { item: 2, .. })));
+        assert!(matches!(Layout::new::<u8>((0, half, 3), "x"), Err(Error::TooLarge { .. })));
+        assert!(Layout::new::<u8>(half, "x").is_ok());
+    }
+}

@@ -1,0 +1,358 @@
+//! A directory of files: real shared memory, its emulation, or any directory a program chooses.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use super::lock_space::{LEASE, NAME};
+use super::{
+    Access, Backend, Companion, DraftFile, DraftOptions, Entry, EntryKind, Location, Publish, RESERVED_PREFIX, selection,
+};
+use crate::error::{Error, Result};
+use crate::os::{self, Bound, Facts, FileId, LockKind, Room};
+
+/// Drafts up to this many bytes in all are made without reading the limits first: that takes longer than the draft.
+const UNCHECKED_BYTES: u64 = 1 << 20;
+
+/// How often a name is tried again that others change under our hands.
+const TRIES: u32 = 1000;
+
+/// Segments as files of one directory.
+#[derive(Debug)]
+pub struct Directory {
+    name: String,
+    path: PathBuf,
+    survives: OnceLock<bool>,
+    unchecked: AtomicU64,
+}
+
+impl Directory {
+    /// Uses the directory at `path`, which must exist when the first segment is made, as a backend called `name`.
+    ///
+    /// Nothing is checked: whoever can write to the directory can replace what is in it.
+    pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        let (name, path) = (name.into(), path.into());
+        Self { name, path, survives: OnceLock::new(), unchecked: AtomicU64::new(UNCHECKED_BYTES) }
+    }
+
+    /// Returns real shared memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](Error::Unsupported) off Linux.
+    pub fn shm() -> Result<Arc<Self>> {
+        selection::shm()
+    }
+
+    /// Returns emulated shared memory: `NDSHM_EMULATED_DIR`, or `ndarray-shm-<uid>` in the temporary directory, made if
+    /// it is missing.
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](Error::PermissionDenied): it is a link, another user's, or open to others.
+    pub fn emulated() -> Result<Arc<Self>> {
+        selection::emulated()
+    }
+
+    fn path_of(&self, at: &Location) -> PathBuf {
+        self.path.join(at.as_str())
+    }
+
+    fn room(&self) -> Result<Room> {
+        os::available(&self.path).map_err(|error| self.explain("ask for free room", error))
+    }
+
+    /// Refuses what does not fit before anything is taken.
+    fn check_room(&self, needed: u64) -> Result<()> {
+        let drafted = self.unchecked.fetch_add(needed, Ordering::Relaxed).saturating_add(needed);
+        if drafted < UNCHECKED_BYTES {
+            return Ok(());
+        }
+        self.unchecked.store(0, Ordering::Relaxed);
+        let room = self.room()?;
+        if needed > room.bytes {
+            self.unchecked.store(UNCHECKED_BYTES, Ordering::Relaxed);
+            return Err(self.no_space(needed, room));
+        }
+        Ok(())
+    }
+
+    fn no_space(&self, needed: u64, room: Room) -> Error {
+        Error::NoSpace {
+            location: self.path.display().to_string(),
+            needed,
+            available: room.bytes,
+            advice: room.bound.advice(),
+        }
+    }
+
+    /// Turns an error about this directory itself into ours.
+    fn explain(&self, op: &'static str, error: io::Error) -> Error {
+        let location = self.path.display().to_string();
+        if error.kind() == io::ErrorKind::PermissionDenied {
+            let facts = os::facts_at(&self.path).ok();
+            return denied(location, facts, "this user may not make files in the directory");
+        }
+        Error::os(op, location, error)
+    }
+
+    fn out_of_room(&self, op: &'static str, needed: u64, error: io::Error) -> Error {
+        if !os::is_out_of_room(&error) {
+            return self.explain(op, error);
+        }
+        let mut room = self.room().unwrap_or(Room { bytes: 0, bound: Bound::FileSystem });
+        if os::is_over_quota(&error) {
+            room = Room { bytes: 0, bound: Bound::Quota };
+        }
+        self.no_space(needed, room)
+    }
+
+    /// Turns an error about a file of this directory into ours.
+    fn explain_at(&self, op: &'static str, at: &Location, error: io::Error) -> Error {
+        let facts = os::facts_at(&self.path_of(at)).ok();
+        if let Some(found) = facts.as_ref().and_then(|facts| facts.other) {
+            if os::is_not_a_file(&error) || error.kind() == io::ErrorKind::PermissionDenied {
+                return Error::NotAnArray { location: at.to_string(), found };
+            }
+        }
+        if error.kind() == io::ErrorKind::PermissionDenied {
+            return denied(at.to_string(), facts, "this user may not open, rename or remove it");
+        }
+        Error::os(op, at, error)
+    }
+
+    /// Opens the file at a name and write-locks its NAME, so that nobody else removes or replaces it meanwhile.
+    ///
+    /// `Ok(None)`: nothing has the name.
+    fn hold_name(&self, at: &Location) -> Result<Option<(File, Facts)>> {
+        let path = self.path_of(at);
+        for _ in 0..TRIES {
+            let (file, kind) = match self.open(at, Access::ReadWrite) {
+                Ok(file) => (file, LockKind::Exclusive),
+                Err(Error::NotFound { .. }) => return Ok(None),
+                // A file that nobody may write to can still be unlinked by its owner; the lock is then a weaker one.
+                Err(Error::PermissionDenied { .. }) => (self.open(at, Access::Read)?, LockKind::Shared),
+                Err(error) => return Err(error),
+            };
+            os::lock(&file, kind, NAME).map_err(|error| Error::os("lock the name", at, error))?;
+            let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
+            match os::facts_at(&path) {
+                Ok(now) if now.id == facts.id => return Ok(Some((file, facts))),
+                Ok(_) => {} // replaced between opening and locking
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(self.explain_at("look at", at, error)),
+            }
+        }
+        Err(Error::WouldBlock { location: at.to_string() })
+    }
+
+    /// Moves the hidden file at `from` to the name `to`, replacing what has it.
+    fn replace(&self, from: &Path, to: &Location) -> Result<()> {
+        let path = self.path_of(to);
+        for _ in 0..TRIES {
+            let renamed = match self.hold_name(to)? {
+                Some(_held) => os::rename_over(from, &path),
+                None => os::rename_new(from, &path),
+            };
+            match renamed {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {} // somebody was quicker: replace theirs
+                Err(error) => return Err(self.explain_at("replace", to, error)),
+            }
+        }
+        Err(Error::WouldBlock { location: to.to_string() })
+    }
+
+    /// Tries names until one is free.
+    fn with_fresh_name<R>(&self, op: &'static str, mut make: impl FnMut(&Path) -> io::Result<R>) -> Result<(R, PathBuf)> {
+        let named = tempfile::Builder::new()
+            .prefix(&format!("{RESERVED_PREFIX}draft-"))
+            .rand_bytes(12)
+            .make_in(&self.path, |path| make(path))
+            .map_err(|error| self.explain(op, error))?;
+        let (result, path) = named.into_parts();
+        let path = path.keep().map_err(|error| self.explain(op, error.error))?;
+        Ok((result, path))
+    }
+
+    fn link_and_replace(&self, draft: &DraftFile, at: &Location) -> Result<()> {
+        let ((), path) = self.with_fresh_name("link", |path| os::link_nameless(draft.file(), path))?;
+        self.replace(&path, at).inspect_err(|_| {
+            let _already_gone = std::fs::remove_file(&path);
+        })
+    }
+
+    /// Locks, maps, closes, and asks through a second description whether the lock is still there.
+    fn test_lock_survival(&self) -> Result<bool> {
+        if !os::MAPPINGS_HOLD_LOCKS {
+            return Ok(false);
+        }
+        let explain = |error| Error::os("test whether locks survive close", self.path.display(), error);
+        let draft = self.draft(1, DraftOptions::default())?;
+        let witness = match draft.path() {
+            Some(path) => os::open(path, true),
+            None => os::reopen(draft.file(), true),
+        };
+        let witness = witness.map_err(explain)?;
+        let mapping = memmap2::MmapOptions::new().len(1).map_raw(draft.file()).map_err(explain)?;
+        if !os::try_lock(draft.file(), LockKind::Shared, LEASE).map_err(explain)? {
+            return Ok(false);
+        }
+        drop(draft);
+        let survives = os::is_locked(&witness, LockKind::Exclusive, LEASE).map_err(explain)?;
+        drop(mapping);
+        Ok(survives)
+    }
+}
+
+fn denied(location: String, facts: Option<Facts>, reason: &'static str) -> Error {
+    let (owner, mode) = facts.map_or((0, 0), |facts| (facts.owner, facts.mode));
+    Error::PermissionDenied { location, owner, mode, reason }
+}
+
+// SAFETY: a draft has no name, or one of 12 random characters in the reserved space, made exclusively; no function here
+// changes a length after `draft`; names change by link or rename, which are atomic; survival of locks is tested.
+#[allow(unsafe_code)]
+unsafe impl Backend for Directory {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn directory(&self) -> &Path {
+        &self.path
+    }
+
+    fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile> {
+        if !options.sparse {
+            self.check_room(length)?;
+        }
+        let draft = match os::create_nameless(&self.path, options.permissions) {
+            Ok(file) => DraftFile::nameless(file),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                let make = |path: &Path| os::create_hidden(path, options.permissions);
+                let (file, path) = self.with_fresh_name("make a draft", make)?;
+                DraftFile::hidden(file, path)
+            }
+            Err(error) => return Err(self.out_of_room("make a draft", length, error)),
+        };
+        let file = draft.file();
+        file.set_len(length).map_err(|error| self.out_of_room("size a draft", length, error))?;
+        if !options.sparse {
+            os::reserve(file, length, true).map_err(|error| self.out_of_room("reserve room", length, error))?;
+        }
+        Ok(draft)
+    }
+
+    fn reserve(&self, file: &File) -> Result<()> {
+        let op = "reserve room";
+        let facts = os::facts(file).map_err(|error| self.explain(op, error))?;
+        let needed = facts.length.saturating_sub(facts.allocated);
+        if needed == 0 {
+            return Ok(());
+        }
+        self.check_room(needed)?;
+        os::reserve(file, facts.length, facts.links == 0).map_err(|error| match error.kind() {
+            io::ErrorKind::Unsupported => Error::Unsupported {
+                location: self.path.display().to_string(),
+                what: "a file has holes that this file system cannot fill; open it with options().sparse(true) or \
+                       read-only",
+            },
+            _ => self.out_of_room(op, needed, error),
+        })
+    }
+
+    fn publish(&self, draft: &mut DraftFile, at: &Location, mode: Publish) -> Result<()> {
+        let path = self.path_of(at);
+        match (draft.path(), mode) {
+            (None, Publish::New) => {
+                os::link_nameless(draft.file(), &path).map_err(|error| self.explain_at("publish", at, error))
+            }
+            (None, Publish::Replace) => self.link_and_replace(draft, at),
+            (Some(hidden), mode) => {
+                match mode {
+                    Publish::New => {
+                        os::rename_new(hidden, &path).map_err(|error| self.explain_at("publish", at, error))?;
+                    }
+                    Publish::Replace => self.replace(hidden, at)?,
+                }
+                draft.forget_path();
+                Ok(())
+            }
+        }
+    }
+
+    fn open(&self, at: &Location, access: Access) -> Result<File> {
+        let file = os::open(&self.path_of(at), access == Access::ReadWrite)
+            .map_err(|error| self.explain_at("open", at, error))?;
+        let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
+        match facts.other {
+            Some(found) => Err(Error::NotAnArray { location: at.to_string(), found }),
+            None => Ok(file),
+        }
+    }
+
+    fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()> {
+        let _held = match self.hold_name(from)? {
+            Some((file, facts)) if facts.id == id => file,
+            _ => return Err(Error::NotFound { location: from.to_string() }),
+        };
+        let path = self.path_of(from);
+        match mode {
+            Publish::New => {
+                os::rename_new(&path, &self.path_of(to)).map_err(|error| self.explain_at("rename", to, error))
+            }
+            Publish::Replace => self.replace(&path, to),
+        }
+    }
+
+    fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
+        match self.hold_name(at)? {
+            Some((_held, facts)) if id.is_none_or(|id| id == facts.id) => {
+                match os::unlink(&self.path_of(at)) {
+                    Ok(()) => Ok(true),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+                    Err(error) => Err(self.explain_at("unlink", at, error)),
+                }
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn list(&self) -> Result<Vec<Entry>> {
+        let explain = |error| self.explain("list the directory", error);
+        let mut entries = Vec::new();
+        for file in std::fs::read_dir(&self.path).map_err(explain)? {
+            let file = file.map_err(explain)?;
+            // Whatever disappears while we look was not there.
+            let Ok(facts) = os::facts_at(&file.path()) else { continue };
+            if facts.other.is_some() {
+                continue;
+            }
+            let name = file.file_name().to_string_lossy().into_owned();
+            let kind = match Location::of_companion(&name) {
+                Some((Companion::Partial, _)) => EntryKind::Partial,
+                Some((Companion::Ledger, _)) => EntryKind::Ledger,
+                None if name.starts_with(RESERVED_PREFIX) => EntryKind::Draft,
+                None => EntryKind::Array,
+            };
+            let Facts { id, length: len, allocated, owner, mode, modified, .. } = facts;
+            entries.push(Entry { name, len, allocated, id, owner, mode, modified, kind });
+        }
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    fn available(&self) -> Result<u64> {
+        Ok(self.room()?.bytes)
+    }
+
+    fn lock_survives_close(&self) -> Result<bool> {
+        if let Some(survives) = self.survives.get() {
+            return Ok(*survives);
+        }
+        let survives = self.test_lock_survival()?;
+        Ok(*self.survives.get_or_init(|| survives))
+    }
+}

@@ -1,0 +1,223 @@
+//! Names of segments: what may be one, and what is kept for our own bookkeeping.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use crate::os;
+
+/// What file names of ledgers, drafts and unfinished renderbuffers begin with; no location may.
+pub const RESERVED_PREFIX: &str = ".ndshm-";
+
+/// Bytes that a file name may have on every file system of note.
+const LONGEST: usize = 255;
+
+/// The name of a segment: 1 to 255 bytes of UTF-8, without `/` and NUL, not `.` or `..`, not reserved.
+///
+/// One leading `/` is dropped, because POSIX and Python write names of shared memory that way. Everything that takes a
+/// location takes a string too.
+///
+/// ```
+/// use ndarray_shm::Location;
+///
+/// let location: Location = "/my-example".parse()?;
+/// assert_eq!(location.as_str(), "my-example");
+/// assert!("a/b".parse::<Location>().is_err());
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+pub struct Location(Box<str>);
+
+impl Location {
+    /// Checks a name.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidLocation`] says which rule the name breaks; [`Error::Reserved`] that it begins with
+    /// [`RESERVED_PREFIX`].
+    pub fn new(name: &str) -> Result<Self> {
+        let name = name.strip_prefix('/').unwrap_or(name);
+        let invalid = |reason| {
+            let shown: String = name.chars().take(40).collect();
+            let location = if shown.len() < name.len() { format!("{shown}..") } else { shown };
+            Err(Error::InvalidLocation { location, reason })
+        };
+        if name.is_empty() {
+            return invalid("it is empty (give it a name of 1 to 255 bytes)");
+        }
+        if name.len() > LONGEST {
+            return invalid("it is longer than 255 bytes");
+        }
+        if name == "." || name == ".." {
+            return invalid("it means a directory");
+        }
+        if name.contains('/') {
+            return invalid("it contains '/' (a location is one name, not a path)");
+        }
+        if name.contains('\0') {
+            return invalid("it contains a NUL byte");
+        }
+        if let Some(reason) = os::forbidden_name(name) {
+            return invalid(reason);
+        }
+        if name.starts_with(RESERVED_PREFIX) {
+            let reason = "names that begin with `.ndshm-` belong to this crate's own bookkeeping";
+            return Err(Error::Reserved { location: name.to_owned(), reason });
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// Returns the name, without a leading slash.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Names a piece of bookkeeping that belongs to this location.
+    pub(crate) fn companion(&self, kind: Companion) -> Result<Self> {
+        let name = format!("{}{}", kind.prefix(), self.0);
+        if name.len() > LONGEST {
+            let reason = "a renderbuffer's location may have 241 bytes, because its ledger is named after it";
+            return Err(Error::InvalidLocation { location: self.0.to_string(), reason });
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// Recognises a companion's file name; the inverse of [`companion`](Self::companion).
+    pub(crate) fn of_companion(name: &str) -> Option<(Companion, Self)> {
+        [Companion::Partial, Companion::Ledger].into_iter().find_map(|kind| {
+            let location = Self::new(name.strip_prefix(kind.prefix())?).ok()?;
+            Some((kind, location))
+        })
+    }
+}
+
+/// The bookkeeping files that belong to a location.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Companion {
+    /// The payload of a renderbuffer that is not finished.
+    Partial,
+    /// Which of its chunks are.
+    Ledger,
+}
+
+impl Companion {
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Partial => ".ndshm-part-",
+            Self::Ledger => ".ndshm-ledger-",
+        }
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Location {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<&str> for Location {
+    type Error = Error;
+
+    fn try_from(name: &str) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<String> for Location {
+    type Error = Error;
+
+    fn try_from(name: String) -> Result<Self> {
+        Self::new(&name)
+    }
+}
+
+impl TryFrom<&String> for Location {
+    type Error = Error;
+
+    fn try_from(name: &String) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl From<&Self> for Location {
+    fn from(location: &Self) -> Self {
+        location.clone()
+    }
+}
+
+impl From<Location> for String {
+    fn from(location: Location) -> Self {
+        location.0.into()
+    }
+}
+
+/// Anything that can be a [`Location`]: a string in any form, or a location.
+///
+/// Implemented for everything that converts; there is nothing to implement by hand.
+pub trait IntoLocation {
+    /// Checks and converts.
+    ///
+    /// # Errors
+    ///
+    /// As [`Location::new`].
+    fn into_location(self) -> Result<Location>;
+}
+
+impl<L> IntoLocation for L
+where
+    L: TryInto<Location>,
+    Error: From<L::Error>,
+{
+    fn into_location(self) -> Result<Location> {
+        Ok(self.try_into()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_leading_slash_is_dropped_and_no_more() {
+        assert_eq!(Location::new("/x").expect("a name").as_str(), "x");
+        assert!(matches!(Location::new("//x"), Err(Error::InvalidLocation { .. })));
+        assert!(matches!(Location::new("/"), Err(Error::InvalidLocation { .. })));
+    }
+
+    #[test]
+    fn every_rule_has_its_own_words() {
+        let long = "x".repeat(256);
+        let mut reasons = Vec::new();
+        for name in ["", ".", "..", "a/b", "a\0b", long.as_str()] {
+            match Location::new(name) {
+                Err(Error::InvalidLocation { reason, .. }) => reasons.push(reason),
+                other => panic!("{name:?}: {other:?}"),
+            }
+        }
+        reasons.dedup();
+        assert_eq!(reasons.len(), 5); // "." and ".." share theirs
+        assert!(matches!(Location::new(".ndshm-x"), Err(Error::Reserved { .. })));
+        assert!(Location::new(&"x".repeat(255)).is_ok());
+    }
+
+    #[test]
+    fn a_companion_leads_back_to_its_location() {
+        let location = Location::new("volume").expect("a name");
+        for kind in [Companion::Partial, Companion::Ledger] {
+            let companion = location.companion(kind).expect("short enough");
+            assert_eq!(Location::of_companion(companion.as_str()), Some((kind, location.clone())));
+        }
+        assert!(Location::new(&"x".repeat(242)).expect("a name").companion(Companion::Ledger).is_err());
+        assert!(Location::new(&"x".repeat(241)).expect("a name").companion(Companion::Ledger).is_ok());
+    }
+}

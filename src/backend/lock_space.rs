@@ -1,0 +1,25 @@
+//! Which byte of the lock space means what.
+//!
+//! All locks lie on the payload file itself, far beyond any byte it can have, so that they cost no byte and any language
+//! that can call fcntl(2) can take part. docs/layout.md shows them to other languages.
+
+use crate::os::LockRange;
+
+const BASE: u64 = 1 << 62;
+
+/// Read-locked by every attachment, through the mapping's own file description: whether anybody is attached.
+pub(crate) const LEASE: LockRange = LockRange { start: BASE, length: 1 };
+
+/// Write-locked by whoever is about to remove or replace this file's name.
+pub(crate) const NAME: LockRange = LockRange { start: BASE + 1, length: 1 };
+
+/// Fairness: readers and claims read-lock it for a moment on their way to the cells, a waiting writer write-locks it.
+pub(crate) const GATE: LockRange = LockRange { start: BASE + 2, length: 1 };
+
+/// Every cell: what a read or write guard of the whole array locks.
+pub(crate) const ALL_CELLS: LockRange = LockRange { start: BASE + 4096, length: 1 << 61 };
+
+/// Returns the cell of chunk `index`.
+pub(crate) fn cell(index: usize) -> LockRange {
+    LockRange { start: ALL_CELLS.start + index as u64, length: 1 }
+}

@@ -1,0 +1,230 @@
+//! Floor 1: where segments live and how they get, keep and lose their names.
+//!
+//! A backend hands out files; it maps nothing and knows no elements. On Linux real shared memory *is* a directory
+//! (`/dev/shm`), so one [`Directory`] serves both it and its emulation, to the last error.
+
+mod directory;
+mod location;
+pub(crate) mod lock_space;
+mod selection;
+
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+pub use self::directory::Directory;
+pub(crate) use self::location::Companion;
+pub use self::location::{IntoLocation, Location, RESERVED_PREFIX};
+pub use self::selection::{default_backend, set_emulate_shm};
+use crate::error::Result;
+use crate::os::FileId;
+
+/// A place for segments.
+///
+/// Small and object safe: wrap one to inject faults, or point a [`Directory`] at huge-page tmpfs or scratch NVMe.
+///
+/// # Safety
+///
+/// Safe code above relies on all of this:
+/// - what [`draft`](Self::draft) returns no one else can reach until it is published;
+/// - a file's length never changes after it was drafted, and its bytes change only through mappings and descriptors that
+///   take part in the locks;
+/// - [`publish`](Self::publish) and [`rename`](Self::rename) happen in one step, or not at all;
+/// - [`lock_survives_close`](Self::lock_survives_close) is `true` only where that was tested.
+#[allow(unsafe_code)]
+pub unsafe trait Backend: fmt::Debug + Send + Sync {
+    /// Returns the backend's short name: "shm", "emulated", or what its maker called it.
+    fn name(&self) -> &str;
+
+    /// Returns the directory in which other programs find the segments as files.
+    fn directory(&self) -> &Path;
+
+    /// Makes a file of `length` zero bytes that has no name and whose room is reserved.
+    ///
+    /// # Errors
+    ///
+    /// [`NoSpace`](crate::Error::NoSpace) before anything is taken.
+    fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile>;
+
+    /// Takes room for every byte of a file that may have holes; bytes already written stay.
+    ///
+    /// # Errors
+    ///
+    /// [`NoSpace`](crate::Error::NoSpace); [`Unsupported`](crate::Error::Unsupported) where the file system cannot
+    /// allocate ahead and others may be writing.
+    fn reserve(&self, file: &File) -> Result<()>;
+
+    /// Gives a draft its name.
+    ///
+    /// # Errors
+    ///
+    /// [`AlreadyExists`](crate::Error::AlreadyExists) if the name is taken and `mode` is [`Publish::New`].
+    fn publish(&self, draft: &mut DraftFile, at: &Location, mode: Publish) -> Result<()>;
+
+    /// Opens a regular file by name; never follows a link, never creates.
+    ///
+    /// # Errors
+    ///
+    /// [`NotFound`](crate::Error::NotFound), [`NotAnArray`](crate::Error::NotAnArray),
+    /// [`PermissionDenied`](crate::Error::PermissionDenied),
+    /// [`TooManyOpenFiles`](crate::Error::TooManyOpenFiles).
+    fn open(&self, at: &Location, access: Access) -> Result<File>;
+
+    /// Moves the file `id` from one name to another.
+    ///
+    /// # Errors
+    ///
+    /// [`NotFound`](crate::Error::NotFound) if `from` does not lead to `id` (any more);
+    /// [`AlreadyExists`](crate::Error::AlreadyExists) as for [`publish`](Self::publish).
+    fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()>;
+
+    /// Removes a name; attached processes keep the bytes. `Ok(false)`: it was not there, or did not lead to `id`.
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](crate::Error::PermissionDenied), [`NotAnArray`](crate::Error::NotAnArray).
+    fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool>;
+
+    /// Lists everything in the directory that is a regular file, sorted by name.
+    ///
+    /// # Errors
+    ///
+    /// What reading the directory answers.
+    fn list(&self) -> Result<Vec<Entry>>;
+
+    /// Returns how many bytes a new segment could take now.
+    ///
+    /// # Errors
+    ///
+    /// What asking the file system answers.
+    fn available(&self) -> Result<u64>;
+
+    /// Whether a lock lives on in a mapping when its descriptor is closed; tested once. Where it does not (overlayfs),
+    /// every attachment keeps its descriptor.
+    ///
+    /// # Errors
+    ///
+    /// What making a test file answers.
+    fn lock_survives_close(&self) -> Result<bool>;
+}
+
+/// What an opened file is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Reading only.
+    Read,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+/// Whether a name that is taken may be taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Publish {
+    /// The name must be free.
+    New,
+    /// What has the name loses it, in the same step; its attachments keep the old bytes.
+    Replace,
+}
+
+/// How a draft is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DraftOptions {
+    /// Permission bits, exact (no umask).
+    pub permissions: u32,
+    /// Take no room in advance. Writing may then kill the process (SIGBUS) when the room runs out.
+    pub sparse: bool,
+}
+
+impl Default for DraftOptions {
+    fn default() -> Self {
+        Self { permissions: 0o600, sparse: false }
+    }
+}
+
+/// A file that nobody else can reach yet.
+///
+/// Dropped unpublished, it leaves nothing: it either has no name at all, or a hidden one that goes with it.
+#[derive(Debug)]
+pub struct DraftFile {
+    file: File,
+    hidden: Option<PathBuf>,
+}
+
+impl DraftFile {
+    /// Wraps a file that has no name.
+    pub fn nameless(file: File) -> Self {
+        Self { file, hidden: None }
+    }
+
+    /// Wraps a file with a hidden name that nobody else guesses; dropping it removes that name.
+    pub fn hidden(file: File, path: PathBuf) -> Self {
+        Self { file, hidden: Some(path) }
+    }
+
+    /// Returns the open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Returns the hidden name, if it has one.
+    pub fn path(&self) -> Option<&Path> {
+        self.hidden.as_deref()
+    }
+
+    /// Notes that the hidden name has gone, because the file was renamed.
+    pub fn forget_path(&mut self) {
+        self.hidden = None;
+    }
+}
+
+impl Drop for DraftFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.hidden {
+            let _already_gone = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// One file of a backend.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// File name.
+    pub name: String,
+    /// Length in bytes.
+    pub len: u64,
+    /// Bytes for which room is taken; less than `len` if it is sparse.
+    pub allocated: u64,
+    /// Identity.
+    pub id: FileId,
+    /// The owner's number; 0 where users have none.
+    pub owner: u32,
+    /// Permission bits.
+    pub mode: u32,
+    /// When bytes were last written through a descriptor, or length or room last changed.
+    pub modified: SystemTime,
+    /// What the name says it is.
+    pub kind: EntryKind,
+}
+
+/// What a file's name says it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EntryKind {
+    /// An ordinary name: an array, or some other program's file.
+    Array,
+    /// The payload of an unfinished renderbuffer.
+    Partial,
+    /// The ledger of a renderbuffer.
+    Ledger,
+    /// A draft that could not be nameless, or one whose maker died.
+    Draft,
+}
+
+impl Entry {
+    /// Returns the public name it belongs to: its own, or the renderbuffer's. `None` for drafts, and for names that no
+    /// location can have.
+    pub fn location(&self) -> Option<Location> {
+        Location::new(&self.name).ok().or_else(|| Some(Location::of_companion(&self.name)?.1))
+    }
+}

@@ -1,0 +1,124 @@
+//! Which backend is meant when none is named: the program's choice, the environment's, or what the machine has.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Backend, Directory};
+use crate::error::{Error, Result};
+use crate::os;
+
+const EMULATE: &str = "EMULATE_SHM";
+const EMULATED_DIRECTORY: &str = "NDSHM_EMULATED_DIR";
+
+/// 0: the environment decides; 1: real; 2: emulated.
+static CHOICE: AtomicU8 = AtomicU8::new(0);
+
+/// Chooses for this process between real and emulated shared memory; `None` leaves it to `EMULATE_SHM` again.
+///
+/// Arrays that are attached already stay where they are.
+pub fn set_emulate_shm(emulate: Option<bool>) {
+    CHOICE.store(emulate.map_or(0, |emulate| 1 + u8::from(emulate)), Ordering::Relaxed);
+}
+
+/// Returns the backend that is used when none is given.
+///
+/// The first of these that applies: what [`set_emulate_shm`] said; the environment variable `EMULATE_SHM` (1, true, yes
+/// or 0, false, no); real shared memory if this process can write to it; emulation by files.
+///
+/// # Errors
+///
+/// - [`InvalidSetting`](Error::InvalidSetting): `EMULATE_SHM` is set to something else.
+/// - [`Unsupported`](Error::Unsupported): real shared memory was asked for where there is none.
+/// - [`PermissionDenied`](Error::PermissionDenied): the emulated directory is a link, another user's, or open to others.
+pub fn default_backend() -> Result<Arc<dyn Backend>> {
+    let emulate = match CHOICE.load(Ordering::Relaxed) {
+        0 => emulate_from(std::env::var_os(EMULATE))?,
+        choice => Some(choice == 2),
+    };
+    Ok(match emulate {
+        Some(false) => shm()?,
+        None if os::SHARED_MEMORY.is_some_and(|path| os::is_writable_directory(Path::new(path))) => shm()?,
+        Some(true) | None => emulated()?,
+    })
+}
+
+fn emulate_from(value: Option<OsString>) -> Result<Option<bool>> {
+    let Some(value) = value else { return Ok(None) };
+    let value = value.to_string_lossy();
+    match value.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" => Ok(Some(true)),
+        "0" | "false" | "no" => Ok(Some(false)),
+        _ => Err(Error::InvalidSetting {
+            setting: EMULATE,
+            value: value.into_owned(),
+            expected: "set it to 1, true or yes, to 0, false or no, or unset it",
+        }),
+    }
+}
+
+/// Real shared memory; one instance, so that its probe is made once.
+pub(super) fn shm() -> Result<Arc<Directory>> {
+    let Some(path) = os::SHARED_MEMORY else {
+        return Err(Error::Unsupported {
+            location: "/dev/shm".to_owned(),
+            what: "this platform has no shared memory that can be listed and reserved; leave EMULATE_SHM unset or set it to 1",
+        });
+    };
+    Ok(remembered("shm", Path::new(path)))
+}
+
+/// Files in a directory of this user, which is made and checked at every call.
+pub(super) fn emulated() -> Result<Arc<Directory>> {
+    let path = match std::env::var_os(EMULATED_DIRECTORY) {
+        Some(path) if path.is_empty() => {
+            return Err(Error::InvalidSetting {
+                setting: EMULATED_DIRECTORY,
+                value: String::new(),
+                expected: "set it to a directory of yours, or unset it",
+            });
+        }
+        Some(path) => PathBuf::from(path),
+        None => std::env::temp_dir().join(format!("ndarray-shm-{}", os::user_tag())),
+    };
+    let location = path.display().to_string();
+    let path = std::path::absolute(&path).map_err(|error| Error::os("resolve", &location, error))?;
+    os::private_directory(&path).map_err(|error| match error {
+        os::PrivateDirectoryError::Unsafe { reason, owner, mode } => {
+            Error::PermissionDenied { location, owner, mode, reason }
+        }
+        os::PrivateDirectoryError::Os(error) => Error::os("make the directory for emulated shared memory", location, error),
+    })?;
+    Ok(remembered("emulated", &path))
+}
+
+fn remembered(name: &str, path: &Path) -> Arc<Directory> {
+    static KNOWN: Mutex<Vec<Arc<Directory>>> = Mutex::new(Vec::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(directory) = known.iter().find(|directory| directory.name() == name && directory.directory() == path) {
+        return Arc::clone(directory);
+    }
+    let directory = Arc::new(Directory::new(name, path));
+    known.push(Arc::clone(&directory));
+    directory
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_six_words_are_booleans() {
+        for (word, meaning) in [("1", true), ("true", true), ("YES", true), ("0", false), ("False", false), ("no", false)] {
+            assert_eq!(emulate_from(Some(word.into())).expect(word), Some(meaning));
+        }
+        assert_eq!(emulate_from(None).expect("unset"), None);
+        for word in ["", "on", "2", "emulate"] {
+            match emulate_from(Some(word.into())) {
+                Err(Error::InvalidSetting { expected, .. }) => assert!(expected.contains("1, true or yes")),
+                other => panic!("{word:?}: {other:?}"),
+            }
+        }
+    }
+}

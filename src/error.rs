@@ -1,0 +1,362 @@
+//! What can go wrong, in words that say what to do about it.
+//!
+//! Every variant names the array it is about. A name in the messages is the public location; a nameless draft is named
+//! by the directory it lives in.
+
+use std::{fmt, io};
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong with an array in shared memory.
+///
+/// `Display` says what happened and what to do; the cause, where the operating system gave one, is in
+/// [`source`](std::error::Error::source) and is not repeated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nothing has this name.
+    #[error("`{location}`: no array has this name (create it first, or check the spelling and EMULATE_SHM)")]
+    NotFound {
+        /// The name asked for.
+        location: String,
+    },
+    /// The name is taken.
+    #[error("`{location}` exists already (open it, unlink it, or create with CreationMode::Replace)")]
+    AlreadyExists {
+        /// The name asked for.
+        location: String,
+    },
+    /// The name breaks the rules for locations.
+    #[error("`{location}` cannot be a location: {reason}")]
+    InvalidLocation {
+        /// The name as it was given, shortened if it is very long.
+        location: String,
+        /// Which rule it breaks.
+        reason: &'static str,
+    },
+    /// The name or the bytes belong to this crate's own bookkeeping.
+    #[error("`{location}` is reserved: {reason}")]
+    Reserved {
+        /// The name asked for.
+        location: String,
+        /// What it is instead of an array.
+        reason: &'static str,
+    },
+    /// What stands at the location is not a regular file.
+    #[error("`{location}` is {found}, not an array (remove it or choose another name)")]
+    NotAnArray {
+        /// The name asked for.
+        location: String,
+        /// What was found: "a directory", "a symbolic link", ..
+        found: &'static str,
+    },
+    /// There is not enough room for the pages, so none were taken.
+    #[error("`{location}` needs {needed} bytes and {available} are available: {advice}")]
+    NoSpace {
+        /// The name or directory the room was asked for.
+        location: String,
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes that could be had.
+        available: u64,
+        /// Which limit it was, and how to raise it.
+        advice: &'static str,
+    },
+    /// shape * element size does not fit the address space, or the array is larger than a file can be.
+    #[error("`{location}`: an array of shape {shape:?} with {item} byte elements is larger than the address space")]
+    TooLarge {
+        /// The name asked for.
+        location: String,
+        /// The shape asked for.
+        shape: Vec<usize>,
+        /// Bytes of one element.
+        item: usize,
+    },
+    /// The segment does not have the size that shape and element type ask for.
+    #[error("`{location}` holds {found} bytes, but this shape and element type need exactly {expected}")]
+    SizeMismatch {
+        /// The name asked for.
+        location: String,
+        /// Bytes that shape and element type need.
+        expected: u64,
+        /// Bytes the segment has.
+        found: u64,
+    },
+    /// The stored element type is another one.
+    #[error("`{location}` has elements of type {found}, not {expected}")]
+    DTypeMismatch {
+        /// The name asked for.
+        location: String,
+        /// The type asked for.
+        expected: String,
+        /// The type found.
+        found: String,
+    },
+    /// The stored shape is another one.
+    #[error("`{location}` has the shape {found}, not {expected}")]
+    ShapeMismatch {
+        /// The name asked for.
+        location: String,
+        /// The shape asked for.
+        expected: String,
+        /// The shape found.
+        found: String,
+    },
+    /// A renderbuffer of this name is painted for another purpose.
+    #[error(
+        "`{location}` is being painted with another {what}: found {found}, expected {expected} \
+         (choose another name, or discard the unfinished buffer)"
+    )]
+    Mismatch {
+        /// The name asked for.
+        location: String,
+        /// What differs: "fingerprint", "shape", ..
+        what: &'static str,
+        /// What was asked for.
+        expected: String,
+        /// What the buffer says.
+        found: String,
+    },
+    /// Our own bookkeeping bytes are damaged, cut short, or of another version.
+    #[error("`{location}`: the bookkeeping bytes are not valid: {reason} (discard or unlink it and start anew)")]
+    Trailer {
+        /// The name asked for.
+        location: String,
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// The name has gone, or means something else by now; the mapping itself is intact.
+    #[error("`{location}` was unlinked or replaced while it was attached (open it again by name)")]
+    Unlinked {
+        /// The name it had.
+        location: String,
+    },
+    /// Somebody holds what was asked for, and waiting was not.
+    #[error("`{location}` is locked by another guard or claim (try again, or use a form that waits)")]
+    WouldBlock {
+        /// The array asked for.
+        location: String,
+    },
+    /// This thread holds a guard that the request conflicts with: waiting would never end.
+    #[error("`{location}`: this thread holds a guard that this request conflicts with (drop it first)")]
+    WouldDeadlock {
+        /// The array asked for.
+        location: String,
+    },
+    /// The time given ran out.
+    #[error("`{location}`: not available within {waited:?}")]
+    TimedOut {
+        /// The array asked for.
+        location: String,
+        /// How long was waited.
+        waited: std::time::Duration,
+    },
+    /// Chunks of the renderbuffer are still missing.
+    #[error("`{location}`: {done} of {total} chunks are painted (paint the rest, then finish)")]
+    Incomplete {
+        /// The array asked for.
+        location: String,
+        /// Chunks that are finished.
+        done: usize,
+        /// Chunks there are.
+        total: usize,
+    },
+    /// The process or the system has no descriptor left.
+    #[error(
+        "`{location}`: no descriptor left (this process may open {limit}): raise `ulimit -n`, or hold fewer guards, \
+         claims and drafts at once"
+    )]
+    TooManyOpenFiles {
+        /// The array asked for.
+        location: String,
+        /// The process's own limit.
+        limit: u64,
+    },
+    /// The user, the file's mode or the way it was opened forbids this.
+    #[error("`{location}`: permission denied: {reason} (owner uid {owner}, mode {mode:03o})")]
+    PermissionDenied {
+        /// The array asked for.
+        location: String,
+        /// Owner of the file, or of the directory where there is no file; 0 where users have no numbers.
+        owner: u32,
+        /// Permission bits of the same.
+        mode: u32,
+        /// What was forbidden.
+        reason: &'static str,
+    },
+    /// A setting does not make sense.
+    #[error("{setting} is {value:?}: {expected}")]
+    InvalidSetting {
+        /// The environment variable or option.
+        setting: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// The platform or file system cannot do this.
+    #[error("`{location}`: not supported here: {what}")]
+    Unsupported {
+        /// The array asked for.
+        location: String,
+        /// What is not supported, and what to do instead.
+        what: &'static str,
+    },
+    /// Any other answer of the operating system.
+    #[error("`{location}`: {op} failed")]
+    Os {
+        /// What was being done.
+        op: &'static str,
+        /// The array or path it was done to.
+        location: String,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+}
+
+/// One predicate per variant that programs act upon.
+macro_rules! predicates {
+    ($($name:ident => $variant:ident, $doc:literal;)*) => {
+        impl Error {
+            $(#[doc = $doc] pub fn $name(&self) -> bool { matches!(self, Self::$variant { .. }) })*
+        }
+    };
+}
+
+predicates! {
+    is_not_found => NotFound, "Whether nothing has the name.";
+    is_already_exists => AlreadyExists, "Whether the name is taken.";
+    is_reserved => Reserved, "Whether name or bytes belong to this crate's bookkeeping.";
+    is_no_space => NoSpace, "Whether there was not enough room.";
+    is_mismatch => Mismatch, "Whether a renderbuffer of this name has another purpose.";
+    is_unlinked => Unlinked, "Whether the name has gone or means something else.";
+    is_would_block => WouldBlock, "Whether somebody else holds what was asked for.";
+    is_would_deadlock => WouldDeadlock, "Whether waiting would never end.";
+    is_timed_out => TimedOut, "Whether the time ran out.";
+    is_incomplete => Incomplete, "Whether chunks are still missing.";
+    is_permission_denied => PermissionDenied, "Whether permissions forbid it.";
+    is_unsupported => Unsupported, "Whether platform or file system cannot do it.";
+}
+
+impl Error {
+    /// Wraps the operating system's answer to `op`, giving the answers that have a variant of their own that variant.
+    pub(crate) fn os(op: &'static str, location: impl fmt::Display, source: io::Error) -> Self {
+        let location = location.to_string();
+        if crate::os::is_out_of_descriptors(&source) {
+            return Self::TooManyOpenFiles { location, limit: crate::os::descriptor_limit() };
+        }
+        match source.kind() {
+            io::ErrorKind::NotFound => Self::NotFound { location },
+            io::ErrorKind::AlreadyExists => Self::AlreadyExists { location },
+            _ => Self::Os { op, location, source },
+        }
+    }
+}
+
+impl Error {
+    /// Names the array that the caller knows instead of the bookkeeping file it was met in.
+    pub(crate) fn about(mut self, array: impl fmt::Display) -> Self {
+        if let Self::NotFound { location } | Self::Trailer { location, .. } | Self::Reserved { location, .. } = &mut self {
+            *location = array.to_string();
+        }
+        self
+    }
+
+    /// Names the array where a backend, which did not know it, could only name its directory.
+    pub(crate) fn renamed(mut self, array: impl fmt::Display) -> Self {
+        if let Self::NoSpace { location, .. } | Self::Unsupported { location, .. } = &mut self {
+            *location = array.to_string();
+        }
+        self
+    }
+}
+
+impl From<std::convert::Infallible> for Error {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}
+
+/// Keeps the kind, so that `?` in a function that returns `io::Result` loses nothing a caller may match on.
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        use io::ErrorKind as Kind;
+        let kind = match &error {
+            Error::NotFound { .. } | Error::Unlinked { .. } => Kind::NotFound,
+            Error::AlreadyExists { .. } => Kind::AlreadyExists,
+            Error::InvalidLocation { .. }
+            | Error::Reserved { .. }
+            | Error::NotAnArray { .. }
+            | Error::TooLarge { .. }
+            | Error::InvalidSetting { .. } => Kind::InvalidInput,
+            Error::NoSpace { .. } => Kind::StorageFull,
+            Error::SizeMismatch { .. }
+            | Error::DTypeMismatch { .. }
+            | Error::ShapeMismatch { .. }
+            | Error::Mismatch { .. }
+            | Error::Trailer { .. } => Kind::InvalidData,
+            Error::WouldBlock { .. } | Error::Incomplete { .. } => Kind::WouldBlock,
+            Error::WouldDeadlock { .. } => Kind::Deadlock,
+            Error::TimedOut { .. } => Kind::TimedOut,
+            Error::PermissionDenied { .. } => Kind::PermissionDenied,
+            Error::Unsupported { .. } => Kind::Unsupported,
+            Error::TooManyOpenFiles { .. } => Kind::Other,
+            Error::Os { source, .. } => source.kind(),
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// An error that gives back the value that could not be consumed.
+///
+/// A draft that could not be published still holds the filled array: publish it elsewhere, or copy it.
+pub struct IntoError<A> {
+    error: Error,
+    value: Box<A>,
+}
+
+impl<A> IntoError<A> {
+    pub(crate) fn new(error: Error, value: A) -> Self {
+        Self { error, value: Box::new(value) }
+    }
+
+    /// Returns what went wrong.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// Gives the value back.
+    pub fn into_inner(self) -> A {
+        *self.value
+    }
+
+    /// Gives the error and the value back.
+    pub fn into_parts(self) -> (Error, A) {
+        (self.error, *self.value)
+    }
+}
+
+impl<A> fmt::Debug for IntoError<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IntoError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<A> fmt::Display for IntoError<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl<A> std::error::Error for IntoError<A> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl<A> From<IntoError<A>> for Error {
+    fn from(error: IntoError<A>) -> Self {
+        error.error
+    }
+}

@@ -1,0 +1,144 @@
+//! Floor 0: the operating system, one contract and one file per family that keeps it.
+//!
+//! Everything above says *what* (a draft, a lock, room); this floor knows *how*. It is the only floor with
+//! `cfg(target_os)`, returns plain [`io::Result`](std::io::Result)s, and knows nothing of locations, arrays or errors of
+//! the crate. Each family offers the same functions:
+//!
+//! | function | contract |
+//! |---|---|
+//! | `open` | opens a file that exists, never follows a link, never blocks, never inherits |
+//! | `create_nameless` | a new empty file without a name, or `Unsupported` where that cannot be named later |
+//! | `create_hidden` | a new empty file under a name nobody had, exclusively |
+//! | `link_nameless`, `rename_new`, `rename_over` | give or change a name in one step |
+//! | `reopen` | a new open file description of the same file, by descriptor |
+//! | `facts` | identity, links, length, owner, mode of an open file |
+//! | `reserve` | takes the room now: afterwards no access to these bytes can fail for want of room |
+//! | `available`, `available_memory` | how much `reserve` could take in a directory or in memory, and which limit is the nearest |
+//! | `try_lock`, `lock`, `unlock`, `is_locked` | byte-range locks that belong to the open file description |
+//! | `seal`, `is_sealed`, `create_sealable` | memory that can never change again |
+//! | `private_directory` | a directory only this user can write into |
+//! | `fork_generation` | a number that differs between a process and its forked children |
+//! | `boot_id`, `user_id`, `descriptor_limit`, .. | facts of machine and process |
+
+use std::time::SystemTime;
+
+cfg_if::cfg_if! {
+    if #[cfg(any(target_os = "linux", target_os = "android"))] {
+        mod linux;
+        mod posix;
+        mod room;
+        pub(crate) use linux::*;
+    } else if #[cfg(unix)] {
+        mod posix;
+        mod unix;
+        pub(crate) use unix::*;
+    } else if #[cfg(windows)] {
+        mod windows;
+        pub(crate) use windows::*;
+    } else {
+        mod stub;
+        pub(crate) use stub::*;
+    }
+}
+
+/// What tells one file from every other on this machine while it is open or mapped: device and inode number, or volume
+/// and file index.
+///
+/// Numbers are reused as soon as nothing holds the file, so one proves something only while a mapping or descriptor
+/// pins it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileId {
+    /// Number of the device or volume.
+    pub device: u64,
+    /// Number of the file on it.
+    pub number: u64,
+}
+
+/// What an open file says about itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    pub(crate) id: FileId,
+    /// Names that lead to it; 0 once it is unlinked.
+    pub(crate) links: u64,
+    /// Length in bytes.
+    pub(crate) length: u64,
+    /// Bytes for which room has been taken.
+    pub(crate) allocated: u64,
+    /// The owner's number; 0 where users have none.
+    pub(crate) owner: u32,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    pub(crate) modified: SystemTime,
+    /// `None` for a regular file, else what it is: "a directory", ..
+    pub(crate) other: Option<&'static str>,
+}
+
+/// Whether a lock tolerates others of its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LockKind {
+    /// Any number of holders; also called a read lock.
+    Shared,
+    /// One holder; also called a write lock. Needs a descriptor open for writing.
+    Exclusive,
+}
+
+/// A range of bytes to lock; it may lie beyond the end of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LockRange {
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+}
+
+impl LockRange {
+    pub(crate) fn overlaps(self, other: Self) -> bool {
+        self.start < other.start + other.length && other.start < self.start + self.length
+    }
+}
+
+/// How much room there is, and what bounds it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    pub(crate) bytes: u64,
+    pub(crate) bound: Bound,
+}
+
+/// The limit that is reached first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bound {
+    /// The file system itself.
+    FileSystem,
+    /// A memory file system whose size was set by its mount.
+    MemoryFileSystem,
+    /// A memory control group: a container's memory limit.
+    ControlGroup,
+    /// The machine's memory.
+    Machine,
+    /// The file system has bytes but no inode for another file.
+    Inodes,
+    /// The user's quota on the file system.
+    Quota,
+}
+
+impl Bound {
+    /// Says how to raise this limit.
+    pub(crate) fn advice(self) -> &'static str {
+        match self {
+            Self::FileSystem => "free some of the disk, or choose another directory with NDSHM_EMULATED_DIR",
+            Self::MemoryFileSystem => {
+                "unlink arrays that are no longer needed (`ndshm ls`), enlarge the mount (`mount -o remount,size=..`, \
+                 `docker run --shm-size=..`, in Kubernetes an `emptyDir: {medium: Memory}` at /dev/shm), or use files: \
+                 EMULATE_SHM=1"
+            }
+            Self::ControlGroup => {
+                "this is the memory limit of the container or control group, which shared memory counts against: \
+                 raise it (`docker run --memory=..`, `resources.limits.memory` in Kubernetes), or use files: EMULATE_SHM=1"
+            }
+            Self::Inodes => {
+                "the file system can hold no more files (inodes), however small: unlink arrays that are no longer needed, \
+                 or remount with a larger nr_inodes"
+            }
+            Self::Quota => "the user's disk quota is used up: free some of it, or choose another directory",
+            Self::Machine => "this is the machine's free memory: stop something, add swap, or use files: EMULATE_SHM=1",
+        }
+    }
+}

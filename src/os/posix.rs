@@ -1,0 +1,263 @@
+//! What every Unix does alike: locks on open file descriptions, facts about files, private directories, forks.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{self, Mode, OFlags};
+
+use super::{Facts, FileId, LockKind, LockRange};
+
+/// Opens the regular file at `path`, for writing too if `write`.
+///
+/// `O_NONBLOCK` keeps a FIFO or device at the name from blocking; for regular files it means nothing.
+pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
+    let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
+    let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    Ok(fs::open(path, flags, Mode::empty())?.into())
+}
+
+/// Creates an empty file at `path`, which nobody may have; the mode is exact, whatever the umask.
+pub(crate) fn create_hidden(path: &Path, mode: u32) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file: File = fs::open(path, flags, Mode::from_raw_mode(0o600))?.into();
+    set_mode(&file, mode)?;
+    Ok(file)
+}
+
+/// Reads bytes without moving the file's offset.
+pub(crate) fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
+}
+
+/// Sets permission bits exactly.
+pub(crate) fn set_mode(file: &File, mode: u32) -> io::Result<()> {
+    #[allow(clippy::unnecessary_cast, clippy::cast_possible_truncation)] // mode_t has 16 bits on Apple systems
+    Ok(fs::fchmod(file, Mode::from_raw_mode(mode as _))?)
+}
+
+/// Removes a name.
+pub(crate) fn unlink(path: &Path) -> io::Result<()> {
+    std::fs::remove_file(path)
+}
+
+/// Replaces whatever `to` names by what `from` names, in one step.
+pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
+    std::fs::rename(from, to)
+}
+
+/// Reads identity, links, length, owner and mode.
+pub(crate) fn facts(file: &File) -> io::Result<Facts> {
+    let metadata = file.metadata()?;
+    Ok(facts_of(&metadata))
+}
+
+/// Reads the facts of what stands at `path` itself, without following a link.
+pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
+    Ok(facts_of(&std::fs::symlink_metadata(path)?))
+}
+
+fn facts_of(metadata: &std::fs::Metadata) -> Facts {
+    let kind = metadata.file_type();
+    Facts {
+        id: FileId { device: metadata.dev(), number: metadata.ino() },
+        links: metadata.nlink(),
+        length: metadata.len(),
+        allocated: metadata.blocks() * 512,
+        owner: metadata.uid(),
+        mode: metadata.mode() & 0o7777,
+        modified: metadata.modified().unwrap_or(std::time::UNIX_EPOCH),
+        other: if kind.is_file() {
+            None
+        } else if kind.is_dir() {
+            Some("a directory")
+        } else if kind.is_symlink() {
+            Some("a symbolic link")
+        } else {
+            Some("a device, pipe or socket")
+        },
+    }
+}
+
+/// Makes `path` a directory that only this user can write into, or says what is wrong with what is there.
+pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError> {
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+        _ => {}
+    }
+    let metadata = std::fs::symlink_metadata(path)?;
+    let mode = metadata.mode();
+    let reason = if metadata.file_type().is_symlink() {
+        "it is a symbolic link, which its maker could point elsewhere"
+    } else if !metadata.is_dir() {
+        "it is not a directory"
+    } else if metadata.uid() != user_id() {
+        "it belongs to another user"
+    } else if mode & 0o002 != 0 || (mode & 0o020 != 0 && metadata.gid() != rustix::process::getegid().as_raw()) {
+        "other users can write into it"
+    } else {
+        return Ok(());
+    };
+    Err(PrivateDirectoryError::Unsafe { reason, owner: metadata.uid(), mode: mode & 0o7777 })
+}
+
+/// Why a directory cannot be used as a private one.
+#[derive(Debug)]
+pub(crate) enum PrivateDirectoryError {
+    /// It exists, and others could replace what is put into it.
+    Unsafe { reason: &'static str, owner: u32, mode: u32 },
+    /// The system would not make it or show it.
+    Os(io::Error),
+}
+
+impl From<io::Error> for PrivateDirectoryError {
+    fn from(error: io::Error) -> Self {
+        Self::Os(error)
+    }
+}
+
+/// Whether this process may make and remove names in `directory`.
+pub(crate) fn is_writable_directory(directory: &Path) -> bool {
+    directory.is_dir() && fs::access(directory, fs::Access::WRITE_OK | fs::Access::EXEC_OK).is_ok()
+}
+
+/// Takes the lock if nobody else's stands in the way: `Ok(false)` if somebody's does.
+pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
+    match fcntl_lock(file, libc::F_OFD_SETLK, lock_type(kind), range) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits for the lock as long as it takes.
+pub(crate) fn lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<()> {
+    loop {
+        match fcntl_lock(file, libc::F_OFD_SETLKW, lock_type(kind), range) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other.map(drop),
+        }
+    }
+}
+
+/// Gives up whatever this description holds in the range.
+pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
+    fcntl_lock(file, libc::F_OFD_SETLK, UNLOCK, range).map(drop)
+}
+
+/// Asks whether somebody else's lock would keep `kind` out of the range; takes nothing, disturbs nobody.
+pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
+    let answer = fcntl_lock(file, libc::F_OFD_GETLK, lock_type(kind), range)?;
+    Ok(libc::c_int::from(answer.l_type) != UNLOCK)
+}
+
+#[allow(clippy::unnecessary_cast)] // c_int on some systems, c_short on others
+const UNLOCK: libc::c_int = libc::F_UNLCK as libc::c_int;
+
+#[allow(clippy::unnecessary_cast)] // as above
+fn lock_type(kind: LockKind) -> libc::c_int {
+    match kind {
+        LockKind::Shared => libc::F_RDLCK as libc::c_int,
+        LockKind::Exclusive => libc::F_WRLCK as libc::c_int,
+    }
+}
+
+cfg_if::cfg_if! {
+    if #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "32"))] {
+        // With 32-bit file offsets the C library's fcntl would take the short structure, in which these ranges do not fit.
+        type Flock = libc::flock64;
+        const FCNTL: libc::c_long = libc::SYS_fcntl64;
+    } else {
+        type Flock = libc::flock;
+    }
+}
+
+/// Calls fcntl(2) with one lock and returns the structure as the kernel left it.
+///
+/// See <https://man7.org/linux/man-pages/man2/fcntl.2.html>, "Open file description locks".
+#[allow(unsafe_code)]
+fn fcntl_lock(file: &File, command: libc::c_int, kind: libc::c_int, range: LockRange) -> io::Result<Flock> {
+    let out_of_range = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    #[allow(clippy::cast_possible_truncation, clippy::unnecessary_cast)] // the constants fit, whatever their type
+    let mut lock = Flock {
+        l_type: kind as _,
+        l_whence: libc::SEEK_SET as _,
+        l_start: range.start.try_into().map_err(out_of_range)?,
+        l_len: range.length.try_into().map_err(out_of_range)?,
+        l_pid: 0, // must be 0, or the kernel answers EINVAL
+    };
+    let descriptor = file.as_fd().as_raw_fd();
+    cfg_if::cfg_if! {
+        if #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "32"))] {
+            // SAFETY: the descriptor is open for the whole call, and `lock` is a flock64, which fcntl64 reads and writes.
+            let answer = unsafe { libc::syscall(FCNTL, descriptor, command, &raw mut lock) };
+        } else {
+            // SAFETY: the descriptor is open for the whole call, and these commands read and write one `struct flock`.
+            let answer = unsafe { libc::fcntl(descriptor, command, &raw mut lock) };
+        }
+    }
+    if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(lock) }
+}
+
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn count_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Returns a number that a forked child does not share with its parent.
+///
+/// Process numbers are no substitute: they are reused, and getpid(2) is a system call.
+#[allow(unsafe_code)]
+pub(crate) fn fork_generation() -> u64 {
+    static REGISTER: Once = Once::new();
+    REGISTER.call_once(|| {
+        // SAFETY: `count_fork` only adds to an atomic, which is async-signal-safe, and lives as long as the program.
+        let _out_of_memory = unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+    });
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Returns the effective user's number.
+pub(crate) fn user_id() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Returns how many descriptors this process may have.
+pub(crate) fn descriptor_limit() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Whether the error says that process or system have no descriptor left.
+pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// Whether the error says that the user's quota is used up.
+pub(crate) fn is_over_quota(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EDQUOT)
+}
+
+/// Says why a file cannot have this name, which is free of separators and NUL; here every such name will do.
+pub(crate) fn forbidden_name(_name: &str) -> Option<&'static str> {
+    None
+}
+
+/// Returns what tells this user's directory in a temporary directory from other users'.
+pub(crate) fn user_tag() -> String {
+    user_id().to_string()
+}
+
+/// Whether the error says that there is no room: blocks, inodes or quota.
+pub(crate) fn is_out_of_room(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
+}
+
+/// Whether the error says that a link or another kind of file stands where a regular one was expected.
+pub(crate) fn is_not_a_file(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EMLINK | libc::EISDIR | libc::ENXIO | libc::ENODEV))
+}

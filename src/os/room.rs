@@ -1,0 +1,170 @@
+//! How much room there is: the file system's, every control group's, and the machine's.
+//!
+//! A memory file system promises its mount's size even where a control group or the machine has less, and past those
+//! limits allocation does not fail: the kernel kills the process. So they are read before anything is taken.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::{Bound, Room};
+
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// Returns how many bytes a new file in `directory` could take now.
+pub(crate) fn available(directory: &Path) -> io::Result<Room> {
+    let statistics = rustix::fs::statvfs(directory)?;
+    #[allow(clippy::cast_sign_loss, clippy::cast_lossless, clippy::unnecessary_cast)]
+    // f_type is signed or unsigned, 32 or 64 bits, by architecture
+    let kind = rustix::fs::statfs(directory)?.f_type as u64 & 0xffff_ffff;
+    let in_memory = [TMPFS_MAGIC, RAMFS_MAGIC].contains(&kind);
+    // A ramfs, and a tmpfs mounted without a limit, say 0 blocks in all: only the memory bounds them.
+    let file_system = if in_memory && statistics.f_blocks == 0 {
+        u64::MAX
+    } else {
+        statistics.f_bavail.saturating_mul(statistics.f_frsize)
+    };
+    let bound = if in_memory || kind == HUGETLBFS_MAGIC { Bound::MemoryFileSystem } else { Bound::FileSystem };
+    if statistics.f_files > 0 && statistics.f_favail == 0 {
+        return Ok(Room { bytes: 0, bound: Bound::Inodes });
+    }
+    let room = Room { bytes: file_system, bound };
+    match available_memory() {
+        Some(memory) if in_memory && memory.bytes < room.bytes => Ok(memory),
+        _ => Ok(room),
+    }
+}
+
+/// Returns how many bytes of memory this process could take now, as far as the system says.
+pub(crate) fn available_memory() -> Option<Room> {
+    let group = control_groups().map(|bytes| Room { bytes, bound: Bound::ControlGroup });
+    let machine = machine().map(|bytes| Room { bytes, bound: Bound::Machine });
+    group.into_iter().chain(machine).min_by_key(|room| room.bytes)
+}
+
+/// Reads what the machine could still give: free and reclaimable memory and swap.
+fn machine() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().ok()
+    };
+    Some((field("MemAvailable")? + field("SwapFree").unwrap_or(0)) * 1024)
+}
+
+/// A memory control group's files: limit, usage, statistics, and which lines of the statistics can be reclaimed.
+#[derive(Debug)]
+struct Group {
+    limit: PathBuf,
+    usage: PathBuf,
+    statistics: PathBuf,
+    reclaimable: [&'static str; 2],
+}
+
+/// Returns the least of what the process's memory control group and its ancestors have left.
+fn control_groups() -> Option<u64> {
+    // Which group a process is in hardly ever changes, and finding it takes longer than everything else here.
+    static GROUPS: OnceLock<Vec<Group>> = OnceLock::new();
+    GROUPS.get_or_init(find_groups).iter().filter_map(Group::left).min()
+}
+
+impl Group {
+    fn left(&self) -> Option<u64> {
+        let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+        let limit = number(&self.limit)?; // "max" is no number: no limit
+        let usage = number(&self.usage)?;
+        let statistics = fs::read_to_string(&self.statistics).unwrap_or_default();
+        // Pages of files that were merely read count as usage, but the kernel gives them up before it kills anyone.
+        let reclaimable: u64 = statistics
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .filter(|(name, _)| self.reclaimable.contains(name))
+            .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
+            .sum();
+        Some(limit.saturating_sub(usage.saturating_sub(reclaimable)))
+    }
+}
+
+fn find_groups() -> Vec<Group> {
+    let memberships = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut groups = Vec::new();
+    for line in memberships.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let unified = controllers.is_empty();
+        if !unified && !controllers.split(',').any(|name| name == "memory") {
+            continue;
+        }
+        let Some((mount, root)) = mounts.lines().find_map(|line| group_mount(line, unified)) else { continue };
+        // In a container the mount shows only a part of the hierarchy, `root` and below.
+        let below = Path::new(path).strip_prefix(root).or_else(|_| Path::new(path).strip_prefix("/"));
+        let Ok(below) = below else { continue };
+        for ancestor in below.ancestors() {
+            groups.push(group_at(&Path::new(mount).join(ancestor), unified));
+        }
+    }
+    groups
+}
+
+/// Reads one line of mountinfo: the mount point and root of the hierarchy that accounts for memory.
+fn group_mount(line: &str, unified: bool) -> Option<(&str, &str)> {
+    let (mount, file_system) = line.split_once(" - ")?;
+    let mut mount = mount.split(' ').skip(3);
+    let (root, point) = (mount.next()?, mount.next()?);
+    let mut file_system = file_system.split(' ');
+    let kind = file_system.next()?;
+    let options = file_system.nth(1)?;
+    let wanted = if unified { kind == "cgroup2" } else { kind == "cgroup" && options.split(',').any(|o| o == "memory") };
+    wanted.then_some((point, root))
+}
+
+fn group_at(directory: &Path, unified: bool) -> Group {
+    let statistics = directory.join("memory.stat");
+    if unified {
+        Group {
+            limit: directory.join("memory.max"),
+            usage: directory.join("memory.current"),
+            statistics,
+            reclaimable: ["inactive_file", "active_file"],
+        }
+    } else {
+        Group {
+            limit: directory.join("memory.limit_in_bytes"),
+            usage: directory.join("memory.usage_in_bytes"),
+            statistics,
+            reclaimable: ["total_inactive_file", "total_active_file"],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_line_gives_point_and_root_of_the_right_hierarchy() {
+        let v1 = "32 24 0:29 /docker/x /sys/fs/cgroup/memory rw,relatime shared:1 - cgroup cgroup rw,memory";
+        let v2 = "33 24 0:30 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw,nsdelegate";
+        assert_eq!(group_mount(v1, false), Some(("/sys/fs/cgroup/memory", "/docker/x")));
+        assert_eq!(group_mount(v1, true), None);
+        assert_eq!(group_mount(v2, true), Some(("/sys/fs/cgroup", "/")));
+        assert_eq!(group_mount(v2, false), None);
+        assert_eq!(group_mount("garbage", true), None);
+    }
+
+    #[test]
+    fn pages_of_files_that_were_only_read_count_as_room() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let write = |name: &str, text: &str| fs::write(directory.path().join(name), text).expect("a file");
+        write("memory.max", "1000000\n");
+        write("memory.current", "900000\n");
+        write("memory.stat", "anon 500000\ninactive_file 300000\nactive_file 50000\n");
+        assert_eq!(group_at(directory.path(), true).left(), Some(1_000_000 - (900_000 - 350_000)));
+        write("memory.max", "max\n");
+        assert_eq!(group_at(directory.path(), true).left(), None);
+    }
+}

@@ -1,0 +1,158 @@
+//! How an array is cut into chunks: pure arithmetic, no memory.
+
+use std::ops::Range;
+
+use ndarray::Dimension;
+
+use crate::error::{Error, Result};
+
+/// A regular grid of chunks over an array.
+///
+/// Chunks are numbered in C order of the grid: the last axis runs fastest, whatever the order in memory. Chunks at the
+/// edges are cut to the array, so every element belongs to exactly one chunk.
+///
+/// The first chunk of an axis may begin before the array, by the axis's *offset*: a region cut out of a larger chunked
+/// volume keeps the volume's own chunk boundaries that way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkGrid<D> {
+    shape: D,
+    chunk: D,
+    offset: D,
+    counts: D,
+    len: usize,
+}
+
+impl<D: Dimension> ChunkGrid<D> {
+    /// Cuts `shape` into chunks of `chunk`, the first of which lack `offset` elements. All three are in elements per axis.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting`](Error::InvalidSetting): a chunk has no extent, an offset is not less than its chunk, or the
+    /// number of axes differs. [`TooLarge`](Error::TooLarge): there are more chunks than the address space has bytes.
+    pub fn new(shape: D, chunk: D, offset: D) -> Result<Self> {
+        let invalid = |setting, value: &D, expected| {
+            Err(Error::InvalidSetting { setting, value: format!("{:?}", value.slice()), expected })
+        };
+        if chunk.ndim() != shape.ndim() {
+            return invalid("the chunk shape", &chunk, "as many axes as the array has");
+        }
+        if offset.ndim() != shape.ndim() {
+            return invalid("the chunk offset", &offset, "as many axes as the array has");
+        }
+        if chunk.slice().contains(&0) {
+            return invalid("the chunk shape", &chunk, "at least 1 along every axis");
+        }
+        if offset.slice().iter().zip(chunk.slice()).any(|(offset, chunk)| offset >= chunk) {
+            return invalid("the chunk offset", &offset, "less than the chunk shape along every axis");
+        }
+        let too_large = || Error::TooLarge { location: "chunks".into(), shape: shape.slice().to_vec(), item: 1 };
+        let mut counts = shape.clone();
+        let mut len = 1usize;
+        for axis in 0..shape.ndim() {
+            let span = shape[axis].checked_add(offset[axis]).ok_or_else(too_large)?;
+            counts[axis] = if shape[axis] == 0 { 0 } else { span.div_ceil(chunk[axis]) };
+            len = len.checked_mul(counts[axis]).ok_or_else(too_large)?;
+        }
+        Ok(Self { shape, chunk, offset, counts, len })
+    }
+
+    /// Returns the number of chunks.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no chunks, because the array has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the lengths of the array's axes.
+    pub fn shape(&self) -> &[usize] {
+        self.shape.slice()
+    }
+
+    /// Returns the lengths of a whole chunk's axes.
+    pub fn chunk_shape(&self) -> &[usize] {
+        self.chunk.slice()
+    }
+
+    /// Returns how many elements the first chunk lacks along each axis.
+    pub fn chunk_offset(&self) -> &[usize] {
+        self.offset.slice()
+    }
+
+    /// Returns the number of chunks along each axis.
+    pub fn counts(&self) -> &[usize] {
+        self.counts.slice()
+    }
+
+    /// Returns which elements chunk `index` covers, axis by axis.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such chunk.
+    pub fn region(&self, index: usize) -> Vec<Range<usize>> {
+        assert!(index < self.len, "chunk {index} of {}", self.len);
+        let mut left = index;
+        let mut region = vec![0..0; self.shape.ndim()];
+        for axis in (0..self.shape.ndim()).rev() {
+            let position = left % self.counts[axis];
+            left /= self.counts[axis];
+            let start = (position * self.chunk[axis]).saturating_sub(self.offset[axis]);
+            let end = ((position + 1).saturating_mul(self.chunk[axis]) - self.offset[axis]).min(self.shape[axis]);
+            region[axis] = start..end;
+        }
+        region
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::{Array, Dim, IntoDimension, IxDyn};
+
+    use super::*;
+
+    fn grid<D: Dimension>(shape: D, chunk: D, offset: D) -> ChunkGrid<D> {
+        ChunkGrid::new(shape, chunk, offset).expect("a grid")
+    }
+
+    #[test]
+    fn every_element_belongs_to_exactly_one_chunk() {
+        for (shape, chunk, offset) in [
+            ([7, 5, 3], [2, 5, 2], [0, 0, 0]),
+            ([7, 5, 3], [4, 4, 4], [3, 1, 2]),
+            ([1, 1, 1], [9, 9, 9], [8, 0, 4]),
+            ([6, 4, 2], [3, 2, 1], [0, 0, 0]),
+            ([5, 0, 3], [2, 2, 2], [1, 1, 1]),
+        ] {
+            let grid = grid(Dim(shape), Dim(chunk), Dim(offset));
+            let mut hits = Array::<u8, _>::zeros(shape);
+            for index in 0..grid.len() {
+                let region = grid.region(index);
+                assert!(region.iter().all(|range| !range.is_empty()), "{region:?}");
+                for (place, hit) in hits.indexed_iter_mut() {
+                    let place = place.into_dimension();
+                    if place.slice().iter().zip(&region).all(|(at, range)| range.contains(at)) {
+                        *hit += 1;
+                    }
+                }
+            }
+            assert!(hits.iter().all(|hit| *hit == 1), "{shape:?} {chunk:?} {offset:?}");
+        }
+    }
+
+    #[test]
+    fn an_array_without_axes_is_one_chunk() {
+        let grid = grid(Dim(()), Dim(()), Dim(()));
+        assert_eq!(grid.len(), 1);
+        assert!(grid.region(0).is_empty());
+    }
+
+    #[test]
+    fn chunks_without_extent_and_offsets_beyond_the_chunk_are_refused() {
+        assert!(ChunkGrid::new(Dim([4, 4]), Dim([2, 0]), Dim([0, 0])).is_err());
+        assert!(ChunkGrid::new(Dim([4, 4]), Dim([2, 2]), Dim([2, 0])).is_err());
+        assert!(ChunkGrid::new(IxDyn(&[4, 4]), IxDyn(&[2]), IxDyn(&[0])).is_err());
+        assert!(ChunkGrid::new(Dim([usize::MAX]), Dim([2]), Dim([1])).is_err());
+    }
+}

@@ -1,0 +1,390 @@
+//! The ledger: a second, reserved segment that says what is painted into the buffer, and which chunks are finished.
+//!
+//! ```text
+//! one state byte per chunk, 0 = pending, 1 = done; padded with zeros to 64 bytes      (the payload, shared atomics)
+//! dtype            8  numpy type string, padded with NUL                              (the trailer, written once)
+//! order            1  'C' or 'F'
+//! axes             1  at most 32
+//! zero             2
+//! fingerprint      4  its length in bytes, at most 4096
+//! payload device   8  } which file is painted
+//! payload number   8  }
+//! boot id         16
+//! chunks           8  how many
+//! shape            8 per axis
+//! chunk shape      8 per axis
+//! chunk offset     8 per axis
+//! fingerprint         UTF-8
+//! footer          64  see segment/footer.rs
+//! ```
+//!
+//! All numbers are little-endian. Every byte is input: it is copied out once and checked before anything is believed.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use ndarray::IxDyn;
+
+use super::grid::ChunkGrid;
+use crate::array::{DType, Order};
+use crate::backend::{Access, Backend, Companion, DraftOptions, Location};
+use crate::error::{Error, Result};
+use crate::os::{self, FileId};
+use crate::segment::footer::{FOOTER, Footer, Kind, RawFooter};
+use crate::segment::{Attach, DraftSegment, Expect, Home, Segment};
+
+/// Longest fingerprint, in bytes.
+const LONGEST_FINGERPRINT: usize = 4096;
+/// Most axes that a ledger can describe.
+const MOST_AXES: usize = 32;
+/// State bytes are padded to this, a cache line.
+const STATE_ALIGNMENT: u64 = 64;
+
+/// A chunk that is finished; every other value is a chunk to be painted.
+const DONE: u8 = 1;
+
+/// What is painted: everything that must be the same for two painters to work on one buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Work {
+    pub(crate) dtype: DType,
+    pub(crate) order: Order,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) chunk_shape: Vec<usize>,
+    pub(crate) chunk_offset: Vec<usize>,
+    pub(crate) fingerprint: String,
+}
+
+impl Work {
+    /// Refuses what a ledger cannot write down.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.fingerprint.len() > LONGEST_FINGERPRINT {
+            return Err(Error::InvalidSetting {
+                setting: "the fingerprint",
+                value: format!("{} bytes long", self.fingerprint.len()),
+                expected: "at most 4096 bytes of text (hash what is longer)",
+            });
+        }
+        if self.shape.len() > MOST_AXES {
+            return Err(Error::InvalidSetting {
+                setting: "the shape",
+                value: format!("{} axes", self.shape.len()),
+                expected: "at most 32 axes",
+            });
+        }
+        Ok(())
+    }
+
+    /// Says how this differs from what was found, if it does.
+    pub(crate) fn require(&self, found: &Self, location: &Location) -> Result<()> {
+        fn same<V: PartialEq + fmt::Debug>(what: &'static str, expected: &V, found: &V) -> Result<(), (&'static str, String, String)> {
+            if expected == found { Ok(()) } else { Err((what, format!("{expected:?}"), format!("{found:?}"))) }
+        }
+        same("element type", &self.dtype.as_str(), &found.dtype.as_str())
+            .and_then(|()| same("shape", &self.shape, &found.shape))
+            .and_then(|()| same("order", &self.order, &found.order))
+            .and_then(|()| same("chunk shape", &self.chunk_shape, &found.chunk_shape))
+            .and_then(|()| same("chunk offset", &self.chunk_offset, &found.chunk_offset))
+            .and_then(|()| same("fingerprint", &self.fingerprint, &found.fingerprint))
+            .map_err(|(what, expected, found)| Error::Mismatch { location: location.to_string(), what, expected, found })
+    }
+
+    /// Returns the bytes of the painted array, if there can be so many.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        let item = self.dtype.size() as u64;
+        self.shape.iter().try_fold(item, |so_far, length| so_far.checked_mul(*length as u64))
+    }
+
+    /// Returns the number of chunks.
+    fn chunks(&self) -> Result<usize> {
+        let grid = ChunkGrid::new(IxDyn(&self.shape), IxDyn(&self.chunk_shape), IxDyn(&self.chunk_offset))?;
+        Ok(grid.len())
+    }
+}
+
+/// What a ledger says, beyond the states of the chunks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) work: Work,
+    /// The file that is painted.
+    pub(crate) payload: FileId,
+    /// The boot in which the states were written.
+    pub(crate) boot: [u8; 16],
+}
+
+impl Record {
+    #[allow(clippy::cast_possible_truncation)] // `Work::check` bounds the two lengths far below
+    fn to_trailer(&self, chunks: usize, state_bytes: u64, id: u128) -> Vec<u8> {
+        let work = &self.work;
+        let mut bytes = Vec::new();
+        let mut dtype = [0; 8];
+        dtype[..work.dtype.as_str().len()].copy_from_slice(work.dtype.as_str().as_bytes());
+        bytes.extend_from_slice(&dtype);
+        bytes.push(if work.order == Order::F { b'F' } else { b'C' });
+        bytes.push(work.shape.len() as u8);
+        bytes.extend_from_slice(&[0; 2]);
+        bytes.extend_from_slice(&(work.fingerprint.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&self.payload.device.to_le_bytes());
+        bytes.extend_from_slice(&self.payload.number.to_le_bytes());
+        bytes.extend_from_slice(&self.boot);
+        bytes.extend_from_slice(&(chunks as u64).to_le_bytes());
+        for lengths in [&work.shape, &work.chunk_shape, &work.chunk_offset] {
+            for length in lengths {
+                bytes.extend_from_slice(&(*length as u64).to_le_bytes());
+            }
+        }
+        bytes.extend_from_slice(work.fingerprint.as_bytes());
+        Footer::append_to(Kind::Ledger, state_bytes, id, &mut bytes);
+        bytes
+    }
+
+    /// Reads a trailer without its footer; also returns the number of chunks it speaks of.
+    fn parse(mut bytes: &[u8]) -> Result<(Self, u64), String> {
+        fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Result<&'a [u8], String> {
+            let (head, tail) = bytes.split_at_checked(count).ok_or("the trailer is cut short")?;
+            *bytes = tail;
+            Ok(head)
+        }
+        fn number(bytes: &mut &[u8]) -> Result<u64, String> {
+            Ok(u64::from_le_bytes(take(bytes, 8)?.try_into().map_err(|_| "the trailer is cut short")?))
+        }
+        let from = &mut bytes;
+        let dtype = std::str::from_utf8(take(from, 8)?).unwrap_or_default().trim_end_matches('\0');
+        let dtype = dtype.parse().map_err(|_| format!("{dtype:?} is no element type"))?;
+        let order = match take(from, 1)?[0] {
+            b'C' => Order::C,
+            b'F' => Order::F,
+            other => return Err(format!("{other} is no order")),
+        };
+        let axes = usize::from(take(from, 1)?[0]);
+        if axes > MOST_AXES || take(from, 2)? != [0; 2] {
+            return Err(format!("{axes} axes, or bytes that must be zero are not"));
+        }
+        let length = take(from, 4)?.iter().rev().fold(0usize, |so_far, byte| so_far << 8 | usize::from(*byte));
+        let payload = FileId { device: number(from)?, number: number(from)? };
+        let boot = take(from, 16)?.try_into().map_err(|_| "the trailer is cut short")?;
+        let chunks = number(from)?;
+        let mut lengths = || -> Result<Vec<usize>, String> {
+            (0..axes)
+                .map(|_| usize::try_from(number(from)?).map_err(|_| "an axis is longer than the address space".into()))
+                .collect()
+        };
+        let (shape, chunk_shape, chunk_offset) = (lengths()?, lengths()?, lengths()?);
+        if length > LONGEST_FINGERPRINT || bytes.len() != length {
+            return Err(format!("a fingerprint of {length} bytes where {} are left", bytes.len()));
+        }
+        let fingerprint = std::str::from_utf8(bytes).map_err(|_| "the fingerprint is not UTF-8")?.to_owned();
+        let work = Work { dtype, order, shape, chunk_shape, chunk_offset, fingerprint };
+        Ok((Self { work, payload, boot }, chunks))
+    }
+}
+
+/// An attached ledger.
+#[derive(Debug)]
+pub(crate) struct LedgerSegment {
+    segment: Segment,
+    home: Home,
+    record: Record,
+    chunks: usize,
+}
+
+/// How many bytes the states of so many chunks take.
+fn state_bytes(chunks: u64) -> Option<u64> {
+    chunks.checked_next_multiple_of(STATE_ALIGNMENT)
+}
+
+impl LedgerSegment {
+    /// Writes a ledger in which every chunk is pending, as a draft.
+    pub(crate) fn draft(backend: &Arc<dyn Backend>, record: &Record, options: DraftOptions) -> Result<DraftSegment> {
+        let chunks = record.work.chunks()?;
+        let too_large = || Error::TooLarge { location: "ledger".into(), shape: record.work.shape.clone(), item: 1 };
+        let states = state_bytes(chunks as u64).ok_or_else(too_large)?;
+        let trailer = record.to_trailer(chunks, states, super::random::number());
+        let draft = DraftSegment::new(Arc::clone(backend), states + trailer.len() as u64, options)?;
+        write_trailer(draft.segment(), &trailer);
+        Ok(draft)
+    }
+
+    /// Opens, leases and checks the ledger of a buffer.
+    pub(crate) fn attach(backend: &Arc<dyn Backend>, location: &Location) -> Result<Self> {
+        let home = Home { backend: Arc::clone(backend), location: location.companion(Companion::Ledger)? };
+        let segment = Segment::attach(&home, Expect::Bookkeeping, Attach::new(Access::ReadWrite))
+            .map_err(|error| error.about(location))?;
+        let (record, chunks) = read(&segment)
+            .map_err(|reason| Error::Trailer { location: location.to_string(), reason })?;
+        Ok(Self { segment, home, record, chunks })
+    }
+
+    /// Takes over a draft that was published.
+    pub(crate) fn of(segment: Segment, home: Home, record: Record) -> Result<Self> {
+        let chunks = record.work.chunks()?;
+        Ok(Self { segment, home, record, chunks })
+    }
+
+    pub(crate) fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Whether the name still leads to this very ledger.
+    pub(crate) fn is_current(&self) -> Result<bool> {
+        match self.segment.facts(&self.home) {
+            Ok(facts) => Ok(facts.links > 0),
+            Err(Error::Unlinked { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the ledger's name, if it is still this one's.
+    pub(crate) fn unlink(&self) -> Result<bool> {
+        self.home.backend.unlink(&self.home.location, Some(self.segment.id()))
+    }
+
+    /// Whether a chunk is finished; if so, what its painter wrote is visible.
+    pub(crate) fn is_done(&self, index: usize) -> bool {
+        self.state(index).load(Ordering::Acquire) == DONE
+    }
+
+    /// Marks a chunk as finished, making what was written to it visible to whoever sees the mark.
+    pub(crate) fn set_done(&self, index: usize) {
+        self.state(index).store(DONE, Ordering::Release);
+    }
+
+    /// Counts the finished chunks.
+    pub(crate) fn done(&self) -> usize {
+        (0..self.chunks).filter(|index| self.is_done(*index)).count()
+    }
+
+    #[allow(unsafe_code)]
+    fn state(&self, index: usize) -> &AtomicU8 {
+        assert!(index < self.chunks, "chunk {index} of {}", self.chunks);
+        // SAFETY: the ledger has at least `chunks` bytes before its trailer, checked when it was attached, so the pointer
+        // stays inside the mapping.
+        let byte = unsafe { self.segment.pointer().add(index) };
+        // SAFETY: the byte is mapped for writing as long as `self` lives, and every process, this one included, reaches
+        // the states of a ledger through atomics only: no array can be opened over a file with a footer.
+        unsafe { AtomicU8::from_ptr(byte) }
+    }
+}
+
+/// Writes the trailer at the end of a draft.
+#[allow(unsafe_code)]
+fn write_trailer(draft: &Segment, trailer: &[u8]) {
+    assert!(trailer.len() <= draft.length(), "the draft was made for this trailer");
+    // SAFETY: the difference is within the mapping's bytes.
+    let to = unsafe { draft.pointer().add(draft.length() - trailer.len()) };
+    // SAFETY: the destination has as many bytes, mapped for writing, and nobody else can reach a draft.
+    unsafe { std::ptr::copy_nonoverlapping(trailer.as_ptr(), to, trailer.len()) };
+}
+
+/// Copies the trailer out of an attached ledger, once, and checks it.
+#[allow(unsafe_code)]
+fn read(segment: &Segment) -> Result<(Record, usize), String> {
+    let length = segment.length();
+    let copy = |start: usize| {
+        let mut bytes = vec![0u8; length - start];
+        // SAFETY: `start` is at most `length`, the number of mapped bytes.
+        let from = unsafe { segment.pointer().add(start) };
+        // SAFETY: source and destination have `length - start` bytes and do not overlap; what a hostile writer may do to
+        // the source meanwhile is outside this crate's promise, and every byte pattern is valid.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        bytes
+    };
+    let tail = copy(length.checked_sub(FOOTER).ok_or("it is shorter than a footer")?);
+    let raw = RawFooter::of(&tail).ok_or("it is shorter than a footer")?;
+    let footer = raw.validate(Kind::Ledger, length as u64)?;
+    let start = usize::try_from(footer.payload).map_err(|_| "it is longer than the address space")?;
+    let mut trailer = copy(start);
+    trailer.truncate(trailer.len() - FOOTER);
+    if !raw.covers(&trailer) {
+        return Err("the trailer's checksum is wrong".into());
+    }
+    let (record, chunks) = Record::parse(&trailer)?;
+    record.work.bytes().ok_or("the array it speaks of is larger than the address space")?;
+    let expected = record.work.chunks().map_err(|error| error.to_string())?;
+    if expected as u64 != chunks || state_bytes(chunks) != Some(footer.payload) {
+        return Err(format!("{chunks} chunks and {} state bytes, where the shape makes {expected} chunks", footer.payload));
+    }
+    Ok((record, expected))
+}
+
+/// What the ledger of an unfinished renderbuffer says, for programs that do not know its type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ledger {
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Order of the axes in memory.
+    pub order: Order,
+    /// Lengths of the array's axes.
+    pub shape: Vec<usize>,
+    /// Lengths of a chunk's axes.
+    pub chunk_shape: Vec<usize>,
+    /// Elements that the first chunk lacks along each axis.
+    pub chunk_offset: Vec<usize>,
+    /// What is painted, in its maker's words.
+    pub fingerprint: String,
+    /// Chunks that are finished.
+    pub done: usize,
+    /// Chunks there are.
+    pub total: usize,
+}
+
+impl From<&LedgerSegment> for Ledger {
+    fn from(ledger: &LedgerSegment) -> Self {
+        let Work { dtype, order, shape, chunk_shape, chunk_offset, fingerprint } = ledger.record.work.clone();
+        let (done, total) = (ledger.done(), ledger.chunks);
+        Self { dtype, order, shape, chunk_shape, chunk_offset, fingerprint, done, total }
+    }
+}
+
+/// Returns the identity of this boot, for new ledgers.
+pub(crate) fn this_boot() -> [u8; 16] {
+    os::boot_id()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Record {
+        let work = Work {
+            dtype: DType::Bf16,
+            order: Order::F,
+            shape: vec![10, 20],
+            chunk_shape: vec![4, 4],
+            chunk_offset: vec![1, 0],
+            fingerprint: "a volume, ümlauts and all".into(),
+        };
+        Record { work, payload: FileId { device: 1, number: 2 }, boot: [3; 16] }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let bytes = sample().to_trailer(15, 64, 9);
+        assert_eq!(Record::parse(&bytes[..bytes.len() - FOOTER]), Ok((sample(), 15)));
+    }
+
+    #[test]
+    fn a_trailer_cut_short_anywhere_is_an_error() {
+        let bytes = sample().to_trailer(15, 64, 9);
+        for length in 0..bytes.len() - FOOTER {
+            assert!(Record::parse(&bytes[..length]).is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn every_difference_has_its_name() {
+        let location = Location::new("x").expect("a name");
+        let work = sample().work;
+        assert!(work.require(&work, &location).is_ok());
+        let mut other = work.clone();
+        other.fingerprint = "another".into();
+        match work.require(&other, &location) {
+            Err(Error::Mismatch { what, found, .. }) => assert_eq!((what, found.as_str()), ("fingerprint", "\"another\"")),
+            unexpected => panic!("{unexpected:?}"),
+        }
+        let mut other = work.clone();
+        other.shape[0] = 11;
+        assert!(matches!(work.require(&other, &location), Err(Error::Mismatch { what: "shape", .. })));
+    }
+}

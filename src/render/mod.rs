@@ -1,0 +1,43 @@
+//! Floor 5: renderbuffers, arrays that many workers paint at once.
+//!
+//! Uses segments, locks and views of the floors below; adds the ledger of finished chunks and nothing else that lasts.
+
+mod buffer;
+mod claim;
+mod grid;
+mod ledger;
+mod pair;
+mod random;
+
+use std::sync::Arc;
+
+pub use self::buffer::{RenderBuffer, RenderOptions};
+pub use self::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
+pub use self::grid::ChunkGrid;
+pub use self::ledger::Ledger;
+use self::ledger::LedgerSegment;
+use crate::backend::{Backend, Companion, Location};
+use crate::error::Result;
+
+/// Reads the ledger of an unfinished renderbuffer, for programs that do not know the type of its elements.
+///
+/// # Errors
+///
+/// [`NotFound`](crate::Error::NotFound): nobody began it, or it is finished. [`Trailer`](crate::Error::Trailer): it is
+/// damaged.
+pub fn ledger(backend: &Arc<dyn Backend>, location: &Location) -> Result<Ledger> {
+    LedgerSegment::attach(backend, location).map(|ledger| Ledger::from(&ledger))
+}
+
+/// Removes what an unfinished renderbuffer left, damaged or not; `Ok(false)`: there was nothing.
+///
+/// Painters that are still at work notice at their next claim.
+///
+/// # Errors
+///
+/// [`PermissionDenied`](crate::Error::PermissionDenied).
+pub fn discard(backend: &dyn Backend, location: &Location) -> Result<bool> {
+    let ledger = backend.unlink(&location.companion(Companion::Ledger)?, None)?;
+    let partial = backend.unlink(&location.companion(Companion::Partial)?, None)?;
+    Ok(ledger || partial)
+}
