@@ -100,8 +100,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// What asking the file system answers.
     fn available(&self) -> Result<u64>;
 
-    /// Whether a lock lives on in a mapping when its descriptor is closed; tested once. Where it does not (overlayfs),
-    /// every attachment keeps its descriptor.
+    /// Whether a lock lives on in a mapping when its descriptor is closed; tested once. Where it does not (overlayfs), or
+    /// where this user may not make a file to test it with, every attachment keeps its descriptor.
     ///
     /// # Errors
     ///

@@ -1,0 +1,590 @@
+//! The contract of a backend, from the same source for each: create, draft, publish, open, sizes, orders, guards between
+//! processes, claims, unlink, errors.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use ndarray::{Array, Array3, IxDyn, ShapeBuilder};
+use ndarray_shm::{
+    ArrayOptions, CreationMode, Draft, Element, Error, NextClaim, Order, RenderBuffer, RenderOptions, SharedArray,
+    attached_in,
+};
+
+use crate::support::child::{Child, Role, hear, say};
+use crate::support::machine::{descriptors_of, mappings_of};
+use crate::support::{Place, eventually};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        tests![
+            a_new_array_is_all_zeros_and_exactly_as_long_as_its_elements,
+            another_process_sees_what_was_written_element_by_element,
+            order_is_kept_everywhere,
+            every_element_type_makes_the_round_trip,
+            arrays_of_no_elements_and_of_no_axes_work,
+            a_draft_has_no_name_until_it_is_published_and_leaves_nothing_if_it_is_not,
+            a_draft_that_cannot_be_published_is_given_back,
+            creating_twice_is_an_error_and_changes_nothing,
+            open_or_create_opens_what_is_there_and_creates_what_is_not,
+            replacing_leaves_old_attachments_their_bytes,
+            a_closure_that_panics_creates_nothing,
+            unlinking_says_whether_there_was_something,
+            unlinking_through_a_handle_spares_a_newer_array_of_the_same_name,
+            guards_of_one_process_exclude_each_other,
+            a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed,
+            a_writer_in_another_process_keeps_readers_and_claims_out,
+            a_waiting_thread_that_would_wait_for_itself_is_told,
+            guards_notice_that_the_name_means_something_else,
+            a_kept_descriptor_gives_guards_without_a_name,
+            held_access_lasts_as_long_as_the_value,
+            attached_is_asked_of_the_kernel,
+            a_read_only_attachment_cannot_write,
+            permissions_are_exact,
+            sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing,
+            the_handle_keeps_no_descriptor_where_locks_survive,
+            chunks_are_painted_by_one_claim_each,
+            a_finished_buffer_has_its_name_and_nothing_else,
+            chunks_can_be_read_while_others_are_painted,
+            an_unfinished_buffer_cannot_be_finished_and_is_given_back,
+            a_claim_and_a_write_guard_exclude_each_other,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[("read-array", read_array), ("hold-read", hold_read), ("hold-write", hold_write)];
+
+fn options<T: Element, D: ndarray::Dimension>(place: &Place) -> ArrayOptions<T, D> {
+    ArrayOptions::new().backend(place.backend.clone())
+}
+
+fn a_new_array_is_all_zeros_and_exactly_as_long_as_its_elements(place: &Place) {
+    let name = place.location("zeros");
+    let array = options::<u32, _>(place).create(name.location(), (3, 5, 7)).unwrap();
+    assert!(array.read().unwrap().iter().all(|value| *value == 0));
+    assert_eq!((array.len(), array.shape(), array.order()), (105, [3, 5, 7].as_slice(), Order::C));
+    assert_eq!(array.location(), Some(name.location()));
+    assert_eq!(array.backend().name(), place.name);
+    let file = std::fs::metadata(place.directory().join(name.as_str())).unwrap();
+    assert_eq!(file.len(), 105 * 4);
+}
+
+/// A child that opens a (4, 5) array of u16 and says its sum.
+fn read_array(arguments: &[String]) {
+    let array = SharedArray::<u16, _>::open(arguments[0].as_str(), (4, 5)).unwrap();
+    let sum: u64 = array.read().unwrap().iter().map(|value| u64::from(*value)).sum();
+    say(sum);
+    array.write().unwrap()[[3, 4]] = 999;
+}
+
+fn another_process_sees_what_was_written_element_by_element(place: &Place) {
+    let name = place.location("other-process");
+    let array = options::<u16, _>(place)
+        .create_with(name.location(), (4, 5), |mut view| {
+            view.indexed_iter_mut().for_each(|((i, j), value)| *value = (i * 10 + j) as u16);
+        })
+        .unwrap();
+    let expected: u64 = array.read().unwrap().iter().map(|value| u64::from(*value)).sum();
+    let mut child = Child::start(place, "read-array", &[name.as_str()]);
+    child.expect(&expected.to_string());
+    child.finish();
+    assert_eq!(array.read().unwrap()[[3, 4]], 999);
+}
+
+fn order_is_kept_everywhere(place: &Place) {
+    let name = place.location("order");
+    let fill = |mut view: ndarray::ArrayViewMut3<'_, u8>| {
+        for (at, value) in view.indexed_iter_mut() {
+            *value = (at.0 * 100 + at.1 * 10 + at.2) as u8;
+        }
+    };
+    let array = options::<u8, _>(place).create_with(name.location(), (2, 3, 4).f(), fill).unwrap();
+    assert_eq!(array.order(), Order::F);
+    let bytes = std::fs::read(place.directory().join(name.as_str())).unwrap();
+    let guard = array.read().unwrap();
+    assert_eq!(guard.strides(), [1, 2, 6]);
+    assert_eq!(bytes, guard.t().iter().copied().collect::<Vec<_>>());
+    drop(guard);
+
+    let copy = place.location("order-copy");
+    let source = Array3::from_shape_fn((2, 3, 4).f(), |(i, j, k)| (i * 100 + j * 10 + k) as u8);
+    let copied = options::<u8, _>(place)
+        .create_with(copy.location(), source.raw_dim().set_f(true), |mut view| view.assign(&source))
+        .unwrap();
+    assert_eq!(*copied.read().unwrap(), *array.read().unwrap());
+
+    let dynamic = options::<u8, _>(place).open(name.location(), IxDyn(&[2, 3, 4]).f()).unwrap();
+    assert_eq!(dynamic.order(), Order::F);
+    assert_eq!(dynamic.read().unwrap()[[1, 2, 3]], 123);
+}
+
+fn every_element_type_makes_the_round_trip(place: &Place) {
+    fn round_trip<T: Element + PartialEq>(place: &Place, values: [T; 3]) {
+        let name = place.location("dtype");
+        drop(options::<T, _>(place).create_with(name.location(), 3, |mut view| {
+            view.iter_mut().zip(values).for_each(|(to, from)| *to = from);
+        }));
+        let array = options::<T, _>(place).open_readonly(name.location(), 3).unwrap();
+        assert_eq!(array.read().unwrap().to_vec(), values, "{}", T::DTYPE);
+        assert_eq!(array.dtype(), T::DTYPE);
+    }
+    round_trip(place, [0u8, 1, u8::MAX]);
+    round_trip(place, [0u16, 1, u16::MAX]);
+    round_trip(place, [0u32, 1, u32::MAX]);
+    round_trip(place, [0u64, 1, u64::MAX]);
+    round_trip(place, [i8::MIN, -1, i8::MAX]);
+    round_trip(place, [i16::MIN, -1, i16::MAX]);
+    round_trip(place, [i32::MIN, -1, i32::MAX]);
+    round_trip(place, [i64::MIN, -1, i64::MAX]);
+    round_trip(place, [f32::MIN, -0.5, f32::INFINITY]);
+    round_trip(place, [f64::MIN, -0.5, f64::INFINITY]);
+    #[cfg(feature = "half")]
+    {
+        round_trip(place, [half::f16::MIN, half::f16::ONE, half::f16::INFINITY]);
+        round_trip(place, [half::bf16::MIN, half::bf16::ONE, half::bf16::INFINITY]);
+    }
+    #[cfg(feature = "num-complex")]
+    {
+        round_trip(place, [1.0f32, 2.0, 3.0].map(|re| num_complex::Complex { re, im: -re }));
+        round_trip(place, [1.0f64, 2.0, 3.0].map(|re| num_complex::Complex { re, im: -re }));
+    }
+}
+
+fn arrays_of_no_elements_and_of_no_axes_work(place: &Place) {
+    let (empty, point) = (place.location("empty"), place.location("point"));
+    let array = options::<f64, _>(place).create(empty.location(), (4, 0, 3)).unwrap();
+    assert!(array.is_empty());
+    assert_eq!(array.read().unwrap().shape(), [4, 0, 3]);
+    assert_eq!(array.write().unwrap().len(), 0);
+    assert!(attached_in(&*place.backend, empty.location()).unwrap());
+    drop(array);
+    assert!(!attached_in(&*place.backend, empty.location()).unwrap());
+
+    let array = options::<f64, _>(place).create(point.location(), ()).unwrap();
+    array.write().unwrap()[()] = 2.5;
+    let again = options::<f64, _>(place).open(point.location(), IxDyn(&[])).unwrap();
+    assert_eq!(again.read().unwrap()[IxDyn(&[])], 2.5);
+}
+
+fn a_draft_has_no_name_until_it_is_published_and_leaves_nothing_if_it_is_not(place: &Place) {
+    let name = place.location("draft");
+    let create = options::<u8, _>(place).create_with(name.location(), 10, |view| {
+        assert_eq!(view.len(), 10);
+        assert_eq!(place.files_of(&name), [] as [&str; 0], "visible before it is filled");
+    });
+    assert_eq!(place.files_of(&name), [name.as_str()]);
+    drop(create.unwrap());
+    assert_eq!(place.files_of(&name), [name.as_str()], "dropping a handle keeps the name");
+}
+
+fn a_draft_that_cannot_be_published_is_given_back(place: &Place) {
+    if place.name != "shm" {
+        return draft_in_the_default_backend_only();
+    }
+    let name = place.location("given-back");
+    let mut draft = Draft::<u8, _>::new(4).unwrap();
+    draft.view_mut().fill(7);
+    let draft = draft.publish("a/b").unwrap_err().into_inner();
+    let taken = options::<u8, _>(place).create(name.location(), 1).unwrap();
+    let error = Draft::<u8, _>::new(4).unwrap().publish(name.location()).unwrap_err();
+    assert!(error.error().is_already_exists(), "{error}");
+    assert_eq!(draft.view().sum(), 28);
+    taken.unlink().unwrap();
+    let array = draft.publish(name.location()).unwrap();
+    assert_eq!(array.read().unwrap().sum(), 28);
+}
+
+/// `Draft::new` has no backend option; what it does elsewhere is what `create_with` does, tested above for each backend.
+fn draft_in_the_default_backend_only() {
+    let draft = Draft::<u8, _>::new((2, 2).f()).unwrap();
+    assert_eq!((draft.shape(), draft.order()), ([2, 2].as_slice(), Order::F));
+    assert_eq!(draft.view().sum(), 0);
+}
+
+fn creating_twice_is_an_error_and_changes_nothing(place: &Place) {
+    let name = place.location("twice");
+    let array = options::<u8, _>(place).create_with(name.location(), 4, |mut view| view.fill(3)).unwrap();
+    let mut filled = false;
+    let error = options::<u8, _>(place).create_with(name.location(), 4, |_| filled = true).unwrap_err();
+    assert!(error.is_already_exists(), "{error}");
+    assert!(!filled, "the name is looked for before anything is filled");
+    assert_eq!(array.read().unwrap().sum(), 12);
+}
+
+fn open_or_create_opens_what_is_there_and_creates_what_is_not(place: &Place) {
+    let name = place.location("open-or-create");
+    let open = || options::<u8, _>(place).mode(CreationMode::OpenOrCreate);
+    let first = open().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
+    let second = open().create_with(name.location(), 4, |_| panic!("it is there already")).unwrap();
+    second.write().unwrap()[0] = 9;
+    assert_eq!(first.read().unwrap().sum(), 12);
+    let error = open().create(name.location(), 5).unwrap_err();
+    assert!(matches!(error, Error::SizeMismatch { expected: 5, found: 4, .. }), "{error}");
+}
+
+fn replacing_leaves_old_attachments_their_bytes(place: &Place) {
+    let name = place.location("replace");
+    let replace = || options::<u8, _>(place).mode(CreationMode::Replace);
+    let old = replace().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
+    let new = replace().create_with(name.location(), 6, |mut view| view.fill(2)).unwrap();
+    assert_eq!(new.read().unwrap().sum(), 12);
+    assert_eq!(options::<u8, _>(place).open(name.location(), 6).unwrap().read().unwrap().sum(), 12);
+    // SAFETY: nobody writes to the old array, which has no name any more.
+    #[allow(unsafe_code)]
+    let bytes = unsafe { old.view() };
+    assert_eq!(bytes.sum(), 4);
+    assert!(old.read().unwrap_err().is_unlinked());
+    assert_eq!(place.files_of(&name), [name.as_str()]);
+}
+
+fn a_closure_that_panics_creates_nothing(place: &Place) {
+    let name = place.location("panic");
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        options::<u8, _>(place).create_with(name.location(), 4, |_| std::panic::resume_unwind(Box::new("on purpose")))
+    }));
+    assert!(outcome.is_err());
+    assert_eq!(place.files_of(&name), [] as [&str; 0]);
+}
+
+fn unlinking_says_whether_there_was_something(place: &Place) {
+    let name = place.location("unlink");
+    assert!(!place.backend.unlink(name.location(), None).unwrap());
+    let array = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    assert!(place.backend.unlink(name.location(), None).unwrap());
+    assert!(!place.backend.unlink(name.location(), None).unwrap());
+    assert!(options::<u8, _>(place).open(name.location(), 4).unwrap_err().is_not_found());
+    assert!(array.read().unwrap_err().is_unlinked());
+}
+
+fn unlinking_through_a_handle_spares_a_newer_array_of_the_same_name(place: &Place) {
+    let name = place.location("unlink-own");
+    let old = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    place.backend.unlink(name.location(), None).unwrap();
+    let new = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    assert!(!old.unlink().unwrap());
+    assert!(new.read().is_ok());
+    assert!(new.unlink().unwrap());
+}
+
+fn guards_of_one_process_exclude_each_other(place: &Place) {
+    let name = place.location("guards");
+    let one = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    let two = options::<u8, _>(place).open(name.location(), 4).unwrap();
+    let (reader, another) = (one.read().unwrap(), two.try_read().unwrap());
+    assert!(two.try_write().unwrap_err().is_would_block());
+    assert!(one.try_write().unwrap_err().is_would_block());
+    drop((reader, another));
+    let writer = two.try_write().unwrap();
+    assert!(one.try_read().unwrap_err().is_would_block());
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let error = scope.spawn(|| one.read_timeout(Duration::from_millis(50)).unwrap_err()).join().unwrap();
+        assert!(error.is_timed_out(), "{error}");
+    });
+    assert!(start.elapsed() >= Duration::from_millis(50));
+    drop(writer);
+    assert!(one.try_read().is_ok());
+}
+
+/// A child that reads an array of four bytes until it is told otherwise.
+fn hold_read(arguments: &[String]) {
+    let array = SharedArray::<u8, _>::open_readonly(arguments[0].as_str(), 4).unwrap();
+    let guard = array.read().unwrap();
+    say("reading");
+    hear();
+    drop(guard);
+    say("done");
+    hear();
+}
+
+/// A child that writes to an array of four bytes until it is told otherwise.
+fn hold_write(arguments: &[String]) {
+    let array = SharedArray::<u8, _>::open(arguments[0].as_str(), 4).unwrap();
+    let mut guard = array.write().unwrap();
+    guard.fill(1);
+    say("writing");
+    hear();
+    guard.fill(2);
+    drop(guard);
+    say("done");
+    hear();
+}
+
+fn a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed(place: &Place) {
+    let name = place.location("killed-reader");
+    let array = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    let mut child = Child::start(place, "hold-read", &[name.as_str()]);
+    child.expect("reading");
+    assert!(array.try_write().unwrap_err().is_would_block());
+    assert!(array.write_timeout(Duration::from_millis(30)).unwrap_err().is_timed_out());
+    drop(array.try_read().unwrap());
+    child.tell("let go");
+    child.expect("done");
+    drop(array.try_write().unwrap());
+    drop(child);
+
+    let mut child = Child::start(place, "hold-read", &[name.as_str()]);
+    child.expect("reading");
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            drop(array.write().unwrap());
+            Instant::now()
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!writer.is_finished(), "the reader is alive");
+        let killed = Instant::now();
+        child.kill();
+        let entered = writer.join().unwrap();
+        assert!(entered - killed < Duration::from_secs(5), "{:?}", entered - killed);
+    });
+}
+
+fn a_writer_in_another_process_keeps_readers_and_claims_out(place: &Place) {
+    let name = place.location("writer");
+    let array = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    let mut child = Child::start(place, "hold-write", &[name.as_str()]);
+    child.expect("writing");
+    assert!(array.try_read().unwrap_err().is_would_block());
+    child.tell("let go");
+    assert_eq!(array.read().unwrap().to_vec(), [2; 4], "what was written under the guard, all of it");
+    child.expect("done");
+}
+
+fn a_waiting_thread_that_would_wait_for_itself_is_told(place: &Place) {
+    let name = place.location("deadlock");
+    let array = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    let reader = array.read().unwrap();
+    assert!(array.write().unwrap_err().is_would_deadlock());
+    assert!(array.try_write().unwrap_err().is_would_block());
+    assert!(SharedArray::<u8, _>::options().backend(place.backend.clone()).open_writer(name.location(), 4).unwrap_err().is_would_deadlock());
+    let nested = array.read().unwrap();
+    drop((reader, nested));
+    let writer = array.write().unwrap();
+    assert!(array.read().unwrap_err().is_would_deadlock());
+    // Another thread waits, as it should.
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| array.read().map(|guard| guard.len()));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!other.is_finished());
+        drop(writer);
+        assert_eq!(other.join().unwrap().unwrap(), 4);
+    });
+}
+
+fn guards_notice_that_the_name_means_something_else(place: &Place) {
+    let name = place.location("means-else");
+    let old = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    old.unlink().unwrap();
+    assert!(old.read().unwrap_err().is_unlinked());
+    let new = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    assert!(old.write().unwrap_err().is_unlinked());
+    assert!(new.write().is_ok());
+}
+
+fn a_kept_descriptor_gives_guards_without_a_name(place: &Place) {
+    let name = place.location("keep-fd");
+    let array = options::<u8, _>(place).keep_fd(true).create(name.location(), 4).unwrap();
+    array.unlink().unwrap();
+    array.write().unwrap().fill(5);
+    assert!(matches!(array.read(), Ok(guard) if guard.sum() == 20));
+    let (reader, writer) = (array.read().unwrap(), array.try_write());
+    assert!(writer.unwrap_err().is_would_block());
+    drop(reader);
+}
+
+fn held_access_lasts_as_long_as_the_value(place: &Place) {
+    let name = place.location("held");
+    let array = options::<u8, _>(place).create_with(name.location(), (2, 2).f(), |mut view| view.fill(1)).unwrap();
+    let reader = options::<u8, _>(place).open_reader(name.location(), (2, 2).f()).unwrap();
+    let another = options::<u8, _>(place).open_reader(name.location(), (2, 2)).unwrap();
+    assert_eq!((reader.view().sum(), reader.order(), another.shape()), (4, Order::F, [2, 2].as_slice()));
+    assert!(array.try_write().unwrap_err().is_would_block());
+    assert!(array.try_read().is_ok());
+    let none = Duration::ZERO;
+    assert!(options::<u8, _>(place).timeout(none).open_writer(name.location(), (2, 2)).unwrap_err().is_would_block());
+    drop((reader, another));
+    let mut writer = options::<u8, _>(place).timeout(none).open_writer(name.location(), (2, 2)).unwrap();
+    writer.view_mut().fill(2);
+    assert_eq!(writer.view().sum(), 8);
+    assert!(array.try_read().unwrap_err().is_would_block());
+    let brief = Duration::from_millis(20);
+    assert!(options::<u8, _>(place).timeout(brief).open_reader(name.location(), (2, 2)).unwrap_err().is_timed_out());
+    drop(writer);
+    assert_eq!(array.try_read().unwrap().sum(), 8);
+}
+
+fn attached_is_asked_of_the_kernel(place: &Place) {
+    let name = place.location("attached");
+    let attached = || attached_in(&*place.backend, name.location());
+    assert!(attached().unwrap_err().is_not_found());
+    let array = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    assert!(attached().unwrap());
+    drop(array);
+    assert!(!attached().unwrap());
+    let mut child = Child::start(place, "hold-read", &[name.as_str()]);
+    child.expect("reading");
+    assert!(attached().unwrap());
+    child.kill();
+    assert!(!attached().unwrap());
+}
+
+fn a_read_only_attachment_cannot_write(place: &Place) {
+    let name = place.location("readonly");
+    let array = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    let reader = options::<u8, _>(place).open_readonly(name.location(), 4).unwrap();
+    assert!(reader.is_readonly() && !array.is_readonly());
+    assert!(reader.write().unwrap_err().is_permission_denied());
+    assert!(reader.raw_view_mut().is_none() && array.raw_view_mut().is_some());
+    // SAFETY: nothing else looks at the array; the view is refused anyway.
+    #[allow(unsafe_code)]
+    let refused = unsafe { reader.view_mut() };
+    assert!(refused.unwrap_err().is_permission_denied());
+    array.write().unwrap().fill(4);
+    assert_eq!(reader.read().unwrap().sum(), 16);
+}
+
+fn permissions_are_exact(place: &Place) {
+    let name = place.location("permissions");
+    let mode = |name: &str| std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(place.directory().join(name)).unwrap());
+    drop(options::<u8, _>(place).create(name.location(), 4).unwrap());
+    assert_eq!(mode(name.as_str()) & 0o7777, 0o600);
+    let shared = place.location("permissions-shared");
+    drop(options::<u8, _>(place).permissions(0o666).create(shared.location(), 4).unwrap());
+    assert_eq!(mode(shared.as_str()) & 0o7777, 0o666, "whatever the umask");
+}
+
+fn sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing(place: &Place) {
+    let name = place.location("sparse");
+    let length = 1 << 20;
+    let allocated = || place.backend.list().unwrap().into_iter().find(|entry| entry.name == name.as_str()).unwrap().allocated;
+    let sparse = options::<u8, _>(place).sparse(true).create(name.location(), length).unwrap();
+    assert!(sparse.is_sparse().unwrap());
+    assert!(allocated() < 1 << 18, "{}", allocated());
+    assert!(options::<u8, _>(place).open_readonly(name.location(), length).unwrap().is_sparse().unwrap());
+    assert!(options::<u8, _>(place).sparse(true).open(name.location(), length).unwrap().is_sparse().unwrap());
+    sparse.write().unwrap()[17] = 5;
+    let full = options::<u8, _>(place).open(name.location(), length).unwrap();
+    assert!(!full.is_sparse().unwrap());
+    assert!(allocated() >= length as u64);
+    assert_eq!(full.read().unwrap()[17], 5, "filling holes keeps what was written");
+}
+
+fn the_handle_keeps_no_descriptor_where_locks_survive(place: &Place) {
+    let name = place.location("no-descriptor");
+    let survives = place.backend.lock_survives_close().unwrap();
+    let array = options::<u8, _>(place).create(name.location(), 4).unwrap();
+    let opened = options::<u8, _>(place).open(name.location(), 4).unwrap();
+    let file = std::fs::metadata(place.directory().join(name.as_str())).unwrap();
+    let inode = std::os::unix::fs::MetadataExt::ino(&file);
+    let mine = || descriptors_of(inode);
+    assert_eq!(mine(), if survives { 0 } else { 2 });
+    let guard = array.read().unwrap();
+    assert_eq!(mine(), if survives { 1 } else { 3 });
+    drop(guard);
+    assert_eq!(mappings_of(inode), 2);
+    drop((array, opened));
+    assert_eq!((mine(), mappings_of(inode)), (0, 0));
+}
+
+fn buffer(place: &Place, name: &crate::support::Name) -> RenderBuffer<u32, ndarray::Ix2> {
+    let options = RenderOptions::new().backend(place.backend.clone());
+    options.create(name.location(), (6, 10), (4, 3), "a test").unwrap()
+}
+
+/// Paints every element of every free chunk with its own index.
+fn paint(buffer: &RenderBuffer<u32, ndarray::Ix2>) -> usize {
+    let mut painted = 0;
+    while let NextClaim::Chunk(mut chunk) = buffer.claim_next().unwrap() {
+        let (rows, columns) = (chunk.region()[0].start, chunk.region()[1].start);
+        chunk.view_mut().indexed_iter_mut().for_each(|((i, j), value)| *value = ((rows + i) * 10 + columns + j) as u32);
+        chunk.commit().unwrap();
+        painted += 1;
+    }
+    painted
+}
+
+fn chunks_are_painted_by_one_claim_each(place: &Place) {
+    let name = place.location("claims");
+    let (one, two) = (buffer(place, &name), buffer(place, &name));
+    let NextClaim::Chunk(first) = one.claim_next().unwrap() else { panic!("all are free") };
+    assert_eq!(first.index(), 0);
+    let NextClaim::Chunk(second) = two.claim_next().unwrap() else { panic!("seven are free") };
+    assert_eq!(second.index(), 1, "the first is busy");
+    assert!(matches!(two.claim(0).unwrap(), ndarray_shm::Claim::Busy));
+    drop(first);
+    let ndarray_shm::Claim::Chunk(first) = two.claim(0).unwrap() else { panic!("dropped, so free again") };
+    first.commit().unwrap();
+    assert!(matches!(one.claim(0).unwrap(), ndarray_shm::Claim::Done));
+    assert_eq!((one.progress().done, two.progress().total), (1, 8));
+    drop(second);
+}
+
+fn a_finished_buffer_has_its_name_and_nothing_else(place: &Place) {
+    let name = place.location("finish");
+    let one = buffer(place, &name);
+    assert!(options::<u32, _>(place).open(name.location(), (6, 10)).unwrap_err().is_not_found());
+    assert_eq!(place.files_of(&name).len(), 2, "payload and ledger under reserved names");
+    assert_eq!(paint(&one), 8);
+    one.wait(Duration::ZERO).unwrap();
+    let two = buffer(place, &name);
+    let array = one.finish().unwrap();
+    assert_eq!(place.files_of(&name), [name.as_str()]);
+    let expected = Array::from_shape_fn((6, 10), |(i, j)| (i * 10 + j) as u32);
+    assert_eq!(*array.read().unwrap(), *expected);
+    assert!(matches!(two.claim_next().unwrap(), NextClaim::AllDone));
+    assert_eq!(*two.finish().unwrap().read().unwrap(), *expected, "whoever comes second gets the same array");
+    let again = RenderOptions::new().backend(place.backend.clone()).create::<u32, _>(name.location(), (6, 10), (4, 3), "a test");
+    assert!(again.unwrap_err().is_already_exists());
+}
+
+fn chunks_can_be_read_while_others_are_painted(place: &Place) {
+    let name = place.location("chunk");
+    let buffer = buffer(place, &name);
+    assert!(buffer.chunk(0).unwrap().is_none());
+    let ndarray_shm::Claim::Chunk(mut claim) = buffer.claim(5).unwrap() else { panic!("free") };
+    claim.view_mut().fill(6);
+    claim.commit().unwrap();
+    let ndarray_shm::Claim::Chunk(busy) = buffer.claim(0).unwrap() else { panic!("free") };
+    let chunk = buffer.chunk(5).unwrap().expect("finished");
+    assert_eq!((chunk.shape(), chunk.region()), ([2, 3].as_slice(), [4..6, 3..6].as_slice()));
+    assert_eq!(chunk.sum(), 36);
+    drop(busy);
+}
+
+fn an_unfinished_buffer_cannot_be_finished_and_is_given_back(place: &Place) {
+    let name = place.location("incomplete");
+    let buffer = buffer(place, &name);
+    let error = buffer.finish().unwrap_err();
+    assert!(matches!(error.error(), Error::Incomplete { done: 0, total: 8, .. }), "{error}");
+    let buffer = error.into_inner();
+    paint(&buffer);
+    buffer.finish().unwrap();
+}
+
+fn a_claim_and_a_write_guard_exclude_each_other(place: &Place) {
+    let name = place.location("claim-write");
+    let buffer = buffer(place, &name);
+    // The payload has a reserved name while it is painted; under a second, ordinary name any program could open it.
+    let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
+    let alias = place.location("claim-write-alias");
+    std::fs::hard_link(place.directory().join(partial), place.directory().join(alias.as_str())).unwrap();
+    let array = options::<u32, _>(place).open(alias.location(), (6, 10)).unwrap();
+    let ndarray_shm::Claim::Chunk(claim) = buffer.claim(3).unwrap() else { panic!("free") };
+    assert!(array.try_write().unwrap_err().is_would_block());
+    assert!(array.write().unwrap_err().is_would_deadlock());
+    drop(claim);
+    let writer = array.try_write().unwrap();
+    assert!(matches!(buffer.claim_next().unwrap(), NextClaim::Busy));
+    assert!(matches!(buffer.claim_next_wait(Duration::from_millis(20)).unwrap(), NextClaim::Busy));
+    drop(writer);
+    std::thread::scope(|scope| {
+        let reader = array.read().unwrap();
+        let painter = scope.spawn(|| matches!(buffer.claim_next_wait(Duration::from_secs(60)).unwrap(), NextClaim::Chunk(_)));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!painter.is_finished());
+        drop(reader);
+        assert!(painter.join().unwrap());
+    });
+    eventually("the claim is given up", || matches!(buffer.claim(0).unwrap(), ndarray_shm::Claim::Chunk(_)));
+}

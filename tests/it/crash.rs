@@ -1,0 +1,233 @@
+//! Processes that are stopped and killed: no half-made name, no lost chunk, no lock that stays.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ndarray::Array;
+use ndarray_shm::{ArrayOptions, NextClaim, RenderBuffer, RenderOptions, SharedArray};
+
+use crate::support::child::{Child, Role, hear, say};
+use crate::support::{Name, Place, eventually};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "crash",
+        tests![
+            a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing,
+            a_killed_painters_chunk_is_painted_by_someone_else,
+            one_of_four_painters_is_killed_ten_times_over,
+            a_buffer_whose_painters_all_died_is_resumed_where_they_stopped,
+            a_beginner_killed_before_the_payload_has_its_name_blocks_nobody,
+            a_finisher_killed_before_the_ledger_is_gone_blocks_nobody,
+            a_forked_child_that_drops_a_guard_leaves_the_parent_its_lock,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[
+    ("fill-slowly", fill_slowly),
+    ("claim-and-hang", claim_and_hang),
+    ("paint", paint),
+    ("fork-with-guard", fork_with_guard),
+];
+
+/// A child that is half-way through filling an array when it says so.
+fn fill_slowly(arguments: &[String]) {
+    let fill = |mut view: ndarray::ArrayViewMut1<'_, u8>| {
+        view.fill(1);
+        say("half-way");
+        hear();
+    };
+    SharedArray::<u8, _>::create_with(arguments[0].as_str(), 1 << 20, fill).unwrap();
+    say("created");
+}
+
+fn a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing(place: &Place) {
+    let name = place.location("half-way");
+    let names = || -> Vec<String> { place.backend.list().unwrap().into_iter().map(|entry| entry.name).collect() };
+    let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
+    child.expect("half-way");
+    child.signal("STOP");
+    let open = || ArrayOptions::<u8, _>::new().backend(place.backend.clone()).open(name.location(), 1 << 20);
+    assert!(open().unwrap_err().is_not_found());
+    assert!(names().iter().all(|file| !file.contains(name.as_str())));
+    // The name is free for somebody else meanwhile.
+    let array = ArrayOptions::<u8, _>::new().backend(place.backend.clone()).create(name.location(), 4).unwrap();
+    assert!(array.unlink().unwrap());
+    child.kill();
+    assert!(open().unwrap_err().is_not_found());
+    assert!(names().iter().all(|file| !file.contains(name.as_str())));
+
+    let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
+    child.expect("half-way");
+    child.tell("go on");
+    child.expect("created");
+    assert_eq!(open().unwrap().read().unwrap().iter().filter(|value| **value == 1).count(), 1 << 20);
+}
+
+const SHAPE: (usize, usize) = (96, 64);
+const CHUNK: (usize, usize) = (8, 8);
+const CHUNKS: usize = 96;
+
+fn value(i: usize, j: usize) -> u32 {
+    (i * 1000 + j) as u32
+}
+
+fn begin(place: &Place, name: &Name) -> RenderBuffer<u32, ndarray::Ix2> {
+    RenderOptions::new().backend(place.backend.clone()).create(name.location(), SHAPE, CHUNK, "crash tests").unwrap()
+}
+
+fn check(place: &Place, name: &Name, buffer: RenderBuffer<u32, ndarray::Ix2>) {
+    let array = buffer.finish().unwrap();
+    assert_eq!(*array.read().unwrap(), *Array::from_shape_fn(SHAPE, |(i, j)| value(i, j)));
+    assert_eq!(place.files_of(name), [name.as_str()]);
+}
+
+/// A child that paints whatever is free, saying how many it painted; with a second argument, slowly.
+fn paint(arguments: &[String]) {
+    let buffer = RenderBuffer::<u32, ndarray::Ix2>::open(arguments[0].as_str()).unwrap();
+    let pause = Duration::from_micros(arguments.get(1).map_or(0, |text| text.parse().unwrap()));
+    say("ready");
+    let mut painted = 0;
+    loop {
+        match buffer.claim_next_wait(Duration::from_secs(60)).unwrap() {
+            NextClaim::Chunk(mut chunk) => {
+                let (rows, columns) = (chunk.region()[0].start, chunk.region()[1].start);
+                let mut view = chunk.view_mut();
+                for ((i, j), element) in view.indexed_iter_mut() {
+                    *element = value(rows + i, columns + j);
+                    if i == 4 && j == 0 {
+                        std::thread::sleep(pause); // half a chunk is painted
+                    }
+                }
+                chunk.commit().unwrap();
+                painted += 1;
+            }
+            NextClaim::Busy => panic!("nobody paints one chunk for a minute"),
+            NextClaim::AllDone => break,
+        }
+    }
+    say(painted);
+}
+
+/// A child that claims a chunk, spoils half of it, and never finishes.
+fn claim_and_hang(arguments: &[String]) {
+    let buffer = RenderBuffer::<u32, ndarray::Ix2>::open(arguments[0].as_str()).unwrap();
+    let NextClaim::Chunk(mut chunk) = buffer.claim_next().unwrap() else { panic!("there are free chunks") };
+    chunk.view_mut().row_mut(0).fill(u32::MAX);
+    say(chunk.index());
+    hear();
+}
+
+fn a_killed_painters_chunk_is_painted_by_someone_else(place: &Place) {
+    let name = place.location("killed-painter");
+    let buffer = begin(place, &name);
+    let mut hanging = Child::start(place, "claim-and-hang", &[name.as_str()]);
+    hanging.expect("0");
+    let mut painter = Child::start(place, "paint", &[name.as_str()]);
+    painter.expect("ready");
+    eventually("all but the hanging chunk are painted", || buffer.progress().done == CHUNKS - 1);
+    assert_eq!(painter.line_within(Duration::from_millis(50)), None, "it waits for the hanging one");
+    hanging.kill();
+    painter.expect(&CHUNKS.to_string());
+    painter.finish();
+    check(place, &name, buffer);
+}
+
+fn one_of_four_painters_is_killed_ten_times_over(place: &Place) {
+    for round in 0..10 {
+        let name = place.location("four-painters");
+        let buffer = begin(place, &name);
+        let mut painters: Vec<Child> = (0..4).map(|_| Child::start(place, "paint", &[name.as_str(), "500"])).collect();
+        painters.iter_mut().for_each(|painter| painter.expect("ready"));
+        eventually("some chunks are painted", || buffer.progress().done >= round * 7);
+        painters.remove(round % 4).kill();
+        for mut painter in painters {
+            painter.line();
+            painter.finish();
+        }
+        check(place, &name, buffer);
+    }
+}
+
+fn a_buffer_whose_painters_all_died_is_resumed_where_they_stopped(place: &Place) {
+    let name = place.location("resume");
+    drop(begin(place, &name)); // the one who began it is gone too
+    let mut painters: Vec<Child> = (0..3).map(|_| Child::start(place, "paint", &[name.as_str(), "2000"])).collect();
+    painters.iter_mut().for_each(|painter| painter.expect("ready"));
+    let ledger = || ndarray_shm::render::ledger(&place.backend, name.location()).unwrap();
+    eventually("some chunks are painted", || ledger().done >= 10);
+    painters.iter_mut().for_each(Child::kill);
+    let done = ledger().done;
+    assert!((10..CHUNKS).contains(&done), "{done}");
+    let buffer = begin(place, &name);
+    assert_eq!(buffer.progress().done, done);
+    let mut painter = Child::start(place, "paint", &[name.as_str()]);
+    painter.expect("ready");
+    painter.expect(&(CHUNKS - done).to_string());
+    painter.finish();
+    check(place, &name, buffer);
+}
+
+fn a_beginner_killed_before_the_payload_has_its_name_blocks_nobody(place: &Place) {
+    let name = place.location("beginner");
+    drop(begin(place, &name));
+    // What a beginner leaves that dies between publishing the ledger and the payload.
+    let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
+    std::fs::remove_file(place.directory().join(partial)).unwrap();
+    let again = RenderOptions::new().backend(place.backend.clone()).open::<u32, ndarray::Ix2>(name.location());
+    assert!(again.unwrap_err().is_not_found());
+    let buffer = begin(place, &name);
+    assert_eq!(buffer.progress().done, 0);
+    buffer.discard().unwrap();
+    assert!(place.files_of(&name).is_empty());
+}
+
+fn a_finisher_killed_before_the_ledger_is_gone_blocks_nobody(place: &Place) {
+    let name = place.location("finisher");
+    let buffer = begin(place, &name);
+    let file = |kind: &str| place.files_of(&name).into_iter().find(|file| file.contains(kind)).expect("a file");
+    let (partial, ledger) = (place.directory().join(file("part")), place.directory().join(file("ledger")));
+    // What a finisher leaves that dies between renaming the payload and clearing the ledger away; others are attached.
+    std::fs::rename(partial, place.directory().join(name.as_str())).unwrap();
+    let options = || RenderOptions::new().backend(place.backend.clone());
+    let error = options().create::<u32, _>(name.location(), SHAPE, CHUNK, "crash tests").unwrap_err();
+    assert!(error.is_already_exists(), "{error}");
+    assert!(!ledger.exists(), "cleared away by whoever came next");
+    drop(buffer);
+}
+
+/// A child that forks while it holds a write guard.
+#[allow(unsafe_code)]
+fn fork_with_guard(arguments: &[String]) {
+    let array = SharedArray::<u8, _>::open(arguments[0].as_str(), 4).unwrap();
+    let guard = array.write().unwrap();
+    // SAFETY: this process has one thread; the child drops a guard, which closes a descriptor, and exits at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(guard);
+        // SAFETY: ends the process without running anything else.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child just made; the status is a valid place to write to.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((waited, status), (child, 0));
+    say("forked");
+    hear();
+    drop(guard);
+    say("done");
+    hear();
+}
+
+fn a_forked_child_that_drops_a_guard_leaves_the_parent_its_lock(place: &Place) {
+    let name = place.location("fork");
+    let array = ArrayOptions::<u8, _>::new().backend(place.backend.clone()).create(name.location(), 4).unwrap();
+    let mut child = Child::start(place, "fork-with-guard", &[name.as_str()]);
+    child.expect("forked");
+    assert!(array.try_read().unwrap_err().is_would_block());
+    child.tell("let go");
+    child.expect("done");
+    assert!(array.try_read().is_ok());
+}

@@ -1,0 +1,189 @@
+//! The edges of the machine: room, memory limits, descriptors. Nothing may be lost, and nobody killed.
+
+use libtest_mimic::Trial;
+use ndarray_shm::{Error, FrozenArray, RenderBuffer, SharedArray, default_backend};
+
+use crate::support::child::{Child, Role, say};
+use crate::support::machine::descriptor_count;
+use crate::support::sandbox::{self, MemoryGroup};
+use crate::support::{Name, Place};
+use crate::tests;
+
+const MIB: usize = 1 << 20;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    let mut trials = place.trials("limits", tests![ten_thousand_arrays_need_sixteen_descriptors]);
+    if place.name == "shm" {
+        let mounted = place.trials(
+            "limits",
+            tests![a_full_shared_memory_is_an_error_and_leaves_nothing, a_file_system_without_inodes_says_so],
+        );
+        trials.extend(unless("private mounts cannot be had", sandbox::has_private_mounts(), mounted));
+        let grouped = place.trials("limits", tests![a_memory_limit_is_an_error_and_the_process_lives]);
+        trials.extend(unless("no memory control group can be made", MemoryGroup::new(64 << 20).is_some(), grouped));
+    }
+    trials
+}
+
+/// Tests that cannot run here are counted as ignored, and the reason is printed.
+fn unless(reason: &str, possible: bool, trials: Vec<Trial>) -> Vec<Trial> {
+    if !possible {
+        for trial in &trials {
+            eprintln!("NOT RUN: {}: {reason}", trial.name());
+        }
+    }
+    trials.into_iter().map(|trial| trial.with_ignored_flag(!possible)).collect()
+}
+
+pub const ROLES: &[(&str, Role)] = &[
+    ("many-arrays", many_arrays),
+    ("fill-shm", fill_shm),
+    ("no-inodes", no_inodes),
+    ("exceed-memory", exceed_memory),
+];
+
+/// A child that creates arrays and holds them all, under a limit of 64 descriptors.
+fn many_arrays(arguments: &[String]) {
+    let survives = default_backend().unwrap().lock_survives_close().unwrap();
+    let mut arrays = Vec::new();
+    let mut most = 0;
+    for number in 0..10_000 {
+        match SharedArray::<u64, _>::create(format!("{}-{number}", arguments[0]), 4) {
+            Ok(array) => arrays.push(array),
+            Err(Error::TooManyOpenFiles { limit: 64, .. }) if !survives => break,
+            Err(error) => panic!("array {number}: {error}"),
+        }
+        most = most.max(descriptor_count());
+    }
+    for (number, array) in arrays.iter().enumerate().step_by(997) {
+        array.write().unwrap().fill(number as u64);
+    }
+    if survives {
+        assert!(most <= 16, "{most} descriptors at once");
+        assert_eq!(arrays.len(), 10_000);
+    } else {
+        assert!(arrays.len() < 64, "a descriptor each");
+    }
+    for array in &arrays {
+        assert!(array.backend().unlink(array.location().unwrap(), None).unwrap());
+    }
+    say(format!("{} arrays", arrays.len()));
+}
+
+fn ten_thousand_arrays_need_sixteen_descriptors(place: &Place) {
+    let name = place.location("many");
+    let mut child = Child::spawn(sandbox::with_descriptors(place, 64, "many-arrays", &[name.as_str()]));
+    let line = child.line();
+    if place.backend.lock_survives_close().unwrap() {
+        assert_eq!(line, "10000 arrays");
+    }
+    child.finish();
+    let left = place.backend.list().unwrap().into_iter().filter(|entry| entry.name.starts_with(name.as_str())).count();
+    assert_eq!(left, 0);
+}
+
+fn assert_no_space(error: &Error, wanted: usize, at_most: usize) {
+    match error {
+        Error::NoSpace { needed, available, .. } => {
+            assert_eq!(*needed, wanted as u64);
+            assert!(*available <= at_most as u64, "{available}");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn files() -> usize {
+    default_backend().unwrap().list().unwrap().len()
+}
+
+/// A child with 16 MiB of shared memory.
+fn fill_shm(_: &[String]) {
+    let error = SharedArray::<u8, _>::create("large", 64 * MIB).unwrap_err();
+    assert_no_space(&error, 64 * MIB, 16 * MIB);
+    let text = error.to_string();
+    assert!(text.contains("`large` needs 67108864 bytes") && text.contains("--shm-size"), "{text}");
+    assert_eq!(files(), 0);
+    let error = RenderBuffer::<u8, _>::create("large", 64 * MIB, MIB, "too large").unwrap_err();
+    assert_no_space(&error, 64 * MIB, 16 * MIB);
+    assert_eq!(files(), 0, "neither payload nor ledger");
+
+    let half = SharedArray::<u8, _>::create_with("half", 10 * MIB, |mut view| view.fill(1)).unwrap();
+    let error = SharedArray::<u8, _>::create("half-again", 10 * MIB).unwrap_err();
+    assert_no_space(&error, 10 * MIB, 6 * MIB);
+    let error = SharedArray::<u8, _>::create("half", 64 * MIB).unwrap_err();
+    assert!(error.is_already_exists(), "a full memory does not hide that the name is taken: {error}");
+
+    // A foreign, sparse file is opened for reading as it is, and for writing only if its holes can be filled.
+    std::fs::File::create("/dev/shm/sparse").unwrap().set_len(64 * MIB as u64).unwrap();
+    assert_no_space(&SharedArray::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
+    assert!(SharedArray::<u8, _>::open_readonly("sparse", 64 * MIB).unwrap().is_sparse().unwrap());
+    std::fs::remove_file("/dev/shm/sparse").unwrap();
+
+    // Many small arrays end in the same error, and every one before it can be used.
+    let mut small = Vec::new();
+    let error = loop {
+        match SharedArray::<u8, _>::create(format!("small-{}", small.len()), MIB / 16) {
+            Ok(array) => small.push(array),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_no_space(), "{error}");
+    for array in &small {
+        array.write().unwrap().fill(9);
+    }
+    assert_eq!(half.read().unwrap().iter().map(|value| u64::from(*value)).sum::<u64>(), 10 * MIB as u64);
+    // Sealed memory is not limited by the mount.
+    assert_eq!(FrozenArray::<u8, _>::create_with(32 * MIB, |mut view| view.fill(2)).unwrap()[7], 2);
+    say("alive");
+}
+
+fn a_full_shared_memory_is_an_error_and_leaves_nothing(place: &Place) {
+    let mount = "mount -t tmpfs -o size=16m none /dev/shm";
+    let mut child = Child::spawn(sandbox::with_mounts(place, mount, "fill-shm", &[]));
+    child.expect("alive");
+    child.finish();
+}
+
+/// A child whose shared memory can hold three files.
+fn no_inodes(_: &[String]) {
+    let mut arrays = Vec::new();
+    let error = loop {
+        match SharedArray::<u8, _>::create(format!("array-{}", arrays.len()), 4) {
+            Ok(array) => arrays.push(array),
+            Err(error) => break error,
+        }
+        assert!(arrays.len() < 10);
+    };
+    assert!(error.is_no_space() && error.to_string().contains("inodes"), "{error}");
+    say("alive");
+}
+
+fn a_file_system_without_inodes_says_so(place: &Place) {
+    let mount = "mount -t tmpfs -o size=16m,nr_inodes=6 none /dev/shm";
+    let mut child = Child::spawn(sandbox::with_mounts(place, mount, "no-inodes", &[]));
+    child.expect("alive");
+    child.finish();
+}
+
+/// A child that may use 64 MiB of memory.
+fn exceed_memory(arguments: &[String]) {
+    let (name, kept) = (arguments[0].as_str(), arguments[1].as_str());
+    let error = SharedArray::<u8, _>::create(name, 256 * MIB).unwrap_err();
+    assert_no_space(&error, 256 * MIB, 64 * MIB);
+    assert!(error.to_string().contains("memory limit of the container"), "{error}");
+    assert!(SharedArray::<u8, _>::create_with(kept, 16 * MIB, |mut view| view.fill(1)).is_ok());
+    let error = FrozenArray::<u8, _>::create_with(256 * MIB, |_| {}).unwrap_err();
+    assert_no_space(&error, 256 * MIB, 64 * MIB);
+    let error = RenderBuffer::<u8, _>::create(name, 256 * MIB, MIB, "too large").unwrap_err();
+    assert_no_space(&error, 256 * MIB, 64 * MIB);
+    say("alive");
+}
+
+fn a_memory_limit_is_an_error_and_the_process_lives(place: &Place) {
+    let group = MemoryGroup::new(64 << 20).expect("asked before");
+    let names: [Name; 2] = [place.location("memory"), place.location("memory-kept")];
+    let mut child = Child::spawn(group.command(place, "exceed-memory", &[names[0].as_str(), names[1].as_str()]));
+    child.expect("alive");
+    child.finish();
+    assert!(place.files_of(&names[0]).is_empty());
+}

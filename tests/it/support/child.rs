@@ -1,0 +1,140 @@
+//! Children: the same program in another role, spoken to line by line.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child as Process, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use super::Place;
+
+pub const ROLE: &str = "NDSHM_TEST_ROLE";
+
+/// How long a child may take for anything before the test fails.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a child does: gets its arguments, and speaks through `say` and `hear`.
+pub type Role = fn(&[String]);
+
+/// Plays the role that the environment names; `None` if it names none.
+pub fn play(roles: &[&[(&str, Role)]]) -> Option<ExitCode> {
+    let name = std::env::var(ROLE).ok()?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let role = roles.iter().copied().flatten().find(|(known, _)| *known == name);
+    let (_, role) = role.unwrap_or_else(|| panic!("no role is called {name:?}"));
+    role(&arguments);
+    Some(ExitCode::SUCCESS)
+}
+
+/// In a child: tells the parent something.
+pub fn say(line: impl std::fmt::Display) {
+    println!("{line}");
+    std::io::stdout().flush().expect("the parent listens");
+}
+
+/// In a child: waits for a line of the parent. Ends the process when the parent has gone.
+pub fn hear() -> String {
+    let mut line = String::new();
+    if std::io::stdin().read_line(&mut line).unwrap_or(0) == 0 {
+        std::process::exit(9);
+    }
+    line.trim_end().to_owned()
+}
+
+/// A running child; killed when it goes out of scope.
+#[derive(Debug)]
+pub struct Child {
+    process: Process,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Child {
+    /// Starts a role in a place.
+    pub fn start(place: &Place, role: &str, arguments: &[&str]) -> Self {
+        let program = std::env::current_exe().expect("this program's path");
+        let mut command = Command::new(program);
+        command.env(ROLE, role).envs(place.environment()).args(arguments);
+        Self::spawn(command)
+    }
+
+    /// Starts any command, spoken to the same way.
+    pub fn spawn(mut command: Command) -> Self {
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+        let stdout = process.stdout.take().expect("piped");
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines() {
+                let Ok(line) = line else { break };
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { stdin: process.stdin.take(), process, lines }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Tells the child something.
+    pub fn tell(&mut self, line: impl std::fmt::Display) {
+        let stdin = self.stdin.as_mut().expect("not closed");
+        writeln!(stdin, "{line}").expect("the child listens");
+        stdin.flush().expect("the child listens");
+    }
+
+    /// Waits for the child's next line.
+    pub fn line(&mut self) -> String {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => panic!("child {} says nothing", self.id()),
+            Err(RecvTimeoutError::Disconnected) => panic!("child ended without a word: {:?}", self.process.wait()),
+        }
+    }
+
+    /// Waits for a line within a time; `None` if there is none.
+    pub fn line_within(&mut self, limit: Duration) -> Option<String> {
+        self.lines.recv_timeout(limit).ok()
+    }
+
+    /// Waits for exactly this line.
+    pub fn expect(&mut self, line: &str) {
+        assert_eq!(self.line(), line);
+    }
+
+    /// Sends a signal by name.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args(["-s", name, &self.id().to_string()]).status().expect("kill runs");
+        assert!(status.success(), "kill -s {name}");
+    }
+
+    /// Kills the child as `kill -9` does, and waits until it is gone.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("it can be killed");
+        self.process.wait().expect("it can be waited for");
+    }
+
+    /// Waits for the end, whatever it is.
+    pub fn end(&mut self) -> ExitStatus {
+        self.stdin = None;
+        self.process.wait().expect("it can be waited for")
+    }
+
+    /// Waits for the end, which must be a good one.
+    pub fn finish(mut self) {
+        let status = self.end();
+        assert!(status.success(), "child ended with {status}");
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _already_gone = self.process.kill();
+        let _already_waited = self.process.wait();
+    }
+}

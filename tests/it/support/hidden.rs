@@ -1,0 +1,63 @@
+//! A directory where drafts cannot be nameless, as on platforms and file systems without `O_TMPFILE`.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ndarray_shm::{Access, Backend, Directory, DraftFile, DraftOptions, Entry, FileId, Location, Publish, Result};
+
+/// Makes every draft under a hidden name; everything else is the directory's.
+#[derive(Debug)]
+pub struct HiddenDrafts(pub Directory);
+
+// SAFETY: a hidden name is made exclusively, and nobody else uses it; the rest is passed on.
+#[allow(unsafe_code)]
+unsafe impl Backend for HiddenDrafts {
+    fn name(&self) -> &str {
+        "hidden"
+    }
+    fn directory(&self) -> &Path {
+        self.0.directory()
+    }
+    fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile> {
+        if length > self.available()? {
+            return self.0.draft(length, options); // which says so
+        }
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        use std::os::unix::fs::PermissionsExt;
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let path = self.directory().join(format!(".ndshm-draft-{}-{number}", std::process::id()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a hidden file");
+        file.set_permissions(std::fs::Permissions::from_mode(options.permissions)).expect("a mode");
+        file.set_len(length).expect("a length");
+        let draft = DraftFile::hidden(file, path);
+        if !options.sparse {
+            self.reserve(draft.file())?;
+        }
+        Ok(draft)
+    }
+    fn reserve(&self, file: &File) -> Result<()> {
+        self.0.reserve(file)
+    }
+    fn publish(&self, draft: &mut DraftFile, at: &Location, mode: Publish) -> Result<()> {
+        self.0.publish(draft, at, mode)
+    }
+    fn open(&self, at: &Location, access: Access) -> Result<File> {
+        self.0.open(at, access)
+    }
+    fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()> {
+        self.0.rename(from, to, id, mode)
+    }
+    fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
+        self.0.unlink(at, id)
+    }
+    fn list(&self) -> Result<Vec<Entry>> {
+        self.0.list()
+    }
+    fn available(&self) -> Result<u64> {
+        self.0.available()
+    }
+    fn lock_survives_close(&self) -> Result<bool> {
+        self.0.lock_survives_close()
+    }
+}

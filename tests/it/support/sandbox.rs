@@ -1,0 +1,84 @@
+//! Children in a world of their own: private mounts, memory limits, few descriptors.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::Place;
+use super::child;
+
+/// How this user gets private mounts, if it can: as root, or as root of a user namespace.
+fn unshare() -> Option<&'static [&'static str]> {
+    const WAYS: [&[&str]; 2] = [&["-m", "--propagation", "private"], &["-U", "-r", "-m", "--propagation", "private"]];
+    WAYS.into_iter().find(|way| {
+        let tried = Command::new("unshare").args(*way).args(["mount", "-t", "tmpfs", "none", "/mnt"]).output();
+        tried.is_ok_and(|output| output.status.success())
+    })
+}
+
+/// Whether tests with private mounts can run here.
+pub fn has_private_mounts() -> bool {
+    unshare().is_some()
+}
+
+/// A role in a mount namespace of its own, after a script has mounted what it needs.
+pub fn with_mounts(place: &Place, script: &str, role: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(unshare().expect("asked before")).args(["sh", "-e", "-c", &format!("{script}\nexec \"$0\" \"$@\"")]);
+    finish(command, place, role, arguments)
+}
+
+/// A role that may have only so many descriptors.
+pub fn with_descriptors(place: &Place, limit: u32, role: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-e", "-c", &format!("ulimit -n {limit}\nexec \"$0\" \"$@\"")]);
+    finish(command, place, role, arguments)
+}
+
+fn finish(mut command: Command, place: &Place, role: &str, arguments: &[&str]) -> Command {
+    command.arg(std::env::current_exe().expect("this program's path")).args(arguments);
+    command.env(child::ROLE, role).envs(place.environment());
+    command
+}
+
+/// A memory control group that goes when it is dropped.
+#[derive(Debug)]
+pub struct MemoryGroup {
+    directory: PathBuf,
+}
+
+impl MemoryGroup {
+    /// Makes a group with a limit in bytes; `None` where this user cannot.
+    pub fn new(limit: u64) -> Option<Self> {
+        let name = format!("ndshm-it-{}", std::process::id());
+        for (root, file) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
+            let group = Self { directory: PathBuf::from(root).join(&name) };
+            if std::fs::create_dir(&group.directory).is_ok()
+                && std::fs::write(group.directory.join(file), limit.to_string()).is_ok()
+            {
+                return Some(group);
+            }
+        }
+        None
+    }
+
+    /// A role inside the group.
+    pub fn command(&self, place: &Place, role: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("sh");
+        let procs = self.directory.join("cgroup.procs");
+        command.args(["-e", "-c", &format!("echo $$ > {}\nexec \"$0\" \"$@\"", procs.display())]);
+        finish(command, place, role, arguments)
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // A group whose last process has just ended may still be busy for a moment.
+        for _ in 0..1000 {
+            if std::fs::remove_dir(&self.directory).is_ok() || !self.directory.exists() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        eprintln!("left behind: {}", self.directory.display());
+    }
+}
