@@ -135,9 +135,11 @@ fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
         let mut command = std::process::Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
         // A stranger must be able to reach the program and the directory, which are this user's.
-        std::fs::set_permissions(place.directory(), std::fs::Permissions::from_mode(
-            std::fs::metadata(place.directory()).unwrap().permissions().mode() | 0o055,
-        )).unwrap();
+        std::fs::set_permissions(
+            place.directory(),
+            std::fs::Permissions::from_mode(std::fs::metadata(place.directory()).unwrap().permissions().mode() | 0o055),
+        )
+        .unwrap();
         let copy = place.directory().join(format!("{}-program", name.as_str()));
         std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
         std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -292,7 +294,7 @@ impl Failing {
 // SAFETY: everything is passed on to a backend that keeps the contract, or not done at all.
 #[allow(unsafe_code)]
 unsafe impl Backend for Failing {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "failing"
     }
     fn directory(&self) -> &Path {
@@ -436,7 +438,8 @@ fn an_emulated_directory_that_others_control_is_refused(place: &Place) {
     std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
     std::os::unix::fs::symlink(place.directory(), &link).unwrap();
     File::create(&file).unwrap();
-    for (directory, reason) in [(&open, "other users can write"), (&link, "symbolic link"), (&file, "not a directory")] {
+    for (directory, reason) in [(&open, "other users can write"), (&link, "symbolic link"), (&file, "not a directory")]
+    {
         let said = backend_with(Some("1"), directory, &[]);
         assert!(said.contains("permission denied") && said.contains(reason), "{said}");
     }

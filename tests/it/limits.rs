@@ -35,12 +35,8 @@ fn unless(reason: &str, possible: bool, trials: Vec<Trial>) -> Vec<Trial> {
     trials.into_iter().map(|trial| trial.with_ignored_flag(!possible)).collect()
 }
 
-pub const ROLES: &[(&str, Role)] = &[
-    ("many-arrays", many_arrays),
-    ("fill-shm", fill_shm),
-    ("no-inodes", no_inodes),
-    ("exceed-memory", exceed_memory),
-];
+pub const ROLES: &[(&str, Role)] =
+    &[("many-arrays", many_arrays), ("fill-shm", fill_shm), ("no-inodes", no_inodes), ("exceed-memory", exceed_memory)];
 
 /// A child that creates arrays and holds them all, under a limit of 64 descriptors.
 fn many_arrays(arguments: &[String]) {

@@ -6,13 +6,17 @@
 //! tests run on ext4, tmpfs and overlayfs.
 
 #![allow(unreachable_pub)] // a program has no public interface
+// Small known numbers become elements of every type here.
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::float_cmp)]
 
 mod conformance;
 mod crash;
 mod errors;
 mod limits;
 mod multiprocess;
+mod render;
 mod support;
+mod tidy;
 
 use std::process::ExitCode;
 
@@ -21,7 +25,8 @@ use support::Place;
 use support::child::Role;
 
 /// What children can do, by the names they are started with.
-const ROLES: &[&[(&str, Role)]] = &[conformance::ROLES, crash::ROLES, errors::ROLES, limits::ROLES, multiprocess::ROLES];
+const ROLES: &[&[(&str, Role)]] =
+    &[conformance::ROLES, crash::ROLES, errors::ROLES, limits::ROLES, multiprocess::ROLES];
 
 fn main() -> ExitCode {
     if let Some(code) = support::child::play(ROLES) {
@@ -29,11 +34,12 @@ fn main() -> ExitCode {
     }
     let arguments = Arguments::from_args();
     let places = [Place::shm(), Place::emulated(), Place::hidden()];
-    let mut trials: Vec<Trial> = Vec::new();
+    let mut trials: Vec<Trial> = tidy::trials();
     for place in &places {
         trials.extend(conformance::trials(place));
         trials.extend(crash::trials(place));
         trials.extend(errors::trials(place));
+        trials.extend(render::trials(place));
     }
     // What drafts are made of changes nothing in these.
     for place in &places[..2] {

@@ -1,10 +1,13 @@
 //! A directory where drafts cannot be nameless, as on platforms and file systems without `O_TMPFILE`.
 
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ndarray_shm::{Access, Backend, Directory, DraftFile, DraftOptions, Entry, FileId, Location, Publish, Result};
+
+static COUNTER: AtomicU32 = AtomicU32::new(0);
 
 /// Makes every draft under a hidden name; everything else is the directory's.
 #[derive(Debug)]
@@ -13,7 +16,7 @@ pub struct HiddenDrafts(pub Directory);
 // SAFETY: a hidden name is made exclusively, and nobody else uses it; the rest is passed on.
 #[allow(unsafe_code)]
 unsafe impl Backend for HiddenDrafts {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "hidden"
     }
     fn directory(&self) -> &Path {
@@ -23,8 +26,6 @@ unsafe impl Backend for HiddenDrafts {
         if length > self.available()? {
             return self.0.draft(length, options); // which says so
         }
-        static COUNTER: AtomicU32 = AtomicU32::new(0);
-        use std::os::unix::fs::PermissionsExt;
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = self.directory().join(format!(".ndshm-draft-{}-{number}", std::process::id()));
         let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a hidden file");

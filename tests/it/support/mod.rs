@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use ndarray_shm::{Backend, Directory, Location, render};
 
+/// A test that runs in every place.
+pub type Test = fn(&Place);
+
 /// A backend under test, and how a child finds the same one.
 #[derive(Debug, Clone)]
 pub struct Place {
@@ -31,7 +34,8 @@ impl Place {
     /// Files in a fresh directory.
     pub fn emulated() -> Self {
         let parent = std::env::var_os("NDSHM_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
-        let directory = tempfile::Builder::new().prefix("ndshm-it-").tempdir_in(&parent).expect("a directory for tests");
+        let directory =
+            tempfile::Builder::new().prefix("ndshm-it-").tempdir_in(&parent).expect("a directory for tests");
         let backend = Arc::new(Directory::new("emulated", directory.path()));
         Self { name: "emulated", backend, emulate: true, _directory: Some(Arc::new(directory)) }
     }
@@ -71,8 +75,8 @@ impl Place {
     }
 
     /// Wraps test functions of one file, once for this place.
-    pub fn trials(&self, file: &str, tests: &[(&str, fn(&Self))]) -> Vec<Trial> {
-        let trial = |&(name, test): &(&str, fn(&Self))| {
+    pub fn trials(&self, file: &str, tests: &[(&str, Test)]) -> Vec<Trial> {
+        let trial = |&(name, test): &(&str, Test)| {
             let place = self.clone();
             Trial::test(format!("{file}::{}::{name}", self.name), move || {
                 test(&place);

@@ -1,0 +1,117 @@
+//! What the core costs, each beside the system calls or the copy that it cannot do without.
+//!
+//! Times in one group belong together; the plain one is the yardstick. Quote medians, and on a shared machine ratios.
+
+#![allow(clippy::cast_precision_loss)] // small numbers become elements
+
+use std::os::fd::AsFd;
+
+use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use ndarray::{Array3, Ix1};
+use ndarray_shm::{Claim, Directory, Draft, RenderBuffer, SharedArray, unlink};
+use rustix::fs::{self, CWD, FallocateFlags, Mode, OFlags};
+
+const BYTES: usize = 4096;
+const FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC);
+
+/// Creating and removing an array of one page, beside the bare calls: open, size, reserve, map, link, unlink.
+fn create(c: &mut Criterion) {
+    let mut group = c.benchmark_group("create and unlink 4 KiB");
+    group.bench_function("system calls", |b| {
+        b.iter(|| {
+            let file = fs::open("/dev/shm", FLAGS | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR).unwrap();
+            fs::ftruncate(&file, BYTES as u64).unwrap();
+            fs::fallocate(&file, FallocateFlags::empty(), 0, BYTES as u64).unwrap();
+            let map = memmap2::MmapRaw::map_raw(&std::fs::File::from(file.try_clone().unwrap())).unwrap();
+            let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()));
+            fs::linkat(CWD, path, CWD, "/dev/shm/bench-raw", fs::AtFlags::SYMLINK_FOLLOW).unwrap();
+            fs::unlink("/dev/shm/bench-raw").unwrap();
+            map
+        });
+    });
+    group.bench_function("SharedArray::create, unlink", |b| {
+        b.iter(|| {
+            let array = SharedArray::<u8, _>::create("bench-create", BYTES).unwrap();
+            unlink("bench-create").unwrap();
+            array
+        });
+    });
+    group.bench_function("Draft::new", |b| b.iter(|| Draft::<u8, _>::new(BYTES).unwrap()));
+    group.finish();
+}
+
+/// Attaching by name, beside open, map and close.
+fn attach(c: &mut Criterion) {
+    let mut group = c.benchmark_group("attach 4 KiB");
+    let _array = SharedArray::<u8, _>::create("bench-attach", BYTES).unwrap();
+    group.bench_function("system calls", |b| {
+        b.iter(|| {
+            let file = std::fs::File::from(fs::open("/dev/shm/bench-attach", FLAGS, Mode::empty()).unwrap());
+            memmap2::MmapRaw::map_raw(&file).unwrap()
+        });
+    });
+    group
+        .bench_function("SharedArray::open", |b| b.iter(|| SharedArray::<u8, _>::open("bench-attach", BYTES).unwrap()));
+    unlink("bench-attach").unwrap();
+    group.finish();
+}
+
+/// Taking and dropping guards and claims, beside open and close.
+fn guard(c: &mut Criterion) {
+    let mut group = c.benchmark_group("take and drop");
+    let array = SharedArray::<u8, _>::create("bench-guard", BYTES).unwrap();
+    group.bench_function("system calls: open, close", |b| {
+        b.iter(|| fs::open("/dev/shm/bench-guard", FLAGS, Mode::empty()).unwrap());
+    });
+    group.bench_function("read guard", |b| b.iter(|| drop(array.read().unwrap())));
+    group.bench_function("write guard", |b| b.iter(|| drop(array.write().unwrap())));
+    let buffer = RenderBuffer::<u8, Ix1>::create("bench-claim", 1 << 20, 1 << 10, "bench").unwrap();
+    group.bench_function("claim of one chunk", |b| {
+        b.iter(|| match buffer.claim(700).unwrap() {
+            Claim::Chunk(chunk) => drop(chunk),
+            other => panic!("{other:?}"),
+        });
+    });
+    unlink("bench-guard").unwrap();
+    buffer.discard().unwrap();
+    group.finish();
+}
+
+/// Copying an array in, beside a copy between warm private buffers.
+fn copy_in(c: &mut Criterion) {
+    let mut group = c.benchmark_group("copy in");
+    group.sample_size(10);
+    let side = 256;
+    let source = Array3::<f32>::from_shape_fn((side, side, side), |(i, j, k)| (i + j + k) as f32);
+    group.throughput(Throughput::Bytes((source.len() * size_of::<f32>()) as u64));
+    let mut private = source.clone();
+    group.bench_function(BenchmarkId::new("memcpy, warm private memory", "64 MiB"), |b| {
+        b.iter(|| private.assign(&source));
+    });
+    let shared = SharedArray::<f32, _>::from_array("bench-copy", &source).unwrap();
+    group.bench_function(BenchmarkId::new("write guard, warm shared memory", "64 MiB"), |b| {
+        b.iter(|| shared.write().unwrap().assign(&source));
+    });
+    unlink("bench-copy").unwrap();
+    group.bench_function(BenchmarkId::new("memcpy, fresh private memory", "64 MiB"), |b| {
+        b.iter_batched(|| (), |()| source.clone(), BatchSize::PerIteration);
+    });
+    group.bench_function(BenchmarkId::new("SharedArray::from_array, unlink", "64 MiB"), |b| {
+        b.iter(|| {
+            let array = SharedArray::<f32, _>::from_array("bench-copy", &source).unwrap();
+            unlink("bench-copy").unwrap();
+            array
+        });
+    });
+    group.finish();
+}
+
+/// Asking how much room there is: what creation adds for large arrays.
+fn room(c: &mut Criterion) {
+    use ndarray_shm::Backend;
+    let shm = Directory::shm().unwrap();
+    c.bench_function("available room of /dev/shm and control groups", |b| b.iter(|| shm.available().unwrap()));
+}
+
+criterion_group!(benches, create, attach, guard, copy_in, room);
+criterion_main!(benches);
