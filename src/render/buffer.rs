@@ -180,8 +180,8 @@ pub struct RenderBuffer<T, D> {
     layout: Layout<D>,
     grid: ChunkGrid<D>,
     replace: bool,
-    /// Every chunk before this one is finished: where a search begins.
-    first: AtomicUsize,
+    /// Where the next search begins: behind the chunk that was claimed last, so that one slow painter costs nobody a scan.
+    next: AtomicUsize,
     elements: PhantomData<T>,
 }
 
@@ -221,7 +221,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     }
 
     fn of(pair: Pair, home: Home, layout: Layout<D>, grid: ChunkGrid<D>, replace: bool) -> Self {
-        Self { pair, home, layout, grid, replace, first: AtomicUsize::new(0), elements: PhantomData }
+        Self { pair, home, layout, grid, replace, next: AtomicUsize::new(0), elements: PhantomData }
     }
 
     /// Returns how the array is cut into chunks.
@@ -279,20 +279,23 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         Ok(Claim::Chunk(ChunkClaim::new(self, index, raw, hold)))
     }
 
-    /// Claims the first chunk that is neither finished nor being painted, without waiting.
+    /// Claims a chunk that is neither finished nor being painted, without waiting.
+    ///
+    /// Chunks come in the order of their numbers, except that what others gave up comes at the end.
     ///
     /// # Errors
     ///
     /// As [`claim`](Self::claim).
     pub fn claim_next(&self) -> Result<NextClaim<'_, T, D>> {
+        let next = self.next.load(Ordering::Relaxed);
         let mut busy = false;
-        for index in self.first.load(Ordering::Relaxed)..self.grid.len() {
+        for index in (next..self.grid.len()).chain(0..next) {
             match self.claim(index)? {
-                Claim::Chunk(chunk) => return Ok(NextClaim::Chunk(chunk)),
-                Claim::Busy => busy = true,
-                Claim::Done if !busy => {
-                    self.first.fetch_max(index + 1, Ordering::Relaxed);
+                Claim::Chunk(chunk) => {
+                    self.next.store(index + 1, Ordering::Relaxed);
+                    return Ok(NextClaim::Chunk(chunk));
                 }
+                Claim::Busy => busy = true,
                 Claim::Done => {}
             }
         }

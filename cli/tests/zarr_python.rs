@@ -1,0 +1,108 @@
+//! Volumes that zarr-python wrote, downloaded by the real program and compared by zarr-python, element for element: Zarr v2
+//! and v3, whole and cut out, in both orders, in real and in emulated shared memory.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+
+/// Runs the Python side; `scripts/test` makes the environment that it needs.
+fn python(arguments: &[&str], input: &str) -> String {
+    let interpreter = std::env::var_os("NDSHM_TEST_PYTHON")
+        .expect("NDSHM_TEST_PYTHON names a Python with zarr: run scripts/test, which makes one");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/zarr_peer.py");
+    let mut child = Command::new(interpreter)
+        .arg(script)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("Python starts");
+    child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("Python listens");
+    succeeded(&child.wait_with_output().expect("Python ends"))
+}
+
+fn succeeded(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Where arrays are put: a directory as the program finds it, and names in it that go when this is dropped.
+struct Target {
+    emulate: &'static str,
+    directory: PathBuf,
+    names: Vec<String>,
+}
+
+impl Target {
+    fn download(&mut self, volume: &str, bbox: Option<&str>, order: &str, how: &[&str]) -> PathBuf {
+        let name = format!("ndshm-zarr-python-{}-{}", std::process::id(), self.names.len());
+        self.names.push(name.clone());
+        let mut command = self.ndshm();
+        command.args(["download", volume, "--location", &name, "--order", order]).args(how);
+        command.args(bbox.map(|bbox| format!("--bbox={bbox}")));
+        succeeded(&command.output().expect("the program starts"));
+        self.directory.join(name)
+    }
+
+    fn ndshm(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ndshm"));
+        command.env("EMULATE_SHM", self.emulate).env("NDSHM_EMULATED_DIR", &self.directory);
+        command
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _gone = std::fs::remove_file(self.directory.join(name));
+        }
+    }
+}
+
+#[test]
+fn what_zarr_python_wrote_is_downloaded_element_for_element() {
+    let volumes = tempfile::Builder::new().prefix("ndshm-zarr-").tempdir().expect("a directory");
+    let emulated = tempfile::Builder::new().prefix("ndshm-zarr-").tempdir().expect("a directory");
+    let mut targets = [
+        Target { emulate: "0", directory: "/dev/shm".into(), names: Vec::new() },
+        Target { emulate: "1", directory: emulated.path().into(), names: Vec::new() },
+    ];
+    let written = python(&["write", &volumes.path().display().to_string()], "");
+    let written: Vec<Value> = written.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(written.len(), 13);
+    for volume in written {
+        let path = volume["path"].as_str().expect("a path");
+        let shape: Vec<u64> = volume["shape"]
+            .as_array()
+            .expect("a shape")
+            .iter()
+            .map(|length| length.as_u64().expect("a length"))
+            .collect();
+        let whole: Vec<(u64, u64)> = shape.iter().map(|length| (0, *length)).collect();
+        // Begins and ends inside chunks, along every axis.
+        let cut: Vec<(u64, u64)> = shape.iter().map(|length| (length / 5 + 1, length - length / 7)).collect();
+        let text: Vec<String> = cut.iter().map(|(start, end)| format!("{start}:{end}")).collect();
+        let mut downloads = String::new();
+        for target in &mut targets {
+            for order in ["c", "f"] {
+                for (bbox, argument) in [(&whole, None), (&cut, Some(text.join(",")))] {
+                    let how: &[&str] = if order == "c" { &["--workers", "2"] } else { &["--workers=2", "--processes"] };
+                    let file = target.download(path, argument.as_deref(), order, how);
+                    let download = json!({ "file": file, "bbox": bbox, "order": order });
+                    downloads += &format!("{download}\n");
+                }
+            }
+        }
+        let compared: u64 = python(&["compare", path], &downloads).trim().parse().expect("a number");
+        let elements = |bbox: &[(u64, u64)]| bbox.iter().map(|(start, end)| end - start).product::<u64>();
+        assert_eq!(compared, 4 * (elements(&whole) + elements(&cut)), "{path}");
+        for target in &mut targets {
+            for name in target.names.drain(..) {
+                std::fs::remove_file(target.directory.join(name)).expect("it was made");
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! The main job: a region of a volume becomes an array in shared memory.
+//!
+//! Begins or resumes the renderbuffer, lets workers paint it, and decides what happens to it at the end: it gets its name,
+//! it is thrown away, or it is left for another run.
+
+use std::sync::Arc;
+
+use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
+use ndarray_shm::{
+    Backend, DType, Element, Location, Order, RenderBuffer, RenderOptions, SharedArray, default_backend, render,
+    with_element,
+};
+
+use crate::bbox::{Bbox, to_usize};
+use crate::error::{Error, Result};
+use crate::fingerprint;
+use crate::options::{DownloadOptions, Workers};
+use crate::paint::{self, Ended, Work};
+use crate::processes;
+use crate::progress::StopFlag;
+use crate::source::ChunkSource;
+use crate::threads;
+use crate::watch::Watch;
+
+/// A finished download.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Downloaded {
+    /// The array's name.
+    pub location: Location,
+    /// Type of its elements, which is the volume's.
+    pub dtype: DType,
+    /// Elements along each axis, which are the region's.
+    pub shape: Vec<usize>,
+    /// Order in memory.
+    pub order: Order,
+    /// Chunks the region touches.
+    pub chunks: usize,
+    /// Chunks that were painted since this call began: by its workers, and by others who joined the same work.
+    pub painted: usize,
+    /// Chunks that were painted before this call.
+    pub resumed: usize,
+    /// Bytes of the array.
+    pub bytes: u64,
+    /// What went wrong without stopping the work, such as the loss of a worker.
+    pub warnings: Vec<String>,
+    backend: Arc<dyn Backend>,
+}
+
+impl Downloaded {
+    /// Opens the array.
+    ///
+    /// # Errors
+    ///
+    /// [`Array`](Error::Array): `T` or the number of axes of `D` is another than the array's, or it was unlinked since.
+    pub fn open<T: Element, D: Dimension>(&self) -> Result<SharedArray<T, D>> {
+        let location = self.location.to_string();
+        if T::DTYPE != self.dtype {
+            let (expected, found) = (T::DTYPE.to_string(), self.dtype.to_string());
+            return Err(ndarray_shm::Error::DTypeMismatch { location, expected, found }.into());
+        }
+        let Some(dim) = D::from_dimension(&IxDyn(&self.shape)) else {
+            let (expected, found) = (format!("{:?} axes", D::NDIM), format!("{:?}", self.shape));
+            return Err(ndarray_shm::Error::ShapeMismatch { location, expected, found }.into());
+        };
+        let options = SharedArray::<T, D>::options().backend(Arc::clone(&self.backend));
+        Ok(options.open(&self.location, dim.set_f(self.order == Order::F))?)
+    }
+}
+
+/// Paints a region of a volume into an array in shared memory.
+///
+/// The array has the region's shape and the volume's element type, is painted under a reserved name by all workers at
+/// once, and gets `location` as its name when every chunk of it is there. If an earlier call for the same region of the
+/// same volume left it unfinished, only the chunks that are missing are painted; if such a call is at work in another
+/// process, both paint together.
+///
+/// # Errors
+///
+/// - [`Bbox`](Error::Bbox): the region is empty or not in the volume.
+/// - [`Array`](Error::Array): the name is taken (`AlreadyExists`) or another volume, region or order is being painted
+///   under it (`Mismatch`), there is no room (`NoSpace`), ..
+/// - [`Chunk`](Error::Chunk): a chunk cannot be read or decoded. What was painted is thrown away, unless
+///   [`keep_partial`](DownloadOptions::keep_partial).
+/// - [`Interrupted`](Error::Interrupted): the flag was raised; the same holds.
+/// - [`Worker`](Error::Worker): all worker processes were lost. What they painted is kept.
+/// - [`Painting`](Error::Painting): workers panicked, or were lost before anything was painted. Nothing is left.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray::Ix3;
+/// use ndarray_shm::{DType, unlink};
+/// use ndarray_shm_volume::demo::{self, DemoSpec};
+/// use ndarray_shm_volume::{Bbox, DownloadOptions, download_to_shared_memory, open_volume};
+///
+/// let directory = std::env::temp_dir().join(format!("download-example-{}", std::process::id()));
+/// demo::write_volume(&directory, &DemoSpec::new(&[40, 40, 40], &[16, 16, 16], DType::U16))?;
+///
+/// let volume = open_volume(&directory)?;
+/// let bbox = Bbox::parse("10:30,:,5:", &volume.meta().shape)?;
+/// let location = format!("download-example-{}", std::process::id()).parse()?;
+/// let done = download_to_shared_memory(&*volume, &bbox, &location, &DownloadOptions::new())?;
+/// assert_eq!(done.shape, [20, 40, 35]);
+/// println!("{}", done.open::<u16, Ix3>()?.read()?[[0, 0, 0]]);
+///
+/// unlink(&location)?;
+/// std::fs::remove_dir_all(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn download_to_shared_memory(
+    source: &dyn ChunkSource,
+    bbox: &Bbox,
+    location: &Location,
+    options: &DownloadOptions<'_>,
+) -> Result<Downloaded> {
+    let meta = source.meta();
+    meta.check(&source.identity())?;
+    bbox.check_within(&meta.shape)?;
+    let job = Job { source, bbox, location, options };
+    with_element!(meta.dtype, T => job.run::<T>(), else => Err(unsupported(source)))
+}
+
+/// Joins a download as one of its worker processes and paints until every chunk is done; returns how many it painted.
+///
+/// Which region of the volume is wanted it learns from the buffer. A worker should
+/// [stop when its standard input ends](StopFlag::stop_when_stdin_ends), which is how its parent dismisses it.
+///
+/// # Errors
+///
+/// - [`Array`](Error::Array): nothing is being painted under the name (`NotFound`), or another volume is (`Mismatch`).
+/// - [`Chunk`](Error::Chunk): a chunk cannot be read or decoded; it stays unfinished.
+/// - [`Interrupted`](Error::Interrupted): the flag was raised before every chunk was done.
+pub fn paint_as_worker(
+    source: &dyn ChunkSource,
+    backend: Arc<dyn Backend>,
+    location: &Location,
+    stop: &StopFlag,
+) -> Result<usize> {
+    source.meta().check(&source.identity())?;
+    let line = render::ledger(&backend, location)?.fingerprint;
+    let bbox = fingerprint::region(&line, source, location)?;
+    with_element!(
+        source.meta().dtype,
+        T => join::<T>(source, backend, location, &bbox, &line, stop),
+        else => Err(unsupported(source))
+    )
+}
+
+fn join<T: Element>(
+    source: &dyn ChunkSource,
+    backend: Arc<dyn Backend>,
+    location: &Location,
+    bbox: &Bbox,
+    line: &str,
+    stop: &StopFlag,
+) -> Result<usize> {
+    let buffer = RenderOptions::new().backend(backend).open::<T, IxDyn>(location)?;
+    if buffer.fingerprint() != line {
+        // Between the two looks one download ended and another began.
+        let (location, expected, found) = (location.to_string(), line.to_owned(), buffer.fingerprint().to_owned());
+        return Err(ndarray_shm::Error::Mismatch { location, what: "fingerprint", expected, found }.into());
+    }
+    let work = Work { source, bbox, stop, abort: &StopFlag::new() };
+    let mut painted = 0;
+    match paint::paint(&buffer, &work, &mut || painted += 1)? {
+        Ended::Complete => Ok(painted),
+        Ended::Stopped => {
+            let progress = buffer.progress();
+            Err(Error::Interrupted { done: progress.done, total: progress.total })
+        }
+    }
+}
+
+fn unsupported(source: &dyn ChunkSource) -> Error {
+    Error::UnsupportedDType { path: source.identity().into(), dtype: source.meta().dtype.to_string() }
+}
+
+/// How the painting ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Every chunk is painted.
+    Complete,
+    /// The caller's flag was raised.
+    Stopped,
+    /// Going on makes no sense.
+    Failed(Error),
+    /// There are no workers any more, for no reason that lies in the work.
+    Lost {
+        /// What became of them.
+        report: String,
+    },
+}
+
+/// One download.
+#[derive(Debug)]
+struct Job<'a> {
+    source: &'a dyn ChunkSource,
+    bbox: &'a Bbox,
+    location: &'a Location,
+    options: &'a DownloadOptions<'a>,
+}
+
+impl Job<'_> {
+    fn run<T: Element>(&self) -> Result<Downloaded> {
+        let backend = match &self.options.backend {
+            Some(backend) => Arc::clone(backend),
+            None => default_backend()?,
+        };
+        let buffer = self.begin::<T>(&backend)?;
+        let abort = StopFlag::new();
+        let work = Work { source: self.source, bbox: self.bbox, stop: &self.options.stop, abort: &abort };
+        let mut watch = Watch::new(self.options.progress, &buffer);
+        let outcome = match &self.options.workers {
+            _ if watch.tell(&buffer).is_complete() => Outcome::Complete,
+            Workers::Threads(count) => threads::paint(&buffer, &work, *count, &mut watch),
+            Workers::Processes(workers) => processes::paint(&buffer, &work, workers, &mut watch),
+        };
+        watch.tell(&buffer);
+        self.end(buffer, outcome, backend, watch)
+    }
+
+    /// Begins the buffer, joins those who paint the same, or resumes what was left.
+    fn begin<T: Element>(&self, backend: &Arc<dyn Backend>) -> Result<RenderBuffer<T, IxDyn>> {
+        let lengths = &self.source.meta().chunk_shape;
+        let chunk: Vec<usize> = lengths.iter().map(|length| to_usize(*length)).collect();
+        // The buffer keeps the volume's chunk boundaries, so that no chunk is decoded twice.
+        let ranges = self.bbox.ranges().iter().zip(lengths);
+        let offset: Vec<usize> = ranges.map(|(range, length)| to_usize(range.start % length)).collect();
+        let shape = IxDyn(&self.bbox.shape()).set_f(self.options.order == Order::F);
+        let line = fingerprint::write(self.source, self.bbox, self.options.order);
+        let options = RenderOptions::new().backend(Arc::clone(backend)).replace(self.options.replace);
+        Ok(options.chunk_offset(&offset).create(self.location, shape, IxDyn(&chunk), &line)?)
+    }
+
+    fn end<T: Element>(
+        &self,
+        buffer: RenderBuffer<T, IxDyn>,
+        outcome: Outcome,
+        backend: Arc<dyn Backend>,
+        watch: Watch<'_>,
+    ) -> Result<Downloaded> {
+        let progress = buffer.progress();
+        let (done, total) = (progress.done, progress.total);
+        match outcome {
+            Outcome::Complete => {
+                let (shape, order) = (buffer.shape().to_vec(), buffer.order());
+                if let Err(refused) = buffer.finish() {
+                    let (error, buffer) = refused.into_parts();
+                    self.leave(buffer);
+                    return Err(error.into());
+                }
+                let size = T::DTYPE.size() as u64;
+                Ok(Downloaded {
+                    location: self.location.clone(),
+                    dtype: T::DTYPE,
+                    order,
+                    chunks: total,
+                    painted: total - watch.resumed,
+                    resumed: watch.resumed,
+                    bytes: shape.iter().map(|length| *length as u64).product::<u64>() * size,
+                    shape,
+                    warnings: watch.warnings,
+                    backend,
+                })
+            }
+            Outcome::Stopped => {
+                self.leave(buffer);
+                Err(Error::Interrupted { done, total })
+            }
+            Outcome::Failed(error) => {
+                self.leave(buffer);
+                Err(error)
+            }
+            Outcome::Lost { report } if done == 0 => {
+                self.leave(buffer);
+                Err(Error::Painting { report, done, total })
+            }
+            Outcome::Lost { report } => Err(Error::Worker { report, done, total }),
+        }
+    }
+
+    /// Throws unfinished work away, unless it is to be kept.
+    fn leave<T: Element>(&self, buffer: RenderBuffer<T, IxDyn>) {
+        if !self.options.keep_partial {
+            // Why the download ended is the news, not that its remains could not be removed.
+            let _remains = buffer.discard();
+        }
+    }
+}

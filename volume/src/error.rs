@@ -1,0 +1,118 @@
+//! What can go wrong between a volume and an array, in words that say what to do about it.
+//!
+//! Errors of the array itself are the core's and pass through unchanged.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A cause that came from another crate, kept for [`source`](std::error::Error::source) only.
+pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// Everything that can go wrong while a volume is painted into an array.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What the path leads to is no volume that can be read.
+    #[error("`{path}`: {reason}", path = path.display())]
+    Source {
+        /// The path that was opened.
+        path: PathBuf,
+        /// What is there, and what to do.
+        reason: String,
+        /// What the reader of the format said.
+        #[source]
+        cause: Option<Cause>,
+    },
+    /// The volume's elements are of a type that arrays in shared memory do not have.
+    #[error("`{path}`: elements of type {dtype} cannot be shared (supported: {SUPPORTED})", path = path.display())]
+    UnsupportedDType {
+        /// The volume.
+        path: PathBuf,
+        /// The type, as the volume's metadata writes it.
+        dtype: String,
+    },
+    /// A chunk is there, but cannot be read or decoded.
+    #[error("chunk `{chunk}` (region {region}) cannot be read: repair it, or leave its region out")]
+    Chunk {
+        /// The file or key of the chunk.
+        chunk: String,
+        /// The part of the volume that was asked for.
+        region: String,
+        /// What the codec or the file system said.
+        #[source]
+        cause: Cause,
+    },
+    /// The region is not one, or not one of this volume.
+    #[error("region `{bbox}`: {reason}")]
+    Bbox {
+        /// The region as it was given.
+        bbox: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The [`StopFlag`](crate::StopFlag) was raised.
+    #[error("interrupted after {done} of {total} chunks")]
+    Interrupted {
+        /// Chunks that were painted by then.
+        done: usize,
+        /// Chunks there are.
+        total: usize,
+    },
+    /// All worker processes were lost before the work was done. What they painted is kept.
+    #[error(
+        "all worker processes were lost after {done} of {total} chunks (the same call again paints only the rest): \
+         {report}"
+    )]
+    Worker {
+        /// How each of them ended, with the last lines of what it said.
+        report: String,
+        /// Chunks that are painted.
+        done: usize,
+        /// Chunks there are.
+        total: usize,
+    },
+    /// The workers gave up by themselves: trying again would fail again.
+    #[error("no worker could paint the rest after {done} of {total} chunks: {report}")]
+    Painting {
+        /// What they said.
+        report: String,
+        /// Chunks that were painted by then.
+        done: usize,
+        /// Chunks there are.
+        total: usize,
+    },
+    /// The array itself could not be made, opened, painted or finished.
+    #[error(transparent)]
+    Array(#[from] ndarray_shm::Error),
+    /// Any other answer of the operating system.
+    #[error("{op} `{path}` failed", path = path.display())]
+    Io {
+        /// What was being done.
+        op: &'static str,
+        /// The file or directory it was done to.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+const SUPPORTED: &str = "8 to 64 bit integers, float16, bfloat16, float32, float64, complex64, complex128";
+
+impl Error {
+    pub(crate) fn no_volume(path: impl Into<PathBuf>, reason: impl Into<String>) -> Self {
+        Self::Source { path: path.into(), reason: reason.into(), cause: None }
+    }
+
+    pub(crate) fn io(op: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::Io { op, path: path.into(), source }
+    }
+
+    pub(crate) fn bbox(bbox: impl fmt::Display, reason: impl Into<String>) -> Self {
+        Self::Bbox { bbox: bbox.to_string(), reason: reason.into() }
+    }
+}

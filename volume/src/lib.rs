@@ -1,0 +1,57 @@
+//! Chunked volumes on disk become arrays in shared memory, painted by many workers at once.
+//!
+//! A volume, such as a Zarr array, is stored in chunks that are packed one by one. [`download_to_shared_memory`] decodes
+//! those that a [region](Bbox) touches, with threads or with processes, straight to their places in one array that any
+//! process can then open by its name, in any language:
+//!
+//! ```
+//! use ndarray_shm::{DType, Order, unlink};
+//! use ndarray_shm_volume::demo::{self, DemoSpec};
+//! use ndarray_shm_volume::{Bbox, DownloadOptions, Workers, download_to_shared_memory, open_volume};
+//!
+//! let directory = std::env::temp_dir().join(format!("volume-example-{}", std::process::id()));
+//! demo::write_volume(&directory, &DemoSpec::new(&[48, 64, 64], &[16, 32, 32], DType::F32))?;
+//!
+//! let volume = open_volume(&directory)?;
+//! let bbox = Bbox::whole(&volume.meta().shape);
+//! let location = format!("volume-example-{}", std::process::id()).parse()?;
+//! let options = DownloadOptions::new().order(Order::F).workers(Workers::Threads(2));
+//! let done = download_to_shared_memory(&*volume, &bbox, &location, &options)?;
+//! assert_eq!((done.chunks, done.bytes), (12, 48 * 64 * 64 * 4));
+//!
+//! unlink(&location)?;
+//! std::fs::remove_dir_all(&directory)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The array is painted under a reserved name; readers by name see it whole or not at all. Chunks are claimed under locks
+//! that the kernel holds, so a worker that is killed costs the one chunk it had, and a download that was cut off is resumed by
+//! the same call.
+//!
+//! Formats: Zarr versions 2 and 3, in a local directory, with the codecs blosc, bz2, crc32c, gzip, sharding, transpose, zlib
+//! and zstd; [`ChunkSource`] is the door for others. Every integer and floating-point type that
+//! [`ndarray_shm`] knows is read, stored in either byte order; missing chunks have the volume's fill value.
+
+mod bbox;
+mod copy;
+pub mod demo;
+mod download;
+mod error;
+mod fingerprint;
+mod options;
+mod paint;
+mod processes;
+mod progress;
+mod source;
+mod threads;
+mod watch;
+mod zarr;
+
+pub use crate::bbox::Bbox;
+pub use crate::download::{Downloaded, download_to_shared_memory, paint_as_worker};
+pub use crate::error::{Error, Result};
+pub use crate::options::{DownloadOptions, Workers};
+pub use crate::processes::ProcessWorkers;
+pub use crate::progress::{DownloadProgress, Progress, StopFlag};
+pub use crate::source::{ChunkSource, Elements, Scratch, VolumeMeta};
+pub use crate::zarr::open_volume;

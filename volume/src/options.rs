@@ -1,0 +1,107 @@
+//! How a download is done: what the caller may choose, and what is chosen otherwise.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ndarray_shm::{Backend, Order};
+
+use crate::processes::ProcessWorkers;
+use crate::progress::{Progress, StopFlag};
+
+/// Who decodes and paints.
+#[derive(Debug)]
+pub enum Workers {
+    /// This many threads of this process; 0 is one for each processor.
+    Threads(usize),
+    /// Processes of their own: slower to start, but the death of one costs only the chunk it had.
+    Processes(ProcessWorkers),
+}
+
+/// How a download is done.
+pub struct DownloadOptions<'a> {
+    pub(crate) order: Order,
+    pub(crate) workers: Workers,
+    pub(crate) replace: bool,
+    pub(crate) backend: Option<Arc<dyn Backend>>,
+    pub(crate) progress: &'a dyn Progress,
+    pub(crate) stop: StopFlag,
+    pub(crate) keep_partial: bool,
+}
+
+impl<'a> DownloadOptions<'a> {
+    /// Begins with the defaults: C order, a thread for each processor, the default backend, nothing replaced, nobody told,
+    /// never stopped, no partial work kept.
+    pub fn new() -> Self {
+        Self {
+            order: Order::C,
+            workers: Workers::Threads(0),
+            replace: false,
+            backend: None,
+            progress: &(),
+            stop: StopFlag::new(),
+            keep_partial: false,
+        }
+    }
+
+    /// Chooses the order of the array in memory; the shape is the region's in both.
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// Chooses who paints.
+    pub fn workers(mut self, workers: Workers) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Lets the finished array take the name of one that exists; that one stays until then.
+    pub fn replace(mut self, replace: bool) -> Self {
+        self.replace = replace;
+        self
+    }
+
+    /// Paints into this backend instead of the [default](ndarray_shm::default_backend).
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Tells how far it is.
+    pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// Lets this flag stop the work between two chunks.
+    pub fn stop(mut self, stop: &StopFlag) -> Self {
+        self.stop = stop.clone();
+        self
+    }
+
+    /// Keeps what is painted when the work is stopped or fails, so that the same call resumes it. Otherwise it is thrown
+    /// away, except when worker processes were lost: that is no reason to begin anew.
+    pub fn keep_partial(mut self, keep: bool) -> Self {
+        self.keep_partial = keep;
+        self
+    }
+}
+
+impl Default for DownloadOptions<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for DownloadOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DownloadOptions")
+            .field("order", &self.order)
+            .field("workers", &self.workers)
+            .field("replace", &self.replace)
+            .field("backend", &self.backend)
+            .field("stop", &self.stop)
+            .field("keep_partial", &self.keep_partial)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,58 @@
+//! What the caller hears while the work goes on.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use ndarray::IxDyn;
+use ndarray_shm::{Element, RenderBuffer, RenderProgress};
+
+use crate::progress::{DownloadProgress, Progress};
+
+/// Progress is told at most this often, the first and last time excepted.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Tells the caller how far it is, and remembers what it must be told at the end.
+pub(crate) struct Watch<'a> {
+    progress: &'a dyn Progress,
+    /// Chunks that were painted when the work began.
+    pub(crate) resumed: usize,
+    pub(crate) warnings: Vec<String>,
+    last: Option<Instant>,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new<T: Element>(progress: &'a dyn Progress, buffer: &RenderBuffer<T, IxDyn>) -> Self {
+        Self { progress, resumed: buffer.progress().done, warnings: Vec::new(), last: None }
+    }
+
+    /// Tells how far it is now.
+    pub(crate) fn tell<T: Element>(&mut self, buffer: &RenderBuffer<T, IxDyn>) -> RenderProgress {
+        let now = buffer.progress();
+        let painted_here = now.done.saturating_sub(self.resumed);
+        self.progress.update(DownloadProgress { done: now.done, total: now.total, painted_here });
+        self.last = Some(Instant::now());
+        now
+    }
+
+    /// Tells how far it is now, if that was not told a moment ago.
+    pub(crate) fn tell_now_and_then<T: Element>(&mut self, buffer: &RenderBuffer<T, IxDyn>) {
+        if self.last.is_none_or(|last| last.elapsed() >= PROGRESS_INTERVAL) {
+            self.tell(buffer);
+        }
+    }
+
+    /// Tells of something that does not stop the work.
+    pub(crate) fn warn(&mut self, message: String) {
+        self.progress.warning(&message);
+        self.warnings.push(message);
+    }
+}
+
+impl fmt::Debug for Watch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch")
+            .field("resumed", &self.resumed)
+            .field("warnings", &self.warnings)
+            .finish_non_exhaustive()
+    }
+}

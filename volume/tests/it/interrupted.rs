@@ -1,0 +1,234 @@
+//! Downloads that are stopped, fail or meet each other: what is left, and how they go on.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ndarray::{Ix2, IxDyn};
+use ndarray_shm::{DType, EntryKind, Order, render};
+use ndarray_shm_volume::demo::{self, DemoSpec};
+use ndarray_shm_volume::{
+    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, Result, Scratch, StopFlag, VolumeMeta, Workers, open_volume,
+};
+
+use crate::place::{Place, corrupt};
+
+const PARTIAL: [EntryKind; 2] = [EntryKind::Ledger, EntryKind::Partial];
+
+/// A volume that raises a flag when a number of its chunks were decoded.
+#[derive(Debug)]
+struct Stopping<'a> {
+    volume: &'a dyn ChunkSource,
+    stop: StopFlag,
+    left: AtomicUsize,
+}
+
+impl<'a> Stopping<'a> {
+    fn after(chunks: usize, volume: &'a dyn ChunkSource) -> Self {
+        Self { volume, stop: StopFlag::new(), left: AtomicUsize::new(chunks) }
+    }
+}
+
+impl ChunkSource for Stopping<'_> {
+    fn meta(&self) -> &VolumeMeta {
+        self.volume.meta()
+    }
+    fn identity(&self) -> String {
+        self.volume.identity()
+    }
+    fn decode(&self, region: &[Range<u64>], scratch: &mut Scratch) -> Result<()> {
+        if self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.stop.stop();
+        }
+        self.volume.decode(region, scratch)
+    }
+}
+
+fn spec() -> DemoSpec {
+    DemoSpec::new(&[40, 40], &[8, 8], DType::U16)
+}
+
+fn all() -> Bbox {
+    Bbox::whole(&[40, 40])
+}
+
+/// Paints `chunks` of the 25 chunks of the volume and is stopped.
+fn begin(place: &Place, volume: &dyn ChunkSource, chunks: usize, order: Order, keep: bool) {
+    let source = Stopping::after(chunks, volume);
+    let options = place.options().stop(&source.stop).keep_partial(keep).order(order).workers(Workers::Threads(1));
+    let error = place.download(&source, &all(), &options).expect_err("it was stopped");
+    let Error::Interrupted { done, total: 25 } = error else { panic!("{error}") };
+    assert_eq!(done, chunks);
+}
+
+fn check(place: &Place, done: &Downloaded) {
+    let array = done.open::<u16, Ix2>().expect("the array");
+    let expected = spec().expected::<u16>(&all()).expect("all of it");
+    assert_eq!(array.read().expect("a guard").view().into_dyn(), expected);
+    assert_eq!(place.left(), [EntryKind::Array]);
+}
+
+#[test]
+fn a_stopped_download_leaves_nothing() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    begin(&place, &*volume, 9, Order::C, false);
+    assert_eq!(place.left(), []);
+    let stop = StopFlag::new();
+    stop.stop();
+    let error = place.download(&*volume, &all(), &place.options().stop(&stop)).expect_err("stopped from the start");
+    assert!(matches!(error, Error::Interrupted { done: 0, total: 25 }), "{error}");
+    assert_eq!(place.left(), []);
+}
+
+#[test]
+fn what_is_kept_is_resumed_and_only_the_rest_is_painted() {
+    for order in [Order::C, Order::F] {
+        let place = Place::in_shared_memory();
+        let volume = place.volume(&spec());
+        begin(&place, &*volume, 9, order, true);
+        assert_eq!(place.left(), PARTIAL);
+        let ledger = render::ledger(&place.backend, &place.location).expect("the ledger");
+        assert_eq!((ledger.done, ledger.total, ledger.order), (9, 25, order));
+        assert!(ledger.fingerprint.starts_with("bbox=0:40,0:40 "), "{}", ledger.fingerprint);
+
+        begin_again(&place, &*volume, order);
+        let done = place.download(&*volume, &all(), &place.options().order(order)).expect("the rest");
+        assert_eq!((done.resumed, done.painted, done.chunks), (13, 12, 25));
+        check(&place, &done);
+    }
+}
+
+/// Goes on for four chunks and is stopped again.
+fn begin_again(place: &Place, volume: &dyn ChunkSource, order: Order) {
+    let source = Stopping::after(4, volume);
+    let options = place.options().stop(&source.stop).keep_partial(true).order(order).workers(Workers::Threads(1));
+    let error = place.download(&source, &all(), &options).expect_err("it was stopped");
+    assert!(matches!(error, Error::Interrupted { done: 13, total: 25 }), "{error}");
+}
+
+#[test]
+fn a_download_that_only_lacks_its_name_is_finished() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    begin(&place, &*volume, 24, Order::C, true);
+    // The last chunk is painted by a worker that does not finish.
+    let painted = ndarray_shm_volume::paint_as_worker(
+        &*volume,
+        std::sync::Arc::clone(&place.backend),
+        &place.location,
+        &StopFlag::new(),
+    );
+    assert_eq!(painted.expect("one chunk"), 1);
+    assert_eq!(place.left(), PARTIAL);
+    let done = place.download(&*volume, &all(), &place.options()).expect("its name");
+    assert_eq!((done.resumed, done.painted), (25, 0));
+    check(&place, &done);
+}
+
+#[test]
+fn another_region_order_or_volume_under_the_same_name_is_a_mismatch() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    begin(&place, &*volume, 3, Order::C, true);
+    let refused = |source: &dyn ChunkSource, bbox: &str, options: &DownloadOptions<'_>| {
+        let error = place.download(source, &bbox.parse().expect("a region"), options).expect_err("another work");
+        assert!(matches!(error, Error::Array(ndarray_shm::Error::Mismatch { .. })), "{error}");
+    };
+    refused(&*volume, "0:40,0:39", &place.options());
+    refused(&*volume, "0:40,0:40", &place.options().order(Order::F));
+
+    let other = place.path("other");
+    demo::write_volume(&other, &spec()).expect("an equal volume elsewhere");
+    let other = open_volume(&other).expect("the other volume");
+    refused(&*other, "0:40,0:40", &place.options());
+
+    // The same path, shape and type, but written anew.
+    std::fs::remove_dir_all(place.path("volume")).expect("the volume");
+    let anew = place.volume(&spec());
+    assert_ne!(anew.identity(), volume.identity());
+    refused(&*anew, "0:40,0:40", &place.options());
+    let error = ndarray_shm_volume::paint_as_worker(
+        &*anew,
+        std::sync::Arc::clone(&place.backend),
+        &place.location,
+        &StopFlag::new(),
+    );
+    assert!(matches!(error, Err(Error::Array(ndarray_shm::Error::Mismatch { .. }))));
+
+    assert_eq!(place.left(), PARTIAL);
+    let done = place.download(&*volume, &all(), &place.options()).expect("the first work goes on");
+    assert_eq!((done.resumed, done.painted), (3, 22));
+}
+
+#[test]
+fn a_worker_needs_something_to_join() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let join = || {
+        let backend = std::sync::Arc::clone(&place.backend);
+        ndarray_shm_volume::paint_as_worker(&*volume, backend, &place.location, &StopFlag::new())
+    };
+    assert!(matches!(join(), Err(Error::Array(ndarray_shm::Error::NotFound { .. }))));
+    place.download(&*volume, &all(), &place.options()).expect("a download");
+    assert!(matches!(join(), Err(Error::Array(ndarray_shm::Error::NotFound { .. }))), "it is finished");
+}
+
+#[test]
+fn what_was_painted_before_a_broken_chunk_is_kept_on_request() {
+    let place = Place::new();
+    let volume = place.volume(&spec().complete(true));
+    let chunk = place.path("volume/c/4/4");
+    let intact = std::fs::read(&chunk).expect("the chunk");
+    corrupt(&chunk);
+    let options = place.options().keep_partial(true).workers(Workers::Threads(1));
+    let error = place.download(&*volume, &all(), &options).expect_err("a broken chunk");
+    assert!(matches!(error, Error::Chunk { .. }), "{error}");
+    assert_eq!(place.left(), PARTIAL);
+
+    std::fs::write(&chunk, intact).expect("the chunk");
+    let done = place.download(&*volume, &all(), &place.options()).expect("the rest");
+    assert_eq!((done.resumed, done.painted), (24, 1));
+    let array = done.open::<u16, IxDyn>().expect("the array");
+    let expected = spec().complete(true).expected::<u16>(&all()).expect("all of it");
+    assert_eq!(array.read().expect("a guard").view(), expected);
+}
+
+/// A volume whose chunks take a while, and which notes who decoded them.
+#[derive(Debug)]
+struct Slow<'a>(&'a dyn ChunkSource, Mutex<usize>);
+
+impl ChunkSource for Slow<'_> {
+    fn meta(&self) -> &VolumeMeta {
+        self.0.meta()
+    }
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
+    fn decode(&self, region: &[Range<u64>], scratch: &mut Scratch) -> Result<()> {
+        *self.1.lock().expect("the count") += 1;
+        std::thread::sleep(Duration::from_millis(20));
+        self.0.decode(region, scratch)
+    }
+}
+
+#[test]
+fn two_downloads_of_the_same_work_share_it() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let sources = [Slow(&*volume, Mutex::new(0)), Slow(&*volume, Mutex::new(0))];
+    let results: Vec<Result<Downloaded>> = std::thread::scope(|scope| {
+        let downloads = sources.iter().map(|source| {
+            let place = &place;
+            scope.spawn(move || place.download(source, &all(), &place.options().workers(Workers::Threads(2))))
+        });
+        downloads.collect::<Vec<_>>().into_iter().map(|download| download.join().expect("no panic")).collect()
+    });
+    for result in results {
+        check(&place, &result.expect("both get the array"));
+    }
+    let decoded: Vec<usize> = sources.into_iter().map(|source| source.1.into_inner().expect("the count")).collect();
+    assert_eq!(decoded.iter().sum::<usize>(), 25, "no chunk was decoded twice");
+    assert!(decoded.iter().all(|count| *count > 0), "both took part: {decoded:?}");
+}

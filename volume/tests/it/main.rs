@@ -1,0 +1,9 @@
+//! Downloads of volumes whose every element is known, and of much that is no volume.
+
+#[path = "../place/mod.rs"]
+mod place;
+
+mod formats;
+mod interrupted;
+mod refused;
+mod regions;

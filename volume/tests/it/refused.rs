@@ -1,0 +1,364 @@
+//! What is no volume, no region, or no chunk gets an error that says what it is, and leaves nothing behind.
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use ndarray_shm::DType;
+use ndarray_shm_volume::demo::{self, Codec, DemoSpec, Format};
+use ndarray_shm_volume::{Bbox, ChunkSource, Error, Result, Scratch, VolumeMeta, open_volume};
+use serde_json::{Value, json};
+
+use crate::place::{Place, corrupt};
+
+/// Writes an error and its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Writes a volume, changes its metadata, and returns what opening it answers.
+fn with_metadata(spec: &DemoSpec, change: impl FnOnce(&mut Value)) -> Error {
+    let place = Place::new();
+    let path = place.path("volume");
+    demo::write_volume(&path, spec).expect("a volume");
+    let file =
+        [".zarray", "zarr.json"].map(|name| path.join(name)).into_iter().find(|file| file.exists()).expect("one");
+    let mut json = serde_json::from_slice(&fs::read(&file).expect("the metadata")).expect("a document");
+    change(&mut json);
+    fs::write(&file, json.to_string()).expect("the metadata");
+    open_volume(&path).expect_err("no volume")
+}
+
+fn v2() -> DemoSpec {
+    DemoSpec::new(&[8, 8], &[4, 4], DType::U16).format(Format::ZarrV2)
+}
+
+fn v3() -> DemoSpec {
+    DemoSpec::new(&[8, 8], &[4, 4], DType::U16)
+}
+
+#[test]
+fn element_types_that_cannot_be_shared_are_named() {
+    for (dtype, name) in [
+        (json!("|b1"), "|b1"),
+        (json!("<U4"), "<U4"),
+        (json!("|S3"), "|S3"),
+        (json!("<M8[ns]"), "<M8[ns]"),
+        (json!("|O"), "|O"),
+        (json!([["x", "<f4"], ["y", "<i2"]]), r#"[["x","<f4"],["y","<i2"]]"#),
+    ] {
+        let error = with_metadata(&v2(), |json| json["dtype"] = dtype);
+        assert!(matches!(&error, Error::UnsupportedDType { dtype, .. } if dtype == name), "{}", chain(&error));
+        assert!(error.to_string().contains("float16, bfloat16, float32"), "{error}");
+    }
+    for (dtype, name) in [
+        (json!("bool"), "bool"),
+        (json!("string"), "string"),
+        (json!("r16"), "r16"),
+        (json!("int4"), "int4"),
+        (json!({"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 1}}), "numpy.datetime64"),
+    ] {
+        let error = with_metadata(&v3(), |json| json["data_type"] = dtype);
+        assert!(matches!(&error, Error::UnsupportedDType { dtype, .. } if dtype.contains(name)), "{}", chain(&error));
+    }
+}
+
+#[test]
+fn codecs_and_grids_that_are_not_supported_are_named() {
+    let error = with_metadata(&v3(), |json| json["codecs"][1] = json!({"name": "squash", "configuration": {}}));
+    assert!(matches!(error, Error::Source { .. }) && chain(&error).contains("squash"), "{}", chain(&error));
+    let error = with_metadata(&v2(), |json| json["compressor"] = json!({"id": "lzma", "preset": 1}));
+    assert!(matches!(error, Error::Source { .. }) && chain(&error).contains("lzma"), "{}", chain(&error));
+    let grid = json!({"name": "rectangular", "configuration": {"chunk_shape": [[3, 5], 4]}});
+    let error = with_metadata(&v3(), |json| json["chunk_grid"] = grid);
+    assert!(matches!(error, Error::Source { .. }) && chain(&error).contains("rectangular"), "{}", chain(&error));
+}
+
+#[test]
+fn damaged_metadata_is_an_error() {
+    let changes: [fn(&mut Value); 10] = [
+        |json| json["chunk_grid"]["configuration"]["chunk_shape"] = json!([1u64 << 31, 1u64 << 31]),
+        |json| json["chunk_grid"]["configuration"]["chunk_shape"] = json!([u64::MAX, 3]),
+        |json| json["shape"] = json!([8]),
+        |json| json["shape"] = json!("large"),
+        |json| json["data_type"] = Value::Null,
+        |json| json["node_type"] = json!("leaf"),
+        |json| json["fill_value"] = json!("seven"),
+        |json| json["chunk_grid"]["configuration"]["chunk_shape"] = json!([4, 0]),
+        |json| json["codecs"] = json!([]),
+        |json| *json = json!([1, 2, 3]),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let error = with_metadata(&v3(), change);
+        assert!(matches!(error, Error::Source { .. }), "change {number}: {}", chain(&error));
+    }
+    let changes: [fn(&mut Value); 4] = [
+        |json| json["chunks"] = json!([4, 0]),
+        |json| json["chunks"] = json!([4]),
+        |json| json["order"] = json!("Z"),
+        |json| json["zarr_format"] = json!(1),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let error = with_metadata(&v2(), change);
+        assert!(matches!(error, Error::Source { .. }), "change {number}: {}", chain(&error));
+    }
+    let place = Place::new();
+    place.volume(&v3());
+    fs::write(place.path("volume/zarr.json"), b"{\"zarr_format\": 3, ").expect("the metadata");
+    let error = open_volume(&place.path("volume")).expect_err("cut short");
+    assert!(error.to_string().contains("zarr.json") && error.to_string().contains("damaged"), "{error}");
+}
+
+#[test]
+fn what_is_no_volume_is_called_what_it_is() {
+    let place = Place::new();
+    let message = |path: &Path| {
+        let error = open_volume(path).expect_err("no volume");
+        assert!(matches!(error, Error::Source { .. }), "{}", chain(&error));
+        error.to_string()
+    };
+    assert!(message(&place.path("nowhere")).contains("no such directory"));
+
+    place.volume(&v3());
+    assert!(message(&place.path("volume/zarr.json")).contains("give the directory"));
+    assert!(message(&place.path("volume/c/0/0")).contains("a Zarr array is a directory"));
+    assert!(message(&place.path("volume/c")).contains("neither zarr.json nor .zarray"));
+
+    let look_alike = place.path("look-alike");
+    fs::create_dir(&look_alike).expect("a directory");
+    fs::write(look_alike.join("info"), "{}").expect("a file");
+    assert!(message(&look_alike).contains("Neuroglancer Precomputed"));
+
+    for (name, text) in
+        [("zarr.json", r#"{"zarr_format": 3, "node_type": "group"}"#), (".zgroup", r#"{"zarr_format": 2}"#)]
+    {
+        let group = place.path(&format!("group-{name}"));
+        fs::create_dir(&group).expect("a directory");
+        fs::write(group.join(name), text).expect("the group's metadata");
+        assert!(message(&group).contains("is a Zarr group, not an array: give the path"), "{name}");
+        demo::write_volume(&group.join("scale-1"), &v2()).expect("an array in the group");
+        demo::write_volume(&group.join("scale-0"), &v3()).expect("an array in the group");
+        fs::create_dir(group.join("notes")).expect("something else");
+        assert!(message(&group).ends_with("(scale-0, scale-1)"), "{}", message(&group));
+    }
+}
+
+#[test]
+fn regions_must_have_elements_and_lie_in_the_volume() {
+    let place = Place::new();
+    let source = place.volume(&v3());
+    for (bbox, reason) in [
+        (Bbox::whole(&[8, 9]), "axis 1 ends at 8"),
+        (Bbox::whole(&[8]), "1 axes, but the volume has 2"),
+        (Bbox::whole(&[8, 0]), "axis 1 is empty"),
+        ("8:9,0:1".parse().expect("a box"), "axis 0 ends at 8"),
+        ("0:18446744073709551615,0:1".parse().expect("a box"), "axis 0 ends at 8"),
+    ] {
+        let error = place.download(&*source, &bbox, &place.options()).expect_err(reason);
+        assert!(matches!(error, Error::Bbox { .. }) && error.to_string().contains(reason), "{error}");
+    }
+    assert_eq!(place.left(), []);
+    // Sources are public: they refuse what the painters never ask for.
+    let mut scratch = Scratch::new();
+    for region in [vec![0..8, 0..4], vec![0..0, 0..4], vec![7..9, 0..1], vec![]] {
+        assert!(matches!(source.decode(&region, &mut scratch), Err(Error::Bbox { .. })), "{region:?}");
+    }
+}
+
+#[test]
+fn a_volume_without_elements_has_no_region() {
+    let place = Place::new();
+    for (name, spec) in [
+        ("v3", DemoSpec::new(&[8, 0], &[4, 4], DType::U16)),
+        ("v2", DemoSpec::new(&[0], &[1], DType::U8).format(Format::ZarrV2)),
+    ] {
+        let path = place.path(name);
+        demo::write_volume(&path, &spec).expect("a volume");
+        let source = open_volume(&path).expect("it is a volume");
+        let error = place.download(&*source, &Bbox::whole(spec.shape()), &place.options()).expect_err("empty");
+        assert!(matches!(error, Error::Bbox { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_volume_larger_than_memory_is_refused_before_anything_is_taken() {
+    let place = Place::new();
+    let error_of = |name: &str, shape: &[u64], chunk: &[u64]| {
+        // No chunk is ever written.
+        let path = place.path(name);
+        demo::write_volume(&path, &DemoSpec::new(&vec![0; shape.len()], chunk, DType::F64)).expect("a volume");
+        let mut json: Value =
+            serde_json::from_slice(&fs::read(path.join("zarr.json")).expect("metadata")).expect("JSON");
+        json["shape"] = json!(shape);
+        fs::write(path.join("zarr.json"), json.to_string()).expect("metadata");
+        let source = open_volume(&path).expect("a large volume");
+        place.download(&*source, &Bbox::whole(shape), &place.options()).expect_err("it cannot fit")
+    };
+    let error = error_of("large", &[1 << 20, 1 << 20], &[1 << 12, 1 << 12]);
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::NoSpace { .. })), "{error}");
+    let error = error_of("huge", &[1 << 40, 1 << 40], &[1 << 20, 1 << 20]);
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::TooLarge { .. })), "{error}");
+    assert_eq!(place.left(), []);
+}
+
+#[test]
+fn a_chunk_that_cannot_be_decoded_is_named_and_nothing_is_left() {
+    for codec in [Codec::Zstd, Codec::Blosc, Codec::Gzip] {
+        for sharded in [false, true] {
+            let spec = DemoSpec::new(&[64, 64], &[16, 16], DType::U32).codec(codec).complete(true);
+            let place = Place::new();
+            let source = place.volume(&if sharded { spec.shards(&[32, 64]) } else { spec });
+            let chunk = place.path(if sharded { "volume/c/1/0" } else { "volume/c/2/3" });
+            let whole = fs::read(&chunk).expect("the chunk");
+            for length in [0, 1, whole.len() / 2, whole.len() - 1] {
+                fs::write(&chunk, &whole[..length]).expect("the chunk");
+                let error = place.download(&*source, &Bbox::whole(&[64, 64]), &place.options()).expect_err("cut short");
+                let Error::Chunk { chunk: named, .. } = &error else { panic!("{}", chain(&error)) };
+                assert!(chunk.canonicalize().expect("the chunk") == Path::new(named), "{named}");
+                assert_eq!(place.left(), [], "{codec:?}, sharded {sharded}, {length} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_chunk_larger_than_memory_is_read_in_part_or_refused() {
+    for codec in [Codec::Uncompressed, Codec::Zstd, Codec::Blosc, Codec::Gzip] {
+        let place = Place::new();
+        let spec = DemoSpec::new(&[100, 100], &[100, 100], DType::U32).codec(codec).complete(true);
+        demo::write_volume(&place.path("volume"), &spec).expect("a volume");
+        let metadata = place.path("volume/zarr.json");
+        let mut json: Value = serde_json::from_slice(&fs::read(&metadata).expect("metadata")).expect("a document");
+        json["chunk_grid"]["configuration"]["chunk_shape"] = json!([1u64 << 20, 1u64 << 20]);
+        fs::write(&metadata, json.to_string()).expect("metadata");
+        let source = open_volume(&place.path("volume")).expect("it is a volume");
+        // The file is far too short for such a chunk.
+        let error = place.download(&*source, &Bbox::whole(&[100, 100]), &place.options()).expect_err("too short");
+        assert!(matches!(error, Error::Chunk { .. }), "{codec:?}: {}", chain(&error));
+        assert_eq!(place.left(), []);
+        fs::remove_file(place.path("volume/c/0/0")).expect("the chunk");
+        place.download(&*source, &Bbox::whole(&[100, 100]), &place.options()).expect("the fill value");
+    }
+}
+
+#[test]
+fn damaged_bytes_are_noticed_by_codecs_that_can() {
+    for codec in [Codec::Zstd, Codec::Gzip] {
+        let place = Place::new();
+        let source = place.volume(&DemoSpec::new(&[64, 64], &[16, 16], DType::U32).codec(codec).complete(true));
+        corrupt(&place.path("volume/c/1/1"));
+        let error = place.download(&*source, &Bbox::whole(&[64, 64]), &place.options()).expect_err("damaged");
+        assert!(matches!(&error, Error::Chunk { region, .. } if region == "16:32,16:32"), "{}", chain(&error));
+        assert_eq!(place.left(), []);
+    }
+}
+
+#[test]
+fn an_uncompressed_chunk_of_another_length_is_an_error() {
+    for change in [-1i64, 1] {
+        let place = Place::new();
+        let source =
+            place.volume(&DemoSpec::new(&[8, 8], &[4, 4], DType::U16).codec(Codec::Uncompressed).complete(true));
+        let file = fs::OpenOptions::new().write(true).open(place.path("volume/c/1/1")).expect("the chunk");
+        file.set_len(file.metadata().expect("its length").len().strict_add_signed(change)).expect("another length");
+        let error = place.download(&*source, &Bbox::whole(&[8, 8]), &place.options()).expect_err("another length");
+        assert!(matches!(error, Error::Chunk { .. }), "{}", chain(&error));
+    }
+}
+
+#[test]
+fn a_chunk_that_cannot_be_read_is_not_taken_for_a_missing_one() {
+    let place = Place::new();
+    let source = place.volume(&v3().complete(true));
+    fs::remove_file(place.path("volume/c/0/1")).expect("the chunk");
+    fs::create_dir(place.path("volume/c/0/1")).expect("a directory in its place");
+    let error = place.download(&*source, &Bbox::whole(&[8, 8]), &place.options()).expect_err("not a file");
+    assert!(matches!(error, Error::Chunk { .. }), "{}", chain(&error));
+    assert_eq!(place.left(), []);
+}
+
+/// A source that breaks its promises.
+#[derive(Debug)]
+struct Broken {
+    meta: VolumeMeta,
+    how: fn(&mut Scratch),
+}
+
+impl ChunkSource for Broken {
+    fn meta(&self) -> &VolumeMeta {
+        &self.meta
+    }
+    fn identity(&self) -> String {
+        "a broken source".to_owned()
+    }
+    fn decode(&self, _region: &[Range<u64>], scratch: &mut Scratch) -> Result<()> {
+        (self.how)(scratch);
+        Ok(())
+    }
+}
+
+fn broken(chunk_shape: &[u64], how: fn(&mut Scratch)) -> Broken {
+    let (shape, chunk_shape) = (vec![8, 8], chunk_shape.to_vec());
+    Broken { meta: VolumeMeta { shape, chunk_shape, dtype: DType::U16, description: "a test".to_owned() }, how }
+}
+
+#[test]
+fn a_source_that_breaks_its_promises_gets_an_error_and_not_the_array() {
+    let place = Place::new();
+    let hows: [fn(&mut Scratch); 4] = [
+        |_| {},
+        |scratch| scratch.fill(&[1]),
+        |scratch| scratch.block(vec![0; 31], vec![4, 4], vec![0..4, 0..4]),
+        // A block of another shape than the region's.
+        |scratch| scratch.block(vec![0; 32], vec![2, 8], vec![0..2, 0..8]),
+    ];
+    for (number, how) in hows.into_iter().enumerate() {
+        let source = broken(&[4, 4], how);
+        let error = place.download(&source, &Bbox::whole(&[8, 8]), &place.options()).expect_err("a broken promise");
+        assert!(matches!(error, Error::Chunk { .. }), "{number}: {}", chain(&error));
+        assert_eq!(place.left(), []);
+    }
+    for chunks in [&[4, 0][..], &[4]] {
+        let source = broken(chunks, |_| {});
+        let error = place.download(&source, &Bbox::whole(&[8, 8]), &place.options()).expect_err("no grid");
+        assert!(matches!(error, Error::Source { .. }), "{}", chain(&error));
+    }
+}
+
+#[test]
+fn a_source_that_panics_becomes_an_error() {
+    let place = Place::new();
+    let source = broken(&[4, 4], |_| panic!("a decoder that panics"));
+    let error = place.download(&source, &Bbox::whole(&[8, 8]), &place.options()).expect_err("a panic");
+    let Error::Painting { report, done: 0, total: 4 } = &error else { panic!("{}", chain(&error)) };
+    assert!(report.contains("a decoder that panics"), "{report}");
+    assert_eq!(place.left(), []);
+}
+
+#[test]
+fn demo_volumes_that_cannot_be_are_refused() {
+    let place = Place::new();
+    for (number, spec) in [
+        DemoSpec::new(&[8, 8], &[4], DType::U8),
+        DemoSpec::new(&[8, 8], &[4, 0], DType::U8),
+        DemoSpec::new(&[8, 8], &[4, 4], DType::U8).shards(&[8, 6]),
+        DemoSpec::new(&[8, 8], &[4, 4], DType::U8).shards(&[8]),
+        DemoSpec::new(&[8, 8], &[4, 4], DType::U8).shards(&[8, 8]).format(Format::ZarrV2),
+        DemoSpec::new(&[8, 8], &[4, 4], DType::Bf16).format(Format::ZarrV2),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let path = place.path(&format!("demo-{number}"));
+        assert!(matches!(demo::write_volume(&path, spec), Err(Error::Source { .. })), "{spec:?}");
+        assert!(!path.exists());
+    }
+    place.volume(&v3());
+    assert!(matches!(demo::write_volume(&place.path("volume"), &v3()), Err(Error::Io { .. })), "it is there already");
+}

@@ -1,0 +1,397 @@
+//! Downloads by worker processes, some of which are killed, fail, or never start.
+//!
+//! The binary is its own worker: started with [`WORKER`] in the environment it joins a download instead of running tests.
+
+mod place;
+
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use ndarray::Ix3;
+use ndarray_shm::{DType, Directory, EntryKind, Order, RenderOptions, render};
+use ndarray_shm_volume::demo::{Codec, DemoSpec};
+use ndarray_shm_volume::{
+    Bbox, ChunkSource, Error, ProcessWorkers, Result, Scratch, StopFlag, VolumeMeta, Workers, open_volume,
+    paint_as_worker,
+};
+
+use self::place::{Place, corrupt};
+
+/// Set: be a worker. Its value is what to do when [`CHUNK`] has come.
+const WORKER: &str = "VOLUME_TEST_WORKER";
+/// The number of the chunk, counted from 1 by each worker, at which it does so; 0 is never.
+const CHUNK: &str = "VOLUME_TEST_CHUNK";
+/// The volume, the directory of the arrays, the array's location.
+const VOLUME: &str = "VOLUME_TEST_VOLUME";
+const ARRAYS: &str = "VOLUME_TEST_ARRAYS";
+const LOCATION: &str = "VOLUME_TEST_LOCATION";
+/// A file that the first to make it gets killed for; or a directory in which every worker leaves its process id.
+const MARK: &str = "VOLUME_TEST_MARK";
+
+fn main() -> ExitCode {
+    if let Ok(behaviour) = std::env::var(WORKER) {
+        return worker(&behaviour);
+    }
+    let trial = |name: &str, test: fn()| {
+        Trial::test(name, move || {
+            test();
+            Ok::<(), Failed>(())
+        })
+    };
+    let tests = vec![
+        trial("worker_processes_paint_the_same_as_threads", worker_processes_paint_the_same_as_threads),
+        trial("worker_processes_paint_real_shared_memory", worker_processes_paint_real_shared_memory),
+        trial("a_killed_worker_is_a_warning_and_others_paint_its_chunk", a_killed_worker_is_a_warning),
+        trial("when_all_workers_are_killed_the_same_call_resumes", when_all_workers_are_killed),
+        trial("workers_that_cannot_be_started_are_an_error", workers_that_cannot_be_started),
+        trial("a_worker_that_cannot_be_started_is_a_warning", a_worker_that_cannot_be_started),
+        trial("workers_that_give_up_are_quoted", workers_that_give_up_are_quoted),
+        trial("a_program_that_is_no_worker_is_an_error", a_program_that_is_no_worker),
+        trial("a_broken_chunk_is_named_as_with_threads", a_broken_chunk_is_named),
+        trial("a_stopped_download_leaves_no_process_and_no_file", a_stopped_download_leaves_nothing),
+        trial("a_worker_ends_when_its_parent_is_gone", a_worker_ends_when_its_parent_is_gone),
+        trial("a_worker_for_another_volume_refuses", a_worker_for_another_volume_refuses),
+        trial("no_more_processes_than_chunks_are_started", no_more_processes_than_chunks),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
+}
+
+/// A volume that does something unusual when it has decoded a number of chunks.
+#[derive(Debug)]
+struct Unusual {
+    volume: Box<dyn ChunkSource>,
+    behaviour: String,
+    chunk: usize,
+    count: std::sync::atomic::AtomicUsize,
+}
+
+impl ChunkSource for Unusual {
+    fn meta(&self) -> &VolumeMeta {
+        self.volume.meta()
+    }
+
+    fn identity(&self) -> String {
+        self.volume.identity()
+    }
+
+    fn decode(&self, region: &[Range<u64>], scratch: &mut Scratch) -> Result<()> {
+        let count = 1 + self.count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        if count == self.chunk {
+            match self.behaviour.as_str() {
+                "die" => kill_myself(),
+                "die-once" if fs::create_dir(variable(MARK)).is_ok() => kill_myself(),
+                "give-up" => {
+                    eprintln!("first a line\nI have had enough");
+                    std::process::exit(3);
+                }
+                _ => {}
+            }
+        }
+        if self.behaviour == "slow" {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.volume.decode(region, scratch)
+    }
+}
+
+/// SIGKILL, with a chunk claimed.
+fn kill_myself() {
+    let killed = Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
+    panic!("still alive after kill: {killed:?}");
+}
+
+fn variable(name: &str) -> PathBuf {
+    std::env::var_os(name).unwrap_or_else(|| panic!("{name} is not set")).into()
+}
+
+fn worker(behaviour: &str) -> ExitCode {
+    let stop = StopFlag::new();
+    stop.stop_when_stdin_ends();
+    if behaviour == "slow" {
+        fs::write(variable(MARK).join(std::process::id().to_string()), "").expect("a place for my process id");
+    }
+    let volume = match open_volume(&variable(VOLUME)) {
+        Ok(volume) => volume,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let chunk = std::env::var(CHUNK).expect("a number").parse().expect("a number");
+    let source = Unusual { volume, behaviour: behaviour.to_owned(), chunk, count: 0.into() };
+    let backend = Arc::new(Directory::new("test", variable(ARRAYS)));
+    let location = std::env::var(LOCATION).expect("a location").parse().expect("a location");
+    match paint_as_worker(&source, backend, &location, &stop) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn command(place: &Place, behaviour: &str, chunk: usize) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    command
+        .env(WORKER, behaviour)
+        .env(CHUNK, chunk.to_string())
+        .env(VOLUME, place.path("volume"))
+        .env(ARRAYS, place.backend.directory())
+        .env(LOCATION, place.location.as_str())
+        .env(MARK, place.path("mark"));
+    command
+}
+
+/// Makes workers that do something unusual at their `chunk`th chunk.
+fn workers(place: &Place, count: usize, behaviour: &str, chunk: usize) -> Workers {
+    let (directory, backend, location) =
+        (place.path("volume"), place.backend.directory().to_owned(), place.location.clone());
+    let (behaviour, mark) = (behaviour.to_owned(), place.path("mark"));
+    Workers::Processes(ProcessWorkers::new(count, move || {
+        let mut command = Command::new(std::env::current_exe().expect("this binary"));
+        command
+            .env(WORKER, &behaviour)
+            .env(CHUNK, chunk.to_string())
+            .env(VOLUME, &directory)
+            .env(ARRAYS, &backend)
+            .env(LOCATION, location.as_str())
+            .env(MARK, &mark);
+        command
+    }))
+}
+
+fn spec() -> DemoSpec {
+    DemoSpec::new(&[40, 40, 30], &[16, 16, 16], DType::U16).codec(Codec::Blosc)
+}
+
+fn region() -> Bbox {
+    "1:40,0:40,3:30".parse().expect("a region")
+}
+
+/// Chunks that the region touches.
+const CHUNKS: usize = 3 * 3 * 2;
+
+const PARTIAL: [EntryKind; 2] = [EntryKind::Ledger, EntryKind::Partial];
+
+fn check(place: &Place, done: &ndarray_shm_volume::Downloaded) {
+    let array = done.open::<u16, Ix3>().expect("the array");
+    let expected = spec().expected::<u16>(&region()).expect("the region");
+    assert_eq!(array.read().expect("a guard").view().into_dyn(), expected);
+    assert_eq!(place.left(), [EntryKind::Array]);
+}
+
+fn worker_processes_paint_the_same_as_threads() {
+    for order in [Order::C, Order::F] {
+        let place = Place::new();
+        let volume = place.volume(&spec());
+        let options = place.options().order(order).workers(workers(&place, 3, "usual", 0));
+        let done = place.download(&*volume, &region(), &options).expect("a download");
+        assert_eq!((done.chunks, done.painted, done.resumed, done.order), (CHUNKS, CHUNKS, 0, order));
+        assert_eq!(done.warnings, [""; 0]);
+        check(&place, &done);
+    }
+}
+
+fn worker_processes_paint_real_shared_memory() {
+    let place = Place::in_shared_memory();
+    let volume = place.volume(&spec());
+    let options = place.options().workers(workers(&place, 2, "usual", 0));
+    check(&place, &place.download(&*volume, &region(), &options).expect("a download"));
+}
+
+fn a_killed_worker_is_a_warning() {
+    for chunk in [1, 2, 3] {
+        let place = Place::new();
+        let volume = place.volume(&spec());
+        let options = place.options().workers(workers(&place, 4, "die-once", chunk));
+        let done = place.download(&*volume, &region(), &options).expect("the others go on");
+        assert_eq!((done.painted, done.chunks), (CHUNKS, CHUNKS));
+        // A worker that came late may never have had that many chunks; then none was killed.
+        let killed = usize::from(place.path("mark").exists());
+        assert_eq!(done.warnings.len(), killed, "{:?}", done.warnings);
+        assert!(done.warnings.iter().all(|warning| warning.contains("signal: 9")), "{:?}", done.warnings);
+        assert!(chunk > 1 || killed == 1, "every worker that came had a first chunk");
+        check(&place, &done);
+    }
+}
+
+fn when_all_workers_are_killed() {
+    let place = Place::in_shared_memory();
+    let volume = place.volume(&spec());
+    let options = place.options().workers(workers(&place, 3, "die", 4));
+    let error = place.download(&*volume, &region(), &options).expect_err("nobody is left");
+    let Error::Worker { report, done, total: CHUNKS } = &error else { panic!("{error}") };
+    assert_eq!(*done, 9, "three chunks each: {report}");
+    assert_eq!(report.matches("signal: 9").count(), 3, "{report}");
+    assert_eq!(place.left(), PARTIAL);
+
+    let options = place.options().workers(workers(&place, 3, "usual", 0));
+    let done = place.download(&*volume, &region(), &options).expect("the rest");
+    assert_eq!((done.resumed, done.painted), (9, CHUNKS - 9));
+    check(&place, &done);
+}
+
+fn workers_that_cannot_be_started() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let none = ProcessWorkers::new(2, || Command::new("/nowhere/a-worker"));
+    let options = place.options().workers(Workers::Processes(none));
+    let error = place.download(&*volume, &region(), &options).expect_err("no worker");
+    let Error::Painting { report, done: 0, total: CHUNKS } = &error else { panic!("{error}") };
+    assert!(report.contains("worker 1 could not be started") && report.contains("worker 2"), "{report}");
+    assert_eq!(place.left(), []);
+}
+
+fn a_worker_that_cannot_be_started() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let first = std::sync::atomic::AtomicBool::new(true);
+    let (directory, backend, location) =
+        (place.path("volume"), place.backend.directory().to_owned(), place.location.clone());
+    let some = ProcessWorkers::new(2, move || {
+        if first.swap(false, std::sync::atomic::Ordering::Relaxed) {
+            return Command::new("/nowhere/a-worker");
+        }
+        let mut command = Command::new(std::env::current_exe().expect("this binary"));
+        command.env(WORKER, "usual").env(CHUNK, "0").env(VOLUME, &directory).env(ARRAYS, &backend);
+        command.env(LOCATION, location.as_str());
+        command
+    });
+    let options = place.options().workers(Workers::Processes(some));
+    let done = place.download(&*volume, &region(), &options).expect("the other one paints");
+    assert_eq!(done.warnings.len(), 1, "{:?}", done.warnings);
+    check(&place, &done);
+}
+
+fn workers_that_give_up_are_quoted() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let options = place.options().workers(workers(&place, 2, "give-up", 2));
+    let error = place.download(&*volume, &region(), &options).expect_err("both give up");
+    let Error::Worker { report, done: 2, .. } = &error else { panic!("{error}") };
+    assert!(report.contains("exit status: 3") && report.contains("first a line / I have had enough"), "{report}");
+    assert_eq!(place.left(), PARTIAL, "nothing is wrong with the volume");
+}
+
+fn a_program_that_is_no_worker() {
+    for program in ["true", "false"] {
+        let place = Place::new();
+        let volume = place.volume(&spec());
+        let strangers = ProcessWorkers::new(2, move || Command::new(program));
+        let options = place.options().workers(Workers::Processes(strangers));
+        let error = place.download(&*volume, &region(), &options).expect_err("nothing was painted");
+        assert!(matches!(error, Error::Painting { done: 0, .. }), "{error}");
+        assert_eq!(place.left(), []);
+    }
+}
+
+fn a_broken_chunk_is_named() {
+    let place = Place::new();
+    let volume = place.volume(&spec().codec(Codec::Zstd).complete(true));
+    let chunk = place.path("volume/c/1/1/0");
+    corrupt(&chunk);
+    let options = place.options().workers(workers(&place, 3, "usual", 0));
+    let error = place.download(&*volume, &region(), &options).expect_err("a broken chunk");
+    let Error::Chunk { chunk: named, .. } = &error else { panic!("{error}") };
+    assert_eq!(chunk.canonicalize().expect("the chunk"), Path::new(named));
+    assert_eq!(place.left(), []);
+}
+
+fn a_stopped_download_leaves_nothing() {
+    for keep in [false, true] {
+        let place = Place::new();
+        let volume = place.volume(&spec());
+        fs::create_dir(place.path("mark")).expect("a directory");
+        let stop = StopFlag::new();
+        let raised = stop.clone();
+        let options = place.options().workers(workers(&place, 2, "slow", 0)).stop(&stop).keep_partial(keep);
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Not before there is something to leave behind.
+                until("a chunk is painted", || {
+                    render::ledger(&place.backend, &place.location).is_ok_and(|ledger| ledger.done > 0)
+                });
+                raised.stop();
+            });
+            place.download(&*volume, &region(), &options).expect_err("it was stopped")
+        });
+        let Error::Interrupted { done, total: CHUNKS } = error else { panic!("{error}") };
+        assert!((1..CHUNKS).contains(&done), "{done}");
+        assert_eq!(place.left(), if keep { PARTIAL.as_slice() } else { &[] });
+        for entry in fs::read_dir(place.path("mark")).expect("the process ids") {
+            let id = entry.expect("a process id").file_name();
+            assert!(!Path::new("/proc").join(&id).exists(), "process {} is still there", id.display());
+        }
+    }
+}
+
+fn a_worker_ends_when_its_parent_is_gone() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    fs::create_dir(place.path("mark")).expect("a directory");
+    // A buffer that is begun, and the line in its ledger, by a download that is stopped at once.
+    let stop = StopFlag::new();
+    stop.stop();
+    let options = place.options().stop(&stop).keep_partial(true);
+    place.download(&*volume, &region(), &options).expect_err("it was stopped");
+    let buffer =
+        RenderOptions::new().backend(Arc::clone(&place.backend)).open::<u16, Ix3>(&place.location).expect("the buffer");
+
+    let mut child =
+        Guarded(command(&place, "slow", 0).stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a worker"));
+    until("a chunk is painted", || buffer.progress().done > 0);
+    // The parent's end of the pipe closes, as it does when the parent dies.
+    drop(child.0.stdin.take());
+    until("the worker has ended", || child.0.try_wait().expect("its state").is_some());
+    assert!(!buffer.progress().is_complete(), "it ended before the work did");
+}
+
+fn a_worker_for_another_volume_refuses() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let stop = StopFlag::new();
+    stop.stop();
+    place.download(&*volume, &region(), &place.options().stop(&stop).keep_partial(true)).expect_err("it was stopped");
+    fs::remove_dir_all(place.path("volume")).expect("the volume");
+    place.volume(&spec().complete(true));
+    let output = command(&place, "usual", 0).stdin(Stdio::piped()).output().expect("a worker");
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("being painted with another volume"), "{said}");
+}
+
+fn no_more_processes_than_chunks() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    fs::create_dir(place.path("mark")).expect("a directory");
+    let options = place.options().workers(workers(&place, 50, "slow", 0));
+    let bbox: Bbox = "0:16,0:20,0:16".parse().expect("a region of two chunks");
+    let done = place.download(&*volume, &bbox, &options).expect("a download");
+    assert_eq!((done.painted, done.chunks), (2, 2));
+    let started = fs::read_dir(place.path("mark")).expect("the process ids").count();
+    assert!(started <= 2, "{started} workers for two chunks");
+}
+
+/// Waits, but not for ever.
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A child that does not outlive its test.
+struct Guarded(Child);
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
