@@ -92,7 +92,8 @@ fn what_zarr_python_wrote_is_downloaded_element_for_element() {
                     let how: &[&str] = if order == "c" { &["--workers", "2"] } else { &["--workers=2", "--processes"] };
                     let file = target.download(path, argument.as_deref(), order, how);
                     let download = json!({ "file": file, "bbox": bbox, "order": order });
-                    downloads += &format!("{download}\n");
+                    downloads.push_str(&download.to_string());
+                    downloads.push('\n');
                 }
             }
         }

@@ -1,0 +1,212 @@
+//! The command line: every command, argument and help text, and nothing that acts on them.
+//!
+//! What is written here is what `ndshm --help` says. Values are checked as far as they can be without touching a file;
+//! what depends on the volume or on the machine is checked by the command itself.
+
+#![expect(clippy::doc_markdown, reason = "these comments are help texts, which show backticks as they are")]
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ndarray_shm::{Location, Order};
+
+use crate::help;
+
+/// Arrays in shared memory: fill them from volumes, list, inspect and remove them.
+#[derive(Debug, Parser)]
+#[command(name = "ndshm", version, after_help = help::CODES, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Paint a region of a Zarr volume into an array in shared memory
+    Download(DownloadArgs),
+    /// List arrays, and renderbuffers that are not finished
+    Ls(ListArgs),
+    /// Show everything that is known about a name
+    Info(InfoArgs),
+    /// Remove names; the memory is free once the last process lets go of it
+    Unlink(UnlinkArgs),
+    /// Look for what is wrong with this machine's shared memory, and say what to do
+    Doctor(DoctorArgs),
+    /// Make a small volume, download it with worker processes, check it, and say how to open it
+    Demo(DemoArgs),
+    /// Paint chunks for the `download` that started this process
+    #[command(hide = true)]
+    Worker(WorkerArgs),
+}
+
+/// Arguments of `ndshm download`.
+#[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "a command line is made of switches")]
+#[command(after_help = help::CODES, after_long_help = help::DOWNLOAD)]
+pub(crate) struct DownloadArgs {
+    /// Directory of a Zarr array, version 2 or 3
+    pub(crate) source: PathBuf,
+    /// Name of the array to make
+    #[arg(long, short, value_name = "NAME")]
+    pub(crate) location: Location,
+    /// Region to read, START:STOP for each axis of the volume, e.g. 0:64,0:128,: [default: everything]
+    #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
+    pub(crate) bbox: Option<String>,
+    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous)
+    #[arg(long, value_name = "c|f", default_value = "c")]
+    pub(crate) order: Order,
+    /// How many chunks are decoded at a time [default: the number of processors]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) workers: Option<u16>,
+    /// Paint with worker processes instead of threads
+    #[arg(long)]
+    pub(crate) processes: bool,
+    /// Use a file in the emulated directory, whatever EMULATE_SHM says
+    #[arg(long)]
+    pub(crate) emulate: bool,
+    /// Replace an array that has the name already; whoever is attached to it keeps the old one
+    #[arg(long)]
+    pub(crate) replace: bool,
+    /// When interrupted, keep the chunks painted so far, so that the same command continues with the rest
+    #[arg(long)]
+    pub(crate) keep_partial: bool,
+    /// No progress
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `ndshm ls`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::LS)]
+pub(crate) struct ListArgs {
+    /// Also list ledgers and drafts, the library's own bookkeeping
+    #[arg(long, short)]
+    pub(crate) all: bool,
+    /// Look only here [default: everywhere]
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<BackendChoice>,
+    /// Print a JSON list
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `ndshm info`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::INFO)]
+pub(crate) struct InfoArgs {
+    /// Name of an array, or of a renderbuffer that is not finished
+    #[arg(value_name = "NAME")]
+    pub(crate) location: Location,
+    /// Look only here [default: what EMULATE_SHM says, else everywhere]
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<BackendChoice>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `ndshm unlink`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::UNLINK)]
+pub(crate) struct UnlinkArgs {
+    /// Names to remove
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) locations: Vec<Location>,
+    /// Remove the half-painted renderbuffers of these names instead of finished arrays
+    #[arg(long)]
+    pub(crate) partial: bool,
+    /// Look only here [default: what EMULATE_SHM says, else everywhere]
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<BackendChoice>,
+    /// Print a JSON list
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `ndshm doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::DOCTOR)]
+pub(crate) struct DoctorArgs {
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Name of the array that a demo makes, unless it is told another.
+pub(crate) const DEMO_LOCATION: &str = "ndshm-demo";
+
+/// Arguments of `ndshm demo`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::DEMO)]
+pub(crate) struct DemoArgs {
+    /// Remove the arrays again at the end; the volume is removed in any case
+    #[arg(long)]
+    pub(crate) clean: bool,
+    /// Name of the array to make; what has the default name already is replaced
+    #[arg(long, short, value_name = "NAME", default_value = DEMO_LOCATION)]
+    pub(crate) location: Location,
+    /// How many worker processes paint
+    #[arg(long, short, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) workers: u16,
+    /// Use files in the emulated directory, whatever EMULATE_SHM says
+    #[arg(long)]
+    pub(crate) emulate: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of the hidden `ndshm worker`, which only [`crate::worker::command`] writes.
+#[derive(Debug, Args)]
+pub(crate) struct WorkerArgs {
+    /// The volume, as the parent opened it
+    pub(crate) source: PathBuf,
+    /// Public name of the renderbuffer
+    #[arg(long)]
+    pub(crate) location: Location,
+    /// Name of the parent's backend
+    #[arg(long)]
+    pub(crate) backend: String,
+    /// Directory of the parent's backend: the worker must not choose one for itself
+    #[arg(long)]
+    pub(crate) directory: PathBuf,
+}
+
+/// A place that arrays live in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendChoice {
+    /// The system's shared memory, /dev/shm
+    Shm,
+    /// The emulated directory
+    Emulated,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_description_of_the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_a_location_is_a_usage_error() {
+        for name in ["", "a/b", "..", ".ndshm-x"] {
+            let error = Cli::try_parse_from(["ndshm", "info", name]).expect_err(name);
+            assert_eq!(error.exit_code(), 2, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn zero_workers_are_a_usage_error() {
+        let line = ["ndshm", "download", "v", "--location", "x", "--workers", "0"];
+        assert_eq!(Cli::try_parse_from(line).expect_err("no workers").exit_code(), 2);
+    }
+}

@@ -1,0 +1,313 @@
+//! `ndshm demo`: the whole way once, on volumes of its own making, with nothing left to chance.
+//!
+//! The volumes differ in everything: chunks, codecs, element types, Zarr versions. One after the other becomes the array
+//! of the same name, painted by worker processes and compared, element by element, with the volume read again without
+//! any shared array, and in part with the formula that made it. The first of the gallery comes last and stays.
+
+use std::io::Write;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use ndarray::{ArrayViewD, Axis, Dimension as _, IxDyn, ShapeBuilder as _, Slice};
+use ndarray_shm::{Backend, Element, EntryKind, Location, Order, SharedArray, render, with_element};
+use ndarray_shm_volume::demo::{DemoSpec, write_volume};
+use ndarray_shm_volume::{Bbox, ChunkSource, Elements, Scratch, StopFlag, open_volume};
+use serde::Serialize;
+
+use crate::cli::{DEMO_LOCATION, DemoArgs};
+use crate::download::{self, Job, Report};
+use crate::exit::{Exit, Failure};
+use crate::progress::Display;
+use crate::report::{self, Column, Table};
+use crate::{interrupt, places, units};
+
+/// Elements along each axis of the part that is held against the formula.
+const SAMPLE: u64 = 8;
+
+/// What was done, as `demo --json` prints it.
+#[derive(Debug, Serialize)]
+struct Demonstration {
+    /// Whether the array is gone again.
+    cleaned: bool,
+    /// One for each volume; the array of the last one is the one that stays.
+    downloads: Vec<Download>,
+}
+
+#[derive(Debug, Serialize)]
+struct Download {
+    /// What the volume is called in the gallery.
+    volume: String,
+    /// Its format, for people.
+    format: String,
+    /// Elements along each axis of a chunk.
+    chunk_shape: Vec<u64>,
+    /// Whether every element was what an independent read gives; anything else ends the demo.
+    verified: bool,
+    #[serde(flatten)]
+    report: Report,
+}
+
+/// Runs `ndshm demo`.
+pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let stop = interrupt::flag()?;
+    let backend = download::backend(args.emulate)?;
+    let directory = tempfile::Builder::new().prefix("ndshm-demo-").tempdir().map_err(|error| {
+        Failure::new(Exit::Failed, format!("cannot make a temporary directory: {error}"))
+            .advice("set TMPDIR to a directory that you can write to")
+    })?;
+    // A name that the user chose may be something dear; the default one is ours.
+    let is_default = args.location.as_str() == DEMO_LOCATION;
+    if is_default {
+        discard_leftovers(&backend, &args.location)?;
+    }
+    let stage = Stage { args, backend: &backend, stop: &stop };
+    let mut array = None;
+    let mut downloads = Vec::new();
+    for (number, (name, spec)) in DemoSpec::gallery().into_iter().enumerate().rev() {
+        let order = if number % 2 == 0 { Order::C } else { Order::F };
+        let replace = is_default || array.is_some();
+        let path = directory.path().join(name);
+        downloads.push(stage.download(name, &spec, &path, order, replace, &mut array)?);
+    }
+    if args.clean
+        && let Some(array) = array.take()
+    {
+        array.remove()?;
+    }
+    let demonstration = Demonstration { cleaned: args.clean, downloads };
+    if args.json {
+        report::json(out, &demonstration)?;
+    } else {
+        write(&demonstration, args, out)?;
+    }
+    if let Some(mut array) = array {
+        array.keep = true;
+    }
+    Ok(Exit::Done)
+}
+
+/// The array that was made. Dropped, it is unlinked, unless it is to be kept: a demo that fails leaves nothing.
+#[derive(Debug)]
+struct Made<'a> {
+    backend: &'a Arc<dyn Backend>,
+    location: &'a Location,
+    keep: bool,
+}
+
+impl Made<'_> {
+    /// Unlinks it now, and says so if that fails.
+    fn remove(mut self) -> Result<(), Failure> {
+        self.keep = true;
+        self.backend.unlink(self.location, None)?;
+        Ok(())
+    }
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        if !self.keep {
+            // Whatever ended the demo is the news, not this.
+            let _ = self.backend.unlink(self.location, None);
+        }
+    }
+}
+
+/// What is the same for every volume.
+#[derive(Debug)]
+struct Stage<'a> {
+    args: &'a DemoArgs,
+    backend: &'a Arc<dyn Backend>,
+    stop: &'a StopFlag,
+}
+
+impl<'a> Stage<'a> {
+    /// Makes one volume, downloads it, checks the array, and removes the volume.
+    fn download(
+        &self,
+        name: &str,
+        spec: &DemoSpec,
+        path: &Path,
+        order: Order,
+        replace: bool,
+        made: &mut Option<Made<'a>>,
+    ) -> Result<Download, Failure> {
+        let location = &self.args.location;
+        self.check_stop()?;
+        write_volume(path, spec)?;
+        self.check_stop()?;
+        let source = open_volume(path)?;
+        let bbox = Bbox::whole(&source.meta().shape);
+        let display = Display::new(name, self.args.json);
+        let job = Job {
+            source_path: path,
+            source: &*source,
+            bbox: &bbox,
+            location,
+            backend: self.backend,
+            order,
+            workers: usize::from(self.args.workers),
+            processes: true,
+            replace,
+            keep_partial: false,
+        };
+        let report = job.run(&display, self.stop)?;
+        *made = match made.take() {
+            None => Some(Made { backend: self.backend, location, keep: false }),
+            same => same,
+        };
+        self.check_stop()?;
+        verify(&*source, spec, self.backend, location, order)
+            .map_err(|failure| failure.while_doing(format!("the array of the volume `{name}` is wrong")))?;
+        let meta = source.meta();
+        let (format, chunk_shape) = (meta.description.clone(), meta.chunk_shape.clone());
+        // A volume that stays until the end would do no harm, but the temporary directory may be small.
+        let _ = std::fs::remove_dir_all(path);
+        Ok(Download { volume: name.to_owned(), format, chunk_shape, verified: true, report })
+    }
+
+    fn check_stop(&self) -> Result<(), Failure> {
+        if self.stop.is_stopped() {
+            return Err(Failure::new(Exit::Interrupted, "interrupted; nothing was left behind"));
+        }
+        Ok(())
+    }
+}
+
+/// Removes what a demo that was killed left half-painted, unless another one is at work on it.
+fn discard_leftovers(backend: &Arc<dyn Backend>, location: &Location) -> Result<(), Failure> {
+    let entries = backend.list()?;
+    let partial =
+        entries.iter().find(|entry| entry.kind == EntryKind::Partial && entry.location().as_ref() == Some(location));
+    if partial.is_none_or(|entry| places::attached(backend, entry) == Some(false)) {
+        render::discard(&**backend, location)?;
+    }
+    Ok(())
+}
+
+/// Compares an array with its volume.
+fn verify(
+    source: &dyn ChunkSource,
+    spec: &DemoSpec,
+    backend: &Arc<dyn Backend>,
+    location: &Location,
+    order: Order,
+) -> Result<(), Failure> {
+    let dtype = source.meta().dtype;
+    with_element!(
+        dtype,
+        T => compare::<T>(source, spec, backend, location, order),
+        else => Err(Failure::new(Exit::Failed, format!("there are no elements of type {dtype} here")))
+    )
+}
+
+fn compare<T: Element + PartialEq>(
+    source: &dyn ChunkSource,
+    spec: &DemoSpec,
+    backend: &Arc<dyn Backend>,
+    location: &Location,
+    order: Order,
+) -> Result<(), Failure> {
+    let meta = source.meta();
+    let shape = IxDyn(&Bbox::whole(&meta.shape).shape()).set_f(order == Order::F);
+    let array: SharedArray<T, IxDyn> =
+        SharedArray::options().backend(Arc::clone(backend)).open_readonly(location, shape)?;
+    let guard = array.read()?;
+    let counts: Vec<usize> = Bbox::whole(&meta.shape)
+        .shape()
+        .iter()
+        .zip(Bbox::whole(&meta.chunk_shape).shape())
+        .map(|(length, chunk)| length.div_ceil(chunk))
+        .collect();
+    let mut scratch = Scratch::new();
+    for chunk in ndarray::indices(IxDyn(&counts)) {
+        let region: Vec<Range<u64>> = chunk
+            .as_array_view()
+            .iter()
+            .zip(meta.chunk_shape.iter().zip(&meta.shape))
+            .map(|(&at, (&length, &end))| {
+                let start = at as u64 * length;
+                start..(start + length).min(end)
+            })
+            .collect();
+        source.decode(&region, &mut scratch)?;
+        let painted = part(guard.view(), &region);
+        let is_same = match scratch.elements::<T>(&region)? {
+            Elements::Fill(value) => painted.iter().all(|element| *element == value),
+            Elements::Block(block) => painted == block,
+        };
+        if !is_same {
+            return Err(difference(&region, "the volume, read again,"));
+        }
+    }
+    let middle: Vec<Range<u64>> = meta
+        .shape
+        .iter()
+        .map(|length| {
+            let start = (length / 2).saturating_sub(SAMPLE / 2);
+            start..(start + SAMPLE).min(*length)
+        })
+        .collect();
+    if part(guard.view(), &middle) != spec.expected::<T>(&Bbox::new(middle.clone())?)? {
+        return Err(difference(&middle, "the formula that made the volume"));
+    }
+    Ok(())
+}
+
+/// Cuts a region out of a view of the whole volume.
+fn part<'a, T>(mut whole: ArrayViewD<'a, T>, region: &[Range<u64>]) -> ArrayViewD<'a, T> {
+    // What is in memory has coordinates that fit.
+    let coordinate = |at: u64| isize::try_from(at).unwrap_or(isize::MAX);
+    for (axis, range) in region.iter().enumerate() {
+        let slice = Slice::from(coordinate(range.start)..coordinate(range.end));
+        whole.slice_axis_inplace(Axis(axis), slice);
+    }
+    whole
+}
+
+fn difference(region: &[Range<u64>], from: &str) -> Failure {
+    let axes: Vec<String> = region.iter().map(|range| format!("{}:{}", range.start, range.end)).collect();
+    Failure::new(Exit::Failed, format!("{from} has other elements in the region {}", axes.join(",")))
+        .advice("this is a fault of ndshm: please report it, with the output of `ndshm doctor`")
+}
+
+fn write(demonstration: &Demonstration, args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failure> {
+    let mut table = Table::new(&[
+        Column::Left("VOLUME"),
+        Column::Left("FORMAT"),
+        Column::Left("SHAPE"),
+        Column::Left("CHUNKS OF"),
+        Column::Left("DTYPE"),
+        Column::Left("ORDER"),
+        Column::Right("SIZE"),
+        Column::Right("TIME"),
+    ]);
+    for Download { volume, format, chunk_shape, report, .. } in &demonstration.downloads {
+        table.row([
+            volume.clone(),
+            format.clone(),
+            units::shape(&report.shape),
+            units::shape(&Bbox::whole(chunk_shape).shape()),
+            report.dtype.clone(),
+            report.order.clone(),
+            units::size(report.bytes),
+            format!("{:.2} s", report.seconds),
+        ]);
+    }
+    let workers = match args.workers {
+        1 => "1 worker process".to_owned(),
+        many => format!("{many} worker processes"),
+    };
+    writeln!(out, "painted by {workers}, every element as in an independent read:\n")?;
+    table.write(out)?;
+    let Some(Download { report, .. }) = demonstration.downloads.last() else { return Ok(()) };
+    writeln!(out)?;
+    report.write_python(out)?;
+    let location = &args.location;
+    if args.clean {
+        writeln!(out, "\neverything was removed again (--clean)")?;
+    } else {
+        writeln!(out, "\n`ndshm info {location}` tells more, `ndshm unlink {location}` removes it")?;
+    }
+    Ok(())
+}

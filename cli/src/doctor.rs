@@ -1,0 +1,396 @@
+//! `ndshm doctor`: looks for what will go wrong, and says what to do about it.
+//!
+//! It changes nothing, but that the emulated directory is made if it is the one in use; probing leaves no file. A
+//! warning is worth knowing; only a problem makes the exit code 1.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use ndarray_shm::{Backend, Directory, EntryKind, Error, default_backend};
+use serde::Serialize;
+
+use crate::cli::DoctorArgs;
+use crate::exit::{Exit, Failure};
+use crate::host::{self, Room};
+use crate::places::{self, EMULATE_SHM, NDSHM_EMULATED_DIR};
+use crate::{logind, report, units};
+
+/// Less room than this is a problem: Docker's default for /dev/shm, which nearly every volume exceeds.
+const LITTLE_ROOM: u64 = 64 << 20;
+/// Fewer mappings than this (the kernel's default) are worth a warning: each attached array is one.
+const USUAL_MAPPINGS: u64 = 65_530;
+/// Fewer descriptors than this are worth a warning where every attached array keeps one.
+const FEW_DESCRIPTORS: u64 = 1024;
+/// With fewer than this, workers, guards and claims run out.
+const TOO_FEW_DESCRIPTORS: u64 = 32;
+
+/// Characters in a line of text, beside the margin.
+const TEXT_WIDTH: usize = 90;
+
+const MORE_SHARED_MEMORY: &str = "enlarge it: `docker run --shm-size=8g` (or --ipc=host), `shm_size: 8gb` in a compose \
+     file; in Kubernetes mount an `emptyDir: {medium: Memory, sizeLimit: 8Gi}` at /dev/shm; elsewhere \
+     `mount -o remount,size=8G /dev/shm`; or use files: EMULATE_SHM=1";
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    Ok,
+    Warning,
+    Problem,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Check {
+    /// A stable name.
+    name: &'static str,
+    status: Status,
+    /// What was found.
+    found: String,
+    /// What to do about it, if anything.
+    advice: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, status: Status::Ok, found: found.into(), advice: None }
+    }
+
+    fn warning(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { name, status: Status::Warning, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    fn problem(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { name, status: Status::Problem, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    /// An error of the library as a problem; its text says what to do.
+    fn error(name: &'static str, error: Error, advice: impl Into<String>) -> Self {
+        Self::problem(name, Failure::from(error).to_string(), advice)
+    }
+}
+
+/// Everything that was looked at, as `doctor --json` prints it.
+#[derive(Debug, Serialize)]
+struct Diagnosis {
+    /// Whether nothing is a problem.
+    healthy: bool,
+    checks: Vec<Check>,
+}
+
+/// Runs `ndshm doctor`.
+pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let checks = examine();
+    let healthy = checks.iter().all(|check| check.status != Status::Problem);
+    let diagnosis = Diagnosis { healthy, checks };
+    if args.json {
+        report::json(out, &diagnosis)?;
+    } else {
+        write(&diagnosis, out)?;
+    }
+    Ok(if healthy { Exit::Done } else { Exit::Failed })
+}
+
+fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> Result<(), Failure> {
+    let width = diagnosis.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    let mut warnings = 0;
+    let mut problems = 0;
+    for Check { name, status, found, advice } in &diagnosis.checks {
+        let word = match status {
+            Status::Ok => "ok",
+            Status::Warning => {
+                warnings += 1;
+                "warning"
+            }
+            Status::Problem => {
+                problems += 1;
+                "PROBLEM"
+            }
+        };
+        let advice = advice.as_ref().map(|advice| format!("what to do: {advice}"));
+        let mut margin = (word, *name);
+        for text in [Some(found), advice.as_ref()].into_iter().flatten() {
+            for line in report::wrapped(&units::printable(text), TEXT_WIDTH) {
+                writeln!(out, "{:<7}  {:<width$}  {line}", margin.0, margin.1)?;
+                margin = ("", "");
+            }
+        }
+    }
+    writeln!(out)?;
+    match (problems, warnings) {
+        (0, 0) => writeln!(out, "nothing is wrong")?,
+        (0, _) => writeln!(out, "nothing is wrong; {}", units::count(warnings, "warning"))?,
+        _ => writeln!(out, "{} and {}", units::count(problems, "problem"), units::count(warnings, "warning"))?,
+    }
+    Ok(())
+}
+
+fn examine() -> Vec<Check> {
+    let default = default_backend();
+    let default_name = default.as_ref().map_or("", |backend| backend.name()).to_owned();
+    let mut checks = vec![selection(default)];
+    let mut descriptors_kept = false;
+    match Directory::shm() {
+        Ok(shm) => {
+            let matters = default_name == "shm";
+            if shm.directory().is_dir() {
+                checks.push(shared_memory(&*shm, matters));
+                descriptors_kept |= probe("shm", &*shm, matters, &mut checks);
+            } else {
+                let found = format!("{} is not there", shm.directory().display());
+                let advice = "mount a tmpfs on it, or use files: unset EMULATE_SHM or set it to 1";
+                let status = if matters { Status::Problem } else { Status::Warning };
+                checks.push(Check { status, ..Check::warning("shm-room", found, advice) });
+            }
+        }
+        Err(error) => checks.push(Check::ok("shm-room", error.to_string())),
+    }
+    descriptors_kept |= emulated(default_name == "emulated", &mut checks);
+    checks.push(descriptors(descriptors_kept));
+    checks.push(mappings());
+    checks.push(remove_ipc(default_name == "shm"));
+    checks.push(leftovers());
+    checks
+}
+
+/// Which backend is used, and whether the settings make sense.
+fn selection(default: Result<Arc<dyn Backend>, Error>) -> Check {
+    let setting = match std::env::var_os(EMULATE_SHM) {
+        Some(value) => format!("{EMULATE_SHM}={}", value.to_string_lossy()),
+        None => format!("{EMULATE_SHM} is not set"),
+    };
+    match default {
+        Ok(backend) => {
+            Check::ok("backend", format!("{setting}: {} in {}", backend.name(), backend.directory().display()))
+        }
+        Err(error) => Check::error(
+            "backend",
+            error,
+            format!("correct or unset {EMULATE_SHM} and {NDSHM_EMULATED_DIR}; until then arrays cannot be made"),
+        ),
+    }
+}
+
+/// Room in /dev/shm, and below the memory limit, which the pages count against too.
+fn shared_memory(shm: &dyn Backend, matters: bool) -> Check {
+    let name = "shm-room";
+    let path = shm.directory();
+    let Some(room) = host::room(path) else {
+        return Check::ok(name, "this platform does not say");
+    };
+    let kind = host::file_system(path).unwrap_or_else(|| "unknown file system".to_owned());
+    let available = match shm.available() {
+        Ok(available) => available,
+        Err(error) => return Check::error(name, error, MORE_SHARED_MEMORY),
+    };
+    let below = if available < room.free {
+        format!(", {} below the memory limit of machine or container", units::size(available))
+    } else {
+        String::new()
+    };
+    let found =
+        format!("{} free of {} in {} ({kind}){below}", units::size(room.free), units::size(room.total), path.display());
+    let little = if room.total <= LITTLE_ROOM || room.free < LITTLE_ROOM {
+        Some(MORE_SHARED_MEMORY)
+    } else if available < LITTLE_ROOM {
+        Some(
+            "shared memory counts against the memory limit: raise it (`docker run --memory=..`, \
+             `resources.limits.memory` in Kubernetes), unlink arrays (`ndshm ls`), or use files: EMULATE_SHM=1",
+        )
+    } else {
+        None
+    };
+    match little {
+        Some(advice) if matters => Check::problem(name, found, advice),
+        Some(advice) => Check::warning(name, found, advice),
+        None => inodes(name, found, &room),
+    }
+}
+
+fn inodes(name: &'static str, found: String, room: &Room) -> Check {
+    match room.free_inodes {
+        Some(0) => Check::problem(
+            name,
+            format!("{found}, but no file can be made: its inodes are used up"),
+            "remove files from it, or mount it with more (`mount -o remount,nr_inodes=..`)",
+        ),
+        _ => Check::ok(name, found),
+    }
+}
+
+/// The emulated directory, or where it would be made. Returns whether attachments there keep descriptors.
+fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
+    let name = "emulated-room";
+    let backend = match emulated_or_parent() {
+        Ok(backend) => backend,
+        Err(error) => {
+            checks.push(Check::error(
+                name,
+                error,
+                format!("make it a directory of yours with mode 0700, or set {NDSHM_EMULATED_DIR} to one that is"),
+            ));
+            return false;
+        }
+    };
+    let path = backend.directory();
+    let kind = host::file_system(path).unwrap_or_else(|| "unknown file system".to_owned());
+    let place = match Directory::emulated_path() {
+        Ok(made) if made != path => {
+            format!("{} ({kind}), where {} is made when it is needed", path.display(), made.display())
+        }
+        _ => format!("{} ({kind})", path.display()),
+    };
+    checks.push(match (backend.available(), host::room(path)) {
+        (Ok(available), Some(room)) => {
+            let found = format!("{} free of {} in {place}", units::size(available), units::size(room.total));
+            let advice = format!("free some of it, or set {NDSHM_EMULATED_DIR} to a directory with more room");
+            if available >= LITTLE_ROOM {
+                inodes(name, found, &room)
+            } else if matters {
+                Check::problem(name, found, advice)
+            } else {
+                Check::warning(name, found, advice)
+            }
+        }
+        (Ok(_), None) => Check::ok(name, place),
+        (Err(error), _) => Check::error(name, error, format!("set {NDSHM_EMULATED_DIR} to another directory")),
+    });
+    probe("emulated", &*backend, matters, checks)
+}
+
+/// Returns the emulated directory if it is there, else the directory above it that is: it is not made for a look.
+fn emulated_or_parent() -> Result<Arc<Directory>, Error> {
+    let path = Directory::emulated_path()?;
+    if path.symlink_metadata().is_ok() {
+        return Directory::emulated();
+    }
+    match path.ancestors().skip(1).find(|above| above.is_dir()) {
+        Some(above) => Ok(Arc::new(Directory::new("emulated", above))),
+        // Nothing to look at: the library says what is wrong, and makes nothing.
+        None => Directory::emulated(),
+    }
+}
+
+/// What the file system of a directory can do. Returns whether attachments there keep descriptors.
+fn probe(place: &str, backend: &dyn Backend, matters: bool, checks: &mut Vec<Check>) -> bool {
+    let (locks, drafts) = match place {
+        "shm" => ("shm-locks", "shm-drafts"),
+        _ => ("emulated-locks", "emulated-drafts"),
+    };
+    let path: &Path = backend.directory();
+    let (check, kept) = match backend.lock_survives_close() {
+        Ok(true) => (Check::ok(locks, "locks live as long as the mapping: no descriptor is kept"), false),
+        Ok(false) => {
+            let found =
+                "locks do not survive close (overlayfs is known for that): every attached array keeps a descriptor";
+            let advice = format!(
+                "nothing, unless you attach thousands: then put {NDSHM_EMULATED_DIR} on tmpfs, ext4 or xfs, \
+                 or raise `ulimit -n`"
+            );
+            (if matters { Check::warning(locks, found, advice) } else { Check::ok(locks, found) }, true)
+        }
+        Err(error) => {
+            let advice = format!("see that you can make files in {} and that it supports locks", path.display());
+            let check = Check::error(locks, error, advice);
+            (if matters { check } else { Check { status: Status::Warning, ..check } }, false)
+        }
+    };
+    checks.push(check);
+    checks.push(match host::makes_nameless_files(path) {
+        Some(true) => Check::ok(drafts, "files can be nameless (O_TMPFILE): a killed maker leaves nothing"),
+        Some(false) => Check::ok(
+            drafts,
+            "files cannot be nameless (no O_TMPFILE): drafts have hidden names, which a killed maker leaves behind",
+        ),
+        None => Check::ok(drafts, "this platform has no nameless files: drafts have hidden names"),
+    });
+    kept
+}
+
+/// Descriptors this process may open.
+fn descriptors(kept: bool) -> Check {
+    let name = "open-files";
+    let Some((soft, hard)) = host::descriptor_limits() else {
+        return Check::ok(name, "this platform does not say");
+    };
+    let number = |limit: u64| if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
+    let found = format!("{} descriptors, up to {} on request", number(soft), number(hard));
+    let advice = "raise it with `ulimit -n`, or LimitNOFILE= in a service";
+    if soft < TOO_FEW_DESCRIPTORS {
+        Check::problem(name, found, advice)
+    } else if kept && soft < FEW_DESCRIPTORS {
+        Check::warning(name, found, advice)
+    } else {
+        Check::ok(name, found)
+    }
+}
+
+/// Mappings a process may have.
+fn mappings() -> Check {
+    let name = "mappings";
+    match host::mapping_limit() {
+        Some(limit) if limit < USUAL_MAPPINGS => Check::warning(
+            name,
+            format!("{limit} mappings for each process (vm.max_map_count); each attached array is one"),
+            format!("`sysctl vm.max_map_count={USUAL_MAPPINGS}` or more"),
+        ),
+        Some(limit) => Check::ok(name, format!("{limit} mappings for each process (vm.max_map_count)")),
+        None => Check::ok(name, "this platform does not say"),
+    }
+}
+
+/// Whether logging out deletes a user's shared memory.
+fn remove_ipc(matters: bool) -> Check {
+    let name = "log-out";
+    if !logind::is_running() {
+        return Check::ok(name, "systemd does not run here: logging out removes nothing");
+    }
+    let user = host::user().unwrap_or(0);
+    // systemd spares system users, see RemoveIPC= in logind.conf(5).
+    if user < 1000 {
+        return Check::ok(name, "this is a system user: logging out removes nothing");
+    }
+    let setting = match logind::remove_ipc() {
+        Some(false) => return Check::ok(name, "RemoveIPC=no: logging out removes nothing"),
+        Some(true) => "RemoveIPC=yes",
+        None => "RemoveIPC is not set, and yes by default",
+    };
+    if host::user_name(user).is_some_and(|user| logind::lingers(&user)) {
+        return Check::ok(name, format!("{setting}, but this user lingers: logging out removes nothing"));
+    }
+    let found = format!("{setting}: when this user's last session ends, systemd removes their files from /dev/shm");
+    let advice =
+        "`loginctl enable-linger` keeps them, or RemoveIPC=no in /etc/systemd/logind.conf, or use files: EMULATE_SHM=1";
+    if matters { Check::warning(name, found, advice) } else { Check::ok(name, found) }
+}
+
+/// Half-painted renderbuffers, and drafts, that nobody works on.
+fn leftovers() -> Check {
+    let name = "leftovers";
+    let mut left = Vec::new();
+    let mut bytes = 0;
+    // A place that cannot be read has been reported above.
+    for backend in places::existing(None).unwrap_or_default() {
+        for entry in backend.list().unwrap_or_default() {
+            if entry.kind == EntryKind::Partial && places::attached(&backend, &entry) == Some(false) {
+                bytes += entry.allocated;
+                left.extend(entry.location().map(String::from));
+            }
+        }
+    }
+    if left.is_empty() {
+        return Check::ok(name, "no half-painted renderbuffer was left behind");
+    }
+    let names = left.join(" ");
+    Check::warning(
+        name,
+        format!(
+            "{} left behind, {} in all: {names}",
+            units::count(left.len(), "half-painted renderbuffer"),
+            units::size(bytes)
+        ),
+        format!("run the download again to finish, or `ndshm unlink --partial {names}`"),
+    )
+}

@@ -1,0 +1,146 @@
+//! How the program ends: the exit codes, and errors on their way to `main`, which alone prints them.
+
+use std::error::Error as StdError;
+use std::fmt::{self, Display};
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use ndarray_shm_volume as volume;
+
+/// The exit codes that `--help` documents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Everything was done.
+    Done,
+    /// Something failed, or `doctor` found something wrong.
+    Failed,
+    /// The command line, the bounding box or a setting makes no sense.
+    Usage,
+    /// Nothing has the name.
+    NotFound,
+    /// A signal asked the program to end.
+    Interrupted,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(match exit {
+            Exit::Done => 0,
+            Exit::Failed => 1,
+            Exit::Usage => 2,
+            Exit::NotFound => 3,
+            Exit::Interrupted => 130,
+        })
+    }
+}
+
+/// An error with its exit code and what to do about it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    /// The error and its causes, outermost first; empty when there is nothing to say.
+    messages: Vec<String>,
+    advice: Option<String>,
+}
+
+impl Failure {
+    /// A failure of our own words.
+    pub(crate) fn new(exit: Exit, message: impl Display) -> Self {
+        Self { exit, messages: vec![message.to_string()], advice: None }
+    }
+
+    /// Ends the program with this code and without a word.
+    pub(crate) fn silent(exit: Exit) -> Self {
+        Self { exit, messages: Vec::new(), advice: None }
+    }
+
+    fn from_chain(exit: Exit, error: &dyn StdError) -> Self {
+        let mut messages: Vec<String> = Vec::new();
+        let mut next = Some(error);
+        while let Some(error) = next {
+            let text = error.to_string();
+            // Some libraries repeat the cause in their own text; once is enough.
+            if !messages.last().is_some_and(|last| last.contains(&text)) {
+                messages.push(text);
+            }
+            next = error.source();
+        }
+        Self { exit, messages, advice: None }
+    }
+
+    /// Puts what was being done in front of the error.
+    pub(crate) fn while_doing(mut self, what: impl Display) -> Self {
+        self.messages.insert(0, what.to_string());
+        self
+    }
+
+    /// Adds what to do about it.
+    pub(crate) fn advice(mut self, advice: impl Display) -> Self {
+        self.advice = Some(advice.to_string());
+        self
+    }
+
+    /// The code the program is to end with.
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// Prints the error, each of its causes and the advice, once. A standard error that is closed is not an error.
+    pub(crate) fn print(&self, out: &mut dyn Write) {
+        let mut lead = "error";
+        for message in &self.messages {
+            let _ = writeln!(out, "{lead}: {message}");
+            lead = "  because";
+        }
+        if let Some(advice) = &self.advice {
+            let _ = writeln!(out, "  what to do: {advice}");
+        }
+    }
+}
+
+/// The error and its causes in one line, for JSON.
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.messages.join(": "))
+    }
+}
+
+impl From<&ndarray_shm::Error> for Exit {
+    fn from(error: &ndarray_shm::Error) -> Self {
+        use ndarray_shm::Error;
+        match error {
+            Error::NotFound { .. } => Self::NotFound,
+            Error::InvalidLocation { .. } | Error::Reserved { .. } | Error::InvalidSetting { .. } => Self::Usage,
+            _ => Self::Failed,
+        }
+    }
+}
+
+impl From<ndarray_shm::Error> for Failure {
+    fn from(error: ndarray_shm::Error) -> Self {
+        Self::from_chain(Exit::from(&error), &error)
+    }
+}
+
+impl From<volume::Error> for Failure {
+    fn from(error: volume::Error) -> Self {
+        let exit = match &error {
+            volume::Error::Array(inner) => Exit::from(inner),
+            volume::Error::Bbox { .. } => Exit::Usage,
+            volume::Error::Interrupted { .. } => Exit::Interrupted,
+            _ => Exit::Failed,
+        };
+        Self::from_chain(exit, &error)
+    }
+}
+
+/// Writing the result failed: the one place where a plain [`io::Error`] comes from. A reader that has gone away has had
+/// enough, which is not a failure.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Self::silent(Exit::Done);
+        }
+        Self::from_chain(Exit::Failed, &error).while_doing("cannot write to the standard output")
+    }
+}

@@ -1,0 +1,157 @@
+//! Facts of the machine and the user, for reports. Every function answers `None` where the platform does not say;
+//! nothing here changes anything.
+
+use std::fs;
+use std::path::Path;
+
+/// Size of a file system, in bytes and inodes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    pub(crate) total: u64,
+    /// Bytes that an ordinary user may still take.
+    pub(crate) free: u64,
+    /// Files that may still be made; `None` where that is not limited.
+    pub(crate) free_inodes: Option<u64>,
+}
+
+#[cfg(unix)]
+#[expect(clippy::unnecessary_wraps, reason = "other platforms do not say")]
+mod imp {
+    use std::path::Path;
+
+    use rustix::process::Resource;
+
+    use super::Room;
+
+    /// Asks `statvfs(3)` about the file system that a path is on.
+    pub(crate) fn room(path: &Path) -> Option<Room> {
+        let facts = rustix::fs::statvfs(path).ok()?;
+        Some(Room {
+            total: facts.f_blocks.saturating_mul(facts.f_frsize),
+            free: facts.f_bavail.saturating_mul(facts.f_frsize),
+            free_inodes: (facts.f_files > 0).then_some(facts.f_favail),
+        })
+    }
+
+    /// Returns how many descriptors this process may have now, and up to how many it may ask for.
+    pub(crate) fn descriptor_limits() -> Option<(u64, u64)> {
+        let limit = rustix::process::getrlimit(Resource::Nofile);
+        Some((limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX)))
+    }
+
+    /// Returns the number of the user this program acts for.
+    pub(crate) fn user() -> Option<u32> {
+        Some(rustix::process::geteuid().as_raw())
+    }
+
+    /// Tries whether a nameless file can be made in a directory.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn makes_nameless_files(directory: &Path) -> Option<bool> {
+        use rustix::fs::{Mode, OFlags};
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        Some(rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR).is_ok())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn makes_nameless_files(_directory: &Path) -> Option<bool> {
+        None
+    }
+}
+
+#[cfg(not(unix))]
+mod imp {
+    use std::path::Path;
+
+    use super::Room;
+
+    pub(crate) fn room(_path: &Path) -> Option<Room> {
+        None
+    }
+
+    pub(crate) fn descriptor_limits() -> Option<(u64, u64)> {
+        None
+    }
+
+    pub(crate) fn user() -> Option<u32> {
+        None
+    }
+
+    pub(crate) fn makes_nameless_files(_directory: &Path) -> Option<bool> {
+        None
+    }
+}
+
+pub(crate) use imp::{descriptor_limits, makes_nameless_files, room, user};
+
+/// Returns whether this process was started with a signal ignored, as `nohup` does with SIGHUP (Linux; elsewhere no).
+#[cfg(unix)]
+pub(crate) fn ignores(signal: i32) -> bool {
+    let Ok(status) = fs::read_to_string("/proc/self/status") else { return false };
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| (1..=64).contains(&signal) && mask >> (signal - 1) & 1 == 1)
+}
+
+/// Returns how many mappings a process may have (`vm.max_map_count`).
+pub(crate) fn mapping_limit() -> Option<u64> {
+    fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
+}
+
+/// Returns the type of the file system that a path is on ("tmpfs", "overlay"), by the mount with the longest fitting
+/// path.
+pub(crate) fn file_system(path: &Path) -> Option<String> {
+    let path = path.canonicalize().ok()?;
+    file_system_in(&fs::read_to_string("/proc/self/mounts").ok()?, &path)
+}
+
+fn file_system_in(mounts: &str, path: &Path) -> Option<String> {
+    mounts
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let (point, kind) = (fields.next()?.replace("\\040", " "), fields.next()?);
+            path.starts_with(&point).then(|| (point.len(), kind.to_owned()))
+        })
+        // Of mounts at one point the last one is on top; `max_by_key` keeps the last of equals.
+        .max_by_key(|(length, _)| *length)
+        .map(|(_, kind)| kind)
+}
+
+/// Returns a user's name, as far as /etc/passwd knows it.
+pub(crate) fn user_name(user: u32) -> Option<String> {
+    name_in(&fs::read_to_string("/etc/passwd").ok()?, user)
+}
+
+fn name_in(passwd: &str, user: u32) -> Option<String> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(user)).then(|| name.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_with_the_longest_path_tells_the_file_system() {
+        let mounts = "/dev/a / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nx /dev/shm/my\\040dir ext2 rw 0 0\n\
+                      overlay /tmp overlay rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n";
+        let kind = |path: &str| file_system_in(mounts, Path::new(path));
+        assert_eq!(kind("/dev/shm").as_deref(), Some("tmpfs"));
+        assert_eq!(kind("/dev/shm/my dir/x").as_deref(), Some("ext2"));
+        assert_eq!(kind("/dev/shmem").as_deref(), Some("ext4"));
+        assert_eq!(kind("/tmp/x").as_deref(), Some("tmpfs"), "the later mount hides the earlier");
+        assert_eq!(file_system_in("", Path::new("/")), None);
+    }
+
+    #[test]
+    fn users_are_found_by_number() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\n+::::::\nann:x:1000:1000::/home/ann:/bin/sh\n";
+        assert_eq!(name_in(passwd, 1000).as_deref(), Some("ann"));
+        assert_eq!(name_in(passwd, 100), None);
+    }
+}

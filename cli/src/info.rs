@@ -1,0 +1,151 @@
+//! `ndshm info`: everything that is known about one name.
+
+use std::io::Write;
+
+use ndarray_shm::{EntryKind, Ledger};
+use serde::Serialize;
+
+use crate::cli::InfoArgs;
+use crate::exit::{Exit, Failure};
+use crate::list::Item;
+use crate::places::{self, Search};
+use crate::{report, units};
+
+/// A name, as `info --json` prints it.
+#[derive(Debug, Serialize)]
+struct Info {
+    name: String,
+    backend: String,
+    /// The array that has the name, or `null`.
+    array: Option<ArrayInfo>,
+    /// The renderbuffer that is to become it, or `null`.
+    partial: Option<PartialInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct ArrayInfo {
+    #[serde(flatten)]
+    item: Item,
+    /// Whether room is missing for some of its bytes.
+    sparse: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct PartialInfo {
+    #[serde(flatten)]
+    item: Item,
+    /// What the ledger says; `null` if it cannot be read.
+    ledger: Option<LedgerInfo>,
+    /// Why it cannot be read.
+    ledger_error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct LedgerInfo {
+    /// The element type as `NumPy` writes it: "<u2".
+    dtype: String,
+    /// "C" or "F".
+    order: String,
+    shape: Vec<usize>,
+    chunk_shape: Vec<usize>,
+    /// Elements of the first chunk that lie before the array, for each axis.
+    chunk_offset: Vec<usize>,
+    chunks_done: usize,
+    chunks_total: usize,
+    /// What is being painted, in the painter's words.
+    fingerprint: String,
+}
+
+impl From<Ledger> for LedgerInfo {
+    fn from(ledger: Ledger) -> Self {
+        Self {
+            dtype: ledger.dtype.to_string(),
+            order: ledger.order.to_string(),
+            shape: ledger.shape,
+            chunk_shape: ledger.chunk_shape,
+            chunk_offset: ledger.chunk_offset,
+            chunks_done: ledger.done,
+            chunks_total: ledger.total,
+            fingerprint: ledger.fingerprint,
+        }
+    }
+}
+
+/// Runs `ndshm info`.
+pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let found = Search::new(args.backend)?.find(&args.location, &[EntryKind::Array, EntryKind::Partial])?;
+    let backend = &found.backend;
+    let info = Info {
+        name: args.location.to_string(),
+        backend: backend.name().to_owned(),
+        array: found
+            .array
+            .as_ref()
+            .map(|entry| ArrayInfo { item: Item::new(backend, entry), sparse: entry.allocated < entry.len }),
+        partial: found.partial.as_ref().map(|entry| {
+            let (ledger, ledger_error) = match places::ledger(backend, entry) {
+                Ok(ledger) => (Some(ledger.into()), None),
+                Err(failure) => (None, Some(failure.to_string())),
+            };
+            PartialInfo { item: Item::new(backend, entry), ledger, ledger_error }
+        }),
+    };
+    if args.json {
+        report::json(out, &info)?;
+    } else {
+        write(&info, out)?;
+    }
+    Ok(Exit::Done)
+}
+
+fn write(info: &Info, out: &mut dyn Write) -> Result<(), Failure> {
+    if let Some(array) = &info.array {
+        writeln!(out, "{}: an array, or another program's file (its bytes do not say)", info.name)?;
+        let mut facts = facts(&array.item);
+        facts.insert(2, ("room taken", room(&array.item, array.sparse)));
+        report::facts(out, &facts)?;
+    }
+    if let Some(partial) = &info.partial {
+        writeln!(out, "{}: a renderbuffer that is not finished", info.name)?;
+        let mut facts = facts(&partial.item);
+        match (&partial.ledger, &partial.ledger_error) {
+            (Some(ledger), _) => facts.extend(ledger_facts(ledger)),
+            (None, error) => {
+                facts.push(("ledger", error.clone().unwrap_or_else(|| "unknown".to_owned())));
+            }
+        }
+        report::facts(out, &facts)?;
+        let name = &info.name;
+        writeln!(out, "  the `download` that began it continues it; `ndshm unlink --partial {name}` removes it")?;
+    }
+    Ok(())
+}
+
+fn facts(item: &Item) -> Vec<(&'static str, String)> {
+    vec![
+        ("path", format!("{} ({})", units::printable(&item.path), item.backend)),
+        ("size", format!("{} ({} bytes)", units::size(item.size), item.size)),
+        ("attached", item.attached().to_owned()),
+        ("owner", format!("{}, mode {}", item.owner(), item.mode)),
+        ("age", item.age()),
+    ]
+}
+
+fn room(item: &Item, sparse: bool) -> String {
+    if sparse {
+        format!("{}: sparse, writing may run out of room", units::size(item.allocated))
+    } else {
+        "all of it".to_owned()
+    }
+}
+
+fn ledger_facts(ledger: &LedgerInfo) -> Vec<(&'static str, String)> {
+    let LedgerInfo { chunks_done: done, chunks_total: total, .. } = ledger;
+    vec![
+        ("dtype", ledger.dtype.clone()),
+        ("shape", format!("{}, {} order", units::shape(&ledger.shape), ledger.order)),
+        ("chunk shape", units::shape(&ledger.chunk_shape)),
+        ("painted", format!("{done} of {}", units::count(*total, "chunk"))),
+        ("fingerprint", units::printable(&ledger.fingerprint)),
+    ]
+}

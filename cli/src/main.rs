@@ -1,0 +1,66 @@
+//! `ndshm`: arrays in shared memory from the command line.
+//!
+//! This file parses, runs one command, prints its error if there is one, and chooses the exit code. Each command has a
+//! file of its own; `cli.rs` says what can be asked for, `help.rs` what is answered.
+
+mod cli;
+mod demo;
+mod doctor;
+mod download;
+mod exit;
+mod help;
+mod host;
+mod info;
+mod interrupt;
+mod list;
+mod logind;
+mod places;
+mod progress;
+mod python;
+mod report;
+mod units;
+mod unlink;
+mod worker;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::cli::{Cli, Command};
+use crate::exit::{Exit, Failure};
+
+fn main() -> ExitCode {
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(usage) => {
+            // Help and version come this way too. An output that is closed is not worth a word.
+            let _ = usage.print();
+            return if usage.use_stderr() { Exit::Usage } else { Exit::Done }.into();
+        }
+    };
+    let mut out = io::stdout().lock();
+    let result = run(&command, &mut out).and_then(|exit| {
+        out.flush()?;
+        Ok(exit)
+    });
+    match result {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            failure.print(&mut io::stderr().lock());
+            failure.exit().into()
+        }
+    }
+}
+
+fn run(command: &Command, out: &mut dyn Write) -> Result<Exit, Failure> {
+    match command {
+        Command::Download(args) => download::run(args, out),
+        Command::Ls(args) => list::run(args, out),
+        Command::Info(args) => info::run(args, out),
+        Command::Unlink(args) => unlink::run(args, out),
+        Command::Doctor(args) => doctor::run(args, out),
+        Command::Demo(args) => demo::run(args, out),
+        Command::Worker(args) => worker::run(args),
+    }
+}

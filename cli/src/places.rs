@@ -1,0 +1,131 @@
+//! The directories that `ls`, `info`, `unlink` and `doctor` look into, and finding a name in them.
+//!
+//! Looking makes no directory, as an emulated directory that is not there has nothing in it; only where `EMULATE_SHM`
+//! chooses it, asking the library what is chosen makes it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ndarray_shm::{
+    Backend, Directory, Entry, EntryKind, Error, Ledger, Location, attached_in, default_backend, render,
+};
+
+use crate::cli::BackendChoice;
+use crate::exit::{Exit, Failure};
+
+/// Chooses between real and emulated shared memory when it is set.
+pub(crate) const EMULATE_SHM: &str = "EMULATE_SHM";
+/// Names the emulated directory when it is set.
+pub(crate) const NDSHM_EMULATED_DIR: &str = "NDSHM_EMULATED_DIR";
+
+/// Returns the places that exist, or the one that was chosen if that exists.
+pub(crate) fn existing(choice: Option<BackendChoice>) -> Result<Vec<Arc<dyn Backend>>, Failure> {
+    let mut places: Vec<Arc<dyn Backend>> = Vec::new();
+    if choice != Some(BackendChoice::Emulated) {
+        match Directory::shm() {
+            Ok(shm) if shm.directory().is_dir() => places.push(shm),
+            // Real shared memory that is not there has nothing in it either.
+            Ok(_) | Err(Error::Unsupported { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if choice != Some(BackendChoice::Shm) && Directory::emulated_path()?.symlink_metadata().is_ok() {
+        places.push(Directory::emulated()?);
+    }
+    Ok(places)
+}
+
+/// Returns the places to search for a name: the chosen one; else what `EMULATE_SHM` says; else all.
+fn searched(choice: Option<BackendChoice>) -> Result<Vec<Arc<dyn Backend>>, Failure> {
+    if choice.is_none() && std::env::var_os(EMULATE_SHM).is_some() {
+        // The library reads the setting, so that both agree on which words it may have.
+        let chosen = default_backend()?;
+        let choice = if chosen.name() == "emulated" { BackendChoice::Emulated } else { BackendChoice::Shm };
+        return existing(Some(choice));
+    }
+    existing(choice)
+}
+
+/// What a name leads to in one place.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) backend: Arc<dyn Backend>,
+    /// The array that has the name.
+    pub(crate) array: Option<Entry>,
+    /// The renderbuffer that will have it once it is finished.
+    pub(crate) partial: Option<Entry>,
+}
+
+/// The searched places, so that several names are found with one look at each directory.
+#[derive(Debug)]
+pub(crate) struct Search {
+    places: Vec<(Arc<dyn Backend>, Vec<Entry>)>,
+}
+
+impl Search {
+    /// Reads the directories.
+    pub(crate) fn new(choice: Option<BackendChoice>) -> Result<Self, Failure> {
+        let mut places = Vec::new();
+        for backend in searched(choice)? {
+            let entries = backend.list()?;
+            places.push((backend, entries));
+        }
+        Ok(Self { places })
+    }
+
+    /// Finds the place where a name leads to something of the wanted kinds.
+    ///
+    /// Fails if nothing has it, or if it means different things in two places.
+    pub(crate) fn find(&self, location: &Location, wanted: &[EntryKind]) -> Result<Found, Failure> {
+        let mut found: Vec<Found> = self
+            .places
+            .iter()
+            .filter_map(|(backend, entries)| {
+                let of_kind = |kind| entries.iter().find(|e| e.kind == kind && e.location().as_ref() == Some(location));
+                let (array, partial) = (of_kind(EntryKind::Array), of_kind(EntryKind::Partial));
+                let is_wanted = |entry: &Entry| wanted.contains(&entry.kind);
+                (array.is_some_and(is_wanted) || partial.is_some_and(is_wanted)).then(|| Found {
+                    backend: Arc::clone(backend),
+                    array: array.cloned(),
+                    partial: partial.cloned(),
+                })
+            })
+            .collect();
+        match found.len() {
+            0 => Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}` {}", self.describe()))
+                .advice("`ndshm ls` lists what there is; --backend chooses where to look")),
+            1 => Ok(found.remove(0)),
+            _ => Err(Failure::new(Exit::Failed, format!("`{location}` exists more than once {}", self.describe()))
+                .advice("say which one is meant with --backend shm or --backend emulated")),
+        }
+    }
+
+    fn describe(&self) -> String {
+        let directories: Vec<String> = self.places.iter().map(|(backend, _)| shown(backend.directory())).collect();
+        match directories.as_slice() {
+            [] => "(there is no shared memory here)".to_owned(),
+            some => format!("in {}", some.join(" or ")),
+        }
+    }
+}
+
+/// Returns whether some process has an entry mapped; `None` if this user may not ask, or it is gone by now.
+pub(crate) fn attached(backend: &Arc<dyn Backend>, entry: &Entry) -> Option<bool> {
+    let location = entry.location()?;
+    match entry.kind {
+        EntryKind::Array => attached_in(&**backend, &location).ok(),
+        _ => render::attached(&**backend, &location).ok(),
+    }
+}
+
+/// Reads the ledger that belongs to a half-painted payload.
+pub(crate) fn ledger(backend: &Arc<dyn Backend>, entry: &Entry) -> Result<Ledger, Failure> {
+    let location = entry
+        .location()
+        .ok_or_else(|| Failure::new(Exit::Failed, format!("`{}` belongs to no location", entry.name)))?;
+    Ok(render::ledger(backend, &location)?)
+}
+
+fn shown(path: &Path) -> String {
+    crate::units::printable(&path.display().to_string())
+}

@@ -1,0 +1,152 @@
+//! How far a download is, on the standard error: a bar on a terminal, else a line now and then.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ndarray_shm_volume::{DownloadProgress, Progress};
+
+use crate::units;
+
+/// Lines come at most this often, the last one excepted.
+const LINE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the bar looks like, in indicatif's words. No colours.
+const TEMPLATE: &str = "{prefix} [{bar:40}] {pos}/{len} chunks, {elapsed}, {eta} left";
+
+/// Shows the progress of one download.
+#[derive(Debug)]
+pub(crate) enum Display {
+    /// A bar that redraws itself.
+    Bar(ProgressBar),
+    /// Plain lines, for logs.
+    Lines(String, Mutex<Pace>),
+    /// Nothing.
+    Quiet,
+}
+
+impl Display {
+    /// Chooses by what the standard error is.
+    pub(crate) fn new(label: &str, quiet: bool) -> Self {
+        if quiet {
+            Self::Quiet
+        } else if io::stderr().is_terminal() {
+            Self::Bar(bar(label))
+        } else {
+            Self::Lines(units::printable(label), Mutex::new(Pace::default()))
+        }
+    }
+
+    /// Takes the bar away, so that what is printed next stands alone.
+    pub(crate) fn clear(&self) {
+        if let Self::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Progress for Display {
+    fn update(&self, progress: DownloadProgress) {
+        match self {
+            Self::Bar(bar) => {
+                let first = bar.length().is_none();
+                bar.set_length(progress.total as u64);
+                bar.set_position(progress.done as u64);
+                if first {
+                    // What an earlier run painted says nothing about how fast this one is.
+                    bar.reset_eta();
+                }
+            }
+            Self::Lines(label, pace) => {
+                // A poisoned pace only means that a line may be late.
+                let mut pace = pace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                if pace.is_due(&progress, Instant::now()) {
+                    let _ = writeln!(io::stderr(), "{label}: {}", line(&progress));
+                }
+            }
+            Self::Quiet => {}
+        }
+    }
+
+    fn warning(&self, message: &str) {
+        let text = format!("warning: {message}");
+        match self {
+            Self::Bar(bar) => bar.println(text),
+            // Quiet is about progress; this is something else.
+            Self::Lines(..) | Self::Quiet => {
+                let _ = writeln!(io::stderr(), "{text}");
+            }
+        }
+    }
+}
+
+/// When the last line was printed, and what it said.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    last: Option<(Instant, usize)>,
+}
+
+impl Pace {
+    /// Decides whether this progress deserves a line: the first, the last, and in between one a second if it moved.
+    fn is_due(&mut self, progress: &DownloadProgress, now: Instant) -> bool {
+        let due = match self.last {
+            None => true,
+            Some((_, done)) if done == progress.done => false,
+            Some((then, _)) => progress.done == progress.total || now.duration_since(then) >= LINE_INTERVAL,
+        };
+        if due {
+            self.last = Some((now, progress.done));
+        }
+        due
+    }
+}
+
+fn line(progress: &DownloadProgress) -> String {
+    let percent = (progress.done * 100).checked_div(progress.total).unwrap_or(100);
+    format!("{} of {} ({percent} %)", progress.done, units::count(progress.total, "chunk"))
+}
+
+fn bar(label: &str) -> ProgressBar {
+    // Shown only when it looks as it should.
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    // The template is a constant, tested below; should it not parse, the default bar is better than none.
+    if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.set_prefix(units::printable(label));
+    bar.set_draw_target(ProgressDrawTarget::stderr());
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(done: usize) -> DownloadProgress {
+        DownloadProgress { done, total: 8, painted_here: done }
+    }
+
+    #[test]
+    fn lines_come_first_last_and_once_a_second() {
+        let mut pace = Pace::default();
+        let start = Instant::now();
+        assert!(pace.is_due(&at(0), start));
+        assert!(!pace.is_due(&at(1), start + Duration::from_millis(999)));
+        assert!(pace.is_due(&at(2), start + LINE_INTERVAL));
+        assert!(!pace.is_due(&at(2), start + Duration::from_secs(9)), "nothing new");
+        assert!(pace.is_due(&at(8), start + Duration::from_millis(1001)), "the last one at once");
+        assert!(!pace.is_due(&at(8), start + Duration::from_secs(9)), "and only once");
+    }
+
+    #[test]
+    fn an_empty_region_is_complete() {
+        let nothing = DownloadProgress { done: 0, total: 0, painted_here: 0 };
+        assert_eq!(line(&nothing), "0 of 0 chunks (100 %)");
+    }
+
+    #[test]
+    fn the_bar_is_drawn_by_a_template_that_parses() {
+        assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
+    }
+}

@@ -1,0 +1,102 @@
+//! Numbers as people read them: sizes, rates, ages, shapes. Pure functions of their arguments.
+
+use std::time::Duration;
+
+/// Writes a number of bytes with a binary unit: `"64 B"`, `"1.5 KiB"`, `"24.0 GiB"`.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    // Tenths of the unit, in integers: no rounding to "1024.0 KiB".
+    let mut unit = 0;
+    let mut scale = 1024u64;
+    while unit + 1 < UNITS.len() && tenths(bytes, scale) >= 10_240 {
+        unit += 1;
+        scale *= 1024;
+    }
+    let tenths = tenths(bytes, scale);
+    format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+}
+
+fn tenths(bytes: u64, scale: u64) -> u64 {
+    let rounded = (u128::from(bytes) * 10 + u128::from(scale) / 2) / u128::from(scale);
+    u64::try_from(rounded).unwrap_or(u64::MAX)
+}
+
+/// Returns bytes per second, 0 when no time has passed.
+pub(crate) fn rate(bytes: u64, time: Duration) -> u64 {
+    let nanos = time.as_nanos();
+    if nanos == 0 {
+        return 0;
+    }
+    u64::try_from(u128::from(bytes) * 1_000_000_000 / nanos).unwrap_or(u64::MAX)
+}
+
+/// Writes how long ago something was, in its largest unit: `"12 s"`, `"3 min"`, `"5 h"`, `"2 d"`.
+pub(crate) fn age(age: Duration) -> String {
+    match age.as_secs() {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds @ 60..3_600 => format!("{} min", seconds / 60),
+        seconds @ 3_600..86_400 => format!("{} h", seconds / 3_600),
+        seconds => format!("{} d", seconds / 86_400),
+    }
+}
+
+/// Writes a shape as `"128 x 128 x 64"`, and the shape of a single value as `"one value"`.
+pub(crate) fn shape(shape: &[usize]) -> String {
+    if shape.is_empty() {
+        return "one value".to_owned();
+    }
+    shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ")
+}
+
+/// Writes a count with its noun: `"1 chunk"`, `"2 chunks"`.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+}
+
+/// Makes a name safe for a terminal: control characters, which a foreign file name may contain, are escaped.
+pub(crate) fn printable(name: &str) -> String {
+    if name.chars().any(char::is_control) {
+        name.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+    } else {
+        name.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_one_decimal_and_never_reach_1024_of_a_unit() {
+        assert_eq!(size(0), "0 B");
+        assert_eq!(size(1023), "1023 B");
+        assert_eq!(size(1024), "1.0 KiB");
+        assert_eq!(size(1536), "1.5 KiB");
+        assert_eq!(size(1024 * 1024 - 1), "1.0 MiB");
+        assert_eq!(size(24 << 30), "24.0 GiB");
+        assert_eq!(size(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn ages_use_the_largest_whole_unit() {
+        assert_eq!(age(Duration::from_secs(59)), "59 s");
+        assert_eq!(age(Duration::from_mins(1)), "1 min");
+        assert_eq!(age(Duration::from_secs(7_199)), "1 h");
+        assert_eq!(age(Duration::from_secs(200_000)), "2 d");
+    }
+
+    #[test]
+    fn no_time_is_no_rate() {
+        assert_eq!(rate(1 << 20, Duration::ZERO), 0);
+        assert_eq!(rate(1 << 20, Duration::from_millis(500)), 2 << 20);
+    }
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        assert_eq!(printable("a\u{1b}[31m\n"), "a\\u{1b}[31m\\n");
+        assert_eq!(printable("naïve"), "naïve");
+    }
+}

@@ -1,0 +1,45 @@
+//! Worker processes: how `download --processes` starts one, and the hidden `ndshm worker` that it then is.
+//!
+//! A worker chooses nothing for itself: volume, name and directory come from its parent. The parent holds the write end
+//! of the worker's standard input; when that ends, the parent is gone or stopping, and the worker gives up its chunk.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use ndarray_shm::{Backend, Directory, Location};
+use ndarray_shm_volume::{open_volume, paint_as_worker};
+
+use crate::cli::WorkerArgs;
+use crate::exit::{Exit, Failure};
+use crate::interrupt;
+
+/// Returns the command that runs this program as a worker.
+pub(crate) fn command(program: &Path, source: &Path, backend: &dyn Backend, location: &Location) -> Command {
+    let mut command = Command::new(program);
+    command
+        .arg("worker")
+        .arg("--location")
+        .arg(location.as_str())
+        .arg("--backend")
+        .arg(backend.name())
+        .arg("--directory")
+        .arg(backend.directory())
+        .arg("--")
+        .arg(source);
+    command
+}
+
+/// Runs `ndshm worker`: paints until nothing is left, the parent goes away or a signal comes.
+pub(crate) fn run(args: &WorkerArgs) -> Result<Exit, Failure> {
+    let stop = interrupt::flag()?;
+    stop.stop_when_stdin_ends();
+    let source = open_volume(&args.source)?;
+    let backend: Arc<dyn Backend> = Arc::new(Directory::new(args.backend.as_str(), &args.directory));
+    match paint_as_worker(&*source, backend, &args.location, &stop) {
+        Ok(_painted) => Ok(Exit::Done),
+        // Whoever stopped it knows why.
+        Err(_) if stop.is_stopped() => Ok(Exit::Interrupted),
+        Err(error) => Err(Failure::from(error).while_doing("a worker process failed")),
+    }
+}

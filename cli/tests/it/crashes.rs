@@ -1,0 +1,194 @@
+//! Signals and deaths in the middle of a download: what is left, and that the work is not lost.
+
+use std::collections::hash_map::RandomState;
+use std::fs;
+use std::hash::BuildHasher as _;
+use std::process::Command;
+
+use ndarray_shm::{Location, render};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
+
+use crate::scene::{Running, Scene, run, wait_until};
+use crate::volume::{self, CHUNKS};
+
+/// A number below `limit` that differs from run to run.
+fn random_below(limit: usize) -> usize {
+    usize::try_from(RandomState::new().hash_one(limit) % limit as u64).expect("below a usize")
+}
+
+fn download(scene: &Scene, arguments: &[&str]) -> Command {
+    let mut command = scene.ndshm(["download", "--location", "x", "--json"]);
+    command.args(arguments).arg(scene.volume());
+    command
+}
+
+/// How many chunks are painted, as the ledger says; 0 before there is one.
+fn painted(scene: &Scene) -> usize {
+    let location: Location = "x".parse().expect("a good name");
+    render::ledger(&scene.backend(), &location).map_or(0, |ledger| ledger.done)
+}
+
+/// Waits until a download has painted some chunks, but not all.
+fn wait_for_chunks(scene: &Scene, running: &mut Running, chunks: usize) {
+    wait_until("the middle of the download", || {
+        assert!(running.is_running(), "it ended before it was in the middle");
+        painted(scene) >= chunks
+    });
+}
+
+/// Waits until so many workers run; one that is just being started does not look like one yet.
+fn wait_for_workers(running: &mut Running, count: usize) -> Vec<Pid> {
+    let mut workers = Vec::new();
+    wait_until("the start of all workers", || {
+        assert!(running.is_running(), "it ended before all workers ran");
+        workers = running.workers();
+        workers.len() == count
+    });
+    workers
+}
+
+fn assert_complete(scene: &Scene) {
+    assert!(fs::read(scene.emulated().join("x")).expect("there") == volume::expected_whole());
+    assert_eq!(scene.files(), ["x"]);
+}
+
+fn number(report: &Value, field: &str) -> usize {
+    usize::try_from(report[field].as_u64().unwrap_or_else(|| panic!("{field}: {report:#}"))).expect("small")
+}
+
+fn is_alive(pid: Pid) -> bool {
+    test_kill_process(pid).is_ok()
+}
+
+#[test]
+fn an_interrupted_download_leaves_nothing() {
+    for (signal, processes) in [(Signal::INT, false), (Signal::TERM, false), (Signal::HUP, true), (Signal::INT, true)] {
+        let scene = Scene::new();
+        volume::write(&scene.volume());
+        let how: &[&str] = if processes { &["--processes", "--workers", "2"] } else { &[] };
+        let mut running = Running::start(&mut download(&scene, how));
+        wait_for_chunks(&scene, &mut running, 5);
+        let workers = wait_for_workers(&mut running, if processes { 2 } else { 0 });
+        running.signal(signal);
+        let finished = running.finish().expect_code(130);
+        assert!(finished.err.contains("nothing was left behind"), "{finished:?}");
+        assert_eq!(scene.files(), [""; 0]);
+        assert!(!workers.into_iter().any(is_alive), "workers end before their parent");
+    }
+}
+
+#[test]
+fn an_interrupted_download_that_keeps_its_work_is_continued() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let how = ["--keep-partial", "--processes", "--workers", "2"];
+    let mut running = Running::start(&mut download(&scene, &how));
+    wait_for_chunks(&scene, &mut running, 5);
+    running.signal(Signal::INT);
+    let finished = running.finish().expect_code(130);
+    assert!(finished.err.contains("the same command continues"), "{finished:?}");
+    assert!(!scene.files().contains(&"x".to_owned()), "no half-painted array under its name");
+    let kept = painted(&scene);
+    assert!((5..CHUNKS).contains(&kept), "{kept}");
+
+    let report = run(&mut download(&scene, &how)).expect_code(0).json();
+    assert_eq!(number(&report, "resumed"), kept);
+    assert_eq!(number(&report, "painted"), CHUNKS - kept);
+    assert_complete(&scene);
+}
+
+#[test]
+fn one_of_four_workers_may_be_killed_at_any_point() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let mut deaths = 0;
+    for _attempt in 0..50 {
+        let mut running = Running::start(&mut download(&scene, &["--processes", "--workers", "4"]));
+        let point = 1 + random_below(CHUNKS / 2);
+        wait_until("the point of the kill", || !running.is_running() || painted(&scene) >= point);
+        let workers = running.workers();
+        // A quick machine may be done before the kill; such a run must be right too, but it does not count.
+        let victim = workers.get(random_below(workers.len().max(1)));
+        let is_killed = victim.is_some_and(|&victim| kill_process(victim, Signal::KILL).is_ok());
+        let at = painted(&scene);
+        let finished = running.finish().expect_code(0);
+        let report = finished.json();
+        assert_eq!(number(&report, "painted"), CHUNKS, "killed at chunk {at}");
+        let warnings = report["warnings"].as_array().expect("a list").len();
+        assert_eq!(warnings, finished.err.matches("warning: worker").count(), "{finished:?}");
+        assert_complete(&scene);
+        run(&mut scene.ndshm(["unlink", "x"])).expect_code(0);
+        if is_killed && warnings == 1 {
+            deaths += 1;
+        }
+        if deaths == 10 {
+            return;
+        }
+    }
+    panic!("only {deaths} of 10 workers were killed in the middle");
+}
+
+#[test]
+fn when_everybody_is_killed_the_same_command_paints_the_rest() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let how = ["--processes", "--workers", "4"];
+    let mut running = Running::start(&mut download(&scene, &how));
+    wait_for_chunks(&scene, &mut running, 1 + random_below(CHUNKS / 2));
+    let workers = wait_for_workers(&mut running, 4);
+    // Stopped first, so that none can see another die and clean up.
+    for &pid in workers.iter().chain([&running.pid()]) {
+        kill_process(pid, Signal::STOP).expect("there");
+    }
+    for &pid in workers.iter().chain([&running.pid()]) {
+        kill_process(pid, Signal::KILL).expect("there");
+    }
+    assert_eq!(running.finish().code, None, "killed");
+    // Workers without a parent are reaped by init.
+    wait_until("the end of the workers", || !workers.iter().any(|&pid| is_running(pid)));
+    let kept = painted(&scene);
+    assert!((1..CHUNKS).contains(&kept), "{kept}");
+
+    let report = run(&mut download(&scene, &how)).expect_code(0).json();
+    assert_eq!(number(&report, "resumed"), kept);
+    assert_eq!(number(&report, "painted") + number(&report, "resumed"), CHUNKS);
+    assert_complete(&scene);
+}
+
+#[test]
+fn workers_do_not_outlive_a_killed_parent() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let mut running = Running::start(&mut download(&scene, &["--processes", "--workers", "2"]));
+    wait_for_chunks(&scene, &mut running, 2);
+    let workers = wait_for_workers(&mut running, 2);
+    running.signal(Signal::KILL);
+    assert_eq!(running.finish().code, None, "killed");
+    wait_until("the end of the workers", || !workers.iter().any(|&pid| is_running(pid)));
+    assert!(!scene.files().contains(&"x".to_owned()), "workers finish nothing by themselves");
+}
+
+#[test]
+fn when_all_workers_are_killed_the_parent_says_what_to_do() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let how = ["--processes", "--workers", "2"];
+    let mut running = Running::start(&mut download(&scene, &how));
+    wait_for_chunks(&scene, &mut running, 2);
+    for pid in wait_for_workers(&mut running, 2) {
+        kill_process(pid, Signal::KILL).expect("there");
+    }
+    let finished = running.finish().expect_code(1);
+    assert!(finished.err.contains("the same command continues"), "{finished:?}");
+    let report = run(&mut download(&scene, &how)).expect_code(0).json();
+    assert!(number(&report, "resumed") >= 2, "{report:#}");
+    assert_complete(&scene);
+}
+
+/// Whether a process that need not be a child of ours does something still: a zombie does not.
+fn is_running(pid: Pid) -> bool {
+    let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
+    let Ok(stat) = fs::read_to_string(path) else { return false };
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}

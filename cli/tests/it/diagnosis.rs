@@ -1,0 +1,83 @@
+//! `doctor`: what it finds, and that it leaves nothing.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use serde_json::Value;
+
+use crate::scene::{Finished, Scene, names_in, run};
+
+fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let checks = report["checks"].as_array().expect("a list");
+    checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("{name}: {report:#}"))
+}
+
+fn diagnose(scene: &Scene, setting: &str) -> Finished {
+    run(scene.ndshm(["doctor", "--json"]).env("EMULATE_SHM", setting))
+}
+
+#[test]
+fn every_check_has_a_state_and_the_exit_code_follows() {
+    let scene = Scene::new();
+    let finished = diagnose(&scene, "1");
+    let report = finished.json();
+    for name in [
+        "backend",
+        "shm-room",
+        "shm-locks",
+        "shm-drafts",
+        "emulated-room",
+        "emulated-locks",
+        "emulated-drafts",
+        "open-files",
+        "mappings",
+        "log-out",
+        "leftovers",
+    ] {
+        let check = check(&report, name);
+        let status = check["status"].as_str().expect("a word");
+        assert!(["ok", "warning", "problem"].contains(&status), "{check:#}");
+        assert_eq!(check["advice"].is_null(), status == "ok", "{check:#}");
+        assert!(!check["found"].as_str().expect("text").is_empty(), "{check:#}");
+    }
+    let problems = report["checks"].as_array().expect("a list").iter().filter(|c| c["status"] == "problem").count();
+    assert_eq!(report["healthy"], problems == 0);
+    assert_eq!(finished.code, Some(i32::from(problems > 0)));
+    assert_eq!(scene.files(), [""; 0]);
+    assert_eq!(names_in(&scene.temporary()), [""; 0]);
+
+    let text = run(&mut scene.ndshm(["doctor"])).out;
+    assert!(text.lines().count() > 11 && text.contains("emulated-room"), "{text}");
+}
+
+#[test]
+fn a_setting_that_is_no_boolean_is_a_problem() {
+    let scene = Scene::new();
+    let finished = diagnose(&scene, "maybe").expect_code(1);
+    let report = finished.json();
+    assert_eq!(check(&report, "backend")["status"], "problem");
+    assert!(check(&report, "backend")["found"].as_str().expect("text").contains("maybe"), "{report:#}");
+    let text = run(scene.ndshm(["doctor"]).env("EMULATE_SHM", "maybe")).expect_code(1).out;
+    assert!(text.starts_with("PROBLEM"), "{text}");
+}
+
+#[test]
+fn an_emulated_directory_that_others_can_write_to_is_a_problem() {
+    let scene = Scene::new();
+    fs::set_permissions(scene.emulated(), fs::Permissions::from_mode(0o777)).expect("ours");
+    let report = diagnose(&scene, "1").expect_code(1).json();
+    assert_eq!(check(&report, "emulated-room")["status"], "problem");
+    assert!(check(&report, "emulated-room")["advice"].as_str().expect("text").contains("0700"), "{report:#}");
+}
+
+#[test]
+fn few_descriptors_are_a_problem() {
+    let scene = Scene::new();
+    let mut limited = std::process::Command::new("sh");
+    limited
+        .args(["-c", "ulimit -n 20 && exec \"$0\" doctor --json", env!("CARGO_BIN_EXE_ndshm")])
+        .env("EMULATE_SHM", "1")
+        .env("NDSHM_EMULATED_DIR", scene.emulated());
+    let report = run(&mut limited).expect_code(1).json();
+    assert_eq!(check(&report, "open-files")["status"], "problem");
+}

@@ -1,0 +1,169 @@
+//! `ls`, `info` and `unlink` on arrays that the library made.
+
+use std::process::Stdio;
+
+use ndarray_shm::{RenderOptions, SharedArray};
+
+use crate::scene::{Scene, names_in, run};
+
+fn array(scene: &Scene, name: &str) -> SharedArray<f32, ndarray::Ix2> {
+    SharedArray::options().backend(scene.backend()).create(name, (30, 40)).expect("created")
+}
+
+#[test]
+fn an_array_is_listed_shown_and_unlinked() {
+    let scene = Scene::new();
+    let held = array(&scene, "grid");
+
+    let listed = run(&mut scene.ndshm(["ls", "--backend", "emulated", "--json"])).expect_code(0).json();
+    assert_eq!(listed.as_array().expect("a list").len(), 1);
+    assert_eq!(listed[0]["name"], "grid");
+    assert_eq!(listed[0]["backend"], "emulated");
+    assert_eq!(listed[0]["kind"], "array");
+    assert_eq!(listed[0]["size"], 4800);
+    assert_eq!(listed[0]["attached"], true);
+    assert_eq!(listed[0]["mode"], "0600");
+    assert_eq!(listed[0]["owner"], rustix::process::geteuid().as_raw());
+
+    let text = run(&mut scene.ndshm(["ls", "--backend", "emulated"])).expect_code(0).out;
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(lines[0].starts_with("NAME  ") && lines[1].starts_with("grid  "), "{text}");
+    assert!(lines[1].contains("4.7 KiB") && lines[1].contains("yes"), "{text}");
+
+    let info = run(&mut scene.ndshm(["info", "grid", "--json"])).expect_code(0).json();
+    assert_eq!(info["array"]["size"], 4800);
+    assert_eq!(info["array"]["sparse"], false);
+    assert_eq!(info["partial"], serde_json::Value::Null);
+
+    drop(held);
+    let info = run(&mut scene.ndshm(["info", "grid", "--json"])).expect_code(0).json();
+    assert_eq!(info["array"]["attached"], false);
+    let text = run(&mut scene.ndshm(["info", "grid"])).expect_code(0).out;
+    assert!(text.contains("4800 bytes") && text.contains("mode 0600"), "{text}");
+
+    let text = run(&mut scene.ndshm(["unlink", "grid"])).expect_code(0).out;
+    assert_eq!(text, "unlinked grid\n");
+    assert_eq!(scene.files(), [""; 0]);
+    let text = run(&mut scene.ndshm(["ls", "--backend", "emulated"])).expect_code(0).out;
+    assert_eq!(text, "no arrays\n");
+}
+
+#[test]
+fn an_array_in_real_shared_memory_is_found_without_being_told_where() {
+    let mut scene = Scene::new();
+    let name = scene.shm_name();
+    let shm = ndarray_shm::Directory::shm().expect("real shared memory");
+    let held: SharedArray<u8, ndarray::Ix1> =
+        SharedArray::options().backend(shm).create(name.as_str(), 100).expect("created");
+
+    let listed = run(&mut scene.ndshm_in_shm(["ls", "--json"])).expect_code(0).json();
+    let ours = listed.as_array().expect("a list").iter().find(|item| item["name"] == name.as_str());
+    let ours = ours.unwrap_or_else(|| panic!("{listed:#}"));
+    assert_eq!(ours["backend"], "shm");
+    assert_eq!(ours["attached"], true);
+
+    let text = run(&mut scene.ndshm_in_shm(["unlink", &name])).expect_code(0).out;
+    assert!(text.contains("still attached"), "{text}");
+    run(&mut scene.ndshm_in_shm(["info", &name])).expect_code(3);
+    assert_eq!(held.shape(), [100]);
+}
+
+#[test]
+fn one_name_in_two_places_must_be_told_apart() {
+    let mut scene = Scene::new();
+    let name = scene.shm_name();
+    let _emulated = array(&scene, &name);
+    let shm = ndarray_shm::Directory::shm().expect("real shared memory");
+    let _real: SharedArray<u8, ndarray::Ix1> =
+        SharedArray::options().backend(shm).create(name.as_str(), 100).expect("created");
+
+    let refused = run(&mut scene.ndshm_in_shm(["unlink", &name])).expect_code(1);
+    assert!(refused.err.contains("--backend"), "{refused:?}");
+    let info = run(&mut scene.ndshm_in_shm(["info", &name, "--backend", "shm", "--json"]));
+    assert_eq!(info.expect_code(0).json()["array"]["size"], 100);
+    // A setting that chooses chooses here too.
+    let info = run(&mut scene.ndshm(["info", &name, "--json"]));
+    assert_eq!(info.expect_code(0).json()["array"]["size"], 4800);
+}
+
+#[test]
+fn a_renderbuffer_that_is_not_finished_shows_how_far_it_is() {
+    let scene = Scene::new();
+    let buffer = RenderOptions::new()
+        .backend(scene.backend())
+        .create::<u16, _>("half", (10, 10), (5, 5), "made by a test")
+        .expect("created");
+    let ndarray_shm::Claim::Chunk(claim) = buffer.claim(2).expect("claimed") else { panic!("free") };
+    claim.commit().expect("committed");
+
+    let listed = run(&mut scene.ndshm(["ls", "--backend", "emulated", "--json"])).expect_code(0).json();
+    assert_eq!(listed.as_array().expect("a list").len(), 1, "the ledger is not shown: {listed:#}");
+    assert_eq!(listed[0]["name"], "half");
+    assert_eq!(listed[0]["kind"], "partial");
+    assert_eq!(listed[0]["chunks_done"], 1);
+    assert_eq!(listed[0]["chunks_total"], 4);
+    assert_eq!(listed[0]["attached"], true);
+    let all = run(&mut scene.ndshm(["ls", "--backend", "emulated", "--all", "--json"])).expect_code(0).json();
+    assert_eq!(all.as_array().expect("a list").len(), 2, "{all:#}");
+
+    let info = run(&mut scene.ndshm(["info", "half", "--json"])).expect_code(0).json();
+    assert_eq!(info["array"], serde_json::Value::Null);
+    let ledger = &info["partial"]["ledger"];
+    assert_eq!(ledger["dtype"], "<u2");
+    assert_eq!(ledger["order"], "C");
+    assert_eq!(ledger["shape"], serde_json::json!([10, 10]));
+    assert_eq!(ledger["chunk_shape"], serde_json::json!([5, 5]));
+    assert_eq!(ledger["fingerprint"], "made by a test");
+    let text = run(&mut scene.ndshm(["info", "half"])).expect_code(0).out;
+    assert!(text.contains("1 of 4 chunks") && text.contains("made by a test"), "{text}");
+
+    drop(buffer);
+    let doctor = run(&mut scene.ndshm(["doctor", "--json"])).out;
+    assert!(doctor.contains("ndshm unlink --partial half"), "{doctor}");
+
+    let refused = run(&mut scene.ndshm(["unlink", "half"])).expect_code(3);
+    assert!(refused.err.contains("unlink --partial half"), "{refused:?}");
+    run(&mut scene.ndshm(["unlink", "--partial", "half"])).expect_code(0);
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+#[test]
+fn a_name_that_is_not_there_does_not_keep_the_others_from_being_removed() {
+    let scene = Scene::new();
+    drop(array(&scene, "one"));
+    drop(array(&scene, "two"));
+    let finished = run(&mut scene.ndshm(["unlink", "one", "nowhere", "two", "--json"])).expect_code(3);
+    assert!(finished.err.contains("`nowhere`"), "{finished:?}");
+    let outcomes = finished.json();
+    let unlinked: Vec<_> = outcomes.as_array().expect("a list").iter().map(|o| o["unlinked"].clone()).collect();
+    assert_eq!(unlinked, [true, false, true]);
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+#[test]
+fn looking_makes_no_directory() {
+    let scene = Scene::new();
+    std::fs::remove_dir(scene.emulated()).expect("empty");
+    for arguments in [&["ls"][..], &["doctor"], &["info", "nothing", "--backend", "emulated"]] {
+        run(&mut scene.ndshm_in_shm(arguments));
+    }
+    assert!(!scene.emulated().exists());
+    assert_eq!(names_in(&scene.temporary()), [""; 0]);
+}
+
+#[test]
+fn a_closed_output_is_no_error() {
+    let scene = Scene::new();
+    let _held = array(&scene, "grid");
+    for arguments in [&["ls"][..], &["ls", "--json"], &["info", "grid"], &["--help"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = scene.ndshm(arguments);
+        let child = command.stdout(writer).stderr(Stdio::piped()).spawn().expect("started");
+        drop(command);
+        let output = child.wait_with_output().expect("ended");
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
+        assert!(output.stderr.is_empty(), "{arguments:?}: {output:?}");
+    }
+}

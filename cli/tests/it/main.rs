@@ -1,0 +1,12 @@
+//! The program as people meet it: the real binary, real processes, real files.
+//!
+//! Every test has a scene of its own (see `scene.rs`), which is gone afterwards, also when the test fails.
+
+mod crashes;
+mod demonstration;
+mod diagnosis;
+mod downloading;
+mod listing;
+mod refusals;
+mod scene;
+mod volume;

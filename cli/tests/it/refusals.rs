@@ -1,0 +1,100 @@
+//! What the program does not do, how it says so, and that it leaves nothing.
+
+use std::fs;
+
+use crate::scene::{Scene, run};
+use crate::volume;
+
+#[test]
+fn command_lines_that_make_no_sense_are_exit_code_2() {
+    let scene = Scene::new();
+    let volume = scene.volume();
+    let volume = volume.to_str().expect("text");
+    for arguments in [
+        &[][..],
+        &["fly"],
+        &["download", volume],
+        &["download", volume, "--location", "a/b"],
+        &["download", volume, "--location", ".ndshm-part-x"],
+        &["download", volume, "--location", "x", "--order", "z"],
+        &["download", volume, "--location", "x", "--workers", "0"],
+        &["unlink"],
+        &["info", ""],
+    ] {
+        let finished = run(&mut scene.ndshm(arguments)).expect_code(2);
+        assert!(finished.err.contains("Usage") || finished.err.contains("--help"), "{finished:?}");
+    }
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+#[test]
+fn the_help_tells_the_exit_codes() {
+    let scene = Scene::new();
+    for arguments in [&["--help"][..], &["download", "--help"], &["ls", "--help"], &["demo", "-h"]] {
+        let help = run(&mut scene.ndshm(arguments)).expect_code(0).out;
+        assert!(help.contains("Exit codes:") && help.contains("130"), "{help}");
+        assert!(!help.contains("worker  "), "the worker command is hidden: {help}");
+    }
+}
+
+#[test]
+fn a_bounding_box_that_does_not_fit_is_exit_code_2() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    for bbox in ["0:8", "0:8,0:8,0:8,0:8", "0:8,0:8,0:100000", "8:0,0:8,0:8", "0:8,x,0:8", "-1:8,0:8,0:8", "0:8,0:8,"] {
+        let mut command = scene.ndshm(["download", "--location", "x", "--bbox", bbox]);
+        let finished = run(command.arg(scene.volume())).expect_code(2);
+        assert!(finished.err.contains("0:237,0:288,0:273"), "says what would fit: {finished:?}");
+    }
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+#[test]
+fn a_setting_that_is_no_boolean_is_named_with_what_it_may_be() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let mut command = scene.ndshm(["download", "--location", "x"]);
+    let finished = run(command.arg(scene.volume()).env("EMULATE_SHM", "maybe")).expect_code(2);
+    assert!(finished.err.contains("EMULATE_SHM") && finished.err.contains("maybe"), "{finished:?}");
+    assert!(finished.err.contains("1, true or yes"), "{finished:?}");
+    run(scene.ndshm(["info", "x"]).env("EMULATE_SHM", "maybe")).expect_code(2);
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+#[test]
+fn a_source_that_is_no_volume_is_named() {
+    let scene = Scene::new();
+    fs::create_dir(scene.volume()).expect("made");
+    let sources = [scene.volume(), scene.volume().join("nowhere")];
+    for source in sources {
+        let mut command = scene.ndshm(["download", "--location", "x"]);
+        let finished = run(command.arg(&source)).expect_code(1);
+        assert!(finished.err.contains(source.to_str().expect("text")), "{finished:?}");
+    }
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+#[test]
+fn a_name_that_is_taken_stays_as_it_is_without_replace() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    fs::write(scene.emulated().join("taken"), b"precious").expect("written");
+    let mut command = scene.ndshm(["download", "--location", "taken", "--bbox", "0:8,0:8,0:8"]);
+    let finished = run(command.arg(scene.volume())).expect_code(1);
+    assert!(finished.err.contains("--replace"), "{finished:?}");
+    assert_eq!(fs::read(scene.emulated().join("taken")).expect("there"), b"precious");
+    assert_eq!(scene.files(), ["taken"]);
+
+    let mut command = scene.ndshm(["download", "--location", "taken", "--bbox", "0:8,0:8,0:8", "--replace"]);
+    run(command.arg(scene.volume())).expect_code(0);
+    assert_eq!(fs::read(scene.emulated().join("taken")).expect("there"), volume::expected(&[0..8, 0..8, 0..8], true));
+}
+
+#[test]
+fn an_error_is_told_once() {
+    let scene = Scene::new();
+    let finished = run(&mut scene.ndshm(["info", "nowhere"])).expect_code(3);
+    assert_eq!(finished.out, "");
+    assert_eq!(finished.err.matches("error:").count(), 1, "{finished:?}");
+    assert_eq!(finished.err.matches("nowhere").count(), 1, "{finished:?}");
+}

@@ -1,0 +1,229 @@
+//! A place of its own for each test: an emulated directory, a directory for volumes and temporary files, and names in
+//! real shared memory that are removed in the end.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ndarray_shm::{Backend, Directory, Location, render};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Longer than anything here takes on a slow machine; reaching it is a failure.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
+
+/// Directories that only one test uses.
+pub(crate) struct Scene {
+    root: TempDir,
+    names: Vec<Location>,
+}
+
+impl Scene {
+    pub(crate) fn new() -> Self {
+        let root = tempfile::Builder::new().prefix("ndshm-test-").tempdir().expect("a temporary directory");
+        let scene = Self { root, names: Vec::new() };
+        fs::create_dir(scene.emulated()).expect("made");
+        fs::set_permissions(scene.emulated(), fs::Permissions::from_mode(0o700)).expect("made private");
+        fs::create_dir(scene.temporary()).expect("made");
+        scene
+    }
+
+    /// The emulated directory, which is empty at first.
+    pub(crate) fn emulated(&self) -> PathBuf {
+        self.root.path().join("emulated")
+    }
+
+    /// What the program takes for the directory for temporary files.
+    pub(crate) fn temporary(&self) -> PathBuf {
+        self.root.path().join("temporary")
+    }
+
+    /// A path for a volume.
+    pub(crate) fn volume(&self) -> PathBuf {
+        self.root.path().join("volume")
+    }
+
+    /// The emulated directory as a backend.
+    pub(crate) fn backend(&self) -> Arc<dyn Backend> {
+        Arc::new(Directory::new("emulated", self.emulated()))
+    }
+
+    /// The names of all files in the emulated directory.
+    pub(crate) fn files(&self) -> Vec<String> {
+        names_in(&self.emulated())
+    }
+
+    /// A name in real shared memory that no other test has; whatever gets it is removed in the end.
+    pub(crate) fn shm_name(&mut self) -> String {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ndshm-test-{}-{next}", std::process::id());
+        self.names.push(name.parse().expect("a good name"));
+        name
+    }
+
+    /// The program with emulated shared memory.
+    pub(crate) fn ndshm<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
+        let mut command = self.ndshm_in_shm(arguments);
+        command.env("EMULATE_SHM", "1");
+        command
+    }
+
+    /// The program with real shared memory.
+    pub(crate) fn ndshm_in_shm<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ndshm"));
+        command
+            .args(arguments)
+            .env_remove("EMULATE_SHM")
+            .env("NDSHM_EMULATED_DIR", self.emulated())
+            .env("TMPDIR", self.temporary())
+            .stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let Ok(shm) = Directory::shm() else { return };
+        for name in &self.names {
+            let _ = shm.unlink(name, None);
+            let _ = render::discard(&*shm, name);
+        }
+    }
+}
+
+/// Lists a directory, sorted.
+pub(crate) fn names_in(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(directory)
+        .expect("a directory")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A program that ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Finished {
+    /// Demands an exit code.
+    #[track_caller]
+    pub(crate) fn expect_code(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        assert!(!self.err.contains("panicked"), "{self:#?}");
+        self
+    }
+
+    /// Reads the standard output as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
+    }
+}
+
+/// Runs a program to its end.
+pub(crate) fn run(command: &mut Command) -> Finished {
+    Running::start(command).finish()
+}
+
+/// A program that runs; dropped, it is killed.
+pub(crate) struct Running {
+    child: Child,
+    output: Option<thread::JoinHandle<(String, String)>>,
+}
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let (mut out, mut err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+        let output = thread::spawn(move || {
+            let errors = thread::spawn(move || read(&mut err));
+            (read(&mut out), errors.join().expect("read"))
+        });
+        Self { child, output: Some(output) }
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("the process is there");
+    }
+
+    /// The worker processes it has now.
+    pub(crate) fn workers(&self) -> Vec<Pid> {
+        let parent = self.pid().as_raw_nonzero().get().to_string();
+        let mut workers = Vec::new();
+        for entry in fs::read_dir("/proc").expect("/proc").flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
+            else {
+                continue;
+            };
+            let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
+            // "pid (name) state parent ..", and a name may contain anything.
+            let Some((_, rest)) = stat.rsplit_once(')') else { continue };
+            let mut fields = rest.split_whitespace();
+            let (state, of) = (fields.next(), fields.next());
+            let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let is_worker = command.split(|&byte| byte == 0).any(|argument| argument == b"worker");
+            if of == Some(parent.as_str()) && state != Some("Z") && is_worker {
+                workers.push(pid);
+            }
+        }
+        workers
+    }
+
+    /// Waits for the end.
+    pub(crate) fn finish(mut self) -> Finished {
+        let start = Instant::now();
+        let status = loop {
+            match self.child.try_wait().expect("a child") {
+                Some(status) => break status,
+                None if start.elapsed() > PATIENCE => panic!("the program does not end"),
+                None => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        let (out, err) = self.output.take().expect("only once").join().expect("read");
+        Finished { code: status.code(), out, err }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn read(stream: &mut impl std::io::Read) -> String {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("readable");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Waits until something is true.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_true() {
+        assert!(start.elapsed() < PATIENCE, "{what} did not come");
+        thread::sleep(Duration::from_micros(500));
+    }
+}
