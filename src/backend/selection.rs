@@ -69,8 +69,8 @@ pub(super) fn shm() -> Result<Arc<Directory>> {
     Ok(remembered("shm", Path::new(path)))
 }
 
-/// Files in a directory of this user, which is made and checked at every call.
-pub(super) fn emulated() -> Result<Arc<Directory>> {
+/// Where files of this user stand for shared memory.
+pub(super) fn emulated_path() -> Result<PathBuf> {
     let path = match std::env::var_os(EMULATED_DIRECTORY) {
         Some(path) if path.is_empty() => {
             return Err(Error::InvalidSetting {
@@ -82,13 +82,22 @@ pub(super) fn emulated() -> Result<Arc<Directory>> {
         Some(path) => PathBuf::from(path),
         None => std::env::temp_dir().join(format!("ndarray-shm-{}", os::user_tag())),
     };
-    let location = path.display().to_string();
-    let path = std::path::absolute(&path).map_err(|error| Error::os("resolve", &location, error))?;
-    os::private_directory(&path).map_err(|error| match error {
-        os::PrivateDirectoryError::Unsafe { reason, owner, mode } => {
-            Error::PermissionDenied { location, owner, mode, reason }
+    std::path::absolute(&path).map_err(|error| Error::os("resolve", path.display(), error))
+}
+
+/// Files in a directory of this user, which is made and checked at every call.
+pub(super) fn emulated() -> Result<Arc<Directory>> {
+    let path = emulated_path()?;
+    os::private_directory(&path).map_err(|error| {
+        let location = path.display().to_string();
+        match error {
+            os::PrivateDirectoryError::Unsafe { reason, owner, mode } => {
+                Error::PermissionDenied { location, owner, mode, reason }
+            }
+            os::PrivateDirectoryError::Os(error) => {
+                Error::os("make the directory for emulated shared memory", location, error)
+            }
         }
-        os::PrivateDirectoryError::Os(error) => Error::os("make the directory for emulated shared memory", location, error),
     })?;
     Ok(remembered("emulated", &path))
 }

@@ -18,6 +18,7 @@ pub use self::ledger::Ledger;
 use self::ledger::LedgerSegment;
 use crate::backend::{Backend, Companion, Location};
 use crate::error::Result;
+use crate::segment::is_attached;
 
 /// Reads the ledger of an unfinished renderbuffer, for programs that do not know the type of its elements.
 ///
@@ -27,6 +28,15 @@ use crate::error::Result;
 /// damaged.
 pub fn ledger(backend: &Arc<dyn Backend>, location: &Location) -> Result<Ledger> {
     LedgerSegment::attach(backend, location).map(|ledger| Ledger::from(&ledger))
+}
+
+/// Whether any process is attached to an unfinished renderbuffer: painting it, waiting for it, or looking on.
+///
+/// # Errors
+///
+/// [`NotFound`](crate::Error::NotFound): nobody began it, or it is finished.
+pub fn attached(backend: &dyn Backend, location: &Location) -> Result<bool> {
+    is_attached(backend, &location.companion(Companion::Partial)?).map_err(|error| error.about(location))
 }
 
 /// Removes what an unfinished renderbuffer left, damaged or not; `Ok(false)`: there was nothing.

@@ -64,6 +64,7 @@ fn a_finished_buffer_has_its_name_and_nothing_else(place: &Place) {
     let one = buffer(place, &name);
     assert!(options::<u32, _>(place).open(name.location(), (6, 10)).unwrap_err().is_not_found());
     assert_eq!(place.files_of(&name).len(), 2, "payload and ledger under reserved names");
+    assert!(ndarray_shm::render::attached(&*place.backend, name.location()).unwrap());
     assert_eq!(paint(&one), 8);
     one.wait(Duration::ZERO).unwrap();
     let two = buffer(place, &name);
