@@ -51,7 +51,7 @@ pub enum Error {
         /// What was found: "a directory", "a symbolic link", ..
         found: &'static str,
     },
-    /// There is not enough room for the pages, so none were taken.
+    /// There is not enough room for the pages; what was to be made was not.
     #[error("`{location}` needs {needed} bytes and {available} are available: {advice}")]
     NoSpace {
         /// The name or directory the room was asked for.
@@ -255,18 +255,31 @@ impl Error {
 }
 
 impl Error {
-    /// Names the array that the caller knows instead of the bookkeeping file it was met in.
+    /// Names the array that the caller knows, instead of the directory or bookkeeping file in which the error was met.
     pub(crate) fn about(mut self, array: impl fmt::Display) -> Self {
-        if let Self::NotFound { location } | Self::Trailer { location, .. } | Self::Reserved { location, .. } = &mut self {
-            *location = array.to_string();
-        }
-        self
-    }
-
-    /// Names the array where a backend, which did not know it, could only name its directory.
-    pub(crate) fn renamed(mut self, array: impl fmt::Display) -> Self {
-        if let Self::NoSpace { location, .. } | Self::Unsupported { location, .. } = &mut self {
-            *location = array.to_string();
+        match &mut self {
+            Self::NotFound { location }
+            | Self::AlreadyExists { location }
+            | Self::InvalidLocation { location, .. }
+            | Self::Reserved { location, .. }
+            | Self::NotAnArray { location, .. }
+            | Self::NoSpace { location, .. }
+            | Self::TooLarge { location, .. }
+            | Self::SizeMismatch { location, .. }
+            | Self::DTypeMismatch { location, .. }
+            | Self::ShapeMismatch { location, .. }
+            | Self::Mismatch { location, .. }
+            | Self::Trailer { location, .. }
+            | Self::Unlinked { location }
+            | Self::WouldBlock { location }
+            | Self::WouldDeadlock { location }
+            | Self::TimedOut { location, .. }
+            | Self::Incomplete { location, .. }
+            | Self::TooManyOpenFiles { location, .. }
+            | Self::PermissionDenied { location, .. }
+            | Self::Unsupported { location, .. }
+            | Self::Os { location, .. } => *location = array.to_string(),
+            Self::InvalidSetting { .. } => {}
         }
         self
     }

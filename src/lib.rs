@@ -61,6 +61,7 @@
 
 mod array;
 mod backend;
+mod backoff;
 mod error;
 mod os;
 pub mod render;

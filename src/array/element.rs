@@ -167,8 +167,14 @@ macro_rules! with_element {
 macro_rules! __with_half {
     ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => {
         match $dtype {
-            $crate::DType::F16 => { type $T = $crate::__half::f16; $body }
-            $crate::DType::Bf16 => { type $T = $crate::__half::bf16; $body }
+            $crate::DType::F16 => {
+                type $T = $crate::__half::f16;
+                $body
+            }
+            $crate::DType::Bf16 => {
+                type $T = $crate::__half::bf16;
+                $body
+            }
             _ => $other,
         }
     };
@@ -178,7 +184,9 @@ macro_rules! __with_half {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __with_half {
-    ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => { $other };
+    ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => {
+        $other
+    };
 }
 
 #[cfg(feature = "num-complex")]
@@ -187,8 +195,14 @@ macro_rules! __with_half {
 macro_rules! __with_complex {
     ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => {
         match $dtype {
-            $crate::DType::Complex64 => { type $T = $crate::__num_complex::Complex<f32>; $body }
-            $crate::DType::Complex128 => { type $T = $crate::__num_complex::Complex<f64>; $body }
+            $crate::DType::Complex64 => {
+                type $T = $crate::__num_complex::Complex<f32>;
+                $body
+            }
+            $crate::DType::Complex128 => {
+                type $T = $crate::__num_complex::Complex<f64>;
+                $body
+            }
             _ => $other,
         }
     };
@@ -198,7 +212,10 @@ macro_rules! __with_complex {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __with_complex {
-    ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => {{ let _ = $dtype; $other }};
+    ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => {{
+        let _ = $dtype;
+        $other
+    }};
 }
 
 #[cfg(test)]

@@ -5,15 +5,20 @@ use std::fmt;
 use std::fs::File;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::draft::NAMELESS;
 use super::layout::{Layout, Order};
 use super::{Element, view};
+use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os;
 use crate::segment::Segment;
+
+/// How long sealing waits for a mapping that is about to go.
+const SEAL_WAIT: Duration = Duration::from_secs(5);
 
 /// An array that has no name, and can be sealed when it is filled.
 ///
@@ -40,6 +45,10 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
             let (location, advice) = (NAMELESS.to_owned(), room.bound.advice());
             Error::NoSpace { location, needed, available: room.bytes, advice }
         };
+        let largest = os::largest_file();
+        if needed > largest {
+            return Err(no_space(os::Room { bytes: largest, bound: os::Bound::FileSize }));
+        }
         if let Some(room) = os::available_memory().filter(|room| room.bytes < needed) {
             return Err(no_space(room));
         }
@@ -81,11 +90,18 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os): the kernel refuses, because a debugger or another process mapped it through /proc.
+    /// [`Os`](Error::Os): the kernel refuses, because a debugger or another process mapped it through /proc, for seconds on
+    /// end. The array is lost then.
     pub fn freeze(self) -> Result<FrozenArray<T, D>> {
         let Self { segment, file, layout, .. } = self;
         drop(segment); // the kernel does not seal what is mapped for writing
-        os::seal(&file).map_err(|error| Error::os("seal", NAMELESS, error))?;
+        // A process that another thread is just spawning may still have the mapping for a moment.
+        let mut backoff = Backoff::new(SEAL_WAIT);
+        while let Err(error) = os::seal(&file) {
+            if error.kind() != std::io::ErrorKind::ResourceBusy || !backoff.pause() {
+                return Err(Error::os("seal", NAMELESS, error));
+            }
+        }
         FrozenArray::of_sealed(file, layout)
     }
 }
@@ -129,10 +145,7 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
     /// # Errors
     ///
     /// As [`SealableDraft::new`] and [`SealableDraft::freeze`].
-    pub fn create_with(
-        shape: impl ShapeBuilder<Dim = D>,
-        fill: impl FnOnce(ArrayViewMut<'_, T, D>),
-    ) -> Result<Self> {
+    pub fn create_with(shape: impl ShapeBuilder<Dim = D>, fill: impl FnOnce(ArrayViewMut<'_, T, D>)) -> Result<Self> {
         let mut draft = SealableDraft::new(shape)?;
         fill(draft.view_mut());
         draft.freeze()

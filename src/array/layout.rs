@@ -58,8 +58,10 @@ impl<D: Dimension> Layout<D> {
         let dim = shape.raw_dim().clone();
         // ndarray wants the product of the axes that are not empty to fit too, for strides.
         let lengths = dim.slice();
-        let span = lengths.iter().filter(|length| **length > 0).try_fold(1usize, |so_far, length| so_far.checked_mul(*length));
-        let bytes = span.and_then(|span| span.checked_mul(size_of::<T>())).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let span =
+            lengths.iter().filter(|length| **length > 0).try_fold(1usize, |so_far, length| so_far.checked_mul(*length));
+        let bytes =
+            span.and_then(|span| span.checked_mul(size_of::<T>())).filter(|bytes| isize::try_from(*bytes).is_ok());
         if bytes.is_none() {
             let (location, shape) = (name.to_owned(), lengths.to_vec());
             return Err(Error::TooLarge { location, shape, item: size_of::<T>() });

@@ -8,7 +8,7 @@ use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::layout::Layout;
 use super::{ArrayReader, ArrayWriter, Draft, Element, SharedArray};
-use crate::backend::{Access, Backend, DraftOptions, IntoLocation, Location, Publish, default_backend};
+use crate::backend::{Access, Backend, DraftOptions, IntoLocation, Publish};
 use crate::error::{Error, Result};
 use crate::os::LockKind;
 use crate::segment::locks::Wait;
@@ -26,7 +26,8 @@ pub enum CreationMode {
     CreateNew,
     /// The array that has the name is opened; its size must match, its elements stay.
     OpenOrCreate,
-    /// The name moves to the new array in one step; attachments of the old one keep its bytes.
+    /// The name moves to the new array in one step; attachments of the old one keep its bytes. (A process killed in that
+    /// instant may leave a file whose name begins with `.ndshm-draft-`.)
     Replace,
 }
 
@@ -94,7 +95,7 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
 
     /// Takes memory only when it is touched, and leaves holes of an opened file as they are.
     ///
-    /// A process that touches memory that is not there is killed (SIGBUS).
+    /// A process that touches memory that is not there is killed (SIGBUS); in /dev/shm, by reading too.
     pub fn sparse(mut self, sparse: bool) -> Self {
         self.draft.sparse = sparse;
         self
@@ -111,15 +112,6 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.wait = if limit.is_zero() { Wait::No } else { Wait::For(limit) };
         self
-    }
-
-    fn home(&self, location: impl IntoLocation) -> Result<Home> {
-        let location = location.into_location()?;
-        let backend = match &self.backend {
-            Some(backend) => Arc::clone(backend),
-            None => default_backend()?,
-        };
-        Ok(Home { backend, location })
     }
 
     /// Creates an array of zeros.
@@ -142,11 +134,11 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
         shape: impl ShapeBuilder<Dim = D>,
         fill: impl FnOnce(ArrayViewMut<'_, T, D>),
     ) -> Result<SharedArray<T, D>> {
-        let home = self.home(location)?;
+        let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::new::<T>(shape, home.location.as_str())?;
         // Looking first keeps a full disk from hiding that the name is taken, and a taken name from costing a fill.
         match self.mode {
-            CreationMode::CreateNew => refuse_taken(&home)?,
+            CreationMode::CreateNew => home.refuse_taken()?,
             CreationMode::OpenOrCreate => match self.attach(&home, &layout, Access::ReadWrite, None) {
                 Err(Error::NotFound { .. }) => {}
                 other => return other.map(|segment| SharedArray::of(segment, home, layout)),
@@ -161,7 +153,7 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
     fn draft(&self, home: &Home, layout: Layout<D>) -> Result<Draft<T, D>> {
         // The backend knows only its directory; whoever reads the error wants to know which array it was.
         Draft::in_backend(Arc::clone(&home.backend), layout, self.draft, self.keep_descriptor)
-            .map_err(|error| error.renamed(&home.location))
+            .map_err(|error| error.about(&home.location))
     }
 
     fn publish(&self, mut draft: Draft<T, D>, home: Home, layout: Layout<D>) -> Result<SharedArray<T, D>> {
@@ -210,7 +202,7 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
         shape: impl ShapeBuilder<Dim = D>,
         access: Access,
     ) -> Result<SharedArray<T, D>> {
-        let home = self.home(location)?;
+        let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::new::<T>(shape, home.location.as_str())?;
         let segment = self.attach(&home, &layout, access, None)?;
         Ok(SharedArray::of(segment, home, layout))
@@ -222,8 +214,12 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
     ///
     /// As [`SharedArray::open_reader`]; with a [`timeout`](Self::timeout) also [`TimedOut`](Error::TimedOut) or
     /// [`WouldBlock`](Error::WouldBlock).
-    pub fn open_reader(self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<ArrayReader<T, D>> {
-        let home = self.home(location)?;
+    pub fn open_reader(
+        self,
+        location: impl IntoLocation,
+        shape: impl ShapeBuilder<Dim = D>,
+    ) -> Result<ArrayReader<T, D>> {
+        let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::new::<T>(shape, home.location.as_str())?;
         let segment = self.attach(&home, &layout, Access::Read, Some(LockKind::Shared))?;
         Ok(ArrayReader::of(segment, home.location, layout))
@@ -234,8 +230,12 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
     /// # Errors
     ///
     /// As [`open_reader`](Self::open_reader).
-    pub fn open_writer(self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<ArrayWriter<T, D>> {
-        let home = self.home(location)?;
+    pub fn open_writer(
+        self,
+        location: impl IntoLocation,
+        shape: impl ShapeBuilder<Dim = D>,
+    ) -> Result<ArrayWriter<T, D>> {
+        let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::new::<T>(shape, home.location.as_str())?;
         let segment = self.attach(&home, &layout, Access::ReadWrite, Some(LockKind::Exclusive))?;
         Ok(ArrayWriter::of(segment, home.location, layout))
@@ -250,16 +250,4 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
         };
         Segment::attach(home, Expect::Payload(layout.bytes::<T>()), how)
     }
-}
-
-fn refuse_taken(home: &Home) -> Result<()> {
-    match home.backend.open(&home.location, Access::Read) {
-        Err(Error::NotFound { .. }) => Ok(()),
-        Ok(_) | Err(Error::PermissionDenied { .. }) => Err(already_exists(&home.location)),
-        Err(error) => Err(error),
-    }
-}
-
-fn already_exists(location: &Location) -> Error {
-    Error::AlreadyExists { location: location.to_string() }
 }

@@ -10,7 +10,9 @@ use super::layout::{Layout, Order, shape_like};
 use super::{ArrayOptions, ArrayReader, ArrayWriter, DType, Element, ReadGuard, WriteGuard, view};
 use crate::backend::lock_space::ALL_CELLS;
 use crate::backend::{Access, Backend, IntoLocation, Location};
-use crate::error::{Error, Result};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
 use crate::os::LockKind;
 use crate::segment::locks::Wait;
 use crate::segment::{Home, Segment};
@@ -101,6 +103,9 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     }
 
     /// Attaches for reading only: needs no permission to write, and cannot write by accident.
+    ///
+    /// One exception: where reading a hole takes memory (in /dev/shm), the holes of a sparse file are filled, which needs
+    /// that permission; [`sparse(true)`](ArrayOptions::sparse) leaves them.
     ///
     /// # Errors
     ///
@@ -202,6 +207,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// - [`Unlinked`](Error::Unlinked): the name has gone or means something else by now.
     /// - [`WouldDeadlock`](Error::WouldDeadlock): this thread itself holds a write guard, writer or claim.
+    /// - [`SizeMismatch`](Error::SizeMismatch): another program changed the length of the file.
     /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): a guard needs a descriptor.
     pub fn read(&self) -> Result<ReadGuard<'_, T, D>> {
         self.reading(Wait::Forever)
@@ -267,16 +273,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         // SAFETY: the hold has all cells write-locked, so that no guard or claim of any process or thread, nor another of
         // this handle, looks while it lives; the guard keeps the two together.
         let view = unsafe { view::exclusive(&self.segment, &self.layout) };
-        view.map(|view| WriteGuard::new(view, hold)).ok_or_else(|| self.readonly())
-    }
-
-    fn readonly(&self) -> Error {
-        Error::PermissionDenied {
-            location: self.home.location.to_string(),
-            owner: 0,
-            mode: 0,
-            reason: "it was opened read-only",
-        }
+        view.map(|view| WriteGuard::new(view, hold)).ok_or_else(|| self.segment.read_only(&self.home))
     }
 
     /// Looks at the elements without a lock.
@@ -309,7 +306,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     pub unsafe fn view_mut(&self) -> Result<ArrayViewMut<'_, T, D>> {
         // SAFETY: the caller's promise.
         let view = unsafe { view::exclusive(&self.segment, &self.layout) };
-        view.ok_or_else(|| self.readonly())
+        view.ok_or_else(|| self.segment.read_only(&self.home))
     }
 
     /// Returns a view whose elements are reached by pointer only, for code that brings its own synchronisation.

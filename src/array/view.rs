@@ -17,7 +17,10 @@ pub(crate) fn raw<T: Element, D: Dimension>(segment: &Segment, layout: &Layout<D
 
 /// Returns a view that may be written to only inside `unsafe`; `None` if the bytes are mapped read-only.
 #[allow(unsafe_code)]
-pub(crate) fn raw_mut<T: Element, D: Dimension>(segment: &Segment, layout: &Layout<D>) -> Option<RawArrayViewMut<T, D>> {
+pub(crate) fn raw_mut<T: Element, D: Dimension>(
+    segment: &Segment,
+    layout: &Layout<D>,
+) -> Option<RawArrayViewMut<T, D>> {
     let pointer = pointer::<T, D>(segment, layout);
     // SAFETY: nothing is dereferenced; the pointer is not null, and the layout was checked not to overflow.
     let view = unsafe { RawArrayViewMut::from_shape_ptr(layout.shape(), pointer) };
@@ -39,7 +42,10 @@ fn pointer<T: Element, D: Dimension>(segment: &Segment, layout: &Layout<D>) -> *
 ///
 /// For as long as the view lives, nobody writes to these elements: no process, no thread.
 #[allow(unsafe_code)]
-pub(crate) unsafe fn shared<'a, T: Element, D: Dimension>(segment: &'a Segment, layout: &Layout<D>) -> ArrayView<'a, T, D> {
+pub(crate) unsafe fn shared<'a, T: Element, D: Dimension>(
+    segment: &'a Segment,
+    layout: &Layout<D>,
+) -> ArrayView<'a, T, D> {
     // SAFETY: `raw` checked size and alignment; the mapping lives as long as the borrow of the segment; every bit pattern
     // is a value of `T`; that nobody writes is the caller's promise.
     unsafe { raw(segment, layout).deref_into_view() }

@@ -5,11 +5,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::lock_space::{LEASE, NAME};
 use super::{
-    Access, Backend, Companion, DraftFile, DraftOptions, Entry, EntryKind, Location, Publish, RESERVED_PREFIX, selection,
+    Access, Backend, Companion, DraftFile, DraftOptions, Entry, EntryKind, Location, Publish, RESERVED_PREFIX,
+    selection,
 };
+use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, Bound, Facts, FileId, LockKind, Room};
 
@@ -18,6 +21,12 @@ const UNCHECKED_BYTES: u64 = 1 << 20;
 
 /// How often a name is tried again that others change under our hands.
 const TRIES: u32 = 1000;
+
+/// How long removing or replacing a name waits for others who are at it.
+const NAME_WAIT: Duration = Duration::from_secs(10);
+
+/// How often in a row the test of locks must succeed: a process that is just being spawned can make a single one lie.
+const CLEAN_ROUNDS: u32 = 3;
 
 /// Segments as files of one directory.
 #[derive(Debug)]
@@ -56,12 +65,30 @@ impl Directory {
         selection::emulated()
     }
 
+    /// Returns where emulated shared memory is, without making or checking the directory.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_EMULATED_DIR` is empty.
+    pub fn emulated_path() -> Result<PathBuf> {
+        selection::emulated_path()
+    }
+
     fn path_of(&self, at: &Location) -> PathBuf {
         self.path.join(at.as_str())
     }
 
     fn room(&self) -> Result<Room> {
         os::available(&self.path).map_err(|error| self.explain("ask for free room", error))
+    }
+
+    /// Refuses files larger than the process may make: the kernel would answer with a signal.
+    fn check_length(&self, length: u64) -> Result<()> {
+        let largest = os::largest_file();
+        if length > largest {
+            return Err(self.no_space(length, Room { bytes: largest, bound: Bound::FileSize }));
+        }
+        Ok(())
     }
 
     /// Refuses what does not fit before anything is taken.
@@ -91,11 +118,14 @@ impl Directory {
     /// Turns an error about this directory itself into ours.
     fn explain(&self, op: &'static str, error: io::Error) -> Error {
         let location = self.path.display().to_string();
-        if error.kind() == io::ErrorKind::PermissionDenied {
-            let facts = os::facts_at(&self.path).ok();
-            return denied(location, facts, "this user may not make files in the directory");
+        let denied = |reason| denied(location.clone(), os::facts_at(&self.path).ok(), reason);
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => denied("this user may not make files in the directory"),
+            io::ErrorKind::ReadOnlyFilesystem => denied("the directory's file system is mounted read-only"),
+            // The directory itself is missing, not an array.
+            io::ErrorKind::NotFound => Error::Os { op, location, source: error },
+            _ => Error::os(op, location, error),
         }
-        Error::os(op, location, error)
     }
 
     fn out_of_room(&self, op: &'static str, needed: u64, error: io::Error) -> Error {
@@ -107,6 +137,25 @@ impl Directory {
             room = Room { bytes: 0, bound: Bound::Quota };
         }
         self.no_space(needed, room)
+    }
+
+    /// Takes room for every byte; a file that is `exclusive` nobody else can reach.
+    fn fill_holes(&self, file: &File, exclusive: bool) -> Result<()> {
+        let op = "reserve room";
+        let facts = os::facts(file).map_err(|error| self.explain(op, error))?;
+        let needed = facts.length.saturating_sub(facts.allocated);
+        if needed == 0 {
+            return Ok(());
+        }
+        self.check_room(needed)?;
+        os::reserve(file, facts.length, exclusive).map_err(|error| match error.kind() {
+            io::ErrorKind::Unsupported => Error::Unsupported {
+                location: self.path.display().to_string(),
+                what: "a file has holes that this file system cannot fill; open it with options().sparse(true) or \
+                       read-only",
+            },
+            _ => self.out_of_room(op, needed, error),
+        })
     }
 
     /// Turns an error about a file of this directory into ours.
@@ -136,7 +185,7 @@ impl Directory {
                 Err(Error::PermissionDenied { .. }) => (self.open(at, Access::Read)?, LockKind::Shared),
                 Err(error) => return Err(error),
             };
-            os::lock(&file, kind, NAME).map_err(|error| Error::os("lock the name", at, error))?;
+            lock_name(&file, kind, at)?;
             let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
             match os::facts_at(&path) {
                 Ok(now) if now.id == facts.id => return Ok(Some((file, facts))),
@@ -166,7 +215,11 @@ impl Directory {
     }
 
     /// Tries names until one is free.
-    fn with_fresh_name<R>(&self, op: &'static str, mut make: impl FnMut(&Path) -> io::Result<R>) -> Result<(R, PathBuf)> {
+    fn with_fresh_name<R>(
+        &self,
+        op: &'static str,
+        mut make: impl FnMut(&Path) -> io::Result<R>,
+    ) -> Result<(R, PathBuf)> {
         let named = tempfile::Builder::new()
             .prefix(&format!("{RESERVED_PREFIX}draft-"))
             .rand_bytes(12)
@@ -184,10 +237,28 @@ impl Directory {
         })
     }
 
-    /// Locks, maps, closes, and asks through a second description whether the lock is still there.
+    /// Tests whether a lock lives on in a mapping; only a row of clean answers is a yes.
     fn test_lock_survival(&self) -> Result<bool> {
+        let mut clean = 0;
+        for _ in 0..TRIES {
+            match self.test_lock_survival_once()? {
+                Some(true) => clean += 1,
+                Some(false) => return Ok(false),
+                None => clean = 0,
+            }
+            if clean == CLEAN_ROUNDS {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Locks, maps, closes, and asks through a second description whether the lock is still there; unmaps, and asks whether
+    /// it is gone. If it is not, a process that another thread is just spawning has a copy of the description, and the
+    /// first answer means nothing: `None`.
+    fn test_lock_survival_once(&self) -> Result<Option<bool>> {
         if !os::MAPPINGS_HOLD_LOCKS {
-            return Ok(false);
+            return Ok(Some(false));
         }
         let explain = |error| Error::os("test whether locks survive close", self.path.display(), error);
         let draft = self.draft(0, DraftOptions::default())?;
@@ -197,14 +268,29 @@ impl Directory {
         };
         let witness = witness.map_err(explain)?;
         let mapping = memmap2::MmapOptions::new().len(1).map_raw(draft.file()).map_err(explain)?;
+        let locked = || os::is_locked(&witness, LockKind::Exclusive, LEASE).map_err(explain);
         if !os::try_lock(draft.file(), LockKind::Shared, LEASE).map_err(explain)? {
-            return Ok(false);
+            return Ok(Some(false));
         }
         drop(draft);
-        let survives = os::is_locked(&witness, LockKind::Exclusive, LEASE).map_err(explain)?;
+        let locked_after_close = locked()?;
         drop(mapping);
-        Ok(survives)
+        if locked()? {
+            return Ok(None);
+        }
+        Ok(Some(locked_after_close))
     }
+}
+
+/// Names are held for an instant only, unless their holder is stopped just then.
+fn lock_name(file: &File, kind: LockKind, at: &Location) -> Result<()> {
+    let mut backoff = Backoff::new(NAME_WAIT);
+    while !os::try_lock(file, kind, NAME).map_err(|error| Error::os("lock the name", at, error))? {
+        if !backoff.pause() {
+            return Err(Error::TimedOut { location: at.to_string(), waited: NAME_WAIT });
+        }
+    }
+    Ok(())
 }
 
 fn denied(location: String, facts: Option<Facts>, reason: &'static str) -> Error {
@@ -225,6 +311,7 @@ unsafe impl Backend for Directory {
     }
 
     fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile> {
+        self.check_length(length)?;
         if !options.sparse {
             self.check_room(length)?;
         }
@@ -238,29 +325,20 @@ unsafe impl Backend for Directory {
             Err(error) => return Err(self.out_of_room("make a draft", length, error)),
         };
         let file = draft.file();
-        file.set_len(length).map_err(|error| self.out_of_room("size a draft", length, error))?;
+        // Room first: some systems take it only behind what a file has already.
         if !options.sparse {
             os::reserve(file, length, true).map_err(|error| self.out_of_room("reserve room", length, error))?;
         }
+        file.set_len(length).map_err(|error| self.out_of_room("size a draft", length, error))?;
         Ok(draft)
     }
 
     fn reserve(&self, file: &File) -> Result<()> {
-        let op = "reserve room";
-        let facts = os::facts(file).map_err(|error| self.explain(op, error))?;
-        let needed = facts.length.saturating_sub(facts.allocated);
-        if needed == 0 {
-            return Ok(());
-        }
-        self.check_room(needed)?;
-        os::reserve(file, facts.length, facts.links == 0).map_err(|error| match error.kind() {
-            io::ErrorKind::Unsupported => Error::Unsupported {
-                location: self.path.display().to_string(),
-                what: "a file has holes that this file system cannot fill; open it with options().sparse(true) or \
-                       read-only",
-            },
-            _ => self.out_of_room(op, needed, error),
-        })
+        self.fill_holes(file, false)
+    }
+
+    fn reserve_draft(&self, draft: &DraftFile) -> Result<()> {
+        self.fill_holes(draft.file(), true)
     }
 
     fn publish(&self, draft: &mut DraftFile, at: &Location, mode: Publish) -> Result<()> {
@@ -299,6 +377,14 @@ unsafe impl Backend for Directory {
             _ => return Err(Error::NotFound { location: from.to_string() }),
         };
         let path = self.path_of(from);
+        match self.open(to, Access::Read).and_then(|file| os::facts(&file).map_err(|e| Error::os("look at", to, e))) {
+            // Both names lead to it already, and a rename would do nothing.
+            Ok(facts) if facts.id == id && from == to => return Ok(()),
+            Ok(facts) if facts.id == id && facts.links > 1 => {
+                return os::unlink(&path).map_err(|error| self.explain_at("rename", from, error));
+            }
+            _ => {}
+        }
         match mode {
             Publish::New => {
                 os::rename_new(&path, &self.path_of(to)).map_err(|error| self.explain_at("rename", to, error))
@@ -309,13 +395,11 @@ unsafe impl Backend for Directory {
 
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
         match self.hold_name(at)? {
-            Some((_held, facts)) if id.is_none_or(|id| id == facts.id) => {
-                match os::unlink(&self.path_of(at)) {
-                    Ok(()) => Ok(true),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-                    Err(error) => Err(self.explain_at("unlink", at, error)),
-                }
-            }
+            Some((_held, facts)) if id.is_none_or(|id| id == facts.id) => match os::unlink(&self.path_of(at)) {
+                Ok(()) => Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+                Err(error) => Err(self.explain_at("unlink", at, error)),
+            },
             _ => Ok(false),
         }
     }

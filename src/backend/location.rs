@@ -62,7 +62,8 @@ impl Location {
         if let Some(reason) = os::forbidden_name(name) {
             return invalid(reason);
         }
-        if name.starts_with(RESERVED_PREFIX) {
+        // In any case: some file systems do not tell `.NDSHM-` from it.
+        if name.get(..RESERVED_PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(RESERVED_PREFIX)) {
             let reason = "names that begin with `.ndshm-` belong to this crate's own bookkeeping";
             return Err(Error::Reserved { location: name.to_owned(), reason });
         }
@@ -207,6 +208,7 @@ mod tests {
         reasons.dedup();
         assert_eq!(reasons.len(), 5); // "." and ".." share theirs
         assert!(matches!(Location::new(".ndshm-x"), Err(Error::Reserved { .. })));
+        assert!(matches!(Location::new(".NDshm-x"), Err(Error::Reserved { .. })));
         assert!(Location::new(&"x".repeat(255)).is_ok());
     }
 

@@ -13,7 +13,7 @@ pub(crate) const LEASE: LockRange = LockRange { start: BASE, length: 1 };
 /// Write-locked by whoever is about to remove or replace this file's name.
 pub(crate) const NAME: LockRange = LockRange { start: BASE + 1, length: 1 };
 
-/// Fairness: readers and claims read-lock it for a moment on their way to the cells, a waiting writer write-locks it.
+/// Fairness: a waiting writer write-locks it; readers and claims ask whether it is locked before they take cells.
 pub(crate) const GATE: LockRange = LockRange { start: BASE + 2, length: 1 };
 
 /// Every cell: what a read or write guard of the whole array locks.

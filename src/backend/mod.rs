@@ -55,6 +55,17 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// allocate ahead and others may be writing.
     fn reserve(&self, file: &File) -> Result<()>;
 
+    /// Takes room for every byte of a draft that was made sparse; bytes already written stay.
+    ///
+    /// Nobody else can reach a draft, so this can also be done where the file system cannot allocate ahead.
+    ///
+    /// # Errors
+    ///
+    /// As [`reserve`](Self::reserve).
+    fn reserve_draft(&self, draft: &DraftFile) -> Result<()> {
+        self.reserve(draft.file())
+    }
+
     /// Gives a draft its name.
     ///
     /// # Errors

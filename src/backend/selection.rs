@@ -119,7 +119,9 @@ mod tests {
 
     #[test]
     fn only_the_six_words_are_booleans() {
-        for (word, meaning) in [("1", true), ("true", true), ("YES", true), ("0", false), ("False", false), ("no", false)] {
+        for (word, meaning) in
+            [("1", true), ("true", true), ("YES", true), ("0", false), ("False", false), ("no", false)]
+        {
             assert_eq!(emulate_from(Some(word.into())).expect(word), Some(meaning));
         }
         assert_eq!(emulate_from(None).expect("unset"), None);

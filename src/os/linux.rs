@@ -1,6 +1,6 @@
 //! Linux: nameless files that get their name when they are ready, memory that can be sealed, room that is really taken.
 
-use std::ffi::CString;
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,14 +10,18 @@ use std::sync::OnceLock;
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, RenameFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 
+use super::fill::fill;
 pub(crate) use super::posix::*;
-pub(crate) use super::room::{available, available_memory};
+pub(crate) use super::room::{available, available_memory, holes_take_memory};
 
 /// Where shared memory objects live: `shm_open(3)` opens this directory's files.
 pub(crate) const SHARED_MEMORY: Option<&str> = Some("/dev/shm");
 
 /// Whether a mapping can hold a lock after its descriptor is closed. Even so, not on every file system: probe it.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = true;
+
+/// Whether a mapping of an empty file is possible, and so can hold its lock.
+pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = true;
 
 /// fallocate(2) is called for this many bytes at a time, so that a signal interrupts little and nothing is done twice.
 const RESERVE_STEP: u64 = 1 << 28;
@@ -72,10 +76,10 @@ fn descriptor_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
 }
 
-/// Takes room for the first `length` bytes, which the file must have; bytes already written stay.
+/// Takes room for the first `length` bytes; bytes already written stay. A file that is shorter gets this length.
 ///
 /// Where the file system cannot allocate ahead, a file without holes is as good, and a file that nobody else can see
-/// (`exclusive`) is filled with zeros.
+/// (`exclusive`) is written from end to end.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
     let mut at = 0;
     while at < length {
@@ -83,7 +87,7 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
         match fs::fallocate(file, FallocateFlags::empty(), at, step) {
             Ok(()) => at += step,
             Err(Errno::INTR) => {}
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) if exclusive => return fill_with_zeros(file, at, length),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) if exclusive => return fill(file, length),
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
                 return match fs::seek(file, SeekFrom::Hole(0)) {
                     Ok(hole) if hole >= length => Ok(()),
@@ -96,24 +100,13 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
     Ok(())
 }
 
-fn fill_with_zeros(file: &File, mut at: u64, length: u64) -> io::Result<()> {
-    use std::os::unix::fs::FileExt;
-    let zeros = vec![0; 1 << 20];
-    while at < length {
-        let step = usize::try_from(length - at).map_or(zeros.len(), |left| left.min(zeros.len()));
-        file.write_all_at(&zeros[..step], at)?;
-        at += step as u64;
-    }
-    Ok(())
-}
-
 /// Creates memory that has no name and can be sealed: `memfd_create(2)`.
 pub(crate) fn create_sealable() -> io::Result<File> {
-    let name = CString::from(c"ndarray-shm");
+    const NAME: &CStr = c"ndarray-shm";
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    match fs::memfd_create(&name, flags | MemfdFlags::NOEXEC_SEAL) {
+    match fs::memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL) {
         // Kernels before 6.3 do not know the flag.
-        Err(Errno::INVAL) => Ok(fs::memfd_create(&name, flags)?.into()),
+        Err(Errno::INVAL) => Ok(fs::memfd_create(NAME, flags)?.into()),
         other => Ok(other?.into()),
     }
 }
@@ -140,6 +133,6 @@ pub(crate) fn boot_id() -> [u8; 16] {
     *BOOT.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()
+        u128::from_str_radix(&digits, 16).map_or_else(|_| super::unknown_boot(), u128::to_be_bytes)
     })
 }

@@ -12,27 +12,34 @@
 //! | `link_nameless`, `rename_new`, `rename_over` | give or change a name in one step |
 //! | `reopen` | a new open file description of the same file, by descriptor |
 //! | `facts` | identity, links, length, owner, mode of an open file |
-//! | `reserve` | takes the room now: afterwards no access to these bytes can fail for want of room |
+//! | `reserve` | takes the room now, of a new file before it has its length: afterwards no access fails for want of room |
 //! | `available`, `available_memory` | how much `reserve` could take in a directory or in memory, and which limit is the nearest |
 //! | `try_lock`, `lock`, `unlock`, `is_locked` | byte-range locks that belong to the open file description |
+//! | `unlink`, `sweep` | take a name away while others use the file; remove what could not be removed then |
 //! | `seal`, `is_sealed`, `create_sealable` | memory that can never change again |
-//! | `private_directory` | a directory only this user can write into |
+//! | `private_directory` | a directory only this user, or its own group, can write into |
 //! | `fork_generation` | a number that differs between a process and its forked children |
-//! | `boot_id`, `user_id`, `descriptor_limit`, .. | facts of machine and process |
+//! | `MAPPINGS_HOLD_LOCKS`, `EMPTY_FILES_CAN_BE_MAPPED` | what a mapping is good for here |
+//! | `forbidden_name` | why a file cannot have this name here |
+//! | `boot_id`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
 
+use std::io;
 use std::time::SystemTime;
 
 cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android"))] {
+        mod fill;
         mod linux;
         mod posix;
         mod room;
         pub(crate) use linux::*;
     } else if #[cfg(unix)] {
+        mod fill;
         mod posix;
         mod unix;
         pub(crate) use unix::*;
     } else if #[cfg(windows)] {
+        mod fill;
         mod windows;
         pub(crate) use windows::*;
     } else {
@@ -104,6 +111,7 @@ pub(crate) struct Room {
 
 /// The limit that is reached first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))] // not every system has every limit
 pub(crate) enum Bound {
     /// The file system itself.
     FileSystem,
@@ -117,6 +125,8 @@ pub(crate) enum Bound {
     Inodes,
     /// The user's quota on the file system.
     Quota,
+    /// The length of files that the process may make.
+    FileSize,
 }
 
 impl Bound {
@@ -137,8 +147,36 @@ impl Bound {
                 "the file system can hold no more files (inodes), however small: unlink arrays that are no longer needed, \
                  or remount with a larger nr_inodes"
             }
+            Self::FileSize => "the process may not make files so large: raise `ulimit -f`",
             Self::Quota => "the user's disk quota is used up: free some of it, or choose another directory",
             Self::Machine => "this is the machine's free memory: stop something, add swap, or use files: EMULATE_SHM=1",
         }
     }
+}
+
+/// Why a directory cannot be used as a private one.
+#[derive(Debug)]
+pub(crate) enum PrivateDirectoryError {
+    /// It exists, and others could replace what is put into it.
+    #[cfg_attr(not(any(unix, windows)), allow(dead_code))] // where there are no directories, none is found unsafe
+    Unsafe { reason: &'static str, owner: u32, mode: u32 },
+    /// The system would not make it or show it.
+    Os(io::Error),
+}
+
+impl From<io::Error> for PrivateDirectoryError {
+    fn from(error: io::Error) -> Self {
+        Self::Os(error)
+    }
+}
+
+/// Stands for a boot that the system does not tell: no two processes agree on it, so nothing that one of them left behind
+/// is believed by another.
+fn unknown_boot() -> [u8; 16] {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let mut bytes = [0; 16];
+    for half in bytes.chunks_mut(8) {
+        half.copy_from_slice(&RandomState::new().build_hasher().finish().to_be_bytes());
+    }
+    bytes
 }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 use std::sync::Once;
@@ -10,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{self, Mode, OFlags};
 
-use super::{Facts, FileId, LockKind, LockRange};
+use super::{Facts, FileId, LockKind, LockRange, PrivateDirectoryError};
 
 /// Opens the regular file at `path`, for writing too if `write`.
 ///
@@ -40,10 +39,13 @@ pub(crate) fn set_mode(file: &File, mode: u32) -> io::Result<()> {
     Ok(fs::fchmod(file, Mode::from_raw_mode(mode as _))?)
 }
 
-/// Removes a name.
+/// Removes a name; whoever has the file open or mapped keeps it.
 pub(crate) fn unlink(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
+
+/// Finishes an `unlink` that had to wait for the last mapping; here none has to.
+pub(crate) fn sweep(_file: &File, _directory: &Path) {}
 
 /// Replaces whatever `to` names by what `from` names, in one step.
 pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
@@ -105,21 +107,6 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError
     Err(PrivateDirectoryError::Unsafe { reason, owner: metadata.uid(), mode: mode & 0o7777 })
 }
 
-/// Why a directory cannot be used as a private one.
-#[derive(Debug)]
-pub(crate) enum PrivateDirectoryError {
-    /// It exists, and others could replace what is put into it.
-    Unsafe { reason: &'static str, owner: u32, mode: u32 },
-    /// The system would not make it or show it.
-    Os(io::Error),
-}
-
-impl From<io::Error> for PrivateDirectoryError {
-    fn from(error: io::Error) -> Self {
-        Self::Os(error)
-    }
-}
-
 /// Whether this process may make and remove names in `directory`.
 pub(crate) fn is_writable_directory(directory: &Path) -> bool {
     directory.is_dir() && fs::access(directory, fs::Access::WRITE_OK | fs::Access::EXEC_OK).is_ok()
@@ -127,7 +114,7 @@ pub(crate) fn is_writable_directory(directory: &Path) -> bool {
 
 /// Takes the lock if nobody else's stands in the way: `Ok(false)` if somebody's does.
 pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
-    match fcntl_lock(file, libc::F_OFD_SETLK, lock_type(kind), range) {
+    match fcntl_lock(file, Command::Take, lock_type(kind), range) {
         Ok(_) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
@@ -137,7 +124,7 @@ pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Res
 /// Waits for the lock as long as it takes.
 pub(crate) fn lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<()> {
     loop {
-        match fcntl_lock(file, libc::F_OFD_SETLKW, lock_type(kind), range) {
+        match fcntl_lock(file, Command::Wait, lock_type(kind), range) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             other => return other.map(drop),
         }
@@ -146,19 +133,19 @@ pub(crate) fn lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<
 
 /// Gives up whatever this description holds in the range.
 pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
-    fcntl_lock(file, libc::F_OFD_SETLK, UNLOCK, range).map(drop)
+    fcntl_lock(file, Command::Take, UNLOCK, range).map(drop)
 }
 
 /// Asks whether somebody else's lock would keep `kind` out of the range; takes nothing, disturbs nobody.
 pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
-    let answer = fcntl_lock(file, libc::F_OFD_GETLK, lock_type(kind), range)?;
+    let answer = fcntl_lock(file, Command::Ask, lock_type(kind), range)?;
     Ok(libc::c_int::from(answer.l_type) != UNLOCK)
 }
 
 #[allow(clippy::unnecessary_cast)] // c_int on some systems, c_short on others
 const UNLOCK: libc::c_int = libc::F_UNLCK as libc::c_int;
 
-#[allow(clippy::unnecessary_cast)] // as above
+#[allow(clippy::unnecessary_cast, clippy::cast_lossless)] // as above
 fn lock_type(kind: LockKind) -> libc::c_int {
     match kind {
         LockKind::Shared => libc::F_RDLCK as libc::c_int,
@@ -166,9 +153,21 @@ fn lock_type(kind: LockKind) -> libc::c_int {
     }
 }
 
+/// What is asked of fcntl(2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Command {
+    /// `F_OFD_SETLK`: take or give up a lock, at once or not at all.
+    Take,
+    /// `F_OFD_SETLKW`: wait for it.
+    Wait,
+    /// `F_OFD_GETLK`: who stands in the way?
+    Ask,
+}
+
 cfg_if::cfg_if! {
     if #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "32"))] {
-        // With 32-bit file offsets the C library's fcntl would take the short structure, in which these ranges do not fit.
+        // With 32-bit file offsets the C library's fcntl would take the short structure, in which these ranges do not
+        // fit.
         type Flock = libc::flock64;
         const FCNTL: libc::c_long = libc::SYS_fcntl64;
     } else {
@@ -176,31 +175,55 @@ cfg_if::cfg_if! {
     }
 }
 
-/// Calls fcntl(2) with one lock and returns the structure as the kernel left it.
-///
-/// See <https://man7.org/linux/man-pages/man2/fcntl.2.html>, "Open file description locks".
-#[allow(unsafe_code)]
-fn fcntl_lock(file: &File, command: libc::c_int, kind: libc::c_int, range: LockRange) -> io::Result<Flock> {
-    let out_of_range = |_| io::Error::from(io::ErrorKind::InvalidInput);
-    #[allow(clippy::cast_possible_truncation, clippy::unnecessary_cast)] // the constants fit, whatever their type
-    let mut lock = Flock {
-        l_type: kind as _,
-        l_whence: libc::SEEK_SET as _,
-        l_start: range.start.try_into().map_err(out_of_range)?,
-        l_len: range.length.try_into().map_err(out_of_range)?,
-        l_pid: 0, // must be 0, or the kernel answers EINVAL
-    };
-    let descriptor = file.as_fd().as_raw_fd();
-    cfg_if::cfg_if! {
-        if #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "32"))] {
-            // SAFETY: the descriptor is open for the whole call, and `lock` is a flock64, which fcntl64 reads and writes.
-            let answer = unsafe { libc::syscall(FCNTL, descriptor, command, &raw mut lock) };
-        } else {
-            // SAFETY: the descriptor is open for the whole call, and these commands read and write one `struct flock`.
-            let answer = unsafe { libc::fcntl(descriptor, command, &raw mut lock) };
+cfg_if::cfg_if! {
+    if #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))] {
+        /// Calls fcntl(2) with one lock and returns the structure as the kernel left it.
+        ///
+        /// See <https://man7.org/linux/man-pages/man2/fcntl.2.html>, "Open file description locks".
+        #[allow(unsafe_code)]
+        fn fcntl_lock(file: &File, command: Command, kind: libc::c_int, range: LockRange) -> io::Result<Flock> {
+            use std::os::fd::AsRawFd;
+            let command = match command {
+                Command::Take => libc::F_OFD_SETLK,
+                Command::Wait => libc::F_OFD_SETLKW,
+                Command::Ask => libc::F_OFD_GETLK,
+            };
+            let out_of_range = |_| io::Error::from(io::ErrorKind::InvalidInput);
+            // The constants fit, whatever their type.
+            #[allow(clippy::cast_possible_truncation, clippy::unnecessary_cast)]
+            let mut lock = Flock {
+                l_type: kind as _,
+                l_whence: libc::SEEK_SET as _,
+                l_start: range.start.try_into().map_err(out_of_range)?,
+                l_len: range.length.try_into().map_err(out_of_range)?,
+                l_pid: 0, // must be 0, or the kernel answers EINVAL
+            };
+            let descriptor = file.as_raw_fd();
+            cfg_if::cfg_if! {
+                if #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "32"))] {
+                    // SAFETY: the descriptor is open for the whole call; `lock` is a flock64, which fcntl64 reads and
+                    // writes.
+                    let answer = unsafe { libc::syscall(FCNTL, descriptor, command, &raw mut lock) };
+                } else {
+                    // SAFETY: the descriptor is open for the whole call; these commands read and write one `struct
+                    // flock`.
+                    let answer = unsafe { libc::fcntl(descriptor, command, &raw mut lock) };
+                }
+            }
+            if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(lock) }
+        }
+    } else {
+        /// Refuses: FreeBSD and its relatives have no range locks that belong to the open file.
+        ///
+        /// What they have would not keep the promise. fcntl(2)'s older locks belong to the process: its threads would
+        /// not exclude one another, and closing any descriptor of the file would drop the locks of every guard.
+        /// flock(2) belongs to the open file, but knows no ranges. illumos has the commands, for whole files only.
+        fn fcntl_lock(_file: &File, _command: Command, _kind: libc::c_int, _range: LockRange) -> io::Result<Flock> {
+            let reason = "this system has no range locks that belong to an open file (F_OFD_SETLK), and without them \
+                          nothing can be shared safely";
+            Err(io::Error::new(io::ErrorKind::Unsupported, reason))
         }
     }
-    if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(lock) }
 }
 
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -230,6 +253,11 @@ pub(crate) fn user_id() -> u32 {
 /// Returns how many descriptors this process may have.
 pub(crate) fn descriptor_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Returns how long a file may be that this process makes; what is longer is answered with a signal, SIGXFSZ.
+pub(crate) fn largest_file() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 /// Whether the error says that process or system have no descriptor left.

@@ -38,6 +38,13 @@ pub(crate) fn available(directory: &Path) -> io::Result<Room> {
     }
 }
 
+/// Whether a hole of this file takes memory when it is merely read, and kills the reader when there is none.
+pub(crate) fn holes_take_memory(file: &std::fs::File) -> bool {
+    #[allow(clippy::cast_sign_loss, clippy::cast_lossless, clippy::unnecessary_cast)] // as in `available`
+    let kind = |statistics: rustix::fs::StatFs| statistics.f_type as u64 & 0xffff_ffff;
+    rustix::fs::fstatfs(file).map(kind).is_ok_and(|kind| [TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind))
+}
+
 /// Returns how many bytes of memory this process could take now, as far as the system says.
 pub(crate) fn available_memory() -> Option<Room> {
     let group = control_groups().map(|bytes| Room { bytes, bound: Bound::ControlGroup });
@@ -118,7 +125,8 @@ fn group_mount(line: &str, unified: bool) -> Option<(&str, &str)> {
     let mut file_system = file_system.split(' ');
     let kind = file_system.next()?;
     let options = file_system.nth(1)?;
-    let wanted = if unified { kind == "cgroup2" } else { kind == "cgroup" && options.split(',').any(|o| o == "memory") };
+    let wanted =
+        if unified { kind == "cgroup2" } else { kind == "cgroup" && options.split(',').any(|o| o == "memory") };
     wanted.then_some((point, root))
 }
 

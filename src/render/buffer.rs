@@ -10,15 +10,16 @@ use ndarray::{Dimension, IntoDimension, IxDyn, ShapeBuilder};
 use super::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
 use super::grid::ChunkGrid;
 use super::ledger::Work;
-use super::pair::{Pair, has_public_name};
+use super::pair::Pair;
 use crate::array::layout::Layout;
 use crate::array::{Element, Order, SharedArray, view};
 use crate::backend::lock_space::cell;
-use crate::backend::{Backend, DraftOptions, IntoLocation, Location, Publish, default_backend};
+use crate::backend::{Backend, DraftOptions, IntoLocation, Location, Publish};
+use crate::backoff::Backoff;
 use crate::error::{Error, IntoError, Result};
 use crate::os::LockKind;
 use crate::segment::Home;
-use crate::segment::locks::{Backoff, Wait};
+use crate::segment::locks::Wait;
 
 /// Options for beginning and joining renderbuffers.
 ///
@@ -54,6 +55,9 @@ impl RenderOptions {
     }
 
     /// Lets the finished array take the name of one that exists; that one stays until then.
+    ///
+    /// Let one process begin with this, and the others [`open`](Self::open) what it began: one that comes when the array is
+    /// finished would begin it anew.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
         self
@@ -77,15 +81,6 @@ impl RenderOptions {
         self
     }
 
-    fn home(&self, location: impl IntoLocation) -> Result<Home> {
-        let location = location.into_location()?;
-        let backend = match &self.backend {
-            Some(backend) => Arc::clone(backend),
-            None => default_backend()?,
-        };
-        Ok(Home { backend, location })
-    }
-
     /// Begins a buffer, joins others who began it, or resumes what an earlier run left.
     ///
     /// # Errors
@@ -98,10 +93,14 @@ impl RenderOptions {
         chunk_shape: impl IntoDimension<Dim = D>,
         fingerprint: &str,
     ) -> Result<RenderBuffer<T, D>> {
-        let home = self.home(location)?;
+        let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::new::<T>(shape, home.location.as_str())?;
         let offset = match &self.chunk_offset {
-            Some(offset) => dimension(offset, layout.dim.ndim(), &home.location)?,
+            Some(offset) => dimension(offset, layout.dim.ndim()).ok_or_else(|| Error::InvalidSetting {
+                setting: "the chunk offset",
+                value: format!("{offset:?}"),
+                expected: "as many axes as the array has",
+            })?,
             None => D::zeros(layout.dim.ndim()),
         };
         let grid = ChunkGrid::new(layout.dim.clone(), chunk_shape.into_dimension(), offset)?;
@@ -114,7 +113,8 @@ impl RenderOptions {
             fingerprint: fingerprint.to_owned(),
         };
         work.check()?;
-        let pair = Pair::open_or_create::<T, D>(&home, &work, &layout, self.draft, self.replace)?;
+        let pair = Pair::open_or_create(&home, &work, layout.bytes::<T>(), self.draft, self.replace)
+            .map_err(|error| error.about(&home.location))?;
         Ok(RenderBuffer::of(pair, home, layout, grid, self.replace))
     }
 
@@ -124,8 +124,8 @@ impl RenderOptions {
     ///
     /// As [`RenderBuffer::open`].
     pub fn open<T: Element, D: Dimension>(self, location: impl IntoLocation) -> Result<RenderBuffer<T, D>> {
-        let home = self.home(location)?;
-        let pair = Pair::open(&home)?;
+        let home = Home::new(self.backend.as_ref(), location)?;
+        let pair = Pair::open(&home).map_err(|error| error.about(&home.location))?;
         let work = &pair.ledger.record().work;
         if work.dtype != T::DTYPE {
             return Err(Error::DTypeMismatch {
@@ -134,7 +134,13 @@ impl RenderOptions {
                 found: work.dtype.to_string(),
             });
         }
-        let axes = |lengths: &[usize]| dimension::<D>(lengths, work.shape.len(), &home.location);
+        let axes = |lengths: &[usize]| {
+            dimension::<D>(lengths, work.shape.len()).ok_or_else(|| Error::ShapeMismatch {
+                location: home.location.to_string(),
+                expected: format!("{} axes", D::NDIM.unwrap_or_default()),
+                found: format!("{:?}", work.shape),
+            })
+        };
         let dim = axes(&work.shape)?;
         let grid = ChunkGrid::new(dim.clone(), axes(&work.chunk_shape)?, axes(&work.chunk_offset)?)?;
         let layout = Layout::new::<T>(dim.set_f(work.order == Order::F), home.location.as_str())?;
@@ -142,14 +148,9 @@ impl RenderOptions {
     }
 }
 
-/// Turns lengths into a dimension, if the type has that many axes.
-fn dimension<D: Dimension>(lengths: &[usize], axes: usize, location: &Location) -> Result<D> {
-    let dim = (lengths.len() == axes).then(|| D::from_dimension(&IxDyn(lengths))).flatten();
-    dim.ok_or_else(|| Error::ShapeMismatch {
-        location: location.to_string(),
-        expected: D::NDIM.map_or_else(|| format!("{axes} axes"), |axes| format!("{axes} axes")),
-        found: format!("{lengths:?}"),
-    })
+/// Turns lengths into a dimension, if there are so many and the type has so many axes.
+fn dimension<D: Dimension>(lengths: &[usize], axes: usize) -> Option<D> {
+    (lengths.len() == axes).then(|| D::from_dimension(&IxDyn(lengths))).flatten()
 }
 
 /// An array that many workers, threads or processes, paint at once, and that gets its name when it is complete.
@@ -268,8 +269,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
             Err(Error::WouldBlock { .. }) => return Ok(Claim::Busy),
             // It gets its public name only when every chunk is finished.
             Err(Error::Unlinked { .. }) if self.pair.ledger.is_done(index) => return Ok(Claim::Done),
-            Err(Error::Unlinked { .. }) => return Err(self.discarded()),
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.about(&self.home.location)),
         };
         // Finished by another between the look and the lock?
         if self.pair.ledger.is_done(index) {
@@ -304,7 +304,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Claims the next chunk; while all that are left are being painted by others, waits for one of them to give up or die.
     ///
-    /// `Busy` means that the time ran out.
+    /// `Busy` means that the time ran out. A thread that holds the last claim itself would wait for itself: commit or drop
+    /// it first.
     ///
     /// # Errors
     ///
@@ -334,7 +335,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
             return Ok(None);
         }
         let hold = self.pair.payload.hold(&self.pair.partial, LockKind::Shared, cell(index), Wait::Forever);
-        let hold = hold.map_err(|error| if error.is_unlinked() { self.discarded() } else { error })?;
+        let hold = hold.map_err(|error| error.about(&self.home.location))?;
         let raw = view::raw_mut(&self.pair.payload, &self.layout).ok_or_else(|| self.discarded())?;
         Ok(Some(ChunkGuard::new(self, index, raw, hold)))
     }
@@ -361,17 +362,17 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Gives the complete array its public name and clears the ledger away.
     ///
-    /// Every worker may call it; whoever comes second gets the same array.
+    /// Every worker may call it; whoever comes second gets the same array, while it has its name.
     ///
     /// # Errors
     ///
     /// The error gives the buffer back. [`Incomplete`](Error::Incomplete): chunks are missing.
     /// [`AlreadyExists`](Error::AlreadyExists): meanwhile something else has the name.
-    /// [`Unlinked`](Error::Unlinked): the buffer was discarded.
+    /// [`Unlinked`](Error::Unlinked): the buffer was discarded, or finished by another and its name taken away since.
     pub fn finish(self) -> Result<SharedArray<T, D>, IntoError<Self>> {
         match self.give_name() {
             Ok(()) => Ok(SharedArray::of(self.pair.payload, self.home, self.layout)),
-            Err(error) => Err(IntoError::new(error, self)),
+            Err(error) => Err(IntoError::new(error.about(&self.home.location), self)),
         }
     }
 
@@ -384,7 +385,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         let mode = if self.replace { Publish::Replace } else { Publish::New };
         match self.home.backend.rename(&partial.location, &self.home.location, payload.id(), mode) {
             Ok(()) => {}
-            Err(Error::NotFound { .. }) if has_public_name(&self.home, payload.id())? => {}
+            Err(Error::NotFound { .. }) if self.home.leads_to(payload.id())? => {}
             Err(Error::NotFound { .. }) => return Err(self.discarded()),
             Err(error) => return Err(error),
         }
@@ -398,9 +399,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// [`PermissionDenied`](Error::PermissionDenied).
     pub fn discard(self) -> Result<()> {
-        self.pair.ledger.unlink()?;
-        self.home.backend.unlink(&self.pair.partial.location, Some(self.pair.payload.id()))?;
-        Ok(())
+        let payload = || self.home.backend.unlink(&self.pair.partial.location, Some(self.pair.payload.id()));
+        self.pair.ledger.unlink().and_then(|_| payload()).map(drop).map_err(|error| error.about(&self.home.location))
     }
 
     pub(super) fn set_done(&self, index: usize) {

@@ -21,6 +21,7 @@
 //! All numbers are little-endian. Every byte is input: it is copied out once and checked before anything is believed.
 
 use std::fmt;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -32,7 +33,7 @@ use crate::backend::{Access, Backend, Companion, DraftOptions, Location};
 use crate::error::{Error, Result};
 use crate::os::{self, FileId};
 use crate::segment::footer::{FOOTER, Footer, Kind, RawFooter};
-use crate::segment::{Attach, DraftSegment, Expect, Home, Segment};
+use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, is_leased, read_footer};
 
 /// Longest fingerprint, in bytes.
 const LONGEST_FINGERPRINT: usize = 4096;
@@ -77,7 +78,11 @@ impl Work {
 
     /// Says how this differs from what was found, if it does.
     pub(crate) fn require(&self, found: &Self, location: &Location) -> Result<()> {
-        fn same<V: PartialEq + fmt::Debug>(what: &'static str, expected: &V, found: &V) -> Result<(), (&'static str, String, String)> {
+        fn same<V: PartialEq + fmt::Debug>(
+            what: &'static str,
+            expected: &V,
+            found: &V,
+        ) -> Result<(), (&'static str, String, String)> {
             if expected == found { Ok(()) } else { Err((what, format!("{expected:?}"), format!("{found:?}"))) }
         }
         same("element type", &self.dtype.as_str(), &found.dtype.as_str())
@@ -86,7 +91,12 @@ impl Work {
             .and_then(|()| same("chunk shape", &self.chunk_shape, &found.chunk_shape))
             .and_then(|()| same("chunk offset", &self.chunk_offset, &found.chunk_offset))
             .and_then(|()| same("fingerprint", &self.fingerprint, &found.fingerprint))
-            .map_err(|(what, expected, found)| Error::Mismatch { location: location.to_string(), what, expected, found })
+            .map_err(|(what, expected, found)| Error::Mismatch {
+                location: location.to_string(),
+                what,
+                expected,
+                found,
+            })
     }
 
     /// Returns the bytes of the painted array, if there can be so many.
@@ -179,18 +189,97 @@ impl Record {
     }
 }
 
-/// An attached ledger.
+/// How many bytes the states of so many chunks take.
+fn state_bytes(chunks: u64) -> Option<u64> {
+    chunks.checked_next_multiple_of(STATE_ALIGNMENT)
+}
+
+/// A ledger's file, opened and read but not leased: looking at a buffer is not using it.
+#[derive(Debug)]
+pub(crate) struct LedgerFile {
+    home: Home,
+    file: File,
+    id: FileId,
+    record: Record,
+    chunks: usize,
+}
+
+impl LedgerFile {
+    /// Opens and checks the ledger of a buffer; `None` if there is none.
+    pub(crate) fn open(buffer: &Home) -> Result<Option<Self>> {
+        let location = buffer.location.companion(Companion::Ledger)?;
+        let home = Home { backend: Arc::clone(&buffer.backend), location };
+        let file = match home.backend.open(&home.location, Access::ReadWrite) {
+            Err(Error::NotFound { .. }) => return Ok(None),
+            other => other?,
+        };
+        let facts = os::facts(&file).map_err(|error| Error::os("look at", &home.location, error))?;
+        let invalid = |reason| Error::Trailer { location: buffer.location.to_string(), reason };
+        let raw = read_footer(&file, facts.length, &home.location)?;
+        let raw = raw.ok_or_else(|| invalid("it is shorter than a footer".into()))?;
+        let footer = raw.validate(Kind::Ledger, facts.length).map_err(invalid)?;
+        let mut trailer = vec![0; footer.trailer as usize - FOOTER];
+        os::read_exact_at(&file, &mut trailer, footer.payload)
+            .map_err(|error| Error::os("read the ledger of", &buffer.location, error))?;
+        let (record, chunks) = Self::parse(&raw, &trailer, &footer).map_err(invalid)?;
+        Ok(Some(Self { home, file, id: facts.id, record, chunks }))
+    }
+
+    fn parse(raw: &RawFooter, trailer: &[u8], footer: &Footer) -> Result<(Record, usize), String> {
+        if !raw.covers(trailer) {
+            return Err("the trailer's checksum is wrong".into());
+        }
+        let (record, chunks) = Record::parse(trailer)?;
+        record.work.bytes().ok_or("the array it speaks of is larger than the address space")?;
+        let expected = record.work.chunks().map_err(|error| error.to_string())?;
+        if expected as u64 != chunks || state_bytes(chunks) != Some(footer.payload) {
+            let states = footer.payload;
+            return Err(format!("{chunks} chunks and {states} state bytes, where the shape makes {expected} chunks"));
+        }
+        Ok((record, expected))
+    }
+
+    pub(crate) fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Whether anybody is attached to this very ledger: painting, or about to.
+    pub(crate) fn is_in_use(&self) -> Result<bool> {
+        is_leased(&self.file, &self.home.location)
+    }
+
+    /// Removes the ledger's name, if it is still this one's.
+    pub(crate) fn unlink(&self) -> Result<bool> {
+        self.home.backend.unlink(&self.home.location, Some(self.id))
+    }
+
+    /// Leases and maps it. `None`: it was unlinked meanwhile.
+    pub(crate) fn attach(self) -> Result<Option<LedgerSegment>> {
+        let Self { home, file, record, chunks, .. } = self;
+        let how = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
+        let segment = Segment::attach_file(file, &home, Expect::Bookkeeping, how)?;
+        Ok(segment.map(|segment| LedgerSegment { segment, home, record, chunks }))
+    }
+
+    /// Reads what it says now, states included.
+    #[allow(clippy::naive_bytecount)] // a hundred million chunks take a moment
+    pub(crate) fn look(&self) -> Result<Ledger> {
+        let mut states = vec![0; self.chunks];
+        os::read_exact_at(&self.file, &mut states, 0)
+            .map_err(|error| Error::os("read the ledger", &self.home.location, error))?;
+        let done = states.iter().filter(|state| **state == DONE).count();
+        let Work { dtype, order, shape, chunk_shape, chunk_offset, fingerprint } = self.record.work.clone();
+        Ok(Ledger { dtype, order, shape, chunk_shape, chunk_offset, fingerprint, done, total: self.chunks })
+    }
+}
+
+/// An attached ledger: as long as it lives, its buffer is in use.
 #[derive(Debug)]
 pub(crate) struct LedgerSegment {
     segment: Segment,
     home: Home,
     record: Record,
     chunks: usize,
-}
-
-/// How many bytes the states of so many chunks take.
-fn state_bytes(chunks: u64) -> Option<u64> {
-    chunks.checked_next_multiple_of(STATE_ALIGNMENT)
 }
 
 impl LedgerSegment {
@@ -205,16 +294,6 @@ impl LedgerSegment {
         Ok(draft)
     }
 
-    /// Opens, leases and checks the ledger of a buffer.
-    pub(crate) fn attach(backend: &Arc<dyn Backend>, location: &Location) -> Result<Self> {
-        let home = Home { backend: Arc::clone(backend), location: location.companion(Companion::Ledger)? };
-        let segment = Segment::attach(&home, Expect::Bookkeeping, Attach::new(Access::ReadWrite))
-            .map_err(|error| error.about(location))?;
-        let (record, chunks) = read(&segment)
-            .map_err(|reason| Error::Trailer { location: location.to_string(), reason })?;
-        Ok(Self { segment, home, record, chunks })
-    }
-
     /// Takes over a draft that was published.
     pub(crate) fn of(segment: Segment, home: Home, record: Record) -> Result<Self> {
         let chunks = record.work.chunks()?;
@@ -227,11 +306,7 @@ impl LedgerSegment {
 
     /// Whether the name still leads to this very ledger.
     pub(crate) fn is_current(&self) -> Result<bool> {
-        match self.segment.facts(&self.home) {
-            Ok(facts) => Ok(facts.links > 0),
-            Err(Error::Unlinked { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.home.leads_to(self.segment.id())
     }
 
     /// Removes the ledger's name, if it is still this one's.
@@ -256,12 +331,11 @@ impl LedgerSegment {
 
     #[allow(unsafe_code)]
     fn state(&self, index: usize) -> &AtomicU8 {
-        assert!(index < self.chunks, "chunk {index} of {}", self.chunks);
-        // SAFETY: the ledger has at least `chunks` bytes before its trailer, checked when it was attached, so the pointer
-        // stays inside the mapping.
+        assert!(index < self.chunks && index < self.segment.length(), "chunk {index} of {}", self.chunks);
+        // SAFETY: the index is less than the number of mapped bytes.
         let byte = unsafe { self.segment.pointer().add(index) };
         // SAFETY: the byte is mapped for writing as long as `self` lives, and every process, this one included, reaches
-        // the states of a ledger through atomics only: no array can be opened over a file with a footer.
+        // the states of a ledger through atomics or system calls only: no array can be opened over a file with a footer.
         unsafe { AtomicU8::from_ptr(byte) }
     }
 }
@@ -274,37 +348,6 @@ fn write_trailer(draft: &Segment, trailer: &[u8]) {
     let to = unsafe { draft.pointer().add(draft.length() - trailer.len()) };
     // SAFETY: the destination has as many bytes, mapped for writing, and nobody else can reach a draft.
     unsafe { std::ptr::copy_nonoverlapping(trailer.as_ptr(), to, trailer.len()) };
-}
-
-/// Copies the trailer out of an attached ledger, once, and checks it.
-#[allow(unsafe_code)]
-fn read(segment: &Segment) -> Result<(Record, usize), String> {
-    let length = segment.length();
-    let copy = |start: usize| {
-        let mut bytes = vec![0u8; length - start];
-        // SAFETY: `start` is at most `length`, the number of mapped bytes.
-        let from = unsafe { segment.pointer().add(start) };
-        // SAFETY: source and destination have `length - start` bytes and do not overlap; what a hostile writer may do to
-        // the source meanwhile is outside this crate's promise, and every byte pattern is valid.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
-        bytes
-    };
-    let tail = copy(length.checked_sub(FOOTER).ok_or("it is shorter than a footer")?);
-    let raw = RawFooter::of(&tail).ok_or("it is shorter than a footer")?;
-    let footer = raw.validate(Kind::Ledger, length as u64)?;
-    let start = usize::try_from(footer.payload).map_err(|_| "it is longer than the address space")?;
-    let mut trailer = copy(start);
-    trailer.truncate(trailer.len() - FOOTER);
-    if !raw.covers(&trailer) {
-        return Err("the trailer's checksum is wrong".into());
-    }
-    let (record, chunks) = Record::parse(&trailer)?;
-    record.work.bytes().ok_or("the array it speaks of is larger than the address space")?;
-    let expected = record.work.chunks().map_err(|error| error.to_string())?;
-    if expected as u64 != chunks || state_bytes(chunks) != Some(footer.payload) {
-        return Err(format!("{chunks} chunks and {} state bytes, where the shape makes {expected} chunks", footer.payload));
-    }
-    Ok((record, expected))
 }
 
 /// What the ledger of an unfinished renderbuffer says, for programs that do not know its type.
@@ -327,19 +370,6 @@ pub struct Ledger {
     pub done: usize,
     /// Chunks there are.
     pub total: usize,
-}
-
-impl From<&LedgerSegment> for Ledger {
-    fn from(ledger: &LedgerSegment) -> Self {
-        let Work { dtype, order, shape, chunk_shape, chunk_offset, fingerprint } = ledger.record.work.clone();
-        let (done, total) = (ledger.done(), ledger.chunks);
-        Self { dtype, order, shape, chunk_shape, chunk_offset, fingerprint, done, total }
-    }
-}
-
-/// Returns the identity of this boot, for new ledgers.
-pub(crate) fn this_boot() -> [u8; 16] {
-    os::boot_id()
 }
 
 #[cfg(test)]
@@ -380,7 +410,9 @@ mod tests {
         let mut other = work.clone();
         other.fingerprint = "another".into();
         match work.require(&other, &location) {
-            Err(Error::Mismatch { what, found, .. }) => assert_eq!((what, found.as_str()), ("fingerprint", "\"another\"")),
+            Err(Error::Mismatch { what, found, .. }) => {
+                assert_eq!((what, found.as_str()), ("fingerprint", "\"another\""))
+            }
             unexpected => panic!("{unexpected:?}"),
         }
         let mut other = work.clone();

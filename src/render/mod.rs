@@ -15,19 +15,26 @@ pub use self::buffer::{RenderBuffer, RenderOptions};
 pub use self::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
 pub use self::grid::ChunkGrid;
 pub use self::ledger::Ledger;
-use self::ledger::LedgerSegment;
+use self::ledger::LedgerFile;
 use crate::backend::{Backend, Companion, Location};
-use crate::error::Result;
-use crate::segment::is_attached;
+use crate::error::{Error, Result};
+use crate::segment::{Home, is_attached};
 
 /// Reads the ledger of an unfinished renderbuffer, for programs that do not know the type of its elements.
+///
+/// Looking is not attaching: nobody notices.
 ///
 /// # Errors
 ///
 /// [`NotFound`](crate::Error::NotFound): nobody began it, or it is finished. [`Trailer`](crate::Error::Trailer): it is
 /// damaged.
 pub fn ledger(backend: &Arc<dyn Backend>, location: &Location) -> Result<Ledger> {
-    LedgerSegment::attach(backend, location).map(|ledger| Ledger::from(&ledger))
+    let home = Home { backend: Arc::clone(backend), location: location.clone() };
+    let look = |found: Option<LedgerFile>| match found {
+        Some(ledger) => ledger.look(),
+        None => Err(Error::NotFound { location: location.to_string() }),
+    };
+    LedgerFile::open(&home).and_then(look).map_err(|error| error.about(location))
 }
 
 /// Whether any process is attached to an unfinished renderbuffer: painting it, waiting for it, or looking on.
@@ -47,7 +54,5 @@ pub fn attached(backend: &dyn Backend, location: &Location) -> Result<bool> {
 ///
 /// [`PermissionDenied`](crate::Error::PermissionDenied).
 pub fn discard(backend: &dyn Backend, location: &Location) -> Result<bool> {
-    let ledger = backend.unlink(&location.companion(Companion::Ledger)?, None)?;
-    let partial = backend.unlink(&location.companion(Companion::Partial)?, None)?;
-    Ok(ledger || partial)
+    pair::discard(backend, location).map_err(|error| error.about(location))
 }

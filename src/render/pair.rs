@@ -3,16 +3,19 @@
 //! The ledger's name is the right to the buffer. It is published first, by exactly one process; only that process makes
 //! the payload. So a ledger without its payload either belongs to someone who is at work, and then it is leased, or to
 //! someone who died, and then it is stale. A payload without a ledger belongs to nobody.
+//!
+//! Whatever is removed is removed by identity, through a descriptor that pins it: what somebody else began meanwhile under
+//! the same names is never touched.
 
-use ndarray::Dimension;
+use std::fs::File;
+use std::sync::Arc;
 
-use super::ledger::{LedgerSegment, Record, Work, this_boot};
-use crate::array::Element;
-use crate::array::layout::Layout;
-use crate::backend::{Access, Companion, DraftOptions, Publish};
+use super::ledger::{LedgerFile, LedgerSegment, Record, Work};
+use crate::backend::{Access, Backend, Companion, DraftOptions, Location, Publish};
+use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::segment::locks::Backoff;
-use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, is_attached};
+use crate::os::{self, FileId};
+use crate::segment::{Attach, DraftSegment, Expect, Home, Segment};
 
 /// Payload and ledger of one buffer, attached.
 #[derive(Debug)]
@@ -28,7 +31,7 @@ enum Found {
     Pair(Box<Pair>),
     /// Nobody has begun.
     Nothing,
-    /// Somebody is about to.
+    /// Somebody is about to, or something changed under our eyes: look again.
     Beginning,
 }
 
@@ -39,7 +42,7 @@ impl Pair {
     ///
     /// `NotFound` if there is none, or it is finished.
     pub(super) fn open(home: &Home) -> Result<Self> {
-        let mut backoff = Backoff::new(std::time::Duration::MAX);
+        let mut backoff = Backoff::endless();
         loop {
             match Self::find(home)? {
                 Found::Pair(pair) => return Ok(*pair),
@@ -54,25 +57,26 @@ impl Pair {
     /// # Errors
     ///
     /// `Mismatch` if another work is being painted under the name; `AlreadyExists` if an array has it, unless `replace`.
-    pub(super) fn open_or_create<T: Element, D: Dimension>(
+    pub(super) fn open_or_create(
         home: &Home,
         work: &Work,
-        layout: &Layout<D>,
-        options: DraftOptions,
+        bytes: u64,
+        how: DraftOptions,
         replace: bool,
     ) -> Result<Self> {
-        let mut backoff = Backoff::new(std::time::Duration::MAX);
+        let mut backoff = Backoff::endless();
         loop {
-            match Self::find(home)? {
-                Found::Pair(pair) => {
-                    work.require(&pair.ledger.record().work, &home.location)?;
-                    return Ok(*pair);
-                }
+            let found = Self::find(home)?;
+            if let Found::Pair(pair) = &found {
+                work.require(&pair.ledger.record().work, &home.location)?;
+            }
+            if !replace {
+                home.refuse_taken()?;
+            }
+            match found {
+                Found::Pair(pair) => return Ok(*pair),
                 Found::Nothing => {
-                    if !replace {
-                        refuse_finished(home)?;
-                    }
-                    if let Some(pair) = Self::create(home, work, layout.bytes::<T>(), options)? {
+                    if let Some(pair) = Self::create(home, work, bytes, how, replace)? {
                         return Ok(pair);
                     }
                 }
@@ -84,96 +88,128 @@ impl Pair {
     }
 
     /// `Ok(None)`: somebody else was quicker.
-    fn create(home: &Home, work: &Work, bytes: u64, options: DraftOptions) -> Result<Option<Self>> {
+    fn create(home: &Home, work: &Work, bytes: u64, how: DraftOptions, replace: bool) -> Result<Option<Self>> {
         let backend = &home.backend;
-        let partial = Home { backend: backend.clone(), location: home.location.companion(Companion::Partial)? };
-        let ledger_home = Home { backend: backend.clone(), location: home.location.companion(Companion::Ledger)? };
+        let partial = companion(home, Companion::Partial)?;
+        let ledger_home = companion(home, Companion::Ledger)?;
         // Room is taken only by the one that wins the name, or a crowd of beginners would fill the memory.
-        let unreserved = DraftOptions { sparse: true, ..options };
-        let payload = DraftSegment::new(backend.clone(), bytes, unreserved).map_err(|error| error.renamed(&home.location))?;
-        let record = Record { work: work.clone(), payload: payload.segment().id(), boot: this_boot() };
-        let ledger = LedgerSegment::draft(backend, &record, DraftOptions { sparse: false, ..options })
-            .map_err(|error| error.renamed(&home.location))?;
+        let unreserved = DraftOptions { sparse: true, ..how };
+        let mut payload = DraftSegment::new(Arc::clone(backend), bytes, unreserved)?;
+        let record = Record { work: work.clone(), payload: payload.segment().id(), boot: os::boot_id() };
+        let ledger = LedgerSegment::draft(backend, &record, DraftOptions { sparse: false, ..how })?;
         let ledger = match ledger.publish(&ledger_home.location, Publish::New, false) {
             Ok(segment) => LedgerSegment::of(segment, ledger_home, record)?,
             Err((Error::AlreadyExists { .. }, _)) => return Ok(None),
             Err((error, _)) => return Err(error),
         };
-        let made = (|| {
-            if !options.sparse {
-                payload.reserve().map_err(|error| error.renamed(&home.location))?;
+        // From here on the buffer is ours, unless somebody discards it.
+        let make = || {
+            // Whoever finished between our look and the ledger's name gave the array its name first.
+            if !replace {
+                home.refuse_taken()?;
             }
-            // Whatever has the name has no ledger: nobody's.
-            payload.publish(&partial.location, Publish::Replace, false).map_err(|(error, _)| error)
-        })();
-        match made {
-            Ok(payload) => Ok(Some(Self { payload, partial, ledger })),
-            Err(error) => {
-                ledger.unlink()?;
-                Err(error)
+            // A payload that is there has no ledger, so it is nobody's; it may have the room that is needed.
+            remove(&**backend, &partial.location)?;
+            if how.sparse { Ok(()) } else { payload.reserve() }
+        };
+        if let Err(error) = make() {
+            let _the_first_error_counts = ledger.unlink();
+            return Err(error);
+        }
+        loop {
+            match payload.publish(&partial.location, Publish::New, false) {
+                Ok(payload) if ledger.is_current()? => return Ok(Some(Self { payload, partial, ledger })),
+                Ok(payload) => {
+                    backend.unlink(&partial.location, Some(payload.id()))?;
+                    return Ok(None); // discarded meanwhile
+                }
+                Err((Error::AlreadyExists { .. }, draft)) => {
+                    if !ledger.is_current()? {
+                        return Ok(None);
+                    }
+                    remove(&**backend, &partial.location)?;
+                    payload = draft;
+                }
+                Err((error, _)) => {
+                    let _the_first_error_counts = ledger.unlink();
+                    return Err(error);
+                }
             }
         }
     }
 
     fn find(home: &Home) -> Result<Found> {
-        let partial = Home { backend: home.backend.clone(), location: home.location.companion(Companion::Partial)? };
-        let ledger_location = home.location.companion(Companion::Ledger)?;
-        // Asked before leasing: our own lease would answer.
-        let in_use = match is_attached(&*home.backend, &ledger_location) {
-            Err(Error::NotFound { .. }) => return Ok(Found::Nothing),
-            other => other?,
-        };
-        let ledger = match LedgerSegment::attach(&home.backend, &home.location) {
-            Err(Error::NotFound { .. } | Error::Unlinked { .. }) => return Ok(Found::Beginning),
-            other => other?,
-        };
-        let record = ledger.record();
-        if record.boot != this_boot() && !in_use {
-            // What was in memory at the last boot may not have reached the disk, whatever the ledger says.
-            ledger.unlink()?;
-            home.backend.unlink(&partial.location, None)?;
-            return Ok(Found::Nothing);
+        let Some(ledger) = LedgerFile::open(home)? else { return Ok(Found::Nothing) };
+        // Asked before leasing: our own lease would answer others who ask.
+        let in_use = ledger.is_in_use()?;
+        let record = ledger.record().clone();
+        let stale = |ledger: &LedgerFile| ledger.unlink().map(|_| Found::Nothing);
+        if record.boot != os::boot_id() {
+            // What was in memory at another boot may not have reached the disk, whatever the ledger says. Nobody of this
+            // boot leases such a ledger; another machine may.
+            if in_use {
+                let location = home.location.to_string();
+                let (expected, found) = ("this machine, now".into(), "a process of another machine or boot".into());
+                return Err(Error::Mismatch { location, what: "machine", expected, found });
+            }
+            return stale(&ledger);
         }
+        let partial = companion(home, Companion::Partial)?;
         let bytes = record.work.bytes().unwrap_or(u64::MAX);
-        match Segment::attach(&partial, Expect::Payload(bytes), Attach::new(Access::ReadWrite)) {
+        // Its room was taken by the one that began it, or was not to be taken.
+        let how = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
+        match Segment::attach(&partial, Expect::Payload(bytes), how) {
             Ok(payload) if payload.id() == record.payload => {
-                if ledger.is_current()? {
+                let Some(ledger) = ledger.attach()? else { return Ok(Found::Beginning) };
+                // Finished or discarded while we attached?
+                if partial.leads_to(record.payload)? && ledger.is_current()? {
                     return Ok(Found::Pair(Box::new(Self { payload, partial, ledger })));
                 }
                 Ok(Found::Beginning)
             }
             Ok(_) | Err(Error::NotFound { .. } | Error::Unlinked { .. } | Error::SizeMismatch { .. }) => {
-                if is_finished(home, &ledger)? || !in_use {
-                    ledger.unlink()?;
-                    return Ok(Found::Nothing);
+                // Finished, and only the ledger was not cleared away; or begun by somebody who died.
+                if home.leads_to(record.payload)? || !in_use {
+                    return stale(&ledger);
                 }
                 Ok(Found::Beginning)
             }
-            Err(error) => Err(error.renamed(&home.location)),
+            Err(error) => Err(error),
         }
     }
 }
 
-/// Whether the payload has its public name already, and only the ledger was not cleared away.
-fn is_finished(home: &Home, ledger: &LedgerSegment) -> Result<bool> {
-    has_public_name(home, ledger.record().payload)
+/// Removes payload and ledger of a buffer, damaged or not; `false` if there was neither.
+pub(super) fn discard(backend: &dyn Backend, location: &Location) -> Result<bool> {
+    // The payload is opened before the ledger goes, so that it is not the one of somebody who begins in between.
+    let partial = location.companion(Companion::Partial)?;
+    let payload = pin(backend, &partial)?;
+    let ledger = remove(backend, &location.companion(Companion::Ledger)?)?;
+    let payload = match payload {
+        Some((_pinned, id)) => backend.unlink(&partial, Some(id))?,
+        None => false,
+    };
+    Ok(ledger || payload)
 }
 
-/// Whether the public name leads to this file.
-pub(super) fn has_public_name(home: &Home, id: crate::os::FileId) -> Result<bool> {
-    match home.backend.open(&home.location, Access::Read) {
-        Ok(file) => Ok(crate::os::facts(&file).is_ok_and(|facts| facts.id == id)),
-        Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::PermissionDenied { .. }) => Ok(false),
-        Err(error) => Err(error),
+fn companion(home: &Home, kind: Companion) -> Result<Home> {
+    Ok(Home { backend: Arc::clone(&home.backend), location: home.location.companion(kind)? })
+}
+
+/// Removes the file that has a name now, and no other.
+fn remove(backend: &dyn Backend, at: &Location) -> Result<bool> {
+    match pin(backend, at)? {
+        Some((_pinned, id)) => backend.unlink(at, Some(id)),
+        None => Ok(false),
     }
 }
 
-fn refuse_finished(home: &Home) -> Result<()> {
-    match home.backend.open(&home.location, Access::Read) {
-        Err(Error::NotFound { .. }) => Ok(()),
-        Ok(_) | Err(Error::PermissionDenied { .. }) => {
-            Err(Error::AlreadyExists { location: home.location.to_string() })
-        }
-        Err(error) => Err(error),
-    }
+/// Opens what has a name: as long as the descriptor lives, its identity is not reused.
+fn pin(backend: &dyn Backend, at: &Location) -> Result<Option<(File, FileId)>> {
+    let file = match backend.open(at, Access::Read) {
+        Err(Error::NotFound { .. }) => return Ok(None),
+        other => other?,
+    };
+    let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
+    Ok(Some((file, facts.id)))
 }

@@ -8,9 +8,10 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::backend::lock_space::{ALL_CELLS, GATE};
+use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind, LockRange};
 
@@ -23,34 +24,6 @@ pub(crate) enum Wait {
     For(Duration),
     /// Until it is granted.
     Forever,
-}
-
-/// Sleeps longer from call to call: a hand-over between running processes is quick, and waiting costs little.
-#[derive(Debug)]
-pub(crate) struct Backoff {
-    pause: Duration,
-    deadline: Option<Instant>,
-}
-
-impl Backoff {
-    const FIRST: Duration = Duration::from_micros(20);
-    const LONGEST: Duration = Duration::from_millis(2);
-
-    /// Begins to wait; a duration too long for the clock means for ever.
-    pub(crate) fn new(limit: Duration) -> Self {
-        Self { pause: Self::FIRST, deadline: Instant::now().checked_add(limit) }
-    }
-
-    /// Sleeps a little; `false` when the time has run out.
-    pub(crate) fn pause(&mut self) -> bool {
-        let left = self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
-        if left.is_zero() {
-            return false;
-        }
-        std::thread::sleep(self.pause.min(left));
-        self.pause = (self.pause * 2).min(Self::LONGEST);
-        true
-    }
 }
 
 /// What this thread took and nobody dropped yet.
@@ -77,7 +50,8 @@ enum Own {
 
 fn own(id: FileId, kind: LockKind, range: LockRange) -> Own {
     let generation = os::fork_generation();
-    TAKEN.with_borrow_mut(|taken| {
+    let look = |taken: &RefCell<Vec<Record>>| {
+        let mut taken = taken.borrow_mut();
         taken.retain(|record| record.alive.strong_count() > 0 && record.generation == generation);
         taken.iter().filter(|record| record.id == id).fold(Own::Nothing, |so_far, record| {
             let exclusive = kind == LockKind::Exclusive || record.kind == LockKind::Exclusive;
@@ -87,7 +61,9 @@ fn own(id: FileId, kind: LockKind, range: LockRange) -> Own {
                 Own::Compatible
             }
         })
-    })
+    };
+    // A thread that is ending may have lost its list already: then it is on its own, and waits like any other.
+    TAKEN.try_with(look).unwrap_or(Own::Nothing)
 }
 
 /// Says that something is held, for as long as it lives: how other requests of the same thread know.
@@ -98,7 +74,7 @@ fn record(id: FileId, kind: LockKind, range: LockRange) -> Token {
     let alive = Arc::new(());
     let generation = os::fork_generation();
     let record = Record { id, kind, range, generation, alive: Arc::downgrade(&alive) };
-    TAKEN.with_borrow_mut(|taken| taken.push(record));
+    let _ending = TAKEN.try_with(|taken| taken.borrow_mut().push(record));
     Token(alive)
 }
 
@@ -140,7 +116,8 @@ pub(crate) fn take(file: &File, id: FileId, kind: LockKind, range: LockRange, wa
 enum Gate {
     /// Ignore it.
     Open,
-    /// Wait until no writer stands in it.
+    /// Ask whether a writer stands in it, and wait until none does; never hold it, or readers in turn would keep writers
+    /// from it.
     Pass,
     /// Stand in it until the cells are free, so that nobody new gets in.
     Close,
@@ -155,33 +132,30 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    fn gate_kind(&self) -> Option<LockKind> {
-        match self.gate {
-            Gate::Open => None,
-            Gate::Pass => Some(LockKind::Shared),
-            Gate::Close => Some(LockKind::Exclusive),
-        }
-    }
-
     fn until_granted(self) -> std::io::Result<()> {
-        if let Some(kind) = self.gate_kind() {
-            os::lock(self.file, kind, GATE)?;
+        match self.gate {
+            Gate::Open => os::lock(self.file, self.kind, self.range),
+            Gate::Pass => {
+                if os::is_locked(self.file, LockKind::Shared, GATE)? {
+                    os::lock(self.file, LockKind::Shared, GATE)?;
+                    os::unlock(self.file, GATE)?;
+                }
+                os::lock(self.file, self.kind, self.range)
+            }
+            Gate::Close => {
+                os::lock(self.file, LockKind::Exclusive, GATE)?;
+                os::lock(self.file, self.kind, self.range)?;
+                os::unlock(self.file, GATE)
+            }
         }
-        os::lock(self.file, self.kind, self.range)?;
-        self.leave_gate()
     }
 
     /// Tries once. A writer that does not wait needs no gate, and closing it would turn others away for nothing.
     fn at_once(self) -> std::io::Result<bool> {
-        let passes = self.gate == Gate::Pass;
-        if passes && !os::try_lock(self.file, LockKind::Shared, GATE)? {
+        if self.gate == Gate::Pass && os::is_locked(self.file, LockKind::Shared, GATE)? {
             return Ok(false);
         }
-        let taken = os::try_lock(self.file, self.kind, self.range)?;
-        if passes {
-            self.leave_gate()?;
-        }
-        Ok(taken)
+        os::try_lock(self.file, self.kind, self.range)
     }
 
     /// The kernel has no lock with a time limit: try again and again. A waiting writer keeps the gate meanwhile.
@@ -197,15 +171,11 @@ impl Request<'_> {
             };
             if taken || !backoff.pause() {
                 if gate_closed {
-                    self.leave_gate()?;
+                    os::unlock(self.file, GATE)?;
                 }
                 return Ok(taken);
             }
         }
-    }
-
-    fn leave_gate(self) -> std::io::Result<()> {
-        if self.gate == Gate::Open { Ok(()) } else { os::unlock(self.file, GATE) }
     }
 }
 
@@ -220,7 +190,14 @@ pub(crate) struct Hold {
 
 impl Hold {
     /// Takes the lock on a description that nothing else uses.
-    pub(crate) fn take(file: File, id: FileId, kind: LockKind, range: LockRange, wait: Wait, name: &str) -> Result<Self> {
+    pub(crate) fn take(
+        file: File,
+        id: FileId,
+        kind: LockKind,
+        range: LockRange,
+        wait: Wait,
+        name: &str,
+    ) -> Result<Self> {
         let token = take(&file, id, kind, range, wait, name)?;
         Ok(Self { file, range, generation: os::fork_generation(), _token: token })
     }

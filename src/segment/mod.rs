@@ -6,15 +6,17 @@ pub(crate) mod footer;
 pub(crate) mod locks;
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
 
 use self::footer::{FOOTER, RawFooter};
-use self::locks::{Backoff, Hold, Token, Wait};
+use self::locks::{Hold, Token, Wait};
 use crate::backend::lock_space::{ALL_CELLS, LEASE};
-use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Publish};
+use crate::backend::{Access, Backend, DraftFile, DraftOptions, IntoLocation, Location, Publish, default_backend};
+use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange};
 
@@ -29,6 +31,38 @@ const TRIES: u32 = 1000;
 pub(crate) struct Home {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) location: Location,
+}
+
+impl Home {
+    /// A name in the given backend, or in the default one.
+    pub(crate) fn new(backend: Option<&Arc<dyn Backend>>, location: impl IntoLocation) -> Result<Self> {
+        let location = location.into_location()?;
+        let backend = match backend {
+            Some(backend) => Arc::clone(backend),
+            None => default_backend()?,
+        };
+        Ok(Self { backend, location })
+    }
+
+    /// Refuses a name that is taken.
+    pub(crate) fn refuse_taken(&self) -> Result<()> {
+        match self.backend.open(&self.location, Access::Read) {
+            Err(Error::NotFound { .. }) => Ok(()),
+            Ok(_) | Err(Error::PermissionDenied { .. }) => {
+                Err(Error::AlreadyExists { location: self.location.to_string() })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the name leads to this file.
+    pub(crate) fn leads_to(&self, id: FileId) -> Result<bool> {
+        match self.backend.open(&self.location, Access::Read) {
+            Ok(file) => Ok(os::facts(&file).is_ok_and(|facts| facts.id == id)),
+            Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::PermissionDenied { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 /// What a file that is attached must be.
@@ -65,29 +99,50 @@ pub(crate) struct Segment {
     length: usize,
     id: FileId,
     access: Access,
-    descriptor: Option<File>,
+    descriptor: Option<Kept>,
     /// Guards go through the descriptor instead of the name.
     guards_by_descriptor: bool,
     /// Keeps the thread that took the cells from waiting for itself.
     _held: Option<Token>,
 }
 
+/// A descriptor that is kept beside a mapping, and dropped after it.
+///
+/// Some systems do not remove what is mapped: what was unlinked meanwhile goes with the last of these.
+#[derive(Debug)]
+struct Kept {
+    file: File,
+    directory: PathBuf,
+}
+
+impl Kept {
+    fn new(file: File, backend: &dyn Backend) -> Self {
+        Self { file, directory: backend.directory().to_owned() }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        os::sweep(&self.file, &self.directory);
+    }
+}
+
 impl Segment {
     /// Opens, leases and maps what has the name.
     pub(crate) fn attach(home: &Home, expect: Expect, how: Attach) -> Result<Self> {
         for _ in 0..TRIES {
-            if let Some(segment) = Self::attach_once(home, expect, how)? {
+            let file = home.backend.open(&home.location, how.access)?;
+            if let Some(segment) = Self::attach_file(file, home, expect, how)? {
                 return Ok(segment);
             }
         }
         Err(Error::Unlinked { location: home.location.to_string() })
     }
 
-    /// `Ok(None)`: the name was taken away between opening and leasing; look again.
-    fn attach_once(home: &Home, expect: Expect, how: Attach) -> Result<Option<Self>> {
+    /// Leases and maps a file that was opened by name. `Ok(None)`: the name was taken away before the lease was had.
+    pub(crate) fn attach_file(file: File, home: &Home, expect: Expect, how: Attach) -> Result<Option<Self>> {
         let Home { backend, location } = home;
         let failed = |op| move |error| Error::os(op, location, error);
-        let file = backend.open(location, how.access)?;
         lease(&file, location.as_str())?;
         let facts = os::facts(&file).map_err(failed("look at"))?;
         if facts.links == 0 {
@@ -97,12 +152,14 @@ impl Segment {
         let mut held = None;
         if let Some((kind, wait)) = how.held {
             held = Some(locks::take(&file, facts.id, kind, ALL_CELLS, wait, location.as_str())?);
-            if os::facts(&file).map_err(failed("look at"))?.links == 0 {
+            let now = os::facts(&file).map_err(failed("look at"))?;
+            if now.links == 0 {
                 return Ok(None);
             }
+            check(&file, &now, expect, location)?;
         }
-        if how.access == Access::ReadWrite && !how.sparse && facts.allocated < facts.length {
-            backend.reserve(&file).map_err(|error| error.renamed(location))?;
+        if !how.sparse && facts.allocated < facts.length {
+            fill_holes(&file, &facts, home, how.access)?;
         }
         let map = map(&file, facts.length, how.access, location.as_str())?;
         let keep = how.keep_descriptor || !backend.lock_survives_close()?;
@@ -111,7 +168,7 @@ impl Segment {
             map,
             id: facts.id,
             access: how.access,
-            descriptor: keep.then_some(file),
+            descriptor: keep.then(|| Kept::new(file, &**backend)),
             guards_by_descriptor: how.keep_descriptor,
             _held: held,
         }))
@@ -135,6 +192,9 @@ impl Segment {
 
     /// Maps sealed memory read-only. It needs no lease: it has no name that could be taken away.
     pub(crate) fn of_sealed(file: &File, length: u64, name: &str) -> Result<Self> {
+        // Before Linux 6.7 a descriptor open for writing cannot be mapped shared any more once it is sealed.
+        let reopened = os::reopen(file, false).ok();
+        let file = reopened.as_ref().unwrap_or(file);
         let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
         Ok(Self {
             length: map_length(length, name)?,
@@ -181,12 +241,14 @@ impl Segment {
         };
         let file = self.open_again(home, access)?;
         let hold = Hold::take(file, self.id, kind, range, wait, home.location.as_str())?;
-        if !self.guards_by_descriptor {
-            // Waiting may have taken long: the name can have gone meanwhile.
-            let facts = os::facts(hold.file()).map_err(|error| Error::os("look at", &home.location, error))?;
-            if facts.links == 0 {
-                return Err(unlinked(home));
-            }
+        // Waiting may have taken long, and others are not bound to our rules: is it still what was mapped?
+        let facts = os::facts(hold.file()).map_err(|error| Error::os("look at", &home.location, error))?;
+        if facts.links == 0 && !self.guards_by_descriptor {
+            return Err(unlinked(home));
+        }
+        let expected = self.length as u64;
+        if facts.length != expected {
+            return Err(Error::SizeMismatch { location: home.location.to_string(), expected, found: facts.length });
         }
         Ok(hold)
     }
@@ -194,8 +256,13 @@ impl Segment {
     /// Opens a new description of the very file that is mapped.
     fn open_again(&self, home: &Home, access: Access) -> Result<File> {
         if let (true, Some(descriptor)) = (self.guards_by_descriptor, &self.descriptor) {
-            return os::reopen(descriptor, access == Access::ReadWrite)
-                .map_err(|error| Error::os("open again", &home.location, error));
+            return os::reopen(&descriptor.file, access == Access::ReadWrite).map_err(|error| match error.kind() {
+                std::io::ErrorKind::NotFound => Error::Unsupported {
+                    location: home.location.to_string(),
+                    what: "guards by descriptor need /proc; mount it, or keep the array's name",
+                },
+                _ => Error::os("open again", &home.location, error),
+            });
         }
         let file = match home.backend.open(&home.location, access) {
             Err(Error::NotFound { .. } | Error::NotAnArray { .. }) => return Err(unlinked(home)),
@@ -205,7 +272,8 @@ impl Segment {
         if facts.id == self.id { Ok(file) } else { Err(unlinked(home)) }
     }
 
-    fn read_only(&self, home: &Home) -> Error {
+    /// Says that it was attached for reading only.
+    pub(crate) fn read_only(&self, home: &Home) -> Error {
         let (owner, mode) = self.facts(home).map_or((0, 0), |facts| (facts.owner, facts.mode));
         Error::PermissionDenied {
             location: home.location.to_string(),
@@ -219,7 +287,7 @@ impl Segment {
     fn settle(&mut self, draft: &DraftFile, backend: &dyn Backend, keep: bool, name: &str) -> Result<()> {
         if keep || !backend.lock_survives_close()? {
             let file = draft.file().try_clone().map_err(|error| Error::os("keep the descriptor", name, error))?;
-            self.descriptor = Some(file);
+            self.descriptor = Some(Kept::new(file, backend));
             self.guards_by_descriptor = keep;
         }
         Ok(())
@@ -252,7 +320,7 @@ impl DraftSegment {
 
     /// Takes room for the whole draft, if it was made sparse.
     pub(crate) fn reserve(&self) -> Result<()> {
-        self.backend.reserve(self.file.file())
+        self.backend.reserve_draft(&self.file)
     }
 
     /// Gives the draft its name; on failure it is given back as it was.
@@ -268,9 +336,18 @@ impl DraftSegment {
 
 /// Whether any process is attached to what has the name; asks the kernel and disturbs nobody.
 pub(crate) fn is_attached(backend: &dyn Backend, at: &Location) -> Result<bool> {
-    let file = backend.open(at, Access::Read)?;
+    is_leased(&backend.open(at, Access::Read)?, at)
+}
+
+/// Whether anybody but this very description has a lease on the file.
+pub(crate) fn is_leased(file: &File, at: &Location) -> Result<bool> {
     // GETLK answers for a lock of the kind that would be set, and asking needs no descriptor open for writing.
-    os::is_locked(&file, LockKind::Exclusive, LEASE).map_err(|error| Error::os("ask for the lease", at, error))
+    os::is_locked(file, LockKind::Exclusive, LEASE).map_err(|error| Error::os("ask for the lease", at, error))
+}
+
+/// Returns the footer at the end of a file, if there is room for one.
+pub(crate) fn read_footer(file: &File, length: u64, at: &Location) -> Result<Option<RawFooter>> {
+    read_tail(file, length).map_err(|error| Error::os("read the end of", at, error))
 }
 
 fn lease(file: &File, name: &str) -> Result<()> {
@@ -287,9 +364,7 @@ fn lease(file: &File, name: &str) -> Result<()> {
 
 /// Holds the file against what is expected of it.
 fn check(file: &File, facts: &Facts, expect: Expect, location: &Location) -> Result<()> {
-    let ours = read_tail(file, facts.length)
-        .map_err(|error| Error::os("read the end of", location, error))?
-        .is_some_and(|footer| footer.is_ours());
+    let ours = read_footer(file, facts.length, location)?.is_some_and(|footer| footer.is_ours());
     match expect {
         Expect::Payload(_) if ours => Err(Error::Reserved {
             location: location.to_string(),
@@ -298,10 +373,9 @@ fn check(file: &File, facts: &Facts, expect: Expect, location: &Location) -> Res
         Expect::Payload(expected) if expected != facts.length => {
             Err(Error::SizeMismatch { location: location.to_string(), expected, found: facts.length })
         }
-        Expect::Bookkeeping if !ours => Err(Error::Trailer {
-            location: location.to_string(),
-            reason: "it has no footer of this crate".into(),
-        }),
+        Expect::Bookkeeping if !ours => {
+            Err(Error::Trailer { location: location.to_string(), reason: "it has no footer of this crate".into() })
+        }
         _ => Ok(()),
     }
 }
@@ -313,6 +387,31 @@ fn read_tail(file: &File, length: u64) -> std::io::Result<Option<RawFooter>> {
     Ok(RawFooter::of(&tail))
 }
 
+/// Takes the room that a foreign file only promises, where touching its holes would take it.
+fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access) -> Result<()> {
+    let Home { backend, location } = home;
+    if access == Access::ReadWrite {
+        return backend.reserve(file).map_err(|error| error.about(location));
+    }
+    // On a disk a hole is read as zeros at no cost; in memory the reader pays.
+    if !os::holes_take_memory(file) {
+        return Ok(());
+    }
+    match backend.open(location, Access::ReadWrite) {
+        Ok(writable) if os::facts(&writable).is_ok_and(|now| now.id == facts.id) => {
+            backend.reserve(&writable).map_err(|error| error.about(location))
+        }
+        Err(Error::PermissionDenied { .. }) => Err(Error::Unsupported {
+            location: location.to_string(),
+            what: "it has holes, reading them takes memory, and this user may not fill them beforehand; open it with \
+                   options().sparse(true)",
+        }),
+        // Replaced or removed meanwhile: what is attached is the caller's file, whoever has the name.
+        Ok(_) | Err(Error::NotFound { .. }) => Err(unlinked(home)),
+        Err(error) => Err(error),
+    }
+}
+
 fn map_length(length: u64, name: &str) -> Result<usize> {
     usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok()).ok_or_else(|| Error::TooLarge {
         location: name.to_owned(),
@@ -321,15 +420,20 @@ fn map_length(length: u64, name: &str) -> Result<usize> {
     })
 }
 
-/// An empty file is mapped too, one byte long and never touched: the mapping carries the lease.
+/// An empty file is mapped too, one byte long and never touched: the mapping carries the lease. Where that cannot be, the
+/// descriptor is kept and carries it, and any memory will do.
 fn map(file: &File, length: u64, access: Access, name: &str) -> Result<MmapRaw> {
+    if length == 0 && !os::EMPTY_FILES_CAN_BE_MAPPED {
+        let memory = MmapOptions::new().len(1).map_anon();
+        return memory.map(MmapRaw::from).map_err(|error| Error::os("make a mapping", name, error));
+    }
     let mut options = MmapOptions::new();
     options.len(map_length(length, name)?.max(1));
     let mapped = match access {
         Access::Read => options.map_raw_read_only(file),
         Access::ReadWrite => options.map_raw(file),
     };
-    mapped.map_err(|error| Error::os("map (many mappings? see vm.max_map_count)", name, error))
+    mapped.map_err(|error| Error::os("mapping it (address space or vm.max_map_count used up?)", name, error))
 }
 
 fn unlinked(home: &Home) -> Error {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use libtest_mimic::Trial;
 use ndarray::ShapeBuilder;
 use ndarray_shm::{
-    Access, ArrayOptions, Backend, Directory, DraftFile, DraftOptions, Entry, Error, FileId, FrozenArray, Location,
-    Publish, RenderBuffer, RenderOptions, Result, SharedArray, default_backend, render,
+    ArrayOptions, Backend, Directory, Error, FrozenArray, RenderBuffer, RenderOptions, Result, SharedArray,
+    default_backend, render,
 };
 
 use crate::support::child::{Child, Role, say};
@@ -131,6 +131,7 @@ fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
     let options = ArrayOptions::<u8, _>::new().backend(place.backend.clone()).permissions(0o444);
     let array = options.create_with(name.location(), 4, |mut view| view.fill(3)).unwrap();
     let directory = place.directory().display().to_string();
+    let program = place.location("program");
     let mut command = if me == 0 {
         let mut command = std::process::Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
@@ -140,7 +141,7 @@ fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
             std::fs::Permissions::from_mode(std::fs::metadata(place.directory()).unwrap().permissions().mode() | 0o055),
         )
         .unwrap();
-        let copy = place.directory().join(format!("{}-program", name.as_str()));
+        let copy = path(place, &program);
         std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
         std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).unwrap();
         command.arg(copy);
@@ -153,7 +154,6 @@ fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
     child.expect(&format!("denied {me} 444"));
     child.expect("12");
     child.finish();
-    let _only_if_root = std::fs::remove_file(place.directory().join(format!("{}-program", name.as_str())));
     assert!(array.unlink().unwrap(), "the owner can remove what nobody can write to");
 }
 
@@ -274,66 +274,16 @@ fn renderbuffer_settings_are_checked(place: &Place) {
     assert!(place.files_of(&name).is_empty());
 }
 
-/// A backend that fails at one point.
-#[derive(Debug)]
-struct Failing {
-    inner: Arc<dyn Backend>,
-    at: &'static str,
-}
-
-impl Failing {
-    fn check(&self, point: &str) -> Result<()> {
-        if self.at == point {
-            let location = point.to_owned();
-            return Err(Error::Unsupported { location, what: "failed on purpose" });
-        }
-        Ok(())
-    }
-}
-
-// SAFETY: everything is passed on to a backend that keeps the contract, or not done at all.
-#[allow(unsafe_code)]
-unsafe impl Backend for Failing {
-    fn name(&self) -> &'static str {
-        "failing"
-    }
-    fn directory(&self) -> &Path {
-        self.inner.directory()
-    }
-    fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile> {
-        self.check("draft").and_then(|()| self.inner.draft(length, options))
-    }
-    fn reserve(&self, file: &File) -> Result<()> {
-        self.check("reserve").and_then(|()| self.inner.reserve(file))
-    }
-    fn publish(&self, draft: &mut DraftFile, at: &Location, mode: Publish) -> Result<()> {
-        if at.as_str().contains("-part-") {
-            self.check("publish-payload")?;
-        }
-        self.check("publish").and_then(|()| self.inner.publish(draft, at, mode))
-    }
-    fn open(&self, at: &Location, access: Access) -> Result<File> {
-        self.check("open").and_then(|()| self.inner.open(at, access))
-    }
-    fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()> {
-        self.check("rename").and_then(|()| self.inner.rename(from, to, id, mode))
-    }
-    fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
-        self.inner.unlink(at, id)
-    }
-    fn list(&self) -> Result<Vec<Entry>> {
-        self.inner.list()
-    }
-    fn available(&self) -> Result<u64> {
-        self.inner.available()
-    }
-    fn lock_survives_close(&self) -> Result<bool> {
-        self.check("probe").and_then(|()| self.inner.lock_survives_close())
-    }
-}
-
 fn a_system_that_fails_anywhere_leaves_nothing_behind(place: &Place) {
-    let failing = |at| -> Arc<dyn Backend> { Arc::new(Failing { inner: place.backend.clone(), at }) };
+    let failing = |at: &'static str| {
+        place.meddling(move |operation, location| {
+            let payload = location.is_some_and(|location| location.as_str().contains("-part-"));
+            if at == operation || (at == "publish-payload" && operation == "publish" && payload) {
+                return Err(Error::Unsupported { location: at.to_owned(), what: "failed on purpose" });
+            }
+            Ok(())
+        })
+    };
     for at in ["draft", "publish", "open", "probe"] {
         let name = place.location(at);
         let error = ArrayOptions::<u8, _>::new().backend(failing(at)).create(name.location(), 4).unwrap_err();

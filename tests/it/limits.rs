@@ -12,7 +12,10 @@ use crate::tests;
 const MIB: usize = 1 << 20;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let mut trials = place.trials("limits", tests![ten_thousand_arrays_need_sixteen_descriptors]);
+    let mut trials = place.trials(
+        "limits",
+        tests![ten_thousand_arrays_need_sixteen_descriptors, files_longer_than_the_process_may_make_are_an_error],
+    );
     if place.name == "shm" {
         let mounted = place.trials(
             "limits",
@@ -35,8 +38,13 @@ fn unless(reason: &str, possible: bool, trials: Vec<Trial>) -> Vec<Trial> {
     trials.into_iter().map(|trial| trial.with_ignored_flag(!possible)).collect()
 }
 
-pub const ROLES: &[(&str, Role)] =
-    &[("many-arrays", many_arrays), ("fill-shm", fill_shm), ("no-inodes", no_inodes), ("exceed-memory", exceed_memory)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("many-arrays", many_arrays),
+    ("fill-shm", fill_shm),
+    ("no-inodes", no_inodes),
+    ("exceed-memory", exceed_memory),
+    ("exceed-file-size", exceed_file_size),
+];
 
 /// A child that creates arrays and holds them all, under a limit of 64 descriptors.
 fn many_arrays(arguments: &[String]) {
@@ -78,6 +86,29 @@ fn ten_thousand_arrays_need_sixteen_descriptors(place: &Place) {
     assert_eq!(left, 0);
 }
 
+/// A child that may make files of 16 KiB.
+fn exceed_file_size(arguments: &[String]) {
+    let name = arguments[0].as_str();
+    for error in [
+        SharedArray::<u8, _>::create(name, MIB).unwrap_err(),
+        SharedArray::<u8, ndarray::Ix1>::options().sparse(true).create(name, MIB).unwrap_err(),
+        FrozenArray::<u8, _>::create_with(MIB, |_| {}).unwrap_err(),
+        RenderBuffer::<u8, _>::create(name, MIB, MIB, "too large").unwrap_err(),
+    ] {
+        assert_no_space(&error, MIB, 16 << 10);
+        assert!(error.to_string().contains("ulimit -f"), "{error}");
+    }
+    assert!(SharedArray::<u8, _>::create(name, 16 << 10).is_ok());
+    say("alive");
+}
+
+fn files_longer_than_the_process_may_make_are_an_error(place: &Place) {
+    let name = place.location("file-size");
+    let mut child = Child::spawn(sandbox::with_file_size(place, 16 << 10, "exceed-file-size", &[name.as_str()]));
+    child.expect("alive");
+    child.finish();
+}
+
 fn assert_no_space(error: &Error, wanted: usize, at_most: usize) {
     match error {
         Error::NoSpace { needed, available, .. } => {
@@ -109,10 +140,13 @@ fn fill_shm(_: &[String]) {
     let error = SharedArray::<u8, _>::create("half", 64 * MIB).unwrap_err();
     assert!(error.is_already_exists(), "a full memory does not hide that the name is taken: {error}");
 
-    // A foreign, sparse file is opened for reading as it is, and for writing only if its holes can be filled.
+    // A foreign, sparse file is opened only if its holes can be filled: here reading them takes memory too.
     std::fs::File::create("/dev/shm/sparse").unwrap().set_len(64 * MIB as u64).unwrap();
     assert_no_space(&SharedArray::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
-    assert!(SharedArray::<u8, _>::open_readonly("sparse", 64 * MIB).unwrap().is_sparse().unwrap());
+    assert_no_space(&SharedArray::<u8, _>::open_readonly("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
+    assert_no_space(&SharedArray::<u8, _>::open_reader("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
+    let options = SharedArray::<u8, _>::options().sparse(true);
+    assert!(options.open_readonly("sparse", 64 * MIB).unwrap().is_sparse().unwrap());
     std::fs::remove_file("/dev/shm/sparse").unwrap();
 
     // Many small arrays end in the same error, and every one before it can be used.

@@ -12,6 +12,7 @@
 mod conformance;
 mod crash;
 mod errors;
+mod interop;
 mod limits;
 mod multiprocess;
 mod render;
@@ -26,7 +27,7 @@ use support::child::Role;
 
 /// What children can do, by the names they are started with.
 const ROLES: &[&[(&str, Role)]] =
-    &[conformance::ROLES, crash::ROLES, errors::ROLES, limits::ROLES, multiprocess::ROLES];
+    &[conformance::ROLES, crash::ROLES, errors::ROLES, interop::ROLES, limits::ROLES, multiprocess::ROLES];
 
 fn main() -> ExitCode {
     if let Some(code) = support::child::play(ROLES) {
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     }
     // What drafts are made of changes nothing in these.
     for place in &places[..2] {
+        trials.extend(interop::trials(place));
         trials.extend(limits::trials(place));
         trials.extend(multiprocess::trials(place));
     }

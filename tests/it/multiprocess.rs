@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use ndarray_shm::{ArrayOptions, CreationMode, Error, SharedArray, unlink};
+use ndarray_shm::{ArrayOptions, Backend, CreationMode, Directory, Error, SharedArray, unlink};
 
 use crate::support::Place;
 use crate::support::child::{Child, Role, hear, say};
@@ -20,6 +20,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             overlapping_readers_do_not_keep_a_writer_out,
             a_guard_dropped_while_processes_are_spawned_is_free_at_once,
             increments_under_write_guards_are_never_lost,
+            the_test_of_locks_is_not_fooled_by_processes_being_spawned,
         ],
     )
 }
@@ -169,4 +170,23 @@ fn increments_under_write_guards_are_never_lost(place: &Place) {
     let mut children: Vec<Child> = (0..3).map(|_| Child::start(place, "increment", &[name.as_str()])).collect();
     children.iter_mut().for_each(|child| child.expect("added"));
     assert!(array.read().unwrap().iter().all(|value| *value == 1500));
+}
+
+fn the_test_of_locks_is_not_fooled_by_processes_being_spawned(place: &Place) {
+    let stop = AtomicBool::new(false);
+    let expected = place.backend.lock_survives_close().unwrap();
+    let wrong = std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let _spawned = std::process::Command::new("true").status();
+                }
+            });
+        }
+        let is_wrong = || Directory::new("fresh", place.directory()).lock_survives_close().unwrap() != expected;
+        let wrong = (0..3000).filter(|_| is_wrong()).count();
+        stop.store(true, Ordering::Relaxed);
+        wrong
+    });
+    assert_eq!(wrong, 0);
 }

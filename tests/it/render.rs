@@ -1,10 +1,11 @@
 //! The contract of renderbuffers on every backend: claims, commits, finishing, and what excludes what.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Dimension};
-use ndarray_shm::{ArrayOptions, Claim, Element, Error, NextClaim, RenderBuffer, RenderOptions};
+use ndarray_shm::{ArrayOptions, Backend, Claim, Element, Error, Location, NextClaim, RenderBuffer, RenderOptions};
 
 use crate::support::{Name, Place, eventually};
 use crate::tests;
@@ -18,6 +19,11 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             chunks_can_be_read_while_others_are_painted,
             an_unfinished_buffer_cannot_be_finished_and_is_given_back,
             a_claim_and_a_write_guard_exclude_each_other,
+            whoever_clears_a_stale_ledger_spares_what_others_began_meanwhile,
+            discarding_spares_what_others_began_meanwhile,
+            beginning_what_others_finished_meanwhile_is_an_error_and_leaves_nothing,
+            joining_a_sparse_buffer_leaves_it_sparse,
+            many_chunks_are_claimed_past_a_slow_one,
         ],
     )
 }
@@ -133,4 +139,107 @@ fn a_claim_and_a_write_guard_exclude_each_other(place: &Place) {
         assert!(painter.join().unwrap());
     });
     eventually("the claim is given up", || matches!(buffer.claim(0).unwrap(), Claim::Chunk(_)));
+}
+
+/// Does something once, just before an operation on a file of this kind; returns the backend to use and what was done.
+fn once_before<R: Send + 'static>(
+    place: &Place,
+    (operation, kind): (&'static str, &'static str),
+    act: impl FnOnce() -> R + Send + 'static,
+) -> (Arc<dyn Backend>, Arc<Mutex<Option<R>>>) {
+    let done = Arc::new(Mutex::new(None));
+    let (act, result) = (Mutex::new(Some(act)), Arc::clone(&done));
+    let backend = place.meddling(move |now, location| {
+        if now == operation && location.is_some_and(|location| location.as_str().contains(kind)) {
+            let act = act.lock().unwrap().take();
+            if let Some(act) = act {
+                *result.lock().unwrap() = Some(act());
+            }
+        }
+        Ok(())
+    });
+    (backend, done)
+}
+
+/// Begins the same work as `buffer` does, through another backend.
+fn begin(backend: Arc<dyn Backend>, location: &Location) -> ndarray_shm::Result<RenderBuffer<u32, ndarray::Ix2>> {
+    RenderOptions::new().backend(backend).create(location, (6, 10), (4, 3), "a test")
+}
+
+/// What another process might do: begin the buffer and finish one chunk.
+fn begin_and_paint_one(place: &Place, name: &Name) -> impl FnOnce() -> RenderBuffer<u32, ndarray::Ix2> + Send + use<> {
+    let (backend, location) = (place.backend.clone(), name.location().clone());
+    move || {
+        let other = begin(backend, &location).unwrap();
+        let NextClaim::Chunk(chunk) = other.claim_next().unwrap() else { panic!("all are free") };
+        chunk.commit().unwrap();
+        other
+    }
+}
+
+fn whoever_clears_a_stale_ledger_spares_what_others_began_meanwhile(place: &Place) {
+    let name = place.location("stale");
+    drop(buffer(place, &name));
+    let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
+    std::fs::remove_file(place.directory().join(partial)).unwrap(); // its beginner died before the payload had a name
+    let (backend, other) = once_before(place, ("unlink", "-ledger-"), begin_and_paint_one(place, &name));
+    let mine = begin(backend, name.location()).unwrap();
+    let other = other.lock().unwrap().take().expect("began in between");
+    assert_eq!(mine.progress().done, 1, "the same buffer");
+    let NextClaim::Chunk(chunk) = other.claim_next().unwrap() else { panic!("seven are free") };
+    assert!(matches!(mine.claim(chunk.index()).unwrap(), Claim::Busy), "the same payload");
+}
+
+fn discarding_spares_what_others_began_meanwhile(place: &Place) {
+    let name = place.location("discard");
+    drop(buffer(place, &name));
+    let (backend, other) = once_before(place, ("unlink", "-part-"), begin_and_paint_one(place, &name));
+    assert!(ndarray_shm::render::discard(&*backend, name.location()).unwrap());
+    let other = other.lock().unwrap().take().expect("began in between");
+    assert!(matches!(other.claim_next().unwrap(), NextClaim::Chunk(_)));
+    assert_eq!(buffer(place, &name).progress().done, 1);
+}
+
+fn beginning_what_others_finished_meanwhile_is_an_error_and_leaves_nothing(place: &Place) {
+    let name = place.location("finished-meanwhile");
+    let finish = {
+        let (backend, location) = (place.backend.clone(), name.location().clone());
+        move || {
+            let other = begin(backend, &location).unwrap();
+            paint(&other);
+            other.finish().unwrap()
+        }
+    };
+    let (backend, other) = once_before(place, ("publish", "-ledger-"), finish);
+    assert!(begin(backend, name.location()).unwrap_err().is_already_exists());
+    assert!(other.lock().unwrap().is_some());
+    assert_eq!(place.files_of(&name), [name.as_str()]);
+}
+
+fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
+    let name = place.location("sparse-buffer");
+    let options = || RenderOptions::new().backend(place.backend.clone()).sparse(true);
+    let create = || options().create::<u8, _>(name.location(), 1 << 20, 1 << 16, "sparse").unwrap();
+    let buffers = [create(), create()];
+    let joined = options().open::<u8, ndarray::Ix1>(name.location()).unwrap();
+    let entries = place.backend.list().unwrap();
+    let partial = entries.iter().find(|entry| entry.name.contains("part") && entry.name.ends_with(name.as_str()));
+    assert!(partial.unwrap().allocated < 1 << 18, "{partial:?}");
+    drop((buffers, joined));
+}
+
+fn many_chunks_are_claimed_past_a_slow_one(place: &Place) {
+    let name = place.location("slow-one");
+    let options = RenderOptions::new().backend(place.backend.clone());
+    let buffer = options.create::<u8, _>(name.location(), 2000, 1, "slow").unwrap();
+    let NextClaim::Chunk(slow) = buffer.claim_next().unwrap() else { panic!("all are free") };
+    for expected in 1..2000 {
+        let NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() else { panic!("{expected} is free") };
+        assert_eq!(chunk.index(), expected);
+        chunk.commit().unwrap();
+    }
+    assert!(matches!(buffer.claim_next().unwrap(), NextClaim::Busy));
+    drop(slow);
+    let NextClaim::Chunk(again) = buffer.claim_next().unwrap() else { panic!("given up") };
+    assert_eq!(again.index(), 0);
 }

@@ -20,7 +20,7 @@ use crate::processes;
 use crate::progress::StopFlag;
 use crate::source::ChunkSource;
 use crate::threads;
-use crate::watch::Watch;
+use crate::watch::{Outcome, Watch};
 
 /// A finished download.
 #[derive(Debug, Clone)]
@@ -174,22 +174,6 @@ fn join<T: Element>(
 
 fn unsupported(source: &dyn ChunkSource) -> Error {
     Error::UnsupportedDType { path: source.identity().into(), dtype: source.meta().dtype.to_string() }
-}
-
-/// How the painting ended.
-#[derive(Debug)]
-pub(crate) enum Outcome {
-    /// Every chunk is painted.
-    Complete,
-    /// The caller's flag was raised.
-    Stopped,
-    /// Going on makes no sense.
-    Failed(Error),
-    /// There are no workers any more, for no reason that lies in the work.
-    Lost {
-        /// What became of them.
-        report: String,
-    },
 }
 
 /// One download.

@@ -18,6 +18,11 @@ use crate::source::{ChunkSource, Elements, Scratch};
 /// How long a worker waits for chunks that others paint before it looks at the flags again.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// Returns how many workers to use where 0 means one for each processor.
+pub(crate) fn worker_count(asked: usize) -> usize {
+    if asked == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { asked }
+}
+
 /// What one worker needs to know.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work<'a> {

@@ -14,12 +14,10 @@ use std::time::{Duration, Instant};
 use ndarray::IxDyn;
 use ndarray_shm::{Element, NextClaim, RenderBuffer};
 
-use crate::download::Outcome;
 use crate::error::Error;
-use crate::paint::{Work, in_volume};
+use crate::paint::{Work, in_volume, worker_count};
 use crate::source::Scratch;
-use crate::threads::worker_count;
-use crate::watch::Watch;
+use crate::watch::{Outcome, Watch};
 
 /// How often the workers are looked at.
 const LOOK: Duration = Duration::from_millis(20);

@@ -8,11 +8,10 @@ use std::time::Duration;
 use ndarray::IxDyn;
 use ndarray_shm::{Element, RenderBuffer};
 
-use crate::download::Outcome;
 use crate::error::{Error, Result};
-use crate::paint::{self, Ended, Work};
+use crate::paint::{self, Ended, Work, worker_count};
 use crate::progress::StopFlag;
-use crate::watch::Watch;
+use crate::watch::{Outcome, Watch};
 
 /// How long nothing may be heard of the painters before progress is looked at, since others may paint too.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -73,11 +72,6 @@ impl Drop for Alarm<'_> {
     fn drop(&mut self) {
         self.0.stop();
     }
-}
-
-/// Returns how many workers to use where 0 means one for each processor.
-pub(crate) fn worker_count(asked: usize) -> usize {
-    if asked == 0 { thread::available_parallelism().map_or(1, usize::from) } else { asked }
 }
 
 fn outcome<T: Element>(buffer: &RenderBuffer<T, IxDyn>, ends: Vec<Result<Ended>>) -> Outcome {

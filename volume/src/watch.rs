@@ -1,4 +1,4 @@
-//! What the caller hears while the work goes on.
+//! What the caller hears while the work goes on, and how it ended.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -6,10 +6,27 @@ use std::time::{Duration, Instant};
 use ndarray::IxDyn;
 use ndarray_shm::{Element, RenderBuffer, RenderProgress};
 
+use crate::error::Error;
 use crate::progress::{DownloadProgress, Progress};
 
 /// Progress is told at most this often, the first and last time excepted.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How the painting ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Every chunk is painted.
+    Complete,
+    /// The caller's flag was raised.
+    Stopped,
+    /// Going on makes no sense.
+    Failed(Error),
+    /// There are no workers any more, for no reason that lies in the work.
+    Lost {
+        /// What became of them.
+        report: String,
+    },
+}
 
 /// Tells the caller how far it is, and remembers what it must be told at the end.
 pub(crate) struct Watch<'a> {

@@ -3,6 +3,7 @@
 pub mod child;
 mod hidden;
 pub mod machine;
+mod meddling;
 pub mod sandbox;
 
 use std::path::{Path, PathBuf};
@@ -45,6 +46,14 @@ impl Place {
         let emulated = Self::emulated();
         let directory = Directory::new("hidden", emulated.directory());
         Self { name: "hidden", backend: Arc::new(hidden::HiddenDrafts(directory)), ..emulated }
+    }
+
+    /// The same backend, with something done before each operation.
+    pub fn meddling(
+        &self,
+        before: impl Fn(&'static str, Option<&Location>) -> ndarray_shm::Result<()> + Send + Sync + 'static,
+    ) -> Arc<dyn Backend> {
+        Arc::new(meddling::Meddling { inner: Arc::clone(&self.backend), before: Box::new(before) })
     }
 
     pub fn directory(&self) -> &Path {

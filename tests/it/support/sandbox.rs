@@ -34,6 +34,13 @@ pub fn with_descriptors(place: &Place, limit: u32, role: &str, arguments: &[&str
     finish(command, place, role, arguments)
 }
 
+/// A role that may make files of so many bytes.
+pub fn with_file_size(place: &Place, limit: u64, role: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--fsize={limit}"));
+    finish(command, place, role, arguments)
+}
+
 fn finish(mut command: Command, place: &Place, role: &str, arguments: &[&str]) -> Command {
     command.arg(std::env::current_exe().expect("this program's path")).args(arguments);
     command.env(child::ROLE, role).envs(place.environment());

@@ -1,0 +1,156 @@
+//! Systems without files that processes could share (wasm32-unknown-unknown, ..): everything compiles, nothing works.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use super::{Facts, LockKind, LockRange, PrivateDirectoryError, Room};
+
+pub(crate) const SHARED_MEMORY: Option<&str> = None;
+pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
+pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = false;
+
+/// What every function here answers.
+fn unsupported<T>() -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "this platform has no memory that processes could share"))
+}
+
+pub(crate) fn open(_path: &Path, _write: bool) -> io::Result<File> {
+    unsupported()
+}
+
+pub(crate) fn create_nameless(_directory: &Path, _mode: u32) -> io::Result<File> {
+    unsupported()
+}
+
+pub(crate) fn create_hidden(_path: &Path, _mode: u32) -> io::Result<File> {
+    unsupported()
+}
+
+pub(crate) fn link_nameless(_file: &File, _to: &Path) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn rename_new(_from: &Path, _to: &Path) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn rename_over(_from: &Path, _to: &Path) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn unlink(_path: &Path) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn sweep(_file: &File, _directory: &Path) {}
+
+pub(crate) fn reopen(_file: &File, _write: bool) -> io::Result<File> {
+    unsupported()
+}
+
+pub(crate) fn read_exact_at(_file: &File, _bytes: &mut [u8], _at: u64) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn facts(_file: &File) -> io::Result<Facts> {
+    unsupported()
+}
+
+pub(crate) fn facts_at(_path: &Path) -> io::Result<Facts> {
+    unsupported()
+}
+
+pub(crate) fn reserve(_file: &File, _length: u64, _exclusive: bool) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn available(_directory: &Path) -> io::Result<Room> {
+    unsupported()
+}
+
+/// Whether a hole of this file takes memory when it is merely read; on disks it does not.
+pub(crate) fn holes_take_memory(_file: &File) -> bool {
+    false
+}
+
+pub(crate) fn available_memory() -> Option<Room> {
+    None
+}
+
+pub(crate) fn try_lock(_file: &File, _kind: LockKind, _range: LockRange) -> io::Result<bool> {
+    unsupported()
+}
+
+pub(crate) fn lock(_file: &File, _kind: LockKind, _range: LockRange) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn unlock(_file: &File, _range: LockRange) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn is_locked(_file: &File, _kind: LockKind, _range: LockRange) -> io::Result<bool> {
+    unsupported()
+}
+
+pub(crate) fn create_sealable() -> io::Result<File> {
+    unsupported()
+}
+
+pub(crate) fn seal(_file: &File) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn is_sealed(_file: &File) -> bool {
+    false
+}
+
+pub(crate) fn private_directory(_path: &Path) -> Result<(), PrivateDirectoryError> {
+    Ok(unsupported()?)
+}
+
+pub(crate) fn is_writable_directory(_directory: &Path) -> bool {
+    false
+}
+
+pub(crate) fn fork_generation() -> u64 {
+    0
+}
+
+pub(crate) fn boot_id() -> [u8; 16] {
+    super::unknown_boot()
+}
+
+pub(crate) fn user_tag() -> String {
+    "user".to_owned()
+}
+
+pub(crate) fn forbidden_name(_name: &str) -> Option<&'static str> {
+    None
+}
+
+/// Returns how long a file may be that this process makes; here no limit is known.
+pub(crate) fn largest_file() -> u64 {
+    u64::MAX
+}
+
+pub(crate) fn descriptor_limit() -> u64 {
+    0
+}
+
+pub(crate) fn is_out_of_descriptors(_error: &io::Error) -> bool {
+    false
+}
+
+pub(crate) fn is_over_quota(_error: &io::Error) -> bool {
+    false
+}
+
+pub(crate) fn is_out_of_room(_error: &io::Error) -> bool {
+    false
+}
+
+pub(crate) fn is_not_a_file(_error: &io::Error) -> bool {
+    false
+}

@@ -1,0 +1,221 @@
+//! Every Unix but Linux: no nameless files, no sealed memory, and a lock ends with its descriptor, mapped or not.
+//!
+//! Written for macOS; on FreeBSD and its relatives everything but the locks is real, and since those are missing (see
+//! `posix.rs`) nothing can be shared there. Type-checked for both; run on neither.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use rustix::fs::{self, FallocateFlags};
+#[cfg(target_vendor = "apple")]
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
+
+use super::fill::fill;
+pub(crate) use super::posix::*;
+use super::{Bound, Room};
+
+/// Where shared memory objects live: nowhere that could be listed, or where room could be reserved.
+pub(crate) const SHARED_MEMORY: Option<&str> = None;
+
+/// Whether a mapping can hold a lock after its descriptor is closed. Here it holds the file, not the open description.
+pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
+
+/// Whether a mapping of an empty file is possible. Nobody promises it, and with the descriptor kept nobody needs it.
+pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = false;
+
+/// Refuses: a file without a name could never be given one.
+pub(crate) fn create_nameless(_directory: &Path, _mode: u32) -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Refuses, as [`create_nameless`] does.
+pub(crate) fn link_nameless(_file: &File, _to: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Renames without replacing anything.
+pub(crate) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    // renamex_np(2): "RENAME_EXCL".
+    #[cfg(target_vendor = "apple")]
+    match fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::NOTSUP | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {}
+        other => return Ok(other?),
+    }
+    // A second link refuses a name that is taken, just as well but not in one step: a crash in between leaves both
+    // names.
+    std::fs::hard_link(from, to)?;
+    std::fs::remove_file(from)
+}
+
+/// Opens the same file again: a new description, with locks and offset of its own.
+///
+/// # Errors
+///
+/// `Unsupported` once its name is gone: `/dev/fd` only duplicates the description, which would share its locks.
+pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
+    let nameless = || {
+        let reason = "this system cannot open a file again after its name was removed or replaced";
+        io::Error::new(io::ErrorKind::Unsupported, reason)
+    };
+    let expected = facts(file)?.id;
+    let again = match path_of(file) {
+        Some(path) => open(&path, write),
+        None => return Err(nameless()),
+    };
+    match again {
+        Ok(again) if facts(&again)?.id == expected => Ok(again),
+        Ok(_) => Err(nameless()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(nameless()),
+        Err(error) => Err(error),
+    }
+}
+
+cfg_if::cfg_if! {
+    if #[cfg(target_vendor = "apple")] {
+        /// Asks the kernel for the name of an open file, which it follows through renames (`F_GETPATH`).
+        fn path_of(file: &File) -> Option<std::path::PathBuf> {
+            use std::os::unix::ffi::OsStringExt;
+            let path = fs::getpath(file).ok()?;
+            Some(std::ffi::OsString::from_vec(path.into_bytes()).into())
+        }
+    } else {
+        /// There is no way to ask.
+        fn path_of(_file: &File) -> Option<std::path::PathBuf> {
+            None
+        }
+    }
+}
+
+/// Takes room for the first `length` bytes; bytes already written stay.
+///
+/// An empty file gets room beyond its end, and its length afterwards from the caller. Where the file system cannot fill
+/// holes by itself, a file that nobody else can see (`exclusive`) is written from end to end.
+pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
+    if length == 0 {
+        return Ok(());
+    }
+    let now = facts(file)?;
+    if now.length >= length && now.allocated >= length {
+        return Ok(());
+    }
+    // On Apple systems `F_PREALLOCATE` counts from the end of the room a file has: for an empty file that is its
+    // beginning; what it would do about the holes of another nobody says.
+    if now.length == 0 || !cfg!(target_vendor = "apple") {
+        match preallocate(file, length) {
+            Ok(()) => return Ok(()),
+            #[allow(unreachable_patterns)] // two of them are one number on some systems
+            Err(Errno::NOTSUP | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::NODEV) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if exclusive { fill(file, length) } else { Err(io::ErrorKind::Unsupported.into()) }
+}
+
+cfg_if::cfg_if! {
+    if #[cfg(any(target_vendor = "apple", target_os = "freebsd"))] {
+        /// `F_PREALLOCATE` of all or nothing and ftruncate(2), or `posix_fallocate(2)`.
+        fn preallocate(file: &File, length: u64) -> Result<(), Errno> {
+            loop {
+                match fs::fallocate(file, FallocateFlags::empty(), 0, length) {
+                    Err(Errno::INTR) => {}
+                    other => return other,
+                }
+            }
+        }
+    } else {
+        /// Not every other system has `posix_fallocate(2)`, and those that do may only pretend.
+        fn preallocate(_file: &File, _length: u64) -> Result<(), Errno> {
+            let _unused = FallocateFlags::empty();
+            Err(Errno::NOSYS)
+        }
+    }
+}
+
+/// Returns how many bytes a new file in `directory` could take now.
+pub(crate) fn available(directory: &Path) -> io::Result<Room> {
+    let statistics = fs::statvfs(directory)?;
+    if statistics.f_files > 0 && statistics.f_favail == 0 {
+        return Ok(Room { bytes: 0, bound: Bound::Inodes });
+    }
+    Ok(Room { bytes: free_bytes(directory, &statistics)?, bound: Bound::FileSystem })
+}
+
+cfg_if::cfg_if! {
+    if #[cfg(target_vendor = "apple")] {
+        /// statvfs(3) counts blocks in 32 bits there, too few for large volumes; statfs(2) has 64.
+        fn free_bytes(directory: &Path, _statistics: &fs::StatVfs) -> io::Result<u64> {
+            let statistics = fs::statfs(directory)?;
+            Ok(statistics.f_bavail.saturating_mul(statistics.f_bsize.into()))
+        }
+    } else {
+        #[allow(clippy::unnecessary_wraps)] // as its counterpart
+        fn free_bytes(_directory: &Path, statistics: &fs::StatVfs) -> io::Result<u64> {
+            Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
+        }
+    }
+}
+
+/// Whether a hole of this file takes memory when it is merely read; on disks it does not.
+pub(crate) fn holes_take_memory(_file: &File) -> bool {
+    false
+}
+
+/// Returns how many bytes of memory this process could take now: nobody says.
+pub(crate) fn available_memory() -> Option<Room> {
+    None
+}
+
+/// Refuses: no memory can be sealed.
+pub(crate) fn create_sealable() -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Refuses: no memory can be sealed.
+pub(crate) fn seal(_file: &File) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Whether neither bytes nor length can change any more: never.
+pub(crate) fn is_sealed(_file: &File) -> bool {
+    false
+}
+
+/// Returns the identity of this boot: what was in memory before another one is gone.
+pub(crate) fn boot_id() -> [u8; 16] {
+    static BOOT: OnceLock<[u8; 16]> = OnceLock::new();
+    *BOOT.get_or_init(|| kernel_boot_id().unwrap_or_else(super::unknown_boot))
+}
+
+cfg_if::cfg_if! {
+    if #[cfg(any(target_vendor = "apple", target_os = "freebsd"))] {
+        /// Reads the kernel's random number for this boot, as bytes or as text.
+        #[allow(unsafe_code)]
+        fn kernel_boot_id() -> Option<[u8; 16]> {
+            const APPLE: bool = cfg!(target_vendor = "apple");
+            const NAME: &std::ffi::CStr = if APPLE { c"kern.bootsessionuuid" } else { c"kern.boot_id" };
+            let mut value = [0u8; 64];
+            let mut length = value.len();
+            // SAFETY: the name ends with NUL, `length` says how many bytes of `value` may be written, and nothing is
+            // set.
+            let answer = unsafe {
+                libc::sysctlbyname(NAME.as_ptr(), value.as_mut_ptr().cast(), &raw mut length, std::ptr::null_mut(), 0)
+            };
+            if answer != 0 {
+                return None;
+            }
+            let value = value.get(..length)?;
+            if let Ok(bytes) = value.try_into() {
+                return Some(bytes);
+            }
+            let digits: String = value.iter().copied().map(char::from).filter(char::is_ascii_hexdigit).collect();
+            Some(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes())
+        }
+    } else {
+        fn kernel_boot_id() -> Option<[u8; 16]> {
+            None
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What an open file says about itself: identity, names, length, and the structures by which Windows is asked and told.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::windows::ffi::OsStringExt;
+use std::os::windows::fs::OpenOptionsExt;
+use std::os::windows::io::AsRawHandle;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use windows_sys::Win32::Foundation::FILETIME;
+use windows_sys::Win32::Storage::FileSystem as fs;
+
+use super::files::{ASIDE, SHARE_ALL, vanishing};
+use crate::os::{Facts, FileId};
+
+/// Reads identity, links, length and times.
+pub(crate) fn facts(file: &File) -> io::Result<Facts> {
+    let by_handle = by_handle(file)?;
+    let attributes = by_handle.dwFileAttributes;
+    let other = if attributes & fs::FILE_ATTRIBUTE_REPARSE_POINT != 0 {
+        Some("a symbolic link or another reparse point")
+    } else if attributes & fs::FILE_ATTRIBUTE_DIRECTORY != 0 {
+        Some("a directory")
+    } else {
+        None
+    };
+    let standard: fs::FILE_STANDARD_INFO = get(file)?;
+    let gone = standard.DeletePending || (other.is_none() && is_aside(file));
+    Ok(Facts {
+        id: id(file, &by_handle),
+        links: if gone { 0 } else { standard.NumberOfLinks.into() },
+        length: bytes(standard.EndOfFile),
+        allocated: bytes(standard.AllocationSize),
+        owner: 0,
+        // The bits that are left: reading for the owner, and writing unless the file is marked read-only.
+        mode: if attributes & fs::FILE_ATTRIBUTE_READONLY != 0 { 0o400 } else { 0o600 },
+        modified: system_time(by_handle.ftLastWriteTime),
+        other,
+    })
+}
+
+/// Reads the facts of what stands at `path` itself, without following a link.
+pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
+    let mut options = OpenOptions::new();
+    options.access_mode(fs::FILE_READ_ATTRIBUTES).share_mode(SHARE_ALL);
+    options.custom_flags(fs::FILE_FLAG_OPEN_REPARSE_POINT | fs::FILE_FLAG_BACKUP_SEMANTICS);
+    facts(&options.open(path).map_err(vanishing)?)
+}
+
+/// `ReFS` numbers its files with 128 bits; elsewhere the upper half is zero. Old and foreign file systems know only 64.
+pub(super) fn id(file: &File, by_handle: &fs::BY_HANDLE_FILE_INFORMATION) -> FileId {
+    match get::<fs::FILE_ID_INFO>(file) {
+        Ok(info) => {
+            let number = u128::from_le_bytes(info.FileId.Identifier);
+            #[allow(clippy::cast_possible_truncation)] // the halves are what is asked for
+            let (low, high) = (number as u64, (number >> 64) as u64);
+            // Spread by an odd constant (2^64 divided by the golden ratio), so that small halves do not cancel out.
+            FileId { device: info.VolumeSerialNumber, number: low ^ high.wrapping_mul(0x9e37_79b9_7f4a_7c15) }
+        }
+        Err(_) => FileId {
+            device: by_handle.dwVolumeSerialNumber.into(),
+            number: u64::from(by_handle.nFileIndexHigh) << 32 | u64::from(by_handle.nFileIndexLow),
+        },
+    }
+}
+
+/// Lengths are signed there, and never negative.
+pub(super) fn bytes(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}
+
+/// Counts from 1601 in steps of 100 ns.
+fn system_time(time: FILETIME) -> SystemTime {
+    const UNIX_EPOCH: u64 = 116_444_736_000_000_000;
+    let ticks = u64::from(time.dwHighDateTime) << 32 | u64::from(time.dwLowDateTime);
+    let since = ticks.saturating_sub(UNIX_EPOCH);
+    let nanoseconds = u32::try_from(since % 10_000_000 * 100).unwrap_or(0);
+    SystemTime::UNIX_EPOCH + Duration::new(since / 10_000_000, nanoseconds)
+}
+
+/// Whether the file has by now one of the names that [`unlink`](super::unlink) gives.
+fn is_aside(file: &File) -> bool {
+    let path = path_units(file, fs::VOLUME_NAME_NONE).unwrap_or_default();
+    let name = path.rsplit(|unit| *unit == u16::from(b'\\')).next().unwrap_or_default();
+    ASIDE.encode_utf16().eq(name.iter().copied().take(ASIDE.len()))
+}
+
+/// Asks for the path that leads to an open file now.
+pub(super) fn path_of(file: &File) -> Option<PathBuf> {
+    Some(OsString::from_wide(&path_units(file, fs::VOLUME_NAME_DOS)?).into())
+}
+
+/// `volume` says how the path begins; without the volume it is found the fastest.
+#[allow(unsafe_code)]
+fn path_units(file: &File, volume: fs::GETFINALPATHNAMEBYHANDLE_FLAGS) -> Option<Vec<u16>> {
+    // The second size is enough for the longest of paths.
+    for size in [1 << 9, 1 << 16] {
+        let mut units = vec![0u16; size];
+        let flags = volume | fs::FILE_NAME_OPENED;
+        // SAFETY: the handle is open, and `units` has `size` units, which may be written.
+        let length = unsafe {
+            fs::GetFinalPathNameByHandleW(file.as_raw_handle(), units.as_mut_ptr(), u32::try_from(size).ok()?, flags)
+        };
+        // 0: it failed. More than there is room for: so much is needed.
+        match usize::try_from(length) {
+            Ok(length) if length > 0 && length < size => {
+                units.truncate(length);
+                return Some(units);
+            }
+            Ok(length) if length >= size => {}
+            _ => return None,
+        }
+    }
+    None
+}
+
+#[allow(unsafe_code)]
+pub(super) fn by_handle(file: &File) -> io::Result<fs::BY_HANDLE_FILE_INFORMATION> {
+    let mut information = fs::BY_HANDLE_FILE_INFORMATION::default();
+    // SAFETY: the handle is open, and the structure is the one that is written.
+    let done = unsafe { fs::GetFileInformationByHandle(file.as_raw_handle(), &raw mut information) };
+    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(information) }
+}
+
+/// What can be asked or told about an open file.
+///
+/// # Safety
+///
+/// The type is the structure of the class `CLASS`, and every answer of the system is a value of it.
+#[allow(unsafe_code)]
+pub(super) unsafe trait Information {
+    /// What is asked or told.
+    const CLASS: fs::FILE_INFO_BY_HANDLE_CLASS;
+}
+
+macro_rules! information {
+    ($($class:ident: $structure:ident),*) => {
+        // SAFETY: the pairs are those of the documentation; the structures are made of integers, and of booleans that
+        // the system sets to 0 or 1.
+        $(#[allow(unsafe_code)] unsafe impl Information for fs::$structure {
+            const CLASS: fs::FILE_INFO_BY_HANDLE_CLASS = fs::$class;
+        })*
+    };
+}
+
+information!(
+    FileStandardInfo: FILE_STANDARD_INFO,
+    FileIdInfo: FILE_ID_INFO,
+    FileAllocationInfo: FILE_ALLOCATION_INFO,
+    FileDispositionInfo: FILE_DISPOSITION_INFO,
+    FileDispositionInfoEx: FILE_DISPOSITION_INFO_EX
+);
+
+#[allow(unsafe_code)]
+pub(super) fn get<T: Information + Default>(file: &File) -> io::Result<T> {
+    let mut answer = T::default();
+    let size = u32::try_from(size_of::<T>()).unwrap_or(0);
+    // SAFETY: the handle is open, and `answer` is the structure of this class.
+    let done =
+        unsafe { fs::GetFileInformationByHandleEx(file.as_raw_handle(), T::CLASS, (&raw mut answer).cast(), size) };
+    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+}
+
+#[allow(unsafe_code)]
+pub(super) fn set<T: Information>(file: &File, value: &T) -> io::Result<()> {
+    let size = u32::try_from(size_of::<T>()).unwrap_or(0);
+    // SAFETY: the handle is open, and `value` is the structure of this class, which is only read.
+    let done = unsafe {
+        fs::SetFileInformationByHandle(file.as_raw_handle(), T::CLASS, std::ptr::from_ref(value).cast(), size)
+    };
+    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,429 @@
+//! Files: opened so that nobody is kept from opening, renaming or removing them; names that change while files are in
+//! use.
+//!
+//! Windows does not remove or replace what is mapped. So a name is taken away in two steps: the file moves *aside*, to
+//! a hidden name that no location can have, and is removed there, at once if nobody maps it, else by the last one who
+//! leaves ([`sweep`]). If all who map it are killed, the hidden file stays until somebody collects it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::windows::ffi::OsStrExt;
+use std::os::windows::fs::{FileExt, OpenOptionsExt};
+use std::os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use windows_sys::Win32::Foundation as code;
+use windows_sys::Win32::Storage::FileSystem as fs;
+use windows_sys::Win32::System::IO::DeviceIoControl;
+use windows_sys::Win32::System::Ioctl::FSCTL_SET_COMPRESSION;
+
+use super::facts::{by_handle, bytes, facts, facts_at, get, id, path_of, set};
+use super::{is_one_of, os_error};
+use crate::os::fill::fill;
+use crate::os::{Bound, FileId, Room};
+
+/// What the names of files begin with that were unlinked or replaced while somebody had them mapped.
+pub(super) const ASIDE: &str = ".ndshm-gone-";
+
+/// Others may read, write, rename and remove while we have a file open.
+pub(super) const SHARE_ALL: u32 = fs::FILE_SHARE_READ | fs::FILE_SHARE_WRITE | fs::FILE_SHARE_DELETE;
+
+/// How long an operation is tried again that a virus scanner or an indexer may stand in the way of for a moment.
+const PATIENCE: [Duration; 5] = [
+    Duration::from_millis(1),
+    Duration::from_millis(4),
+    Duration::from_millis(16),
+    Duration::from_millis(32),
+    Duration::from_millis(64),
+];
+
+/// Opens the file at `path`, for writing too if `write`; a link is opened itself, and [`facts`] tells.
+pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(write).share_mode(SHARE_ALL).custom_flags(fs::FILE_FLAG_OPEN_REPARSE_POINT);
+    options.open(path).map_err(vanishing)
+}
+
+/// Creates an empty file at `path`, which nobody may have. There are no permission bits: the directory's rights apply.
+pub(crate) fn create_hidden(path: &Path, _mode: u32) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true).share_mode(SHARE_ALL);
+    // Temporary: the cache writes it to disk late, or never.
+    let file = options.attributes(fs::FILE_ATTRIBUTE_TEMPORARY | fs::FILE_ATTRIBUTE_NOT_CONTENT_INDEXED).open(path)?;
+    if by_handle(&file)?.dwFileAttributes & fs::FILE_ATTRIBUTE_COMPRESSED != 0 {
+        // In a compressed directory; how much room its bytes take would depend on the bytes.
+        decompress(&file)?;
+    }
+    Ok(file)
+}
+
+/// A file that is about to disappear has gone already.
+pub(super) fn vanishing(error: io::Error) -> io::Error {
+    if is_one_of(&error, &[code::ERROR_DELETE_PENDING]) { io::ErrorKind::NotFound.into() } else { error }
+}
+
+/// Reads bytes; the handle's offset means nothing here.
+pub(crate) fn read_exact_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.seek_read(bytes, at)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => {
+                bytes = &mut bytes[count..];
+                at += count as u64;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Opens the same file again: a new open file, with locks and offset of its own.
+///
+/// # Errors
+///
+/// `Unsupported` for a file that was unlinked while nobody had it mapped: an empty array.
+#[allow(unsafe_code)]
+pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
+    let access = if write { fs::FILE_GENERIC_READ | fs::FILE_GENERIC_WRITE } else { fs::FILE_GENERIC_READ };
+    // SAFETY: the handle is open for the whole call.
+    let handle = unsafe { fs::ReOpenFile(file.as_raw_handle(), access, SHARE_ALL, 0) };
+    let error = io::Error::last_os_error();
+    let number = facts(file)?.id.number;
+    if handle != code::INVALID_HANDLE_VALUE {
+        // SAFETY: the handle was made by the call above and belongs to nobody else.
+        let again = File::from(unsafe { OwnedHandle::from_raw_handle(handle) });
+        // Wine follows the name that the file had once, which may be another file's by now.
+        if facts(&again)?.id.number == number {
+            return Ok(again);
+        }
+    }
+    if let Some(again) = reopen_by_path(file, number, write) {
+        return Ok(again);
+    }
+    if facts(file).is_ok_and(|facts| facts.links > 0) {
+        return Err(error);
+    }
+    let reason = "Windows cannot open a file again after it was removed";
+    Err(io::Error::new(io::ErrorKind::Unsupported, reason))
+}
+
+/// For file systems (and Wine) that follow the path, and not the handle: the file may have been moved aside from there.
+fn reopen_by_path(file: &File, number: u64, write: bool) -> Option<File> {
+    let path = path_of(file)?;
+    let aside = path.with_file_name(aside_name(FileId { device: 0, number }));
+    [path, aside].iter().find_map(|path| {
+        let again = open(path, write).ok()?;
+        (facts(&again).ok()?.id.number == number).then_some(again)
+    })
+}
+
+/// Renames without replacing anything.
+#[allow(unsafe_code)]
+pub(crate) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    let (from, to) = (wide(from)?, wide(to)?);
+    patiently(|| {
+        // SAFETY: both names end with NUL. Without flags an existing name is an error.
+        let done = unsafe { fs::MoveFileExW(from.as_ptr(), to.as_ptr(), 0) };
+        if done == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    })
+}
+
+/// Replaces whatever `to` names by what `from` names: in one step, unless somebody has the old file mapped. Then the
+/// name is free for a moment in between.
+pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
+    match patiently(|| std::fs::rename(from, to)) {
+        Err(error) if is_in_use(&error) && facts_at(to).is_ok_and(|facts| facts.other.is_none()) => {}
+        other => return other,
+    }
+    let aside = move_aside(to)?;
+    match rename_new(from, to) {
+        Ok(()) => {
+            remove_unless_mapped(&aside);
+            Ok(())
+        }
+        Err(error) => {
+            // Put it back, unless somebody took the name in that moment.
+            let back = rename_new(&aside, to);
+            if back.is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+                remove_unless_mapped(&aside);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Takes the name away; whoever has the file open or mapped keeps it.
+pub(crate) fn unlink(path: &Path) -> io::Result<()> {
+    let file = patiently(|| open_to_remove(path))?;
+    if remove_at_once(&file).is_ok() {
+        return Ok(());
+    }
+    drop(file);
+    // Mapped, or a system or file system that removes a name only with the last handle: free the name now.
+    remove_unless_mapped(&move_aside(path)?);
+    Ok(())
+}
+
+/// Removes a file of `directory` that was moved aside, if this was its last mapping; does nothing for any other.
+pub(crate) fn sweep(file: &File, directory: &Path) {
+    if let Ok(by_handle) = by_handle(file) {
+        remove_unless_mapped(&directory.join(aside_name(id(file, &by_handle))));
+    }
+}
+
+fn remove_unless_mapped(aside: &Path) {
+    let _mapped_or_gone = open_to_remove(aside).and_then(|file| remove(&file));
+}
+
+fn open_to_remove(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.access_mode(fs::DELETE | fs::FILE_READ_ATTRIBUTES).share_mode(SHARE_ALL);
+    options.custom_flags(fs::FILE_FLAG_OPEN_REPARSE_POINT).open(path).map_err(vanishing)
+}
+
+/// Moves a file to a hidden name in the same directory, which whoever has the file open can tell too.
+fn move_aside(path: &Path) -> io::Result<PathBuf> {
+    let aside = path.with_file_name(aside_name(facts_at(path)?.id));
+    rename_new(path, &aside)?;
+    Ok(aside)
+}
+
+/// No two files of one directory have the same number, so no two want the same name.
+fn aside_name(id: FileId) -> String {
+    format!("{ASIDE}{:x}", id.number)
+}
+
+/// Removes the file with its name, now or with the last handle.
+fn remove(file: &File) -> io::Result<()> {
+    remove_at_once(file).or_else(|_| {
+        let disposition = fs::FILE_DISPOSITION_INFO { DeleteFile: true };
+        set(file, &disposition)
+    })
+}
+
+/// Removes the name now, whoever has the file open; nobody may have it mapped.
+fn remove_at_once(file: &File) -> io::Result<()> {
+    let flags = fs::FILE_DISPOSITION_FLAG_DELETE
+        | fs::FILE_DISPOSITION_FLAG_POSIX_SEMANTICS
+        | fs::FILE_DISPOSITION_FLAG_IGNORE_READONLY_ATTRIBUTE;
+    set(file, &fs::FILE_DISPOSITION_INFO_EX { Flags: flags })
+}
+
+/// Whether somebody else's use of a file stands in the way.
+fn is_in_use(error: &io::Error) -> bool {
+    is_one_of(error, &[code::ERROR_ACCESS_DENIED, code::ERROR_SHARING_VIOLATION, code::ERROR_USER_MAPPED_FILE])
+}
+
+/// Tries again for a little while when another program has the file open without sharing it, as scanners do.
+fn patiently<R>(mut operation: impl FnMut() -> io::Result<R>) -> io::Result<R> {
+    let is_unshared =
+        |error: &io::Error| is_one_of(error, &[code::ERROR_SHARING_VIOLATION, code::ERROR_LOCK_VIOLATION]);
+    for pause in PATIENCE {
+        match operation() {
+            Err(error) if is_unshared(&error) => std::thread::sleep(pause),
+            other => return other,
+        }
+    }
+    operation().map_err(|error| {
+        if !is_unshared(&error) {
+            return error;
+        }
+        let reason =
+            "another program has the file open in a way that forbids this (without FILE_SHARE_DELETE): close it there";
+        io::Error::new(io::ErrorKind::ResourceBusy, reason)
+    })
+}
+
+/// Writes a path as the system calls want it: absolute, however long, with NUL at the end.
+pub(super) fn wide(path: &Path) -> io::Result<Vec<u16>> {
+    let path = std::path::absolute(path)?;
+    let mut units: Vec<u16> = path.as_os_str().encode_wide().collect();
+    if units.contains(&0) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path contains a NUL"));
+    }
+    let is = |prefix: &str| prefix.encode_utf16().eq(units.iter().copied().take(prefix.len()));
+    let verbatim = |prefix: &str, skip: usize| prefix.encode_utf16().chain(units.iter().copied().skip(skip)).collect();
+    if !is(r"\\?\") && !is(r"\\.\") {
+        units = if is(r"\\") { verbatim(r"\\?\UNC\", 2) } else { verbatim(r"\\?\", 0) };
+    }
+    units.push(0);
+    Ok(units)
+}
+
+/// Takes room for the first `length` bytes; bytes already written stay.
+///
+/// NTFS does so whenever the length of an ordinary file grows. Where that did not happen, a file that nobody else can
+/// see (`exclusive`) is written from end to end, and for others there is no way.
+pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
+    let has_room = || -> io::Result<bool> {
+        let now: fs::FILE_STANDARD_INFO = get(file)?;
+        Ok(bytes(now.AllocationSize) >= length)
+    };
+    if length == 0 || has_room()? {
+        return Ok(());
+    }
+    let thin = fs::FILE_ATTRIBUTE_SPARSE_FILE | fs::FILE_ATTRIBUTE_COMPRESSED;
+    if by_handle(file)?.dwFileAttributes & thin == 0 {
+        // No less than the length, or the file would be cut short.
+        let size = length.max(bytes(get::<fs::FILE_STANDARD_INFO>(file)?.EndOfFile));
+        let size = size.try_into().map_err(|_| os_error(code::ERROR_FILE_TOO_LARGE))?;
+        match set(file, &fs::FILE_ALLOCATION_INFO { AllocationSize: size }) {
+            Ok(()) if has_room()? => return Ok(()),
+            Err(error) if super::is_out_of_room(&error) => return Err(error),
+            _ => {} // a file system, or Wine, that does not allocate ahead
+        }
+    }
+    if exclusive { fill(file, length) } else { Err(io::ErrorKind::Unsupported.into()) }
+}
+
+/// Has the file stored as it is, however well its bytes could be compressed.
+#[allow(unsafe_code)]
+fn decompress(file: &File) -> io::Result<()> {
+    let (none, mut written) = (0u16, 0); // COMPRESSION_FORMAT_NONE
+    // SAFETY: the handle is open and synchronous; the input is the 16-bit number that this command reads, and there is
+    // no output but the count.
+    let done = unsafe {
+        DeviceIoControl(
+            file.as_raw_handle(),
+            FSCTL_SET_COMPRESSION,
+            (&raw const none).cast(),
+            2,
+            std::ptr::null_mut(),
+            0,
+            &raw mut written,
+            std::ptr::null_mut(),
+        )
+    };
+    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Returns how many bytes a new file in `directory` could take now, within the user's quota.
+#[allow(unsafe_code)]
+pub(crate) fn available(directory: &Path) -> io::Result<Room> {
+    let directory = wide(directory)?;
+    let mut bytes = 0;
+    // SAFETY: the name ends with NUL, `bytes` may be written, and the other two answers are not asked for.
+    let done = unsafe {
+        fs::GetDiskFreeSpaceExW(directory.as_ptr(), &raw mut bytes, std::ptr::null_mut(), std::ptr::null_mut())
+    };
+    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(Room { bytes, bound: Bound::FileSystem }) }
+}
+
+/// Whether this process may make and remove names in `directory`.
+pub(crate) fn is_writable_directory(directory: &Path) -> bool {
+    let mut options = OpenOptions::new();
+    options.access_mode(fs::FILE_ADD_FILE | fs::FILE_DELETE_CHILD).share_mode(SHARE_ALL);
+    let opened = options.custom_flags(fs::FILE_FLAG_BACKUP_SEMANTICS).open(directory);
+    opened.is_ok_and(|directory| directory.metadata().is_ok_and(|metadata| metadata.is_dir()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fresh directory with a file "one" that holds these bytes.
+    fn directory_with(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("one");
+        std::fs::write(&path, bytes).expect("a file");
+        (directory, path)
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(directory).expect("a listing");
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    fn map(file: &File) -> memmap2::MmapRaw {
+        memmap2::MmapOptions::new().map_raw_read_only(file).expect("a mapping")
+    }
+
+    #[allow(unsafe_code)]
+    fn first_byte(mapping: &memmap2::MmapRaw) -> u8 {
+        // SAFETY: the mapped files are not empty, and nobody writes to them.
+        unsafe { mapping.as_ptr().read() }
+    }
+
+    #[test]
+    fn a_mapped_file_loses_its_name_at_once_and_goes_with_its_last_mapping() {
+        let (directory, path) = directory_with(b"1");
+        let (one, two) = (open(&path, true).expect("the file"), open(&path, true).expect("the file"));
+        let (first, second) = (map(&one), map(&two));
+        unlink(&path).expect("unlinked");
+        assert_eq!(facts_at(&path).expect_err("gone").kind(), io::ErrorKind::NotFound);
+        std::fs::write(&path, b"2").expect("the name is free");
+        assert_eq!((first_byte(&first), first_byte(&second)), (b'1', b'1'));
+        drop(first);
+        sweep(&one, directory.path());
+        drop(one);
+        assert_eq!(first_byte(&second), b'1');
+        drop(second);
+        sweep(&two, directory.path());
+        drop(two);
+        assert_eq!(names(directory.path()), ["one"]);
+    }
+
+    #[test]
+    fn replacing_a_mapped_file_leaves_its_bytes_to_those_who_map_it() {
+        let (directory, path) = directory_with(b"1");
+        let hidden = directory.path().join("two");
+        std::fs::write(&hidden, b"2").expect("a file");
+        let file = open(&path, false).expect("the file");
+        let mapping = map(&file);
+        rename_over(&hidden, &path).expect("replaced");
+        assert_eq!(std::fs::read(&path).expect("the new file"), b"2");
+        assert_eq!(first_byte(&mapping), b'1');
+        let again = reopen(&file, false).expect("opened without its name");
+        let mut byte = [0];
+        read_exact_at(&again, &mut byte, 0).expect("a byte");
+        assert_eq!(byte, *b"1");
+        drop((mapping, again));
+        sweep(&file, directory.path());
+        drop(file);
+        assert_eq!(names(directory.path()), ["one"]);
+    }
+
+    #[test]
+    fn a_mapped_file_can_be_renamed_and_a_new_name_replaces_nothing() {
+        let (directory, path) = directory_with(b"1");
+        let other = directory.path().join("two");
+        std::fs::write(&other, b"2").expect("a file");
+        let file = open(&path, true).expect("the file");
+        let mapping = map(&file);
+        assert_eq!(rename_new(&path, &other).expect_err("taken").kind(), io::ErrorKind::AlreadyExists);
+        std::fs::remove_file(&other).expect("removed");
+        rename_new(&path, &other).expect("free");
+        // Wine does not know the volume of a file whose name has changed.
+        assert_eq!(facts(&file).expect("facts").id.number, facts_at(&other).expect("facts").id.number);
+        drop(mapping);
+    }
+
+    #[test]
+    fn a_program_that_does_not_share_its_file_is_named_as_the_reason() {
+        let (_directory, path) = directory_with(b"1");
+        let _unshared = OpenOptions::new().read(true).share_mode(fs::FILE_SHARE_READ).open(&path).expect("the file");
+        let error = unlink(&path).expect_err("it cannot be removed");
+        assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+        assert!(error.to_string().contains("another program"), "{error}");
+    }
+
+    #[test]
+    fn room_is_taken_and_bytes_stay() {
+        let (_directory, path) = directory_with(b"kept");
+        let file = open(&path, true).expect("the file");
+        reserve(&file, 100_000, true).expect("room");
+        file.set_len(100_000).expect("a length");
+        let facts = facts(&file).expect("facts");
+        assert!(facts.allocated >= facts.length, "{facts:?}");
+        assert_eq!(std::fs::read(&path).expect("the bytes")[..4], *b"kept");
+    }
+
+    #[test]
+    fn paths_become_verbatim_whatever_their_form() {
+        let text = |path: &str| String::from_utf16(&wide(Path::new(path)).expect("a path")).expect("text");
+        assert_eq!(text(r"C:\a\b"), "\\\\?\\C:\\a\\b\0");
+        assert_eq!(text(r"C:/a/./b"), "\\\\?\\C:\\a\\b\0");
+        assert_eq!(text(r"\\server\share\a"), "\\\\?\\UNC\\server\\share\\a\0");
+        assert_eq!(text(r"\\?\C:\a"), "\\\\?\\C:\\a\0");
+    }
+}

@@ -1,0 +1,143 @@
+//! Range locks that belong to the open file, by `LockFileEx`.
+//!
+//! They are mandatory for reading and writing through handles, but all of ours lie far beyond the end of the file, and
+//! mappings ignore them: plain reads are not affected. Unlike on Unix a second lock on the same handle conflicts with
+//! the first instead of replacing it, and only a range that was locked as a whole can be unlocked; the floors above do
+//! neither.
+
+use std::fs::File;
+use std::io;
+use std::os::windows::io::AsRawHandle;
+use std::time::Duration;
+
+use windows_sys::Win32::Foundation::{ERROR_IO_PENDING, ERROR_LOCK_VIOLATION};
+use windows_sys::Win32::Storage::FileSystem::{
+    LOCKFILE_EXCLUSIVE_LOCK, LOCKFILE_FAIL_IMMEDIATELY, LockFileEx, UnlockFileEx,
+};
+use windows_sys::Win32::System::IO::{OVERLAPPED, OVERLAPPED_0, OVERLAPPED_0_0};
+
+use super::is_one_of;
+use crate::os::{LockKind, LockRange};
+
+/// How often a lock that stands in the way is looked at again, in case it only belonged to somebody else who asked.
+const LOOKS: u32 = 4;
+
+/// How long between the looks; nobody who asks keeps the lock longer than the two calls take.
+const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
+
+/// Takes the lock if no other stands in the way: `Ok(false)` if one does.
+pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
+    match take(file, kind, range, LOCKFILE_FAIL_IMMEDIATELY) {
+        Ok(()) => Ok(true),
+        Err(error) if is_one_of(&error, &[ERROR_LOCK_VIOLATION, ERROR_IO_PENDING]) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits for the lock as long as it takes.
+pub(crate) fn lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<()> {
+    take(file, kind, range, 0)
+}
+
+/// Gives up the lock on exactly this range.
+#[allow(unsafe_code)]
+pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
+    let (low, high) = halves(range.length);
+    let mut place = place_of(range);
+    // SAFETY: the handle is open for the whole call and synchronous, so that `place` is not used after it.
+    let done = unsafe { UnlockFileEx(file.as_raw_handle(), 0, low, high, &raw mut place) };
+    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Asks whether a lock would keep `kind` out of the range; one that `file` itself holds counts too.
+///
+/// Windows has no such question. The lock is taken and given back at once: for that moment others find it taken, and
+/// those who attach or ask at the same time look again.
+pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
+    for look in 0..LOOKS {
+        if look > 0 {
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
+        if try_lock(file, kind, range)? {
+            unlock(file, range)?;
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[allow(unsafe_code)]
+fn take(file: &File, kind: LockKind, range: LockRange, flags: u32) -> io::Result<()> {
+    let flags = match kind {
+        LockKind::Shared => flags,
+        LockKind::Exclusive => flags | LOCKFILE_EXCLUSIVE_LOCK,
+    };
+    let (low, high) = halves(range.length);
+    let mut place = place_of(range);
+    // SAFETY: the handle is open for the whole call and synchronous (every file here is opened that way), so that
+    // `place` is not used after it.
+    let done = unsafe { LockFileEx(file.as_raw_handle(), flags, 0, low, high, &raw mut place) };
+    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[allow(clippy::cast_possible_truncation)] // the halves of a number are what is asked for
+fn halves(number: u64) -> (u32, u32) {
+    (number as u32, (number >> 32) as u32)
+}
+
+fn place_of(range: LockRange) -> OVERLAPPED {
+    #[allow(non_snake_case)] // their names
+    let (Offset, OffsetHigh) = halves(range.start);
+    OVERLAPPED {
+        Anonymous: OVERLAPPED_0 { Anonymous: OVERLAPPED_0_0 { Offset, OffsetHigh } },
+        hEvent: std::ptr::null_mut(),
+        Internal: 0,
+        InternalHigh: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_belong_to_the_open_file_and_end_with_it() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("file");
+        std::fs::write(&path, b"bytes").expect("a file");
+        let open = || super::super::open(&path, true).expect("the file");
+        let (one, two) = (open(), open());
+        let range = LockRange { start: (1 << 62) + 4096, length: 1 << 61 };
+        assert!(try_lock(&one, LockKind::Shared, range).expect("an answer"));
+        assert!(try_lock(&two, LockKind::Shared, range).expect("an answer"));
+        unlock(&two, range).expect("it was locked");
+        assert!(is_locked(&two, LockKind::Exclusive, range).expect("an answer"));
+        assert!(!is_locked(&two, LockKind::Shared, range).expect("an answer"));
+        let inside = LockRange { start: range.start + 7, length: 1 };
+        assert!(!try_lock(&two, LockKind::Exclusive, inside).expect("an answer"));
+        let duplicate = one.try_clone().expect("a second handle of the same open file");
+        drop(one);
+        assert!(is_locked(&two, LockKind::Exclusive, range).expect("an answer"));
+        drop(duplicate);
+        assert!(!is_locked(&two, LockKind::Exclusive, range).expect("an answer"));
+        assert_eq!(std::fs::read(&path).expect("plain reading goes on"), b"bytes");
+    }
+
+    #[test]
+    fn a_waiter_gets_the_lock_when_it_is_given_up() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("file");
+        std::fs::write(&path, b"").expect("a file");
+        let range = LockRange { start: 1 << 62, length: 1 };
+        let holder = super::super::open(&path, true).expect("the file");
+        lock(&holder, LockKind::Exclusive, range).expect("nobody has it");
+        let waiter = std::thread::spawn(move || {
+            let file = super::super::open(&path, true).expect("the file");
+            lock(&file, LockKind::Exclusive, range)
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!waiter.is_finished());
+        drop(holder);
+        waiter.join().expect("no panic").expect("the lock");
+    }
+}

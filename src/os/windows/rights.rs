@@ -1,0 +1,309 @@
+//! Whose a directory is, and who may write into it: owners and access control lists.
+
+use std::ffi::c_void;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::windows::fs::OpenOptionsExt;
+use std::os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle};
+use std::path::Path;
+
+use windows_sys::Win32::Foundation::{
+    ERROR_ALREADY_EXISTS, ERROR_SUCCESS, GENERIC_ALL, GENERIC_WRITE, HANDLE, LocalFree,
+};
+use windows_sys::Win32::Security as security;
+use windows_sys::Win32::Security::Authorization::{
+    ConvertSidToStringSidW, ConvertStringSecurityDescriptorToSecurityDescriptorW, GetSecurityInfo, SDDL_REVISION_1,
+    SE_FILE_OBJECT,
+};
+use windows_sys::Win32::Storage::FileSystem as fs;
+use windows_sys::Win32::System::Threading::{GetCurrentProcess, OpenProcessToken};
+
+use super::facts::facts_at;
+use super::files::wide;
+use super::{is_one_of, os_error};
+use crate::os::PrivateDirectoryError;
+
+/// Rights with which somebody could put files into a directory, take them out, or give himself the right to.
+const WRITING: u32 = fs::FILE_ADD_FILE
+    | fs::FILE_ADD_SUBDIRECTORY
+    | fs::FILE_DELETE_CHILD
+    | fs::DELETE
+    | fs::WRITE_DAC
+    | fs::WRITE_OWNER
+    | GENERIC_WRITE
+    | GENERIC_ALL;
+
+/// Kinds of entries in an access control list (winnt.h): those that allow, and those that deny, audit or label.
+const ALLOWED: u8 = 0;
+const ALLOWED_CALLBACK: u8 = 9;
+const ALLOWED_KINDS: [u8; 5] = [ALLOWED, 4, 5, ALLOWED_CALLBACK, 11];
+
+/// Returns what tells this user's directory in a temporary directory from other users': the security identifier.
+pub(crate) fn user_tag() -> String {
+    // Whoever has no identifier owns no directory either, and is told so there.
+    this_user().and_then(|user| user.text()).unwrap_or_else(|_| "unknown-user".to_owned())
+}
+
+/// Makes `path` a directory that only this user, the system and administrators can write into, or says what is wrong
+/// with what is there.
+pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError> {
+    let user = this_user()?;
+    create_directory(path, &user)?;
+    let facts = facts_at(path)?;
+    let refuse = |reason| Err(PrivateDirectoryError::Unsafe { reason, owner: facts.owner, mode: facts.mode });
+    match facts.other {
+        Some("a directory") => {}
+        Some(_) => return refuse("it is a link or another reparse point, which its maker could point elsewhere"),
+        None => return refuse("it is not a directory"),
+    }
+    let mut options = OpenOptions::new();
+    options
+        .access_mode(fs::READ_CONTROL)
+        .custom_flags(fs::FILE_FLAG_BACKUP_SEMANTICS | fs::FILE_FLAG_OPEN_REPARSE_POINT);
+    let rights = Rights::of(&options.open(path)?)?;
+    if !rights.owner_is_trusted(&user) {
+        return refuse("it belongs to another user");
+    }
+    if rights.others_can_write(&user)? {
+        return refuse("other users can write into it");
+    }
+    Ok(())
+}
+
+/// Makes a directory with rights for the user, the system and administrators, whatever its parent would hand down.
+#[allow(unsafe_code)]
+fn create_directory(path: &Path, user: &Sid) -> io::Result<()> {
+    // D: who may what; P: nothing from above; OICI: so do files and directories inside; FA: everything.
+    let text = format!("D:P(A;OICI;FA;;;{})(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)", user.text()?);
+    let text: Vec<u16> = text.encode_utf16().chain([0]).collect();
+    let mut descriptor = Local(std::ptr::null_mut());
+    // SAFETY: the text ends with NUL, and the pointer to what is allocated is written to `descriptor`.
+    let done = unsafe {
+        ConvertStringSecurityDescriptorToSecurityDescriptorW(
+            text.as_ptr(),
+            SDDL_REVISION_1,
+            &raw mut descriptor.0,
+            std::ptr::null_mut(),
+        )
+    };
+    if done == 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let attributes = security::SECURITY_ATTRIBUTES {
+        nLength: u32::try_from(size_of::<security::SECURITY_ATTRIBUTES>()).unwrap_or(0),
+        lpSecurityDescriptor: descriptor.0,
+        bInheritHandle: 0,
+    };
+    let path = wide(path)?;
+    // SAFETY: the name ends with NUL; `attributes` and the descriptor it points to live until after the call.
+    if unsafe { fs::CreateDirectoryW(path.as_ptr(), &raw const attributes) } == 0 {
+        let error = io::Error::last_os_error();
+        if !is_one_of(&error, &[ERROR_ALREADY_EXISTS]) {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Memory that the system allocated for us.
+#[derive(Debug)]
+struct Local(*mut c_void);
+
+impl Drop for Local {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from a function that says to free it so, or is null, which is nothing to free.
+        unsafe { LocalFree(self.0) };
+    }
+}
+
+/// The security identifier of this process's user.
+#[derive(Debug)]
+struct Sid {
+    /// A `TOKEN_USER`, which points to the identifier behind it.
+    token_user: Vec<u64>,
+}
+
+#[allow(unsafe_code)]
+fn this_user() -> io::Result<Sid> {
+    let mut token: HANDLE = std::ptr::null_mut();
+    // SAFETY: the pseudo handle of this process is always valid.
+    let process = unsafe { GetCurrentProcess() };
+    // SAFETY: `token` may be written.
+    if unsafe { OpenProcessToken(process, security::TOKEN_QUERY, &raw mut token) } == 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the handle was made by the call above and belongs to nobody else.
+    let token = unsafe { OwnedHandle::from_raw_handle(token) };
+    let mut token_user =
+        vec![0u64; (size_of::<security::TOKEN_USER>() + security::SECURITY_MAX_SID_SIZE as usize) / 8 + 1];
+    let size = u32::try_from(token_user.len() * 8).unwrap_or(0);
+    let mut needed = 0;
+    // SAFETY: the buffer has `size` bytes, aligned for a pointer, and may be written.
+    let done = unsafe {
+        security::GetTokenInformation(
+            token.as_raw_handle(),
+            security::TokenUser,
+            token_user.as_mut_ptr().cast(),
+            size,
+            &raw mut needed,
+        )
+    };
+    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(Sid { token_user }) }
+}
+
+impl Sid {
+    #[allow(unsafe_code)]
+    fn pointer(&self) -> security::PSID {
+        // SAFETY: `this_user` filled the buffer, which is large enough and aligned, with a `TOKEN_USER`.
+        let token_user = unsafe { &*self.token_user.as_ptr().cast::<security::TOKEN_USER>() };
+        token_user.User.Sid
+    }
+
+    /// Writes the identifier as people know it: "S-1-5-21-..".
+    #[allow(unsafe_code)]
+    fn text(&self) -> io::Result<String> {
+        let mut text = std::ptr::null_mut();
+        // SAFETY: the identifier is valid as long as `self`; the pointer to what is allocated is written to `text`.
+        if unsafe { ConvertSidToStringSidW(self.pointer(), &raw mut text) } == 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let _freed_at_the_end = Local(text.cast());
+        let mut units = Vec::new();
+        loop {
+            // SAFETY: the text ends with NUL, and everything before was not NUL.
+            let at = unsafe { text.add(units.len()) };
+            // SAFETY: as above.
+            match unsafe { at.read() } {
+                0 => return Ok(String::from_utf16_lossy(&units)),
+                unit => units.push(unit),
+            }
+        }
+    }
+}
+
+/// Owner and access control list of a file or directory.
+#[derive(Debug)]
+struct Rights {
+    owner: security::PSID,
+    list: *mut security::ACL,
+    /// What the other two point into.
+    _descriptor: Local,
+}
+
+impl Rights {
+    #[allow(unsafe_code)]
+    fn of(file: &File) -> io::Result<Self> {
+        let mut owner = std::ptr::null_mut();
+        let mut list = std::ptr::null_mut();
+        let mut descriptor = Local(std::ptr::null_mut());
+        let wanted = security::OWNER_SECURITY_INFORMATION | security::DACL_SECURITY_INFORMATION;
+        // SAFETY: the handle is open with READ_CONTROL; the three pointers may be written.
+        let answer = unsafe {
+            GetSecurityInfo(
+                file.as_raw_handle(),
+                SE_FILE_OBJECT,
+                wanted,
+                &raw mut owner,
+                std::ptr::null_mut(),
+                &raw mut list,
+                std::ptr::null_mut(),
+                &raw mut descriptor.0,
+            )
+        };
+        if answer != ERROR_SUCCESS {
+            return Err(os_error(answer));
+        }
+        Ok(Self { owner, list, _descriptor: descriptor })
+    }
+
+    /// Administrators own what an elevated process of this user makes; and they could do anything anyway.
+    fn owner_is_trusted(&self, user: &Sid) -> bool {
+        !self.owner.is_null() && is_trusted(self.owner, user)
+    }
+
+    #[allow(unsafe_code)]
+    fn others_can_write(&self, user: &Sid) -> io::Result<bool> {
+        if self.list.is_null() {
+            return Ok(true); // without a list everyone may do everything
+        }
+        // SAFETY: the list is valid as long as `self`.
+        let entries = unsafe { (*self.list).AceCount };
+        for index in 0..entries.into() {
+            let mut entry = std::ptr::null_mut();
+            // SAFETY: the list is valid, and `entry` may be written.
+            if unsafe { security::GetAce(self.list, index, &raw mut entry) } == 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: every entry begins with a header.
+            let kind = unsafe { (*entry.cast::<security::ACE_HEADER>()).AceType };
+            if !ALLOWED_KINDS.contains(&kind) {
+                continue;
+            }
+            if kind != ALLOWED && kind != ALLOWED_CALLBACK {
+                return Ok(true); // for directory services; what it means here nobody says
+            }
+            let allowed = entry.cast::<security::ACCESS_ALLOWED_ACE>();
+            // SAFETY: entries of these two kinds have a mask there.
+            let mask = unsafe { (*allowed).Mask };
+            // SAFETY: and the identifier begins here, inside the entry.
+            let who = unsafe { &raw mut (*allowed).SidStart }.cast();
+            if mask & WRITING != 0 && !is_trusted(who, user) && !stands_for_owner(who) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn is_trusted(who: security::PSID, user: &Sid) -> bool {
+    is_same(who, user.pointer())
+        || is_well_known(who, security::WinLocalSystemSid)
+        || is_well_known(who, security::WinBuiltinAdministratorsSid)
+}
+
+/// Whether the identifier stands for the owner of a file, whoever that is.
+fn stands_for_owner(who: security::PSID) -> bool {
+    is_well_known(who, security::WinCreatorOwnerSid) || is_well_known(who, security::WinCreatorOwnerRightsSid)
+}
+
+#[allow(unsafe_code)]
+fn is_same(one: security::PSID, other: security::PSID) -> bool {
+    // SAFETY: both point to identifiers that the system gave, in memory that is borrowed from their owners.
+    unsafe { security::EqualSid(one, other) != 0 }
+}
+
+#[allow(unsafe_code)]
+fn is_well_known(who: security::PSID, which: security::WELL_KNOWN_SID_TYPE) -> bool {
+    // SAFETY: the pointer leads to an identifier that the system gave, in memory that is borrowed from its owner.
+    unsafe { security::IsWellKnownSid(who, which) != 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reason(result: Result<(), PrivateDirectoryError>) -> &'static str {
+        match result {
+            Err(PrivateDirectoryError::Unsafe { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_directory_is_made_once_and_found_again() {
+        let parent = tempfile::tempdir().expect("a temporary directory");
+        let path = parent.path().join("private");
+        private_directory(&path).expect("made");
+        private_directory(&path).expect("found");
+        assert!(user_tag().starts_with("S-1-"));
+    }
+
+    #[test]
+    fn a_file_is_no_directory() {
+        let parent = tempfile::tempdir().expect("a temporary directory");
+        let path = parent.path().join("file");
+        std::fs::write(&path, b"").expect("a file");
+        assert_eq!(reason(private_directory(&path)), "it is not a directory");
+    }
+}

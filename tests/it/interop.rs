@@ -1,0 +1,36 @@
+//! Real peers: numpy, Python's `multiprocessing.shared_memory`, CloudVolume, and a Python program that takes our locks.
+//!
+//! `NDSHM_TEST_PYTHON` names the interpreter that has them; `scripts/test` makes it. Without it these tests fail.
+
+mod cloudvolume;
+mod layers;
+mod layout_page;
+mod locks;
+mod numpy;
+mod painters;
+mod peer;
+mod sample;
+mod shared_memory;
+
+use libtest_mimic::Trial;
+
+use crate::support::Place;
+use crate::support::child::Role;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    let mut trials = numpy::trials(place);
+    trials.extend(cloudvolume::trials(place));
+    trials.extend(layers::trials(place));
+    trials.extend(locks::trials(place));
+    trials.extend(painters::trials(place));
+    if place.name == "shm" {
+        trials.extend(shared_memory::trials(place));
+        trials.extend(layout_page::trials(place));
+    } else {
+        trials.extend(cloudvolume::emulation_trials(place));
+    }
+    trials
+}
+
+pub const ROLES: &[(&str, Role)] =
+    &[("paint-layer", layers::paint_layer), ("use-default-backend", cloudvolume::use_default_backend)];

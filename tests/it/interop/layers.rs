@@ -1,0 +1,144 @@
+//! CloudVolume's transfers: a buffer that workers painted goes up into a precomputed layer, and a layer comes down into
+//! an array of ours.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ndarray::{Dimension, IntoDimension, Ix4, ShapeBuilder};
+use ndarray_shm::{NextClaim, Order, RenderBuffer, RenderOptions, SharedArray};
+
+use super::peer::{Peer, axes};
+use super::sample::{assert_same, create, element, open};
+use crate::support::child::{Child, hear, say};
+use crate::support::{Name, Place};
+use crate::tests;
+
+/// Axes x, y, z and channel, in the order and layout that CloudVolume has.
+const SHAPE: [usize; 4] = [64, 48, 16, 2];
+const CHUNK: [usize; 4] = [16, 16, 8, 2];
+const BOX: [[usize; 3]; 2] = [[16, 16, 8], [48, 48, 16]];
+const WORKERS: usize = 3;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "interop::layers",
+        tests![
+            what_worker_processes_painted_is_uploaded,
+            a_box_is_uploaded_out_of_a_larger_array,
+            a_layer_is_downloaded_into_an_array_that_we_open,
+            a_layer_is_downloaded_into_an_array_that_we_hold,
+        ],
+    )
+}
+
+/// An empty layer in a directory of its own.
+fn layer(cloudvolume: &mut Peer) -> (tempfile::TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("layer").display().to_string();
+    cloudvolume.expect(format!("make_layer {path} <u2 {} {}", axes(&SHAPE), axes(&CHUNK[..3])), "done");
+    (directory, path)
+}
+
+/// A child that paints chunks until all are painted: one for certain, then as many as it gets.
+pub fn paint_layer(arguments: &[String]) {
+    let seed = arguments[1].parse().unwrap();
+    let buffer = RenderBuffer::<u16, Ix4>::open(arguments[0].as_str()).unwrap();
+    let mut next = buffer.claim_next().unwrap();
+    say("claimed");
+    hear();
+    let mut painted = 0;
+    while let NextClaim::Chunk(mut chunk) = next {
+        let first: Vec<usize> = chunk.region().iter().map(|range| range.start).collect();
+        for (at, value) in chunk.view_mut().indexed_iter_mut() {
+            let at: Vec<usize> = at.into_dimension().slice().iter().zip(&first).map(|(at, first)| at + first).collect();
+            *value = element(&SHAPE, &at, seed);
+        }
+        chunk.commit().unwrap();
+        painted += 1;
+        next = buffer.claim_next_wait(Duration::from_secs(60)).unwrap();
+    }
+    assert!(matches!(next, NextClaim::AllDone));
+    say(painted);
+}
+
+/// Lets several processes paint one array.
+fn paint(place: &Place, name: &Name, seed: usize) -> SharedArray<u16, Ix4> {
+    let options = RenderOptions::new().backend(place.backend.clone());
+    let buffer = options.create::<u16, _>(name.location(), SHAPE.f(), CHUNK, "a layer").unwrap();
+    let workers = (0..WORKERS).map(|_| Child::start(place, "paint-layer", &[name.as_str(), &seed.to_string()]));
+    let mut workers: Vec<Child> = workers.collect();
+    workers.iter_mut().for_each(|worker| worker.expect("claimed"));
+    workers.iter_mut().for_each(|worker| worker.tell("paint"));
+    let painted: Vec<usize> = workers.iter_mut().map(|worker| worker.line().parse().unwrap()).collect();
+    assert_eq!(painted.iter().sum::<usize>(), buffer.grid().len(), "{painted:?}");
+    assert!(painted.iter().all(|count| *count > 0), "{painted:?}");
+    workers.into_iter().for_each(Child::finish);
+    buffer.finish().unwrap()
+}
+
+fn what_worker_processes_painted_is_uploaded(place: &Place) {
+    let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
+    let name = place.location("upload");
+    let array = paint(place, &name, 11);
+    assert_same(&array, 11);
+    for parallel in [1, 2] {
+        let (_directory, path) = layer(&mut cloudvolume);
+        assert_ne!(cloudvolume.ask(format!("check_layer {path} <u2 11")), "same", "before anything is uploaded");
+        cloudvolume.expect(format!("upload {path} {} {parallel}", name.as_str()), "done");
+        cloudvolume.expect(format!("check_layer {path} <u2 11"), "same");
+    }
+    assert_same(&array, 11);
+    assert_eq!(place.files_of(&name), [name.as_str()]);
+    cloudvolume.finish();
+}
+
+fn a_box_is_uploaded_out_of_a_larger_array(place: &Place) {
+    let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
+    let name = place.location("upload-box");
+    drop(paint(place, &name, 12));
+    let (_directory, path) = layer(&mut cloudvolume);
+    let ends = format!("{} {}", axes(&BOX[0]), axes(&BOX[1]));
+    cloudvolume.expect(format!("upload_box {path} {} 1 {ends}", name.as_str()), "done");
+    cloudvolume.expect(format!("check_layer_box {path} <u2 12 {ends}"), "same");
+    cloudvolume.finish();
+}
+
+/// Insists that an array is a box of the sample that fills the layer.
+fn assert_same_box<D: Dimension>(array: &SharedArray<u16, D>, seed: usize) {
+    for (at, found) in array.read().unwrap().indexed_iter() {
+        let at = at.into_dimension();
+        let mut place = at.slice().to_vec();
+        place.iter_mut().zip(BOX[0]).for_each(|(place, start)| *place += start);
+        assert_eq!(*found, element::<u16>(&SHAPE, &place, seed), "at {place:?}");
+    }
+}
+
+fn box_shape() -> [usize; 4] {
+    let [start, stop] = BOX;
+    [stop[0] - start[0], stop[1] - start[1], stop[2] - start[2], SHAPE[3]]
+}
+
+fn a_layer_is_downloaded_into_an_array_that_we_open(place: &Place) {
+    let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
+    let (_directory, path) = layer(&mut cloudvolume);
+    cloudvolume.expect(format!("fill_layer {path} <u2 13"), "done");
+    for parallel in [1, 2] {
+        let name = place.location("download");
+        let (location, start, stop) = (name.as_str(), axes(&BOX[0]), axes(&BOX[1]));
+        cloudvolume.expect(format!("download {path} {location} {parallel} {start} {stop}"), "done");
+        assert_same_box(&open::<u16>(place, &name, &box_shape(), Order::F), 13);
+    }
+    cloudvolume.finish();
+}
+
+fn a_layer_is_downloaded_into_an_array_that_we_hold(place: &Place) {
+    let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
+    let (_directory, path) = layer(&mut cloudvolume);
+    cloudvolume.expect(format!("fill_layer {path} <u2 14"), "done");
+    let name = place.location("download-held");
+    let array = create::<u16>(place, &name, &box_shape(), Order::F, 0);
+    let (location, start, stop) = (name.as_str(), axes(&BOX[0]), axes(&BOX[1]));
+    cloudvolume.expect(format!("download {path} {location} 1 {start} {stop}"), "done");
+    assert_same_box(&array, 14);
+    cloudvolume.finish();
+}

@@ -1,0 +1,216 @@
+//! A Python process that takes our locks with fcntl: it keeps us out and we keep it out, and its death lets us in.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use ndarray::IxDyn;
+use ndarray_shm::{Order, SharedArray, attached_in};
+
+use super::peer::{Peer, path};
+use super::sample::{assert_same, create, fill};
+use crate::support::{Name, Place, eventually};
+use crate::tests;
+
+const SHAPE: [usize; 3] = [5, 6, 7];
+/// Long enough to see that somebody waits.
+const A_WHILE: Duration = Duration::from_millis(100);
+/// What "at once" means on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(5);
+const LONG: Duration = Duration::from_secs(60);
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "interop::locks",
+        tests![
+            python_reads_and_writes_under_our_locks,
+            a_python_reader_keeps_writers_out_and_lets_readers_in,
+            a_python_writer_keeps_everyone_out,
+            our_guards_keep_python_out,
+            a_killed_python_reader_lets_a_waiting_writer_in_at_once,
+            python_waits_for_our_guard_and_gets_in_when_it_is_dropped,
+            our_waiting_writer_goes_before_new_python_readers,
+            a_waiting_python_writer_goes_before_our_new_readers,
+            attached_follows_a_python_process_until_it_is_killed,
+            an_unlink_waits_for_a_python_process_that_holds_the_name,
+            a_python_unlink_is_noticed_and_python_notices_ours,
+        ],
+    )
+}
+
+/// An array, a Python process attached to it, and the path by which that knows it.
+fn both(place: &Place, name: &Name) -> (SharedArray<u16, IxDyn>, Peer, String) {
+    let array = create::<u16>(place, name, &SHAPE, Order::C, 1);
+    let (mut python, path) = (Peer::start(place, "locks_peer.py"), path(place, name));
+    python.expect(format!("attach {path}"), "done");
+    (array, python, path)
+}
+
+fn python_reads_and_writes_under_our_locks(place: &Place) {
+    let name = place.location("lock-values");
+    let (array, mut python, path) = both(place, &name);
+    python.expect(format!("check {path} <u2 5,6,7 1"), "same");
+    python.expect(format!("fill {path} <u2 5,6,7 2"), "done");
+    assert_same(&array, 2);
+    fill(&array, 3);
+    python.expect(format!("check {path} <u2 5,6,7 3"), "same");
+    python.finish();
+}
+
+fn a_python_reader_keeps_writers_out_and_lets_readers_in(place: &Place) {
+    let name = place.location("lock-reader");
+    let (array, mut python, path) = both(place, &name);
+    python.expect(format!("read {path} now"), "done");
+    assert!(array.try_write().unwrap_err().is_would_block());
+    assert!(array.write_timeout(A_WHILE).unwrap_err().is_timed_out());
+    drop(array.try_read().unwrap());
+    python.expect(format!("release {path}"), "done");
+    drop(array.try_write().unwrap());
+}
+
+fn a_python_writer_keeps_everyone_out(place: &Place) {
+    let name = place.location("lock-writer");
+    let (array, mut python, path) = both(place, &name);
+    python.expect(format!("write {path} now"), "done");
+    assert!(array.try_write().unwrap_err().is_would_block());
+    assert!(array.try_read().unwrap_err().is_would_block());
+    assert!(array.read_timeout(A_WHILE).unwrap_err().is_timed_out());
+    python.expect(format!("release {path}"), "done");
+    drop(array.try_read().unwrap());
+    drop(array.try_write().unwrap());
+}
+
+fn our_guards_keep_python_out(place: &Place) {
+    let name = place.location("lock-ours");
+    let (array, mut python, path) = both(place, &name);
+    let reader = array.read().unwrap();
+    python.expect_error(format!("write {path} now"), "BlockingIOError");
+    python.expect_error(format!("claim_cell {path} 3"), "BlockingIOError");
+    python.expect(format!("read {path} now"), "done");
+    python.expect(format!("release {path}"), "done");
+    drop(reader);
+    let writer = array.write().unwrap();
+    python.expect_error(format!("read {path} now"), "BlockingIOError");
+    python.expect_error(format!("write {path} now"), "BlockingIOError");
+    python.expect_error(format!("claim_cell {path} 3"), "BlockingIOError");
+    drop(writer);
+    python.expect(format!("write {path} now"), "done");
+}
+
+fn a_killed_python_reader_lets_a_waiting_writer_in_at_once(place: &Place) {
+    let name = place.location("lock-killed");
+    let (array, mut python, path) = both(place, &name);
+    python.expect(format!("read {path} now"), "done");
+    let array = &array;
+    // The process goes with the closure, also when an assertion fails: a scope waits for its threads, and they for it.
+    std::thread::scope(move |scope| {
+        let writer = scope.spawn(|| drop(array.write().unwrap()));
+        std::thread::sleep(A_WHILE);
+        assert!(!writer.is_finished(), "the reader lives");
+        let start = Instant::now();
+        python.kill();
+        writer.join().unwrap();
+        assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
+    });
+}
+
+fn python_waits_for_our_guard_and_gets_in_when_it_is_dropped(place: &Place) {
+    let name = place.location("lock-wait");
+    let (array, mut python, path) = both(place, &name);
+    for question in ["read", "write"] {
+        let guard = array.write().unwrap();
+        python.tell(format!("{question} {path} wait"));
+        assert_eq!(python.answer_within(A_WHILE), None, "{question}");
+        drop(guard);
+        assert_eq!(python.answer_within(LONG).as_deref(), Some("done"), "{question}");
+        python.expect(format!("release {path}"), "done");
+    }
+}
+
+/// Waits until somebody who waits to write has closed the gate; asked by a thread that holds nothing.
+fn until_the_gate_is_closed(array: &SharedArray<u16, IxDyn>) {
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| eventually("a writer waits at the gate", || array.try_read().is_err()));
+        asking.join().unwrap();
+    });
+}
+
+fn our_waiting_writer_goes_before_new_python_readers(place: &Place) {
+    let name = place.location("lock-gate-ours");
+    let (array, mut python, path) = both(place, &name);
+    let mut second = Peer::start(place, "locks_peer.py");
+    second.expect(format!("attach {path}"), "done");
+    python.expect(format!("read {path} now"), "done");
+    let array = &array;
+    std::thread::scope(move |scope| {
+        let writer = scope.spawn(|| fill(array, 2));
+        until_the_gate_is_closed(array);
+        second.expect_error(format!("read {path} now"), "BlockingIOError");
+        second.tell(format!("check {path} <u2 5,6,7 2"));
+        assert_eq!(second.answer_within(A_WHILE), None);
+        assert!(!writer.is_finished());
+        python.expect(format!("release {path}"), "done");
+        writer.join().unwrap();
+        assert_eq!(second.answer_within(LONG).as_deref(), Some("same"), "what the writer wrote");
+    });
+}
+
+fn a_waiting_python_writer_goes_before_our_new_readers(place: &Place) {
+    let name = place.location("lock-gate-python");
+    let (array, mut python, path) = both(place, &name);
+    let reader = array.read().unwrap();
+    python.tell(format!("write {path} wait"));
+    until_the_gate_is_closed(&array);
+    assert_eq!(python.answer_within(A_WHILE), None);
+    drop(reader);
+    assert_eq!(python.answer_within(LONG).as_deref(), Some("done"));
+    python.expect(format!("release {path}"), "done");
+    drop(array.try_read().unwrap());
+}
+
+fn attached_follows_a_python_process_until_it_is_killed(place: &Place) {
+    let name = place.location("lock-lease");
+    let (array, mut python, path) = both(place, &name);
+    let attached = || attached_in(&*place.backend, name.location()).unwrap();
+    python.expect(format!("attached {path}"), "True");
+    drop(array);
+    assert!(attached(), "Python is");
+    python.expect(format!("detach {path}"), "done");
+    assert!(!attached());
+    python.expect(format!("attached {path}"), "False");
+    python.expect(format!("attach {path}"), "done");
+    assert!(attached());
+    python.kill();
+    assert!(!attached());
+}
+
+fn an_unlink_waits_for_a_python_process_that_holds_the_name(place: &Place) {
+    let name = place.location("lock-name");
+    let (array, mut python, path) = both(place, &name);
+    python.expect(format!("hold_name {path}"), "done");
+    let (array, name) = (&array, &name);
+    std::thread::scope(move |scope| {
+        let unlinking = scope.spawn(|| array.unlink().unwrap());
+        std::thread::sleep(A_WHILE);
+        assert!(!unlinking.is_finished());
+        assert_eq!(place.files_of(name), [name.as_str()]);
+        python.kill();
+        assert!(unlinking.join().unwrap());
+    });
+    assert!(place.files_of(name).is_empty());
+}
+
+fn a_python_unlink_is_noticed_and_python_notices_ours(place: &Place) {
+    let name = place.location("lock-unlink");
+    let (array, mut python, path) = both(place, &name);
+    python.expect(format!("unlink {path}"), "True");
+    python.expect(format!("unlink {path}"), "False");
+    assert!(array.read().unwrap_err().is_unlinked());
+    python.expect_error(format!("read {path} now"), "FileNotFoundError");
+    let newer = create::<u16>(place, &name, &SHAPE, Order::C, 2);
+    python.expect_error(format!("read {path} now"), "FileNotFoundError");
+    python.expect(format!("detach {path}"), "done");
+    python.expect(format!("attach {path}"), "done");
+    python.expect(format!("check {path} <u2 5,6,7 2"), "same");
+    assert!(newer.unlink().unwrap());
+    python.expect_error(format!("read {path} now"), "FileNotFoundError");
+}

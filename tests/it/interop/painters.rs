@@ -1,0 +1,133 @@
+//! A Python process that paints chunks of a renderbuffer, beside ours and in their place.
+
+use libtest_mimic::Trial;
+use ndarray::{Dimension, IntoDimension, Ix3, ShapeBuilder};
+use ndarray_shm::{Claim, NextClaim, RenderBuffer, RenderOptions};
+
+use super::peer::Peer;
+use super::sample::{assert_same, element};
+use crate::support::{Name, Place};
+use crate::tests;
+
+/// Neither the shape nor the offset is a multiple of the chunk.
+const SHAPE: [usize; 3] = [10, 9, 8];
+const CHUNK: [usize; 3] = [4, 3, 5];
+const OFFSET: [usize; 3] = [1, 0, 3];
+const CHUNKS: usize = 3 * 3 * 3;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "interop::painters",
+        tests![
+            python_reads_what_the_ledger_says,
+            python_and_we_paint_one_buffer_together,
+            a_chunk_that_python_paints_is_busy_until_it_is_killed,
+            a_chunk_that_we_paint_is_busy_for_python,
+            python_refuses_a_damaged_ledger,
+        ],
+    )
+}
+
+fn begin(place: &Place, name: &Name) -> RenderBuffer<u16, Ix3> {
+    let options = RenderOptions::new().backend(place.backend.clone()).chunk_offset(&OFFSET);
+    options.create(name.location(), SHAPE.f(), CHUNK, "painted by two").unwrap()
+}
+
+/// A Python painter that has joined.
+fn join(place: &Place, name: &Name) -> Peer {
+    let mut python = Peer::start(place, "locks_peer.py");
+    let ledger = python.ask(format!("join {} {}", place.directory().display(), name.as_str()));
+    assert_eq!(ledger, "('<u2', 'F', (10, 9, 8), (4, 3, 5), (1, 0, 3), 'painted by two')");
+    python
+}
+
+fn paint(mut chunk: ndarray_shm::ChunkClaim<'_, u16, Ix3>, seed: usize) {
+    let first: Vec<usize> = chunk.region().iter().map(|range| range.start).collect();
+    for (at, value) in chunk.view_mut().indexed_iter_mut() {
+        let at: Vec<usize> = at.into_dimension().slice().iter().zip(&first).map(|(at, first)| at + first).collect();
+        *value = element(&SHAPE, &at, seed);
+    }
+    chunk.commit().unwrap();
+}
+
+fn python_reads_what_the_ledger_says(place: &Place) {
+    let name = place.location("painter-joins");
+    let buffer = begin(place, &name);
+    assert_eq!(buffer.grid().len(), CHUNKS);
+    let mut python = join(place, &name);
+    for index in 0..CHUNKS {
+        let region = buffer.grid().region(index);
+        let ranges: Vec<String> = region.iter().map(|range| format!("range({}, {})", range.start, range.end)).collect();
+        python.expect(format!("claim {} {index}", name.as_str()), &format!("[{}]", ranges.join(", ")));
+    }
+}
+
+fn python_and_we_paint_one_buffer_together(place: &Place) {
+    let name = place.location("painters");
+    let buffer = begin(place, &name);
+    let mut python = join(place, &name);
+    // Held by us: it has to leave this one out.
+    let Claim::Chunk(ours) = buffer.claim(6).unwrap() else { panic!("free") };
+    python.expect(format!("paint {} 1 3", name.as_str()), "8");
+    assert_eq!(buffer.progress().done, 8);
+    assert!(matches!(buffer.claim(3).unwrap(), Claim::Done));
+    paint(ours, 1);
+    let mut painted = 0;
+    while let NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() {
+        paint(chunk, 1);
+        painted += 1;
+        if painted == 5 {
+            break;
+        }
+    }
+    python.expect(format!("paint {} 1 1", name.as_str()), &(CHUNKS - 8 - 1 - painted).to_string());
+    python.expect(format!("paint {} 1 1", name.as_str()), "0");
+    assert!(buffer.progress().is_complete());
+    assert_same(&buffer.finish().unwrap(), 1);
+    // The name it painted under has gone.
+    python.expect_error(format!("paint {} 1 1", name.as_str()), "FileNotFoundError");
+    python.finish();
+}
+
+fn a_chunk_that_python_paints_is_busy_until_it_is_killed(place: &Place) {
+    let name = place.location("painter-killed");
+    let buffer = begin(place, &name);
+    let mut python = join(place, &name);
+    assert!(python.ask(format!("claim {} 5", name.as_str())).starts_with("[range("));
+    assert!(matches!(buffer.claim(5).unwrap(), Claim::Busy));
+    assert!(matches!(buffer.claim(4).unwrap(), Claim::Chunk(_)));
+    python.kill();
+    let Claim::Chunk(claim) = buffer.claim(5).unwrap() else { panic!("its painter is dead") };
+    paint(claim, 1);
+    assert_eq!(buffer.progress().done, 1);
+}
+
+fn a_chunk_that_we_paint_is_busy_for_python(place: &Place) {
+    let name = place.location("painter-ours");
+    let buffer = begin(place, &name);
+    let mut python = join(place, &name);
+    let Claim::Chunk(claim) = buffer.claim(5).unwrap() else { panic!("free") };
+    python.expect_error(format!("claim {} 5", name.as_str()), "BlockingIOError");
+    drop(claim);
+    assert!(python.ask(format!("claim {} 5", name.as_str())).starts_with("[range("));
+}
+
+fn python_refuses_a_damaged_ledger(place: &Place) {
+    use std::os::unix::fs::FileExt;
+    let name = place.location("painter-damage");
+    let _buffer = begin(place, &name);
+    let path = place.directory().join(format!(".ndshm-ledger-{}", name.as_str()));
+    let ledger = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let length = ledger.metadata().unwrap().len();
+    let mut python = Peer::start(place, "locks_peer.py");
+    let question = format!("join {} {}", place.directory().display(), name.as_str());
+    // In the magic, in the footer, in the trailer.
+    for at in [length - 64, length - 30, length - 100] {
+        let mut byte = [0];
+        ledger.read_exact_at(&mut byte, at).unwrap();
+        ledger.write_all_at(&[byte[0] ^ 1], at).unwrap();
+        python.expect_error(&question, "ValueError");
+        ledger.write_all_at(&byte, at).unwrap();
+    }
+    assert!(python.ask(&question).starts_with("('<u2', 'F'"));
+}

@@ -1,0 +1,67 @@
+//! A backend that somebody meddles with: before each operation a test may fail it, or do what another process might.
+
+use std::fmt;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use ndarray_shm::{Access, Backend, DraftFile, DraftOptions, Entry, FileId, Location, Publish, Result};
+
+/// Called before each operation, with its name and the location it is about.
+pub type Before = dyn Fn(&'static str, Option<&Location>) -> Result<()> + Send + Sync;
+
+pub struct Meddling {
+    pub inner: Arc<dyn Backend>,
+    pub before: Box<Before>,
+}
+
+impl fmt::Debug for Meddling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meddling").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: everything is passed on to a backend that keeps the contract, or not done at all.
+#[allow(unsafe_code)]
+unsafe impl Backend for Meddling {
+    fn name(&self) -> &'static str {
+        "meddling"
+    }
+    fn directory(&self) -> &Path {
+        self.inner.directory()
+    }
+    fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile> {
+        (self.before)("draft", None)?;
+        self.inner.draft(length, options)
+    }
+    fn reserve(&self, file: &File) -> Result<()> {
+        (self.before)("reserve", None)?;
+        self.inner.reserve(file)
+    }
+    fn publish(&self, draft: &mut DraftFile, at: &Location, mode: Publish) -> Result<()> {
+        (self.before)("publish", Some(at))?;
+        self.inner.publish(draft, at, mode)
+    }
+    fn open(&self, at: &Location, access: Access) -> Result<File> {
+        (self.before)("open", Some(at))?;
+        self.inner.open(at, access)
+    }
+    fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()> {
+        (self.before)("rename", Some(from))?;
+        self.inner.rename(from, to, id, mode)
+    }
+    fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
+        (self.before)("unlink", Some(at))?;
+        self.inner.unlink(at, id)
+    }
+    fn list(&self) -> Result<Vec<Entry>> {
+        self.inner.list()
+    }
+    fn available(&self) -> Result<u64> {
+        self.inner.available()
+    }
+    fn lock_survives_close(&self) -> Result<bool> {
+        (self.before)("probe", None)?;
+        self.inner.lock_survives_close()
+    }
+}
