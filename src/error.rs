@@ -249,6 +249,7 @@ impl Error {
         match source.kind() {
             io::ErrorKind::NotFound => Self::NotFound { location },
             io::ErrorKind::AlreadyExists => Self::AlreadyExists { location },
+            io::ErrorKind::Unsupported => Self::Unsupported { location, what: op },
             _ => Self::Os { op, location, source },
         }
     }

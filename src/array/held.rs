@@ -55,6 +55,8 @@ macro_rules! held {
 held! {
     /// An array attached for reading, with writers kept out while this lives.
     ///
+    /// (And a moment longer, if another thread was just spawning a process when this was opened.)
+    ///
     /// It costs no descriptor (on overlayfs: one). For access that comes and goes use
     /// [`SharedArray::read`](super::SharedArray::read).
     ArrayReader
@@ -62,6 +64,8 @@ held! {
 
 held! {
     /// An array attached for writing, with everyone else kept out while this lives.
+    ///
+    /// (And a moment longer, if another thread was just spawning a process when this was opened.)
     ///
     /// It costs no descriptor (on overlayfs: one). For access that comes and goes use
     /// [`SharedArray::write`](super::SharedArray::write).

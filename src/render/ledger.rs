@@ -411,7 +411,7 @@ mod tests {
         other.fingerprint = "another".into();
         match work.require(&other, &location) {
             Err(Error::Mismatch { what, found, .. }) => {
-                assert_eq!((what, found.as_str()), ("fingerprint", "\"another\""))
+                assert_eq!((what, found.as_str()), ("fingerprint", "\"another\""));
             }
             unexpected => panic!("{unexpected:?}"),
         }

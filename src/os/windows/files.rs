@@ -84,19 +84,21 @@ pub(crate) fn read_exact_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> i
 /// `Unsupported` for a file that was unlinked while nobody had it mapped: an empty array.
 #[allow(unsafe_code)]
 pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
+    let number = facts(file)?.id.number;
     let access = if write { fs::FILE_GENERIC_READ | fs::FILE_GENERIC_WRITE } else { fs::FILE_GENERIC_READ };
     // SAFETY: the handle is open for the whole call.
     let handle = unsafe { fs::ReOpenFile(file.as_raw_handle(), access, SHARE_ALL, 0) };
-    let error = io::Error::last_os_error();
-    let number = facts(file)?.id.number;
-    if handle != code::INVALID_HANDLE_VALUE {
+    let error = if handle == code::INVALID_HANDLE_VALUE {
+        io::Error::last_os_error()
+    } else {
         // SAFETY: the handle was made by the call above and belongs to nobody else.
         let again = File::from(unsafe { OwnedHandle::from_raw_handle(handle) });
         // Wine follows the name that the file had once, which may be another file's by now.
         if facts(&again)?.id.number == number {
             return Ok(again);
         }
-    }
+        io::ErrorKind::NotFound.into()
+    };
     if let Some(again) = reopen_by_path(file, number, write) {
         return Ok(again);
     }
