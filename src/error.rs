@@ -22,7 +22,7 @@ pub enum Error {
         location: String,
     },
     /// The name is taken.
-    #[error("`{location}` exists already (open it, unlink it, or create with CreationMode::Replace)")]
+    #[error("`{location}` exists already (open it, unlink it, or ask for it to be replaced)")]
     AlreadyExists {
         /// The name asked for.
         location: String,
@@ -52,7 +52,7 @@ pub enum Error {
         found: &'static str,
     },
     /// There is not enough room for the pages; what was to be made was not.
-    #[error("`{location}` needs {needed} bytes and {available} are available: {advice}")]
+    #[error("`{location}` needs {needed} bytes, but only {available} are available: {advice}")]
     NoSpace {
         /// The name or directory the room was asked for.
         location: String,
@@ -127,7 +127,7 @@ pub enum Error {
         reason: String,
     },
     /// The name has gone, or means something else by now; the mapping itself is intact.
-    #[error("`{location}` was unlinked or replaced while it was attached (open it again by name)")]
+    #[error("`{location}` was unlinked or replaced while it was in use (open it again by name, or begin anew)")]
     Unlinked {
         /// The name it had.
         location: String,

@@ -67,6 +67,9 @@ mod os;
 pub mod render;
 mod segment;
 
+/// The ndarray crate whose shapes, views and arrays are used here, so that a program needs no second version of it.
+pub use ndarray;
+
 #[cfg(feature = "half")]
 #[doc(hidden)]
 pub use half as __half;
@@ -119,3 +122,9 @@ pub fn attached(location: impl IntoLocation) -> Result<bool> {
 pub fn attached_in(backend: &dyn Backend, location: &Location) -> Result<bool> {
     segment::is_attached(backend, location)
 }
+
+/// The README's examples, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+#[derive(Debug)]
+pub struct Readme;

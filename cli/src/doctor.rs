@@ -280,6 +280,12 @@ fn probe(place: &str, backend: &dyn Backend, matters: bool, checks: &mut Vec<Che
         _ => ("emulated-locks", "emulated-drafts"),
     };
     let path: &Path = backend.directory();
+    if !host::may_make_files(path) {
+        let found = format!("this user may not make files in {}", path.display());
+        let advice = "see its permissions, and whether its file system is mounted read-only";
+        checks.push(if matters { Check::problem(locks, found, advice) } else { Check::warning(locks, found, advice) });
+        return true;
+    }
     let (check, kept) = match backend.lock_survives_close() {
         Ok(true) => (Check::ok(locks, "locks live as long as the mapping: no descriptor is kept"), false),
         Ok(false) => {

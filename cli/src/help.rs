@@ -32,8 +32,9 @@ Progress goes to the standard error, the result to the standard output. Fields o
   location, backend, path    where the array is
   dtype, shape, order        what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
   bytes                      its size
-  chunks, painted, resumed   chunks in all, painted by this run, painted by earlier runs
-  seconds, bytes_per_second  how long this run took, and what it painted by that
+  chunks, painted, resumed   chunks in all; painted since this run began, by it or by others at the same work; painted
+                             before
+  seconds, bytes_per_second  how long this run took, and what was painted by that
   warnings                   what went wrong without stopping the work, such as the loss of a worker process
   python                     lines that open the array
 
@@ -48,7 +49,8 @@ macro_rules! item_fields {
   name, backend, path        the name, where it is (\"shm\", \"emulated\"), and the file
   kind                       \"array\", \"partial\" (a renderbuffer that is not finished), \"ledger\" or \"draft\"
   size, allocated            bytes, and for how many of them room is taken
-  attached                   whether a process has it mapped; null if this user may not ask
+  attached                   whether a process has it mapped and says so by a lease, which NumPy alone does not; null if
+                             this user may not ask
   age_seconds                since it was made, or changed by other means than a mapping
   owner, owner_name, mode    number and name (or null) of the owner, permission bits in octal (\"0600\")
   chunks_done, chunks_total  how far a renderbuffer is; null for everything else"

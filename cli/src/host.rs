@@ -44,6 +44,12 @@ mod imp {
         Some(rustix::process::geteuid().as_raw())
     }
 
+    /// Whether this user may make files in a directory, as far as permissions and the mount go.
+    pub(crate) fn may_make_files(directory: &Path) -> bool {
+        use rustix::fs::{Access, access};
+        access(directory, Access::WRITE_OK | Access::EXEC_OK).is_ok()
+    }
+
     /// Tries whether a nameless file can be made in a directory.
     #[cfg(target_os = "linux")]
     pub(crate) fn makes_nameless_files(directory: &Path) -> Option<bool> {
@@ -79,9 +85,13 @@ mod imp {
     pub(crate) fn makes_nameless_files(_directory: &Path) -> Option<bool> {
         None
     }
+
+    pub(crate) fn may_make_files(_directory: &Path) -> bool {
+        true
+    }
 }
 
-pub(crate) use imp::{descriptor_limits, makes_nameless_files, room, user};
+pub(crate) use imp::{descriptor_limits, makes_nameless_files, may_make_files, room, user};
 
 /// Returns whether this process was started with a signal ignored, as `nohup` does with SIGHUP (Linux; elsewhere no).
 #[cfg(unix)]

@@ -3,6 +3,7 @@
 //! Looking makes no directory, as an emulated directory that is not there has nothing in it; only where `EMULATE_SHM`
 //! chooses it, asking the library what is chosen makes it.
 
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -30,7 +31,14 @@ pub(crate) fn existing(choice: Option<BackendChoice>) -> Result<Vec<Arc<dyn Back
         }
     }
     if choice != Some(BackendChoice::Shm) && Directory::emulated_path()?.symlink_metadata().is_ok() {
-        places.push(Directory::emulated()?);
+        match Directory::emulated() {
+            Ok(emulated) => places.push(emulated),
+            // Nobody asked for it in particular, and what is in real shared memory can be shown even so.
+            Err(error) if choice.is_none() && !places.is_empty() => {
+                let _whether_anybody_listens = writeln!(std::io::stderr(), "warning: not looked at: {error}");
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(places)
 }

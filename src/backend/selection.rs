@@ -94,8 +94,10 @@ pub(super) fn emulated() -> Result<Arc<Directory>> {
             os::PrivateDirectoryError::Unsafe { reason, owner, mode } => {
                 Error::PermissionDenied { location, owner, mode, reason }
             }
-            os::PrivateDirectoryError::Os(error) => {
-                Error::os("make the directory for emulated shared memory", location, error)
+            os::PrivateDirectoryError::Os(source) => {
+                let op = "making the directory for emulated shared memory (its parent must exist; NDSHM_EMULATED_DIR \
+                          names another)";
+                Error::Os { op, location, source }
             }
         }
     })?;

@@ -149,7 +149,9 @@ impl Bound {
             }
             Self::FileSize => "the process may not make files so large: raise `ulimit -f`",
             Self::Quota => "the user's disk quota is used up: free some of it, or choose another directory",
-            Self::Machine => "this is the machine's free memory: stop something, add swap, or use files: EMULATE_SHM=1",
+            Self::Machine => {
+                "the machine has no more free memory: stop something, add swap, or use files: EMULATE_SHM=1"
+            }
         }
     }
 }

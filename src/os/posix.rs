@@ -94,13 +94,14 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError
     let metadata = std::fs::symlink_metadata(path)?;
     let mode = metadata.mode();
     let reason = if metadata.file_type().is_symlink() {
-        "it is a symbolic link, which its maker could point elsewhere"
+        "it is a symbolic link, which its maker could point elsewhere; set NDSHM_EMULATED_DIR to a directory of yours"
     } else if !metadata.is_dir() {
-        "it is not a directory"
+        "it is not a directory; remove it, or set NDSHM_EMULATED_DIR to a directory of yours"
     } else if metadata.uid() != user_id() {
-        "it belongs to another user"
+        "it belongs to another user; set NDSHM_EMULATED_DIR to a directory of yours"
     } else if mode & 0o002 != 0 || (mode & 0o020 != 0 && metadata.gid() != rustix::process::getegid().as_raw()) {
-        "other users can write into it"
+        "other users can write into it, and so replace what is there; take that right away (chmod go-w), or set \
+         NDSHM_EMULATED_DIR to a directory of yours"
     } else {
         return Ok(());
     };

@@ -161,17 +161,20 @@ fn dimension<D: Dimension>(lengths: &[usize], axes: usize) -> Option<D> {
 /// beside it; whoever begins the same work under the same name later goes on where it stopped.
 ///
 /// ```
+/// use std::time::Duration;
+///
 /// use ndarray_shm::{NextClaim, RenderBuffer, unlink};
 ///
-/// // Any number of processes may run this; each paints what the others have not.
+/// // Any number of threads and processes may run this; each paints what the others have not.
 /// let buffer = RenderBuffer::<f32, _>::create("render-example", (64, 64), (16, 16), "all ones")?;
-/// while let NextClaim::Chunk(mut chunk) = buffer.claim_next()? {
+/// while let NextClaim::Chunk(mut chunk) = buffer.claim_next_wait(Duration::MAX)? {
 ///     chunk.view_mut().fill(1.0);
 ///     chunk.commit()?;
 /// }
-/// let array = buffer.finish()?;
+/// let array = buffer.finish()?; // whoever comes first gives it its name
 /// assert_eq!(array.read()?.sum(), 4096.0);
-/// unlink("render-example")?;
+///
+/// unlink("render-example")?; // once, when nobody needs it any more
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 #[derive(Debug)]

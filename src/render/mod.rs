@@ -1,6 +1,6 @@
-//! Floor 5: renderbuffers, arrays that many workers paint at once.
+//! Renderbuffers: arrays that many workers paint at once.
 //!
-//! Uses segments, locks and views of the floors below; adds the ledger of finished chunks and nothing else that lasts.
+//! Floor 5. Uses segments, locks and views of the floors below; adds the ledger of finished chunks and nothing else that lasts.
 
 mod buffer;
 mod claim;

@@ -70,7 +70,9 @@ impl Pair {
             if let Found::Pair(pair) = &found {
                 work.require(&pair.ledger.record().work, &home.location)?;
             }
-            if !replace {
+            if replace {
+                refuse_irreplaceable(home)?;
+            } else {
                 home.refuse_taken()?;
             }
             match found {
@@ -190,6 +192,14 @@ pub(super) fn discard(backend: &dyn Backend, location: &Location) -> Result<bool
         None => false,
     };
     Ok(ledger || payload)
+}
+
+/// Refuses, before anything is painted, what could not be replaced when all is.
+fn refuse_irreplaceable(home: &Home) -> Result<()> {
+    match home.backend.open(&home.location, Access::Read) {
+        Err(error @ (Error::PermissionDenied { .. } | Error::NotAnArray { .. })) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn companion(home: &Home, kind: Companion) -> Result<Home> {

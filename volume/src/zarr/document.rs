@@ -43,7 +43,10 @@ impl Document {
             Ok(root) if root.is_dir() => root,
             Ok(_) => return Err(Error::no_volume(path, not_a_directory(path))),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(Error::no_volume(path, "there is no such directory"));
+                return Err(Error::no_volume(
+                    path,
+                    "there is no such directory (volumes are read from local directories only)",
+                ));
             }
             Err(error) => return Err(Error::io("opening", path, error)),
         };
