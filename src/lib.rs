@@ -32,7 +32,8 @@
 //! - A *name* stays until [`unlink`], a reboot (in /dev/shm), or a logout where systemd's `RemoveIPC` is on. Dropping a handle
 //!   only detaches.
 //! - *Memory* is freed when the name is gone and the last process has detached, however it ended.
-//! - A *draft* that is dropped, or whose maker is killed, leaves nothing.
+//! - A *draft* that is dropped leaves nothing, nor does one whose maker is killed; only where files cannot be nameless (off
+//!   Linux, and on a few file systems) a killed maker leaves a file whose name begins with `.ndshm-draft-`.
 //! - A *lock* goes with its guard or its process. A killed reader lets the writer in at once; a killed painter's chunk is
 //!   painted by someone else.
 //! - An unfinished [`RenderBuffer`] stays, under a reserved name, so that it can be resumed; [`render::discard`] removes it.

@@ -17,7 +17,7 @@ pub(crate) const NAMELESS: &str = "(nameless)";
 /// An array in shared memory that has no name yet, so that filling it is ordinary, safe Rust.
 ///
 /// [`publish`](Self::publish) gives it its name in one step: nobody ever sees it half-made. Dropped or killed before that,
-/// it leaves nothing behind. It costs one descriptor while it lives.
+/// it leaves nothing behind (killed where files cannot be nameless: a hidden file). It costs one descriptor while it lives.
 ///
 /// ```
 /// use ndarray_shm::Draft;

@@ -7,7 +7,7 @@ use ndarray::Array;
 use ndarray_shm::{ArrayOptions, NextClaim, RenderBuffer, RenderOptions, SharedArray};
 
 use crate::support::child::{Child, Role, hear, say};
-use crate::support::{Name, Place, eventually};
+use crate::support::{Name, Place, backend_of_child, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -39,7 +39,8 @@ fn fill_slowly(arguments: &[String]) {
         say("half-way");
         hear();
     };
-    SharedArray::<u8, _>::create_with(arguments[0].as_str(), 1 << 20, fill).unwrap();
+    let options = SharedArray::<u8, _>::options().backend(backend_of_child());
+    options.create_with(arguments[0].as_str(), 1 << 20, fill).unwrap();
     say("created");
 }
 
@@ -55,9 +56,14 @@ fn a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing(place: &Place
     // The name is free for somebody else meanwhile.
     let array = ArrayOptions::<u8, _>::new().backend(place.backend.clone()).create(name.location(), 4).unwrap();
     assert!(array.unlink().unwrap());
+    let draft = format!(".ndshm-draft-{}-", child.id());
+    let drafts = || names().iter().filter(|file| file.starts_with(&draft)).count();
+    let hidden = usize::from(place.has_hidden_drafts());
+    assert_eq!(drafts(), hidden);
     child.kill();
     assert!(open().unwrap_err().is_not_found());
     assert!(names().iter().all(|file| !file.contains(name.as_str())));
+    assert_eq!(drafts(), hidden, "a hidden name is all that a killed maker can leave");
 
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
     child.expect("half-way");

@@ -12,6 +12,7 @@
 mod conformance;
 mod crash;
 mod errors;
+mod guards;
 mod interop;
 mod limits;
 mod multiprocess;
@@ -26,8 +27,15 @@ use support::Place;
 use support::child::Role;
 
 /// What children can do, by the names they are started with.
-const ROLES: &[&[(&str, Role)]] =
-    &[conformance::ROLES, crash::ROLES, errors::ROLES, interop::ROLES, limits::ROLES, multiprocess::ROLES];
+const ROLES: &[&[(&str, Role)]] = &[
+    conformance::ROLES,
+    crash::ROLES,
+    errors::ROLES,
+    guards::ROLES,
+    interop::ROLES,
+    limits::ROLES,
+    multiprocess::ROLES,
+];
 
 fn main() -> ExitCode {
     if let Some(code) = support::child::play(ROLES) {
@@ -40,6 +48,7 @@ fn main() -> ExitCode {
         trials.extend(conformance::trials(place));
         trials.extend(crash::trials(place));
         trials.extend(errors::trials(place));
+        trials.extend(guards::trials(place));
         trials.extend(render::trials(place));
     }
     // What drafts are made of changes nothing in these.

@@ -12,7 +12,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
-use ndarray_shm::{Backend, Directory, Location, render};
+use ndarray_shm::{Backend, Directory, Location, default_backend, render};
+
+/// Tells a child that its drafts are to be hidden ones.
+const HIDDEN: &str = "NDSHM_TEST_HIDDEN";
+
+/// In a child: the backend under test, with its way of making drafts.
+pub fn backend_of_child() -> Arc<dyn Backend> {
+    let backend = default_backend().expect("the parent chose one");
+    if std::env::var(HIDDEN).is_ok_and(|hidden| hidden == "1") {
+        return Arc::new(hidden::HiddenDrafts(Directory::new("hidden", backend.directory())));
+    }
+    backend
+}
 
 /// A test that runs in every place.
 pub type Test = fn(&Place);
@@ -56,13 +68,19 @@ impl Place {
         Arc::new(meddling::Meddling { inner: Arc::clone(&self.backend), before: Box::new(before) })
     }
 
+    /// Whether drafts have hidden names here, which a killed maker leaves behind.
+    pub fn has_hidden_drafts(&self) -> bool {
+        self.name == "hidden"
+    }
+
     pub fn directory(&self) -> &Path {
         self.backend.directory()
     }
 
     /// The environment in which a child's default backend is this one.
-    pub fn environment(&self) -> [(&'static str, String); 2] {
+    pub fn environment(&self) -> [(&'static str, String); 3] {
         [
+            (HIDDEN, u8::from(self.has_hidden_drafts()).to_string()),
             ("EMULATE_SHM", u8::from(self.emulate).to_string()),
             ("NDSHM_EMULATED_DIR", self.directory().display().to_string()),
         ]
