@@ -3,6 +3,7 @@
 //! Every variant names the array it is about. A name in the messages is the public location; a nameless draft is named
 //! by the directory it lives in.
 
+use std::borrow::Cow;
 use std::{fmt, io};
 
 /// A result whose error is [`Error`].
@@ -201,7 +202,7 @@ pub enum Error {
         /// The array asked for.
         location: String,
         /// What is not supported, and what to do instead.
-        what: &'static str,
+        what: Cow<'static, str>,
     },
     /// Any other answer of the operating system.
     #[error("`{location}`: {op} failed")]
@@ -249,7 +250,11 @@ impl Error {
         match source.kind() {
             io::ErrorKind::NotFound => Self::NotFound { location },
             io::ErrorKind::AlreadyExists => Self::AlreadyExists { location },
-            io::ErrorKind::Unsupported => Self::Unsupported { location, what: op },
+            // Our own floor 0 gives the reason with it, the kernel none.
+            io::ErrorKind::Unsupported if source.get_ref().is_some() => {
+                Self::Unsupported { location, what: format!("{op}: {source}").into() }
+            }
+            io::ErrorKind::Unsupported => Self::Unsupported { location, what: op.into() },
             _ => Self::Os { op, location, source },
         }
     }

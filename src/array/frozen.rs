@@ -55,7 +55,8 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
         let file = os::create_sealable().map_err(|error| match error.kind() {
             std::io::ErrorKind::Unsupported => Error::Unsupported {
                 location: NAMELESS.to_owned(),
-                what: "memory cannot be sealed on this platform; publish the array and share it with read guards",
+                what: "memory cannot be sealed on this platform; publish the array and share it with read guards"
+                    .into(),
             },
             _ => Error::os("make sealable memory", NAMELESS, error),
         })?;
@@ -178,8 +179,10 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
         if !os::is_sealed(&file) {
             return Err(Error::Unsupported {
                 location,
-                what: "the descriptor is not sealed against writing, shrinking and growing (a memfd with F_SEAL_WRITE, \
-                       F_SEAL_SHRINK and F_SEAL_GROW); ask its maker to freeze it",
+                what:
+                    "the descriptor is not sealed against writing, shrinking and growing (a memfd with F_SEAL_WRITE, \
+                       F_SEAL_SHRINK and F_SEAL_GROW); ask its maker to freeze it"
+                        .into(),
             });
         }
         let found = os::facts(&file).map_err(|error| Error::os("look at", NAMELESS, error))?.length;

@@ -152,7 +152,8 @@ impl Directory {
             io::ErrorKind::Unsupported => Error::Unsupported {
                 location: self.path.display().to_string(),
                 what: "a file has holes that this file system cannot fill; open it with options().sparse(true) or \
-                       read-only",
+                       read-only"
+                    .into(),
             },
             _ => self.out_of_room(op, needed, error),
         })

@@ -67,9 +67,20 @@ pub(crate) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Opens the same file again: a new description, with locks and offset of its own.
+///
+/// # Errors
+///
+/// `Unsupported` where /proc is not mounted.
 pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
     let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
-    Ok(fs::open(descriptor_path(file), access | OFlags::CLOEXEC, Mode::empty())?.into())
+    match fs::open(descriptor_path(file), access | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(again) => Ok(again.into()),
+        Err(Errno::NOENT) => {
+            let reason = "an open file can be opened again only where /proc is mounted";
+            Err(io::Error::new(io::ErrorKind::Unsupported, reason))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn descriptor_path(file: &File) -> PathBuf {

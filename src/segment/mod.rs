@@ -255,15 +255,19 @@ impl Segment {
 
     /// Opens a new description of the very file that is mapped.
     fn open_again(&self, home: &Home, access: Access) -> Result<File> {
-        if let (true, Some(descriptor)) = (self.guards_by_descriptor, &self.descriptor) {
-            return os::reopen(&descriptor.file, access == Access::ReadWrite).map_err(|error| match error.kind() {
-                std::io::ErrorKind::NotFound => Error::Unsupported {
-                    location: home.location.to_string(),
-                    what: "guards by descriptor need /proc; mount it, or keep the array's name",
-                },
-                _ => Error::os("open again", &home.location, error),
-            });
-        }
+        let (true, Some(descriptor)) = (self.guards_by_descriptor, &self.descriptor) else {
+            return self.open_by_name(home, access);
+        };
+        os::reopen(&descriptor.file, access == Access::ReadWrite).or_else(|error| {
+            // Not every system can, at least not always; as long as it has its name, that leads there too.
+            self.open_by_name(home, access).map_err(|by_name| match by_name {
+                Error::Unlinked { .. } => Error::os("open again by descriptor", &home.location, error),
+                other => other,
+            })
+        })
+    }
+
+    fn open_by_name(&self, home: &Home, access: Access) -> Result<File> {
         let file = match home.backend.open(&home.location, access) {
             Err(Error::NotFound { .. } | Error::NotAnArray { .. }) => return Err(unlinked(home)),
             other => other?,
@@ -404,7 +408,8 @@ fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access) -> Result
         Err(Error::PermissionDenied { .. }) => Err(Error::Unsupported {
             location: location.to_string(),
             what: "it has holes, reading them takes memory, and this user may not fill them beforehand; open it with \
-                   options().sparse(true)",
+                   options().sparse(true)"
+                .into(),
         }),
         // Replaced or removed meanwhile: what is attached is the caller's file, whoever has the name.
         Ok(_) | Err(Error::NotFound { .. }) => Err(unlinked(home)),

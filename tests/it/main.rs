@@ -1,23 +1,31 @@
 //! One test program: every promise, on every backend, with real processes.
 //!
-//! Started with `NDSHM_TEST_ROLE` set, the program is not a test run but a child that plays that role in a test.
+//! | suite | what it holds | where |
+//! |---|---|---|
+//! | `conformance` | the contract | every backend, every platform |
+//! | `linux` | what only Linux shows: descriptors, permission bits, limits | every backend |
+//! | `interop` | numpy, CloudVolume, Python with our locks | every backend |
+//! | `selection` | which backend a program gets | every platform |
+//! | `tidy` | the architecture's rules, by reading the source | where the source is |
+//!
+//! Tests are named `suite::backend::file::test`. Started with `NDSHM_TEST_ROLE` set, the program is not a test run but a
+//! child that plays that role in a test.
 //!
 //! `NDSHM_TEST_DIR` says in which directory the emulated backend lives (a fresh directory inside it), so that the same
-//! tests run on ext4, tmpfs and overlayfs.
+//! tests run on ext4, tmpfs and overlayfs. With `EMULATE_SHM=1` real shared memory is not tested.
 
 #![allow(unreachable_pub)] // a program has no public interface
 // Small known numbers become elements of every type here.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::float_cmp)]
 
 mod conformance;
-mod crash;
-mod errors;
-mod guards;
+#[cfg(target_os = "linux")]
 mod interop;
-mod limits;
-mod multiprocess;
-mod render;
+#[cfg(target_os = "linux")]
+mod linux;
+mod selection;
 mod support;
+#[cfg(target_os = "linux")]
 mod tidy;
 
 use std::process::ExitCode;
@@ -27,37 +35,39 @@ use support::Place;
 use support::child::Role;
 
 /// What children can do, by the names they are started with.
-const ROLES: &[&[(&str, Role)]] = &[
-    conformance::ROLES,
-    crash::ROLES,
-    errors::ROLES,
-    guards::ROLES,
-    interop::ROLES,
-    limits::ROLES,
-    multiprocess::ROLES,
-];
+fn roles() -> Vec<(&'static str, Role)> {
+    let mut roles = conformance::ROLES.concat();
+    roles.extend(selection::ROLES);
+    #[cfg(target_os = "linux")]
+    {
+        roles.extend(linux::ROLES.concat());
+        roles.extend(interop::ROLES);
+    }
+    roles
+}
 
 fn main() -> ExitCode {
-    if let Some(code) = support::child::play(ROLES) {
+    if let Some(code) = support::child::play(&roles()) {
         return code;
     }
     let arguments = Arguments::from_args();
-    let places = [Place::shm(), Place::emulated(), Place::hidden()];
-    let mut trials: Vec<Trial> = tidy::trials();
-    for place in &places {
-        trials.extend(conformance::trials(place));
-        trials.extend(crash::trials(place));
-        trials.extend(errors::trials(place));
-        trials.extend(guards::trials(place));
-        trials.extend(render::trials(place));
-    }
-    // What drafts are made of changes nothing in these.
-    for place in &places[..2] {
-        trials.extend(interop::trials(place));
-        trials.extend(limits::trials(place));
-        trials.extend(multiprocess::trials(place));
+    let places = Place::all();
+    let mut trials: Vec<Trial> = places.iter().flat_map(conformance::trials).collect();
+    trials.extend(selection::trials());
+    #[cfg(target_os = "linux")]
+    {
+        // What drafts are made of changes nothing in these.
+        for place in places.iter().filter(|place| place.name != "hidden") {
+            trials.extend(linux::trials(place));
+            trials.extend(interop::trials(place));
+        }
+        trials.extend(tidy::trials());
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
+    for place in &places {
+        let left = place.left();
+        assert!(left.is_empty(), "left behind in {}: {left:?}", place.directory().display());
+    }
     drop(places);
     conclusion.exit_code()
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::Trial;
 
 /// The modules at the root and the floor each one is on; a file uses its own floor and lower ones.
 const FLOORS: &[(&str, u32)] =
@@ -24,13 +24,7 @@ pub fn trials() -> Vec<Trial> {
         the_core_stays_light,
         dependencies_ask_for_no_newer_compiler_than_we_promise,
     ];
-    let trial = |&(name, test): &(&str, fn())| {
-        Trial::test(format!("tidy::{name}"), move || {
-            test();
-            Ok::<(), Failed>(())
-        })
-    };
-    tests.iter().map(trial).collect()
+    crate::support::trials("tidy", tests)
 }
 
 fn root() -> &'static Path {

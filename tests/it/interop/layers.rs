@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Dimension, IntoDimension, Ix4, ShapeBuilder};
-use ndarray_shm::{NextClaim, Order, RenderBuffer, RenderOptions, SharedArray};
+use ndarray_shm::{NextClaim, Order, RenderBuffer, SharedArray};
 
 use super::peer::{Peer, axes};
 use super::sample::{assert_same, create, element, open};
@@ -21,7 +21,8 @@ const WORKERS: usize = 3;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
-        "interop::layers",
+        "interop",
+        "layers",
         tests![
             what_worker_processes_painted_is_uploaded,
             a_box_is_uploaded_out_of_a_larger_array,
@@ -63,7 +64,7 @@ pub fn paint_layer(arguments: &[String]) {
 
 /// Lets several processes paint one array.
 fn paint(place: &Place, name: &Name, seed: usize) -> SharedArray<u16, Ix4> {
-    let options = RenderOptions::new().backend(place.backend.clone());
+    let options = place.render_options();
     let buffer = options.create::<u16, _>(name.location(), SHAPE.f(), CHUNK, "a layer").unwrap();
     let workers = (0..WORKERS).map(|_| Child::start(place, "paint-layer", &[name.as_str(), &seed.to_string()]));
     let mut workers: Vec<Child> = workers.collect();

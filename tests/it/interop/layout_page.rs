@@ -7,7 +7,7 @@ use crate::support::Place;
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("interop::layout_page", tests![the_page_shows_the_code_that_is_tested])
+    place.trials("interop", "layout_page", tests![the_page_shows_the_code_that_is_tested])
 }
 
 fn the_page_shows_the_code_that_is_tested(_place: &Place) {

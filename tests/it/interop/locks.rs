@@ -20,7 +20,8 @@ const LONG: Duration = Duration::from_secs(60);
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
-        "interop::locks",
+        "interop",
+        "locks",
         tests![
             python_reads_and_writes_under_our_locks,
             a_python_reader_keeps_writers_out_and_lets_readers_in,

@@ -2,10 +2,10 @@
 
 use libtest_mimic::Trial;
 use ndarray::IxDyn;
-use ndarray_shm::{ArrayOptions, CreationMode, DType, Error, Order, with_element};
+use ndarray_shm::{CreationMode, DType, Error, Order, with_element};
 
 use super::peer::{About, Peer, path};
-use super::sample::{Sample, assert_same, create, fill, open, options};
+use super::sample::{Sample, assert_same, create, fill, open};
 use crate::support::Place;
 use crate::tests;
 
@@ -13,7 +13,8 @@ const SHAPE: [usize; 3] = [5, 6, 7];
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
-        "interop::numpy",
+        "interop",
+        "numpy",
         tests![
             numpy_reads_and_writes_every_element_type_in_both_orders,
             a_single_wrong_element_would_be_noticed,
@@ -81,7 +82,7 @@ fn holes_that_numpy_left_are_filled_before_anyone_writes(place: &Place) {
     let mut numpy = Peer::start(place, "numpy_peer.py");
     let (name, about) = (place.location("numpy-sparse"), About::new(DType::U16, &[LENGTH], Order::C));
     numpy.expect(format!("make_sparse {} {}", path(place, &name), LENGTH * 2), "done");
-    let looking = options::<u16>(place).sparse(true).open_readonly(name.location(), IxDyn(&[LENGTH])).unwrap();
+    let looking = place.options::<u16, _>().sparse(true).open_readonly(name.location(), IxDyn(&[LENGTH])).unwrap();
     assert!(looking.is_sparse().unwrap(), "nothing was filled that was not to be");
     assert!(looking.read().unwrap().iter().all(|value| *value == 0));
     let array = open::<u16>(place, &name, &[LENGTH], Order::C);
@@ -95,7 +96,7 @@ fn a_file_of_another_size_is_refused_and_left_as_it_is(place: &Place) {
     for size in [0, 209, 211, 420] {
         let name = place.location("numpy-size");
         numpy.expect(format!("make_sparse {} {size}", path(place, &name)), "done");
-        let options = || ArrayOptions::<u8, _>::new().backend(place.backend.clone());
+        let options = || place.options::<u8, _>();
         let attempts = [
             options().open(name.location(), SHAPE),
             options().open_readonly(name.location(), SHAPE),

@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 use ndarray::{Dimension, IntoDimension, Ix3, ShapeBuilder};
-use ndarray_shm::{Claim, NextClaim, RenderBuffer, RenderOptions};
+use ndarray_shm::{Claim, NextClaim, RenderBuffer};
 
 use super::peer::Peer;
 use super::sample::{assert_same, element};
@@ -17,7 +17,8 @@ const CHUNKS: usize = 3 * 3 * 3;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
-        "interop::painters",
+        "interop",
+        "painters",
         tests![
             python_reads_what_the_ledger_says,
             python_and_we_paint_one_buffer_together,
@@ -29,7 +30,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 }
 
 fn begin(place: &Place, name: &Name) -> RenderBuffer<u16, Ix3> {
-    let options = RenderOptions::new().backend(place.backend.clone()).chunk_offset(&OFFSET);
+    let options = place.render_options().chunk_offset(&OFFSET);
     options.create(name.location(), SHAPE.f(), CHUNK, "painted by two").unwrap()
 }
 

@@ -4,7 +4,7 @@
 //! array is noticed; values fill their type, so that a wrong width, sign or byte order is.
 
 use ndarray::{ArrayD, ArrayViewMutD, Dimension, IntoDimension, IxDyn, ShapeBuilder};
-use ndarray_shm::{ArrayOptions, Element, Order, SharedArray};
+use ndarray_shm::{Element, Order, SharedArray};
 
 use crate::support::{Name, Place};
 
@@ -82,16 +82,12 @@ pub fn create<T: Sample>(
 ) -> SharedArray<T, IxDyn> {
     let shape_and_order = IxDyn(shape).set_f(order == Order::F);
     let fill = |mut view: ArrayViewMutD<'_, T>| view.assign(&sample(shape, seed));
-    options(place).create_with(name.location(), shape_and_order, fill).unwrap()
+    place.options().create_with(name.location(), shape_and_order, fill).unwrap()
 }
 
 /// Opens what has the name.
 pub fn open<T: Sample>(place: &Place, name: &Name, shape: &[usize], order: Order) -> SharedArray<T, IxDyn> {
-    options(place).open(name.location(), IxDyn(shape).set_f(order == Order::F)).unwrap()
-}
-
-pub fn options<T: Element>(place: &Place) -> ArrayOptions<T, IxDyn> {
-    ArrayOptions::new().backend(place.backend.clone())
+    place.options().open(name.location(), IxDyn(shape).set_f(order == Order::F)).unwrap()
 }
 
 /// Writes another sample into an array.

@@ -12,7 +12,8 @@ const SHAPE: [usize; 3] = [5, 6, 7];
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
-        "interop::shared_memory",
+        "interop",
+        "shared_memory",
         tests![
             python_attaches_to_ours_and_leaves_it_when_it_ends,
             the_default_tracker_unlinks_ours_and_our_guards_say_so,

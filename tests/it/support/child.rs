@@ -16,10 +16,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub type Role = fn(&[String]);
 
 /// Plays the role that the environment names; `None` if it names none.
-pub fn play(roles: &[&[(&str, Role)]]) -> Option<ExitCode> {
+pub fn play(roles: &[(&str, Role)]) -> Option<ExitCode> {
     let name = std::env::var(ROLE).ok()?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let role = roles.iter().copied().flatten().find(|(known, _)| *known == name);
+    let role = roles.iter().find(|(known, _)| *known == name);
     let (_, role) = role.unwrap_or_else(|| panic!("no role is called {name:?}"));
     role(&arguments);
     Some(ExitCode::SUCCESS)
@@ -107,13 +107,16 @@ impl Child {
         assert_eq!(self.line(), line);
     }
 
-    /// Sends a signal by name.
-    pub fn signal(&self, name: &str) {
-        let status = Command::new("kill").args(["-s", name, &self.id().to_string()]).status().expect("kill runs");
-        assert!(status.success(), "kill -s {name}");
+    /// Stops every thread of the child, where that is a signal. Elsewhere it does nothing: a child that has said
+    /// something and is to hear an answer waits anyway.
+    pub fn stop(&self) {
+        if cfg!(unix) {
+            let status = Command::new("kill").args(["-s", "STOP", &self.id().to_string()]).status().expect("kill runs");
+            assert!(status.success(), "kill -s STOP");
+        }
     }
 
-    /// Kills the child as `kill -9` does, and waits until it is gone.
+    /// Kills the child as `kill -9` and `TerminateProcess` do, and waits until it is gone.
     pub fn kill(&mut self) {
         self.process.kill().expect("it can be killed");
         self.process.wait().expect("it can be waited for");

@@ -1,10 +1,10 @@
 //! What tests stand on: places to test in, names that clean up after themselves, children.
 
 pub mod child;
+#[cfg(target_os = "linux")]
 mod hidden;
 pub mod machine;
 mod meddling;
-pub mod sandbox;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
-use ndarray_shm::{Backend, Directory, Location, default_backend, render};
+use ndarray::Dimension;
+use ndarray_shm::{
+    ArrayOptions, Backend, Directory, Element, EntryKind, Location, RenderOptions, default_backend, render,
+};
 
 /// Tells a child that its drafts are to be hidden ones.
 const HIDDEN: &str = "NDSHM_TEST_HIDDEN";
@@ -20,6 +23,7 @@ const HIDDEN: &str = "NDSHM_TEST_HIDDEN";
 /// In a child: the backend under test, with its way of making drafts.
 pub fn backend_of_child() -> Arc<dyn Backend> {
     let backend = default_backend().expect("the parent chose one");
+    #[cfg(target_os = "linux")]
     if std::env::var(HIDDEN).is_ok_and(|hidden| hidden == "1") {
         return Arc::new(hidden::HiddenDrafts(Directory::new("hidden", backend.directory())));
     }
@@ -39,13 +43,24 @@ pub struct Place {
 }
 
 impl Place {
-    /// Real shared memory.
-    pub fn shm() -> Self {
-        Self { name: "shm", backend: Directory::shm().expect("/dev/shm"), emulate: false, _directory: None }
+    /// Whether the system can take room for the holes of a file that others may have open.
+    pub const FILLS_HOLES: bool = cfg!(target_os = "linux");
+
+    /// The backends that this machine has. With `EMULATE_SHM` set, real shared memory is none of them.
+    pub fn all() -> Vec<Self> {
+        let emulated = [
+            Self::emulated(),
+            #[cfg(target_os = "linux")]
+            Self::hidden(),
+        ];
+        let default = default_backend().expect("a backend");
+        let real =
+            (default.name() == "shm").then(|| Self { name: "shm", backend: default, emulate: false, _directory: None });
+        real.into_iter().chain(emulated).collect()
     }
 
     /// Files in a fresh directory.
-    pub fn emulated() -> Self {
+    fn emulated() -> Self {
         let parent = std::env::var_os("NDSHM_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
         let directory =
             tempfile::Builder::new().prefix("ndshm-it-").tempdir_in(&parent).expect("a directory for tests");
@@ -54,7 +69,8 @@ impl Place {
     }
 
     /// Files in a fresh directory, with drafts that are hidden instead of nameless.
-    pub fn hidden() -> Self {
+    #[cfg(target_os = "linux")]
+    fn hidden() -> Self {
         let emulated = Self::emulated();
         let directory = Directory::new("hidden", emulated.directory());
         Self { name: "hidden", backend: Arc::new(hidden::HiddenDrafts(directory)), ..emulated }
@@ -68,13 +84,43 @@ impl Place {
         Arc::new(meddling::Meddling { inner: Arc::clone(&self.backend), before: Box::new(before) })
     }
 
+    /// The same kind of place in a directory of its own, where there are directories to choose.
+    pub fn fresh(&self) -> Self {
+        match self.name {
+            "emulated" => Self::emulated(),
+            #[cfg(target_os = "linux")]
+            "hidden" => Self::hidden(),
+            _ => self.clone(),
+        }
+    }
+
     /// Whether drafts have hidden names here, which a killed maker leaves behind.
     pub fn has_hidden_drafts(&self) -> bool {
-        self.name == "hidden"
+        self.name == "hidden" || !cfg!(target_os = "linux")
+    }
+
+    /// How many drafts have a hidden name now.
+    pub fn hidden_drafts(&self) -> usize {
+        let entries = self.backend.list().expect("a listing");
+        entries.iter().filter(|entry| entry.kind == EntryKind::Draft).count()
     }
 
     pub fn directory(&self) -> &Path {
         self.backend.directory()
+    }
+
+    pub fn path(&self, name: &Name) -> PathBuf {
+        self.directory().join(name.as_str())
+    }
+
+    /// Options for arrays here.
+    pub fn options<T: Element, D: Dimension>(&self) -> ArrayOptions<T, D> {
+        ArrayOptions::new().backend(Arc::clone(&self.backend))
+    }
+
+    /// Options for renderbuffers here.
+    pub fn render_options(&self) -> RenderOptions {
+        RenderOptions::new().backend(Arc::clone(&self.backend))
     }
 
     /// The environment in which a child's default backend is this one.
@@ -101,16 +147,23 @@ impl Place {
         entries.into_iter().map(|entry| entry.name).filter(own).collect()
     }
 
-    /// Wraps test functions of one file, once for this place.
-    pub fn trials(&self, file: &str, tests: &[(&str, Test)]) -> Vec<Trial> {
+    /// Wraps the tests of one file of a suite, once for this place.
+    pub fn trials(&self, suite: &str, file: &str, tests: &[(&str, Test)]) -> Vec<Trial> {
         let trial = |&(name, test): &(&str, Test)| {
             let place = self.clone();
-            Trial::test(format!("{file}::{}::{name}", self.name), move || {
+            Trial::test(format!("{suite}::{}::{file}::{name}", self.name), move || {
                 test(&place);
                 Ok::<(), Failed>(())
             })
         };
         tests.iter().map(trial).collect()
+    }
+
+    /// What tests left here, bookkeeping included.
+    pub fn left(&self) -> Vec<String> {
+        let own = format!("ndshm-it-{}-", std::process::id());
+        let entries = self.backend.list().expect("a listing").into_iter().map(|entry| entry.name);
+        entries.filter(|name| self.name != "shm" || name.contains(&own)).collect()
     }
 }
 
@@ -138,10 +191,21 @@ impl Drop for Name {
     }
 }
 
+/// Wraps the tests of a suite that is about no place.
+pub fn trials(suite: &str, tests: &[(&str, fn())]) -> Vec<Trial> {
+    let trial = |&(name, test): &(&str, fn())| {
+        Trial::test(format!("{suite}::{name}"), move || {
+            test();
+            Ok::<(), Failed>(())
+        })
+    };
+    tests.iter().map(trial).collect()
+}
+
 /// Names a list of test functions after themselves.
 #[macro_export]
 macro_rules! tests {
-    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name)),*] };
+    ($($(#[$attribute:meta])* $name:ident),* $(,)?) => { &[$($(#[$attribute])* (stringify!($name), $name)),*] };
 }
 
 /// Waits for something that must happen, and says what if it does not.

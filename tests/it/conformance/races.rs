@@ -1,26 +1,24 @@
 //! Many processes at once: the same name made, used and removed by all, and locks under pressure.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use ndarray_shm::{ArrayOptions, Backend, CreationMode, Directory, Error, SharedArray, unlink};
+use ndarray_shm::{CreationMode, Error, SharedArray, unlink};
 
 use crate::support::Place;
 use crate::support::child::{Child, Role, hear, say};
-use crate::support::machine::descriptor_count;
+use crate::support::machine::open_files;
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
-        "multiprocess",
+        "conformance",
+        "races",
         tests![
             four_processes_make_use_and_remove_one_name_a_thousand_times_each,
             open_or_create_races_end_in_one_array,
             overlapping_readers_do_not_keep_a_writer_out,
-            a_guard_dropped_while_processes_are_spawned_is_free_at_once,
             increments_under_write_guards_are_never_lost,
-            the_test_of_locks_is_not_fooled_by_processes_being_spawned,
         ],
     )
 }
@@ -36,7 +34,7 @@ pub const ROLES: &[(&str, Role)] = &[
 fn churn(arguments: &[String]) {
     const LENGTH: usize = 1500;
     let (name, seed) = (arguments[0].as_str(), arguments[1].parse::<u64>().unwrap());
-    let before = descriptor_count();
+    let before = open_files();
     let check = |outcome: Result<(), Error>| match outcome {
         Ok(()) | Err(Error::NotFound { .. } | Error::AlreadyExists { .. } | Error::Unlinked { .. }) => {}
         Err(error) => panic!("{error}"),
@@ -58,11 +56,12 @@ fn churn(arguments: &[String]) {
             _ => unlink(name).map(drop),
         });
     }
-    assert_eq!(descriptor_count(), before);
+    assert_eq!(open_files(), before);
     say("no surprises");
 }
 
 fn four_processes_make_use_and_remove_one_name_a_thousand_times_each(place: &Place) {
+    let place = &place.fresh(); // where everything that is left is this test's
     let name = place.location("churn");
     let start = |seed: u32| Child::start(place, "churn", &[name.as_str(), &seed.to_string()]);
     let mut children: Vec<Child> = (1..=4).map(start).collect();
@@ -71,8 +70,9 @@ fn four_processes_make_use_and_remove_one_name_a_thousand_times_each(place: &Pla
     }
     children.into_iter().for_each(Child::finish);
     place.backend.unlink(name.location(), None).unwrap();
-    let left: Vec<String> = place.backend.list().unwrap().into_iter().map(|entry| entry.name).collect();
-    assert!(left.iter().all(|file| !file.contains("churn") && !file.contains("draft")), "{left:?}");
+    let left: Vec<String> =
+        place.left().into_iter().filter(|file| place.name != "shm" || file.contains("churn")).collect();
+    assert_eq!(left, [] as [&str; 0]);
 }
 
 /// A child that opens or creates an array of one element and takes a number.
@@ -112,7 +112,7 @@ fn read_again_and_again(arguments: &[String]) {
 
 fn overlapping_readers_do_not_keep_a_writer_out(place: &Place) {
     let name = place.location("readers");
-    let array = ArrayOptions::<u8, _>::new().backend(place.backend.clone()).create(name.location(), 64).unwrap();
+    let array = place.options::<u8, _>().create(name.location(), 64).unwrap();
     let mut readers: Vec<Child> =
         (0..8).map(|_| Child::start(place, "read-again-and-again", &[name.as_str()])).collect();
     for reader in &mut readers {
@@ -133,28 +133,6 @@ fn overlapping_readers_do_not_keep_a_writer_out(place: &Place) {
     assert!(refused >= 10, "the readers hardly overlap: refused {refused} of 20 times");
 }
 
-fn a_guard_dropped_while_processes_are_spawned_is_free_at_once(place: &Place) {
-    let name = place.location("spawn");
-    let array = ArrayOptions::<u8, _>::new().backend(place.backend.clone()).create(name.location(), 4).unwrap();
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let spawner = scope.spawn(|| {
-            let mut spawned = 0;
-            while !stop.load(Ordering::Relaxed) {
-                spawned += usize::from(std::process::Command::new("true").status().is_ok());
-            }
-            spawned
-        });
-        for round in 0..10_000 {
-            drop(array.write().unwrap());
-            let taken = array.try_write();
-            assert!(taken.is_ok(), "round {round}: {:?}", taken.unwrap_err());
-        }
-        stop.store(true, Ordering::Relaxed);
-        assert!(spawner.join().unwrap() > 0);
-    });
-}
-
 /// A child that adds one to every element, many times.
 fn increment(arguments: &[String]) {
     let array = SharedArray::<u32, _>::open(arguments[0].as_str(), (8, 8)).unwrap();
@@ -166,27 +144,8 @@ fn increment(arguments: &[String]) {
 
 fn increments_under_write_guards_are_never_lost(place: &Place) {
     let name = place.location("increment");
-    let array = ArrayOptions::<u32, _>::new().backend(place.backend.clone()).create(name.location(), (8, 8)).unwrap();
+    let array = place.options::<u32, _>().create(name.location(), (8, 8)).unwrap();
     let mut children: Vec<Child> = (0..3).map(|_| Child::start(place, "increment", &[name.as_str()])).collect();
     children.iter_mut().for_each(|child| child.expect("added"));
     assert!(array.read().unwrap().iter().all(|value| *value == 1500));
-}
-
-fn the_test_of_locks_is_not_fooled_by_processes_being_spawned(place: &Place) {
-    let stop = AtomicBool::new(false);
-    let expected = place.backend.lock_survives_close().unwrap();
-    let wrong = std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
-                    let _spawned = std::process::Command::new("true").status();
-                }
-            });
-        }
-        let is_wrong = || Directory::new("fresh", place.directory()).lock_survives_close().unwrap() != expected;
-        let wrong = (0..3000).filter(|_| is_wrong()).count();
-        stop.store(true, Ordering::Relaxed);
-        wrong
-    });
-    assert_eq!(wrong, 0);
 }

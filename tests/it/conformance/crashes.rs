@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Array;
-use ndarray_shm::{ArrayOptions, NextClaim, RenderBuffer, RenderOptions, SharedArray};
+use ndarray_shm::{NextClaim, RenderBuffer, SharedArray};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child, eventually};
@@ -12,7 +12,8 @@ use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
-        "crash",
+        "conformance",
+        "crashes",
         tests![
             a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing,
             a_killed_painters_chunk_is_painted_by_someone_else,
@@ -20,17 +21,12 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_buffer_whose_painters_all_died_is_resumed_where_they_stopped,
             a_beginner_killed_before_the_payload_has_its_name_blocks_nobody,
             a_finisher_killed_before_the_ledger_is_gone_blocks_nobody,
-            a_forked_child_that_drops_a_guard_leaves_the_parent_its_lock,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] = &[
-    ("fill-slowly", fill_slowly),
-    ("claim-and-hang", claim_and_hang),
-    ("paint", paint),
-    ("fork-with-guard", fork_with_guard),
-];
+pub const ROLES: &[(&str, Role)] =
+    &[("fill-slowly", fill_slowly), ("claim-and-hang", claim_and_hang), ("paint", paint)];
 
 /// A child that is half-way through filling an array when it says so.
 fn fill_slowly(arguments: &[String]) {
@@ -45,25 +41,25 @@ fn fill_slowly(arguments: &[String]) {
 }
 
 fn a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing(place: &Place) {
+    let place = &place.fresh(); // where every hidden draft is this test's
     let name = place.location("half-way");
     let names = || -> Vec<String> { place.backend.list().unwrap().into_iter().map(|entry| entry.name).collect() };
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
     child.expect("half-way");
-    child.signal("STOP");
-    let open = || ArrayOptions::<u8, _>::new().backend(place.backend.clone()).open(name.location(), 1 << 20);
+    child.stop();
+    let open = || place.options::<u8, _>().open(name.location(), 1 << 20);
     assert!(open().unwrap_err().is_not_found());
     assert!(names().iter().all(|file| !file.contains(name.as_str())));
     // The name is free for somebody else meanwhile.
-    let array = ArrayOptions::<u8, _>::new().backend(place.backend.clone()).create(name.location(), 4).unwrap();
+    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(array.unlink().unwrap());
-    let draft = format!(".ndshm-draft-{}-", child.id());
-    let drafts = || names().iter().filter(|file| file.starts_with(&draft)).count();
+    drop(array);
     let hidden = usize::from(place.has_hidden_drafts());
-    assert_eq!(drafts(), hidden);
+    assert_eq!(place.hidden_drafts(), hidden);
     child.kill();
     assert!(open().unwrap_err().is_not_found());
     assert!(names().iter().all(|file| !file.contains(name.as_str())));
-    assert_eq!(drafts(), hidden, "a hidden name is all that a killed maker can leave");
+    assert_eq!(place.hidden_drafts(), hidden, "a hidden name is all that a killed maker can leave");
 
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
     child.expect("half-way");
@@ -81,7 +77,7 @@ fn value(i: usize, j: usize) -> u32 {
 }
 
 fn begin(place: &Place, name: &Name) -> RenderBuffer<u32, ndarray::Ix2> {
-    RenderOptions::new().backend(place.backend.clone()).create(name.location(), SHAPE, CHUNK, "crash tests").unwrap()
+    place.render_options().create(name.location(), SHAPE, CHUNK, "crash tests").unwrap()
 }
 
 fn check(place: &Place, name: &Name, buffer: RenderBuffer<u32, ndarray::Ix2>) {
@@ -182,7 +178,7 @@ fn a_beginner_killed_before_the_payload_has_its_name_blocks_nobody(place: &Place
     // What a beginner leaves that dies between publishing the ledger and the payload.
     let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
     std::fs::remove_file(place.directory().join(partial)).unwrap();
-    let again = RenderOptions::new().backend(place.backend.clone()).open::<u32, ndarray::Ix2>(name.location());
+    let again = place.render_options().open::<u32, ndarray::Ix2>(name.location());
     assert!(again.unwrap_err().is_not_found());
     let buffer = begin(place, &name);
     assert_eq!(buffer.progress().done, 0);
@@ -196,44 +192,10 @@ fn a_finisher_killed_before_the_ledger_is_gone_blocks_nobody(place: &Place) {
     let file = |kind: &str| place.files_of(&name).into_iter().find(|file| file.contains(kind)).expect("a file");
     let (partial, ledger) = (place.directory().join(file("part")), place.directory().join(file("ledger")));
     // What a finisher leaves that dies between renaming the payload and clearing the ledger away; others are attached.
-    std::fs::rename(partial, place.directory().join(name.as_str())).unwrap();
-    let options = || RenderOptions::new().backend(place.backend.clone());
+    std::fs::rename(partial, place.path(&name)).unwrap();
+    let options = || place.render_options();
     let error = options().create::<u32, _>(name.location(), SHAPE, CHUNK, "crash tests").unwrap_err();
     assert!(error.is_already_exists(), "{error}");
     assert!(!ledger.exists(), "cleared away by whoever came next");
     drop(buffer);
-}
-
-/// A child that forks while it holds a write guard.
-#[allow(unsafe_code)]
-fn fork_with_guard(arguments: &[String]) {
-    let array = SharedArray::<u8, _>::open(arguments[0].as_str(), 4).unwrap();
-    let guard = array.write().unwrap();
-    // SAFETY: this process has one thread; the child drops a guard, which closes a descriptor, and exits at once.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        drop(guard);
-        // SAFETY: ends the process without running anything else.
-        unsafe { libc::_exit(0) };
-    }
-    let mut status = -1;
-    // SAFETY: waits for the child just made; the status is a valid place to write to.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!((waited, status), (child, 0));
-    say("forked");
-    hear();
-    drop(guard);
-    say("done");
-    hear();
-}
-
-fn a_forked_child_that_drops_a_guard_leaves_the_parent_its_lock(place: &Place) {
-    let name = place.location("fork");
-    let array = ArrayOptions::<u8, _>::new().backend(place.backend.clone()).create(name.location(), 4).unwrap();
-    let mut child = Child::start(place, "fork-with-guard", &[name.as_str()]);
-    child.expect("forked");
-    assert!(array.try_read().unwrap_err().is_would_block());
-    child.tell("let go");
-    child.expect("done");
-    assert!(array.try_read().is_ok());
 }

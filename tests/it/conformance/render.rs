@@ -1,17 +1,18 @@
-//! The contract of renderbuffers on every backend: claims, commits, finishing, and what excludes what.
+//! Renderbuffers: claims, commits, finishing, and what excludes what.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use ndarray::{Array, Dimension};
-use ndarray_shm::{ArrayOptions, Backend, Claim, Element, Error, Location, NextClaim, RenderBuffer, RenderOptions};
+use ndarray::Array;
+use ndarray_shm::{Backend, Claim, Error, Location, NextClaim, RenderBuffer, RenderOptions};
 
 use crate::support::{Name, Place, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
+        "conformance",
         "render",
         tests![
             chunks_are_painted_by_one_claim_each,
@@ -28,13 +29,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     )
 }
 
-fn options<T: Element, D: Dimension>(place: &Place) -> ArrayOptions<T, D> {
-    ArrayOptions::new().backend(place.backend.clone())
-}
-
 fn buffer(place: &Place, name: &Name) -> RenderBuffer<u32, ndarray::Ix2> {
-    let options = RenderOptions::new().backend(place.backend.clone());
-    options.create(name.location(), (6, 10), (4, 3), "a test").unwrap()
+    place.render_options().create(name.location(), (6, 10), (4, 3), "a test").unwrap()
 }
 
 /// Paints every element of every free chunk with its own index.
@@ -68,7 +64,7 @@ fn chunks_are_painted_by_one_claim_each(place: &Place) {
 fn a_finished_buffer_has_its_name_and_nothing_else(place: &Place) {
     let name = place.location("finish");
     let one = buffer(place, &name);
-    assert!(options::<u32, _>(place).open(name.location(), (6, 10)).unwrap_err().is_not_found());
+    assert!(place.options::<u32, _>().open(name.location(), (6, 10)).unwrap_err().is_not_found());
     assert_eq!(place.files_of(&name).len(), 2, "payload and ledger under reserved names");
     assert!(ndarray_shm::render::attached(&*place.backend, name.location()).unwrap());
     assert_eq!(paint(&one), 8);
@@ -80,12 +76,7 @@ fn a_finished_buffer_has_its_name_and_nothing_else(place: &Place) {
     assert_eq!(*array.read().unwrap(), *expected);
     assert!(matches!(two.claim_next().unwrap(), NextClaim::AllDone));
     assert_eq!(*two.finish().unwrap().read().unwrap(), *expected, "whoever comes second gets the same array");
-    let again = RenderOptions::new().backend(place.backend.clone()).create::<u32, _>(
-        name.location(),
-        (6, 10),
-        (4, 3),
-        "a test",
-    );
+    let again = place.render_options().create::<u32, _>(name.location(), (6, 10), (4, 3), "a test");
     assert!(again.unwrap_err().is_already_exists());
 }
 
@@ -119,8 +110,8 @@ fn a_claim_and_a_write_guard_exclude_each_other(place: &Place) {
     // The payload has a reserved name while it is painted; under a second, ordinary name any program could open it.
     let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
     let alias = place.location("claim-write-alias");
-    std::fs::hard_link(place.directory().join(partial), place.directory().join(alias.as_str())).unwrap();
-    let array = options::<u32, _>(place).open(alias.location(), (6, 10)).unwrap();
+    std::fs::hard_link(place.directory().join(partial), place.path(&alias)).unwrap();
+    let array = place.options::<u32, _>().open(alias.location(), (6, 10)).unwrap();
     let Claim::Chunk(claim) = buffer.claim(3).unwrap() else { panic!("free") };
     assert!(array.try_write().unwrap_err().is_would_block());
     assert!(array.write().unwrap_err().is_would_deadlock());
@@ -218,7 +209,7 @@ fn beginning_what_others_finished_meanwhile_is_an_error_and_leaves_nothing(place
 
 fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
     let name = place.location("sparse-buffer");
-    let options = || RenderOptions::new().backend(place.backend.clone()).sparse(true);
+    let options = || place.render_options().sparse(true);
     let create = || options().create::<u8, _>(name.location(), 1 << 20, 1 << 16, "sparse").unwrap();
     let buffers = [create(), create()];
     let joined = options().open::<u8, ndarray::Ix1>(name.location()).unwrap();
@@ -230,7 +221,7 @@ fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
 
 fn many_chunks_are_claimed_past_a_slow_one(place: &Place) {
     let name = place.location("slow-one");
-    let options = RenderOptions::new().backend(place.backend.clone());
+    let options = place.render_options();
     let buffer = options.create::<u8, _>(name.location(), 2000, 1, "slow").unwrap();
     let NextClaim::Chunk(slow) = buffer.claim_next().unwrap() else { panic!("all are free") };
     for expected in 1..2000 {

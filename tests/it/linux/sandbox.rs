@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::Place;
-use super::child;
+use libtest_mimic::Trial;
+
+use crate::support::{Place, child};
 
 /// How this user gets private mounts, if it can: as root, or as root of a user namespace.
 fn unshare() -> Option<&'static [&'static str]> {
@@ -15,9 +16,19 @@ fn unshare() -> Option<&'static [&'static str]> {
     })
 }
 
-/// Whether tests with private mounts can run here.
-pub fn has_private_mounts() -> bool {
-    unshare().is_some()
+/// Tests that cannot run here are counted as ignored, and the reason is printed.
+pub fn unless(reason: &str, possible: bool, trials: Vec<Trial>) -> Vec<Trial> {
+    if !possible {
+        for trial in &trials {
+            eprintln!("NOT RUN: {}: {reason}", trial.name());
+        }
+    }
+    trials.into_iter().map(|trial| trial.with_ignored_flag(!possible)).collect()
+}
+
+/// Tests that need private mounts.
+pub fn with_private_mounts(trials: Vec<Trial>) -> Vec<Trial> {
+    unless("private mounts cannot be had", unshare().is_some(), trials)
 }
 
 /// A role in a mount namespace of its own, after a script has mounted what it needs.

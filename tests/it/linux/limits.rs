@@ -1,90 +1,36 @@
-//! The edges of the machine: room, memory limits, descriptors. Nothing may be lost, and nobody killed.
+//! The edges of the machine: room, memory, lengths of files. Nothing may be lost, and nobody killed.
 
 use libtest_mimic::Trial;
 use ndarray_shm::{Error, FrozenArray, RenderBuffer, SharedArray, default_backend};
 
+use super::sandbox::{self, MemoryGroup, unless};
 use crate::support::child::{Child, Role, say};
-use crate::support::machine::descriptor_count;
-use crate::support::sandbox::{self, MemoryGroup};
 use crate::support::{Name, Place};
 use crate::tests;
 
 const MIB: usize = 1 << 20;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let mut trials = place.trials(
-        "limits",
-        tests![ten_thousand_arrays_need_sixteen_descriptors, files_longer_than_the_process_may_make_are_an_error],
-    );
+    let mut trials = place.trials("linux", "limits", tests![files_longer_than_the_process_may_make_are_an_error]);
     if place.name == "shm" {
         let mounted = place.trials(
+            "linux",
             "limits",
             tests![a_full_shared_memory_is_an_error_and_leaves_nothing, a_file_system_without_inodes_says_so],
         );
-        trials.extend(unless("private mounts cannot be had", sandbox::has_private_mounts(), mounted));
-        let grouped = place.trials("limits", tests![a_memory_limit_is_an_error_and_the_process_lives]);
+        trials.extend(sandbox::with_private_mounts(mounted));
+        let grouped = place.trials("linux", "limits", tests![a_memory_limit_is_an_error_and_the_process_lives]);
         trials.extend(unless("no memory control group can be made", MemoryGroup::new(64 << 20).is_some(), grouped));
     }
     trials
 }
 
-/// Tests that cannot run here are counted as ignored, and the reason is printed.
-fn unless(reason: &str, possible: bool, trials: Vec<Trial>) -> Vec<Trial> {
-    if !possible {
-        for trial in &trials {
-            eprintln!("NOT RUN: {}: {reason}", trial.name());
-        }
-    }
-    trials.into_iter().map(|trial| trial.with_ignored_flag(!possible)).collect()
-}
-
 pub const ROLES: &[(&str, Role)] = &[
-    ("many-arrays", many_arrays),
     ("fill-shm", fill_shm),
     ("no-inodes", no_inodes),
     ("exceed-memory", exceed_memory),
     ("exceed-file-size", exceed_file_size),
 ];
-
-/// A child that creates arrays and holds them all, under a limit of 64 descriptors.
-fn many_arrays(arguments: &[String]) {
-    let survives = default_backend().unwrap().lock_survives_close().unwrap();
-    let mut arrays = Vec::new();
-    let mut most = 0;
-    for number in 0..10_000 {
-        match SharedArray::<u64, _>::create(format!("{}-{number}", arguments[0]), 4) {
-            Ok(array) => arrays.push(array),
-            Err(Error::TooManyOpenFiles { limit: 64, .. }) if !survives => break,
-            Err(error) => panic!("array {number}: {error}"),
-        }
-        most = most.max(descriptor_count());
-    }
-    for (number, array) in arrays.iter().enumerate().step_by(997) {
-        array.write().unwrap().fill(number as u64);
-    }
-    if survives {
-        assert!(most <= 16, "{most} descriptors at once");
-        assert_eq!(arrays.len(), 10_000);
-    } else {
-        assert!(arrays.len() < 64, "a descriptor each");
-    }
-    for array in &arrays {
-        assert!(array.backend().unlink(array.location().unwrap(), None).unwrap());
-    }
-    say(format!("{} arrays", arrays.len()));
-}
-
-fn ten_thousand_arrays_need_sixteen_descriptors(place: &Place) {
-    let name = place.location("many");
-    let mut child = Child::spawn(sandbox::with_descriptors(place, 64, "many-arrays", &[name.as_str()]));
-    let line = child.line();
-    if place.backend.lock_survives_close().unwrap() {
-        assert_eq!(line, "10000 arrays");
-    }
-    child.finish();
-    let left = place.backend.list().unwrap().into_iter().filter(|entry| entry.name.starts_with(name.as_str())).count();
-    assert_eq!(left, 0);
-}
 
 /// A child that may make files of 16 KiB.
 fn exceed_file_size(arguments: &[String]) {

@@ -1,0 +1,301 @@
+//! Arrays: create, draft, publish, open, sizes, orders, names, unlink, leases.
+
+use libtest_mimic::Trial;
+use ndarray::{Array3, IxDyn, ShapeBuilder};
+use ndarray_shm::{CreationMode, Draft, Element, Error, Order, SharedArray, attached_in};
+
+use crate::support::child::{Child, Role, say};
+use crate::support::{Place, eventually};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "arrays",
+        tests![
+            a_new_array_is_all_zeros_and_exactly_as_long_as_its_elements,
+            another_process_sees_what_was_written_element_by_element,
+            order_is_kept_everywhere,
+            every_element_type_makes_the_round_trip,
+            arrays_of_no_elements_and_of_no_axes_work,
+            a_draft_has_no_name_until_it_is_published_and_leaves_nothing_if_it_is_not,
+            a_draft_that_cannot_be_published_is_given_back,
+            creating_twice_is_an_error_and_changes_nothing,
+            open_or_create_opens_what_is_there_and_creates_what_is_not,
+            replacing_leaves_old_attachments_their_bytes,
+            a_closure_that_panics_creates_nothing,
+            unlinking_says_whether_there_was_something,
+            unlinking_through_a_handle_spares_a_newer_array_of_the_same_name,
+            attached_is_asked_of_the_kernel,
+            a_read_only_attachment_cannot_write,
+            sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[("draft", draft), ("read-array", read_array)];
+
+fn a_new_array_is_all_zeros_and_exactly_as_long_as_its_elements(place: &Place) {
+    let name = place.location("zeros");
+    let array = place.options::<u32, _>().create(name.location(), (3, 5, 7)).unwrap();
+    assert!(array.read().unwrap().iter().all(|value| *value == 0));
+    assert_eq!((array.len(), array.shape(), array.order()), (105, [3, 5, 7].as_slice(), Order::C));
+    assert_eq!(array.location(), Some(name.location()));
+    assert_eq!(array.backend().name(), place.name);
+    let file = std::fs::metadata(place.path(&name)).unwrap();
+    assert_eq!(file.len(), 105 * 4);
+}
+
+/// A child that opens a (4, 5) array of u16 and says its sum.
+fn read_array(arguments: &[String]) {
+    let array = SharedArray::<u16, _>::open(arguments[0].as_str(), (4, 5)).unwrap();
+    let sum: u64 = array.read().unwrap().iter().map(|value| u64::from(*value)).sum();
+    say(sum);
+    array.write().unwrap()[[3, 4]] = 999;
+}
+
+fn another_process_sees_what_was_written_element_by_element(place: &Place) {
+    let name = place.location("other-process");
+    let array = place
+        .options::<u16, _>()
+        .create_with(name.location(), (4, 5), |mut view| {
+            view.indexed_iter_mut().for_each(|((i, j), value)| *value = (i * 10 + j) as u16);
+        })
+        .unwrap();
+    let expected: u64 = array.read().unwrap().iter().map(|value| u64::from(*value)).sum();
+    let mut child = Child::start(place, "read-array", &[name.as_str()]);
+    child.expect(&expected.to_string());
+    child.finish();
+    assert_eq!(array.read().unwrap()[[3, 4]], 999);
+}
+
+fn order_is_kept_everywhere(place: &Place) {
+    let name = place.location("order");
+    let fill = |mut view: ndarray::ArrayViewMut3<'_, u8>| {
+        for (at, value) in view.indexed_iter_mut() {
+            *value = (at.0 * 100 + at.1 * 10 + at.2) as u8;
+        }
+    };
+    let array = place.options::<u8, _>().create_with(name.location(), (2, 3, 4).f(), fill).unwrap();
+    assert_eq!(array.order(), Order::F);
+    let bytes = std::fs::read(place.path(&name)).unwrap();
+    let guard = array.read().unwrap();
+    assert_eq!(guard.strides(), [1, 2, 6]);
+    assert_eq!(bytes, guard.t().iter().copied().collect::<Vec<_>>());
+    drop(guard);
+
+    let copy = place.location("order-copy");
+    let source = Array3::from_shape_fn((2, 3, 4).f(), |(i, j, k)| (i * 100 + j * 10 + k) as u8);
+    let copied = place
+        .options::<u8, _>()
+        .create_with(copy.location(), source.raw_dim().set_f(true), |mut view| view.assign(&source))
+        .unwrap();
+    assert_eq!(*copied.read().unwrap(), *array.read().unwrap());
+
+    let dynamic = place.options::<u8, _>().open(name.location(), IxDyn(&[2, 3, 4]).f()).unwrap();
+    assert_eq!(dynamic.order(), Order::F);
+    assert_eq!(dynamic.read().unwrap()[[1, 2, 3]], 123);
+}
+
+fn every_element_type_makes_the_round_trip(place: &Place) {
+    fn round_trip<T: Element + PartialEq>(place: &Place, values: [T; 3]) {
+        let name = place.location("dtype");
+        drop(place.options::<T, _>().create_with(name.location(), 3, |mut view| {
+            view.iter_mut().zip(values).for_each(|(to, from)| *to = from);
+        }));
+        let array = place.options::<T, _>().open_readonly(name.location(), 3).unwrap();
+        assert_eq!(array.read().unwrap().to_vec(), values, "{}", T::DTYPE);
+        assert_eq!(array.dtype(), T::DTYPE);
+    }
+    round_trip(place, [0u8, 1, u8::MAX]);
+    round_trip(place, [0u16, 1, u16::MAX]);
+    round_trip(place, [0u32, 1, u32::MAX]);
+    round_trip(place, [0u64, 1, u64::MAX]);
+    round_trip(place, [i8::MIN, -1, i8::MAX]);
+    round_trip(place, [i16::MIN, -1, i16::MAX]);
+    round_trip(place, [i32::MIN, -1, i32::MAX]);
+    round_trip(place, [i64::MIN, -1, i64::MAX]);
+    round_trip(place, [f32::MIN, -0.5, f32::INFINITY]);
+    round_trip(place, [f64::MIN, -0.5, f64::INFINITY]);
+    #[cfg(feature = "half")]
+    {
+        round_trip(place, [half::f16::MIN, half::f16::ONE, half::f16::INFINITY]);
+        round_trip(place, [half::bf16::MIN, half::bf16::ONE, half::bf16::INFINITY]);
+    }
+    #[cfg(feature = "num-complex")]
+    {
+        round_trip(place, [1.0f32, 2.0, 3.0].map(|re| num_complex::Complex { re, im: -re }));
+        round_trip(place, [1.0f64, 2.0, 3.0].map(|re| num_complex::Complex { re, im: -re }));
+    }
+}
+
+fn arrays_of_no_elements_and_of_no_axes_work(place: &Place) {
+    let (empty, point) = (place.location("empty"), place.location("point"));
+    let array = place.options::<f64, _>().create(empty.location(), (4, 0, 3)).unwrap();
+    assert!(array.is_empty());
+    assert_eq!(array.read().unwrap().shape(), [4, 0, 3]);
+    assert_eq!(array.write().unwrap().len(), 0);
+    assert!(attached_in(&*place.backend, empty.location()).unwrap());
+    drop(array);
+    eventually("nobody is attached", || !attached_in(&*place.backend, empty.location()).unwrap());
+
+    let array = place.options::<f64, _>().create(point.location(), ()).unwrap();
+    array.write().unwrap()[()] = 2.5;
+    let again = place.options::<f64, _>().open(point.location(), IxDyn(&[])).unwrap();
+    assert_eq!(again.read().unwrap()[IxDyn(&[])], 2.5);
+}
+
+fn a_draft_has_no_name_until_it_is_published_and_leaves_nothing_if_it_is_not(place: &Place) {
+    let name = place.location("draft");
+    let create = place.options::<u8, _>().create_with(name.location(), 10, |view| {
+        assert_eq!(view.len(), 10);
+        assert_eq!(place.files_of(&name), [] as [&str; 0], "visible before it is filled");
+    });
+    assert_eq!(place.files_of(&name), [name.as_str()]);
+    drop(create.unwrap());
+    assert_eq!(place.files_of(&name), [name.as_str()], "dropping a handle keeps the name");
+}
+
+/// A child that makes drafts in its default backend and has trouble publishing them under a name.
+fn draft(arguments: &[String]) {
+    let name = arguments[0].as_str();
+    let mut draft = Draft::<u8, _>::new((2, 2).f()).unwrap();
+    assert_eq!((draft.shape(), draft.order(), draft.view().sum()), ([2, 2].as_slice(), Order::F, 0));
+    draft.view_mut().fill(7);
+    let draft = draft.publish("a/b").unwrap_err().into_inner();
+    let taken = SharedArray::<u8, _>::create(name, 1).unwrap();
+    let (error, draft) = draft.publish(name).unwrap_err().into_parts();
+    assert!(error.is_already_exists(), "{error}");
+    assert!(taken.unlink().unwrap());
+    let array = draft.publish(name).unwrap();
+    assert_eq!((array.read().unwrap().sum(), array.order()), (28, Order::F));
+    say("published");
+}
+
+fn a_draft_that_cannot_be_published_is_given_back(place: &Place) {
+    let name = place.location("given-back");
+    let mut child = Child::start(place, "draft", &[name.as_str()]);
+    child.expect("published");
+    child.finish();
+    assert_eq!(place.options::<u8, _>().open(name.location(), (2, 2)).unwrap().read().unwrap().sum(), 28);
+}
+
+fn creating_twice_is_an_error_and_changes_nothing(place: &Place) {
+    let name = place.location("twice");
+    let array = place.options::<u8, _>().create_with(name.location(), 4, |mut view| view.fill(3)).unwrap();
+    let mut filled = false;
+    let error = place.options::<u8, _>().create_with(name.location(), 4, |_| filled = true).unwrap_err();
+    assert!(error.is_already_exists(), "{error}");
+    assert!(!filled, "the name is looked for before anything is filled");
+    assert_eq!(array.read().unwrap().sum(), 12);
+}
+
+fn open_or_create_opens_what_is_there_and_creates_what_is_not(place: &Place) {
+    let name = place.location("open-or-create");
+    let open = || place.options::<u8, _>().mode(CreationMode::OpenOrCreate);
+    let first = open().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
+    let second = open().create_with(name.location(), 4, |_| panic!("it is there already")).unwrap();
+    second.write().unwrap()[0] = 9;
+    assert_eq!(first.read().unwrap().sum(), 12);
+    let error = open().create(name.location(), 5).unwrap_err();
+    assert!(matches!(error, Error::SizeMismatch { expected: 5, found: 4, .. }), "{error}");
+}
+
+fn replacing_leaves_old_attachments_their_bytes(place: &Place) {
+    let name = place.location("replace");
+    let replace = || place.options::<u8, _>().mode(CreationMode::Replace);
+    let old = replace().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
+    let new = replace().create_with(name.location(), 6, |mut view| view.fill(2)).unwrap();
+    assert_eq!(new.read().unwrap().sum(), 12);
+    assert_eq!(place.options::<u8, _>().open(name.location(), 6).unwrap().read().unwrap().sum(), 12);
+    // SAFETY: nobody writes to the old array, which has no name any more.
+    #[allow(unsafe_code)]
+    let bytes = unsafe { old.view() };
+    assert_eq!(bytes.sum(), 4);
+    assert!(old.read().unwrap_err().is_unlinked());
+    assert_eq!(place.files_of(&name), [name.as_str()]);
+}
+
+fn a_closure_that_panics_creates_nothing(place: &Place) {
+    let name = place.location("panic");
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        place.options::<u8, _>().create_with(name.location(), 4, |_| std::panic::resume_unwind(Box::new("on purpose")))
+    }));
+    assert!(outcome.is_err());
+    assert_eq!(place.files_of(&name), [] as [&str; 0]);
+}
+
+fn unlinking_says_whether_there_was_something(place: &Place) {
+    let name = place.location("unlink");
+    assert!(!place.backend.unlink(name.location(), None).unwrap());
+    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    assert!(place.backend.unlink(name.location(), None).unwrap());
+    assert!(!place.backend.unlink(name.location(), None).unwrap());
+    assert!(place.options::<u8, _>().open(name.location(), 4).unwrap_err().is_not_found());
+    assert!(array.read().unwrap_err().is_unlinked());
+}
+
+fn unlinking_through_a_handle_spares_a_newer_array_of_the_same_name(place: &Place) {
+    let name = place.location("unlink-own");
+    let old = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    place.backend.unlink(name.location(), None).unwrap();
+    let new = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    assert!(!old.unlink().unwrap());
+    assert!(new.read().is_ok());
+    assert!(new.unlink().unwrap());
+}
+
+fn attached_is_asked_of_the_kernel(place: &Place) {
+    let name = place.location("attached");
+    let attached = || attached_in(&*place.backend, name.location());
+    assert!(attached().unwrap_err().is_not_found());
+    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    assert!(attached().unwrap());
+    drop(array);
+    // Other tests spawn processes, and one that is just being spawned may have a copy of the description for a moment.
+    eventually("nobody is attached", || !attached().unwrap());
+    let mut child = Child::start(place, "hold-read", &[name.as_str()]);
+    child.expect("reading");
+    assert!(attached().unwrap());
+    child.kill();
+    eventually("nobody is attached", || !attached().unwrap());
+}
+
+fn a_read_only_attachment_cannot_write(place: &Place) {
+    let name = place.location("readonly");
+    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let reader = place.options::<u8, _>().open_readonly(name.location(), 4).unwrap();
+    assert!(reader.is_readonly() && !array.is_readonly());
+    assert!(reader.write().unwrap_err().is_permission_denied());
+    assert!(reader.raw_view_mut().is_none() && array.raw_view_mut().is_some());
+    // SAFETY: nothing else looks at the array; the view is refused anyway.
+    #[allow(unsafe_code)]
+    let refused = unsafe { reader.view_mut() };
+    assert!(refused.unwrap_err().is_permission_denied());
+    array.write().unwrap().fill(4);
+    assert_eq!(reader.read().unwrap().sum(), 16);
+}
+
+fn sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing(place: &Place) {
+    let name = place.location("sparse");
+    let length = 1 << 20;
+    let allocated =
+        || place.backend.list().unwrap().into_iter().find(|entry| entry.name == name.as_str()).unwrap().allocated;
+    let sparse = place.options::<u8, _>().sparse(true).create(name.location(), length).unwrap();
+    assert!(sparse.is_sparse().unwrap());
+    assert!(allocated() < 1 << 18, "{}", allocated());
+    let readonly = place.options::<u8, _>().sparse(true).open_readonly(name.location(), length).unwrap();
+    assert!(readonly.is_sparse().unwrap());
+    assert!(place.options::<u8, _>().sparse(true).open(name.location(), length).unwrap().is_sparse().unwrap());
+    sparse.write().unwrap()[17] = 5;
+    let full = match place.options::<u8, _>().open(name.location(), length) {
+        Err(error) if !Place::FILLS_HOLES => {
+            assert!(error.is_unsupported(), "{error}");
+            return;
+        }
+        opened => opened.unwrap(),
+    };
+    assert!(!full.is_sparse().unwrap());
+    assert!(allocated() >= length as u64);
+    assert_eq!(full.read().unwrap()[17], 5, "filling holes keeps what was written");
+}

@@ -1,0 +1,268 @@
+//! Wrong input and failing systems: every mistake has its own error, which says what to do, and nothing is left behind.
+
+use std::fs::File;
+
+use libtest_mimic::Trial;
+use ndarray::ShapeBuilder;
+use ndarray_shm::{CreationMode, Error, RenderBuffer, Result, SharedArray, render};
+
+use crate::support::{Name, Place};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "errors",
+        tests![
+            names_that_break_a_rule_are_refused_before_anything_happens,
+            names_that_this_platform_forbids_are_refused_with_the_reason,
+            a_size_that_does_not_fit_is_said_in_bytes,
+            a_directory_is_not_an_array,
+            shapes_beyond_the_address_space_are_refused,
+            a_ledger_cannot_be_opened_as_an_array,
+            a_corrupt_ledger_is_said_to_be_and_can_be_discarded,
+            another_work_under_the_same_name_is_a_mismatch,
+            a_buffer_of_another_type_or_with_other_axes_is_refused,
+            renderbuffer_settings_are_checked,
+            a_system_that_fails_anywhere_leaves_nothing_behind,
+            errors_become_io_errors_of_the_same_kind,
+        ],
+    )
+}
+
+fn create(place: &Place, name: &str) -> Result<SharedArray<u8, ndarray::Ix1>> {
+    place.options().create(name, 4)
+}
+
+fn open(place: &Place, name: &Name) -> Result<SharedArray<u8, ndarray::Ix1>> {
+    place.options().open(name.location(), 4)
+}
+
+fn names_that_break_a_rule_are_refused_before_anything_happens(place: &Place) {
+    let long = "x".repeat(300);
+    for name in ["", "/", "a/b", "..", ".", "nul\0byte", long.as_str()] {
+        let error = create(place, name).unwrap_err();
+        assert!(matches!(error, Error::InvalidLocation { .. }), "{name:?}: {error}");
+        assert!(error.to_string().len() < 200, "a long name is shortened: {error}");
+    }
+    assert!(create(place, ".ndshm-mine").unwrap_err().is_reserved());
+    let name = place.location("slash");
+    create(place, &format!("/{}", name.as_str())).unwrap();
+    assert_eq!(open(place, &name).unwrap().location().unwrap().as_str(), name.as_str());
+}
+
+fn names_that_this_platform_forbids_are_refused_with_the_reason(place: &Place) {
+    let device = ["CON", "nul", "com1.txt", "LPT9"];
+    let other = ["a:b", "a\\b", "what?", "end.", "end ", "PROGRA~1"];
+    for name in device.into_iter().chain(other) {
+        let name = format!("{name}{}", if cfg!(windows) { String::new() } else { format!("-{}", std::process::id()) });
+        let created = create(place, &name);
+        if cfg!(windows) {
+            let error = created.unwrap_err();
+            assert!(matches!(error, Error::InvalidLocation { .. }), "{name:?}: {error}");
+            assert!(error.to_string().contains("Windows") || name.contains('~'), "{name:?}: {error}");
+        } else {
+            assert!(created.unwrap().unlink().unwrap(), "{name:?}");
+        }
+    }
+}
+
+fn a_size_that_does_not_fit_is_said_in_bytes(place: &Place) {
+    let name = place.location("size");
+    create(place, name.as_str()).unwrap();
+    let other = place.options::<u32, _>().open(name.location(), (2, 3));
+    let error = other.unwrap_err();
+    assert!(matches!(error, Error::SizeMismatch { expected: 24, found: 4, .. }), "{error}");
+    assert!(error.to_string().contains(name.as_str()), "{error}");
+    let empty = place.location("size-empty");
+    File::create(place.path(&empty)).unwrap();
+    assert!(matches!(open(place, &empty).unwrap_err(), Error::SizeMismatch { expected: 4, found: 0, .. }));
+}
+
+fn a_directory_is_not_an_array(place: &Place) {
+    let name = place.location("directory");
+    std::fs::create_dir(place.path(&name)).unwrap();
+    let options = || place.options::<u8, _>();
+    let replace = options().mode(CreationMode::Replace).create(name.location(), 4);
+    let outcomes =
+        [options().open_readonly(name.location(), 4), open(place, &name), create(place, name.as_str()), replace];
+    for error in outcomes.map(Result::unwrap_err) {
+        assert!(matches!(error, Error::NotAnArray { found: "a directory", .. }), "{error}");
+    }
+    assert!(matches!(place.backend.unlink(name.location(), None), Err(Error::NotAnArray { .. })));
+    std::fs::remove_dir(place.path(&name)).unwrap();
+}
+
+fn shapes_beyond_the_address_space_are_refused(place: &Place) {
+    let name = place.location("overflow");
+    let most = isize::MAX as usize; // bytes that one mapping, one slice, one array may have
+    let error = place.options::<u64, _>().create(name.location(), (usize::MAX, 2).f()).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { item: 8, .. }), "{error}");
+    for shape in [(most / 8 + 1, 1), (1 << (usize::BITS / 2), 1 << (usize::BITS / 2))] {
+        for outcome in [
+            place.options::<u64, _>().create(name.location(), shape),
+            place.options::<u64, _>().open(name.location(), shape),
+        ] {
+            assert!(matches!(outcome.unwrap_err(), Error::TooLarge { .. }), "{shape:?}");
+        }
+    }
+    // An axis of no elements does not hide that the others are too long.
+    let error = place.options::<u64, _>().create(name.location(), (usize::MAX, 2, 0)).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    // With 64 bits, what can be addressed is more than any machine has room for.
+    #[cfg(target_pointer_width = "64")]
+    assert!(place.options::<u64, _>().create(name.location(), most / 8).unwrap_err().is_no_space());
+    assert!(place.files_of(&name).is_empty());
+}
+
+fn begin(place: &Place, name: &Name) -> Result<RenderBuffer<u16, ndarray::Ix2>> {
+    place.render_options().create(name.location(), (8, 8), (4, 4), "volume one")
+}
+
+fn ledger_path(place: &Place, name: &Name) -> std::path::PathBuf {
+    let file = place.files_of(name).into_iter().find(|file| file.contains("ledger")).expect("a ledger");
+    place.directory().join(file)
+}
+
+fn a_ledger_cannot_be_opened_as_an_array(place: &Place) {
+    let (name, alias) = (place.location("ledger"), place.location("ledger-alias"));
+    let _buffer = begin(place, &name).unwrap();
+    let ledger = ledger_path(place, &name);
+    let length = std::fs::metadata(&ledger).unwrap().len() as usize;
+    let options = || place.options::<u8, _>();
+    let file = ledger.file_name().unwrap().to_str().unwrap();
+    assert!(options().open(file, length).unwrap_err().is_reserved());
+    // Under any other name too, because the file carries our footer.
+    std::fs::hard_link(&ledger, place.path(&alias)).unwrap();
+    for error in [options().open(alias.location(), length), options().open_readonly(alias.location(), length)] {
+        assert!(error.unwrap_err().is_reserved());
+    }
+    assert!(options().open_reader(alias.location(), length).unwrap_err().is_reserved());
+}
+
+fn a_corrupt_ledger_is_said_to_be_and_can_be_discarded(place: &Place) {
+    let name = place.location("corrupt");
+    drop(begin(place, &name).unwrap());
+    let ledger = ledger_path(place, &name);
+    let good = std::fs::read(&ledger).unwrap();
+    let again = || begin(place, &name).map(drop);
+    for at in [64, 80, 120, good.len() - 64, good.len() - 40, good.len() - 1] {
+        let mut bad = good.clone();
+        bad[at] ^= 0xff;
+        std::fs::write(&ledger, &bad).unwrap();
+        let error = again().unwrap_err();
+        assert!(matches!(&error, Error::Trailer { location, .. } if location == name.as_str()), "byte {at}: {error}");
+    }
+    for length in [0, 1, 63, 64, good.len() - 1] {
+        std::fs::write(&ledger, &good[..length]).unwrap();
+        assert!(matches!(again().unwrap_err(), Error::Trailer { .. }), "cut to {length}");
+    }
+    std::fs::write(&ledger, [b'x'; 500]).unwrap();
+    assert!(matches!(again().unwrap_err(), Error::Trailer { .. }));
+    std::fs::write(&ledger, &good).unwrap();
+    assert!(again().is_ok());
+    std::fs::write(&ledger, [b'x'; 500]).unwrap();
+    assert!(render::discard(&*place.backend, name.location()).unwrap());
+    assert!(!render::discard(&*place.backend, name.location()).unwrap());
+    assert!(again().is_ok());
+}
+
+fn another_work_under_the_same_name_is_a_mismatch(place: &Place) {
+    let name = place.location("mismatch");
+    let buffer = begin(place, &name).unwrap();
+    let options = || place.render_options();
+    let is = |error: Error, expected: &str| match error {
+        Error::Mismatch { what, .. } => assert_eq!(what, expected),
+        other => panic!("{other}"),
+    };
+    is(options().create::<u16, _>(name.location(), (8, 8), (4, 4), "volume two").unwrap_err(), "fingerprint");
+    is(options().create::<u16, _>(name.location(), (8, 9), (4, 4), "volume one").unwrap_err(), "shape");
+    is(options().create::<u16, _>(name.location(), (8, 8), (4, 2), "volume one").unwrap_err(), "chunk shape");
+    is(options().create::<u16, _>(name.location(), (8, 8).f(), (4, 4), "volume one").unwrap_err(), "order");
+    is(options().create::<i16, _>(name.location(), (8, 8), (4, 4), "volume one").unwrap_err(), "element type");
+    let shifted = options().chunk_offset(&[1, 0]);
+    is(shifted.create::<u16, _>(name.location(), (8, 8), (4, 4), "volume one").unwrap_err(), "chunk offset");
+    assert_eq!(buffer.fingerprint(), "volume one");
+    assert!(begin(place, &name).is_ok());
+}
+
+fn a_buffer_of_another_type_or_with_other_axes_is_refused(place: &Place) {
+    let name = place.location("other-type");
+    let options = || place.render_options();
+    assert!(options().open::<u16, ndarray::Ix2>(name.location()).unwrap_err().is_not_found());
+    let _buffer = begin(place, &name).unwrap();
+    assert!(matches!(
+        options().open::<f32, ndarray::Ix2>(name.location()).unwrap_err(),
+        Error::DTypeMismatch { expected, found, .. } if (expected.as_str(), found.as_str()) == ("<f4", "<u2")
+    ));
+    assert!(matches!(
+        options().open::<u16, ndarray::Ix3>(name.location()).unwrap_err(),
+        Error::ShapeMismatch { expected, .. } if expected == "3 axes"
+    ));
+    assert_eq!(options().open::<u16, ndarray::IxDyn>(name.location()).unwrap().shape(), [8, 8]);
+}
+
+fn renderbuffer_settings_are_checked(place: &Place) {
+    let name = place.location("settings");
+    let options = || place.render_options();
+    let invalid = |error: Error, setting: &str| assert!(error.to_string().starts_with(setting), "{error}");
+    invalid(options().create::<u8, _>(name.location(), (8, 8), (4, 0), "x").unwrap_err(), "the chunk shape");
+    let offset = options().chunk_offset(&[4, 0]);
+    invalid(offset.create::<u8, _>(name.location(), (8, 8), (4, 4), "x").unwrap_err(), "the chunk offset");
+    let long = "x".repeat(4097);
+    invalid(options().create::<u8, _>(name.location(), (8, 8), (4, 4), &long).unwrap_err(), "the fingerprint");
+    let offset = options().chunk_offset(&[0]);
+    assert!(offset.create::<u8, _>(name.location(), (8, 8), (4, 4), "x").is_err());
+    let name_too_long = "x".repeat(242);
+    let error = options().create::<u8, _>(name_too_long.as_str(), (8, 8), (4, 4), "x").unwrap_err();
+    assert!(matches!(error, Error::InvalidLocation { .. }), "{error}");
+    assert!(place.files_of(&name).is_empty());
+}
+
+fn a_system_that_fails_anywhere_leaves_nothing_behind(place: &Place) {
+    let failing = |at: &'static str| {
+        place.meddling(move |operation, location| {
+            let payload = location.is_some_and(|location| location.as_str().contains("-part-"));
+            if at == operation || (at == "publish-payload" && operation == "publish" && payload) {
+                return Err(Error::Unsupported { location: at.to_owned(), what: "failed on purpose".into() });
+            }
+            Ok(())
+        })
+    };
+    for at in ["draft", "publish", "open", "probe"] {
+        let name = place.location(at);
+        let error = place.options::<u8, _>().backend(failing(at)).create(name.location(), 4).unwrap_err();
+        assert!(error.is_unsupported(), "{at}: {error}");
+        assert!(place.files_of(&name).is_empty(), "{at}");
+    }
+    for at in ["draft", "reserve", "publish", "publish-payload", "probe"] {
+        let name = place.location(at);
+        let options = place.render_options().backend(failing(at));
+        let error = options.create::<u8, _>(name.location(), (8, 8), (4, 4), "x").unwrap_err();
+        assert!(error.is_unsupported(), "{at}: {error}");
+        assert!(place.files_of(&name).is_empty(), "{at}: {:?}", place.files_of(&name));
+    }
+    let name = place.location("rename");
+    let options = place.render_options().backend(failing("rename"));
+    let buffer = options.create::<u8, _>(name.location(), 2, 2, "x").unwrap();
+    let ndarray_shm::NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() else { panic!("free") };
+    chunk.commit().unwrap();
+    let (error, buffer) = buffer.finish().unwrap_err().into_parts();
+    assert!(error.is_unsupported(), "{error}");
+    buffer.discard().unwrap();
+    assert!(place.files_of(&name).is_empty());
+}
+
+fn errors_become_io_errors_of_the_same_kind(place: &Place) {
+    use std::io::ErrorKind;
+    let name = place.location("io");
+    let kind = |error: Error| std::io::Error::from(error).kind();
+    assert_eq!(kind(open(place, &name).unwrap_err()), ErrorKind::NotFound);
+    let array = create(place, name.as_str()).unwrap();
+    assert_eq!(kind(create(place, name.as_str()).unwrap_err()), ErrorKind::AlreadyExists);
+    assert_eq!(kind(create(place, "a/b").unwrap_err()), ErrorKind::InvalidInput);
+    let guard = array.read().unwrap();
+    assert_eq!(kind(array.try_write().unwrap_err()), ErrorKind::WouldBlock);
+    assert_eq!(kind(array.write().unwrap_err()), ErrorKind::Deadlock);
+    drop(guard);
+}

@@ -1,0 +1,107 @@
+//! Who may do what: permission bits, other users, and files that are none.
+
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::process::Command;
+use std::sync::Arc;
+
+use libtest_mimic::Trial;
+use ndarray_shm::{ArrayOptions, Backend, CreationMode, Directory, Error};
+
+use crate::support::child::{Child, ROLE, Role, say};
+use crate::support::{Name, Place};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "linux",
+        "rights",
+        tests![
+            permissions_are_exact,
+            links_and_devices_are_not_arrays,
+            files_of_others_are_refused_with_owner_and_mode
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[("open-as-stranger", open_as_stranger)];
+
+fn permissions_are_exact(place: &Place) {
+    let name = place.location("permissions");
+    let mode = |name: &Name| std::fs::metadata(place.path(name)).unwrap().mode();
+    drop(place.options::<u8, _>().create(name.location(), 4).unwrap());
+    assert_eq!(mode(&name) & 0o7777, 0o600);
+    let shared = place.location("permissions-shared");
+    drop(place.options::<u8, _>().permissions(0o666).create(shared.location(), 4).unwrap());
+    assert_eq!(mode(&shared) & 0o7777, 0o666, "whatever the umask");
+}
+
+fn links_and_devices_are_not_arrays(place: &Place) {
+    let (link, fifo) = (place.location("link"), place.location("fifo"));
+    let target = place.location("target");
+    place.options::<u8, _>().create(target.location(), 4).unwrap();
+    symlink(place.path(&target), place.path(&link)).unwrap();
+    assert!(Command::new("mkfifo").arg(place.path(&fifo)).status().unwrap().success());
+    let cases = [(&link, "a symbolic link"), (&fifo, "a device, pipe or socket")];
+    for (name, what) in cases {
+        let options = || place.options::<u8, _>();
+        for outcome in [
+            options().open(name.location(), 4),
+            options().open_readonly(name.location(), 4),
+            options().create(name.location(), 4),
+            options().mode(CreationMode::Replace).create(name.location(), 4),
+        ] {
+            let error = outcome.unwrap_err();
+            assert!(matches!(error, Error::NotAnArray { found, .. } if found == what), "{what}: {error}");
+        }
+        assert!(matches!(place.backend.unlink(name.location(), None), Err(Error::NotAnArray { .. })));
+    }
+    std::fs::remove_file(place.path(&link)).unwrap();
+    std::fs::remove_file(place.path(&fifo)).unwrap();
+}
+
+/// A child that opens an array as whoever it is, and says what it is told.
+fn open_as_stranger(arguments: &[String]) {
+    let backend: Arc<dyn Backend> = Arc::new(Directory::new("given", &arguments[1]));
+    let options = || ArrayOptions::<u8, _>::new().backend(backend.clone());
+    match options().open(arguments[0].as_str(), 4) {
+        Err(Error::PermissionDenied { owner, mode, .. }) => say(format!("denied {owner} {mode:03o}")),
+        other => say(format!("{:?}", other.map(|array| array.len()))),
+    }
+    match options().open_readonly(arguments[0].as_str(), 4) {
+        Ok(array) => say(array.read().unwrap().sum()),
+        Err(error) => say(error),
+    }
+}
+
+fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
+    let me = std::fs::metadata("/proc/self").unwrap().uid();
+    let name = place.location("permissions");
+    let options = place.options::<u8, _>().permissions(0o444);
+    let array = options.create_with(name.location(), 4, |mut view| view.fill(3)).unwrap();
+    let directory = place.directory().display().to_string();
+    let program = place.location("program");
+    let mut command = if me == 0 {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        // A stranger must be able to reach the program and the directory, which are this user's.
+        std::fs::set_permissions(
+            place.directory(),
+            Permissions::from_mode(std::fs::metadata(place.directory()).unwrap().permissions().mode() | 0o055),
+        )
+        .unwrap();
+        let copy = place.path(&program);
+        std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
+        command.arg(copy);
+        command
+    } else {
+        Command::new(std::env::current_exe().unwrap())
+    };
+    command.env(ROLE, "open-as-stranger").args([name.as_str(), &directory]);
+    let mut child = Child::spawn(command);
+    child.expect(&format!("denied {me} 444"));
+    child.expect("12");
+    child.finish();
+    assert!(array.unlink().unwrap(), "the owner can remove what nobody can write to");
+}

@@ -1,0 +1,115 @@
+//! Which backend a program gets: what it says, what the environment says, what the machine has.
+
+use std::path::Path;
+
+use libtest_mimic::Trial;
+use ndarray_shm::default_backend;
+
+use crate::support::child::{Child, ROLE, Role, say};
+use crate::tests;
+
+pub fn trials() -> Vec<Trial> {
+    crate::support::trials(
+        "selection",
+        tests![
+            an_emulate_shm_that_is_no_boolean_names_the_words,
+            the_variable_and_the_function_choose_the_backend,
+            an_emulated_directory_is_made_with_nobody_elses_rights,
+            an_emulated_directory_that_cannot_be_one_is_refused,
+            #[cfg(unix)]
+            an_emulated_directory_that_others_control_is_refused,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[("say-backend", say_backend)];
+
+/// A child that says which backend it would use, or why it has none.
+fn say_backend(arguments: &[String]) {
+    match arguments.first().map(String::as_str) {
+        Some("on") => ndarray_shm::set_emulate_shm(Some(true)),
+        Some("off") => ndarray_shm::set_emulate_shm(Some(false)),
+        _ => {}
+    }
+    match default_backend() {
+        Ok(backend) => say(format!("{} {}", backend.name(), backend.directory().display())),
+        Err(error) => say(error),
+    }
+}
+
+/// What a child says with this `EMULATE_SHM`, this emulated directory, and what the program itself chooses.
+fn backend_with(emulate: Option<&str>, directory: &Path, choice: &[&str]) -> String {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.env(ROLE, "say-backend").args(choice);
+    command.env_remove("EMULATE_SHM").env("NDSHM_EMULATED_DIR", directory);
+    command.envs(emulate.map(|value| ("EMULATE_SHM", value)));
+    Child::spawn(command).line()
+}
+
+fn emulated(directory: &Path) -> String {
+    format!("emulated {}", directory.display())
+}
+
+fn an_emulate_shm_that_is_no_boolean_names_the_words() {
+    let base = tempfile::tempdir().unwrap();
+    for word in ["maybe", "", "on"] {
+        let said = backend_with(Some(word), base.path(), &[]);
+        assert!(said.starts_with("EMULATE_SHM is") && said.contains("1, true or yes"), "{said}");
+    }
+}
+
+fn the_variable_and_the_function_choose_the_backend() {
+    let base = tempfile::tempdir().unwrap();
+    let (directory, emulated) = (base.path(), emulated(base.path()));
+    assert_eq!(backend_with(Some("1"), directory, &[]), emulated);
+    assert_eq!(backend_with(Some("Yes"), directory, &[]), emulated);
+    assert_eq!(backend_with(Some("0"), directory, &["on"]), emulated, "the program's choice comes first");
+    let (asked, chosen) = (backend_with(Some("0"), directory, &[]), backend_with(Some("1"), directory, &["off"]));
+    assert_eq!(asked, chosen);
+    let by_itself = backend_with(None, directory, &[]);
+    if cfg!(target_os = "linux") {
+        assert_eq!(asked, "shm /dev/shm");
+        let writable = tempfile::tempfile_in("/dev/shm").is_ok();
+        assert_eq!(by_itself, if writable { "shm /dev/shm" } else { emulated.as_str() });
+    } else {
+        assert!(asked.contains("leave EMULATE_SHM unset or set it to 1"), "{asked}");
+        assert_eq!(by_itself, emulated);
+    }
+}
+
+fn an_emulated_directory_is_made_with_nobody_elses_rights() {
+    let base = tempfile::tempdir().unwrap();
+    let fresh = base.path().join("fresh");
+    for _ in ["made", "found"] {
+        assert_eq!(backend_with(Some("1"), &fresh, &[]), emulated(&fresh));
+    }
+    #[cfg(unix)]
+    {
+        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&fresh).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o700);
+    }
+}
+
+fn an_emulated_directory_that_cannot_be_one_is_refused() {
+    let base = tempfile::tempdir().unwrap();
+    let (file, orphan) = (base.path().join("file"), base.path().join("missing").join("directory"));
+    std::fs::write(&file, b"").unwrap();
+    let said = backend_with(Some("1"), &file, &[]);
+    assert!(said.contains("permission denied") && said.contains("not a directory"), "{said}");
+    let said = backend_with(Some("1"), &orphan, &[]);
+    assert!(said.contains("its parent must exist") && said.contains("NDSHM_EMULATED_DIR"), "{said}");
+    assert!(!orphan.parent().unwrap().exists());
+}
+
+#[cfg(unix)]
+fn an_emulated_directory_that_others_control_is_refused() {
+    let base = tempfile::tempdir().unwrap();
+    let (open, link) = (base.path().join("open"), base.path().join("link"));
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    std::os::unix::fs::symlink(base.path(), &link).unwrap();
+    for (directory, reason) in [(&open, "other users can write"), (&link, "symbolic link")] {
+        let said = backend_with(Some("1"), directory, &[]);
+        assert!(said.contains("permission denied") && said.contains(reason), "{said}");
+    }
+}
