@@ -20,7 +20,7 @@ use crate::download::{self, Job, Report};
 use crate::exit::{Exit, Failure};
 use crate::progress::Display;
 use crate::report::{self, Column, Table};
-use crate::{interrupt, places, units};
+use crate::{host, interrupt, places, units};
 
 /// Elements along each axis of the part that is held against the formula.
 const SAMPLE: u64 = 8;
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     let backend = download::backend(args.emulate)?;
     let directory = tempfile::Builder::new().prefix("ndshm-demo-").tempdir().map_err(|error| {
         Failure::new(Exit::Failed, format!("cannot make a temporary directory: {error}"))
-            .advice("set TMPDIR to a directory that you can write to")
+            .advice(format!("set {} to a directory that you can write to", host::TEMPORARY_DIRECTORY))
     })?;
     // A name that the user chose may be something dear; the default one is ours.
     let is_default = args.location.as_str() == DEMO_LOCATION;

@@ -229,33 +229,36 @@ fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
             checks.push(Check::error(
                 name,
                 error,
-                format!("make it a directory of yours with mode 0700, or set {NDSHM_EMULATED_DIR} to one that is"),
+                format!(
+                    "make it a directory of yours that nobody else may write to (mode 0700), or set \
+                     {NDSHM_EMULATED_DIR} to one that is"
+                ),
             ));
             return false;
         }
     };
     let path = backend.directory();
-    let kind = host::file_system(path).unwrap_or_else(|| "unknown file system".to_owned());
+    let kind = host::file_system(path).map(|kind| format!(" ({kind})")).unwrap_or_default();
     let place = match Directory::emulated_path() {
         Ok(made) if made != path => {
-            format!("{} ({kind}), where {} is made when it is needed", path.display(), made.display())
+            format!("{}{kind}, where {} is made when it is needed", path.display(), made.display())
         }
-        _ => format!("{} ({kind})", path.display()),
+        _ => format!("{}{kind}", path.display()),
     };
-    checks.push(match (backend.available(), host::room(path)) {
-        (Ok(available), Some(room)) => {
-            let found = format!("{} free of {} in {place}", units::size(available), units::size(room.total));
+    checks.push(match backend.available() {
+        Ok(available) => {
+            let room = host::room(path);
+            let total = room.map(|room| format!(" of {}", units::size(room.total))).unwrap_or_default();
+            let found = format!("{} free{total} in {place}", units::size(available));
             let advice = format!("free some of it, or set {NDSHM_EMULATED_DIR} to a directory with more room");
-            if available >= LITTLE_ROOM {
-                inodes(name, found, &room)
-            } else if matters {
-                Check::problem(name, found, advice)
-            } else {
-                Check::warning(name, found, advice)
+            match room {
+                _ if available < LITTLE_ROOM && matters => Check::problem(name, found, advice),
+                _ if available < LITTLE_ROOM => Check::warning(name, found, advice),
+                Some(room) => inodes(name, found, &room),
+                None => Check::ok(name, found),
             }
         }
-        (Ok(_), None) => Check::ok(name, place),
-        (Err(error), _) => Check::error(name, error, format!("set {NDSHM_EMULATED_DIR} to another directory")),
+        Err(error) => Check::error(name, error, format!("set {NDSHM_EMULATED_DIR} to another directory")),
     });
     probe("emulated", &*backend, matters, checks)
 }
@@ -288,6 +291,9 @@ fn probe(place: &str, backend: &dyn Backend, matters: bool, checks: &mut Vec<Che
     }
     let (check, kept) = match backend.lock_survives_close() {
         Ok(true) => (Check::ok(locks, "locks live as long as the mapping: no descriptor is kept"), false),
+        Ok(false) if !host::MAPPINGS_MAY_HOLD_LOCKS => {
+            (Check::ok(locks, "locks live as long as a descriptor: every attached array keeps one"), true)
+        }
         Ok(false) => {
             let found =
                 "locks do not survive close (overlayfs is known for that): every attached array keeps a descriptor";
@@ -322,7 +328,10 @@ fn descriptors(kept: bool) -> Check {
         return Check::ok(name, "this platform does not say");
     };
     let number = |limit: u64| if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
-    let found = format!("{} descriptors, up to {} on request", number(soft), number(hard));
+    let found = match hard {
+        _ if hard == soft => format!("{} descriptors", number(soft)),
+        _ => format!("{} descriptors, up to {} on request", number(soft), number(hard)),
+    };
     let advice = "raise it with `ulimit -n`, or LimitNOFILE= in a service";
     if soft < TOO_FEW_DESCRIPTORS {
         Check::problem(name, found, advice)

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use ndarray_shm_volume as volume;
 
+use crate::host;
+
 /// The exit codes that `--help` documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -138,7 +140,7 @@ impl From<volume::Error> for Failure {
 /// enough, which is not a failure.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::BrokenPipe {
+        if host::reader_has_gone(&error) {
             return Self::silent(Exit::Done);
         }
         Self::from_chain(Exit::Failed, &error).while_doing("cannot write to the standard output")

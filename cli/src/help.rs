@@ -11,11 +11,11 @@ Exit codes:
   1    failed; for `doctor`: something is wrong
   2    the command line, the bounding box or a setting makes no sense
   3    nothing has this name
-  130  interrupted (Ctrl-C, SIGTERM, SIGHUP)
+  130  interrupted (Ctrl-C, Ctrl-Break, SIGTERM, SIGHUP)
 
 Environment:
   EMULATE_SHM         1, true or yes: use files in the emulated directory instead of /dev/shm; 0, false or no: never
-  NDSHM_EMULATED_DIR  the emulated directory (default: ndarray-shm-<uid> in the directory for temporary files)"
+  NDSHM_EMULATED_DIR  the emulated directory (default: ndarray-shm-<user id> in the directory for temporary files)"
     };
 }
 
@@ -52,7 +52,7 @@ macro_rules! item_fields {
   attached                   whether a process has it mapped and says so by a lease, which NumPy alone does not; null if
                              this user may not ask
   age_seconds                since it was made, or changed by other means than a mapping
-  owner, owner_name, mode    number and name (or null) of the owner, permission bits in octal (\"0600\")
+  owner, owner_name, mode    number and name of the owner, permission bits in octal (\"0600\"); null where unknown
   chunks_done, chunks_total  how far a renderbuffer is; null for everything else"
     };
 }

@@ -1,8 +1,21 @@
-//! Facts of the machine and the user, for reports. Every function answers `None` where the platform does not say;
-//! nothing here changes anything.
+//! Facts of platform, machine and user. Every function answers `None` where the platform does not say; nothing here
+//! leaves a trace.
 
 use std::fs;
+use std::io;
 use std::path::Path;
+
+/// Whether files have owners with numbers, and permission bits.
+pub(crate) const FILES_HAVE_OWNERS: bool = cfg!(unix);
+
+/// Whether there are file systems on which a lock lives as long as a mapping. Elsewhere a descriptor is kept for it.
+pub(crate) const MAPPINGS_MAY_HOLD_LOCKS: bool = cfg!(target_os = "linux");
+
+/// Whether systemd may run this machine.
+pub(crate) const MAY_HAVE_SYSTEMD: bool = cfg!(target_os = "linux");
+
+/// The environment variable that says where temporary files are.
+pub(crate) const TEMPORARY_DIRECTORY: &str = if cfg!(windows) { "TMP" } else { "TMPDIR" };
 
 /// Size of a file system, in bytes and inodes.
 #[derive(Debug, Clone, Copy)]
@@ -74,8 +87,10 @@ mod imp {
         None
     }
 
+    /// Windows has a table of fixed size for each process.
     pub(crate) fn descriptor_limits() -> Option<(u64, u64)> {
-        None
+        const MOST_HANDLES: u64 = 1 << 24;
+        cfg!(windows).then_some((MOST_HANDLES, MOST_HANDLES))
     }
 
     pub(crate) fn user() -> Option<u32> {
@@ -86,17 +101,31 @@ mod imp {
         None
     }
 
-    pub(crate) fn may_make_files(_directory: &Path) -> bool {
-        true
+    /// There are no permissions that could be asked: a file is made, and goes at once.
+    pub(crate) fn may_make_files(directory: &Path) -> bool {
+        tempfile::tempfile_in(directory).is_ok()
     }
 }
 
 pub(crate) use imp::{descriptor_limits, makes_nameless_files, may_make_files, room, user};
 
+/// Whether writing failed because nobody reads any more.
+pub(crate) fn reader_has_gone(error: &io::Error) -> bool {
+    /// What Windows says where the reader did not close the pipe but disconnected it.
+    const ERROR_PIPE_NOT_CONNECTED: i32 = 233;
+    let is_disconnected = cfg!(windows) && error.raw_os_error() == Some(ERROR_PIPE_NOT_CONNECTED);
+    is_disconnected || error.kind() == io::ErrorKind::BrokenPipe
+}
+
+/// Reads a file by which a Unix system tells about itself; elsewhere its path would lead into the current drive.
+fn told_by_system(path: &str) -> Option<String> {
+    if cfg!(unix) { fs::read_to_string(path).ok() } else { None }
+}
+
 /// Returns whether this process was started with a signal ignored, as `nohup` does with SIGHUP (Linux; elsewhere no).
 #[cfg(unix)]
 pub(crate) fn ignores(signal: i32) -> bool {
-    let Ok(status) = fs::read_to_string("/proc/self/status") else { return false };
+    let Some(status) = told_by_system("/proc/self/status") else { return false };
     let mask = status
         .lines()
         .find_map(|line| line.strip_prefix("SigIgn:"))
@@ -106,14 +135,14 @@ pub(crate) fn ignores(signal: i32) -> bool {
 
 /// Returns how many mappings a process may have (`vm.max_map_count`).
 pub(crate) fn mapping_limit() -> Option<u64> {
-    fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
+    told_by_system("/proc/sys/vm/max_map_count")?.trim().parse().ok()
 }
 
 /// Returns the type of the file system that a path is on ("tmpfs", "overlay"), by the mount with the longest fitting
 /// path.
 pub(crate) fn file_system(path: &Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
-    file_system_in(&fs::read_to_string("/proc/self/mounts").ok()?, &path)
+    file_system_in(&told_by_system("/proc/self/mounts")?, &path)
 }
 
 fn file_system_in(mounts: &str, path: &Path) -> Option<String> {
@@ -131,7 +160,7 @@ fn file_system_in(mounts: &str, path: &Path) -> Option<String> {
 
 /// Returns a user's name, as far as /etc/passwd knows it.
 pub(crate) fn user_name(user: u32) -> Option<String> {
-    name_in(&fs::read_to_string("/etc/passwd").ok()?, user)
+    name_in(&told_by_system("/etc/passwd")?, user)
 }
 
 fn name_in(passwd: &str, user: u32) -> Option<String> {

@@ -122,13 +122,16 @@ fn write(info: &Info, out: &mut dyn Write) -> Result<(), Failure> {
 }
 
 fn facts(item: &Item) -> Vec<(&'static str, String)> {
-    vec![
+    let mut facts = vec![
         ("path", format!("{} ({})", units::printable(&item.path), item.backend)),
         ("size", format!("{} ({} bytes)", units::size(item.size), item.size)),
         ("attached", item.attached().to_owned()),
-        ("owner", format!("{}, mode {}", item.owner(), item.mode)),
         ("age", item.age()),
-    ]
+    ];
+    if let (Some(owner), Some(mode)) = (item.owner(), &item.mode) {
+        facts.push(("owner", format!("{owner}, mode {mode}")));
+    }
+    facts
 }
 
 fn room(item: &Item, sparse: bool) -> String {

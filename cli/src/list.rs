@@ -30,11 +30,11 @@ pub(crate) struct Item {
     pub(crate) attached: Option<bool>,
     /// Seconds since it was made or last changed by other means than a mapping.
     pub(crate) age_seconds: u64,
-    /// Number of the owner.
-    pub(crate) owner: u32,
+    /// Number of the owner; `null` where files have none.
+    pub(crate) owner: Option<u32>,
     pub(crate) owner_name: Option<String>,
-    /// Permission bits in octal.
-    pub(crate) mode: String,
+    /// Permission bits in octal; `null` where files have none.
+    pub(crate) mode: Option<String>,
     /// Of a renderbuffer that is not finished; `null` for everything else.
     pub(crate) chunks_done: Option<usize>,
     pub(crate) chunks_total: Option<usize>,
@@ -44,6 +44,7 @@ impl Item {
     /// Gathers what is known about an entry.
     pub(crate) fn new(backend: &Arc<dyn Backend>, entry: &Entry) -> Self {
         let ledger = (entry.kind == EntryKind::Partial).then(|| places::ledger(backend, entry)).and_then(Result::ok);
+        let owner = host::FILES_HAVE_OWNERS.then_some(entry.owner);
         let age = SystemTime::now().duration_since(entry.modified).unwrap_or(Duration::ZERO);
         Self {
             name: entry.location().map_or_else(|| entry.name.clone(), String::from),
@@ -60,17 +61,17 @@ impl Item {
             allocated: entry.allocated,
             attached: places::attached(backend, entry),
             age_seconds: age.as_secs(),
-            owner: entry.owner,
-            owner_name: host::user_name(entry.owner),
-            mode: format!("{:04o}", entry.mode & 0o7777),
+            owner,
+            owner_name: owner.and_then(host::user_name),
+            mode: host::FILES_HAVE_OWNERS.then(|| format!("{:04o}", entry.mode & 0o7777)),
             chunks_done: ledger.as_ref().map(|ledger| ledger.done),
             chunks_total: ledger.as_ref().map(|ledger| ledger.total),
         }
     }
 
-    /// The owner's name, or number where it has none.
-    pub(crate) fn owner(&self) -> String {
-        self.owner_name.clone().unwrap_or_else(|| self.owner.to_string())
+    /// The owner's name, or number where it has none; `None` where files have no owners.
+    pub(crate) fn owner(&self) -> Option<String> {
+        self.owner_name.clone().or_else(|| self.owner.map(|owner| owner.to_string()))
     }
 
     /// Whether somebody is attached, in a word.
@@ -123,7 +124,7 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure>
             units::size(item.size),
             item.attached().to_owned(),
             item.age(),
-            item.owner(),
+            item.owner().unwrap_or_else(|| "-".to_owned()),
             item.backend.clone(),
             item.state(),
         ]);

@@ -8,12 +8,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::host::MAY_HAVE_SYSTEMD;
+
 /// Directories with configuration, the strongest first.
 const ROOTS: [&str; 4] = ["/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd"];
 
 /// Returns whether systemd runs this machine (as `sd_booted(3)` finds out); without it nobody removes anything.
 pub(crate) fn is_running() -> bool {
-    Path::new("/run/systemd/system").is_dir()
+    MAY_HAVE_SYSTEMD && Path::new("/run/systemd/system").is_dir()
 }
 
 /// Returns whether a user stays logged in for ever, as `loginctl enable-linger` arranges.

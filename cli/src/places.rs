@@ -111,7 +111,7 @@ impl Search {
     fn describe(&self) -> String {
         let directories: Vec<String> = self.places.iter().map(|(backend, _)| shown(backend.directory())).collect();
         match directories.as_slice() {
-            [] => "(there is no shared memory here)".to_owned(),
+            [] => "(there is neither shared memory nor an emulated directory)".to_owned(),
             some => format!("in {}", some.join(" or ")),
         }
     }

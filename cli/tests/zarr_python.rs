@@ -66,10 +66,10 @@ impl Drop for Target {
 fn what_zarr_python_wrote_is_downloaded_element_for_element() {
     let volumes = tempfile::Builder::new().prefix("ndshm-zarr-").tempdir().expect("a directory");
     let emulated = tempfile::Builder::new().prefix("ndshm-zarr-").tempdir().expect("a directory");
-    let mut targets = [
-        Target { emulate: "0", directory: "/dev/shm".into(), names: Vec::new() },
-        Target { emulate: "1", directory: emulated.path().into(), names: Vec::new() },
-    ];
+    let mut targets = vec![Target { emulate: "1", directory: emulated.path().into(), names: Vec::new() }];
+    if cfg!(target_os = "linux") {
+        targets.push(Target { emulate: "0", directory: "/dev/shm".into(), names: Vec::new() });
+    }
     let written = python(&["write", &volumes.path().display().to_string()], "");
     let written: Vec<Value> = written.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(written.len(), 13);
@@ -99,7 +99,8 @@ fn what_zarr_python_wrote_is_downloaded_element_for_element() {
         }
         let compared: u64 = python(&["compare", path], &downloads).trim().parse().expect("a number");
         let elements = |bbox: &[(u64, u64)]| bbox.iter().map(|(start, end)| end - start).product::<u64>();
-        assert_eq!(compared, 4 * (elements(&whole) + elements(&cut)), "{path}");
+        let downloads_of_each = 2 * targets.len() as u64;
+        assert_eq!(compared, downloads_of_each * (elements(&whole) + elements(&cut)), "{path}");
         for target in &mut targets {
             for name in target.names.drain(..) {
                 std::fs::remove_file(target.directory.join(name)).expect("it was made");

@@ -32,13 +32,17 @@ use crate::array::{DType, Order};
 use crate::backend::{Access, Backend, Companion, DraftOptions, Location};
 use crate::error::{Error, Result};
 use crate::os::{self, FileId};
-use crate::segment::footer::{FOOTER, Footer, Kind, RawFooter};
+use crate::segment::footer::{FOOTER, Footer, Kind};
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, is_leased, read_footer};
 
 /// Longest fingerprint, in bytes.
 const LONGEST_FINGERPRINT: usize = 4096;
 /// Most axes that a ledger can describe.
 const MOST_AXES: usize = 32;
+/// Longest trailer: the fields, three numbers per axis, the fingerprint and the footer.
+const LONGEST_TRAILER: usize = 56 + 3 * 8 * MOST_AXES + LONGEST_FINGERPRINT + FOOTER;
+/// State bytes that are read at a time.
+const STEP: usize = 1 << 16;
 /// State bytes are padded to this, a cache line.
 const STATE_ALIGNMENT: u64 = 64;
 
@@ -176,7 +180,7 @@ impl Record {
         let chunks = number(from)?;
         let mut lengths = || -> Result<Vec<usize>, String> {
             (0..axes)
-                .map(|_| usize::try_from(number(from)?).map_err(|_| "an axis is longer than the address space".into()))
+                .map(|_| Ok(usize::try_from(number(from)?).unwrap_or(usize::MAX))) // which no axis can have
                 .collect()
         };
         let (shape, chunk_shape, chunk_offset) = (lengths()?, lengths()?, lengths()?);
@@ -186,6 +190,17 @@ impl Record {
         let fingerprint = std::str::from_utf8(bytes).map_err(|_| "the fingerprint is not UTF-8")?.to_owned();
         let work = Work { dtype, order, shape, chunk_shape, chunk_offset, fingerprint };
         Ok((Self { work, payload, boot }, chunks))
+    }
+
+    /// Checks the number of chunks it speaks of against shape and states, and returns it.
+    fn check(&self, chunks: u64, footer: &Footer) -> Result<usize, String> {
+        self.work.bytes().ok_or("the array it speaks of is larger than the address space")?;
+        let expected = self.work.chunks().map_err(|error| error.to_string())?;
+        if expected as u64 != chunks || state_bytes(chunks) != Some(footer.payload) {
+            let states = footer.payload;
+            return Err(format!("{chunks} chunks and {states} state bytes, where the shape makes {expected} chunks"));
+        }
+        Ok(expected)
     }
 }
 
@@ -218,25 +233,27 @@ impl LedgerFile {
         let raw = read_footer(&file, facts.length, &home.location)?;
         let raw = raw.ok_or_else(|| invalid("it is shorter than a footer".into()))?;
         let footer = raw.validate(Kind::Ledger, facts.length).map_err(invalid)?;
+        if footer.trailer as usize > LONGEST_TRAILER {
+            return Err(invalid(format!(
+                "a trailer of {} bytes, where {LONGEST_TRAILER} are the most",
+                footer.trailer
+            )));
+        }
         let mut trailer = vec![0; footer.trailer as usize - FOOTER];
         os::read_exact_at(&file, &mut trailer, footer.payload)
             .map_err(|error| Error::os("read the ledger of", &buffer.location, error))?;
-        let (record, chunks) = Self::parse(&raw, &trailer, &footer).map_err(invalid)?;
+        if !raw.covers(&trailer) {
+            return Err(invalid("the trailer's checksum is wrong".into()));
+        }
+        let (record, chunks) = Record::parse(&trailer).map_err(invalid)?;
+        let work = &record.work;
+        // It is not damaged: another process may have more address space.
+        if work.shape.contains(&usize::MAX) || usize::try_from(chunks).is_err() {
+            let (location, shape, item) = (buffer.location.to_string(), work.shape.clone(), work.dtype.size());
+            return Err(Error::TooLarge { location, shape, item });
+        }
+        let chunks = record.check(chunks, &footer).map_err(invalid)?;
         Ok(Some(Self { home, file, id: facts.id, record, chunks }))
-    }
-
-    fn parse(raw: &RawFooter, trailer: &[u8], footer: &Footer) -> Result<(Record, usize), String> {
-        if !raw.covers(trailer) {
-            return Err("the trailer's checksum is wrong".into());
-        }
-        let (record, chunks) = Record::parse(trailer)?;
-        record.work.bytes().ok_or("the array it speaks of is larger than the address space")?;
-        let expected = record.work.chunks().map_err(|error| error.to_string())?;
-        if expected as u64 != chunks || state_bytes(chunks) != Some(footer.payload) {
-            let states = footer.payload;
-            return Err(format!("{chunks} chunks and {states} state bytes, where the shape makes {expected} chunks"));
-        }
-        Ok((record, expected))
     }
 
     pub(crate) fn record(&self) -> &Record {
@@ -264,10 +281,15 @@ impl LedgerFile {
     /// Reads what it says now, states included.
     #[allow(clippy::naive_bytecount)] // a hundred million chunks take a moment
     pub(crate) fn look(&self) -> Result<Ledger> {
-        let mut states = vec![0; self.chunks];
-        os::read_exact_at(&self.file, &mut states, 0)
-            .map_err(|error| Error::os("read the ledger", &self.home.location, error))?;
-        let done = states.iter().filter(|state| **state == DONE).count();
+        let mut buffer = vec![0; STEP.min(self.chunks)];
+        let (mut done, mut at) = (0, 0);
+        while at < self.chunks {
+            let states = &mut buffer[..STEP.min(self.chunks - at)];
+            os::read_exact_at(&self.file, states, at as u64)
+                .map_err(|error| Error::os("read the ledger", &self.home.location, error))?;
+            done += states.iter().filter(|state| **state == DONE).count();
+            at += states.len();
+        }
         let Work { dtype, order, shape, chunk_shape, chunk_offset, fingerprint } = self.record.work.clone();
         Ok(Ledger { dtype, order, shape, chunk_shape, chunk_offset, fingerprint, done, total: self.chunks })
     }
@@ -399,6 +421,21 @@ mod tests {
         let bytes = sample().to_trailer(15, 64, 9);
         for length in 0..bytes.len() - FOOTER {
             assert!(Record::parse(&bytes[..length]).is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn a_trailer_longer_than_any_is_refused_before_it_is_read() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let backend: Arc<dyn Backend> = Arc::new(crate::backend::Directory::new("test", directory.path()));
+        let home = Home { backend, location: Location::new("long").expect("a name") };
+        let mut trailer = vec![0; LONGEST_TRAILER];
+        Footer::append_to(Kind::Ledger, 64, 1, &mut trailer);
+        let ledger = home.location.companion(Companion::Ledger).expect("a name");
+        std::fs::write(directory.path().join(ledger.as_str()), [vec![0; 64], trailer].concat()).expect("a file");
+        match LedgerFile::open(&home) {
+            Err(Error::Trailer { reason, .. }) => assert!(reason.contains("are the most"), "{reason}"),
+            other => panic!("{other:?}"),
         }
     }
 

@@ -176,6 +176,11 @@ impl Pair {
                 }
                 Ok(Found::Beginning)
             }
+            // Another process may have more address space.
+            Err(Error::TooLarge { location, .. }) => {
+                let Work { shape, dtype, .. } = record.work;
+                Err(Error::TooLarge { location, shape, item: dtype.size() })
+            }
             Err(error) => Err(error),
         }
     }

@@ -170,10 +170,11 @@ impl DemoSpec {
             let location = "a demo volume".to_owned();
             return Err(ndarray_shm::Error::DTypeMismatch { location, expected, found }.into());
         }
-        let mut bytes = Vec::with_capacity(T::DTYPE.size());
-        Ok(ArrayD::from_shape_fn(IxDyn(&bbox.shape()), |place| {
-            let place: Vec<u64> =
-                place.as_array_view().iter().zip(bbox.ranges()).map(|(at, range)| range.start + *at as u64).collect();
+        // Kept from element to element: there are many.
+        let (mut place, mut bytes) = (Vec::new(), Vec::new());
+        Ok(ArrayD::from_shape_fn(IxDyn(&bbox.shape()), |inside| {
+            place.clear();
+            place.extend(inside.as_array_view().iter().zip(bbox.ranges()).map(|(at, range)| range.start + *at as u64));
             bytes.clear();
             self.element(&place, &mut bytes);
             bytemuck::pod_read_unaligned(&bytes)
@@ -182,9 +183,7 @@ impl DemoSpec {
 
     /// Appends the bytes of one element.
     fn element(&self, place: &[u64], bytes: &mut Vec<u8>) {
-        let file = self.file_shape();
-        let chunk: Vec<u64> = place.iter().zip(file).map(|(at, length)| at / length).collect();
-        if self.is_missing(&chunk) {
+        if self.is_missing(place.iter().zip(self.file_shape()).map(|(at, length)| at / length)) {
             pattern::append_whole(u64::from(FILL), self.dtype, bytes);
         } else {
             self.pattern.append(place, &self.shape, self.dtype, bytes);
@@ -196,8 +195,8 @@ impl DemoSpec {
         self.shard_shape.as_deref().unwrap_or(&self.chunk_shape)
     }
 
-    fn is_missing(&self, chunk: &[u64]) -> bool {
-        !self.complete && chunk.iter().zip(1..).map(|(at, weight)| at * weight).sum::<u64>() % MISSING == MISSING - 1
+    fn is_missing(&self, chunk: impl Iterator<Item = u64>) -> bool {
+        !self.complete && chunk.zip(1..).map(|(at, weight)| at * weight).sum::<u64>() % MISSING == MISSING - 1
     }
 
     fn check(&self, directory: &Path) -> Result<()> {
@@ -329,7 +328,7 @@ pub fn write_volume(directory: &Path, spec: &DemoSpec) -> Result<()> {
     let counts: Vec<u64> = spec.shape.iter().zip(spec.file_shape()).map(|(all, one)| all.div_ceil(*one)).collect();
     for chunk in ndarray::indices(IxDyn(&counts.iter().map(|count| to_usize(*count)).collect::<Vec<_>>())) {
         let chunk: Vec<u64> = chunk.as_array_view().iter().map(|at| *at as u64).collect();
-        if spec.is_missing(&chunk) {
+        if spec.is_missing(chunk.iter().copied()) {
             continue;
         }
         let packed = pack(spec, &array, &chunk).map_err(refused)?;
@@ -354,10 +353,11 @@ fn pack(
     use zarrs::array::ArrayToBytesCodecTraits as _;
 
     let shape: Vec<usize> = spec.file_shape().iter().map(|length| to_usize(*length)).collect();
-    let mut bytes = Vec::new();
+    let (mut place, mut bytes) = (Vec::new(), Vec::new());
     for inside in ndarray::indices(IxDyn(&shape)) {
         let corner = chunk.iter().zip(spec.file_shape()).map(|(at, length)| at * length);
-        let place: Vec<u64> = corner.zip(inside.as_array_view()).map(|(corner, at)| corner + *at as u64).collect();
+        place.clear();
+        place.extend(corner.zip(inside.as_array_view()).map(|(corner, at)| corner + *at as u64));
         if place.iter().zip(&spec.shape).all(|(at, length)| at < length) {
             spec.element(&place, &mut bytes);
         } else {

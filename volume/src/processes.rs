@@ -46,8 +46,8 @@ impl ProcessWorkers {
     /// The program must open the same volume and call [`paint_as_worker`](crate::paint_as_worker) with the same backend and
     /// location. Its standard input becomes a pipe that ends when it should stop
     /// ([`StopFlag::stop_when_stdin_ends`](crate::StopFlag::stop_when_stdin_ends)); its standard output is closed; the last
-    /// lines of its standard error end up in the error or warning about it. On Unix it gets a process group of its own, so
-    /// that Ctrl-C reaches only the parent, which then dismisses it.
+    /// lines of its standard error end up in the error or warning about it. On Unix it gets a process group of its own, on
+    /// Windows a console of its own without a window, so that Ctrl-C reaches only the parent, which then dismisses it.
     pub fn new(count: usize, command: impl Fn() -> Command + Send + Sync + 'static) -> Self {
         Self { count, command: Box::new(command) }
     }
@@ -82,14 +82,13 @@ pub(crate) fn paint<T: Element>(
         let complete = buffer.progress().is_complete();
         // One that ended well when all was done is no loss.
         for (number, status, said) in ended.into_iter().filter(|(_, status, _)| !(complete && status.success())) {
-            // Killed by a signal it has no exit code, and nothing to say about the work.
-            gave_up |= status.code().is_some();
+            gave_up |= !died(status);
             losses.push(lose(watch, ended_early(number, status, &said)));
         }
         if complete {
             // The kernel gives a dying worker's chunk to others a moment before it says that the worker is dead.
-            let killed = crew.dismiss().into_iter().filter(|(_, status, _)| status.code().is_none());
-            killed.for_each(|(number, status, said)| watch.warn(ended_early(number, status, &said)));
+            let dead = crew.dismiss().into_iter().filter(|(_, status, _)| died(*status));
+            dead.for_each(|(number, status, said)| watch.warn(ended_early(number, status, &said)));
             return Outcome::Complete;
         }
         if work.stop.is_stopped() {
@@ -106,6 +105,13 @@ pub(crate) fn paint<T: Element>(
         return Outcome::Failed(error);
     }
     Outcome::Lost { report: losses.join("; ") }
+}
+
+/// Whether a worker ended without deciding to, which says nothing about the work: by a signal, or on Windows by a fault.
+///
+/// Whoever terminates a process of Windows chooses its exit code, so such a worker may seem to have given up.
+fn died(status: ExitStatus) -> bool {
+    status.code().is_none_or(|code| code < 0)
 }
 
 fn ended_early(number: usize, status: ExitStatus, said: &str) -> String {
@@ -196,13 +202,26 @@ struct Worker {
 impl Worker {
     fn start(number: usize, mut command: Command) -> std::io::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        keep_from_ctrl_c(&mut command);
         let mut child = command.spawn()?;
         let leash = child.stdin.take();
         let voice = Voice::listen(child.stderr.take());
         Ok(Self { number, child, leash, voice })
     }
+}
+
+/// Lets what is typed on the parent's terminal pass a worker by.
+fn keep_from_ctrl_c(command: &mut Command) {
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    #[cfg(windows)]
+    {
+        /// As in `winbase.h`. A process group of its own would keep Ctrl-C away, but not Ctrl-Break.
+        const CREATE_NO_WINDOW: u32 = 0x0800_0000;
+        std::os::windows::process::CommandExt::creation_flags(command, CREATE_NO_WINDOW);
+    }
+    #[cfg(not(any(unix, windows)))]
+    let _nothing_to_do = command;
 }
 
 /// The last lines that a worker said.

@@ -148,7 +148,10 @@ impl ZarrSource {
             }
             Err(_) => vec![0; region.len()],
         };
-        self.root.join(self.array.chunk_key(&stored).as_str())
+        // Part by part, so that all separators are those of the platform.
+        let mut file = self.root.clone();
+        file.extend(self.array.chunk_key(&stored).as_str().split('/'));
+        file
     }
 }
 

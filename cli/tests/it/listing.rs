@@ -22,8 +22,12 @@ fn an_array_is_listed_shown_and_unlinked() {
     assert_eq!(listed[0]["kind"], "array");
     assert_eq!(listed[0]["size"], 4800);
     assert_eq!(listed[0]["attached"], true);
-    assert_eq!(listed[0]["mode"], "0600");
-    assert_eq!(listed[0]["owner"], rustix::process::geteuid().as_raw());
+    #[cfg(unix)]
+    let (owner, mode) = (rustix::process::geteuid().as_raw(), "0600");
+    #[cfg(not(unix))]
+    let (owner, mode) = (serde_json::Value::Null, serde_json::Value::Null);
+    assert_eq!(listed[0]["owner"], owner);
+    assert_eq!(listed[0]["mode"], mode);
 
     let text = run(&mut scene.ndshm(["ls", "--backend", "emulated"])).expect_code(0).out;
     let lines: Vec<&str> = text.lines().collect();
@@ -40,7 +44,7 @@ fn an_array_is_listed_shown_and_unlinked() {
     let info = run(&mut scene.ndshm(["info", "grid", "--json"])).expect_code(0).json();
     assert_eq!(info["array"]["attached"], false);
     let text = run(&mut scene.ndshm(["info", "grid"])).expect_code(0).out;
-    assert!(text.contains("4800 bytes") && text.contains("mode 0600"), "{text}");
+    assert!(text.contains("4800 bytes") && text.contains("mode 0600") == cfg!(unix), "{text}");
 
     let text = run(&mut scene.ndshm(["unlink", "grid"])).expect_code(0).out;
     assert_eq!(text, "unlinked grid\n");
@@ -49,6 +53,7 @@ fn an_array_is_listed_shown_and_unlinked() {
     assert_eq!(text, "no arrays\n");
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn an_array_in_real_shared_memory_is_found_without_being_told_where() {
     let mut scene = Scene::new();
@@ -69,6 +74,7 @@ fn an_array_in_real_shared_memory_is_found_without_being_told_where() {
     assert_eq!(held.shape(), [100]);
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn one_name_in_two_places_must_be_told_apart() {
     let mut scene = Scene::new();
@@ -145,8 +151,12 @@ fn a_name_that_is_not_there_does_not_keep_the_others_from_being_removed() {
 fn looking_makes_no_directory() {
     let scene = Scene::new();
     std::fs::remove_dir(scene.emulated()).expect("empty");
-    for arguments in [&["ls"][..], &["doctor"], &["info", "nothing", "--backend", "emulated"]] {
+    for arguments in [&["ls"][..], &["info", "nothing", "--backend", "emulated"]] {
         run(&mut scene.ndshm_in_shm(arguments));
+    }
+    // Where there is nothing else, the directory is in use, and `doctor` may make what is in use.
+    if cfg!(target_os = "linux") {
+        run(&mut scene.ndshm_in_shm(["doctor"]));
     }
     assert!(!scene.emulated().exists());
     assert_eq!(names_in(&scene.temporary()), [""; 0]);

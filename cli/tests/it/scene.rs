@@ -3,21 +3,22 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ndarray_shm::{Backend, Directory, Location, render};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use sysinfo::{Pid, ProcessRefreshKind, ProcessStatus, ProcessesToUpdate, Signal, System, UpdateKind};
 use tempfile::TempDir;
 
 /// Longer than anything here takes on a slow machine; reaching it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
+
+/// The environment variable that says where temporary files are.
+const TEMPORARY_DIRECTORY: &str = if cfg!(windows) { "TMP" } else { "TMPDIR" };
 
 /// Directories that only one test uses.
 pub(crate) struct Scene {
@@ -30,7 +31,8 @@ impl Scene {
         let root = tempfile::Builder::new().prefix("ndshm-test-").tempdir().expect("a temporary directory");
         let scene = Self { root, names: Vec::new() };
         fs::create_dir(scene.emulated()).expect("made");
-        fs::set_permissions(scene.emulated(), fs::Permissions::from_mode(0o700)).expect("made private");
+        #[cfg(unix)]
+        scene.set_mode_of_emulated(0o700);
         fs::create_dir(scene.temporary()).expect("made");
         scene
     }
@@ -38,6 +40,13 @@ impl Scene {
     /// The emulated directory, which is empty at first.
     pub(crate) fn emulated(&self) -> PathBuf {
         self.root.path().join("emulated")
+    }
+
+    /// Says who may use the emulated directory; at first nobody else.
+    #[cfg(unix)]
+    pub(crate) fn set_mode_of_emulated(&self, mode: u32) {
+        use std::os::unix::fs::PermissionsExt as _;
+        fs::set_permissions(self.emulated(), fs::Permissions::from_mode(mode)).expect("ours");
     }
 
     /// What the program takes for the directory for temporary files.
@@ -61,7 +70,9 @@ impl Scene {
     }
 
     /// A name in real shared memory that no other test has; whatever gets it is removed in the end.
+    #[cfg(target_os = "linux")]
     pub(crate) fn shm_name(&mut self) -> String {
+        use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("ndshm-test-{}-{next}", std::process::id());
@@ -76,14 +87,14 @@ impl Scene {
         command
     }
 
-    /// The program with real shared memory.
+    /// The program with real shared memory, where there is any.
     pub(crate) fn ndshm_in_shm<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ndshm"));
         command
             .args(arguments)
             .env_remove("EMULATE_SHM")
             .env("NDSHM_EMULATED_DIR", self.emulated())
-            .env("TMPDIR", self.temporary())
+            .env(TEMPORARY_DIRECTORY, self.temporary())
             .stdin(Stdio::null());
         command
     }
@@ -156,38 +167,30 @@ impl Running {
     }
 
     pub(crate) fn pid(&self) -> Pid {
-        Pid::from_child(&self.child)
+        Pid::from_u32(self.child.id())
     }
 
     pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("a child").is_none()
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).expect("the process is there");
+    /// Kills it, without giving it time for anything.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("the process is there");
     }
 
     /// The worker processes it has now.
     pub(crate) fn workers(&self) -> Vec<Pid> {
-        let parent = self.pid().as_raw_nonzero().get().to_string();
-        let mut workers = Vec::new();
-        for entry in fs::read_dir("/proc").expect("/proc").flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
-            else {
-                continue;
-            };
-            let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-            // "pid (name) state parent ..", and a name may contain anything.
-            let Some((_, rest)) = stat.rsplit_once(')') else { continue };
-            let mut fields = rest.split_whitespace();
-            let (state, of) = (fields.next(), fields.next());
-            let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let is_worker = command.split(|&byte| byte == 0).any(|argument| argument == b"worker");
-            if of == Some(parent.as_str()) && state != Some("Z") && is_worker {
-                workers.push(pid);
-            }
-        }
-        workers
+        let mut system = System::new();
+        let refresh = ProcessRefreshKind::nothing().with_cmd(UpdateKind::Always).without_tasks();
+        system.refresh_processes_specifics(ProcessesToUpdate::All, true, refresh);
+        system
+            .processes()
+            .values()
+            .filter(|process| process.parent() == Some(self.pid()) && process.cmd().iter().any(|word| word == "worker"))
+            .filter(|process| process.status() != ProcessStatus::Zombie)
+            .map(sysinfo::Process::pid)
+            .collect()
     }
 
     /// Waits for the end.
@@ -210,6 +213,27 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Sends a signal to a process; on Windows only killing it is one. `false` if the process is not there.
+pub(crate) fn signal(pid: Pid, signal: Signal) -> bool {
+    look_at(pid).process(pid).is_some_and(|process| process.kill_with(signal).expect("a signal of this platform"))
+}
+
+/// Whether a process does something still: a zombie does not.
+pub(crate) fn is_running(pid: Pid) -> bool {
+    let gone = [ProcessStatus::Zombie, ProcessStatus::Dead];
+    look_at(pid).process(pid).is_some_and(|process| !gone.contains(&process.status()))
+}
+
+fn look_at(pid: Pid) -> System {
+    let mut system = System::new();
+    system.refresh_processes_specifics(
+        ProcessesToUpdate::Some(&[pid]),
+        true,
+        ProcessRefreshKind::nothing().without_tasks(),
+    );
+    system
 }
 
 fn read(stream: &mut impl std::io::Read) -> String {

@@ -38,11 +38,8 @@ impl Pattern {
                 };
                 append_whole(scaled, dtype, bytes);
             }
-            Self::Labels => {
-                let block: Vec<u64> = place.iter().map(|at| at / BLOCK).collect();
-                append_whole(hash(&block) % LABELS, dtype, bytes);
-            }
-            Self::Noise => append_noise(hash(place), dtype, bytes),
+            Self::Labels => append_whole(hash(place.iter().map(|at| at / BLOCK)) % LABELS, dtype, bytes),
+            Self::Noise => append_noise(hash(place.iter().copied()), dtype, bytes),
         }
     }
 }
@@ -58,8 +55,8 @@ fn smooth(place: &[u64], shape: &[u64]) -> u64 {
 }
 
 /// Mixes coordinates (the finaliser of splitmix64).
-fn hash(place: &[u64]) -> u64 {
-    place.iter().fold(0x9e37_79b9_7f4a_7c15, |state, at| {
+fn hash(place: impl Iterator<Item = u64>) -> u64 {
+    place.fold(0x9e37_79b9_7f4a_7c15, |state, at| {
         let mut mixed = (state ^ at).wrapping_add(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

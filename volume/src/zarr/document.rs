@@ -1,6 +1,7 @@
 //! The metadata document of a Zarr array: finding it, saying what is there instead, and the volume's identity.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -39,10 +40,12 @@ enum Version {
 impl Document {
     /// Finds the document of the array in a directory.
     pub(super) fn read(path: &Path) -> Result<Self> {
-        let root = match path.canonicalize() {
+        // Without links, and without the `\\?\` that Windows would put in front: people read it in messages.
+        let root = match dunce::canonicalize(path) {
             Ok(root) if root.is_dir() => root,
             Ok(_) => return Err(Error::no_volume(path, not_a_directory(path))),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            // On Windows a URL is no name that a file could have.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFilename) => {
                 return Err(Error::no_volume(
                     path,
                     "there is no such directory (volumes are read from local directories only)",
@@ -54,7 +57,7 @@ impl Document {
             let file = root.join(name);
             let bytes = match fs::read(&file) {
                 Ok(bytes) => bytes,
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => return Err(Error::io("reading", file, error)),
             };
             let json: Value = serde_json::from_slice(&bytes).map_err(|error| Error::Source {

@@ -84,8 +84,8 @@ fn a_stopped_download_leaves_nothing() {
 
 #[test]
 fn what_is_kept_is_resumed_and_only_the_rest_is_painted() {
-    for order in [Order::C, Order::F] {
-        let place = Place::in_shared_memory();
+    let places = || Place::of_each_kind().into_iter();
+    for (place, order) in places().map(|place| (place, Order::C)).chain(places().map(|place| (place, Order::F))) {
         let volume = place.volume(&spec());
         begin(&place, &*volume, 9, order, true);
         assert_eq!(place.left(), PARTIAL);

@@ -187,7 +187,7 @@ fn a_volume_without_elements_has_no_region() {
 }
 
 #[test]
-fn a_volume_larger_than_memory_is_refused_before_anything_is_taken() {
+fn a_volume_larger_than_its_place_is_refused_before_anything_is_taken() {
     let place = Place::new();
     let error_of = |name: &str, shape: &[u64], chunk: &[u64]| {
         // No chunk is ever written.
@@ -200,8 +200,11 @@ fn a_volume_larger_than_memory_is_refused_before_anything_is_taken() {
         let source = open_volume(&path).expect("a large volume");
         place.download(&*source, &Bbox::whole(shape), &place.options()).expect_err("it cannot fit")
     };
-    let error = error_of("large", &[1 << 20, 1 << 20], &[1 << 12, 1 << 12]);
-    assert!(matches!(error, Error::Array(ndarray_shm::Error::NoSpace { .. })), "{error}");
+    let rows = place.backend.available().expect("how much there is") / (8 << 12) * 2 + 1;
+    let error = error_of("large", &[rows, 1 << 12], &[1 << 12, 1 << 12]);
+    // Wine, where a file takes no room by growing, fails at mapping more than there is memory.
+    let is_out_of_memory = cfg!(windows) && matches!(&error, Error::Array(ndarray_shm::Error::Os { .. }));
+    assert!(is_out_of_memory || matches!(error, Error::Array(ndarray_shm::Error::NoSpace { .. })), "{error}");
     let error = error_of("huge", &[1 << 40, 1 << 40], &[1 << 20, 1 << 20]);
     assert!(matches!(error, Error::Array(ndarray_shm::Error::TooLarge { .. })), "{error}");
     assert_eq!(place.left(), []);
@@ -220,7 +223,7 @@ fn a_chunk_that_cannot_be_decoded_is_named_and_nothing_is_left() {
                 fs::write(&chunk, &whole[..length]).expect("the chunk");
                 let error = place.download(&*source, &Bbox::whole(&[64, 64]), &place.options()).expect_err("cut short");
                 let Error::Chunk { chunk: named, .. } = &error else { panic!("{}", chain(&error)) };
-                assert!(chunk.canonicalize().expect("the chunk") == Path::new(named), "{named}");
+                assert!(dunce::canonicalize(&chunk).expect("the chunk") == Path::new(named), "{named}");
                 assert_eq!(place.left(), [], "{codec:?}, sharded {sharded}, {length} bytes");
             }
         }

@@ -33,6 +33,7 @@ fn a_small_region_of_a_large_chunk_arrives() {
     }
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn real_shared_memory_takes_the_array_in_both_orders() {
     let place = Place::in_shared_memory();

@@ -30,10 +30,20 @@ impl Place {
         Self { directory, backend: Arc::new(Directory::new("test", arrays)), location: unique() }
     }
 
-    /// Arrays are in real shared memory.
+    /// Arrays are in real shared memory, which only Linux has.
+    #[cfg(target_os = "linux")]
     pub(crate) fn in_shared_memory() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         Self { directory, backend: Directory::shm().expect("/dev/shm"), location: unique() }
+    }
+
+    /// One place of each kind that this platform has.
+    pub(crate) fn of_each_kind() -> Vec<Self> {
+        vec![
+            Self::new(),
+            #[cfg(target_os = "linux")]
+            Self::in_shared_memory(),
+        ]
     }
 
     /// Returns a path for a volume of this name.
