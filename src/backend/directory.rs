@@ -183,7 +183,10 @@ impl Directory {
                 Ok(file) => (file, LockKind::Exclusive),
                 Err(Error::NotFound { .. }) => return Ok(None),
                 // A file that nobody may write to can still be unlinked by its owner; the lock is then a weaker one.
-                Err(Error::PermissionDenied { .. }) => (self.open(at, Access::Read)?, LockKind::Shared),
+                Err(Error::PermissionDenied { .. }) => match self.open(at, Access::Read) {
+                    Err(Error::NotFound { .. }) => return Ok(None),
+                    other => (other?, LockKind::Shared),
+                },
                 Err(error) => return Err(error),
             };
             lock_name(&file, kind, at)?;
@@ -216,25 +219,19 @@ impl Directory {
     }
 
     /// Tries names until one is free.
-    fn with_fresh_name<R>(
-        &self,
-        op: &'static str,
-        mut make: impl FnMut(&Path) -> io::Result<R>,
-    ) -> Result<(R, PathBuf)> {
-        let named = tempfile::Builder::new()
-            .prefix(&format!("{RESERVED_PREFIX}draft-"))
-            .rand_bytes(12)
-            .make_in(&self.path, |path| make(path))
-            .map_err(|error| self.explain(op, error))?;
+    fn with_fresh_name<R>(&self, make: impl FnMut(&Path) -> io::Result<R>) -> io::Result<(R, PathBuf)> {
+        let prefix = format!("{RESERVED_PREFIX}draft-");
+        let named =
+            tempfile::Builder::new().prefix(&prefix).rand_bytes(12).disable_cleanup(true).make_in(&self.path, make)?;
         let (result, path) = named.into_parts();
-        let path = path.keep().map_err(|error| self.explain(op, error.error))?;
-        Ok((result, path))
+        Ok((result, path.to_path_buf()))
     }
 
     fn link_and_replace(&self, draft: &DraftFile, at: &Location) -> Result<()> {
-        let ((), path) = self.with_fresh_name("link", |path| os::link_nameless(draft.file(), path))?;
+        let link = |path: &Path| os::link_nameless(draft.file(), path);
+        let ((), path) = self.with_fresh_name(link).map_err(|error| self.explain("link", error))?;
         self.replace(&path, at).inspect_err(|_| {
-            let _already_gone = std::fs::remove_file(&path);
+            let _already_gone = os::unlink(&path);
         })
     }
 
@@ -317,14 +314,12 @@ unsafe impl Backend for Directory {
             self.check_room(length)?;
         }
         let draft = match os::create_nameless(&self.path, options.permissions) {
-            Ok(file) => DraftFile::nameless(file),
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                let make = |path: &Path| os::create_hidden(path, options.permissions);
-                let (file, path) = self.with_fresh_name("make a draft", make)?;
-                DraftFile::hidden(file, path)
-            }
-            Err(error) => return Err(self.out_of_room("make a draft", length, error)),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => self
+                .with_fresh_name(|path| os::create_hidden(path, options.permissions))
+                .map(|(file, path)| DraftFile::hidden(file, path)),
+            nameless => nameless.map(DraftFile::nameless),
         };
+        let draft = draft.map_err(|error| self.out_of_room("make a draft", length, error))?;
         let file = draft.file();
         // Room first: some systems take it only behind what a file has already.
         if !options.sparse {
@@ -381,6 +376,10 @@ unsafe impl Backend for Directory {
         match self.open(to, Access::Read).and_then(|file| os::facts(&file).map_err(|e| Error::os("look at", to, e))) {
             // Both names lead to it already, and a rename would do nothing.
             Ok(facts) if facts.id == id && from == to => return Ok(()),
+            // One name in two spellings, where case does not tell them apart.
+            Ok(facts) if facts.id == id && facts.links == 1 => {
+                return os::rename_new(&path, &self.path_of(to)).map_err(|error| self.explain_at("rename", to, error));
+            }
             Ok(facts) if facts.id == id && facts.links > 1 => {
                 return os::unlink(&path).map_err(|error| self.explain_at("rename", from, error));
             }

@@ -62,8 +62,9 @@ impl Location {
         if let Some(reason) = os::forbidden_name(name) {
             return invalid(reason);
         }
-        // In any case: some file systems do not tell `.NDSHM-` from it.
-        if name.get(..RESERVED_PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(RESERVED_PREFIX)) {
+        // In any case: some file systems do not tell `.NDSHM-` from it, and fold the long s too.
+        let folded = name.chars().map(|letter| if letter == 'ſ' { 's' } else { letter.to_ascii_lowercase() });
+        if folded.take(RESERVED_PREFIX.len()).eq(RESERVED_PREFIX.chars()) {
             let reason = "names that begin with `.ndshm-` belong to this crate's own bookkeeping";
             return Err(Error::Reserved { location: name.to_owned(), reason });
         }
@@ -208,7 +209,9 @@ mod tests {
         reasons.dedup();
         assert_eq!(reasons.len(), 5); // "." and ".." share theirs
         assert!(matches!(Location::new(".ndshm-x"), Err(Error::Reserved { .. })));
-        assert!(matches!(Location::new(".NDshm-x"), Err(Error::Reserved { .. })));
+        for folded in [".NDshm-x", ".ndſhm-x", ".NDſHM-ledger-x"] {
+            assert!(matches!(Location::new(folded), Err(Error::Reserved { .. })), "{folded}");
+        }
         assert!(Location::new(&"x".repeat(255)).is_ok());
     }
 

@@ -18,7 +18,7 @@ pub(crate) use self::location::Companion;
 pub use self::location::{IntoLocation, Location, RESERVED_PREFIX};
 pub use self::selection::{default_backend, set_emulate_shm};
 use crate::error::Result;
-use crate::os::FileId;
+use crate::os::{self, FileId};
 
 /// A place for segments.
 ///
@@ -192,7 +192,7 @@ impl DraftFile {
 impl Drop for DraftFile {
     fn drop(&mut self) {
         if let Some(path) = &self.hidden {
-            let _already_gone = std::fs::remove_file(path);
+            let _already_gone = os::unlink(path);
         }
     }
 }

@@ -20,6 +20,9 @@ pub(crate) const SHARED_MEMORY: Option<&str> = Some("/dev/shm");
 /// Whether a mapping can hold a lock after its descriptor is closed. Even so, not on every file system: probe it.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = true;
 
+/// What is said to have failed where a mapping does, with the likely reason.
+pub(crate) const MAPPING: &str = "mapping it (address space or vm.max_map_count used up?)";
+
 /// Whether a mapping of an empty file is possible, and so can hold its lock.
 pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = true;
 

@@ -24,7 +24,9 @@ pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
 pub(crate) fn create_hidden(path: &Path, mode: u32) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file: File = fs::open(path, flags, Mode::from_raw_mode(0o600))?.into();
-    set_mode(&file, mode)?;
+    set_mode(&file, mode).inspect_err(|_| {
+        let _already_gone = std::fs::remove_file(path);
+    })?;
     Ok(file)
 }
 
@@ -99,7 +101,7 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError
         "it is not a directory; remove it, or set NDSHM_EMULATED_DIR to a directory of yours"
     } else if metadata.uid() != user_id() {
         "it belongs to another user; set NDSHM_EMULATED_DIR to a directory of yours"
-    } else if mode & 0o002 != 0 || (mode & 0o020 != 0 && metadata.gid() != rustix::process::getegid().as_raw()) {
+    } else if mode & 0o002 != 0 || (mode & 0o020 != 0 && !is_own_group(metadata.gid())) {
         "other users can write into it, and so replace what is there; take that right away (chmod go-w), or set \
          NDSHM_EMULATED_DIR to a directory of yours"
     } else {
@@ -272,6 +274,11 @@ pub(crate) fn is_over_quota(error: &io::Error) -> bool {
 }
 
 /// Says why a file cannot have this name, which is free of separators and NUL; here every such name will do.
+/// Whether a group is this user's own. On Apple systems the group that a user has is everybody's ("staff").
+fn is_own_group(group: u32) -> bool {
+    !cfg!(target_vendor = "apple") && group == rustix::process::getegid().as_raw()
+}
+
 pub(crate) fn forbidden_name(_name: &str) -> Option<&'static str> {
     None
 }
@@ -288,5 +295,7 @@ pub(crate) fn is_out_of_room(error: &io::Error) -> bool {
 
 /// Whether the error says that a link or another kind of file stands where a regular one was expected.
 pub(crate) fn is_not_a_file(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EMLINK | libc::EISDIR | libc::ENXIO | libc::ENODEV))
+    use libc::{EISDIR, ELOOP, EMLINK, ENODEV, ENXIO, EOPNOTSUPP};
+    // Opening a socket is "not supported" on Apple systems; on Linux there is no such device.
+    matches!(error.raw_os_error(), Some(ELOOP | EMLINK | EISDIR | ENXIO | ENODEV | EOPNOTSUPP))
 }

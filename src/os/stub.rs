@@ -9,6 +9,7 @@ use super::{Facts, LockKind, LockRange, PrivateDirectoryError, Room};
 pub(crate) const SHARED_MEMORY: Option<&str> = None;
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
 pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = false;
+pub(crate) const MAPPING: &str = "mapping it";
 
 /// What every function here answers.
 fn unsupported<T>() -> io::Result<T> {

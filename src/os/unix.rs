@@ -23,6 +23,9 @@ pub(crate) const SHARED_MEMORY: Option<&str> = None;
 /// Whether a mapping can hold a lock after its descriptor is closed. Here it holds the file, not the open description.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
 
+/// What is said to have failed where a mapping does, with the likely reason.
+pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
+
 /// Whether a mapping of an empty file is possible. Nobody promises it, and with the descriptor kept nobody needs it.
 pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = false;
 
@@ -105,7 +108,8 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
     // beginning; what it would do about the holes of another nobody says.
     if now.length == 0 || !cfg!(target_vendor = "apple") {
         match preallocate(file, length) {
-            Ok(()) => return Ok(()),
+            Ok(()) if facts(file)?.allocated >= length => return Ok(()),
+            Ok(()) => {} // it was accepted, and not done
             #[allow(unreachable_patterns)] // two of them are one number on some systems
             Err(Errno::NOTSUP | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::NODEV) => {}
             Err(error) => return Err(error.into()),

@@ -35,6 +35,9 @@ pub(crate) const SHARED_MEMORY: Option<&str> = None;
 /// Whether a mapping can hold a lock after its handle is closed. Here the handle holds it.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
 
+/// What is said to have failed where a mapping does, with the likely reason.
+pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
+
 /// Whether a mapping of an empty file is possible: `CreateFileMapping` refuses it.
 pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = false;
 

@@ -438,7 +438,7 @@ fn map(file: &File, length: u64, access: Access, name: &str) -> Result<MmapRaw> 
         Access::Read => options.map_raw_read_only(file),
         Access::ReadWrite => options.map_raw(file),
     };
-    mapped.map_err(|error| Error::os("mapping it (address space or vm.max_map_count used up?)", name, error))
+    mapped.map_err(|error| Error::os(os::MAPPING, name, error))
 }
 
 fn unlinked(home: &Home) -> Error {

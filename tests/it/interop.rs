@@ -4,7 +4,7 @@
 
 mod cloudvolume;
 mod layers;
-mod layout_page;
+pub mod layout_page;
 mod locks;
 mod numpy;
 mod painters;
@@ -25,7 +25,6 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     trials.extend(painters::trials(place));
     if place.name == "shm" {
         trials.extend(shared_memory::trials(place));
-        trials.extend(layout_page::trials(place));
     } else {
         trials.extend(cloudvolume::emulation_trials(place));
     }

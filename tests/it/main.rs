@@ -9,10 +9,11 @@
 //! | `tidy` | the architecture's rules, by reading the source | where the source is |
 //!
 //! Tests are named `suite::backend::file::test`. Started with `NDSHM_TEST_ROLE` set, the program is not a test run but a
-//! child that plays that role in a test.
+//! child that plays that role in a test; `NDSHM_TEST_PROGRAM` names another build of it for the children, so that processes
+//! of 64 and of 32 bits meet.
 //!
-//! `NDSHM_TEST_DIR` says in which directory the emulated backend lives (a fresh directory inside it), so that the same
-//! tests run on ext4, tmpfs and overlayfs. With `EMULATE_SHM=1` real shared memory is not tested.
+//! The emulated backend's files are in a fresh temporary directory, so that `TMPDIR` chooses the file system. With
+//! `EMULATE_SHM=1` real shared memory is not tested.
 
 #![allow(unreachable_pub)] // a program has no public interface
 // Small known numbers become elements of every type here.
@@ -61,7 +62,9 @@ fn main() -> ExitCode {
             trials.extend(linux::trials(place));
             trials.extend(interop::trials(place));
         }
+        trials.extend(interop::layout_page::trials());
         trials.extend(tidy::trials());
+        trials.extend(tidy::differences(&trials));
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     for place in &places {

@@ -5,7 +5,7 @@ use std::path::Path;
 use libtest_mimic::Trial;
 use ndarray_shm::default_backend;
 
-use crate::support::child::{Child, ROLE, Role, say};
+use crate::support::child::{Child, ROLE, Role, program, say};
 use crate::tests;
 
 pub fn trials() -> Vec<Trial> {
@@ -39,7 +39,7 @@ fn say_backend(arguments: &[String]) {
 
 /// What a child says with this `EMULATE_SHM`, this emulated directory, and what the program itself chooses.
 fn backend_with(emulate: Option<&str>, directory: &Path, choice: &[&str]) -> String {
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let mut command = std::process::Command::new(program());
     command.env(ROLE, "say-backend").args(choice);
     command.env_remove("EMULATE_SHM").env("NDSHM_EMULATED_DIR", directory);
     command.envs(emulate.map(|value| ("EMULATE_SHM", value)));

@@ -1,6 +1,6 @@
 //! The architecture's rules, held by reading the source: floors, unsafe, platforms, sizes, dependencies.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,6 +25,40 @@ pub fn trials() -> Vec<Trial> {
         dependencies_ask_for_no_newer_compiler_than_we_promise,
     ];
     crate::support::trials("tidy", tests)
+}
+
+/// Tests that real shared memory has and its emulation has not, or the other way round: all of them are on the page,
+/// with the reason. With only one of the two there is nothing to compare.
+pub fn differences(trials: &[Trial]) -> Option<Trial> {
+    const BACKENDS: [&str; 2] = ["shm", "emulated"];
+    let mut of: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for name in trials.iter().map(Trial::name) {
+        if let [suite, backend, file, test] = name.split("::").collect::<Vec<_>>()[..] {
+            if let Some(backend) = BACKENDS.into_iter().find(|known| *known == backend) {
+                of.entry(format!("{suite}::{file}::{test}")).or_default().insert(backend);
+            }
+        }
+    }
+    let tested: BTreeSet<&str> = of.values().flatten().copied().collect();
+    let single: BTreeSet<(String, &str)> =
+        of.iter().filter(|(_, on)| on.len() == 1).map(|(test, on)| (test.clone(), *on.first().unwrap())).collect();
+    (tested.len() == BACKENDS.len()).then(|| {
+        Trial::test("tidy::tests_that_only_one_backend_has_are_listed_with_the_reason", move || {
+            let page = fs::read_to_string(root().join("docs/platforms.md")).unwrap();
+            let section = page.split("### Tests that only one backend has").nth(1).expect("a section about them");
+            let rows = section.split("\n#").next().unwrap().lines().filter(|line| line.starts_with("| `"));
+            let row = |line: &str| -> (String, String) {
+                let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+                assert!(!cells[3].is_empty(), "no reason: {line}");
+                (cells[1].trim_matches('`').to_owned(), cells[2].to_owned())
+            };
+            let listed: BTreeSet<(String, String)> = rows.map(row).collect();
+            let single: BTreeSet<(String, String)> =
+                single.into_iter().map(|(test, on)| (test, on.to_owned())).collect();
+            assert_eq!(single, listed, "left: the tests; right: docs/platforms.md");
+            Ok(())
+        })
+    })
 }
 
 fn root() -> &'static Path {

@@ -1,9 +1,10 @@
 //! Files: opened so that nobody is kept from opening, renaming or removing them; names that change while files are in
 //! use.
 //!
-//! Windows does not remove or replace what is mapped. So a name is taken away in two steps: the file moves *aside*, to
-//! a hidden name that no location can have, and is removed there, at once if nobody maps it, else by the last one who
-//! leaves ([`sweep`]). If all who map it are killed, the hidden file stays until somebody collects it.
+//! Windows does not remove what is mapped, and while it removes a file, opening the name is refused as if a right were
+//! missing. So a name is taken away in two steps: the file moves *aside*, to a hidden name that no location can have, and
+//! is removed there, at once if nobody maps it, else by the last one who leaves ([`sweep`]). If all who map it are
+//! killed, the hidden file stays until somebody collects it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,7 +24,7 @@ use super::{is_one_of, os_error};
 use crate::os::fill::fill;
 use crate::os::{Bound, FileId, Room};
 
-/// What the names of files begin with that were unlinked or replaced while somebody had them mapped.
+/// What the names of files begin with that were unlinked or replaced, until nobody has them mapped.
 pub(super) const ASIDE: &str = ".ndshm-gone-";
 
 /// Others may read, write, rename and remove while we have a file open.
@@ -42,7 +43,7 @@ const PATIENCE: [Duration; 5] = [
 pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(write).share_mode(SHARE_ALL).custom_flags(fs::FILE_FLAG_OPEN_REPARSE_POINT);
-    options.open(path).map_err(vanishing)
+    patiently(|| options.open(path)).map_err(vanishing)
 }
 
 /// Creates an empty file at `path`, which nobody may have. There are no permission bits: the directory's rights apply.
@@ -51,11 +52,19 @@ pub(crate) fn create_hidden(path: &Path, _mode: u32) -> io::Result<File> {
     options.read(true).write(true).create_new(true).share_mode(SHARE_ALL);
     // Temporary: the cache writes it to disk late, or never.
     let file = options.attributes(fs::FILE_ATTRIBUTE_TEMPORARY | fs::FILE_ATTRIBUTE_NOT_CONTENT_INDEXED).open(path)?;
-    if by_handle(&file)?.dwFileAttributes & fs::FILE_ATTRIBUTE_COMPRESSED != 0 {
+    let stored_as_it_is = by_handle(&file).and_then(|facts| {
         // In a compressed directory; how much room its bytes take would depend on the bytes.
-        decompress(&file)?;
+        let compressed = facts.dwFileAttributes & fs::FILE_ATTRIBUTE_COMPRESSED != 0;
+        if compressed { decompress(&file) } else { Ok(()) }
+    });
+    match stored_as_it_is {
+        Ok(()) => Ok(file),
+        Err(error) => {
+            drop(file);
+            let _already_gone = std::fs::remove_file(path);
+            Err(error)
+        }
     }
-    Ok(file)
 }
 
 /// A file that is about to disappear has gone already.
@@ -156,12 +165,6 @@ pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Takes the name away; whoever has the file open or mapped keeps it.
 pub(crate) fn unlink(path: &Path) -> io::Result<()> {
-    let file = patiently(|| open_to_remove(path))?;
-    if remove_at_once(&file).is_ok() {
-        return Ok(());
-    }
-    drop(file);
-    // Mapped, or a system or file system that removes a name only with the last handle: free the name now.
     remove_unless_mapped(&move_aside(path)?);
     Ok(())
 }
@@ -195,20 +198,17 @@ fn aside_name(id: FileId) -> String {
     format!("{ASIDE}{:x}", id.number)
 }
 
-/// Removes the file with its name, now or with the last handle.
+/// Removes the file with its name: now, or where the system knows only the older way with the last handle.
+///
+/// Newer versions would remove a mapped file too, and then nobody could open it again by a handle he kept; asked for the
+/// check of sections, they refuse as all others do.
 fn remove(file: &File) -> io::Result<()> {
-    remove_at_once(file).or_else(|_| {
-        let disposition = fs::FILE_DISPOSITION_INFO { DeleteFile: true };
-        set(file, &disposition)
-    })
-}
-
-/// Removes the name now, whoever has the file open; nobody may have it mapped.
-fn remove_at_once(file: &File) -> io::Result<()> {
     let flags = fs::FILE_DISPOSITION_FLAG_DELETE
         | fs::FILE_DISPOSITION_FLAG_POSIX_SEMANTICS
+        | fs::FILE_DISPOSITION_FLAG_FORCE_IMAGE_SECTION_CHECK
         | fs::FILE_DISPOSITION_FLAG_IGNORE_READONLY_ATTRIBUTE;
     set(file, &fs::FILE_DISPOSITION_INFO_EX { Flags: flags })
+        .or_else(|_| set(file, &fs::FILE_DISPOSITION_INFO { DeleteFile: true }))
 }
 
 /// Whether somebody else's use of a file stands in the way.
@@ -230,8 +230,8 @@ fn patiently<R>(mut operation: impl FnMut() -> io::Result<R>) -> io::Result<R> {
         if !is_unshared(&error) {
             return error;
         }
-        let reason =
-            "another program has the file open in a way that forbids this (without FILE_SHARE_DELETE): close it there";
+        let reason = "another program has the file open in a way that forbids this (without FILE_SHARE_READ, \
+                      FILE_SHARE_WRITE or FILE_SHARE_DELETE): close it there";
         io::Error::new(io::ErrorKind::ResourceBusy, reason)
     })
 }

@@ -19,11 +19,16 @@ use windows_sys::Win32::System::IO::{OVERLAPPED, OVERLAPPED_0, OVERLAPPED_0_0};
 use super::is_one_of;
 use crate::os::{LockKind, LockRange};
 
-/// How often a lock that stands in the way is looked at again, in case it only belonged to somebody else who asked.
-const LOOKS: u32 = 4;
-
-/// How long between the looks; nobody who asks keeps the lock longer than the two calls take.
-const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
+/// How long between looks at a lock that stands in the way, in case it only belonged to somebody else who asked. He has
+/// it for two calls; the longer pauses are for one who was suspended between them.
+const BETWEEN_LOOKS: [Duration; 6] = [
+    Duration::from_micros(200),
+    Duration::from_micros(400),
+    Duration::from_micros(800),
+    Duration::from_micros(1600),
+    Duration::from_micros(3200),
+    Duration::from_micros(6400),
+];
 
 /// Takes the lock if no other stands in the way: `Ok(false)` if one does.
 pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
@@ -54,16 +59,20 @@ pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
 /// Windows has no such question. The lock is taken and given back at once: for that moment others find it taken, and
 /// those who attach or ask at the same time look again.
 pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
-    for look in 0..LOOKS {
-        if look > 0 {
-            std::thread::sleep(BETWEEN_LOOKS);
-        }
-        if try_lock(file, kind, range)? {
+    let look = || -> io::Result<bool> {
+        let taken = try_lock(file, kind, range)?;
+        if taken {
             unlock(file, range)?;
+        }
+        Ok(!taken)
+    };
+    for pause in BETWEEN_LOOKS {
+        if !look()? {
             return Ok(false);
         }
+        std::thread::sleep(pause);
     }
-    Ok(true)
+    look()
 }
 
 #[allow(unsafe_code)]

@@ -18,15 +18,18 @@ use windows_sys::Win32::Security::Authorization::{
 use windows_sys::Win32::Storage::FileSystem as fs;
 use windows_sys::Win32::System::Threading::{GetCurrentProcess, OpenProcessToken};
 
-use super::facts::facts_at;
+use super::facts::facts;
 use super::files::wide;
 use super::{is_one_of, os_error};
 use crate::os::PrivateDirectoryError;
 
-/// Rights with which somebody could put files into a directory, take them out, or give himself the right to.
+/// Rights with which somebody could put files into a directory, take them out, turn it into a link to another one, or
+/// give himself the right to.
 const WRITING: u32 = fs::FILE_ADD_FILE
     | fs::FILE_ADD_SUBDIRECTORY
     | fs::FILE_DELETE_CHILD
+    | fs::FILE_WRITE_ATTRIBUTES
+    | fs::FILE_WRITE_EA
     | fs::DELETE
     | fs::WRITE_DAC
     | fs::WRITE_OWNER
@@ -49,18 +52,19 @@ pub(crate) fn user_tag() -> String {
 pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError> {
     let user = this_user()?;
     create_directory(path, &user)?;
-    let facts = facts_at(path)?;
+    let mut options = OpenOptions::new();
+    options
+        .access_mode(fs::READ_CONTROL | fs::FILE_READ_ATTRIBUTES)
+        .custom_flags(fs::FILE_FLAG_BACKUP_SEMANTICS | fs::FILE_FLAG_OPEN_REPARSE_POINT);
+    let directory = options.open(path)?;
+    let facts = facts(&directory)?;
     let refuse = |reason| Err(PrivateDirectoryError::Unsafe { reason, owner: facts.owner, mode: facts.mode });
     match facts.other {
         Some("a directory") => {}
         Some(_) => return refuse("it is a link or another reparse point, which its maker could point elsewhere"),
         None => return refuse("it is not a directory"),
     }
-    let mut options = OpenOptions::new();
-    options
-        .access_mode(fs::READ_CONTROL)
-        .custom_flags(fs::FILE_FLAG_BACKUP_SEMANTICS | fs::FILE_FLAG_OPEN_REPARSE_POINT);
-    let rights = Rights::of(&options.open(path)?)?;
+    let rights = Rights::of(&directory)?;
     if !rights.owner_is_trusted(&user) {
         return refuse("it belongs to another user");
     }

@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 use ndarray::{Array3, IxDyn, ShapeBuilder};
-use ndarray_shm::{CreationMode, Draft, Element, Error, Order, SharedArray, attached_in};
+use ndarray_shm::{CreationMode, Draft, Element, Entry, Error, Location, Order, Publish, SharedArray, attached_in};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Place, eventually};
@@ -21,6 +21,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_draft_has_no_name_until_it_is_published_and_leaves_nothing_if_it_is_not,
             a_draft_that_cannot_be_published_is_given_back,
             creating_twice_is_an_error_and_changes_nothing,
+            names_that_differ_in_case_are_two_or_one_as_the_directory_has_it,
             open_or_create_opens_what_is_there_and_creates_what_is_not,
             replacing_leaves_old_attachments_their_bytes,
             a_closure_that_panics_creates_nothing,
@@ -188,6 +189,28 @@ fn creating_twice_is_an_error_and_changes_nothing(place: &Place) {
     assert!(error.is_already_exists(), "{error}");
     assert!(!filled, "the name is looked for before anything is filled");
     assert_eq!(array.read().unwrap().sum(), 12);
+}
+
+fn names_that_differ_in_case_are_two_or_one_as_the_directory_has_it(place: &Place) {
+    let name = place.location("case");
+    let upper: Location = name.as_str().to_uppercase().parse().unwrap();
+    let array = place.options::<u8, _>().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
+    match place.options::<u8, _>().create_with(&upper, 4, |mut view| view.fill(2)) {
+        Ok(second) => {
+            assert_eq!((array.read().unwrap().sum(), second.read().unwrap().sum()), (4, 8));
+            assert!(second.unlink().unwrap());
+        }
+        Err(error) => {
+            assert!(error.is_already_exists(), "{error}");
+            let same = place.options::<u8, _>().open(&upper, 4).unwrap();
+            array.write().unwrap().fill(3);
+            assert_eq!(same.read().unwrap().sum(), 12);
+            let is_it = |entry: &Entry| entry.name.eq_ignore_ascii_case(name.as_str());
+            let id = place.backend.list().unwrap().into_iter().find(is_it).unwrap().id;
+            place.backend.rename(name.location(), &upper, id, Publish::Replace).unwrap();
+            assert_eq!(place.backend.list().unwrap().into_iter().filter(is_it).count(), 1);
+        }
+    }
 }
 
 fn open_or_create_opens_what_is_there_and_creates_what_is_not(place: &Place) {

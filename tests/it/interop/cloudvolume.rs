@@ -11,7 +11,7 @@ use ndarray_shm::{DType, Error, Order, SharedArray, unlink, with_element};
 use super::peer::{About, Peer, path};
 use super::sample::{Sample, assert_same, create, element, fill, open};
 use crate::support::Place;
-use crate::support::child::{Child, ROLE, hear, say};
+use crate::support::child::{Child, ROLE, hear, program, say};
 use crate::tests;
 
 const SHAPE: [usize; 3] = [5, 6, 7];
@@ -202,7 +202,7 @@ fn its_own_directory_serves_as_our_emulated_one(place: &Place) {
     let leave = Leave { files: files.clone(), was_there: before.is_some() };
 
     let environment = [("EMULATE_SHM", "1".to_owned()), ("NDSHM_EMULATED_DIR", ITS_DIRECTORY.to_owned())];
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = Command::new(program());
     command.env(ROLE, "use-default-backend").envs(environment.clone()).args(&files);
     let mut child = Child::spawn(command);
     let answer = child.line();

@@ -3,14 +3,13 @@
 use libtest_mimic::Trial;
 
 use super::peer::of_package;
-use crate::support::Place;
-use crate::tests;
+use crate::{support, tests};
 
-pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("interop", "layout_page", tests![the_page_shows_the_code_that_is_tested])
+pub fn trials() -> Vec<Trial> {
+    support::trials("interop::layout_page", tests![the_page_shows_the_code_that_is_tested])
 }
 
-fn the_page_shows_the_code_that_is_tested(_place: &Place) {
+fn the_page_shows_the_code_that_is_tested() {
     let read = |path: &str| std::fs::read_to_string(of_package(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
     let page = read("docs/layout.md");
     let shown: Vec<&str> = page.split("```python\n").skip(1).filter_map(|block| block.split("```").next()).collect();

@@ -5,28 +5,27 @@ use ndarray_shm::{Error, FrozenArray, RenderBuffer, SharedArray, default_backend
 
 use super::sandbox::{self, MemoryGroup, unless};
 use crate::support::child::{Child, Role, say};
-use crate::support::{Name, Place};
+use crate::support::{Name, Place, Test};
 use crate::tests;
 
 const MIB: usize = 1 << 20;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let mut trials = place.trials("linux", "limits", tests![files_longer_than_the_process_may_make_are_an_error]);
+    let limits = |tests: &[(&str, Test)]| place.trials("linux", "limits", tests);
+    let mut trials = limits(tests![files_longer_than_the_process_may_make_are_an_error]);
+    trials.extend(sandbox::with_private_mounts(limits(tests![
+        a_full_file_system_is_an_error_and_leaves_nothing,
+        a_file_system_without_inodes_says_so,
+    ])));
     if place.name == "shm" {
-        let mounted = place.trials(
-            "linux",
-            "limits",
-            tests![a_full_shared_memory_is_an_error_and_leaves_nothing, a_file_system_without_inodes_says_so],
-        );
-        trials.extend(sandbox::with_private_mounts(mounted));
-        let grouped = place.trials("linux", "limits", tests![a_memory_limit_is_an_error_and_the_process_lives]);
+        let grouped = limits(tests![a_memory_limit_is_an_error_and_the_process_lives]);
         trials.extend(unless("no memory control group can be made", MemoryGroup::new(64 << 20).is_some(), grouped));
     }
     trials
 }
 
 pub const ROLES: &[(&str, Role)] = &[
-    ("fill-shm", fill_shm),
+    ("fill-file-system", fill_file_system),
     ("no-inodes", no_inodes),
     ("exceed-memory", exceed_memory),
     ("exceed-file-size", exceed_file_size),
@@ -69,8 +68,13 @@ fn files() -> usize {
     default_backend().unwrap().list().unwrap().len()
 }
 
-/// A child with 16 MiB of shared memory.
-fn fill_shm(_: &[String]) {
+/// Mounts a small file system where the backend's files are.
+fn small(place: &Place, options: &str) -> String {
+    format!("mount -t tmpfs -o mode=0700,{options} none '{}'", place.directory().display())
+}
+
+/// A child with 16 MiB for all its arrays.
+fn fill_file_system(_: &[String]) {
     let error = SharedArray::<u8, _>::create("large", 64 * MIB).unwrap_err();
     assert_no_space(&error, 64 * MIB, 16 * MIB);
     let text = error.to_string();
@@ -87,13 +91,14 @@ fn fill_shm(_: &[String]) {
     assert!(error.is_already_exists(), "a full memory does not hide that the name is taken: {error}");
 
     // A foreign, sparse file is opened only if its holes can be filled: here reading them takes memory too.
-    std::fs::File::create("/dev/shm/sparse").unwrap().set_len(64 * MIB as u64).unwrap();
+    let path = default_backend().unwrap().directory().join("sparse");
+    std::fs::File::create(&path).unwrap().set_len(64 * MIB as u64).unwrap();
     assert_no_space(&SharedArray::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
     assert_no_space(&SharedArray::<u8, _>::open_readonly("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
     assert_no_space(&SharedArray::<u8, _>::open_reader("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
     let options = SharedArray::<u8, _>::options().sparse(true);
     assert!(options.open_readonly("sparse", 64 * MIB).unwrap().is_sparse().unwrap());
-    std::fs::remove_file("/dev/shm/sparse").unwrap();
+    std::fs::remove_file(&path).unwrap();
 
     // Many small arrays end in the same error, and every one before it can be used.
     let mut small = Vec::new();
@@ -113,14 +118,14 @@ fn fill_shm(_: &[String]) {
     say("alive");
 }
 
-fn a_full_shared_memory_is_an_error_and_leaves_nothing(place: &Place) {
-    let mount = "mount -t tmpfs -o size=16m none /dev/shm";
-    let mut child = Child::spawn(sandbox::with_mounts(place, mount, "fill-shm", &[]));
+fn a_full_file_system_is_an_error_and_leaves_nothing(place: &Place) {
+    let mount = small(place, "size=16m");
+    let mut child = Child::spawn(sandbox::with_mounts(place, &mount, "fill-file-system", &[]));
     child.expect("alive");
     child.finish();
 }
 
-/// A child whose shared memory can hold three files.
+/// A child whose file system can hold three files.
 fn no_inodes(_: &[String]) {
     let mut arrays = Vec::new();
     let error = loop {
@@ -135,8 +140,8 @@ fn no_inodes(_: &[String]) {
 }
 
 fn a_file_system_without_inodes_says_so(place: &Place) {
-    let mount = "mount -t tmpfs -o size=16m,nr_inodes=6 none /dev/shm";
-    let mut child = Child::spawn(sandbox::with_mounts(place, mount, "no-inodes", &[]));
+    let mount = small(place, "size=16m,nr_inodes=6");
+    let mut child = Child::spawn(sandbox::with_mounts(place, &mount, "no-inodes", &[]));
     child.expect("alive");
     child.finish();
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use libtest_mimic::Trial;
 use ndarray_shm::{ArrayOptions, Backend, CreationMode, Directory, Error};
 
-use crate::support::child::{Child, ROLE, Role, say};
+use crate::support::child::{self, Child, ROLE, Role, say};
 use crate::support::{Name, Place};
 use crate::tests;
 
@@ -91,12 +91,12 @@ fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
         )
         .unwrap();
         let copy = place.path(&program);
-        std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        std::fs::copy(child::program(), &copy).unwrap();
         std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
         command.arg(copy);
         command
     } else {
-        Command::new(std::env::current_exe().unwrap())
+        Command::new(child::program())
     };
     command.env(ROLE, "open-as-stranger").args([name.as_str(), &directory]);
     let mut child = Child::spawn(command);

@@ -53,7 +53,7 @@ pub fn with_file_size(place: &Place, limit: u64, role: &str, arguments: &[&str])
 }
 
 fn finish(mut command: Command, place: &Place, role: &str, arguments: &[&str]) -> Command {
-    command.arg(std::env::current_exe().expect("this program's path")).args(arguments);
+    command.arg(child::program()).args(arguments);
     command.env(child::ROLE, role).envs(place.environment());
     command
 }

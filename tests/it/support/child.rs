@@ -1,6 +1,7 @@
 //! Children: the same program in another role, spoken to line by line.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child as Process, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -11,6 +12,12 @@ pub const ROLE: &str = "NDSHM_TEST_ROLE";
 
 /// How long a child may take for anything before the test fails.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The program that children run: this one, or what `NDSHM_TEST_PROGRAM` names, a build of it for another platform.
+pub fn program() -> PathBuf {
+    let other = std::env::var_os("NDSHM_TEST_PROGRAM").map(PathBuf::from);
+    other.unwrap_or_else(|| std::env::current_exe().expect("this program's path"))
+}
 
 /// What a child does: gets its arguments, and speaks through `say` and `hear`.
 pub type Role = fn(&[String]);
@@ -51,8 +58,7 @@ pub struct Child {
 impl Child {
     /// Starts a role in a place.
     pub fn start(place: &Place, role: &str, arguments: &[&str]) -> Self {
-        let program = std::env::current_exe().expect("this program's path");
-        let mut command = Command::new(program);
+        let mut command = Command::new(program());
         command.env(ROLE, role).envs(place.environment()).args(arguments);
         Self::spawn(command)
     }

@@ -61,9 +61,7 @@ impl Place {
 
     /// Files in a fresh directory.
     fn emulated() -> Self {
-        let parent = std::env::var_os("NDSHM_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
-        let directory =
-            tempfile::Builder::new().prefix("ndshm-it-").tempdir_in(&parent).expect("a directory for tests");
+        let directory = tempfile::Builder::new().prefix("ndshm-it-").tempdir().expect("a directory for tests");
         let backend = Arc::new(Directory::new("emulated", directory.path()));
         Self { name: "emulated", backend, emulate: true, _directory: Some(Arc::new(directory)) }
     }
