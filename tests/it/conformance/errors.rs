@@ -19,6 +19,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_size_that_does_not_fit_is_said_in_bytes,
             a_directory_is_not_an_array,
             shapes_beyond_the_address_space_are_refused,
+            files_longer_than_32_bits_can_say_keep_their_length,
             a_ledger_cannot_be_opened_as_an_array,
             a_corrupt_ledger_is_said_to_be_and_can_be_discarded,
             another_work_under_the_same_name_is_a_mismatch,
@@ -113,6 +114,17 @@ fn shapes_beyond_the_address_space_are_refused(place: &Place) {
     #[cfg(target_pointer_width = "64")]
     assert!(place.options::<u64, _>().create(name.location(), most / 8).unwrap_err().is_no_space());
     assert!(place.files_of(&name).is_empty());
+}
+
+fn files_longer_than_32_bits_can_say_keep_their_length(place: &Place) {
+    let name = place.location("long");
+    let length = (1 << 32) + 4; // cut to 32 bits it would be what is asked for
+    File::create(place.path(&name)).unwrap().set_len(length).unwrap();
+    let options = || place.options::<u8, _>();
+    for outcome in [options().open(name.location(), 4), options().open_readonly(name.location(), 4)] {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, Error::SizeMismatch { expected: 4, found, .. } if found == length), "{error}");
+    }
 }
 
 fn begin(place: &Place, name: &Name) -> Result<RenderBuffer<u16, ndarray::Ix2>> {
