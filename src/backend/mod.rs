@@ -30,7 +30,9 @@ use crate::os::{self, FileId};
 /// - what [`draft`](Self::draft) returns no one else can reach until it is published;
 /// - a file's length never changes after it was drafted, and its bytes change only through mappings and descriptors that
 ///   take part in the locks;
-/// - [`publish`](Self::publish) and [`rename`](Self::rename) happen in one step, or not at all;
+/// - [`publish`](Self::publish) and [`rename`](Self::rename) give a name in one step, or not at all, and nobody finds a
+///   mix of two segments under it. (Replacing what somebody has mapped takes Windows two steps; between them the name is
+///   free.)
 /// - [`lock_survives_close`](Self::lock_survives_close) is `true` only where that was tested.
 #[allow(unsafe_code)]
 pub unsafe trait Backend: fmt::Debug + Send + Sync {
