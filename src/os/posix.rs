@@ -87,6 +87,11 @@ fn facts_of(metadata: &std::fs::Metadata) -> Facts {
     }
 }
 
+/// Whether a group is this user's own. On Apple systems the group that a user has is everybody's ("staff").
+fn is_own_group(group: u32) -> bool {
+    !cfg!(target_vendor = "apple") && group == rustix::process::getegid().as_raw()
+}
+
 /// Makes `path` a directory that only this user can write into, or says what is wrong with what is there.
 pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
@@ -274,11 +279,6 @@ pub(crate) fn is_over_quota(error: &io::Error) -> bool {
 }
 
 /// Says why a file cannot have this name, which is free of separators and NUL; here every such name will do.
-/// Whether a group is this user's own. On Apple systems the group that a user has is everybody's ("staff").
-fn is_own_group(group: u32) -> bool {
-    !cfg!(target_vendor = "apple") && group == rustix::process::getegid().as_raw()
-}
-
 pub(crate) fn forbidden_name(_name: &str) -> Option<&'static str> {
     None
 }

@@ -109,9 +109,9 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
     if now.length == 0 || !cfg!(target_vendor = "apple") {
         match preallocate(file, length) {
             Ok(()) if facts(file)?.allocated >= length => return Ok(()),
-            Ok(()) => {} // it was accepted, and not done
+            // It is not done here, or was only said to be.
             #[allow(unreachable_patterns)] // two of them are one number on some systems
-            Err(Errno::NOTSUP | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::NODEV) => {}
+            Ok(()) | Err(Errno::NOTSUP | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::NODEV) => {}
             Err(error) => return Err(error.into()),
         }
     }

@@ -192,10 +192,9 @@ impl Record {
         Ok((Self { work, payload, boot }, chunks))
     }
 
-    /// Checks the number of chunks it speaks of against shape and states, and returns it.
-    fn check(&self, chunks: u64, footer: &Footer) -> Result<usize, String> {
-        self.work.bytes().ok_or("the array it speaks of is larger than the address space")?;
-        let expected = self.work.chunks().map_err(|error| error.to_string())?;
+    /// Checks the number of chunks it speaks of against states and the number that its shape makes, and returns it.
+    fn check(&self, chunks: u64, expected: usize, footer: &Footer) -> Result<usize, String> {
+        self.work.bytes().ok_or("the array it speaks of has more bytes than can be counted")?;
         if expected as u64 != chunks || state_bytes(chunks) != Some(footer.payload) {
             let states = footer.payload;
             return Err(format!("{chunks} chunks and {states} state bytes, where the shape makes {expected} chunks"));
@@ -248,11 +247,22 @@ impl LedgerFile {
         let (record, chunks) = Record::parse(&trailer).map_err(invalid)?;
         let work = &record.work;
         // It is not damaged: another process may have more address space.
-        if work.shape.contains(&usize::MAX) || usize::try_from(chunks).is_err() {
+        let too_large = || {
             let (location, shape, item) = (buffer.location.to_string(), work.shape.clone(), work.dtype.size());
-            return Err(Error::TooLarge { location, shape, item });
+            Error::TooLarge { location, shape, item }
+        };
+        if [&work.shape, &work.chunk_shape, &work.chunk_offset]
+            .into_iter()
+            .flatten()
+            .any(|length| *length == usize::MAX)
+        {
+            return Err(too_large());
         }
-        let chunks = record.check(chunks, &footer).map_err(invalid)?;
+        let expected = work.chunks().map_err(|error| match error {
+            Error::TooLarge { .. } => too_large(),
+            error => invalid(error.to_string()),
+        })?;
+        let chunks = record.check(chunks, expected, &footer).map_err(invalid)?;
         Ok(Some(Self { home, file, id: facts.id, record, chunks }))
     }
 

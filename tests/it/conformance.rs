@@ -1,7 +1,7 @@
 //! The contract, from one source for every backend and every platform: what a program may rely on wherever it runs.
 //!
 //! What only one platform promises has tests of its own beside this suite. Where a platform promises less, the test asks
-//! the [`Place`] and holds what is left; `docs/platforms.md` says what that is.
+//! which one it is on (mostly the [`Place`]) and holds what is left; `docs/platforms.md` says what that is.
 
 mod arrays;
 mod crashes;

@@ -149,14 +149,14 @@ pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
     let aside = move_aside(to)?;
     match rename_new(from, to) {
         Ok(()) => {
-            remove_unless_mapped(&aside);
+            remove_aside(&aside);
             Ok(())
         }
         Err(error) => {
             // Put it back, unless somebody took the name in that moment.
             let back = rename_new(&aside, to);
             if back.is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
-                remove_unless_mapped(&aside);
+                remove_aside(&aside);
             }
             Err(error)
         }
@@ -165,19 +165,21 @@ pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Takes the name away; whoever has the file open or mapped keeps it.
 pub(crate) fn unlink(path: &Path) -> io::Result<()> {
-    remove_unless_mapped(&move_aside(path)?);
+    remove_aside(&move_aside(path)?);
     Ok(())
 }
 
 /// Removes a file of `directory` that was moved aside, if this was its last mapping; does nothing for any other.
 pub(crate) fn sweep(file: &File, directory: &Path) {
     if let Ok(by_handle) = by_handle(file) {
-        remove_unless_mapped(&directory.join(aside_name(id(file, &by_handle))));
+        let aside = directory.join(aside_name(id(file, &by_handle)));
+        let _mapped_or_gone = open_to_remove(&aside).and_then(|file| remove(&file));
     }
 }
 
-fn remove_unless_mapped(aside: &Path) {
-    let _mapped_or_gone = open_to_remove(aside).and_then(|file| remove(&file));
+/// Removes a file that was just moved aside, unless somebody maps it.
+fn remove_aside(aside: &Path) {
+    let _mapped_or_gone = patiently(|| open_to_remove(aside)).and_then(|file| remove(&file));
 }
 
 fn open_to_remove(path: &Path) -> io::Result<File> {
@@ -200,8 +202,8 @@ fn aside_name(id: FileId) -> String {
 
 /// Removes the file with its name: now, or where the system knows only the older way with the last handle.
 ///
-/// Newer versions would remove a mapped file too, and then nobody could open it again by a handle he kept; asked for the
-/// check of sections, they refuse as all others do.
+/// Newer versions of Windows would remove a mapped file too, and then nobody could open it again by a handle that was
+/// kept. `FORCE_IMAGE_SECTION_CHECK` makes them refuse, as older versions do anyway.
 fn remove(file: &File) -> io::Result<()> {
     let flags = fs::FILE_DISPOSITION_FLAG_DELETE
         | fs::FILE_DISPOSITION_FLAG_POSIX_SEMANTICS

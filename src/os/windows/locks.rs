@@ -19,8 +19,8 @@ use windows_sys::Win32::System::IO::{OVERLAPPED, OVERLAPPED_0, OVERLAPPED_0_0};
 use super::is_one_of;
 use crate::os::{LockKind, LockRange};
 
-/// How long between looks at a lock that stands in the way, in case it only belonged to somebody else who asked. He has
-/// it for two calls; the longer pauses are for one who was suspended between them.
+/// How long between looks at a lock that stands in the way, in case it only belonged to others who asked. They hold
+/// it for two calls; the longer pauses are for those that were suspended in between.
 const BETWEEN_LOOKS: [Duration; 6] = [
     Duration::from_micros(200),
     Duration::from_micros(400),

@@ -54,12 +54,14 @@ fn a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing(place: &Place
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(array.unlink().unwrap());
     drop(array);
+    // Others may be drafting in /dev/shm, where this one has no name anyway.
+    let hidden_drafts = || if place.name == "shm" { 0 } else { place.hidden_drafts() };
     let hidden = usize::from(place.has_hidden_drafts());
-    assert_eq!(place.hidden_drafts(), hidden);
+    assert_eq!(hidden_drafts(), hidden);
     child.kill();
     assert!(open().unwrap_err().is_not_found());
     assert!(names().iter().all(|file| !file.contains(name.as_str())));
-    assert_eq!(place.hidden_drafts(), hidden, "a hidden name is all that a killed maker can leave");
+    assert_eq!(hidden_drafts(), hidden, "a hidden name is all that a killed maker can leave");
 
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
     child.expect("half-way");

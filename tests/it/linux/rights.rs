@@ -81,23 +81,28 @@ fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
     let array = options.create_with(name.location(), 4, |mut view| view.fill(3)).unwrap();
     let directory = place.directory().display().to_string();
     let program = place.location("program");
-    let mut command = if me == 0 {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-        // A stranger must be able to reach the program and the directory, which are this user's.
-        std::fs::set_permissions(
-            place.directory(),
-            Permissions::from_mode(std::fs::metadata(place.directory()).unwrap().permissions().mode() | 0o055),
-        )
-        .unwrap();
-        let copy = place.path(&program);
-        std::fs::copy(child::program(), &copy).unwrap();
-        std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
-        command.arg(copy);
-        command
-    } else {
-        Command::new(child::program())
-    };
+    let stranger = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let mut command =
+        if Command::new("setpriv").args(stranger).arg("true").status().is_ok_and(|status| status.success()) {
+            let mut command = Command::new("setpriv");
+            command.args(stranger);
+            // A stranger must be able to reach the program and the directory, which are this user's.
+            std::fs::set_permissions(
+                place.directory(),
+                Permissions::from_mode(std::fs::metadata(place.directory()).unwrap().permissions().mode() | 0o055),
+            )
+            .unwrap();
+            let copy = place.path(&program);
+            std::fs::copy(child::program(), &copy).unwrap();
+            std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
+            command.arg(copy);
+            command
+        } else {
+            // Or this very user, who may not do everything even as root of a user namespace.
+            let mut command = Command::new("setpriv");
+            command.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(child::program());
+            if me == 0 { command } else { Command::new(child::program()) }
+        };
     command.env(ROLE, "open-as-stranger").args([name.as_str(), &directory]);
     let mut child = Child::spawn(command);
     child.expect(&format!("denied {me} 444"));

@@ -53,10 +53,13 @@ impl Place {
             #[cfg(target_os = "linux")]
             Self::hidden(),
         ];
-        let default = default_backend().expect("a backend");
-        let real =
-            (default.name() == "shm").then(|| Self { name: "shm", backend: default, emulate: false, _directory: None });
-        real.into_iter().chain(emulated).collect()
+        let asked = std::env::var("EMULATE_SHM").unwrap_or_default().to_ascii_lowercase();
+        let is_real = cfg!(target_os = "linux") && !["1", "true", "yes"].contains(&asked.as_str());
+        is_real.then(Self::shm).into_iter().chain(emulated).collect()
+    }
+
+    fn shm() -> Self {
+        Self { name: "shm", backend: Directory::shm().expect("/dev/shm"), emulate: false, _directory: None }
     }
 
     /// Files in a fresh directory.
@@ -95,6 +98,19 @@ impl Place {
     /// Whether drafts have hidden names here, which a killed maker leaves behind.
     pub fn has_hidden_drafts(&self) -> bool {
         self.name == "hidden" || !cfg!(target_os = "linux")
+    }
+
+    /// Whether a file can be longer than the room that is taken for it: NTFS takes the room.
+    pub fn has_holes(&self) -> bool {
+        let name = self.location("holes");
+        std::fs::File::create(self.path(&name)).and_then(|file| file.set_len(1 << 20)).expect("a file");
+        self.allocated(name.as_str()) < 1 << 18
+    }
+
+    /// How many bytes of room the backend says that the file with this name takes.
+    pub fn allocated(&self, name: &str) -> u64 {
+        let entries = self.backend.list().expect("a listing");
+        entries.iter().find(|entry| entry.name == name).expect("it is listed").allocated
     }
 
     /// How many drafts have a hidden name now.
