@@ -434,19 +434,44 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_trailer_longer_than_any_is_refused_before_it_is_read() {
+    /// Writes 64 states and a trailer as the ledger of a buffer, and opens it.
+    fn open(trailer: &[u8]) -> Result<Option<LedgerFile>> {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let backend: Arc<dyn Backend> = Arc::new(crate::backend::Directory::new("test", directory.path()));
-        let home = Home { backend, location: Location::new("long").expect("a name") };
+        let home = Home { backend, location: Location::new("buffer").expect("a name") };
+        let ledger = home.location.companion(Companion::Ledger).expect("a name");
+        std::fs::write(directory.path().join(ledger.as_str()), [&[0; 64], trailer].concat()).expect("a file");
+        LedgerFile::open(&home)
+    }
+
+    #[test]
+    fn a_trailer_longer_than_any_is_refused_before_it_is_read() {
         let mut trailer = vec![0; LONGEST_TRAILER];
         Footer::append_to(Kind::Ledger, 64, 1, &mut trailer);
-        let ledger = home.location.companion(Companion::Ledger).expect("a name");
-        std::fs::write(directory.path().join(ledger.as_str()), [vec![0; 64], trailer].concat()).expect("a file");
-        match LedgerFile::open(&home) {
+        match open(&trailer) {
             Err(Error::Trailer { reason, .. }) => assert!(reason.contains("are the most"), "{reason}"),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn lengths_beyond_the_address_space_are_too_large_and_no_damage() {
+        assert!(matches!(open(&sample().to_trailer(15, 64, 9)), Ok(Some(_))));
+        // As 32 bits see what was made with 64: cut to the most that an axis can have.
+        let lengths: [fn(&mut Work) -> &mut usize; 3] =
+            [|work| &mut work.shape[0], |work| &mut work.chunk_shape[1], |work| &mut work.chunk_offset[1]];
+        for length in lengths {
+            let mut large = sample();
+            *length(&mut large.work) = usize::MAX;
+            let outcome = open(&large.to_trailer(15, 64, 9));
+            assert!(matches!(outcome, Err(Error::TooLarge { .. })), "{outcome:?}");
+        }
+        // Each fits, and their sum does not.
+        let mut large = sample();
+        large.work.shape[0] = usize::MAX - 1;
+        large.work.chunk_shape[0] = usize::MAX - 1;
+        large.work.chunk_offset[0] = 7;
+        assert!(matches!(open(&large.to_trailer(15, 64, 9)), Err(Error::TooLarge { .. })));
     }
 
     #[test]
