@@ -82,27 +82,25 @@ fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
     let directory = place.directory().display().to_string();
     let program = place.location("program");
     let stranger = ["--reuid=65534", "--regid=65534", "--clear-groups"];
-    let mut command =
-        if Command::new("setpriv").args(stranger).arg("true").status().is_ok_and(|status| status.success()) {
-            let mut command = Command::new("setpriv");
-            command.args(stranger);
-            // A stranger must be able to reach the program and the directory, which are this user's.
-            std::fs::set_permissions(
-                place.directory(),
-                Permissions::from_mode(std::fs::metadata(place.directory()).unwrap().permissions().mode() | 0o055),
-            )
-            .unwrap();
-            let copy = place.path(&program);
-            std::fs::copy(child::program(), &copy).unwrap();
-            std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
-            command.arg(copy);
-            command
-        } else {
-            // Or this very user, who may not do everything even as root of a user namespace.
-            let mut command = Command::new("setpriv");
-            command.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(child::program());
-            if me == 0 { command } else { Command::new(child::program()) }
-        };
+    let can_be_another = Command::new("setpriv").args(stranger).arg("true").output();
+    let mut command = Command::new("setpriv");
+    if can_be_another.is_ok_and(|output| output.status.success()) {
+        // A stranger must be able to reach the program and the directory, which are this user's.
+        let mode = std::fs::metadata(place.directory()).unwrap().permissions().mode();
+        std::fs::set_permissions(place.directory(), Permissions::from_mode(mode | 0o055)).unwrap();
+        // Copied by another process: a descriptor of ours would be in every child that is just being spawned, and what
+        // somebody may write to cannot be executed.
+        let copy = place.path(&program);
+        let copied = Command::new("install").args(["-m", "755"]).arg(child::program()).arg(&copy).status().unwrap();
+        assert!(copied.success());
+        command.args(stranger).arg(copy);
+    } else {
+        // Or this very user, who even as root of a user namespace may not do everything then.
+        command.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(child::program());
+        if me != 0 {
+            command = Command::new(child::program());
+        }
+    }
     command.env(ROLE, "open-as-stranger").args([name.as_str(), &directory]);
     let mut child = Child::spawn(command);
     child.expect(&format!("denied {me} 444"));
