@@ -9,11 +9,17 @@ use std::os::windows::io::AsRawHandle;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use windows_sys::Win32::Foundation::FILETIME;
+use windows_sys::Win32::Foundation::{ERROR_DELETE_PENDING, FILETIME};
 use windows_sys::Win32::Storage::FileSystem as fs;
 
-use super::files::{ASIDE, SHARE_ALL, vanishing};
+use super::is_one_of;
 use crate::os::{Facts, FileId};
+
+/// What the names of files begin with that were unlinked or replaced, until nobody has them mapped.
+pub(super) const ASIDE: &str = ".ndshm-gone-";
+
+/// Others may read, write, rename and remove while we have a file open.
+pub(super) const SHARE_ALL: u32 = fs::FILE_SHARE_READ | fs::FILE_SHARE_WRITE | fs::FILE_SHARE_DELETE;
 
 /// Reads identity, links, length and times.
 pub(crate) fn facts(file: &File) -> io::Result<Facts> {
@@ -47,6 +53,11 @@ pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
     options.access_mode(fs::FILE_READ_ATTRIBUTES).share_mode(SHARE_ALL);
     options.custom_flags(fs::FILE_FLAG_OPEN_REPARSE_POINT | fs::FILE_FLAG_BACKUP_SEMANTICS);
     facts(&options.open(path).map_err(vanishing)?)
+}
+
+/// A file that is about to disappear has gone already.
+pub(super) fn vanishing(error: io::Error) -> io::Error {
+    if is_one_of(&error, &[ERROR_DELETE_PENDING]) { io::ErrorKind::NotFound.into() } else { error }
 }
 
 /// `ReFS` numbers its files with 128 bits; elsewhere the upper half is zero. Old and foreign file systems know only 64.

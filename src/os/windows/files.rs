@@ -19,16 +19,10 @@ use windows_sys::Win32::Storage::FileSystem as fs;
 use windows_sys::Win32::System::IO::DeviceIoControl;
 use windows_sys::Win32::System::Ioctl::FSCTL_SET_COMPRESSION;
 
-use super::facts::{by_handle, bytes, facts, facts_at, get, id, path_of, set};
+use super::facts::{ASIDE, SHARE_ALL, by_handle, bytes, facts, facts_at, get, id, path_of, set, vanishing};
 use super::{is_one_of, os_error};
 use crate::os::fill::fill;
 use crate::os::{Bound, FileId, Room};
-
-/// What the names of files begin with that were unlinked or replaced, until nobody has them mapped.
-pub(super) const ASIDE: &str = ".ndshm-gone-";
-
-/// Others may read, write, rename and remove while we have a file open.
-pub(super) const SHARE_ALL: u32 = fs::FILE_SHARE_READ | fs::FILE_SHARE_WRITE | fs::FILE_SHARE_DELETE;
 
 /// How long an operation is tried again that a virus scanner or an indexer may stand in the way of for a moment.
 const PATIENCE: [Duration; 5] = [
@@ -65,11 +59,6 @@ pub(crate) fn create_hidden(path: &Path, _mode: u32) -> io::Result<File> {
             Err(error)
         }
     }
-}
-
-/// A file that is about to disappear has gone already.
-pub(super) fn vanishing(error: io::Error) -> io::Error {
-    if is_one_of(&error, &[code::ERROR_DELETE_PENDING]) { io::ErrorKind::NotFound.into() } else { error }
 }
 
 /// Reads bytes; the handle's offset means nothing here.
