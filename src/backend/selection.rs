@@ -63,7 +63,9 @@ pub(super) fn shm() -> Result<Arc<Directory>> {
     let Some(path) = os::SHARED_MEMORY else {
         return Err(Error::Unsupported {
             location: "/dev/shm".to_owned(),
-            what: "this platform has no shared memory that can be listed and reserved; leave EMULATE_SHM unset or set it to 1".into(),
+            what: "this platform has no shared memory that can be listed and reserved; leave EMULATE_SHM unset or set \
+                   it to 1"
+                .into(),
         });
     };
     Ok(remembered("shm", Path::new(path)))
