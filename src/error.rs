@@ -127,6 +127,28 @@ pub enum Error {
         /// What is wrong with them.
         reason: String,
     },
+    /// The file is an array without a trailer, or another program's.
+    #[error("`{location}` is not a counted array: its bytes do not say what it is (open it with its type and shape)")]
+    NotCounted {
+        /// The name asked for.
+        location: String,
+    },
+    /// The handle led to the array once, or for a time, and does so no more.
+    #[error("`{location}`: this handle has been used or taken back, or came too late (ask the sender for another)")]
+    HandleSpent {
+        /// The name asked for.
+        location: String,
+    },
+    /// As many handles as can be counted are attached, or on their way.
+    #[error("`{location}`: {limit} handles are {doing} already, and there is no room to count more")]
+    TooManyHandles {
+        /// The name asked for.
+        location: String,
+        /// How many can be counted.
+        limit: u64,
+        /// "attached" or "on their way".
+        doing: &'static str,
+    },
     /// The name has gone, or means something else by now; the mapping itself is intact.
     #[error("`{location}` was unlinked or replaced while it was in use (open it again by name, or begin anew)")]
     Unlinked {
@@ -231,6 +253,8 @@ predicates! {
     is_reserved => Reserved, "Whether name or bytes belong to this crate's bookkeeping.";
     is_no_space => NoSpace, "Whether there was not enough room.";
     is_mismatch => Mismatch, "Whether a renderbuffer of this name has another purpose.";
+    is_not_counted => NotCounted, "Whether the file says nothing about itself.";
+    is_handle_spent => HandleSpent, "Whether a handle leads nowhere any more.";
     is_unlinked => Unlinked, "Whether the name has gone or means something else.";
     is_would_block => WouldBlock, "Whether somebody else holds what was asked for.";
     is_would_deadlock => WouldDeadlock, "Whether waiting would never end.";
@@ -276,6 +300,9 @@ impl Error {
             | Self::ShapeMismatch { location, .. }
             | Self::Mismatch { location, .. }
             | Self::Trailer { location, .. }
+            | Self::NotCounted { location }
+            | Self::HandleSpent { location }
+            | Self::TooManyHandles { location, .. }
             | Self::Unlinked { location }
             | Self::WouldBlock { location }
             | Self::WouldDeadlock { location }
@@ -302,7 +329,7 @@ impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         use io::ErrorKind as Kind;
         let kind = match &error {
-            Error::NotFound { .. } | Error::Unlinked { .. } => Kind::NotFound,
+            Error::NotFound { .. } | Error::Unlinked { .. } | Error::HandleSpent { .. } => Kind::NotFound,
             Error::AlreadyExists { .. } => Kind::AlreadyExists,
             Error::InvalidLocation { .. }
             | Error::Reserved { .. }
@@ -314,13 +341,14 @@ impl From<Error> for io::Error {
             | Error::DTypeMismatch { .. }
             | Error::ShapeMismatch { .. }
             | Error::Mismatch { .. }
+            | Error::NotCounted { .. }
             | Error::Trailer { .. } => Kind::InvalidData,
             Error::WouldBlock { .. } | Error::Incomplete { .. } => Kind::WouldBlock,
             Error::WouldDeadlock { .. } => Kind::Deadlock,
             Error::TimedOut { .. } => Kind::TimedOut,
             Error::PermissionDenied { .. } => Kind::PermissionDenied,
             Error::Unsupported { .. } => Kind::Unsupported,
-            Error::TooManyOpenFiles { .. } => Kind::Other,
+            Error::TooManyOpenFiles { .. } | Error::TooManyHandles { .. } => Kind::Other,
             Error::Os { source, .. } => source.kind(),
         };
         Self::new(kind, error)

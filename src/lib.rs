@@ -65,8 +65,10 @@ mod backend;
 mod backoff;
 mod error;
 mod os;
+mod random;
 pub mod render;
 mod segment;
+mod share;
 
 /// The ndarray crate whose shapes, views and arrays are used here, so that a program needs no second version of it.
 pub use ndarray;
@@ -90,6 +92,11 @@ pub use crate::error::{Error, IntoError, Result};
 pub use crate::os::FileId;
 pub use crate::render::{
     ChunkClaim, ChunkGrid, ChunkGuard, Claim, Ledger, NextClaim, RenderBuffer, RenderOptions, RenderProgress,
+};
+
+pub use crate::share::{
+    Handle, HandleOptions, Inspection, Reclaim, Reclaimed, RefcountedArray, RefcountedOptions, Removed,
+    SharingStrategy, inspect, inspect_in, reclaim, to_shared,
 };
 
 /// Removes a name in the default backend; attached processes keep the bytes, and the memory is freed with the last of

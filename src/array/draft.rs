@@ -107,6 +107,31 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         }
     }
 
+    /// Makes a draft whose file has room for a trailer already.
+    pub(crate) fn with_trailer(
+        backend: Arc<dyn Backend>,
+        layout: Layout<D>,
+        options: DraftOptions,
+        keep_descriptor: bool,
+    ) -> Result<Self> {
+        let memory = DraftSegment::new_counted(backend, layout.bytes::<T>(), options)?;
+        Ok(Self { memory, layout, keep_descriptor, elements: PhantomData })
+    }
+
+    /// Returns where it will have its name.
+    pub(crate) fn backend(&self) -> Arc<dyn Backend> {
+        Arc::clone(self.memory.backend())
+    }
+
+    /// Takes it apart: memory, layout, and whether the descriptor is to be kept.
+    pub(crate) fn into_parts(self) -> (DraftSegment, Layout<D>, bool) {
+        (self.memory, self.layout, self.keep_descriptor)
+    }
+
+    pub(crate) fn from_parts(memory: DraftSegment, layout: Layout<D>, keep_descriptor: bool) -> Self {
+        Self { memory, layout, keep_descriptor, elements: PhantomData }
+    }
+
     pub(crate) fn publish_as(self, location: Location, mode: Publish) -> Result<SharedArray<T, D>, IntoError<Self>> {
         let Self { memory, layout, keep_descriptor, elements } = self;
         let backend = Arc::clone(memory.backend());

@@ -13,6 +13,7 @@ mod shared;
 pub(crate) mod view;
 
 pub use self::draft::Draft;
+pub(crate) use self::draft::NAMELESS;
 pub use self::element::{DType, Element};
 pub use self::frozen::{FrozenArray, SealableDraft};
 pub use self::guard::{ReadGuard, WriteGuard};

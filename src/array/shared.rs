@@ -142,6 +142,22 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         Self { segment, home, layout, elements: PhantomData }
     }
 
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    pub(crate) fn into_segment(self) -> Segment {
+        self.segment
+    }
+
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    pub(crate) fn layout(&self) -> &Layout<D> {
+        &self.layout
+    }
+
     /// Returns the lengths of the axes.
     pub fn shape(&self) -> &[usize] {
         self.layout.dim.slice()

@@ -76,6 +76,18 @@ impl Location {
         &self.0
     }
 
+    /// Makes a name up that nobody has, short enough for every system.
+    pub(crate) fn unique(random: u128) -> Self {
+        #[allow(clippy::cast_possible_truncation)] // 64 bits of it are enough
+        Self(format!("ndshm-{:016x}", random as u64).into())
+    }
+
+    /// Takes the file name of a draft, which no public location can have.
+    pub(crate) fn of_draft(name: &str) -> Option<Self> {
+        (name.starts_with(RESERVED_PREFIX) && !name.contains('/') && Self::of_companion(name).is_none())
+            .then(|| Self(name.into()))
+    }
+
     /// Names a piece of bookkeeping that belongs to this location.
     pub(crate) fn companion(&self, kind: Companion) -> Result<Self> {
         let name = format!("{}{}", kind.prefix(), self.0);

@@ -16,6 +16,7 @@ use std::time::SystemTime;
 pub use self::directory::Directory;
 pub(crate) use self::location::Companion;
 pub use self::location::{IntoLocation, Location, RESERVED_PREFIX};
+pub(crate) use self::selection::remembered;
 pub use self::selection::{default_backend, set_emulate_shm};
 use crate::error::Result;
 use crate::os::{self, FileId};

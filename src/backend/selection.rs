@@ -106,7 +106,8 @@ pub(super) fn emulated() -> Result<Arc<Directory>> {
     Ok(remembered("emulated", &path))
 }
 
-fn remembered(name: &str, path: &Path) -> Arc<Directory> {
+/// A directory by its name and path; one instance of each, so that its probe is made once.
+pub(crate) fn remembered(name: &str, path: &Path) -> Arc<Directory> {
     static KNOWN: Mutex<Vec<Arc<Directory>>> = Mutex::new(Vec::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(directory) = known.iter().find(|directory| directory.name() == name && directory.directory() == path) {

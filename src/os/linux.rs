@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, RenameFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
@@ -19,6 +20,9 @@ pub(crate) const SHARED_MEMORY: Option<&str> = Some("/dev/shm");
 
 /// Whether a mapping can hold a lock after its descriptor is closed. Even so, not on every file system: probe it.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = true;
+
+/// Whether an array can be handed to another process by its descriptor alone.
+pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = true;
 
 /// What is said to have failed where a mapping does, with the likely reason.
 pub(crate) const MAPPING: &str = "mapping it (address space or vm.max_map_count used up?)";
@@ -139,6 +143,12 @@ pub(crate) fn seal(file: &File) -> io::Result<()> {
 pub(crate) fn is_sealed(file: &File) -> bool {
     let needed = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
     fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(needed))
+}
+
+/// Returns how long ago this boot was, sleep included.
+pub(crate) fn since_boot() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// Returns the identity of this boot: what was in memory before another one is gone.

@@ -19,9 +19,9 @@
 //! | `seal`, `is_sealed`, `create_sealable` | memory that can never change again |
 //! | `private_directory` | a directory only this user, or its own group, can write into |
 //! | `fork_generation` | a number that differs between a process and its forked children |
-//! | `MAPPINGS_HOLD_LOCKS`, `EMPTY_FILES_CAN_BE_MAPPED`, `MAPPING` | what a mapping is good for here, and why one fails |
+//! | `MAPPINGS_HOLD_LOCKS`, `EMPTY_FILES_CAN_BE_MAPPED`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
 //! | `forbidden_name` | why a file cannot have this name here |
-//! | `boot_id`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
+//! | `boot_id`, `since_boot`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
 
 use std::io;
 use std::time::SystemTime;

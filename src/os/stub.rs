@@ -6,6 +6,9 @@ use std::path::Path;
 
 use super::{Facts, LockKind, LockRange, PrivateDirectoryError, Room};
 
+/// Whether an array can be handed to another process by its descriptor alone.
+pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
+
 pub(crate) const SHARED_MEMORY: Option<&str> = None;
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
 pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = false;
@@ -121,6 +124,10 @@ pub(crate) fn fork_generation() -> u64 {
 
 pub(crate) fn boot_id() -> [u8; 16] {
     super::unknown_boot()
+}
+
+pub(crate) fn since_boot() -> std::time::Duration {
+    std::time::Duration::ZERO
 }
 
 pub(crate) fn user_tag() -> String {

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use rustix::fs::{self, FallocateFlags};
 #[cfg(target_vendor = "apple")]
@@ -22,6 +23,9 @@ pub(crate) const SHARED_MEMORY: Option<&str> = None;
 
 /// Whether a mapping can hold a lock after its descriptor is closed. Here it holds the file, not the open description.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
+
+/// Whether an array can be handed to another process by its descriptor alone.
+pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
 
 /// What is said to have failed where a mapping does, with the likely reason.
 pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
@@ -185,6 +189,13 @@ pub(crate) fn seal(_file: &File) -> io::Result<()> {
 /// Whether neither bytes nor length can change any more: never.
 pub(crate) fn is_sealed(_file: &File) -> bool {
     false
+}
+
+/// Returns how long ago this boot was; the monotonic clock of Apple systems counts sleep too, that of others may not.
+pub(crate) fn since_boot() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    #[allow(clippy::unnecessary_cast)] // time_t has 32 bits on some
+    Duration::new((time.tv_sec as i64).unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// Returns the identity of this boot: what was in memory before another one is gone.

@@ -14,9 +14,11 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use windows_sys::Wdk::System::SystemInformation::NtQuerySystemInformation;
 use windows_sys::Win32::Foundation as code;
+use windows_sys::Win32::System::SystemInformation::GetTickCount64;
 
 pub(crate) use self::facts::{facts, facts_at};
 pub(crate) use self::files::{
@@ -34,6 +36,9 @@ pub(crate) const SHARED_MEMORY: Option<&str> = None;
 
 /// Whether a mapping can hold a lock after its handle is closed. Here the handle holds it.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
+
+/// Whether an array can be handed to another process by its descriptor alone.
+pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
 
 /// What is said to have failed where a mapping does, with the likely reason.
 pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
@@ -92,6 +97,13 @@ pub(crate) fn largest_file() -> u64 {
 /// Returns how many handles this process may have.
 pub(crate) fn descriptor_limit() -> u64 {
     MOST_HANDLES
+}
+
+/// Returns how long ago this boot was, sleep included.
+#[allow(unsafe_code)]
+pub(crate) fn since_boot() -> Duration {
+    // SAFETY: it takes nothing and only returns a number.
+    Duration::from_millis(unsafe { GetTickCount64() })
 }
 
 /// Returns the identity of this boot: what was in memory before another one is gone.

@@ -320,7 +320,7 @@ impl LedgerSegment {
         let chunks = record.work.chunks()?;
         let too_large = || Error::TooLarge { location: "ledger".into(), shape: record.work.shape.clone(), item: 1 };
         let states = state_bytes(chunks as u64).ok_or_else(too_large)?;
-        let trailer = record.to_trailer(chunks, states, super::random::number());
+        let trailer = record.to_trailer(chunks, states, crate::random::number());
         let draft = DraftSegment::new(Arc::clone(backend), states + trailer.len() as u64, options)?;
         write_trailer(draft.segment(), &trailer);
         Ok(draft)

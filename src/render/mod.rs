@@ -7,7 +7,6 @@ mod claim;
 mod grid;
 mod ledger;
 mod pair;
-mod random;
 
 use std::sync::Arc;
 

@@ -4,12 +4,12 @@
 //! offset  size  field (little-endian)
 //!      0     8  magic, "\x89NDSHM\r\n"
 //!      8     2  layout version, 1
-//!     10     2  kind: 2 = ledger of a renderbuffer (1, 3 .. are set aside for trailers, counters, arenas)
+//!     10     2  kind: 1 = counted array, 2 = ledger of a renderbuffer (3 .. are set aside)
 //!     12     4  length of the trailer: from the end of the payload to the end of the file, this footer included
 //!     16     8  length of the payload
 //!     24    16  random id
 //!     40    16  zero
-//!     56     4  CRC-32 of the trailer's bytes before the footer
+//!     56     4  CRC-32 of those bytes before the footer that never change: a ledger's trailer, a counted array's record
 //!     60     4  CRC-32 of the 60 bytes before
 //! ```
 //!
@@ -41,6 +41,8 @@ const ZERO_AT: Range<usize> = ID_AT.end..TRAILER_CRC_AT.start;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Kind {
+    /// An array that counts who uses it.
+    Counted = 1,
     /// Which chunks of a renderbuffer are finished.
     Ledger = 2,
 }
@@ -62,21 +64,26 @@ pub(crate) struct Footer {
 }
 
 impl Footer {
-    /// Writes the footer behind `trailer`, the trailer's own bytes.
+    /// Writes the footer behind `trailer`, the trailer's own bytes, none of which ever changes.
     pub(crate) fn append_to(kind: Kind, payload: u64, id: u128, trailer: &mut Vec<u8>) {
-        let body = crc32fast::hash(trailer);
         let length = u32::try_from(trailer.len() + FOOTER).unwrap_or(u32::MAX);
+        let footer = Self { kind, payload, trailer: length, id }.to_bytes(trailer);
+        trailer.extend_from_slice(&footer);
+    }
+
+    /// Returns the footer as bytes; `constant` is what its checksum covers.
+    pub(crate) fn to_bytes(&self, constant: &[u8]) -> [u8; FOOTER] {
         let mut bytes = [0; FOOTER];
         bytes[MAGIC_AT].copy_from_slice(&MAGIC);
         bytes[VERSION_AT].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[KIND_AT].copy_from_slice(&(kind as u16).to_le_bytes());
-        bytes[TRAILER_AT].copy_from_slice(&length.to_le_bytes());
-        bytes[PAYLOAD_AT].copy_from_slice(&payload.to_le_bytes());
-        bytes[ID_AT].copy_from_slice(&id.to_le_bytes());
-        bytes[TRAILER_CRC_AT].copy_from_slice(&body.to_le_bytes());
+        bytes[KIND_AT].copy_from_slice(&(self.kind as u16).to_le_bytes());
+        bytes[TRAILER_AT].copy_from_slice(&self.trailer.to_le_bytes());
+        bytes[PAYLOAD_AT].copy_from_slice(&self.payload.to_le_bytes());
+        bytes[ID_AT].copy_from_slice(&self.id.to_le_bytes());
+        bytes[TRAILER_CRC_AT].copy_from_slice(&crc32fast::hash(constant).to_le_bytes());
         let own = crc32fast::hash(&bytes[..FOOTER_CRC_AT.start]);
         bytes[FOOTER_CRC_AT].copy_from_slice(&own.to_le_bytes());
-        trailer.extend_from_slice(&bytes);
+        bytes
     }
 }
 

@@ -2,20 +2,32 @@
 //!
 //! Knows bytes, lengths and locks; knows no element types and hands out no references, only pointers.
 
+mod collect;
+mod counted;
+pub(crate) mod counts;
+mod draft;
 pub(crate) mod footer;
+mod home;
 pub(crate) mod locks;
+mod mapping;
+pub(crate) mod trailer;
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapRaw;
 
-use self::footer::{FOOTER, RawFooter};
+pub(crate) use self::collect::{Found, collect};
+pub(crate) use self::counted::Entry;
+use self::counted::{Aftermath, Membership};
+pub(crate) use self::draft::DraftSegment;
+use self::footer::{FOOTER, Kind, RawFooter};
+pub(crate) use self::home::Home;
 use self::locks::{Hold, Token, Wait};
+use self::mapping::{fill_holes, map, map_length};
 use crate::backend::lock_space::{ALL_CELLS, LEASE};
-use crate::backend::{Access, Backend, DraftFile, DraftOptions, IntoLocation, Location, Publish, default_backend};
+use crate::backend::{Access, Backend, DraftFile, Location};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange};
@@ -25,45 +37,6 @@ const LEASE_WAIT: Duration = Duration::from_secs(5);
 
 /// How often an attachment begins anew because the name was replaced under it.
 const TRIES: u32 = 1000;
-
-/// Where a segment has its name.
-#[derive(Debug, Clone)]
-pub(crate) struct Home {
-    pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) location: Location,
-}
-
-impl Home {
-    /// A name in the given backend, or in the default one.
-    pub(crate) fn new(backend: Option<&Arc<dyn Backend>>, location: impl IntoLocation) -> Result<Self> {
-        let location = location.into_location()?;
-        let backend = match backend {
-            Some(backend) => Arc::clone(backend),
-            None => default_backend()?,
-        };
-        Ok(Self { backend, location })
-    }
-
-    /// Refuses a name that is taken.
-    pub(crate) fn refuse_taken(&self) -> Result<()> {
-        match self.backend.open(&self.location, Access::Read) {
-            Err(Error::NotFound { .. }) => Ok(()),
-            Ok(_) | Err(Error::PermissionDenied { .. }) => {
-                Err(Error::AlreadyExists { location: self.location.to_string() })
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Whether the name leads to this file.
-    pub(crate) fn leads_to(&self, id: FileId) -> Result<bool> {
-        match self.backend.open(&self.location, Access::Read) {
-            Ok(file) => Ok(os::facts(&file).is_ok_and(|facts| facts.id == id)),
-            Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::PermissionDenied { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-}
 
 /// What a file that is attached must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,14 +69,28 @@ impl Attach {
 #[derive(Debug)]
 pub(crate) struct Segment {
     map: MmapRaw,
+    /// Bytes of the payload.
     length: usize,
+    /// Bytes of the file.
+    file_length: u64,
     id: FileId,
     access: Access,
     descriptor: Option<Kept>,
     /// Guards go through the descriptor instead of the name.
     guards_by_descriptor: bool,
     /// Keeps the thread that took the cells from waiting for itself.
-    _held: Option<Token>,
+    #[allow(dead_code)] // it is there to be dropped
+    held: Option<Token>,
+    /// Of a counted segment: where the others count it.
+    membership: Option<Membership>,
+    /// What is done when everything above has been dropped.
+    aftermath: Option<Aftermath>,
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        let _reported_by_close = self.leave();
+    }
 }
 
 /// A descriptor that is kept beside a mapping, and dropped after it.
@@ -161,16 +148,19 @@ impl Segment {
         if !how.sparse && facts.allocated < facts.length {
             fill_holes(&file, &facts, home, how.access)?;
         }
-        let map = map(&file, facts.length, how.access, location.as_str())?;
+        let map = map(&file, 0, facts.length, how.access, location.as_str())?;
         let keep = how.keep_descriptor || !backend.lock_survives_close()?;
         Ok(Some(Self {
             length: map_length(facts.length, location.as_str())?,
+            file_length: facts.length,
             map,
             id: facts.id,
             access: how.access,
             descriptor: keep.then(|| Kept::new(file, &**backend)),
             guards_by_descriptor: how.keep_descriptor,
-            _held: held,
+            held,
+            membership: None,
+            aftermath: None,
         }))
     }
 
@@ -178,15 +168,18 @@ impl Segment {
     pub(crate) fn of_draft(file: &File, length: u64, name: &str) -> Result<Self> {
         lease(file, name)?;
         let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
-        let map = map(file, length, Access::ReadWrite, name)?;
+        let map = map(file, 0, length, Access::ReadWrite, name)?;
         Ok(Self {
             length: map_length(length, name)?,
+            file_length: length,
             map,
             id: facts.id,
             access: Access::ReadWrite,
             descriptor: None,
             guards_by_descriptor: false,
-            _held: None,
+            held: None,
+            membership: None,
+            aftermath: None,
         })
     }
 
@@ -198,12 +191,15 @@ impl Segment {
         let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
         Ok(Self {
             length: map_length(length, name)?,
-            map: map(file, length, Access::Read, name)?,
+            file_length: length,
+            map: map(file, 0, length, Access::Read, name)?,
             id: facts.id,
             access: Access::Read,
             descriptor: None,
             guards_by_descriptor: false,
-            _held: None,
+            held: None,
+            membership: None,
+            aftermath: None,
         })
     }
 
@@ -216,6 +212,12 @@ impl Segment {
     /// Returns how many bytes there are.
     pub(crate) fn length(&self) -> usize {
         self.length
+    }
+
+    /// Leaves the end of a draft's file to bookkeeping.
+    fn shorten(&mut self, length: u64, name: &str) -> Result<()> {
+        self.length = map_length(length, name)?;
+        Ok(())
     }
 
     pub(crate) fn id(&self) -> FileId {
@@ -246,7 +248,10 @@ impl Segment {
         if facts.links == 0 && !self.guards_by_descriptor {
             return Err(unlinked(home));
         }
-        let expected = self.length as u64;
+        let expected = self.file_length;
+        if kind == LockKind::Exclusive && self.is_frozen() {
+            return Err(counted::frozen(home, hold.file()));
+        }
         if facts.length != expected {
             return Err(Error::SizeMismatch { location: home.location.to_string(), expected, found: facts.length });
         }
@@ -298,46 +303,6 @@ impl Segment {
     }
 }
 
-/// A mapped file without a name: only this process can reach it.
-#[derive(Debug)]
-pub(crate) struct DraftSegment {
-    segment: Segment,
-    file: DraftFile,
-    backend: Arc<dyn Backend>,
-}
-
-impl DraftSegment {
-    pub(crate) fn new(backend: Arc<dyn Backend>, length: u64, options: DraftOptions) -> Result<Self> {
-        let file = backend.draft(length, options)?;
-        let name = backend.directory().display().to_string();
-        let segment = Segment::of_draft(file.file(), length, &name)?;
-        Ok(Self { segment, file, backend })
-    }
-
-    pub(crate) fn segment(&self) -> &Segment {
-        &self.segment
-    }
-
-    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
-        &self.backend
-    }
-
-    /// Takes room for the whole draft, if it was made sparse.
-    pub(crate) fn reserve(&self) -> Result<()> {
-        self.backend.reserve_draft(&self.file)
-    }
-
-    /// Gives the draft its name; on failure it is given back as it was.
-    #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
-    pub(crate) fn publish(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
-        let settled = self.segment.settle(&self.file, &*self.backend, keep, at.as_str());
-        match settled.and_then(|()| self.backend.publish(&mut self.file, at, mode)) {
-            Ok(()) => Ok(self.segment),
-            Err(error) => Err((error, self)),
-        }
-    }
-}
-
 /// Whether any process is attached to what has the name; asks the kernel and disturbs nobody.
 pub(crate) fn is_attached(backend: &dyn Backend, at: &Location) -> Result<bool> {
     is_leased(&backend.open(at, Access::Read)?, at)
@@ -368,11 +333,16 @@ fn lease(file: &File, name: &str) -> Result<()> {
 
 /// Holds the file against what is expected of it.
 fn check(file: &File, facts: &Facts, expect: Expect, location: &Location) -> Result<()> {
-    let ours = read_footer(file, facts.length, location)?.is_some_and(|footer| footer.is_ours());
+    let footer = read_footer(file, facts.length, location)?.filter(RawFooter::is_ours);
+    let ours = footer.is_some();
     match expect {
         Expect::Payload(_) if ours => Err(Error::Reserved {
             location: location.to_string(),
-            reason: "it is bookkeeping of this crate, not an array",
+            reason: if footer.is_some_and(|footer| footer.validate(Kind::Counted, facts.length).is_ok()) {
+                "it is a counted array (open it as a RefcountedArray)"
+            } else {
+                "it is bookkeeping of this crate, not an array"
+            },
         }),
         Expect::Payload(expected) if expected != facts.length => {
             Err(Error::SizeMismatch { location: location.to_string(), expected, found: facts.length })
@@ -389,56 +359,6 @@ fn read_tail(file: &File, length: u64) -> std::io::Result<Option<RawFooter>> {
     let mut tail = [0; FOOTER];
     os::read_exact_at(file, &mut tail, start)?;
     Ok(RawFooter::of(&tail))
-}
-
-/// Takes the room that a foreign file only promises, where touching its holes would take it.
-fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access) -> Result<()> {
-    let Home { backend, location } = home;
-    if access == Access::ReadWrite {
-        return backend.reserve(file).map_err(|error| error.about(location));
-    }
-    // On a disk a hole is read as zeros at no cost; in memory the reader pays.
-    if !os::holes_take_memory(file) {
-        return Ok(());
-    }
-    match backend.open(location, Access::ReadWrite) {
-        Ok(writable) if os::facts(&writable).is_ok_and(|now| now.id == facts.id) => {
-            backend.reserve(&writable).map_err(|error| error.about(location))
-        }
-        Err(Error::PermissionDenied { .. }) => Err(Error::Unsupported {
-            location: location.to_string(),
-            what: "it has holes, reading them takes memory, and this user may not fill them beforehand; open it with \
-                   options().sparse(true)"
-                .into(),
-        }),
-        // Replaced or removed meanwhile: what is attached is the caller's file, whoever has the name.
-        Ok(_) | Err(Error::NotFound { .. }) => Err(unlinked(home)),
-        Err(error) => Err(error),
-    }
-}
-
-fn map_length(length: u64, name: &str) -> Result<usize> {
-    usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok()).ok_or_else(|| Error::TooLarge {
-        location: name.to_owned(),
-        shape: Vec::new(),
-        item: 1,
-    })
-}
-
-/// An empty file is mapped too, one byte long and never touched: the mapping carries the lease. Where that cannot be, the
-/// descriptor is kept and carries it, and any memory will do.
-fn map(file: &File, length: u64, access: Access, name: &str) -> Result<MmapRaw> {
-    if length == 0 && !os::EMPTY_FILES_CAN_BE_MAPPED {
-        let memory = MmapOptions::new().len(1).map_anon();
-        return memory.map(MmapRaw::from).map_err(|error| Error::os("make a mapping", name, error));
-    }
-    let mut options = MmapOptions::new();
-    options.len(map_length(length, name)?.max(1));
-    let mapped = match access {
-        Access::Read => options.map_raw_read_only(file),
-        Access::ReadWrite => options.map_raw(file),
-    };
-    mapped.map_err(|error| Error::os(os::MAPPING, name, error))
 }
 
 fn unlinked(home: &Home) -> Error {

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 ///
 /// The standard library's hash keys are random, but a forked child has its parent's: process number, time and a counter
 /// tell the two apart.
-pub(super) fn number() -> u128 {
+pub(crate) fn number() -> u128 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let half = || {
         let mut hasher = RandomState::new().build_hasher();

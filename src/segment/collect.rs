@@ -1,0 +1,74 @@
+//! Collecting what only the dead have counted: take the lease *alone*, so that nobody can attach meanwhile, look again, and
+//! remove the name.
+
+use std::time::Duration;
+
+use super::trailer::Trailer;
+use super::{Home, is_leased};
+use crate::backend::Access;
+use crate::backend::lock_space::LEASE;
+use crate::error::{Error, Result};
+use crate::os::{self, FileId, LockKind};
+
+/// What collecting found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// The name has gone, or leads to another file.
+    Gone,
+    /// Somebody is attached.
+    Attached,
+    /// Nobody is attached, but a handle on its way protects it so much longer.
+    InFlight(Duration),
+    /// Nobody is attached, and its name is to stay.
+    Kept,
+    /// Nobody is attached and nobody will be.
+    Orphan,
+}
+
+/// Finds out whether a counted array is still of use to anybody, and if it is not, removes its name.
+///
+/// With an `id`, only what leads to that file is looked at. Without `remove`, nothing is changed or locked.
+pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<Found> {
+    let open = |access| match home.backend.open(&home.location, access) {
+        Err(Error::NotFound { .. } | Error::NotAnArray { .. }) => Ok(None),
+        other => other.map(Some),
+    };
+    let Some(file) = open(Access::Read)? else { return Ok(Found::Gone) };
+    let name = home.location.as_str();
+    let facts = os::facts(&file).map_err(|error| Error::os("look at", name, error))?;
+    if id.is_some_and(|id| id != facts.id) {
+        return Ok(Found::Gone);
+    }
+    if is_leased(&file, &home.location)? {
+        return Ok(Found::Attached);
+    }
+    let found = judge(&Trailer::read(&file, name)?);
+    if found != Found::Orphan || !remove {
+        return Ok(found);
+    }
+    // From here on nobody can attach, and only those who are attached change anything: what is seen now stays.
+    let Some(alone) = open(Access::ReadWrite)? else { return Ok(Found::Gone) };
+    if !os::try_lock(&alone, LockKind::Exclusive, LEASE).map_err(|error| Error::os("lease", name, error))? {
+        return Ok(Found::Attached);
+    }
+    let trailer = Trailer::read(&alone, name)?;
+    if trailer.file != facts.id {
+        return Ok(Found::Gone);
+    }
+    let found = judge(&trailer);
+    if found == Found::Orphan && !home.backend.unlink(&home.location, Some(facts.id))? {
+        return Ok(Found::Gone);
+    }
+    Ok(found)
+}
+
+/// What is to become of an array to which nobody is attached.
+fn judge(trailer: &Trailer) -> Found {
+    if trailer.state.is_kept() {
+        return Found::Kept;
+    }
+    match trailer.in_flight(os::since_boot()) {
+        (0, _) => Found::Orphan,
+        (_, left) => Found::InFlight(left),
+    }
+}

@@ -1,0 +1,377 @@
+//! Segments that count who uses them: how one is made, attached, left, and collected when all who used it are dead.
+//!
+//! - Attaching: open, lease, look, map, count. Who meets the mark of the dead finishes that death and finds nothing.
+//! - Leaving: count; who was the last removes the name while he is still attached. If others are left, he lets go of the
+//!   lease and asks whether anybody has one: the others may have been killed (collect.rs).
+
+use std::fs::File;
+
+use memmap2::MmapRaw;
+
+use super::counts::{Counts, Left, Refused, State, Ticket};
+use super::draft::DraftSegment;
+use super::locks::{self, Wait};
+use super::mapping::{fill_holes, map, map_length};
+use super::trailer::{self, PAGE, RECORD, Trailer};
+use super::{Attach, Home, Kept, Segment, TRIES, collect, lease};
+use crate::backend::lock_space::ALL_CELLS;
+use crate::backend::{Access, Backend, DraftFile, DraftOptions, Publish};
+use crate::error::{Error, Result};
+use crate::os::{self, FileId, LockKind};
+
+/// What a counted segment owes to the others when it goes.
+#[derive(Debug)]
+pub(super) struct Membership {
+    home: Home,
+    /// The page with the counts, where it is not behind the payload in the same mapping.
+    page: Option<MmapRaw>,
+    /// Whether a handle was counted, and is still to be subtracted.
+    counted: bool,
+    generation: u64,
+}
+
+/// What remains to be done when the last byte is unmapped.
+#[derive(Debug)]
+pub(super) struct Aftermath(Option<(Home, FileId)>);
+
+impl Aftermath {
+    /// Looks whether those who are still counted are alive.
+    fn run(mut self) -> Result<()> {
+        let Some((home, id)) = self.0.take() else { return Ok(()) };
+        collect(&home, Some(id), true).map(drop)
+    }
+}
+
+impl Drop for Aftermath {
+    fn drop(&mut self) {
+        if let Some((home, id)) = &self.0 {
+            let _others_find_it_too = collect(home, Some(*id), true);
+        }
+    }
+}
+
+/// How a handle comes to be counted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Entry {
+    /// By name.
+    Name,
+    /// With a handle that was on its way, to the array with this random number.
+    Ticket(Ticket, u128),
+}
+
+impl DraftSegment {
+    /// Makes a draft that has room for the trailer already.
+    pub(crate) fn new_counted(
+        backend: std::sync::Arc<dyn Backend>,
+        payload: u64,
+        options: DraftOptions,
+    ) -> Result<Self> {
+        let name = || backend.directory().display().to_string();
+        let room = trailer::file_length(payload).ok_or_else(|| too_large(&name()))?;
+        Self::with_room(backend, payload, room, options)
+    }
+
+    /// Writes the trailer, making room for it if there is none.
+    #[allow(unsafe_code)]
+    pub(crate) fn count(&mut self, id: u128, named: bool, record: &[u8; RECORD], name: &str) -> Result<()> {
+        let payload = self.segment().length as u64;
+        let page = trailer::new_page(payload, id, State::new(named), record);
+        let page = page.map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
+        self.grow(trailer::file_length(payload).ok_or_else(|| too_large(name))?)?;
+        let at = self.segment().page_offset(name)?;
+        // SAFETY: the mapping is as long as the file, whose last page begins at `at`.
+        let to = unsafe { self.segment().pointer().add(at) };
+        // SAFETY: as above; nobody else can reach a draft, and the bytes are beyond those that views show.
+        unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), to, PAGE) };
+        Ok(())
+    }
+
+    /// Gives a draft with a trailer its name, or leaves it without one; on failure it is given back.
+    #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
+    pub(crate) fn share(mut self, home: &Home, mode: Option<Publish>, keep: bool) -> Result<Segment, (Error, Self)> {
+        self.segment_mut().join(home, None, true);
+        let segment = match mode {
+            Some(mode) => self.publish(&home.location, mode, keep),
+            None => self.share_nameless(home),
+        };
+        // What nobody could reach owes nothing to anybody.
+        segment.map_err(|(error, mut draft)| {
+            draft.segment_mut().membership = None;
+            (error, draft)
+        })
+    }
+}
+
+impl Segment {
+    /// Opens, leases, maps and counts what has the name, if `read` makes sense of its trailer.
+    pub(crate) fn attach_counted<R>(
+        home: &Home,
+        how: Attach,
+        entry: Entry,
+        read: impl Fn(&Trailer) -> Result<R>,
+    ) -> Result<(Self, R)> {
+        for _ in 0..TRIES {
+            // Even readers count themselves, which is writing.
+            let file = home.backend.open(&home.location, Access::ReadWrite)?;
+            if let Some(attached) = Self::attach_counted_file(file, home, how, entry, &read)? {
+                return Ok(attached);
+            }
+        }
+        Err(Error::Unlinked { location: home.location.to_string() })
+    }
+
+    /// Attaches what a descriptor leads to, whether it has a name or not, on a description of its own.
+    pub(crate) fn attach_descriptor<R>(
+        file: &File,
+        home: &Home,
+        how: Attach,
+        read: impl FnOnce(&Trailer) -> Result<R>,
+    ) -> Result<(Self, R)> {
+        let location = &home.location;
+        let own = os::reopen(file, true).map_err(|error| Error::os("open again by descriptor", location, error))?;
+        let name = location.as_str();
+        lease(&own, name)?;
+        let trailer = Trailer::read(&own, name)?;
+        let found = read(&trailer)?;
+        let mut segment = Self::map_counted(&own, home, how, &trailer)?;
+        match segment.counts().map(Counts::acquire) {
+            Some(Ok(())) => segment.set_counted(),
+            // Its last handle went while the descriptor was on its way: the bytes are here, the name is gone for ever.
+            Some(Err(Refused::Dead)) => segment.disown(),
+            _ => return Err(full(name)),
+        }
+        if how.keep_descriptor || !home.backend.lock_survives_close()? {
+            segment.keep(own, home, how.keep_descriptor);
+        }
+        Ok((segment, found))
+    }
+
+    fn attach_counted_file<R>(
+        file: File,
+        home: &Home,
+        how: Attach,
+        entry: Entry,
+        read: impl Fn(&Trailer) -> Result<R>,
+    ) -> Result<Option<(Self, R)>> {
+        let Home { backend, location } = home;
+        let name = location.as_str();
+        lease(&file, name)?;
+        let facts = os::facts(&file).map_err(|error| Error::os("look at", name, error))?;
+        if facts.links == 0 {
+            return Ok(None);
+        }
+        let trailer = Trailer::read(&file, name)?;
+        if matches!(entry, Entry::Ticket(_, id) if id != trailer.id) {
+            return Err(Error::HandleSpent { location: name.to_owned() }); // another array by now
+        }
+        let found = read(&trailer)?;
+        if !how.sparse && facts.allocated < facts.length {
+            fill_holes(&file, &facts, home, Access::ReadWrite)?;
+        }
+        let mut segment = Self::map_counted(&file, home, how, &trailer)?;
+        let Some(counts) = segment.counts() else { return Err(full(name)) };
+        match counts.acquire() {
+            Ok(()) => {}
+            Err(Refused::Full) => return Err(full(name)),
+            Err(Refused::Dead) => {
+                segment.disown();
+                drop(segment);
+                backend.unlink(location, Some(trailer.file))?;
+                return Err(Error::NotFound { location: name.to_owned() });
+            }
+        }
+        segment.set_counted();
+        if let Entry::Ticket(ticket, _) = entry {
+            if !segment.counts().is_some_and(|counts| counts.redeem(ticket)) {
+                return Err(Error::HandleSpent { location: name.to_owned() }); // and `segment` leaves again
+            }
+        }
+        if how.keep_descriptor || !backend.lock_survives_close()? {
+            segment.keep(file, home, how.keep_descriptor);
+        }
+        Ok(Some((segment, found)))
+    }
+
+    /// Maps payload and page of a leased file; not counted yet.
+    fn map_counted(file: &File, home: &Home, how: Attach, trailer: &Trailer) -> Result<Self> {
+        let name = home.location.as_str();
+        let held = match how.held {
+            Some((LockKind::Exclusive, _)) if trailer.state.is_frozen() => return Err(frozen(home, file)),
+            Some((kind, wait)) => Some(locks::take(file, trailer.file, kind, ALL_CELLS, wait, name)?),
+            None => None,
+        };
+        let Trailer { payload, length, .. } = *trailer;
+        let access = if trailer.state.is_frozen() { Access::Read } else { how.access };
+        let (map, page) = match access {
+            Access::ReadWrite => (map(file, 0, length, access, name)?, None),
+            Access::Read => {
+                let page = map(file, length - PAGE as u64, PAGE as u64, Access::ReadWrite, name)?;
+                (map(file, 0, payload, access, name)?, Some(page))
+            }
+        };
+        let mut segment = Self {
+            map,
+            length: map_length(payload, name)?,
+            file_length: length,
+            id: trailer.file,
+            access,
+            descriptor: None,
+            guards_by_descriptor: false,
+            held,
+            membership: None,
+            aftermath: None,
+        };
+        segment.join(home, page, false);
+        // Somebody may have frozen it between the look and the lock.
+        if matches!(how.held, Some((LockKind::Exclusive, _))) && segment.is_frozen() {
+            return Err(frozen(home, file));
+        }
+        Ok(segment)
+    }
+
+    fn join(&mut self, home: &Home, page: Option<MmapRaw>, counted: bool) {
+        let (home, generation) = (home.clone(), os::fork_generation());
+        self.membership = Some(Membership { home, page, counted, generation });
+    }
+
+    fn set_counted(&mut self) {
+        if let Some(membership) = &mut self.membership {
+            membership.counted = true;
+        }
+    }
+
+    /// Stays attached without being counted.
+    fn disown(&mut self) {
+        if let Some(membership) = &mut self.membership {
+            membership.counted = false;
+        }
+    }
+
+    fn keep(&mut self, file: File, home: &Home, for_guards: bool) {
+        self.descriptor = Some(Kept::new(file, &*home.backend));
+        self.guards_by_descriptor = for_guards;
+    }
+
+    fn page_offset(&self, name: &str) -> Result<usize> {
+        map_length(self.file_length - PAGE as u64, name)
+    }
+
+    /// The counts in shared memory; `None` for a plain segment.
+    #[allow(unsafe_code)]
+    #[allow(clippy::cast_ptr_alignment)] // it begins on a page
+    pub(crate) fn counts(&self) -> Option<&Counts> {
+        let membership = self.membership.as_ref()?;
+        let page = if let Some(page) = &membership.page {
+            page.as_mut_ptr()
+        } else {
+            let at = self.page_offset("").ok()?;
+            // SAFETY: without a page of its own, the mapping is as long as the file, whose last page begins there.
+            unsafe { self.map.as_mut_ptr().add(at) }
+        };
+        // SAFETY: the page is mapped for writing as long as `self` lives and begins at a multiple of its size, which
+        // `Counts` divides; every bit pattern is one of its values; everyone changes these bytes as atomics only,
+        // because a file with this footer cannot be opened as a plain array.
+        Some(unsafe { &*page.cast::<Counts>() })
+    }
+
+    /// Where the name of a counted segment is, or would be.
+    pub(crate) fn home(&self) -> Option<&Home> {
+        self.membership.as_ref().map(|membership| &membership.home)
+    }
+
+    /// Whether this handle is one of those that are counted.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.membership.as_ref().is_some_and(|membership| membership.counted)
+    }
+
+    /// Whether nobody may write any more.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.counts().is_some_and(|counts| counts.state().is_frozen())
+    }
+
+    /// Waits until nobody reads or writes, and forbids writing for ever.
+    pub(crate) fn freeze(&self, home: &Home) -> Result<()> {
+        if self.is_frozen() {
+            return Ok(());
+        }
+        let _everyone_else_out = self.hold(home, LockKind::Exclusive, ALL_CELLS, Wait::Forever)?;
+        if let Some(counts) = self.counts() {
+            counts.freeze();
+        }
+        Ok(())
+    }
+
+    /// Gives a nameless segment the name that its home has for it; once.
+    pub(crate) fn publish(&self) -> Result<()> {
+        let (Some(home), Some(counts), Some(kept)) = (self.home(), self.counts(), &self.descriptor) else {
+            return Ok(());
+        };
+        if counts.state().is_named() && home.leads_to(self.id)? {
+            return Ok(());
+        }
+        if !self.is_counted() || counts.state().is_dead() {
+            return Err(Error::Unlinked { location: home.location.to_string() });
+        }
+        let file = kept.file.try_clone().map_err(|error| Error::os("publish", &home.location, error))?;
+        // Noted first: a name that nobody knows of would never be removed.
+        counts.name();
+        match home.backend.publish(&mut DraftFile::nameless(file), &home.location, Publish::New) {
+            Err(Error::AlreadyExists { .. }) if home.leads_to(self.id)? => Ok(()), // another process was quicker
+            // A file that once had a name, and has it no more, can never have one again.
+            Err(Error::NotFound { location }) => Err(Error::Unlinked { location }),
+            other => other,
+        }
+    }
+
+    /// Opens a descriptor to be sent: a description of its own, so that no lock of ours can be changed through it.
+    pub(crate) fn descriptor_to_send(&self, home: &Home) -> Result<File> {
+        self.open_again(home, Access::ReadWrite)
+    }
+
+    /// Counts this handle out and, if it was the last, removes the name.
+    ///
+    /// What remains is done when the segment is dropped, or by [`Segment::close`].
+    pub(super) fn leave(&mut self) -> Result<()> {
+        let Some(membership) = &self.membership else { return Ok(()) };
+        // A forked child did not count itself in.
+        if !membership.counted || membership.generation != os::fork_generation() {
+            return Ok(());
+        }
+        let home = membership.home.clone();
+        let Some(counts) = self.counts() else { return Ok(()) };
+        let named = counts.state().is_named();
+        let left = counts.release(os::since_boot());
+        self.disown();
+        match left {
+            Left::Nothing if named => home.backend.unlink(&home.location, Some(self.id)).map(drop),
+            Left::Others if named => {
+                self.aftermath = Some(Aftermath(Some((home, self.id))));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Leaves, unmaps, and says what went wrong.
+    pub(crate) fn close(mut self) -> Result<()> {
+        let left = self.leave();
+        let aftermath = self.aftermath.take();
+        drop(self); // and with it the lease
+        left.and(aftermath.map_or(Ok(()), Aftermath::run))
+    }
+}
+
+fn full(name: &str) -> Error {
+    Error::TooManyHandles { location: name.to_owned(), limit: u32::MAX.into(), doing: "attached" }
+}
+
+fn too_large(name: &str) -> Error {
+    Error::TooLarge { location: name.to_owned(), shape: Vec::new(), item: 1 }
+}
+
+/// Says that nobody can write to it any more.
+pub(super) fn frozen(home: &Home, file: &File) -> Error {
+    let (owner, mode) = os::facts(file).map_or((0, 0), |facts| (facts.owner, facts.mode));
+    let reason = "it is frozen: nobody can write to it any more (copy it to change it)";
+    Error::PermissionDenied { location: home.location.to_string(), owner, mode, reason }
+}

@@ -1,0 +1,307 @@
+//! How many use an array, and which handles to it are on their way: numbers in shared memory, changed one at a time.
+//!
+//! Everything that must be decided at once is in one word, so that no death between two steps leaves a half-done
+//! change: how many handles are attached, whether the array is kept, frozen, named, or dead. Dead is for ever: whoever
+//! brings the number of handles to 0 decides in the same step whether anybody may still come, and nobody is let in
+//! afterwards.
+//!
+//! A *ticket* stands for a handle on its way. It is taken by whoever attaches with it, or expires. What the numbers say
+//! is only half of the truth: a process that was killed never subtracts itself. The other half is the lease, which the
+//! kernel keeps.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Most handles that can be on their way at once.
+pub(crate) const MOST_TICKETS: usize = 128;
+
+/// Longest time that a ticket may protect an array to which nobody is attached. A deadline further away than this is
+/// none: it was written before the machine was started, or by a stranger.
+pub(crate) const LONGEST_GRACE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+const HANDLES: u64 = 0xffff_ffff;
+/// The last name is the only way to it, and it is about to go: nobody may attach.
+const DEAD: u64 = 1 << 63;
+/// Its name stays when nobody is attached.
+const KEPT: u64 = 1 << 62;
+/// Nobody may write to it again.
+const FROZEN: u64 = 1 << 61;
+/// It has, or is about to have, a name.
+const NAMED: u64 = 1 << 60;
+
+/// Set in the number of a ticket that may be used many times.
+const MANY: u64 = 1 << 63;
+
+/// A word of shared memory. A trait, so that the protocol can be checked with words whose every interleaving is tried.
+pub(crate) trait Word {
+    fn load(&self) -> u64;
+    /// Changes `current` to `new`, or returns what is there instead.
+    fn exchange(&self, current: u64, new: u64) -> Result<(), u64>;
+}
+
+impl Word for AtomicU64 {
+    fn load(&self) -> u64 {
+        self.load(Ordering::Acquire)
+    }
+
+    fn exchange(&self, current: u64, new: u64) -> Result<(), u64> {
+        self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
+    }
+}
+
+/// A handle on its way: its random number (0: none), and until when it protects the array, in nanoseconds since boot.
+#[repr(C)]
+#[derive(Debug)]
+struct Slot<W> {
+    number: W,
+    until: W,
+}
+
+/// The changing part of a counted array's last page, as it lies in shared memory.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Counts<W = AtomicU64, const SLOTS: usize = MOST_TICKETS> {
+    word: W,
+    _rest_of_the_cache_line: [u64; 7],
+    slots: [Slot<W>; SLOTS],
+}
+
+/// What the word says, as it was read at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct State(u64);
+
+impl State {
+    /// The state of a new array: one handle.
+    pub(crate) fn new(named: bool) -> Self {
+        Self(1 | if named { NAMED } else { 0 })
+    }
+
+    pub(crate) fn of_bytes(bytes: [u8; 8]) -> Self {
+        Self(u64::from_le_bytes(bytes))
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; 8] {
+        self.0.to_le_bytes()
+    }
+
+    /// How many handles are attached, those of killed processes included.
+    #[allow(clippy::cast_possible_truncation)] // the lower half is what is asked for
+    pub(crate) fn handles(self) -> u32 {
+        (self.0 & HANDLES) as u32
+    }
+
+    pub(crate) fn is_dead(self) -> bool {
+        self.0 & DEAD != 0
+    }
+
+    pub(crate) fn is_kept(self) -> bool {
+        self.0 & KEPT != 0
+    }
+
+    pub(crate) fn is_frozen(self) -> bool {
+        self.0 & FROZEN != 0
+    }
+
+    pub(crate) fn is_named(self) -> bool {
+        self.0 & NAMED != 0
+    }
+
+    fn with_handles(self, handles: u64) -> Self {
+        Self(self.0 & !HANDLES | handles)
+    }
+}
+
+/// Why nobody more is let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The last handle went; the name is about to go too, if its owner has not been killed before that.
+    Dead,
+    /// The number would not fit.
+    Full,
+}
+
+/// What is left when a handle went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// Nothing: the name, if there is one, is to be removed by whoever got this answer, and nobody else gets it.
+    Nothing,
+    /// Other handles, or what others left who were killed.
+    Others,
+    /// Nobody, but a handle is on its way.
+    InFlight,
+    /// It is kept, whoever comes and goes.
+    Kept,
+}
+
+/// The number of a handle on its way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Ticket(u64);
+
+impl Ticket {
+    /// Makes a ticket of a random number.
+    #[allow(clippy::cast_possible_truncation)] // any 63 bits will do
+    pub(crate) fn new(random: u128, many: bool) -> Self {
+        let number = (random as u64 & !MANY).max(1);
+        Self(if many { number | MANY } else { number })
+    }
+
+    pub(crate) fn from_number(number: u64) -> Option<Self> {
+        (number & !MANY != 0).then_some(Self(number))
+    }
+
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+
+    /// Whether it may be used more than once.
+    pub(crate) fn is_many(self) -> bool {
+        self.0 & MANY != 0
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ticket({:016x})", self.0)
+    }
+}
+
+/// How long a deadline is still away; `None` if it has passed, or never was one.
+pub(crate) fn remaining(until: u64, now: Duration) -> Option<Duration> {
+    let left = Duration::from_nanos(until).checked_sub(now)?;
+    (!left.is_zero() && left <= LONGEST_GRACE).then_some(left)
+}
+
+/// The deadline of a ticket that is valid for `grace` from `now`.
+fn deadline(now: Duration, grace: Duration) -> u64 {
+    u64::try_from((now + grace.min(LONGEST_GRACE)).as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
+    pub(crate) fn state(&self) -> State {
+        State(self.word.load())
+    }
+
+    /// Changes the word in one step, or not at all.
+    fn change<R>(&self, mut step: impl FnMut(State) -> Result<(State, R), R>) -> R {
+        let mut current = self.word.load();
+        loop {
+            match step(State(current)) {
+                Err(answer) => return answer,
+                Ok((new, answer)) => match self.word.exchange(current, new.0) {
+                    Ok(()) => return answer,
+                    Err(now) => current = now,
+                },
+            }
+        }
+    }
+
+    /// Counts one handle more.
+    pub(crate) fn acquire(&self) -> Result<(), Refused> {
+        self.change(|state| {
+            let handles = u64::from(state.handles());
+            if state.is_dead() {
+                Err(Err(Refused::Dead))
+            } else if handles == HANDLES {
+                Err(Err(Refused::Full))
+            } else {
+                Ok((state.with_handles(handles + 1), Ok(())))
+            }
+        })
+    }
+
+    /// Counts one handle less. Of all who leave, one at most is told that nothing is left.
+    pub(crate) fn release(&self, now: Duration) -> Left {
+        self.change(|state| match state.handles() {
+            // Nobody who is attached can meet this, unless the bytes are not to be trusted: the lease will tell.
+            0 => Err(if state.is_kept() { Left::Kept } else { Left::Others }),
+            handles => {
+                let left = state.with_handles(u64::from(handles) - 1);
+                if state.is_kept() {
+                    Ok((left, Left::Kept))
+                } else if handles > 1 {
+                    Ok((left, Left::Others))
+                } else if self.in_flight(now).0 > 0 {
+                    Ok((left, Left::InFlight))
+                } else {
+                    Ok((State(left.0 | DEAD), Left::Nothing))
+                }
+            }
+        })
+    }
+
+    fn set(&self, flag: u64) {
+        self.change(|state| Ok((State(state.0 | flag), ())));
+    }
+
+    /// Makes the name outlive those who are attached. The caller is attached.
+    pub(crate) fn keep(&self) {
+        self.set(KEPT);
+    }
+
+    /// Forbids writing, for ever. The caller has every cell locked.
+    pub(crate) fn freeze(&self) {
+        self.set(FROZEN);
+    }
+
+    /// Notes that there is a name to be removed at the end. The caller is attached.
+    pub(crate) fn name(&self) {
+        self.set(NAMED);
+    }
+
+    /// Sends a handle on its way, for `grace`; `false` if as many are on their way as there can be. The caller is
+    /// attached.
+    pub(crate) fn issue(&self, ticket: Ticket, now: Duration, grace: Duration) -> bool {
+        for slot in &self.slots {
+            let number = slot.number.load();
+            // Expired tickets make room, but while there is other room they stay: whoever comes late may yet be in time.
+            if number == 0 && slot.number.exchange(0, ticket.0).is_ok() {
+                return slot.protect_until(deadline(now, grace));
+            }
+        }
+        for slot in &self.slots {
+            let number = slot.number.load();
+            let expired = remaining(slot.until.load(), now).is_none();
+            if expired && slot.number.exchange(number, ticket.0).is_ok() {
+                return slot.protect_until(deadline(now, grace));
+            }
+        }
+        false
+    }
+
+    /// Uses a ticket; `false` if it was used, taken back, or expired and made room. The caller is attached.
+    pub(crate) fn redeem(&self, ticket: Ticket) -> bool {
+        let Some(slot) = self.slots.iter().find(|slot| slot.number.load() == ticket.0) else { return false };
+        ticket.is_many() || slot.number.exchange(ticket.0, 0).is_ok()
+    }
+
+    /// Takes a ticket back, however often it may be used; `false` if there is none any more.
+    pub(crate) fn revoke(&self, ticket: Ticket) -> bool {
+        self.slots.iter().any(|slot| slot.number.exchange(ticket.0, 0).is_ok())
+    }
+
+    /// How many handles on their way protect the array, and for how long the last of them will.
+    pub(crate) fn in_flight(&self, now: Duration) -> (usize, Duration) {
+        count(self.slots.iter().map(|slot| (slot.number.load(), slot.until.load())), now)
+    }
+}
+
+impl<W: Word> Slot<W> {
+    fn protect_until(&self, until: u64) -> bool {
+        let mut before = self.until.load();
+        while let Err(now) = self.until.exchange(before, until) {
+            before = now;
+        }
+        true
+    }
+}
+
+/// Counts tickets that have not expired, and says how long the last of them has.
+pub(crate) fn count(tickets: impl Iterator<Item = (u64, u64)>, now: Duration) -> (usize, Duration) {
+    let valid = tickets.filter(|(number, _)| *number != 0).filter_map(|(_, until)| remaining(until, now));
+    valid.fold((0, Duration::ZERO), |(count, last), left| (count + 1, last.max(left)))
+}
+
+#[cfg(test)]
+#[path = "counts_tests.rs"]
+mod tests;

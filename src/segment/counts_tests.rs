@@ -1,0 +1,207 @@
+//! The counting protocol by itself: step by step, and with every interleaving of two or three threads.
+
+use super::*;
+
+const NOW: Duration = Duration::from_secs(1000);
+const GRACE: Duration = Duration::from_secs(30);
+
+fn counts<W: Word, const SLOTS: usize>(word: fn(u64) -> W) -> Counts<W, SLOTS> {
+    let slots = std::array::from_fn(|_| Slot { number: word(0), until: word(0) });
+    Counts { word: word(State::new(true).0), _rest_of_the_cache_line: [0; 7], slots }
+}
+
+fn plain() -> Counts {
+    counts(AtomicU64::new)
+}
+
+fn once(number: u128) -> Ticket {
+    Ticket::new(number, false)
+}
+
+#[test]
+fn the_last_one_out_is_told_and_nobody_comes_after_him() {
+    let counts = plain();
+    counts.acquire().expect("one more");
+    assert_eq!(counts.state().handles(), 2);
+    assert_eq!(counts.release(NOW), Left::Others);
+    assert_eq!(counts.release(NOW), Left::Nothing);
+    assert_eq!(counts.acquire(), Err(Refused::Dead));
+    assert_eq!((counts.state().handles(), counts.state().is_dead()), (0, true));
+    // Whatever else is done to it, the number never wraps around.
+    assert_eq!(counts.release(NOW), Left::Others);
+    assert_eq!(counts.state().handles(), 0);
+}
+
+#[test]
+fn the_number_of_handles_does_not_overflow() {
+    let counts = Counts { word: AtomicU64::new(NAMED | (HANDLES - 1)), ..plain() };
+    counts.acquire().expect("the last that fits");
+    assert_eq!(counts.acquire(), Err(Refused::Full));
+    assert_eq!(counts.state().handles(), u32::MAX);
+    assert!(counts.state().is_named() && !counts.state().is_dead());
+}
+
+#[test]
+fn what_is_kept_can_be_attached_again() {
+    let counts = plain();
+    counts.keep();
+    assert_eq!(counts.release(NOW), Left::Kept);
+    counts.acquire().expect("it is kept");
+    assert_eq!(counts.state().handles(), 1);
+}
+
+#[test]
+fn a_ticket_keeps_the_array_until_it_is_used_or_expires() {
+    let counts = plain();
+    let ticket = once(7);
+    assert!(counts.issue(ticket, NOW, GRACE));
+    assert_eq!(counts.in_flight(NOW), (1, GRACE));
+    assert_eq!(counts.release(NOW), Left::InFlight);
+    counts.acquire().expect("a handle is on its way");
+    assert!(counts.redeem(ticket));
+    assert!(!counts.redeem(ticket), "once is once");
+    assert_eq!(counts.release(NOW), Left::Nothing);
+
+    let counts = plain();
+    assert!(counts.issue(ticket, NOW, GRACE));
+    assert_eq!(counts.release(NOW + GRACE), Left::Nothing, "the grace time is over");
+}
+
+#[test]
+fn a_late_ticket_is_good_while_somebody_holds_the_array() {
+    let counts = plain();
+    let ticket = once(7);
+    assert!(counts.issue(ticket, NOW, GRACE));
+    assert_eq!(counts.in_flight(NOW + 2 * GRACE).0, 0);
+    counts.acquire().expect("its sender holds it");
+    assert!(counts.redeem(ticket));
+}
+
+#[test]
+fn a_ticket_for_many_is_good_until_it_is_taken_back() {
+    let counts = plain();
+    let ticket = Ticket::new(7, true);
+    assert!(counts.issue(ticket, NOW, GRACE));
+    for _ in 0..3 {
+        assert!(counts.redeem(ticket));
+    }
+    assert!(counts.revoke(ticket));
+    assert!(!counts.revoke(ticket) && !counts.redeem(ticket));
+    assert_eq!(counts.release(NOW), Left::Nothing);
+}
+
+#[test]
+fn there_is_room_for_so_many_tickets_and_expired_ones_make_room() {
+    let counts = plain();
+    for number in 1..=MOST_TICKETS as u128 {
+        assert!(counts.issue(once(number), NOW, GRACE));
+    }
+    assert!(!counts.issue(once(1000), NOW, GRACE));
+    assert!(counts.issue(once(1000), NOW + GRACE, GRACE));
+    assert_eq!(counts.in_flight(NOW + GRACE).0, 1);
+}
+
+#[test]
+fn a_deadline_of_another_boot_protects_nothing() {
+    assert_eq!(remaining(deadline(Duration::from_secs(1 << 30), GRACE), NOW), None);
+    assert_eq!(remaining(deadline(NOW, Duration::MAX), NOW), Some(LONGEST_GRACE));
+    assert_eq!(remaining(0, NOW), None);
+    assert_eq!(remaining(u64::MAX, NOW), None);
+}
+
+/// The same protocol with words of which loom tries every order of access.
+mod model {
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU64;
+    use loom::thread;
+
+    use super::*;
+
+    impl Word for AtomicU64 {
+        fn load(&self) -> u64 {
+            self.load(Ordering::Acquire)
+        }
+
+        fn exchange(&self, current: u64, new: u64) -> Result<(), u64> {
+            self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
+        }
+    }
+
+    fn shared() -> Arc<Counts<AtomicU64, 1>> {
+        Arc::new(counts(AtomicU64::new))
+    }
+
+    #[test]
+    fn of_two_who_leave_exactly_one_removes_the_name() {
+        loom::model(|| {
+            let counts = shared();
+            counts.acquire().expect("alive");
+            let other = {
+                let counts = Arc::clone(&counts);
+                thread::spawn(move || counts.release(NOW))
+            };
+            let left = [counts.release(NOW), other.join().expect("it ends")];
+            assert_eq!(left.iter().filter(|left| **left == Left::Nothing).count(), 1, "{left:?}");
+            assert_eq!(counts.acquire(), Err(Refused::Dead));
+        });
+    }
+
+    #[test]
+    fn who_attaches_while_the_last_one_leaves_is_either_counted_or_refused() {
+        loom::model(|| {
+            let counts = shared();
+            let leaver = {
+                let counts = Arc::clone(&counts);
+                thread::spawn(move || counts.release(NOW))
+            };
+            let attached = counts.acquire();
+            let left = leaver.join().expect("it ends");
+            match (attached, left) {
+                (Ok(()), Left::Others) => assert_eq!(counts.release(NOW), Left::Nothing),
+                (Err(Refused::Dead), Left::Nothing) => assert!(counts.state().is_dead()),
+                other => panic!("{other:?}"),
+            }
+        });
+    }
+
+    #[test]
+    fn a_ticket_is_used_once_by_one_and_lets_him_in_whoever_leaves_meanwhile() {
+        loom::model(|| {
+            let counts = shared();
+            let ticket = once(7);
+            assert!(counts.issue(ticket, NOW, GRACE));
+            let attach = |counts: Arc<Counts<AtomicU64, 1>>| {
+                thread::spawn(move || {
+                    let attached = counts.acquire();
+                    let redeemed = attached.is_ok() && counts.redeem(ticket);
+                    if attached.is_ok() && !redeemed {
+                        counts.release(NOW);
+                    }
+                    redeemed
+                })
+            };
+            let receivers = [attach(Arc::clone(&counts)), attach(Arc::clone(&counts))];
+            assert_ne!(counts.release(NOW), Left::Nothing, "a ticket or its user was there");
+            let used = receivers.map(|receiver| receiver.join().expect("it ends"));
+            assert_eq!(used.iter().filter(|used| **used).count(), 1);
+            assert_eq!((counts.state().handles(), counts.state().is_dead()), (1, false));
+            assert_eq!(counts.release(NOW), Left::Nothing);
+        });
+    }
+
+    #[test]
+    fn what_is_kept_while_others_come_and_go_is_never_dead() {
+        loom::model(|| {
+            let counts = shared();
+            counts.acquire().expect("alive");
+            let other = {
+                let counts = Arc::clone(&counts);
+                thread::spawn(move || counts.release(NOW))
+            };
+            counts.keep();
+            assert_eq!(counts.release(NOW), Left::Kept);
+            assert_ne!(other.join().expect("it ends"), Left::Nothing);
+            counts.acquire().expect("it is kept");
+        });
+    }
+}

@@ -1,0 +1,46 @@
+//! Where a segment has its name, and what that name leads to now.
+
+use std::sync::Arc;
+
+use crate::backend::{Access, Backend, IntoLocation, Location, default_backend};
+use crate::error::{Error, Result};
+use crate::os::{self, FileId};
+
+/// Where a segment has its name.
+#[derive(Debug, Clone)]
+pub(crate) struct Home {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) location: Location,
+}
+
+impl Home {
+    /// A name in the given backend, or in the default one.
+    pub(crate) fn new(backend: Option<&Arc<dyn Backend>>, location: impl IntoLocation) -> Result<Self> {
+        let location = location.into_location()?;
+        let backend = match backend {
+            Some(backend) => Arc::clone(backend),
+            None => default_backend()?,
+        };
+        Ok(Self { backend, location })
+    }
+
+    /// Refuses a name that is taken.
+    pub(crate) fn refuse_taken(&self) -> Result<()> {
+        match self.backend.open(&self.location, Access::Read) {
+            Err(Error::NotFound { .. }) => Ok(()),
+            Ok(_) | Err(Error::PermissionDenied { .. }) => {
+                Err(Error::AlreadyExists { location: self.location.to_string() })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the name leads to this file.
+    pub(crate) fn leads_to(&self, id: FileId) -> Result<bool> {
+        match self.backend.open(&self.location, Access::Read) {
+            Ok(file) => Ok(os::facts(&file).is_ok_and(|facts| facts.id == id)),
+            Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::PermissionDenied { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

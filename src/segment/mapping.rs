@@ -1,0 +1,60 @@
+//! From an open file to mapped bytes: lengths, holes, and the mapping that carries the lease.
+
+use std::fs::File;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::{Home, unlinked};
+use crate::backend::Access;
+use crate::error::{Error, Result};
+use crate::os::{self, Facts};
+
+/// Takes the room that a foreign file only promises, where touching its holes would take it.
+pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access) -> Result<()> {
+    let Home { backend, location } = home;
+    if access == Access::ReadWrite {
+        return backend.reserve(file).map_err(|error| error.about(location));
+    }
+    // On a disk a hole is read as zeros at no cost; in memory the reader pays.
+    if !os::holes_take_memory(file) {
+        return Ok(());
+    }
+    match backend.open(location, Access::ReadWrite) {
+        Ok(writable) if os::facts(&writable).is_ok_and(|now| now.id == facts.id) => {
+            backend.reserve(&writable).map_err(|error| error.about(location))
+        }
+        Err(Error::PermissionDenied { .. }) => Err(Error::Unsupported {
+            location: location.to_string(),
+            what: "it has holes, reading them takes memory, and this user may not fill them beforehand; open it with \
+                   options().sparse(true)"
+                .into(),
+        }),
+        // Replaced or removed meanwhile: what is attached is the caller's file, whoever has the name.
+        Ok(_) | Err(Error::NotFound { .. }) => Err(unlinked(home)),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn map_length(length: u64, name: &str) -> Result<usize> {
+    usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok()).ok_or_else(|| Error::TooLarge {
+        location: name.to_owned(),
+        shape: Vec::new(),
+        item: 1,
+    })
+}
+
+/// An empty file is mapped too, one byte long and never touched: the mapping carries the lease. Where that cannot be, the
+/// descriptor is kept and carries it, and any memory will do.
+pub(super) fn map(file: &File, start: u64, length: u64, access: Access, name: &str) -> Result<MmapRaw> {
+    if length == 0 && !os::EMPTY_FILES_CAN_BE_MAPPED {
+        let memory = MmapOptions::new().len(1).map_anon();
+        return memory.map(MmapRaw::from).map_err(|error| Error::os("make a mapping", name, error));
+    }
+    let mut options = MmapOptions::new();
+    options.offset(start).len(map_length(length, name)?.max(1));
+    let mapped = match access {
+        Access::Read => options.map_raw_read_only(file),
+        Access::ReadWrite => options.map_raw(file),
+    };
+    mapped.map_err(|error| Error::os(os::MAPPING, name, error))
+}

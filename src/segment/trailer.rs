@@ -1,0 +1,151 @@
+//! The last page of a counted array: numbers that change, a record that does not, and the footer.
+//!
+//! ```text
+//! offset  size  (little-endian; the page begins at a multiple of 4096 behind the payload, zeros between)
+//!      0     8  number of handles, flags: see counts.rs
+//!      8    56  zero
+//!     64  2048  128 handles on their way, each a number and a deadline (8 + 8)
+//!   2112  1344  zero
+//!   3456    16  identity of the boot in which it was made
+//!   3472   560  the record: what the array is, in the words of share/record.rs
+//!   4032    64  the footer, whose checksum covers boot and record
+//! ```
+//!
+//! The bytes are input: [`Trailer`] is a copy that was checked. Only the counts are looked at again in shared memory.
+
+use std::fs::File;
+use std::time::Duration;
+
+use super::counts::{self, Counts, MOST_TICKETS, State};
+use super::footer::{FOOTER, Footer, Kind, RawFooter};
+use crate::error::{Error, Result};
+use crate::os::{self, FileId};
+
+/// Bytes of the page; also what its beginning is a multiple of.
+pub(crate) const PAGE: usize = 4096;
+/// Bytes of the record.
+pub(crate) const RECORD: usize = 560;
+
+const TICKETS_AT: usize = 64;
+const TICKET: usize = 16;
+const BOOT_AT: usize = PAGE - FOOTER - RECORD - BOOT;
+const BOOT: usize = 16;
+const RECORD_AT: usize = BOOT_AT + BOOT;
+const FOOTER_AT: usize = RECORD_AT + RECORD;
+
+// What is mapped as atomics is exactly what stands before the record's room.
+const _: () = assert!(size_of::<Counts>() == TICKETS_AT + TICKET * MOST_TICKETS && size_of::<Counts>() <= BOOT_AT);
+const _: () = assert!(PAGE % align_of::<Counts>() == 0);
+
+/// A trailer whose constant part was checked against the file it was read from, and what changed as it was then.
+#[derive(Debug, Clone)]
+pub(crate) struct Trailer {
+    pub(crate) payload: u64,
+    /// Random number of this array.
+    pub(crate) id: u128,
+    pub(crate) state: State,
+    tickets: Vec<(u64, u64)>,
+    /// Whether the machine was not started since.
+    this_boot: bool,
+    pub(crate) record: [u8; RECORD],
+    /// Which file it was read from, and how long that was.
+    pub(crate) file: FileId,
+    pub(crate) length: u64,
+}
+
+/// Returns how long the file of a payload is, padding and page included; `None` if no file can be that long.
+pub(crate) fn file_length(payload: u64) -> Option<u64> {
+    payload.checked_next_multiple_of(PAGE as u64)?.checked_add(PAGE as u64)
+}
+
+/// Writes the page of an array that nobody else can reach yet.
+pub(crate) fn new_page(payload: u64, id: u128, state: State, record: &[u8; RECORD]) -> Result<[u8; PAGE], String> {
+    let trailer = file_length(payload).and_then(|length| u32::try_from(length - payload).ok());
+    let trailer = trailer.ok_or_else(|| format!("{payload} bytes are too many for a file"))?;
+    let mut page = [0; PAGE];
+    page[..8].copy_from_slice(&state.to_bytes());
+    page[BOOT_AT..RECORD_AT].copy_from_slice(&os::boot_id());
+    page[RECORD_AT..FOOTER_AT].copy_from_slice(record);
+    let footer = Footer { kind: Kind::Counted, payload, trailer, id }.to_bytes(&page[BOOT_AT..FOOTER_AT]);
+    page[FOOTER_AT..].copy_from_slice(&footer);
+    Ok(page)
+}
+
+impl Trailer {
+    /// Reads and checks the last page of an open file.
+    pub(crate) fn read(file: &File, name: &str) -> Result<Self> {
+        let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
+        let not_counted = || Error::NotCounted { location: name.to_owned() };
+        let start = facts.length.checked_sub(PAGE as u64).ok_or_else(not_counted)?;
+        let mut page = [0; PAGE];
+        os::read_exact_at(file, &mut page, start).map_err(|error| Error::os("read the end of", name, error))?;
+        let footer = RawFooter::of(&page).filter(RawFooter::is_ours).ok_or_else(not_counted)?;
+        Self::check(&page, &footer, facts.id, facts.length)
+            .map_err(|reason| Error::Trailer { location: name.to_owned(), reason })
+    }
+
+    fn check(page: &[u8; PAGE], raw: &RawFooter, file: FileId, length: u64) -> Result<Self, String> {
+        let footer = raw.validate(Kind::Counted, length)?;
+        let mut record = [0; RECORD];
+        record.copy_from_slice(&page[RECORD_AT..FOOTER_AT]);
+        let this_boot = page[BOOT_AT..RECORD_AT] == os::boot_id();
+        if !raw.covers(&page[BOOT_AT..FOOTER_AT]) {
+            return Err("the record's checksum is wrong".into());
+        }
+        let payload = footer.payload;
+        if file_length(payload) != Some(length) {
+            return Err(format!("a payload of {payload} bytes does not make a file of {length}"));
+        }
+        let number = |at: usize| -> [u8; 8] { std::array::from_fn(|byte| page[at + byte]) };
+        let ticket = |slot: usize| {
+            let at = TICKETS_AT + TICKET * slot;
+            (u64::from_le_bytes(number(at)), u64::from_le_bytes(number(at + 8)))
+        };
+        let (state, tickets) = (State::of_bytes(number(0)), (0..MOST_TICKETS).map(ticket).collect());
+        Ok(Self { payload, id: footer.id, state, tickets, this_boot, record, file, length })
+    }
+
+    /// How many handles were on their way, and for how long the last of them protects the array.
+    pub(crate) fn in_flight(&self, now: Duration) -> (usize, Duration) {
+        if !self.this_boot {
+            return (0, Duration::ZERO); // and the deadlines are of another clock
+        }
+        counts::count(self.tickets.iter().copied(), now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: FileId = FileId { device: 1, number: 2 };
+
+    fn read(page: &[u8], length: u64) -> Result<Trailer, String> {
+        let page: &[u8; PAGE] = page.try_into().expect("a page");
+        Trailer::check(page, &RawFooter::of(page).expect("long enough"), ID, length)
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        for (payload, length) in [(0, 4096), (1, 8192), (4096, 8192), (4097, 12288)] {
+            assert_eq!(file_length(payload), Some(length));
+            let page = new_page(payload, 7, State::new(true), &[9; RECORD]).expect("it fits");
+            let trailer = read(&page, length).expect("valid");
+            assert_eq!((trailer.payload, trailer.id, trailer.record), (payload, 7, [9; RECORD]));
+            assert_eq!((trailer.state, trailer.in_flight(Duration::ZERO).0), (State::new(true), 0));
+        }
+        assert_eq!(file_length(u64::MAX), None);
+        assert!(new_page(u64::MAX - 1, 7, State::new(true), &[9; RECORD]).is_err());
+    }
+
+    #[test]
+    fn no_flipped_bit_of_record_or_footer_goes_unnoticed() {
+        let page = new_page(100, 7, State::new(true), &[9; RECORD]).expect("it fits");
+        for bit in BOOT_AT * 8..PAGE * 8 {
+            let mut page = page;
+            page[bit / 8] ^= 1 << (bit % 8);
+            assert!(read(&page, 8192).is_err(), "bit {bit}");
+        }
+        assert!(read(&page, 12288).is_err() && read(&page, 4096).is_err());
+    }
+}

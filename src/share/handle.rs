@@ -1,0 +1,281 @@
+//! Handles: a counted array's name on its way to another process, as one line of text.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ndarray::Dimension;
+
+use super::options::RefcountedOptions;
+use super::refcounted::RefcountedArray;
+use crate::array::Element;
+use crate::backend::{Access, Backend, Directory, Location, remembered};
+use crate::error::{Error, Result};
+use crate::os;
+use crate::random;
+use crate::segment::counts::{MOST_TICKETS, Ticket};
+use crate::segment::{Attach, Entry, Home, Segment};
+
+/// How long a handle keeps its array if nothing else is said.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// First word of the text, with its version.
+const SCHEME: &str = "ndshm1";
+
+/// How often a handle can be used, and how long it keeps the array alive by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "options do nothing until `handle_with` is called"]
+pub struct HandleOptions {
+    grace: Duration,
+    many: bool,
+}
+
+impl Default for HandleOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl HandleOptions {
+    /// Begins with a handle for one user that keeps the array for 30 seconds.
+    pub fn new() -> Self {
+        Self { grace: GRACE, many: false }
+    }
+
+    /// Keeps the array for this long (a week at most) even if nobody is attached. A handle that comes later is still good
+    /// as long as somebody has the array.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Lets any number of processes attach, until the handle is [taken back](Handle::take_back).
+    pub fn many(mut self) -> Self {
+        self.many = true;
+        self
+    }
+}
+
+/// A counted array's name on its way: whoever has it can attach, in any process of the same machine and directory.
+///
+/// It is written and read as one line of text without blanks, and with the feature `serde` as a string. While it is on its
+/// way the array stays, even if its sender is killed, for the grace time its sender chose. Made for one user, it is used up
+/// by attaching; a copy that comes second is [`HandleSpent`](Error::HandleSpent).
+///
+/// ```
+/// use ndarray_shm::{Handle, RefcountedArray, SharingStrategy};
+///
+/// let array = RefcountedArray::<u16, _>::options().share(SharingStrategy::FileSystem, (2, 3))?;
+/// let text = array.handle()?.to_string();
+/// drop(array);
+///
+/// // in another process, within the grace time
+/// let handle: Handle = text.parse()?;
+/// let array = handle.attach::<u16, ndarray::Ix2>()?;
+/// assert_eq!(array.shape(), [2, 3]);
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+pub struct Handle {
+    ticket: Ticket,
+    id: u128,
+    backend: String,
+    directory: PathBuf,
+    location: Location,
+}
+
+impl Handle {
+    /// Notes in the array that a handle is on its way, and returns it.
+    pub(super) fn issue(segment: &Segment, home: &Home, id: u128, options: HandleOptions) -> Result<Self> {
+        let ticket = Ticket::new(random::number(), options.many);
+        let counts = segment.counts().filter(|counts| !counts.state().is_dead());
+        let counts = counts.ok_or_else(|| Error::Unlinked { location: home.location.to_string() })?;
+        if !counts.issue(ticket, os::since_boot(), options.grace) {
+            return Err(Error::TooManyHandles {
+                location: home.location.to_string(),
+                limit: MOST_TICKETS as u64,
+                doing: "on their way",
+            });
+        }
+        let directory = home.backend.directory();
+        let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+        let (backend, location) = (home.backend.name().to_owned(), home.location.clone());
+        Ok(Self { ticket, id, backend, directory, location })
+    }
+
+    /// Attaches, and uses the handle up if it is for one.
+    ///
+    /// # Errors
+    ///
+    /// - [`HandleSpent`](Error::HandleSpent): it was used or taken back, or the name is another array's by now.
+    /// - [`NotFound`](Error::NotFound): the array has gone; nobody had it when the grace time was over.
+    /// - those of [`RefcountedArray::open`]; after a wrong type or number of axes the handle is still good.
+    pub fn attach<T: Element, D: Dimension>(&self) -> Result<RefcountedArray<T, D>> {
+        RefcountedOptions::new().attach(self)
+    }
+
+    /// Takes the handle back: it keeps the array no longer, and nobody can attach with it. `Ok(false)`: it was used already,
+    /// or the array has gone.
+    ///
+    /// Whoever has the handle can do it, a receiver who does not want the array too.
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](Error::PermissionDenied).
+    pub fn take_back(&self) -> Result<bool> {
+        self.take_back_in(None)
+    }
+
+    pub(super) fn take_back_in(&self, backend: Option<&Arc<dyn Backend>>) -> Result<bool> {
+        let home = self.home(backend)?;
+        let how = Attach { sparse: true, ..Attach::new(Access::Read) };
+        match Segment::attach_counted(&home, how, Entry::Name, |trailer| Ok(trailer.id)) {
+            Ok((segment, id)) => {
+                let revoked = id == self.id && segment.counts().is_some_and(|counts| counts.revoke(self.ticket));
+                segment.close()?;
+                Ok(revoked)
+            }
+            Err(Error::NotFound { .. } | Error::Unlinked { .. } | Error::NotCounted { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the array's name.
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
+
+    /// Returns the directory in which the name is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Whether any number of processes can attach with it.
+    pub fn is_for_many(&self) -> bool {
+        self.ticket.is_many()
+    }
+
+    pub(super) fn entry(&self) -> Entry {
+        Entry::Ticket(self.ticket, self.id)
+    }
+
+    /// Finds the place that the handle means, which need not be this process's default.
+    pub(super) fn home(&self, backend: Option<&Arc<dyn Backend>>) -> Result<Home> {
+        let backend: Arc<dyn Backend> = match backend {
+            Some(backend) => Arc::clone(backend),
+            None => backend_at(&self.backend, &self.directory)?,
+        };
+        Ok(Home { backend, location: self.location.clone() })
+    }
+}
+
+/// Returns the backend of a directory that another process named. The emulated directory is checked as always.
+pub(super) fn backend_at(name: &str, directory: &Path) -> Result<Arc<dyn Backend>> {
+    if Directory::emulated_path().is_ok_and(|path| path == directory) {
+        return Ok(Directory::emulated()?);
+    }
+    Ok(remembered(name, directory))
+}
+
+/// `ndshm1:ticket:id:backend:directory:location`, with everything but letters, digits and `-._/` written as `%xx`.
+impl fmt::Display for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}:{:016x}:{:032x}:", self.ticket.number(), self.id)?;
+        escape(self.backend.as_bytes(), f)?;
+        f.write_str(":")?;
+        escape(self.directory.as_os_str().as_encoded_bytes(), f)?;
+        f.write_str(":")?;
+        escape(self.location.as_str().as_bytes(), f)
+    }
+}
+
+fn escape(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for byte in bytes {
+        match byte {
+            b'-' | b'.' | b'_' | b'/' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => write!(f, "{}", char::from(*byte))?,
+            _ => write!(f, "%{byte:02x}")?,
+        }
+    }
+    Ok(())
+}
+
+fn unescape(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, others @ ..] = rest {
+        rest = others;
+        if *first == b'%' {
+            let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = &rest[2..];
+        } else {
+            bytes.push(*first);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+impl FromStr for Handle {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let invalid = || Error::InvalidSetting {
+            setting: "the handle",
+            value: text.chars().take(200).collect(),
+            expected: "the line that its sender printed, which begins with `ndshm1:`",
+        };
+        let parts: Vec<&str> = text.trim().split(':').collect();
+        let [SCHEME, ticket, id, backend, directory, location] = parts[..] else { return Err(invalid()) };
+        let ticket = u64::from_str_radix(ticket, 16).ok().and_then(Ticket::from_number).ok_or_else(invalid)?;
+        let id = u128::from_str_radix(id, 16).map_err(|_| invalid())?;
+        let [backend, directory, location] = [backend, directory, location].map(unescape);
+        let (Some(backend), Some(directory), Some(location)) = (backend, directory, location) else {
+            return Err(invalid());
+        };
+        let directory = PathBuf::from(directory);
+        if !directory.is_absolute() {
+            return Err(invalid());
+        }
+        Ok(Self { ticket, id, backend, directory, location: Location::new(&location)? })
+    }
+}
+
+impl TryFrom<String> for Handle {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<Handle> for String {
+    fn from(handle: Handle) -> Self {
+        handle.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_is_read_as_it_is_written() {
+        let directory = std::env::temp_dir().join("blank and:colon");
+        let location = Location::new("名 %41:").expect("a name");
+        let handle = Handle { ticket: Ticket::new(7, true), id: 1 << 100, backend: "x y".into(), directory, location };
+        let text = handle.to_string();
+        assert!(text.chars().all(|letter| letter.is_ascii_graphic()), "{text}");
+        assert_eq!(text.parse::<Handle>().expect("its own text"), handle);
+        for end in 0..text.len() {
+            let cut = text[..end].parse::<Handle>();
+            assert!(cut.is_err() || cut.is_ok_and(|cut| cut.location != handle.location), "{}", &text[..end]);
+        }
+        for text in ["", "ndshm2:1:1:a:/b:c", "ndshm1:0:1:a:/b:c", "ndshm1:1:1:a:b:c", "ndshm1:1:1:a:/b:.ndshm-x"] {
+            assert!(text.parse::<Handle>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What a counted array says about itself and its users, without attaching to it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::record::Record;
+use crate::array::{DType, Order};
+use crate::backend::{Access, Backend, IntoLocation, Location};
+use crate::error::Result;
+use crate::os;
+use crate::segment::trailer::Trailer;
+use crate::segment::{Home, is_leased};
+
+/// What a counted array said about itself and its users at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// Its name.
+    pub location: Location,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Order of the axes in memory.
+    pub order: Order,
+    /// Lengths of the axes.
+    pub shape: Vec<usize>,
+    /// Bytes of the elements.
+    pub bytes: u64,
+    /// How many handles are counted, those of killed processes included.
+    pub refcount: u32,
+    /// How many handles are on their way and have not expired.
+    pub in_flight: usize,
+    /// How much longer they keep the array by themselves.
+    pub protected_for: Duration,
+    /// Whether any process is attached: the kernel's answer.
+    pub is_attached: bool,
+    /// Whether the name outlives all handles.
+    pub is_kept: bool,
+    /// Whether nobody can write to it any more.
+    pub is_frozen: bool,
+    /// Number of the process that made it.
+    pub creator: u32,
+    /// When it was made.
+    pub created: SystemTime,
+}
+
+impl Inspection {
+    /// Whether nobody uses it and nobody will: [`reclaim`](crate::reclaim()) would remove it.
+    pub fn is_orphaned(&self) -> bool {
+        !self.is_attached && !self.is_kept && self.in_flight == 0
+    }
+}
+
+/// Looks at a counted array in the default backend, whatever its type and shape, without attaching to it.
+///
+/// # Errors
+///
+/// [`NotFound`](crate::Error::NotFound); [`NotCounted`](crate::Error::NotCounted): it is a plain array;
+/// [`Trailer`](crate::Error::Trailer): what it says cannot be true.
+pub fn inspect(location: impl IntoLocation) -> Result<Inspection> {
+    let home = Home::new(None, location)?;
+    inspect_in(&home.backend, &home.location)
+}
+
+/// Looks at a counted array in a given backend.
+///
+/// # Errors
+///
+/// As [`inspect`].
+pub fn inspect_in(backend: &Arc<dyn Backend>, location: &Location) -> Result<Inspection> {
+    let file = backend.open(location, Access::Read)?;
+    let trailer = Trailer::read(&file, location.as_str())?;
+    let Record { dtype, order, shape, maker, created, .. } = Record::of(&trailer, location.as_str())?;
+    let (in_flight, protected_for) = trailer.in_flight(os::since_boot());
+    Ok(Inspection {
+        location: location.clone(),
+        dtype,
+        order,
+        shape,
+        bytes: trailer.payload,
+        refcount: trailer.state.handles(),
+        in_flight,
+        protected_for,
+        is_attached: is_leased(&file, location)?,
+        is_kept: trailer.state.is_kept(),
+        is_frozen: trailer.state.is_frozen(),
+        creator: maker,
+        created,
+    })
+}

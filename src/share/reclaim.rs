@@ -1,0 +1,158 @@
+//! Removing what the dead have left: counted arrays that nobody uses any more, and drafts whose makers were killed.
+//!
+//! Nothing here guesses. An array goes only if the kernel says that nobody is attached, its trailer is ours and says that
+//! no handle is on its way, and both are looked at again while nobody can attach.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::backend::{Access, Backend, Directory, Entry, EntryKind, Location};
+use crate::error::{Error, Result};
+use crate::segment::trailer::PAGE;
+use crate::segment::{Found, Home, collect, is_leased};
+
+/// A draft without a lease may be one that is just being made: it is left alone until it is this old.
+const DRAFT_AGE: Duration = Duration::from_secs(60);
+
+/// What to reclaim.
+///
+/// ```
+/// use ndarray_shm::{Directory, Reclaim};
+///
+/// let found = Reclaim::new().dry_run(true).run(&(Directory::emulated()? as _))?;
+/// println!("{} arrays could be removed", found.removed.len());
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+#[must_use = "nothing is done until `run` is called"]
+pub struct Reclaim {
+    dry_run: bool,
+    older_than: Duration,
+}
+
+/// A file that was removed, or would have been.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Removed {
+    /// Its file name.
+    pub name: String,
+    /// How many bytes of memory or disk it took.
+    pub bytes: u64,
+    /// What it was: an array, or a draft.
+    pub kind: EntryKind,
+}
+
+/// What reclaiming a directory found.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Reclaimed {
+    /// What was removed.
+    pub removed: Vec<Removed>,
+    /// How many counted arrays are in use.
+    pub attached: usize,
+    /// How many are kept although nobody is attached.
+    pub kept: usize,
+    /// How many are kept only by handles on their way.
+    pub in_flight: usize,
+    /// When the first of these loses that protection.
+    pub next: Option<Duration>,
+    /// What could not be looked at or removed, and why: other users' files, damaged ones.
+    pub failed: Vec<(String, Error)>,
+}
+
+/// Removes, from every directory that arrays live in, what only the dead have left, and says what it was.
+///
+/// Safe at any time, by anyone: living holders, handles on their way and what is not ours are never touched.
+///
+/// # Errors
+///
+/// Those of listing a directory. What a single file answers is in [`Reclaimed::failed`].
+pub fn reclaim() -> Result<Vec<Reclaimed>> {
+    everywhere().iter().map(|backend| Reclaim::new().run(backend)).collect()
+}
+
+/// Returns the directories that arrays live in, as far as they exist.
+pub(crate) fn everywhere() -> Vec<Arc<dyn Backend>> {
+    let shm = Directory::shm().ok().map(|directory| directory as Arc<dyn Backend>);
+    let is_there = Directory::emulated_path().is_ok_and(|path| path.is_dir());
+    let emulated = is_there.then(|| Directory::emulated().ok()).flatten();
+    shm.into_iter().chain(emulated.map(|directory| directory as Arc<dyn Backend>)).collect()
+}
+
+impl Reclaim {
+    /// Begins with removing everything that can be.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Only says what would be removed.
+    pub fn dry_run(mut self, dry_run: bool) -> Self {
+        self.dry_run = dry_run;
+        self
+    }
+
+    /// Leaves alone what was made or changed within this time.
+    pub fn older_than(mut self, age: Duration) -> Self {
+        self.older_than = age;
+        self
+    }
+
+    /// Goes through one directory.
+    ///
+    /// # Errors
+    ///
+    /// As [`reclaim`].
+    pub fn run(self, backend: &Arc<dyn Backend>) -> Result<Reclaimed> {
+        let mut reclaimed = Reclaimed::default();
+        for entry in backend.list()? {
+            let age = SystemTime::now().duration_since(entry.modified).unwrap_or_default();
+            if age < self.older_than {
+                continue;
+            }
+            let done = match entry.kind {
+                // A counted array is never shorter than its last page, and always a number of pages.
+                EntryKind::Array if entry.len >= PAGE as u64 && entry.len % PAGE as u64 == 0 => {
+                    self.array(backend, &entry, &mut reclaimed)
+                }
+                EntryKind::Draft if age >= DRAFT_AGE => self.draft(backend, &entry),
+                _ => Ok(false),
+            };
+            match done {
+                Ok(true) => {
+                    let Entry { name, allocated: bytes, kind, .. } = entry;
+                    reclaimed.removed.push(Removed { name, bytes, kind });
+                }
+                // Whatever disappears while we look was not there, and what is not counted is not ours to judge.
+                Ok(false) | Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::NotCounted { .. }) => {}
+                Err(error) => reclaimed.failed.push((entry.name, error)),
+            }
+        }
+        Ok(reclaimed)
+    }
+
+    fn array(self, backend: &Arc<dyn Backend>, entry: &Entry, reclaimed: &mut Reclaimed) -> Result<bool> {
+        let Ok(location) = Location::new(&entry.name) else { return Ok(false) };
+        let home = Home { backend: Arc::clone(backend), location };
+        match collect(&home, Some(entry.id), !self.dry_run)? {
+            Found::Orphan => return Ok(true),
+            Found::Gone => {}
+            Found::Attached => reclaimed.attached += 1,
+            Found::Kept => reclaimed.kept += 1,
+            Found::InFlight(left) => {
+                reclaimed.in_flight += 1;
+                reclaimed.next = Some(reclaimed.next.map_or(left, |next| next.min(left)));
+            }
+        }
+        Ok(false)
+    }
+
+    /// A living maker has a lease on its draft.
+    fn draft(self, backend: &Arc<dyn Backend>, entry: &Entry) -> Result<bool> {
+        let Some(location) = Location::of_draft(&entry.name) else { return Ok(false) };
+        let file = backend.open(&location, Access::Read)?;
+        if is_leased(&file, &location)? {
+            return Ok(false);
+        }
+        Ok(self.dry_run || backend.unlink(&location, Some(entry.id))?)
+    }
+}

@@ -1,0 +1,396 @@
+//! The array that counts its handles: it describes itself, and its name goes with the last of them.
+
+use std::fmt;
+use std::ops::Deref;
+
+use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
+
+use super::handle::{Handle, HandleOptions};
+use super::options::RefcountedOptions;
+use super::record::Record;
+use super::strategy::SharingStrategy;
+use crate::array::layout::{Layout, shape_like};
+use crate::array::{ArrayReader, Draft, Element, SharedArray, view};
+use crate::backend::{Access, IntoLocation, Location, Publish};
+use crate::error::{Error, IntoError, Result};
+use crate::os::{self, LockKind};
+use crate::random;
+use crate::segment::locks::Wait;
+use crate::segment::trailer::Trailer;
+use crate::segment::{Attach, Home, Segment};
+
+/// How often another name is made up when one is taken.
+const TRIES: u32 = 100;
+
+/// An array whose memory and name go when the last process that uses it has gone, however that ended.
+///
+/// It describes itself: opening needs neither shape nor element type, and refuses the wrong ones. Behind the elements its
+/// file has one page more, with the number of handles; who subtracts himself last removes the name. A killed process cannot
+/// subtract itself, but the kernel knows that it is gone: the next one that leaves, [`reclaim`](crate::reclaim()), `ndshm gc`
+/// or a running manager removes what only the dead have counted.
+///
+/// Dereferences to [`SharedArray`], for guards and everything else that looks at the elements. Every handle is a mapping of
+/// its own; a forked child shares its parent's and is not counted.
+///
+/// ```
+/// use ndarray_shm::RefcountedArray;
+///
+/// let array = RefcountedArray::<f32, _>::create("refcounted-example", (100, 100))?;
+/// array.write()?.fill(1.0);
+///
+/// // in another process
+/// let same = RefcountedArray::<f32, ndarray::Ix2>::open("refcounted-example")?;
+/// assert_eq!((same.read()?.sum(), same.refcount()), (10_000.0, 2));
+///
+/// drop((array, same)); // the last one out removes the name
+/// assert!(RefcountedArray::<f32, ndarray::Ix2>::open("refcounted-example").is_err());
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+pub struct RefcountedArray<T, D> {
+    array: SharedArray<T, D>,
+    /// Random number of the array, the same for all who have it.
+    id: u128,
+}
+
+impl<T: Element, D: Dimension> RefcountedArray<T, D> {
+    /// Creates an array of zeros under a name that must be free, and reserves all its memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`SharedArray::create`].
+    pub fn create(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
+        RefcountedOptions::new().create(location, shape)
+    }
+
+    /// Creates an array and lets `fill` write it before anyone else can see it.
+    ///
+    /// # Errors
+    ///
+    /// As [`SharedArray::create_with`].
+    pub fn create_with(
+        location: impl IntoLocation,
+        shape: impl ShapeBuilder<Dim = D>,
+        fill: impl FnOnce(ArrayViewMut<'_, T, D>),
+    ) -> Result<Self> {
+        RefcountedOptions::new().create_with(location, shape, fill)
+    }
+
+    /// Attaches for reading and writing. An array that is frozen is attached for reading.
+    ///
+    /// # Errors
+    ///
+    /// - [`NotFound`](Error::NotFound), also when the last handle is just going.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has other elements, or another
+    ///   number of axes.
+    /// - [`NotCounted`](Error::NotCounted): it is a plain array, which does not say what it is.
+    /// - [`Trailer`](Error::Trailer): what it says about itself cannot be true.
+    /// - [`PermissionDenied`](Error::PermissionDenied), [`TooManyHandles`](Error::TooManyHandles).
+    pub fn open(location: impl IntoLocation) -> Result<Self> {
+        RefcountedOptions::new().open(location)
+    }
+
+    /// Attaches with the elements mapped read-only. Permission to write the file is needed all the same, to count.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_readonly(location: impl IntoLocation) -> Result<Self> {
+        RefcountedOptions::new().open_readonly(location)
+    }
+
+    /// Waits until nobody writes, then attaches for reading in a way that keeps writers out for as long as the value lives.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open), and [`WouldDeadlock`](Error::WouldDeadlock).
+    pub fn open_reader(location: impl IntoLocation) -> Result<ArrayReader<T, D>> {
+        RefcountedOptions::new().open_reader(location)
+    }
+
+    /// Begins with everything that can be chosen.
+    pub fn options() -> RefcountedOptions<T, D> {
+        RefcountedOptions::new()
+    }
+
+    pub(super) fn of(segment: Segment, home: Home, layout: Layout<D>, id: u128) -> Self {
+        Self { array: SharedArray::of(segment, home, layout), id }
+    }
+
+    /// Attaches by descriptor.
+    pub(super) fn of_descriptor(file: &std::fs::File, home: Home, access: Access) -> Result<Self> {
+        let how = Attach { keep_descriptor: true, ..Attach::new(access) };
+        let (segment, (layout, id)) =
+            Segment::attach_descriptor(file, &home, how, |trailer| read::<T, D>(trailer, &home))?;
+        Ok(Self::of(segment, home, layout, id))
+    }
+
+    /// Returns how many handles there are, in all processes. Those of processes that were killed count until somebody
+    /// notices; ask [`inspect`](crate::inspect) whether anybody is alive.
+    pub fn refcount(&self) -> u32 {
+        self.array.segment().counts().map_or(0, |counts| counts.state().handles())
+    }
+
+    /// Returns how many handles are on their way to somebody, and have not expired.
+    pub fn in_flight(&self) -> usize {
+        self.array.segment().counts().map_or(0, |counts| counts.in_flight(os::since_boot()).0)
+    }
+
+    /// Returns its name; `None` while it has none.
+    pub fn location(&self) -> Option<&Location> {
+        (self.strategy() == SharingStrategy::FileSystem).then_some(&self.array.home().location)
+    }
+
+    /// Returns whether it is shared by descriptor or by name, as things are now.
+    pub fn strategy(&self) -> SharingStrategy {
+        let named = self.array.segment().counts().is_some_and(|counts| counts.state().is_named());
+        if named { SharingStrategy::FileSystem } else { SharingStrategy::FileDescriptor }
+    }
+
+    /// Makes the name outlive all handles: from now on only [`unlink`](crate::unlink) removes it.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](Error::Unsupported): it has no name; [`publish`](Self::publish) it first.
+    pub fn keep(&self) -> Result<()> {
+        if self.strategy() == SharingStrategy::FileDescriptor {
+            return Err(self.nameless("it has no name that could be kept; publish() it first"));
+        }
+        if let Some(counts) = self.array.segment().counts() {
+            counts.keep();
+        }
+        Ok(())
+    }
+
+    /// Whether the name outlives all handles.
+    pub fn is_kept(&self) -> bool {
+        self.array.segment().counts().is_some_and(|counts| counts.state().is_kept())
+    }
+
+    /// Waits until nobody reads or writes, then forbids writing, for everyone and for ever.
+    ///
+    /// Every later write guard is refused, every later attachment maps the elements read-only, and [`view`](Self::view)
+    /// needs no guard. Processes that do not take the locks are not bound to it; see
+    /// [`FrozenArray`](crate::FrozenArray) for memory that the kernel protects.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](SharedArray::write).
+    pub fn freeze(&self) -> Result<()> {
+        self.array.segment().freeze(self.array.home())
+    }
+
+    /// Whether nobody can write to it any more.
+    pub fn is_frozen(&self) -> bool {
+        self.array.segment().is_frozen()
+    }
+
+    /// Looks at the elements of a frozen array. No guard is needed.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](Error::Unsupported): it is not frozen; take [`read`](SharedArray::read).
+    #[allow(unsafe_code)]
+    pub fn view(&self) -> Result<ArrayView<'_, T, D>> {
+        if !self.is_frozen() {
+            return Err(self.nameless("looking without a guard needs a frozen array; take read(), or freeze() it"));
+        }
+        // SAFETY: the array was frozen by somebody who had every cell locked, so nobody had write access then, and
+        // nothing gives any afterwards; the flag is never taken back.
+        Ok(unsafe { view::shared(self.array.segment(), self.array.layout()) })
+    }
+
+    /// Makes a handle that one process can attach with, within 30 seconds for certain: send it as text, in a message, on
+    /// a command line.
+    ///
+    /// # Errors
+    ///
+    /// As [`handle_with`](Self::handle_with).
+    pub fn handle(&self) -> Result<Handle> {
+        self.handle_with(HandleOptions::new())
+    }
+
+    /// Makes a handle, saying how often it can be used and how long it keeps the array alive by itself.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unsupported`](Error::Unsupported): it has no name; [`publish`](Self::publish) it, or send it by descriptor.
+    /// - [`TooManyHandles`](Error::TooManyHandles): 128 handles of this array are on their way; one for many users will do.
+    pub fn handle_with(&self, options: HandleOptions) -> Result<Handle> {
+        if self.strategy() == SharingStrategy::FileDescriptor {
+            return Err(self.nameless("it has no name that could be sent; publish() it, or send its descriptor"));
+        }
+        Handle::issue(self.array.segment(), self.array.home(), self.id, options)
+    }
+
+    /// Gives a nameless array its name, without copying: from now on it is shared by name. The descriptor is kept as long as
+    /// this handle lives.
+    ///
+    /// # Errors
+    ///
+    /// [`Unlinked`](Error::Unlinked): it had a name already, which has gone; the kernel gives none a second time.
+    pub fn publish(&self) -> Result<()> {
+        self.array.segment().publish()
+    }
+
+    /// Attaches once more, with a mapping and a count of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open); [`Unlinked`](Error::Unlinked) if the name has gone.
+    pub fn try_clone(&self) -> Result<Self> {
+        let access = self.array.segment().access();
+        let home = self.array.home().clone();
+        let file = self.array.segment().descriptor_to_send(&home)?;
+        if self.strategy() == SharingStrategy::FileDescriptor {
+            return Self::of_descriptor(&file, home, access);
+        }
+        let again = RefcountedOptions::new().backend(home.backend).open_for(home.location, access)?;
+        if again.id == self.id {
+            return Ok(again);
+        }
+        Err(Error::Unlinked { location: self.array.home().location.to_string() })
+    }
+
+    /// Waits until nobody writes, then keeps writers out for as long as the value lives, without a descriptor.
+    ///
+    /// # Errors
+    ///
+    /// The error gives the array back. As [`open_reader`](Self::open_reader).
+    pub fn into_reader(self) -> Result<ArrayReader<T, D>, IntoError<Self>> {
+        match self.reader() {
+            Ok(reader) => Ok(reader),
+            Err(error) => Err(IntoError::new(error, self)),
+        }
+    }
+
+    fn reader(&self) -> Result<ArrayReader<T, D>> {
+        let home = self.array.home();
+        let file = self.array.segment().descriptor_to_send(home)?;
+        reader_of_descriptor(&file, home.clone(), Wait::Forever)
+    }
+
+    /// Leaves, and says if something went wrong: dropping does the same in silence.
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](Error::PermissionDenied): the last one out may not remove the name.
+    pub fn close(self) -> Result<()> {
+        self.array.into_segment().close()
+    }
+
+    fn nameless(&self, what: &'static str) -> Error {
+        Error::Unsupported { location: self.array.home().location.to_string(), what: what.into() }
+    }
+
+    #[cfg_attr(not(feature = "channel"), allow(dead_code))] // what travels by descriptor
+    pub(super) fn segment(&self) -> &Segment {
+        self.array.segment()
+    }
+
+    #[cfg_attr(not(feature = "channel"), allow(dead_code))]
+    pub(super) fn home(&self) -> &Home {
+        self.array.home()
+    }
+}
+
+/// Attaches by descriptor, keeps writers out through the mapping itself, and gives the descriptor up.
+pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(
+    file: &std::fs::File,
+    home: Home,
+    wait: Wait,
+) -> Result<ArrayReader<T, D>> {
+    let how = Attach { held: Some((LockKind::Shared, wait)), ..Attach::new(Access::Read) };
+    let (segment, (layout, _)) = Segment::attach_descriptor(file, &home, how, |trailer| read::<T, D>(trailer, &home))?;
+    Ok(ArrayReader::of(segment, home.location, layout))
+}
+
+/// Reads what a trailer says: the layout, if it is that of elements `T` and axes `D`, and the array's random number.
+pub(super) fn read<T: Element, D: Dimension>(trailer: &Trailer, home: &Home) -> Result<(Layout<D>, u128)> {
+    let name = home.location.as_str();
+    Ok((Record::of(trailer, name)?.layout::<T, D>(name)?, trailer.id))
+}
+
+impl<T, D> Deref for RefcountedArray<T, D> {
+    type Target = SharedArray<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.array
+    }
+}
+
+impl<T: Element, D: Dimension> fmt::Debug for RefcountedArray<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RefcountedArray")
+            .field("location", &self.array.home().location)
+            .field("dtype", &T::DTYPE)
+            .field("shape", &self.array.shape())
+            .field("order", &self.array.order())
+            .field("strategy", &self.strategy())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Element, D: Dimension> Draft<T, D> {
+    /// Makes the draft an array that other processes can be given, by descriptor or under a name that nobody guesses.
+    ///
+    /// Nothing is copied; the file gets one page more.
+    ///
+    /// # Errors
+    ///
+    /// The error gives the draft back. [`NoSpace`](Error::NoSpace): there is no room for that page.
+    /// [`Unsupported`](Error::Unsupported): this platform does not have the strategy.
+    pub fn share(self, strategy: SharingStrategy) -> Result<RefcountedArray<T, D>, IntoError<Self>> {
+        let mut draft = self;
+        for _ in 0..TRIES {
+            let number = random::number();
+            let home = Home { backend: draft.backend(), location: Location::unique(number) };
+            if let Err(error) = strategy.check(home.location.as_str()) {
+                return Err(IntoError::new(error, draft));
+            }
+            let mode = (strategy == SharingStrategy::FileSystem).then_some(Publish::New);
+            match share_as(draft, home, mode, number) {
+                Err(error) if error.error().is_already_exists() => draft = error.into_inner(),
+                other => return other,
+            }
+        }
+        Err(IntoError::new(Error::AlreadyExists { location: "(any name)".to_owned() }, draft))
+    }
+}
+
+/// Writes the trailer of a draft and gives it its name, or leaves it without one.
+pub(super) fn share_as<T: Element, D: Dimension>(
+    draft: Draft<T, D>,
+    home: Home,
+    mode: Option<Publish>,
+    id: u128,
+) -> Result<RefcountedArray<T, D>, IntoError<Draft<T, D>>> {
+    let (mut memory, layout, keep) = draft.into_parts();
+    let record = Record::new::<T, D>(&layout, &home.location).map(|record| record.to_bytes());
+    let counted = record.and_then(|record| memory.count(id, mode.is_some(), &record, home.location.as_str()));
+    if let Err(error) = counted {
+        return Err(IntoError::new(error, Draft::from_parts(memory, layout, keep)));
+    }
+    match memory.share(&home, mode, keep) {
+        Ok(segment) => Ok(RefcountedArray::of(segment, home, layout, id)),
+        Err((error, memory)) => Err(IntoError::new(error, Draft::from_parts(memory, layout, keep))),
+    }
+}
+
+/// Copies an array into shared memory, so that other processes can be given it, with the
+/// [current](SharingStrategy::current) strategy; Fortran order is kept, every other order of axes becomes C.
+///
+/// ```
+/// use ndarray::array;
+///
+/// let shared = ndarray_shm::to_shared(&array![[1.0, 2.0], [3.0, 4.0]])?;
+/// assert_eq!(shared.read()?[[1, 0]], 3.0);
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`NoSpace`](Error::NoSpace), and those of [`SharingStrategy::current`].
+pub fn to_shared<T: Element, D: Dimension>(array: &ArrayRef<T, D>) -> Result<RefcountedArray<T, D>> {
+    let strategy = SharingStrategy::current()?;
+    RefcountedOptions::new().share_with(strategy, shape_like(array), |mut view| view.assign(array))
+}
