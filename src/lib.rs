@@ -53,7 +53,8 @@
 //!
 //! # Features
 //!
-//! `half` (f16 and bf16 elements), `num-complex` (complex elements), `serde` (names, types and orders as text).
+//! `half` (f16 and bf16 elements), `num-complex` (complex elements), `serde` (names, types and orders as text),
+//! `channel` (sockets between processes).
 //!
 //! # Not here
 //!
@@ -67,6 +68,9 @@ mod error;
 mod os;
 pub mod render;
 mod segment;
+#[cfg(feature = "channel")]
+#[cfg_attr(not(test), expect(dead_code))] // nothing stands on it yet
+mod share;
 
 /// The ndarray crate whose shapes, views and arrays are used here, so that a program needs no second version of it.
 pub use ndarray;
@@ -88,6 +92,8 @@ pub use crate::backend::{
 };
 pub use crate::error::{Error, IntoError, Result};
 pub use crate::os::FileId;
+#[cfg(feature = "channel")]
+pub use crate::os::Socket;
 pub use crate::render::{
     ChunkClaim, ChunkGrid, ChunkGuard, Claim, Ledger, NextClaim, RenderBuffer, RenderOptions, RenderProgress,
 };
