@@ -226,6 +226,20 @@ pub enum Error {
         /// What is not supported, and what to do instead.
         what: Cow<'static, str>,
     },
+    /// The other end of a channel is gone, or has ended its side: nothing more will come, and nothing can be sent.
+    #[error("`{location}`: the other end of the channel was closed")]
+    Closed {
+        /// The channel: the path of its socket, if it has one.
+        location: String,
+    },
+    /// What came through a channel is not a message, or what was to be sent cannot be one.
+    #[error("`{location}`: channel protocol: {reason}")]
+    Protocol {
+        /// The channel: the path of its socket, if it has one.
+        location: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// Any other answer of the operating system.
     #[error("`{location}`: {op} failed")]
     Os {
@@ -262,6 +276,9 @@ predicates! {
     is_incomplete => Incomplete, "Whether chunks are still missing.";
     is_permission_denied => PermissionDenied, "Whether permissions forbid it.";
     is_unsupported => Unsupported, "Whether platform or file system cannot do it.";
+    is_too_many_open_files => TooManyOpenFiles, "Whether process or system have no descriptor left.";
+    is_closed => Closed, "Whether the other end of the channel is gone.";
+    is_protocol => Protocol, "Whether the channel carried something that is no message, or was asked to.";
 }
 
 impl Error {
@@ -311,6 +328,8 @@ impl Error {
             | Self::TooManyOpenFiles { location, .. }
             | Self::PermissionDenied { location, .. }
             | Self::Unsupported { location, .. }
+            | Self::Closed { location }
+            | Self::Protocol { location, .. }
             | Self::Os { location, .. } => *location = array.to_string(),
             Self::InvalidSetting { .. } => {}
         }
@@ -342,6 +361,7 @@ impl From<Error> for io::Error {
             | Error::ShapeMismatch { .. }
             | Error::Mismatch { .. }
             | Error::NotCounted { .. }
+            | Error::Protocol { .. }
             | Error::Trailer { .. } => Kind::InvalidData,
             Error::WouldBlock { .. } | Error::Incomplete { .. } => Kind::WouldBlock,
             Error::WouldDeadlock { .. } => Kind::Deadlock,
@@ -349,6 +369,7 @@ impl From<Error> for io::Error {
             Error::PermissionDenied { .. } => Kind::PermissionDenied,
             Error::Unsupported { .. } => Kind::Unsupported,
             Error::TooManyOpenFiles { .. } | Error::TooManyHandles { .. } => Kind::Other,
+            Error::Closed { .. } => Kind::BrokenPipe,
             Error::Os { source, .. } => source.kind(),
         };
         Self::new(kind, error)

@@ -53,7 +53,8 @@
 //!
 //! # Features
 //!
-//! `half` (f16 and bf16 elements), `num-complex` (complex elements), `serde` (names, types and orders as text).
+//! `half` (f16 and bf16 elements), `num-complex` (complex elements), `serde` (names, types and orders as text),
+//! `channel` (sockets between processes).
 //!
 //! # Not here
 //!
@@ -90,6 +91,8 @@ pub use crate::backend::{
 };
 pub use crate::error::{Error, IntoError, Result};
 pub use crate::os::FileId;
+#[cfg(feature = "channel")]
+pub use crate::os::Socket;
 pub use crate::render::{
     ChunkClaim, ChunkGrid, ChunkGuard, Claim, Ledger, NextClaim, RenderBuffer, RenderOptions, RenderProgress,
 };

@@ -18,6 +18,10 @@
 //! | `unlink`, `sweep` | take a name away while others use the file; remove what could not be removed then |
 //! | `seal`, `is_sealed`, `create_sealable` | memory that can never change again |
 //! | `private_directory` | a directory only this user, or its own group, can write into |
+//! | `pair`, `connect`, `listen`, `Listener::accept` | stream sockets between processes of one machine, which no program that is run inherits; feature `channel` |
+//! | `Socket::send`, `receive`, `receive_files`, `room_for` | bytes and open files, at most until a deadline; a file is taken from the socket only if it could be had |
+//! | `Socket::peer` | who is at the other end, as the kernel says |
+//! | `SOCKETS_CARRY_FILES` | whether open files can be received without ever losing one |
 //! | `fork_generation` | a number that differs between a process and its forked children |
 //! | `MAPPINGS_HOLD_LOCKS`, `EMPTY_FILES_CAN_BE_MAPPED`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
 //! | `forbidden_name` | why a file cannot have this name here |
@@ -46,6 +50,57 @@ cfg_if::cfg_if! {
         mod stub;
         pub(crate) use stub::*;
     }
+}
+
+#[cfg(feature = "channel")]
+cfg_if::cfg_if! {
+    if #[cfg(unix)] {
+        mod credentials;
+        #[cfg_attr(not(test), expect(dead_code))] // nothing stands on it yet
+        mod listener;
+        #[cfg_attr(not(test), expect(dead_code))] // as above
+        mod socket;
+        #[cfg(test)]
+        pub(crate) mod socket_testing;
+        #[allow(unused_imports)] // as above
+        pub(crate) use self::listener::{Listener, connect, listen};
+        pub use self::socket::Socket;
+        #[allow(unused_imports)] // as above
+        pub(crate) use self::socket::pair;
+        pub(crate) use self::socket::SOCKETS_CARRY_FILES;
+
+        /// Compiles what it is given where there are sockets, which is here: tests above this floor need some.
+        #[cfg(test)]
+        macro_rules! with_sockets {
+            ($($item:item)*) => { $($item)* }
+        }
+    } else {
+        #[cfg_attr(not(test), expect(dead_code))] // nothing stands on it yet
+        mod no_socket;
+        #[allow(unused_imports)] // as above
+        pub(crate) use self::no_socket::{Listener, connect, listen, pair};
+        pub use self::no_socket::Socket;
+        pub(crate) use self::no_socket::SOCKETS_CARRY_FILES;
+
+        /// Leaves out what needs sockets; `no_socket` tests what is here instead.
+        #[cfg(test)]
+        macro_rules! with_sockets {
+            ($($item:item)*) => {};
+        }
+    }
+}
+#[cfg(all(test, feature = "channel"))]
+pub(crate) use with_sockets;
+
+/// Who is at the other end of a socket.
+#[cfg(feature = "channel")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// The effective user of the process that connected, listened or made the pair, at that time.
+    pub(crate) user: u32,
+    /// Its number, where the system tells it and it has one here; it may have ended, and the number been given to
+    /// another.
+    pub(crate) process: Option<u32>,
 }
 
 /// What tells one file from every other on this machine while it is open or mapped: device and inode number, or volume

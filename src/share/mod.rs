@@ -11,6 +11,10 @@ mod reclaim;
 mod record;
 mod refcounted;
 mod strategy;
+#[cfg(feature = "channel")]
+mod turns;
+#[cfg(feature = "channel")]
+mod wire;
 
 pub use self::handle::{Handle, HandleOptions};
 pub use self::inspect::{Inspection, inspect, inspect_in};

@@ -210,7 +210,7 @@ fn dependencies_ask_for_no_newer_compiler_than_we_promise() {
     let packages = metadata["packages"].as_array().unwrap();
     let promised = packages.iter().find(|package| package["name"] == "ndarray-shm").unwrap()["rust_version"].as_str();
     let promised = version(promised.expect("the core promises a compiler version"));
-    let features = ["--features", "half,num-complex,serde"];
+    let features = ["--features", "channel,half,num-complex,serde"];
     let tree = cargo(
         &[&["tree", "-p", "ndarray-shm", "-e", "normal", "--prefix", "none", "--format", "{p}"], &features[..]]
             .concat(),

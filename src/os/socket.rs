@@ -1,0 +1,273 @@
+//! Unix: connected stream sockets between processes of one machine, which carry bytes and open files.
+//!
+//! Whether a call may wait is said call by call (`MSG_DONTWAIT`) and not set on the description, which other processes may
+//! share: a Python program at one end finds its socket as it made it. Waiting is poll(2), until a deadline.
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, Shutdown, SocketType,
+};
+
+use super::{Peer, credentials};
+use crate::backoff::Backoff;
+
+/// Whether open files can be received without ever losing one: where looking at a message (`MSG_PEEK`) gives copies of the
+/// files in it and leaves it where it is.
+pub(crate) const SOCKETS_CARRY_FILES: bool = cfg!(any(target_os = "linux", target_os = "android"));
+
+/// Linux's `SCM_MAX_FD`: as many files can be in one message.
+const MOST_FILES: usize = 253;
+
+/// Room for the control data of the largest message, and for what a socket may have been asked to tell besides.
+const CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(MOST_FILES)) + 256;
+
+/// How often a message is looked at whose files did not all come through although there was room for them.
+const LOOKS: usize = 3;
+
+/// A connected stream socket between two processes of this machine (`AF_UNIX`).
+///
+/// Made from a `UnixStream` or any descriptor of such a socket, one that was inherited for instance, and turned back into
+/// one. What was read from the stream before, or is read by others, is missing here.
+#[derive(Debug)]
+pub struct Socket {
+    descriptor: OwnedFd,
+}
+
+impl From<OwnedFd> for Socket {
+    /// Takes the descriptor over. Whether it is a socket shows when it is used.
+    fn from(descriptor: OwnedFd) -> Self {
+        // There is no flag for a single call there that keeps SIGPIPE from a sender whose receiver is gone.
+        #[cfg(target_vendor = "apple")]
+        let _shows_when_used = rustix::net::sockopt::set_socket_nosigpipe(&descriptor, true);
+        // MSG_DONTWAIT is a promise of Linux; others keep it for one direction or not at all.
+        if !cfg!(any(target_os = "linux", target_os = "android")) {
+            let _shows_when_used = rustix::io::ioctl_fionbio(&descriptor, true);
+        }
+        Self { descriptor }
+    }
+}
+
+impl From<UnixStream> for Socket {
+    fn from(stream: UnixStream) -> Self {
+        OwnedFd::from(stream).into()
+    }
+}
+
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        socket.descriptor
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// Makes two sockets that are connected with each other; neither is inherited by a program that is run.
+pub(crate) fn pair() -> io::Result<(Socket, Socket)> {
+    let (one, other) = UnixStream::pair()?;
+    Ok((one.into(), other.into()))
+}
+
+impl Socket {
+    /// Insists on a stream: messages of their own would be cut where a reader of streams stops.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` for a socket of another kind, and the system's own for what is no socket.
+    pub(crate) fn require_stream(&self) -> io::Result<()> {
+        if rustix::net::sockopt::socket_type(&self.descriptor)? == SocketType::STREAM {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "this socket is not a stream (SOCK_STREAM)"))
+    }
+
+    /// Says who is at the other end.
+    pub(crate) fn peer(&self) -> io::Result<Peer> {
+        credentials::peer(self.as_fd())
+    }
+
+    /// Sends some of the bytes, at least one, and all the files with them; returns how many bytes.
+    ///
+    /// Waits for room in the socket, and for the receivers of this user's earlier messages if too many files are under way.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut`; `BrokenPipe` or `ConnectionReset` if the other end is closed. Nothing was sent then.
+    pub(crate) fn send(&self, parts: &[IoSlice<'_>], files: &[&File], deadline: Option<Instant>) -> io::Result<usize> {
+        let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+        let mut flags = SendFlags::DONTWAIT;
+        #[cfg(not(target_vendor = "apple"))]
+        flags.insert(SendFlags::NOSIGNAL);
+        #[cfg(target_vendor = "apple")]
+        flags.insert(SendFlags::empty());
+        let send = || {
+            let mut space = [MaybeUninit::uninit(); CONTROL_SPACE];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&files)) {
+                return Err(Errno::INVAL);
+            }
+            rustix::net::sendmsg(&self.descriptor, parts, &mut control, flags)
+        };
+        let mut crowded: Option<Backoff> = None;
+        loop {
+            match self.when_ready(PollFlags::OUT, deadline, send) {
+                // unix(7): more files under way than the user may have open. Nobody announces their arrival.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
+                    let begin = || match deadline {
+                        Some(deadline) => Backoff::new(deadline.saturating_duration_since(Instant::now())),
+                        None => Backoff::endless(),
+                    };
+                    if !crowded.get_or_insert_with(begin).pause() {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Receives some bytes, at least one; 0 when the other end is closed and everything was read. Files that come with them
+    /// are closed.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut`, and `ConnectionReset` if the other end was closed with something unread. Nothing was received then.
+    pub(crate) fn receive(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
+        self.when_ready(PollFlags::IN, deadline, || {
+            rustix::net::recv(&self.descriptor, &mut *buffer, RecvFlags::DONTWAIT).map(|(_, received)| received)
+        })
+    }
+
+    /// Receives the one byte `count % 256` and the `count` files that were sent with it: all of them, or nothing.
+    ///
+    /// # Errors
+    ///
+    /// All leave the message in the socket. Out of descriptors (`EMFILE`); `TimedOut`; `UnexpectedEof` or `ConnectionReset`
+    /// if the other end is closed; `InvalidData` if another number of files is there; `PermissionDenied` if the system lets
+    /// none through; `Unsupported` where a message cannot be left in the socket.
+    pub(crate) fn receive_files(&self, count: usize, deadline: Option<Instant>) -> io::Result<Vec<File>> {
+        if !SOCKETS_CARRY_FILES {
+            let reason = "only Linux can receive descriptors without losing some when none are free";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
+        }
+        for _ in 0..LOOKS {
+            // Looking makes copies of the files; those in the message stay where they are.
+            let (byte, files, complete) = self.peek_files(deadline)?;
+            let Some(byte) = byte else { return Err(io::ErrorKind::UnexpectedEof.into()) };
+            if !complete {
+                drop(files);
+                self.room_for(count)?;
+                continue; // somebody gave descriptors back meanwhile
+            }
+            if files.len() != count || usize::from(byte) != count % 256 {
+                let found = files.len();
+                let reason = format!("{count} descriptors should follow, but {found} came, with the byte {byte}");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+            }
+            // Taking the byte without asking for files makes the kernel drop those of the message.
+            let taken = self.receive(&mut [0], deadline)?;
+            debug_assert_eq!(taken, 1);
+            return Ok(files);
+        }
+        let reason = "the system lets none of these descriptors through (a security module?)";
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
+    }
+
+    /// Looks at the next byte and the files that came with it, and whether they are all. No byte: the other end is closed.
+    fn peek_files(&self, deadline: Option<Instant>) -> io::Result<(Option<u8>, Vec<File>, bool)> {
+        let mut flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        flags.insert(RecvFlags::CMSG_CLOEXEC);
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        flags.insert(RecvFlags::empty());
+        self.when_ready(PollFlags::IN, deadline, || {
+            let mut byte = [0];
+            let mut space = [MaybeUninit::uninit(); CONTROL_SPACE];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let answer =
+                rustix::net::recvmsg(&self.descriptor, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
+            let mut files = Vec::new();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                    files.extend(descriptors.map(File::from));
+                }
+            }
+            let byte = (answer.bytes > 0).then_some(byte[0]);
+            Ok((byte, files, !answer.flags.contains(ReturnFlags::CTRUNC)))
+        })
+    }
+
+    /// Whether this process could have `count` descriptors more, by having them for a moment.
+    ///
+    /// # Errors
+    ///
+    /// Out of descriptors.
+    pub(crate) fn room_for(&self, count: usize) -> io::Result<()> {
+        let tried: Result<Vec<OwnedFd>, Errno> =
+            (0..count).map(|_| rustix::io::fcntl_dupfd_cloexec(&self.descriptor, 0)).collect();
+        Ok(tried.map(drop)?)
+    }
+
+    /// Ends this direction: the other end reads what was sent, and then that there is no more.
+    pub(crate) fn end_sending(&self) {
+        let _closed_already = rustix::net::shutdown(&self.descriptor, Shutdown::Write);
+    }
+
+    fn when_ready<T>(
+        &self,
+        what: PollFlags,
+        deadline: Option<Instant>,
+        call: impl FnMut() -> Result<T, Errno>,
+    ) -> io::Result<T> {
+        when_ready(self.as_fd(), what, deadline, call)
+    }
+}
+
+/// Makes a call that does not wait, again and again, until it says something else than "not now".
+pub(super) fn when_ready<T>(
+    descriptor: BorrowedFd<'_>,
+    what: PollFlags,
+    deadline: Option<Instant>,
+    mut call: impl FnMut() -> Result<T, Errno>,
+) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => wait(descriptor, what, deadline)?,
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// Waits until the descriptor is ready, or broken, which the next call will say.
+fn wait(descriptor: BorrowedFd<'_>, what: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // A time that the system cannot express is as good as none.
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut [PollFd::from_borrowed_fd(descriptor, what)], left.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => {} // the clock decides
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "socket_tests.rs"]
+mod tests;

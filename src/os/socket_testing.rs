@@ -1,0 +1,80 @@
+//! For tests of sockets: a process of their own, whose descriptors nobody else opens and closes, and another one to talk to.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::Socket;
+
+const ROLE: &str = "NDSHM_UNIT_TEST_ROLE";
+
+/// The test program itself, asked to run one test in another role.
+fn again(test: &str, role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(ROLE, role);
+    command
+}
+
+fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// Runs the test of this name in a process of its own. `true`: this is that process, go on; `false`: it went well.
+pub(crate) fn alone(test: &str) -> bool {
+    if role().is_some() {
+        return true;
+    }
+    let output = again(test, "alone").output().unwrap();
+    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && told.contains("1 passed"), "{test} by itself: {told}");
+    false
+}
+
+/// Runs the test of this name in a child that has `socket` as its standard input.
+pub(crate) fn child(test: &str, socket: Socket) -> std::process::Child {
+    let socket: OwnedFd = socket.into();
+    again(test, "child").stdin(Stdio::from(socket)).stdout(Stdio::null()).spawn().unwrap()
+}
+
+/// The socket given to [`child`], in the child; `None` in the parent.
+pub(crate) fn inherited() -> Option<Socket> {
+    use std::os::fd::AsFd;
+    (role()? == "child").then(|| std::io::stdin().as_fd().try_clone_to_owned().unwrap().into())
+}
+
+/// The numbers of the descriptors that this process has open.
+fn descriptors() -> BTreeSet<usize> {
+    let look = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers = look.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    // The look itself had one, which is closed by now.
+    let still_open = |number: &usize| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
+    numbers.collect::<BTreeSet<usize>>().into_iter().filter(still_open).collect()
+}
+
+/// How many descriptors this process has open.
+pub(crate) fn open_descriptors() -> usize {
+    descriptors().len()
+}
+
+/// Lets this process open `room` descriptors more and no others. The system's limit is on their numbers, and there may be
+/// holes between those that are open.
+pub(crate) fn leave_room_for(room: usize) {
+    let open = descriptors();
+    let first_forbidden = (0..).filter(|number| !open.contains(number)).nth(room).unwrap();
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(first_forbidden as u64), maximum }).unwrap();
+}
+
+/// Lets this process open as many descriptors as it may allow itself.
+pub(crate) fn leave_all_room() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+}
+
+/// A socket as the open file that it is.
+pub(crate) fn file(socket: Socket) -> File {
+    OwnedFd::from(socket).into()
+}

@@ -1,0 +1,201 @@
+//! Bytes and files through sockets, as the system carries them.
+
+use std::io::{ErrorKind, IoSlice, Read, Seek, Write};
+use std::time::Duration;
+
+use super::super::socket_testing::{alone, child, file, inherited, leave_all_room, leave_room_for, open_descriptors};
+use super::*;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_millis(20)
+}
+
+fn late() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn send(socket: &Socket, bytes: &[u8], files: &[&File]) -> io::Result<usize> {
+    socket.send(&[IoSlice::new(bytes)], files, Some(late()))
+}
+
+/// Files that each hold their own number.
+fn numbered(count: usize) -> Vec<File> {
+    let make = |number: usize| {
+        let mut file = tempfile::tempfile().unwrap();
+        write!(file, "{number}").unwrap();
+        file
+    };
+    (0..count).map(make).collect()
+}
+
+fn number(mut file: &File) -> usize {
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    text.parse().unwrap()
+}
+
+fn send_numbered(socket: &Socket, count: usize) {
+    let files = numbered(count);
+    send(socket, &[u8::try_from(count).unwrap()], &files.iter().collect::<Vec<_>>()).unwrap();
+}
+
+#[test]
+fn a_full_socket_and_an_empty_one_end_with_the_time_given() {
+    let (one, other) = pair().unwrap();
+    assert_eq!(one.receive(&mut [0], Some(soon())).unwrap_err().kind(), ErrorKind::TimedOut);
+    let full = loop {
+        if let Err(error) = one.send(&[IoSlice::new(&[0; 4096])], &[], Some(soon())) {
+            break error;
+        }
+    };
+    assert_eq!(full.kind(), ErrorKind::TimedOut);
+    assert!(other.receive(&mut [0; 4096], Some(late())).unwrap() > 0);
+    drop(other);
+    assert_eq!(send(&one, b"a", &[]).unwrap_err().kind(), ErrorKind::BrokenPipe);
+    assert_eq!(
+        one.receive(&mut [0], Some(late())).unwrap_err().kind(),
+        ErrorKind::ConnectionReset,
+        "it had not read all"
+    );
+    assert_eq!(one.receive(&mut [0], Some(late())).unwrap(), 0);
+}
+
+#[test]
+fn a_socket_that_is_no_stream_is_told_apart() {
+    let datagrams = std::os::unix::net::UnixDatagram::unbound().unwrap();
+    let socket = Socket::from(OwnedFd::from(datagrams));
+    assert_eq!(socket.require_stream().unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert!(Socket::from(OwnedFd::from(File::open("/dev/null").unwrap())).require_stream().is_err());
+    let (one, _other) = UnixStream::pair().unwrap();
+    Socket::from(one).require_stream().unwrap();
+}
+
+#[test]
+fn the_other_end_of_a_pair_is_this_process() {
+    let (one, _other) = pair().unwrap();
+    let peer = one.peer().unwrap();
+    assert_eq!(peer.user, super::super::user_id());
+    assert!(peer.process.is_none_or(|process| process == std::process::id()));
+}
+
+#[test]
+fn another_process_gets_the_files_and_answers() {
+    const NAME: &str = "os::socket::tests::another_process_gets_the_files_and_answers";
+    if let Some(socket) = inherited() {
+        let files = socket.receive_files(3, Some(late())).unwrap();
+        let numbers: Vec<usize> = files.iter().map(number).collect();
+        for file in &files {
+            assert!(rustix::io::fcntl_getfd(file).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        }
+        send(&socket, format!("{numbers:?}").as_bytes(), &[]).unwrap();
+        return;
+    }
+    let (own, others) = pair().unwrap();
+    let mut child = child(NAME, others);
+    if SOCKETS_CARRY_FILES {
+        send_numbered(&own, 3);
+        let mut answer = [0; 9];
+        let mut length = 0;
+        while length < answer.len() {
+            length += match own.receive(&mut answer[length..], Some(late())).unwrap() {
+                0 => break,
+                received => received,
+            };
+        }
+        assert_eq!(&answer, b"[0, 1, 2]");
+    }
+    assert_eq!(child.wait().unwrap().success(), SOCKETS_CARRY_FILES);
+}
+
+#[test]
+fn files_that_cannot_be_had_stay_in_the_socket() {
+    if !alone("os::socket::tests::files_that_cannot_be_had_stay_in_the_socket") {
+        return;
+    }
+    let (one, other) = pair().unwrap();
+    let before = open_descriptors();
+    send_numbered(&one, 64);
+    assert_eq!(send(&one, b"after", &[]).unwrap(), 5);
+    assert_eq!(open_descriptors(), before, "the sender has closed its own");
+
+    for room in [0, 1, 40, 63] {
+        leave_room_for(room);
+        let error = other.receive_files(64, Some(late())).unwrap_err();
+        assert!(super::super::is_out_of_descriptors(&error), "{error}");
+        leave_all_room();
+        assert_eq!(open_descriptors(), before, "with room for {room}");
+    }
+    leave_room_for(64);
+    let files = other.receive_files(64, Some(late())).unwrap();
+    leave_all_room();
+    assert_eq!(files.iter().map(number).collect::<Vec<_>>(), (0..64).collect::<Vec<_>>());
+    assert_eq!(open_descriptors(), before + 64);
+    drop(files);
+    assert_eq!(open_descriptors(), before);
+
+    let mut rest = [0; 9];
+    assert_eq!(other.receive(&mut rest, Some(late())).unwrap(), 5);
+    assert_eq!(&rest[..5], b"after");
+}
+
+#[test]
+fn the_message_gives_its_files_up_when_they_are_taken_or_left() {
+    let is_closed = |socket: &Socket| socket.receive(&mut [0], Some(soon())).is_ok_and(|received| received == 0);
+    for taken in [true, false] {
+        let (one, other) = pair().unwrap();
+        let (end, watched) = pair().unwrap();
+        send(&one, &[1], &[&file(end)]).unwrap();
+        assert!(!is_closed(&watched), "it is under way");
+        if taken {
+            let files = other.receive_files(1, Some(late())).unwrap();
+            assert!(!is_closed(&watched), "it is here");
+            drop(files);
+        } else {
+            drop(other);
+        }
+        assert!(is_closed(&watched), "nobody has it, taken: {taken}");
+    }
+}
+
+#[test]
+fn another_number_of_files_than_announced_is_not_taken() {
+    let (one, other) = pair().unwrap();
+    send_numbered(&one, 3);
+    for wrong in [1, 2, 4] {
+        assert_eq!(other.receive_files(wrong, Some(late())).unwrap_err().kind(), ErrorKind::InvalidData);
+    }
+    assert_eq!(other.receive_files(3, Some(late())).unwrap().len(), 3);
+    send(&one, &[2], &[]).unwrap();
+    assert_eq!(other.receive_files(2, Some(late())).unwrap_err().kind(), ErrorKind::InvalidData, "there are none");
+    drop(one);
+    assert_eq!(other.receive(&mut [0], Some(late())).unwrap(), 1);
+    assert_eq!(other.receive_files(2, Some(late())).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn a_crowd_of_files_under_way_is_waited_for() {
+    if !alone("os::socket::tests::a_crowd_of_files_under_way_is_waited_for") {
+        return;
+    }
+    // Only users without privileges have this limit; for others the socket is full at some time.
+    let (one, other) = pair().unwrap();
+    let files = numbered(32);
+    let files: Vec<&File> = files.iter().collect();
+    leave_room_for(40);
+    let mut sent = 0;
+    let error = loop {
+        match one.send(&[IoSlice::new(&[32])], &files, Some(soon())) {
+            Ok(bytes) => sent += bytes,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| one.send(&[IoSlice::new(&[32])], &files, Some(late())));
+        for _ in 0..=sent {
+            assert_eq!(other.receive_files(32, Some(late())).unwrap().len(), 32);
+        }
+        assert_eq!(sender.join().unwrap().unwrap(), 1);
+    });
+}

@@ -1,0 +1,119 @@
+//! Taking turns: one thread at a time uses a thing, and the others wait no longer than they like.
+//!
+//! A mutex would do but for its lock, which cannot be given a time: who may receive for a second must not wait behind
+//! somebody who receives for ever.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// A thing that threads use in turn, in no particular order.
+#[derive(Debug, Default)]
+pub(crate) struct Turns<T> {
+    taken: Mutex<bool>,
+    free: Condvar,
+    /// Locked only by the one whose turn it is, so never waited for.
+    thing: Mutex<T>,
+}
+
+impl<T> Turns<T> {
+    pub(crate) fn new(thing: T) -> Self {
+        Self { taken: Mutex::new(false), free: Condvar::new(), thing: Mutex::new(thing) }
+    }
+
+    /// Waits for a turn; `None` when the time has run out.
+    pub(crate) fn take(&self, deadline: Option<Instant>) -> Option<Turn<'_, T>> {
+        let mut taken = whole(self.taken.lock());
+        while *taken {
+            taken = match deadline {
+                None => whole(self.free.wait(taken)),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    whole(self.free.wait_timeout(taken, left)).0
+                }
+            };
+        }
+        *taken = true;
+        drop(taken);
+        Some(Turn { turns: self, thing: whole(self.thing.lock()) })
+    }
+
+    /// Returns the thing, unless it was somebody's turn when this process was forked: then it may be in any state.
+    pub(crate) fn into_inner(self) -> Option<T> {
+        (!whole(self.taken.into_inner())).then(|| whole(self.thing.into_inner()))
+    }
+}
+
+/// Nothing here is left half done by a panic: the thing's owner keeps it whole between its calls.
+fn whole<T>(result: Result<T, PoisonError<T>>) -> T {
+    result.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Somebody's turn, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn<'a, T> {
+    turns: &'a Turns<T>,
+    thing: MutexGuard<'a, T>,
+}
+
+impl<T> Deref for Turn<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.thing
+    }
+}
+
+impl<T> DerefMut for Turn<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.thing
+    }
+}
+
+impl<T> Drop for Turn<'_, T> {
+    fn drop(&mut self) {
+        *whole(self.turns.taken.lock()) = false;
+        self.turns.free.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn who_has_little_time_does_not_wait_for_who_has_much() {
+        let turns = Turns::<u32>::default();
+        let turn = turns.take(None).unwrap();
+        let begin = Instant::now();
+        assert!(turns.take(Some(begin + Duration::from_millis(20))).is_none());
+        assert!(begin.elapsed() >= Duration::from_millis(20));
+        drop(turn);
+        assert!(
+            turns.take(Some(Instant::now())).is_some(),
+            "a free thing is had at once, however little time there is"
+        );
+        assert_eq!(turns.into_inner(), Some(0));
+    }
+
+    #[test]
+    fn every_turn_is_one_threads_alone() {
+        let turns = Turns::<u32>::default();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        let mut turn = turns.take(None).unwrap();
+                        *turn += 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(turns.into_inner(), Some(4000));
+    }
+}

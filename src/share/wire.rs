@@ -1,0 +1,310 @@
+//! Messages on a stream socket: a body of bytes, and open files.
+//!
+//! ```text
+//! "NDSM" | length of the body, u32 little-endian | body | for each 64 files: one byte, number of them % 256
+//! ```
+//!
+//! The byte and its files are one sendmsg(2) with one `SCM_RIGHTS`, so that Python's `multiprocessing.reduction.recvfds`
+//! can take them. How many files follow stands in the body, in the language of whoever wrote it.
+//!
+//! Nothing is lost: what arrived of a message that could not be received yet, for want of time or of descriptors, is kept
+//! here or left in the socket, and the next call goes on. A message is torn only if its sender died or gave up in the middle
+//! of it, and such a sender never said that it was sent; to the receiver the other end is closed then.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::time::{Duration, Instant};
+
+use super::turns::Turns;
+use crate::error::{Error, Result};
+use crate::os::{self, Socket};
+
+const MAGIC: [u8; 4] = *b"NDSM";
+const PREFIX: usize = MAGIC.len() + size_of::<u32>();
+
+/// The longest body: what announces more is no message of ours.
+pub(crate) const LONGEST_BODY: usize = 64 << 20;
+
+/// Files that are sent at once. Linux takes 253; some systems fewer.
+const BATCH: usize = 64;
+
+/// Memory is taken for so much of a body at a time, and not for what an announcement claims.
+const STEP: usize = 1 << 20;
+
+const TORN: &str = "an earlier message was sent only in part, and the other end could not tell where the next one begins: \
+                    connect again";
+const LEFT_BEHIND: &str = "another thread was in the middle of a message when this process was forked: connect again";
+
+/// One end of a connection that carries messages, for any number of threads: whoever sends or receives does so alone, but
+/// both at once.
+///
+/// Only in the process that made it. A forked child that read the same stream would tear its parent's messages; see
+/// [`adopt`](Self::adopt).
+#[derive(Debug)]
+pub(crate) struct Wire {
+    socket: Socket,
+    /// What errors call it.
+    name: String,
+    /// Of the process that may use it: `os::fork_generation`.
+    generation: u64,
+    outbox: Turns<Outbox>,
+    inbox: Turns<Inbox>,
+}
+
+/// What is remembered from one sending to the next.
+#[derive(Debug, Default)]
+struct Outbox {
+    /// Why nothing can be sent any more.
+    broken: Option<&'static str>,
+}
+
+/// The message that is being received.
+#[derive(Debug, Default)]
+struct Inbox {
+    prefix: [u8; PREFIX],
+    prefix_length: usize,
+    /// What has arrived of the body.
+    body: Vec<u8>,
+    files: Vec<File>,
+    /// Why nothing can be received any more.
+    broken: Option<String>,
+}
+
+impl Wire {
+    /// Begins to send and receive messages on a connected socket, which errors will call `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if it is not a stream socket.
+    pub(crate) fn new(socket: Socket, name: impl Into<String>) -> Result<Self> {
+        let name = name.into();
+        socket.require_stream().map_err(|error| Error::os("use as a channel", &name, error))?;
+        Ok(Self { socket, name, generation: os::fork_generation(), outbox: Turns::default(), inbox: Turns::default() })
+    }
+
+    /// Makes this process, a forked child, the one that uses the connection.
+    ///
+    /// The parent must not use its copy afterwards, not even at the same end of it for the other direction only; a parent that
+    /// goes on sending interleaves its messages with the child's. What had arrived in part at the fork goes on here. If
+    /// another thread of the parent was sending or receiving just then, that direction is an error here.
+    pub(crate) fn adopt(self) -> Self {
+        let left_behind = || Inbox { broken: Some(LEFT_BEHIND.to_owned()), ..Inbox::default() };
+        let outbox = self.outbox.into_inner().unwrap_or(Outbox { broken: Some(LEFT_BEHIND) });
+        let inbox = self.inbox.into_inner().unwrap_or_else(left_behind);
+        Self { generation: os::fork_generation(), outbox: Turns::new(outbox), inbox: Turns::new(inbox), ..self }
+    }
+
+    /// Who is at the other end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] where the system does not say.
+    pub(crate) fn peer(&self) -> Result<os::Peer> {
+        self.socket.peer().map_err(|error| Error::os("ask who is at the other end", &self.name, error))
+    }
+
+    /// Sends one message, whole and not interleaved with another. It is on its way then, not necessarily received.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::TimedOut`] after `limit`. If part of the message was sent by then, it is the last one: the other end is told
+    ///   that there is no more, and sending again is [`Error::Protocol`]. Receiving goes on.
+    /// - [`Error::Closed`] if nobody will receive it.
+    /// - [`Error::Protocol`] if the body is longer than [`LONGEST_BODY`]; nothing was sent.
+    /// - [`Error::Unsupported`] for files where they cannot be received safely, and in a forked child.
+    pub(crate) fn send(&self, body: &[u8], files: &[&File], limit: Option<Duration>) -> Result<()> {
+        self.require_own_process()?;
+        let prefix = prefix(body.len()).map_err(|reason| self.protocol(reason))?;
+        if !files.is_empty() {
+            self.require_files()?;
+        }
+        let deadline = deadline(limit);
+        let Some(mut outbox) = self.outbox.take(deadline) else { return Err(self.timed_out(limit)) };
+        if let Some(reason) = outbox.broken {
+            return Err(self.protocol(reason));
+        }
+        let mut sent = 0;
+        self.write(prefix, body, files, deadline, &mut sent).map_err(|error| {
+            if sent > 0 {
+                outbox.broken = Some(TORN);
+                self.socket.end_sending();
+            }
+            self.failed("send", error, limit)
+        })
+    }
+
+    /// Writes a message and counts the bytes that are sent.
+    fn write(
+        &self,
+        prefix: [u8; PREFIX],
+        body: &[u8],
+        files: &[&File],
+        deadline: Option<Instant>,
+        sent: &mut usize,
+    ) -> io::Result<()> {
+        while *sent < PREFIX + body.len() {
+            let parts = [&prefix[PREFIX.min(*sent)..], &body[sent.saturating_sub(PREFIX)..]].map(IoSlice::new);
+            *sent += self.socket.send(&parts, &[], deadline)?;
+        }
+        for batch in files.chunks(BATCH) {
+            #[allow(clippy::cast_possible_truncation)] // that is what the byte is
+            let count = [(batch.len() % 256) as u8];
+            *sent += self.socket.send(&[IoSlice::new(&count)], batch, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Receives one message. `read` is shown the body and says what it means, and how many files come with it.
+    ///
+    /// A message is received whole or not at all: after any error the next call begins with the same message and asks `read`
+    /// again. `read` is called with the turn to receive taken, so it must not receive.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::TimedOut`] after `limit`.
+    /// - [`Error::Closed`] if there is no message any more, or none that was sent to its end.
+    /// - [`Error::TooManyOpenFiles`] if its files cannot be had now. Close some, or raise the limit, and receive again.
+    /// - [`Error::Protocol`] if what arrived is no message; then nothing can be received any more.
+    /// - [`Error::Unsupported`] for files where they cannot be received safely, and in a forked child.
+    /// - Those of `read`.
+    pub(crate) fn receive<T>(
+        &self,
+        limit: Option<Duration>,
+        read: impl FnOnce(&[u8]) -> Result<(T, usize)>,
+    ) -> Result<(T, Vec<File>)> {
+        self.require_own_process()?;
+        let deadline = deadline(limit);
+        let Some(mut inbox) = self.inbox.take(deadline) else { return Err(self.timed_out(limit)) };
+        if let Some(reason) = &inbox.broken {
+            return Err(self.protocol(reason));
+        }
+        self.fill(&mut inbox, deadline).map_err(|error| self.receiving_failed(&mut inbox, error, limit))?;
+        let (message, count) = read(&inbox.body)?;
+        if count > 0 {
+            self.require_files()?;
+            self.take_files(&mut inbox, count, deadline)
+                .map_err(|error| self.receiving_failed(&mut inbox, error, limit))?;
+        }
+        Ok((message, std::mem::take(&mut *inbox).files))
+    }
+
+    /// Receives until prefix and body are there.
+    fn fill(&self, inbox: &mut Inbox, deadline: Option<Instant>) -> io::Result<()> {
+        while inbox.prefix_length < PREFIX {
+            let received = self.some(&mut inbox.prefix[inbox.prefix_length..], deadline)?;
+            inbox.prefix_length += received;
+            // At the first wrong byte: a stranger may never send as many as a prefix has.
+            let begin = &inbox.prefix[..inbox.prefix_length.min(MAGIC.len())];
+            if !MAGIC.starts_with(begin) {
+                let reason = format!("a message begins with \"{}\" and not with \"NDSM\"", begin.escape_ascii());
+                return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+            }
+        }
+        let length = body_length(inbox.prefix).map_err(|reason| io::Error::new(io::ErrorKind::InvalidData, reason))?;
+        while inbox.body.len() < length {
+            let arrived = inbox.body.len();
+            inbox.body.resize(length.min(arrived + STEP), 0);
+            let received = self.some(&mut inbox.body[arrived..], deadline);
+            inbox.body.truncate(arrived + received.as_ref().copied().unwrap_or(0));
+            received?;
+        }
+        Ok(())
+    }
+
+    /// Receives at least one byte.
+    fn some(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
+        match self.socket.receive(buffer, deadline)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            received => Ok(received),
+        }
+    }
+
+    /// Receives until `count` files are there.
+    fn take_files(&self, inbox: &mut Inbox, count: usize, deadline: Option<Instant>) -> io::Result<()> {
+        // One batch comes whole or not at all. With more, the first must not be taken if there is no room for the last: the
+        // rest of the program would have to do without.
+        let missing = count.saturating_sub(inbox.files.len());
+        if missing > BATCH {
+            self.socket.room_for(missing)?;
+        }
+        while inbox.files.len() < count {
+            let batch = BATCH.min(count - inbox.files.len());
+            inbox.files.extend(self.socket.receive_files(batch, deadline)?);
+        }
+        Ok(())
+    }
+
+    fn receiving_failed(&self, inbox: &mut Inbox, error: io::Error, limit: Option<Duration>) -> Error {
+        if error.kind() == io::ErrorKind::InvalidData {
+            *inbox = Inbox { broken: Some(error.to_string()), ..Inbox::default() };
+        }
+        self.failed("receive", error, limit)
+    }
+
+    fn failed(&self, op: &'static str, error: io::Error, limit: Option<Duration>) -> Error {
+        use io::ErrorKind as Kind;
+        match error.kind() {
+            Kind::TimedOut => self.timed_out(limit),
+            Kind::UnexpectedEof | Kind::BrokenPipe | Kind::ConnectionReset => {
+                Error::Closed { location: self.name.clone() }
+            }
+            Kind::InvalidData => self.protocol(error.to_string()),
+            _ => Error::os(op, &self.name, error),
+        }
+    }
+
+    fn timed_out(&self, limit: Option<Duration>) -> Error {
+        Error::TimedOut { location: self.name.clone(), waited: limit.unwrap_or_default() }
+    }
+
+    fn protocol(&self, reason: impl Into<String>) -> Error {
+        Error::Protocol { location: self.name.clone(), reason: reason.into() }
+    }
+
+    fn require_own_process(&self) -> Result<()> {
+        if os::fork_generation() == self.generation {
+            return Ok(());
+        }
+        let what = "using a channel in a forked child, where it would tear the messages of its parent (make the channel \
+                    after the fork, or let the child adopt it)";
+        Err(Error::Unsupported { location: self.name.clone(), what: what.into() })
+    }
+
+    fn require_files(&self) -> Result<()> {
+        if os::SOCKETS_CARRY_FILES {
+            return Ok(());
+        }
+        let what = "sending descriptors (they could be lost when the receiver has none free); share arrays by name";
+        Err(Error::Unsupported { location: self.name.clone(), what: what.into() })
+    }
+}
+
+/// A duration too long for the clock means for ever.
+fn deadline(limit: Option<Duration>) -> Option<Instant> {
+    limit.and_then(|limit| Instant::now().checked_add(limit))
+}
+
+/// The bytes before a body.
+fn prefix(length: usize) -> Result<[u8; PREFIX], String> {
+    let announced = u32::try_from(length).ok().filter(|_| length <= LONGEST_BODY).ok_or_else(|| too_long(length))?;
+    let mut prefix = [0; PREFIX];
+    prefix[..MAGIC.len()].copy_from_slice(&MAGIC);
+    prefix[MAGIC.len()..].copy_from_slice(&announced.to_le_bytes());
+    Ok(prefix)
+}
+
+/// The length of the body that follows.
+fn body_length(prefix: [u8; PREFIX]) -> Result<usize, String> {
+    let [_, _, _, _, length @ ..] = prefix;
+    let announced = u32::from_le_bytes(length);
+    usize::try_from(announced).ok().filter(|length| *length <= LONGEST_BODY).ok_or_else(|| too_long(announced))
+}
+
+fn too_long(length: impl std::fmt::Display) -> String {
+    format!("a message of {length} bytes, where at most {LONGEST_BODY} are allowed")
+}
+
+#[cfg(test)]
+crate::os::with_sockets! {
+    mod tests;
+}
