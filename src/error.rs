@@ -232,6 +232,14 @@ pub enum Error {
         /// The channel: the path of its socket, if it has one.
         location: String,
     },
+    /// The message that is next is not of the type asked for. It stays: receive it as another, or skip it.
+    #[error("`{location}`: the message is not what was expected: {reason}")]
+    Message {
+        /// The channel: the path of its socket, if it has one.
+        location: String,
+        /// What is different.
+        reason: String,
+    },
     /// What came through a channel is not a message, or what was to be sent cannot be one.
     #[error("`{location}`: channel protocol: {reason}")]
     Protocol {
@@ -329,6 +337,7 @@ impl Error {
             | Self::PermissionDenied { location, .. }
             | Self::Unsupported { location, .. }
             | Self::Closed { location }
+            | Self::Message { location, .. }
             | Self::Protocol { location, .. }
             | Self::Os { location, .. } => *location = array.to_string(),
             Self::InvalidSetting { .. } => {}
@@ -361,6 +370,7 @@ impl From<Error> for io::Error {
             | Error::ShapeMismatch { .. }
             | Error::Mismatch { .. }
             | Error::NotCounted { .. }
+            | Error::Message { .. }
             | Error::Protocol { .. }
             | Error::Trailer { .. } => Kind::InvalidData,
             Error::WouldBlock { .. } | Error::Incomplete { .. } => Kind::WouldBlock,

@@ -92,11 +92,13 @@ pub use crate::backend::{
 pub use crate::error::{Error, IntoError, Result};
 pub use crate::os::FileId;
 #[cfg(feature = "channel")]
-pub use crate::os::Socket;
+pub use crate::os::{Peer, Socket};
 pub use crate::render::{
     ChunkClaim, ChunkGrid, ChunkGuard, Claim, Ledger, NextClaim, RenderBuffer, RenderOptions, RenderProgress,
 };
 
+#[cfg(feature = "channel")]
+pub use crate::share::{By, Channel, ChannelListener, Received, ReceivedArray, Shareable};
 pub use crate::share::{
     Handle, HandleOptions, Inspection, Reclaim, Reclaimed, RefcountedArray, RefcountedOptions, Removed,
     SharingStrategy, inspect, inspect_in, reclaim, to_shared,

@@ -136,7 +136,7 @@ pub struct FrozenArray<T: Element, D: Dimension> {
 struct Frozen<T: Element, D: Dimension> {
     view: ArrayView<'static, T, D>,
     layout: Layout<D>,
-    file: File,
+    file: Option<File>,
     _segment: Segment,
 }
 
@@ -174,7 +174,7 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
     }
 
     #[allow(unsafe_code)]
-    fn of_sealed(file: File, layout: Layout<D>) -> Result<Self> {
+    pub(crate) fn of_sealed(file: File, layout: Layout<D>) -> Result<Self> {
         let location = NAMELESS.to_owned();
         if !os::is_sealed(&file) {
             return Err(Error::Unsupported {
@@ -196,7 +196,7 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
         // SAFETY: the mapping does not move with `segment`, lives exactly as long as the value that is built here, and
         // views with this lifetime are not given away.
         let view = unsafe { view.raw_view().deref_into_view() };
-        Ok(Self { frozen: Arc::new(Frozen { view, layout, file, _segment: segment }) })
+        Ok(Self { frozen: Arc::new(Frozen { view, layout, file: Some(file), _segment: segment }) })
     }
 
     /// Looks at the elements. No lock is needed.
@@ -209,9 +209,17 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
         self.frozen.layout.order
     }
 
-    /// Returns the descriptor, to be sent to or inherited by other processes.
-    pub fn file(&self) -> &File {
-        &self.frozen.file
+    /// Returns the descriptor, to be sent to or inherited by other processes; `None` if it was given up.
+    pub fn file(&self) -> Option<&File> {
+        self.frozen.file.as_ref()
+    }
+
+    /// Gives the descriptor up: the array costs none then, and cannot be sent any more. Clones that exist keep it.
+    pub fn without_fd(mut self) -> Self {
+        if let Some(frozen) = Arc::get_mut(&mut self.frozen) {
+            frozen.file = None;
+        }
+        self
     }
 }
 

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use ndarray::{Array, ArrayRef, Dimension, Shape, ShapeBuilder};
+use ndarray::{Array, ArrayRef, Dimension, IxDyn, Shape, ShapeBuilder};
 
-use super::Element;
+use super::{DType, Element};
 use crate::error::{Error, Result};
 
 /// Which axis is contiguous.
@@ -70,6 +70,21 @@ impl<D: Dimension> Layout<D> {
         Ok(Self { order: order_of(shape), dim, len })
     }
 
+    /// Checks what an array says about itself against elements of type `T` and the number of axes of `D`.
+    pub(crate) fn described<T: Element>(dtype: DType, shape: &[usize], order: Order, name: &str) -> Result<Self> {
+        let location = || name.to_owned();
+        if dtype != T::DTYPE {
+            let (expected, found) = (T::DTYPE.to_string(), dtype.to_string());
+            return Err(Error::DTypeMismatch { location: location(), expected, found });
+        }
+        let dim = D::from_dimension(&IxDyn(shape)).ok_or_else(|| Error::ShapeMismatch {
+            location: location(),
+            expected: D::NDIM.map_or_else(|| "any".to_owned(), |axes| format!("one of {axes} axes")),
+            found: format!("{shape:?}"),
+        })?;
+        Self::new::<T>(dim.set_f(order == Order::F), name)
+    }
+
     /// Returns the bytes that elements of type `T` take.
     pub(crate) fn bytes<T: Element>(&self) -> u64 {
         (self.len * size_of::<T>()) as u64
@@ -98,8 +113,6 @@ fn order_of<D: Dimension>(shape: Shape<D>) -> Order {
 
 #[cfg(test)]
 mod tests {
-    use ndarray::IxDyn;
-
     use super::*;
 
     #[test]

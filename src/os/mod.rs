@@ -56,16 +56,12 @@ cfg_if::cfg_if! {
 cfg_if::cfg_if! {
     if #[cfg(unix)] {
         mod credentials;
-        #[cfg_attr(not(test), expect(dead_code))] // nothing stands on it yet
         mod listener;
-        #[cfg_attr(not(test), expect(dead_code))] // as above
         mod socket;
         #[cfg(test)]
         pub(crate) mod socket_testing;
-        #[allow(unused_imports)] // as above
         pub(crate) use self::listener::{Listener, connect, listen};
         pub use self::socket::Socket;
-        #[allow(unused_imports)] // as above
         pub(crate) use self::socket::pair;
         pub(crate) use self::socket::SOCKETS_CARRY_FILES;
 
@@ -75,9 +71,7 @@ cfg_if::cfg_if! {
             ($($item:item)*) => { $($item)* }
         }
     } else {
-        #[cfg_attr(not(test), expect(dead_code))] // nothing stands on it yet
         mod no_socket;
-        #[allow(unused_imports)] // as above
         pub(crate) use self::no_socket::{Listener, connect, listen, pair};
         pub use self::no_socket::Socket;
         pub(crate) use self::no_socket::SOCKETS_CARRY_FILES;
@@ -95,12 +89,12 @@ pub(crate) use with_sockets;
 /// Who is at the other end of a socket.
 #[cfg(feature = "channel")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Peer {
+pub struct Peer {
     /// The effective user of the process that connected, listened or made the pair, at that time.
-    pub(crate) user: u32,
+    pub user: u32,
     /// Its number, where the system tells it and it has one here; it may have ended, and the number been given to
     /// another.
-    pub(crate) process: Option<u32>,
+    pub process: Option<u32>,
 }
 
 /// What tells one file from every other on this machine while it is open or mapped: device and inode number, or volume

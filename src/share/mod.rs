@@ -4,9 +4,13 @@
 //! `strategy.rs` decides whether they travel by descriptor or by name, `handle.rs` is the name on its way;
 //! `inspect.rs` and `reclaim.rs` look after what others left behind.
 
+#[cfg(feature = "channel")]
+mod channel;
 mod handle;
 mod inspect;
 mod options;
+#[cfg(feature = "channel")]
+mod parcel;
 mod reclaim;
 mod record;
 mod refcounted;
@@ -16,9 +20,13 @@ mod turns;
 #[cfg(feature = "channel")]
 mod wire;
 
+#[cfg(feature = "channel")]
+pub use self::channel::{Channel, ChannelListener, Received};
 pub use self::handle::{Handle, HandleOptions};
 pub use self::inspect::{Inspection, inspect, inspect_in};
 pub use self::options::RefcountedOptions;
+#[cfg(feature = "channel")]
+pub use self::parcel::{By, ReceivedArray, Shareable};
 pub use self::reclaim::{Reclaim, Reclaimed, Removed, reclaim};
 pub use self::refcounted::{RefcountedArray, to_shared};
 pub use self::strategy::SharingStrategy;

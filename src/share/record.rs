@@ -17,7 +17,7 @@
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
-use ndarray::{Dimension, IxDyn, ShapeBuilder};
+use ndarray::Dimension;
 
 use crate::array::layout::Layout;
 use crate::array::{DType, Element, Order};
@@ -134,17 +134,7 @@ impl Record {
 
     /// Returns the layout, if elements and number of axes are those asked for.
     pub(super) fn layout<T: Element, D: Dimension>(&self, name: &str) -> Result<Layout<D>> {
-        let location = || name.to_owned();
-        if self.dtype != T::DTYPE {
-            let (expected, found) = (T::DTYPE.to_string(), self.dtype.to_string());
-            return Err(Error::DTypeMismatch { location: location(), expected, found });
-        }
-        let dim = D::from_dimension(&IxDyn(&self.shape)).ok_or_else(|| Error::ShapeMismatch {
-            location: location(),
-            expected: D::NDIM.map_or_else(|| "any".to_owned(), |axes| format!("one of {axes} axes")),
-            found: format!("{:?}", self.shape),
-        })?;
-        Layout::new::<T>(dim.set_f(self.order == Order::F), name)
+        Layout::described::<T>(self.dtype, &self.shape, self.order, name)
     }
 }
 

@@ -282,12 +282,12 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         Error::Unsupported { location: self.array.home().location.to_string(), what: what.into() }
     }
 
-    #[cfg_attr(not(feature = "channel"), allow(dead_code))] // what travels by descriptor
+    #[cfg(feature = "channel")]
     pub(super) fn segment(&self) -> &Segment {
         self.array.segment()
     }
 
-    #[cfg_attr(not(feature = "channel"), allow(dead_code))]
+    #[cfg(feature = "channel")]
     pub(super) fn home(&self) -> &Home {
         self.array.home()
     }

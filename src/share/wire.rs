@@ -94,6 +94,16 @@ impl Wire {
         Self { generation: os::fork_generation(), outbox: Turns::new(outbox), inbox: Turns::new(inbox), ..self }
     }
 
+    /// Gives the socket back; what had arrived in part is lost.
+    pub(crate) fn into_socket(self) -> Socket {
+        self.socket
+    }
+
+    /// Returns what errors call it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Who is at the other end.
     ///
     /// # Errors

@@ -215,7 +215,7 @@ fn descriptors_that_are_not_sealed_are_not_frozen_arrays(place: &Place) {
     assert!(error.is_unsupported() && error.to_string().contains("F_SEAL_WRITE"), "{error}");
     let frozen = FrozenArray::<u16, _>::create_with((2, 3).f(), |mut view| view.fill(7)).unwrap();
     let copy = frozen.clone();
-    let file = frozen.file().try_clone().unwrap();
+    let file = frozen.file().unwrap().try_clone().unwrap();
     let error = FrozenArray::<u16, _>::from_fd(file.try_clone().unwrap(), 5).unwrap_err();
     assert!(matches!(error, Error::SizeMismatch { expected: 10, found: 12, .. }), "{error}");
     let again = FrozenArray::<u16, _>::from_fd(file.try_clone().unwrap(), (2, 3).f()).unwrap();
@@ -224,6 +224,6 @@ fn descriptors_that_are_not_sealed_are_not_frozen_arrays(place: &Place) {
     assert!(file.write_at(b"x", 0).is_err(), "sealed against writing");
     assert!(file.set_len(0).is_err(), "sealed against shrinking");
     let empty = FrozenArray::<u16, _>::create_with((0, 3), |_| {}).unwrap();
-    assert_eq!(FrozenArray::<u16, _>::from_fd(empty.file().try_clone().unwrap(), (0, 3)).unwrap().len(), 0);
+    assert_eq!(FrozenArray::<u16, _>::from_fd(empty.file().unwrap().try_clone().unwrap(), (0, 3)).unwrap().len(), 0);
     assert_eq!(FrozenArray::from_array(&again).unwrap().view(), again.view());
 }
