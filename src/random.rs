@@ -10,11 +10,12 @@ use std::time::SystemTime;
 /// tell the two apart.
 pub(crate) fn number() -> u128 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let process = std::process::id();
     let half = || {
         let mut hasher = RandomState::new().build_hasher();
-        hasher.write_u32(std::process::id());
+        hasher.write_u32(process);
         hasher.write_u64(COUNTER.fetch_add(1, Ordering::Relaxed));
-        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         hasher.write_u128(time.as_nanos());
         u128::from(hasher.finish())
     };

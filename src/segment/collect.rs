@@ -42,7 +42,7 @@ pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<F
     if is_leased(&file, &home.location)? {
         return Ok(Found::Attached);
     }
-    let found = judge(&Trailer::read(&file, name)?);
+    let found = judge(&Trailer::read_known(&file, &facts, name)?);
     if found != Found::Orphan || !remove {
         return Ok(found);
     }
@@ -64,6 +64,9 @@ pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<F
 
 /// What is to become of an array to which nobody is attached.
 fn judge(trailer: &Trailer) -> Found {
+    if trailer.state.is_dead() {
+        return Found::Orphan; // whose last user was killed before he could remove the name
+    }
     if trailer.state.is_kept() {
         return Found::Kept;
     }

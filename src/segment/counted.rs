@@ -160,7 +160,7 @@ impl Segment {
         if facts.links == 0 {
             return Ok(None);
         }
-        let trailer = Trailer::read(&file, name)?;
+        let trailer = Trailer::read_known(&file, &facts, name)?;
         if matches!(entry, Entry::Ticket(_, id) if id != trailer.id) {
             return Err(Error::HandleSpent { location: name.to_owned() }); // another array by now
         }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use super::counts::{self, Counts, MOST_TICKETS, State};
 use super::footer::{FOOTER, Footer, Kind, RawFooter};
 use crate::error::{Error, Result};
-use crate::os::{self, FileId};
+use crate::os::{self, Facts, FileId};
 
 /// Bytes of the page; also what its beginning is a multiple of.
 pub(crate) const PAGE: usize = 4096;
@@ -75,6 +75,11 @@ impl Trailer {
     /// Reads and checks the last page of an open file.
     pub(crate) fn read(file: &File, name: &str) -> Result<Self> {
         let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
+        Self::read_known(file, &facts, name)
+    }
+
+    /// Reads and checks the last page of an open file that has been looked at.
+    pub(crate) fn read_known(file: &File, facts: &Facts, name: &str) -> Result<Self> {
         let not_counted = || Error::NotCounted { location: name.to_owned() };
         let start = facts.length.checked_sub(PAGE as u64).ok_or_else(not_counted)?;
         let mut page = [0; PAGE];

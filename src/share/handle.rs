@@ -101,10 +101,8 @@ impl Handle {
                 doing: "on their way",
             });
         }
-        let directory = home.backend.directory();
-        let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
-        let (backend, location) = (home.backend.name().to_owned(), home.location.clone());
-        Ok(Self { ticket, id, backend, directory, location })
+        let (backend, directory) = address(&*home.backend);
+        Ok(Self { ticket, id, backend, directory, location: home.location.clone() })
     }
 
     /// Attaches, and uses the handle up if it is for one.
@@ -171,6 +169,12 @@ impl Handle {
         };
         Ok(Home { backend, location: self.location.clone() })
     }
+}
+
+/// Returns how another process finds a backend: by its name and its directory, wherever that process works.
+pub(super) fn address(backend: &dyn Backend) -> (String, PathBuf) {
+    let directory = backend.directory();
+    (backend.name().to_owned(), std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned()))
 }
 
 /// Returns the backend of a directory that another process named. The emulated directory is checked as always.

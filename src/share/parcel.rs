@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ndarray::Dimension;
 use serde::{Deserialize, Serialize};
 
-use super::handle::{Handle, backend_at};
+use super::handle::{Handle, address, backend_at};
 use super::options::RefcountedOptions;
 use super::refcounted::{RefcountedArray, reader_of_descriptor};
 use super::strategy::SharingStrategy;
@@ -93,8 +93,8 @@ fn pack_by<T: Element, D: Dimension>(
         SharingStrategy::FileDescriptor => {
             let home = array.home();
             let file = array.segment().descriptor_to_send(home)?;
-            let backend = home.backend.name().to_owned();
-            let (directory, location) = (home.backend.directory().to_owned(), home.location.clone());
+            let (backend, directory) = address(&*home.backend);
+            let location = home.location.clone();
             (Way::FileDescriptor { backend, directory, location }, Some(file))
         }
     };
