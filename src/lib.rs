@@ -69,7 +69,7 @@ mod os;
 pub mod render;
 mod segment;
 #[cfg(feature = "channel")]
-#[cfg_attr(not(test), expect(dead_code))] // nothing stands on it yet
+#[allow(dead_code)] // nothing stands on it yet
 mod share;
 
 /// The ndarray crate whose shapes, views and arrays are used here, so that a program needs no second version of it.
