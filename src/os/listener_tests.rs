@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 
+use super::super::socket_testing::no_children;
 use super::*;
 
 fn late() -> Instant {
@@ -73,6 +74,7 @@ fn every_length_of_path_around_the_limit_works() {
 
 #[test]
 fn a_socket_somebody_left_is_replaced_and_one_in_use_is_not() {
+    let _closed_is_closed = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     drop(UnixListener::bind(&path).unwrap());
@@ -123,6 +125,7 @@ fn another_users_socket_is_left_alone() {
 
 #[test]
 fn a_listener_leaves_a_name_that_is_no_longer_its_own() {
+    let _closed_is_closed = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let listener = listen(&path).unwrap();
@@ -139,6 +142,7 @@ fn a_listener_leaves_a_name_that_is_no_longer_its_own() {
 
 #[test]
 fn of_many_who_want_a_path_one_gets_it() {
+    let _closed_is_closed = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     for _round in 0..20 {

@@ -3,11 +3,27 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Socket;
+
+/// Held by whoever starts a process, until it runs its own program.
+static STARTING: RwLock<()> = RwLock::new(());
+
+/// Keeps the tests of this program from starting processes: until a child runs its own program it has a copy of every
+/// descriptor, and what a test closes is not closed yet.
+pub(crate) fn no_children() -> RwLockReadGuard<'static, ()> {
+    STARTING.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a process.
+fn spawn(command: &mut Command) -> Child {
+    let _starting = STARTING.write().unwrap_or_else(PoisonError::into_inner);
+    command.spawn().unwrap()
+}
 
 const ROLE: &str = "NDSHM_UNIT_TEST_ROLE";
 
@@ -27,16 +43,16 @@ pub(crate) fn alone(test: &str) -> bool {
     if role().is_some() {
         return true;
     }
-    let output = again(test, "alone").output().unwrap();
+    let output = spawn(again(test, "alone").stdout(Stdio::piped()).stderr(Stdio::piped())).wait_with_output().unwrap();
     let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && told.contains("1 passed"), "{test} by itself: {told}");
     false
 }
 
 /// Runs the test of this name in a child that has `socket` as its standard input.
-pub(crate) fn child(test: &str, socket: Socket) -> std::process::Child {
+pub(crate) fn child(test: &str, socket: Socket) -> Child {
     let socket: OwnedFd = socket.into();
-    again(test, "child").stdin(Stdio::from(socket)).stdout(Stdio::null()).spawn().unwrap()
+    spawn(again(test, "child").stdin(Stdio::from(socket)).stdout(Stdio::null()))
 }
 
 /// The socket given to [`child`], in the child; `None` in the parent.

@@ -3,7 +3,9 @@
 use std::io::{ErrorKind, IoSlice, Read, Seek, Write};
 use std::time::Duration;
 
-use super::super::socket_testing::{alone, child, file, inherited, leave_all_room, leave_room_for, open_descriptors};
+use super::super::socket_testing::{
+    alone, child, file, inherited, leave_all_room, leave_room_for, no_children, open_descriptors,
+};
 use super::*;
 
 fn soon() -> Instant {
@@ -42,6 +44,7 @@ fn send_numbered(socket: &Socket, count: usize) {
 
 #[test]
 fn a_full_socket_and_an_empty_one_end_with_the_time_given() {
+    let _closed_is_closed = no_children();
     let (one, other) = pair().unwrap();
     assert_eq!(one.receive(&mut [0], Some(soon())).unwrap_err().kind(), ErrorKind::TimedOut);
     let full = loop {
@@ -141,6 +144,7 @@ fn files_that_cannot_be_had_stay_in_the_socket() {
 
 #[test]
 fn the_message_gives_its_files_up_when_they_are_taken_or_left() {
+    let _closed_is_closed = no_children();
     let is_closed = |socket: &Socket| socket.receive(&mut [0], Some(soon())).is_ok_and(|received| received == 0);
     for taken in [true, false] {
         let (one, other) = pair().unwrap();
@@ -191,6 +195,7 @@ fn a_crowd_of_files_under_way_is_waited_for() {
         }
     };
     assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(sent <= 3 || super::super::user_id() == 0, "{sent} messages: the limit is not there");
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| one.send(&[IoSlice::new(&[32])], &files, Some(late())));
         for _ in 0..=sent {

@@ -4,7 +4,7 @@ use std::io::{Read, Seek, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::os::socket_testing::{alone, file, leave_all_room, leave_room_for, open_descriptors};
+use crate::os::socket_testing::{alone, file, leave_all_room, leave_room_for, no_children, open_descriptors};
 
 const SOON: Option<Duration> = Some(Duration::from_millis(20));
 const LATE: Option<Duration> = Some(Duration::from_secs(20));
@@ -227,6 +227,7 @@ fn a_message_of_which_nothing_was_sent_is_not_the_last() {
 
 #[test]
 fn a_closed_end_is_told_to_who_sends_and_who_receives() {
+    let _closed_is_closed = no_children();
     let (one, other) = pair();
     one.send(b"last", &[], LATE).unwrap();
     drop(one);
@@ -327,6 +328,7 @@ fn a_receiver_without_descriptors_gets_the_same_message_when_it_has_some() {
 
 #[test]
 fn files_nobody_takes_are_closed_with_the_wire() {
+    let _closed_is_closed = no_children();
     let is_closed = |socket: &Socket| socket.receive(&mut [0], deadline(SOON)).is_ok_and(|received| received == 0);
     for in_part in [true, false] {
         let (wire, raw) = half();
