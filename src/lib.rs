@@ -65,6 +65,7 @@ mod backend;
 mod backoff;
 mod error;
 mod os;
+pub mod process;
 pub mod render;
 mod segment;
 
