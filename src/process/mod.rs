@@ -48,10 +48,11 @@
 //!     process::init(&[("paint", paint)]);
 //!
 //!     let array = SharedArray::<u64, _>::create("process-example", (4, 3))?;
-//!     let done = process::spawn(4, "paint", &["process-example"])?.join();
+//!     let painted = process::spawn(4, "paint", &["process-example"])?.join();
+//!     let first = array.read()?.column(0).to_vec();
 //!     unlink("process-example")?;
-//!     done?;
-//!     assert_eq!(array.read()?.column(0).to_vec(), [0, 1, 2, 3]);
+//!     painted?;
+//!     assert_eq!(first, [0, 1, 2, 3]);
 //!     Ok(())
 //! }
 //! ```

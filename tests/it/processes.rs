@@ -13,7 +13,9 @@ use libtest_mimic::Trial;
 use ndarray_shm::process::{self, ChildError, Context, Ending, Entry, Processes, SpawnOptions};
 use tempfile::TempDir;
 
-use crate::support::child::{Role, say};
+use crate::support::child::Role;
+#[cfg(unix)]
+use crate::support::child::{Child, ROLE, program, say};
 use crate::support::eventually;
 use crate::tests;
 
@@ -89,7 +91,10 @@ pub const ENTRIES: &[(&str, Entry)] = &[
     ("leave-nothing", leave_nothing),
 ];
 
-pub const ROLES: &[(&str, Role)] = &[("spawn-succeed", spawn_succeed)];
+pub const ROLES: &[(&str, Role)] = &[
+    #[cfg(unix)]
+    ("spawn-and-ignore", spawn_and_ignore),
+];
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -481,13 +486,13 @@ fn one_that_ignores_sigterm_is_killed_after_the_grace_period() {
     const GRACE: Duration = Duration::from_millis(400);
     let scene = Scene::new();
     let stubborn = "trap '' TERM; : > \"$1/deaf\"; while [ -e \"$1\" ]; do sleep 0.05; done";
-    let failing = "while ! [ -e \"$1/deaf\" ]; do sleep 0.05; done; exit 3";
+    let failing = "while ! [ -e \"$1/go\" ]; do sleep 0.05; done; exit 3";
     let scripts = [stubborn, failing];
     let options = SpawnOptions::new().grace(GRACE);
     let processes = options.spawn_commands(2, |index| scene.shell(scripts[index])).unwrap();
     scene.wait_for(&["deaf"]);
     let begin = Instant::now();
-    // The failing one looks twenty times a second, and then only what it looks with has to start.
+    scene.go();
     let error = failure(&processes);
     assert_eq!((error.index(), error.ending()), (1, Ending::Exited(3)));
     assert!(begin.elapsed() >= GRACE, "{:?}", begin.elapsed());
@@ -534,8 +539,13 @@ fn children_are_in_the_group_of_their_parent() {
     assert_eq!(scene.read("group").trim(), String::from_utf8(own.stdout).unwrap().trim());
 }
 
-/// A child that spawns one that succeeds, and says what it hears of it.
-fn spawn_succeed(_: &[String]) {
+/// A child in which the system waits for children by itself; it says what it hears of one that it spawns.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+fn spawn_and_ignore(_: &[String]) {
+    // SAFETY: no function is installed as a handler.
+    let before = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    assert_ne!(before, libc::SIG_ERR);
     match process::spawn(1, "succeed", &[]).unwrap().join() {
         Ok(()) => say("it succeeded"),
         Err(error) => say(error),
@@ -544,9 +554,8 @@ fn spawn_succeed(_: &[String]) {
 
 #[cfg(unix)]
 fn an_exit_status_that_somebody_else_took_is_no_success() {
-    use crate::support::child::{Child, ROLE, program};
-    let mut command = Command::new("sh");
-    command.args(["-c", "trap '' CHLD; exec \"$0\""]).arg(program()).env(ROLE, "spawn-succeed");
+    let mut command = Command::new(program());
+    command.env(ROLE, "spawn-and-ignore");
     let said = Child::spawn(command).line();
     assert!(said.contains("nobody knows how") && said.contains("SIGCHLD is ignored"), "{said}");
 }

@@ -31,10 +31,9 @@ pub(crate) fn create_report() -> io::Result<(File, OsString)> {
     options.attributes(fs::FILE_ATTRIBUTE_TEMPORARY).custom_flags(fs::FILE_FLAG_DELETE_ON_CLOSE);
     let made = tempfile::Builder::new().prefix(".ndshm-report-").make(|path| options.open(path))?;
     let (file, path) = made.into_parts();
-    let name = path.as_os_str().to_owned();
-    // The system removes it.
-    drop(ManuallyDrop::new(path));
-    Ok((file, name))
+    // Dropped, the path would remove the name that the children need. The system removes it with the last handle.
+    let path = ManuallyDrop::new(path);
+    Ok((file, path.as_os_str().to_owned()))
 }
 
 /// In a child: finds the file that [`create_report`] described.
