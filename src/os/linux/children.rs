@@ -120,3 +120,40 @@ impl EndWatch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_wait_ends_when_a_child_does_or_the_bell_rings() {
+        let mut watch = EndWatch::new().unwrap();
+        let begin = Instant::now();
+        watch.bell().ring();
+        watch.wait(Some(LONG));
+        let mut child = Command::new("true").spawn().unwrap();
+        watch.add(&child);
+        assert_eq!(watch.unseen, 0, "this kernel has pidfds");
+        watch.wait(None);
+        child.wait().unwrap();
+        watch.remove(&child);
+        assert!(watch.children.is_empty() && begin.elapsed() < LONG);
+        let begin = Instant::now();
+        watch.wait(Some(Duration::from_millis(20)));
+        assert!(begin.elapsed() >= Duration::from_millis(20), "nothing happened");
+    }
+
+    #[test]
+    fn children_that_cannot_be_waited_for_are_looked_at() {
+        let mut watch = EndWatch::new().unwrap();
+        watch.unseen = 1;
+        let begin = Instant::now();
+        watch.wait(None);
+        watch.wait(Some(LONG));
+        assert!(begin.elapsed() < LONG);
+    }
+}

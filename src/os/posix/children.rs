@@ -13,6 +13,8 @@ use std::sync::Arc;
 use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal};
 
+use super::facts;
+
 /// The first descriptor that is none of the standard ones, which a child gets replaced.
 const FIRST_FREE: i32 = 3;
 
@@ -25,18 +27,25 @@ pub(in crate::os) fn for_children(file: &File) -> io::Result<(File, OsString)> {
 
 /// In a child: finds the file that [`for_children`] described, and keeps it from the child's own children.
 ///
-/// The descriptor is never closed, so that words that lie can do no harm to one that belongs to somebody else.
+/// The words come from the command line, which anybody may have written: the descriptor is never closed, and refused unless it
+/// is that of a file without a name.
 #[allow(unsafe_code)]
 pub(crate) fn inherited_report(name: &OsStr) -> io::Result<ManuallyDrop<File>> {
     let number = name.to_str().and_then(|name| name.parse().ok()).filter(|number| *number >= FIRST_FREE);
     let number: i32 = number.ok_or(io::ErrorKind::InvalidInput)?;
-    // SAFETY: fcntl(2) with F_SETFD refuses a number that is not open, and reads and writes no memory; what is borrowed
-    // is used for nothing else.
+    // SAFETY: fcntl(2) with F_GETFD refuses a number that is not open, and changes nothing; what is borrowed is used for
+    // nothing else.
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
-    rustix::io::fcntl_setfd(descriptor, FdFlags::CLOEXEC)?;
+    rustix::io::fcntl_getfd(descriptor)?;
     // SAFETY: the descriptor is open, as the call before has shown, and the parent opened it for this process alone. It
     // is not closed here, whoever owns it.
-    Ok(ManuallyDrop::new(unsafe { File::from_raw_fd(number) }))
+    let file = ManuallyDrop::new(unsafe { File::from_raw_fd(number) });
+    let facts = facts(&file)?;
+    if facts.links > 0 || facts.other.is_some() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    rustix::io::fcntl_setfd(&*file, FdFlags::CLOEXEC)?;
+    Ok(file)
 }
 
 /// Arranges that a child gets the report's descriptor, and does `also` before it becomes another program.
@@ -133,5 +142,33 @@ pub(crate) fn signal_name(signal: i32) -> Cow<'static, str> {
     match SIGNALS.iter().find(|(known, _)| *known == signal) {
         Some((_, name)) => (*name).into(),
         None => format!("signal {signal}").into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(name: &str) -> io::Result<ManuallyDrop<File>> {
+        inherited_report(OsStr::new(name))
+    }
+
+    #[test]
+    fn only_a_nameless_file_is_taken_for_the_report() {
+        let (report, name) = for_children(&tempfile::tempfile().unwrap()).unwrap();
+        inherited_report(&name).unwrap();
+        let named = tempfile::NamedTempFile::new().unwrap();
+        for number in [named.as_raw_fd(), 0, -1, i32::MAX] {
+            assert!(open(&number.to_string()).is_err(), "{number}");
+        }
+        assert!(open("").is_err() && open("report").is_err());
+        assert!(report.metadata().is_ok() && named.as_file().metadata().is_ok(), "nothing was closed");
+    }
+
+    #[test]
+    fn signals_have_names() {
+        assert_eq!(signal_name(9), "SIGKILL");
+        assert_eq!(signal_name(15), "SIGTERM");
+        assert_eq!(signal_name(1000), "signal 1000");
     }
 }
