@@ -66,6 +66,7 @@ mod backend;
 mod backoff;
 mod error;
 mod os;
+pub mod process;
 mod random;
 pub mod render;
 mod segment;

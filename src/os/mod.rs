@@ -24,6 +24,10 @@
 //! | `SOCKETS_CARRY_FILES` | whether open files can be received without ever losing one |
 //! | `fork_generation` | a number that differs between a process and its forked children |
 //! | `MAPPINGS_HOLD_LOCKS`, `EMPTY_FILES_CAN_BE_MAPPED`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
+//! | `own_program`, `prepare_child` | start this program again; what a child gets and how it is bound to its parent |
+//! | `create_report`, `inherited_report` | a file without a name, or one that vanishes, for the last words of children |
+//! | `EndWatch`, `Bell`, `Stop` | wait for the end of any of several children, end that wait, end a child |
+//! | `ending_signal`, `is_abort`, `signal_name` | how a child ended |
 //! | `forbidden_name` | why a file cannot have this name here |
 //! | `boot_id`, `since_boot`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
 
@@ -39,14 +43,17 @@ cfg_if::cfg_if! {
         pub(crate) use linux::*;
     } else if #[cfg(unix)] {
         mod fill;
+        mod look;
         mod posix;
         mod unix;
         pub(crate) use unix::*;
     } else if #[cfg(windows)] {
         mod fill;
+        mod look;
         mod windows;
         pub(crate) use windows::*;
     } else {
+        mod look;
         mod stub;
         pub(crate) use stub::*;
     }

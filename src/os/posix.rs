@@ -1,5 +1,7 @@
 //! What every Unix does alike: locks on open file descriptions, facts about files, private directories, forks.
 
+pub(super) mod children;
+
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -9,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{self, Mode, OFlags};
 
+pub(crate) use self::children::{Stop, ending_signal, inherited_report, is_abort, signal_name};
 use super::{Facts, FileId, LockKind, LockRange, PrivateDirectoryError};
 
 /// Opens the regular file at `path`, for writing too if `write`.
@@ -33,6 +36,11 @@ pub(crate) fn create_hidden(path: &Path, mode: u32) -> io::Result<File> {
 /// Reads bytes without moving the file's offset.
 pub(crate) fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
+}
+
+/// Writes bytes without moving the file's offset.
+pub(crate) fn write_all_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, at)
 }
 
 /// Sets permission bits exactly.

@@ -1,9 +1,15 @@
 //! Systems without files that processes could share (wasm32-unknown-unknown, ..): everything compiles, nothing works.
 
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 
+pub(crate) use super::look::{Bell, EndWatch};
 use super::{Facts, LockKind, LockRange, PrivateDirectoryError, Room};
 
 /// Whether an array can be handed to another process by its descriptor alone.
@@ -54,6 +60,10 @@ pub(crate) fn reopen(_file: &File, _write: bool) -> io::Result<File> {
 }
 
 pub(crate) fn read_exact_at(_file: &File, _bytes: &mut [u8], _at: u64) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn write_all_at(_file: &File, _bytes: &[u8], _at: u64) -> io::Result<()> {
     unsupported()
 }
 
@@ -161,4 +171,41 @@ pub(crate) fn is_out_of_room(_error: &io::Error) -> bool {
 
 pub(crate) fn is_not_a_file(_error: &io::Error) -> bool {
     false
+}
+
+pub(crate) fn own_program() -> io::Result<PathBuf> {
+    unsupported()
+}
+
+pub(crate) fn create_report() -> io::Result<(File, OsString)> {
+    unsupported()
+}
+
+pub(crate) fn inherited_report(_name: &OsStr) -> io::Result<ManuallyDrop<File>> {
+    unsupported()
+}
+
+pub(crate) fn prepare_child(_command: &mut Command, _report: Option<Arc<File>>) {}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stop {
+    Ask,
+    Kill,
+}
+
+impl EndWatch {
+    #[allow(clippy::unused_self)] // as its counterparts
+    pub(crate) fn stop(&self, _child: &mut Child, _how: Stop) {}
+}
+
+pub(crate) fn ending_signal(_status: ExitStatus) -> Option<i32> {
+    None
+}
+
+pub(crate) fn is_abort(_status: ExitStatus) -> bool {
+    false
+}
+
+pub(crate) fn signal_name(signal: i32) -> Cow<'static, str> {
+    format!("signal {signal}").into()
 }

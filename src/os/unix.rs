@@ -3,6 +3,8 @@
 //! Written for macOS; on FreeBSD and its relatives everything but the locks is real, and since those are missing (see
 //! `posix.rs`) nothing can be shared there. Type-checked for both; run on neither.
 
+mod children;
+
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -14,6 +16,7 @@ use rustix::fs::{self, FallocateFlags};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 
+pub(crate) use self::children::{Bell, EndWatch, create_report, own_program, prepare_child};
 use super::fill::fill;
 pub(crate) use super::posix::*;
 use super::{Bound, Room};

@@ -1,9 +1,10 @@
 //! Windows: files of the user's own directory, kept open as long as they are mapped.
 //!
 //! What differs from Unix, and what is made of it, stands where it is done: names in `windows/names.rs`, files in
-//! `windows/files.rs` and `windows/facts.rs`, locks in `windows/locks.rs`, rights in `windows/rights.rs`. Tested under
-//! Wine, which is not Windows.
+//! `windows/files.rs` and `windows/facts.rs`, locks in `windows/locks.rs`, rights in `windows/rights.rs`, children in
+//! `windows/children.rs`. Tested under Wine, which is not Windows.
 
+mod children;
 mod facts;
 mod files;
 mod locks;
@@ -20,10 +21,14 @@ use windows_sys::Wdk::System::SystemInformation::NtQuerySystemInformation;
 use windows_sys::Win32::Foundation as code;
 use windows_sys::Win32::System::SystemInformation::GetTickCount64;
 
+pub(crate) use self::children::{
+    Bell, EndWatch, Stop, create_report, ending_signal, inherited_report, is_abort, own_program, prepare_child,
+    signal_name,
+};
 pub(crate) use self::facts::{facts, facts_at};
 pub(crate) use self::files::{
     available, create_hidden, is_writable_directory, open, read_exact_at, rename_new, rename_over, reopen, reserve,
-    sweep, unlink,
+    sweep, unlink, write_all_at,
 };
 pub(crate) use self::locks::{is_locked, lock, try_lock, unlock};
 pub(crate) use self::names::forbidden_name;

@@ -5,6 +5,7 @@
 //! | `conformance` | the contract | every backend, every platform |
 //! | `linux` | what only Linux shows: descriptors, permission bits, limits | every backend |
 //! | `interop` | numpy, CloudVolume, Python with our locks | every backend |
+//! | `processes` | children of `process::spawn`, and how they end | every platform |
 //! | `selection` | which backend a program gets | every platform |
 //! | `tidy` | the architecture's rules, by reading the source | where the source is |
 //!
@@ -24,6 +25,7 @@ mod conformance;
 mod interop;
 #[cfg(target_os = "linux")]
 mod linux;
+mod processes;
 mod selection;
 mod support;
 #[cfg(target_os = "linux")]
@@ -39,6 +41,7 @@ use support::child::Role;
 fn roles() -> Vec<(&'static str, Role)> {
     let mut roles = conformance::ROLES.concat();
     roles.extend(selection::ROLES);
+    roles.extend(processes::ROLES);
     #[cfg(target_os = "linux")]
     {
         roles.extend(linux::ROLES.concat());
@@ -48,6 +51,7 @@ fn roles() -> Vec<(&'static str, Role)> {
 }
 
 fn main() -> ExitCode {
+    ndarray_shm::process::init(processes::ENTRIES);
     if let Some(code) = support::child::play(&roles()) {
         return code;
     }
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
     let places = Place::all();
     let mut trials: Vec<Trial> = places.iter().flat_map(conformance::trials).collect();
     trials.extend(selection::trials());
+    trials.extend(processes::trials());
     #[cfg(target_os = "linux")]
     {
         trials.extend(places.iter().flat_map(linux::trials));

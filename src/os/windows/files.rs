@@ -75,6 +75,20 @@ pub(crate) fn read_exact_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> i
     Ok(())
 }
 
+/// Writes bytes at an offset.
+pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.seek_write(bytes, at)? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            count => {
+                bytes = &bytes[count..];
+                at += count as u64;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Opens the same file again: a new open file, with locks and offset of its own.
 ///
 /// # Errors

@@ -1,0 +1,37 @@
+//! Children of a Unix that is not Linux: they outlive their parent, and their end is looked for.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::Arc;
+
+pub(crate) use crate::os::look::{Bell, EndWatch};
+use crate::os::posix::children::{Stop, before_exec, for_children, number, signal_group};
+
+/// Returns the path by which this program can be started again.
+pub(crate) fn own_program() -> io::Result<PathBuf> {
+    std::env::current_exe()
+}
+
+/// Creates the file for the children's last words, and says how they find it.
+pub(crate) fn create_report() -> io::Result<(File, OsString)> {
+    for_children(&tempfile::tempfile()?)
+}
+
+/// Arranges that a child inherits the report.
+pub(crate) fn prepare_child(command: &mut Command, report: Option<Arc<File>>) {
+    before_exec(command, report, || Ok(()));
+}
+
+impl EndWatch {
+    /// Sends a child that has not been waited for the signal, and its group if it leads one.
+    #[allow(clippy::unused_self)] // Linux has more to send it by
+    pub(crate) fn stop(&self, child: &mut Child, how: Stop) {
+        if let Some(pid) = number(child.id()) {
+            let _ended_already = rustix::process::kill_process(pid, how.signal());
+            signal_group(pid, how.signal());
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The child's side: finding out that this process is one, running the entry, saying how it ended.
+
+use std::error::Error as StdError;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use super::report::{Cause, ERROR, PANIC, Report, Slot};
+use crate::error::Error;
+use crate::{Result, os};
+
+/// The first argument of a process that is to run an entry. Arguments, unlike variables, are not inherited by what the entry
+/// itself starts.
+const MARK: &str = "--ndarray-shm-process";
+
+/// A function that runs as a process of its own.
+///
+/// `Ok` ends it with exit code 0, an error with 1, a panic with 101; the parent gets the error's words or the panic's.
+pub type Entry = fn(&Context) -> Result<(), Box<dyn StdError>>;
+
+/// What a child knows of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Context {
+    index: usize,
+    count: usize,
+    arguments: Vec<String>,
+}
+
+impl Context {
+    /// Returns which of the children this is, from 0.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Returns how many there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Returns what the parent gave [`spawn`](super::spawn), the same for all of them.
+    pub fn arguments(&self) -> &[String] {
+        &self.arguments
+    }
+}
+
+/// Names of the entries, once `init` has been called.
+static ENTRIES: OnceLock<Vec<String>> = OnceLock::new();
+
+/// Says which functions of this program can be spawned; in a process that was spawned for one of them, runs it.
+///
+/// Call it once, first thing in `main`, before anything is opened, printed or read from the command line. In a child it does
+/// not return: when the function has ended, so does the process.
+///
+/// # Examples
+///
+/// ```standalone_crate
+/// use ndarray_shm::process::{self, Context};
+///
+/// fn worker(context: &Context) -> Result<(), Box<dyn std::error::Error>> {
+///     assert_eq!((context.index(), context.count()), (0, 1));
+///     Ok(())
+/// }
+///
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     process::init(&[("worker", worker)]);
+///     process::spawn(1, "worker", &[])?.join()?;
+///     Ok(())
+/// }
+/// ```
+pub fn init(entries: &[(&str, Entry)]) {
+    // Before an entry runs, since it may spawn processes itself.
+    let _first = ENTRIES.set(entries.iter().map(|(name, _)| (*name).to_owned()).collect());
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|first| first == MARK) {
+        std::process::exit(play(entries, arguments));
+    }
+}
+
+/// Returns what starts an entry of this program as one of `count` processes.
+pub(super) fn command(entry: &str, index: usize, count: usize, arguments: &[&str], report: &Report) -> Result<Command> {
+    if !ENTRIES.get().is_some_and(|known| known.iter().any(|known| known == entry)) {
+        // The child would run `main` instead, and that might spawn again.
+        let expected = "the name of an entry that this program gave to process::init, first thing in main";
+        return Err(Error::InvalidSetting { setting: "process entry", value: entry.to_owned(), expected });
+    }
+    let program = os::own_program().map_err(|error| Error::os("finding this program", entry, error))?;
+    let mut command = Command::new(program);
+    command.arg(MARK).arg(entry).arg(index.to_string()).arg(count.to_string()).arg(report.name()).args(arguments);
+    Ok(command)
+}
+
+/// Runs an entry and returns the exit code.
+fn play(entries: &[(&str, Entry)], mut arguments: impl Iterator<Item = OsString>) -> i32 {
+    let mut next = || arguments.next().unwrap_or_default();
+    let (entry, index, count, report) = (next(), next(), next(), next());
+    let number = |text: &OsStr| text.to_str().and_then(|text| text.parse::<usize>().ok());
+    let (Some(index), Some(count)) = (number(&index), number(&count)) else {
+        eprintln!("{MARK} is for ndarray-shm's own use");
+        return ERROR;
+    };
+    let slot = match Slot::inherited(&report, index) {
+        Ok(slot) => Arc::new(slot),
+        Err(error) => {
+            eprintln!("process {index}: the parent's report cannot be found: {error}");
+            return ERROR;
+        }
+    };
+    let fail = |message: &str| {
+        slot.say(Cause::Error, message);
+        ERROR
+    };
+    let Some((_, entry)) = entries.iter().find(|(name, _)| entry == **name) else {
+        return fail("the program has no such entry: it was replaced by another version");
+    };
+    let arguments = match arguments.map(OsString::into_string).collect() {
+        Ok(arguments) => arguments,
+        Err(argument) => return fail(&format!("the argument {argument:?} is not UTF-8")),
+    };
+    let context = Context { index, count, arguments };
+    hear_panics(Arc::clone(&slot));
+    match panic::catch_unwind(AssertUnwindSafe(|| entry(&context))) {
+        Ok(Ok(())) => 0,
+        Ok(Err(error)) => fail(&with_causes(&*error)),
+        Err(_) => PANIC,
+    }
+}
+
+/// Puts the panics of this thread on record, after which they are printed as always. Where a panic is the end of the process,
+/// so are those of every thread.
+fn hear_panics(slot: Arc<Slot>) {
+    let (own, print) = (thread::current().id(), panic::take_hook());
+    panic::set_hook(Box::new(move |panic| {
+        if cfg!(panic = "abort") || thread::current().id() == own {
+            slot.say(Cause::Panic, &describe(panic));
+        }
+        print(panic);
+    }));
+}
+
+fn describe(panic: &PanicHookInfo<'_>) -> String {
+    let payload = panic.payload();
+    let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let mut message = "panicked".to_owned();
+    if let Some(place) = panic.location() {
+        let _infallible = write!(message, " at {place}");
+    }
+    if let Some(text) = text {
+        message.push_str(": ");
+        message.push_str(text);
+    }
+    message
+}
+
+/// An error and what caused it, in one line.
+fn with_causes(error: &dyn StdError) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let _infallible = write!(message, ": {error}");
+        cause = error.source();
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_follow_their_error() {
+        let source = std::io::Error::other("the disk is gone");
+        let error = Error::Os { op: "reading", location: "em".into(), source };
+        assert_eq!(with_causes(&error), "`em`: reading failed: the disk is gone");
+    }
+
+    #[test]
+    fn what_was_never_announced_is_not_spawned() {
+        let error = super::super::spawn(1, "unheard-of", &[]).unwrap_err();
+        assert!(error.to_string().contains("process::init"), "{error}");
+    }
+}

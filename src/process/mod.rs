@@ -1,0 +1,100 @@
+//! Floor 4: child processes that fail together, are ended together, and leave nothing behind.
+//!
+//! What `torch.multiprocessing.spawn` is for Python: [`spawn`] runs one function of this program in several processes, and
+//! [`join`](Processes::join) waits for all of them. An error or panic in one of them comes back in words, with the index and
+//! number of the process, and ends the others. [`SpawnOptions::spawn_commands`] does the same with arbitrary programs.
+//!
+//! # How a program starts itself
+//!
+//! A child is the same program started anew, so nothing of the parent's memory is copied and no lock is caught half-way, as
+//! with `fork`. The first thing that `main` does is to call [`init`] with the functions that may be run, its *entries*: in a
+//! child it runs the one that was asked for and ends the process; otherwise it returns at once. What the function needs is
+//! sent as text; arrays are opened by their names.
+//!
+//! # What ends what
+//!
+//! - *A child fails*: it returns an error, panics, has an exit code other than 0, or is killed by a signal. The others get
+//!   SIGTERM at once, whether or not anybody has called `join` yet, and what still runs after the grace period gets SIGKILL.
+//! - *The parent dies*, however it does: on Linux the children are killed (`PR_SET_PDEATHSIG`), and so are theirs. A child that
+//!   runs as another user, or with capabilities of its own, is not. Elsewhere there is no such thing: there, children should
+//!   notice by themselves, for example by the end of a pipe.
+//! - *Ctrl-C*: children are in the parent's process group and get it as the parent does, and so do Ctrl-Z and what else is typed
+//!   on the terminal. A program that handles Ctrl-C itself finds its children interrupted.
+//! - *[`Processes`] is dropped*: what still runs is killed at once and waited for.
+//! - *The thread that called `spawn` ends*: nothing happens.
+//!
+//! Signals go to the children, and not to processes that these have started, except where a child leads a process group of
+//! its own (`CommandExt::process_group(0)` in [`configure`](SpawnOptions::configure)): then the whole group gets them, and
+//! Ctrl-C passes it by.
+//!
+//! On Windows there are no signals: where it says SIGTERM or SIGKILL, the process is terminated.
+//!
+//! # Examples
+//!
+//! ```standalone_crate
+//! use std::error::Error;
+//!
+//! use ndarray_shm::process::{self, Context};
+//! use ndarray_shm::{SharedArray, unlink};
+//!
+//! /// What each child does: writes its index into its own row.
+//! fn paint(context: &Context) -> Result<(), Box<dyn Error>> {
+//!     let array = SharedArray::<u64, _>::open(context.arguments()[0].as_str(), (context.count(), 3))?;
+//!     array.write()?.row_mut(context.index()).fill(context.index() as u64);
+//!     Ok(())
+//! }
+//!
+//! fn main() -> Result<(), Box<dyn Error>> {
+//!     process::init(&[("paint", paint)]);
+//!
+//!     let array = SharedArray::<u64, _>::create("process-example", (4, 3))?;
+//!     let painted = process::spawn(4, "paint", &["process-example"])?.join();
+//!     let first = array.read()?.column(0).to_vec();
+//!     unlink("process-example")?;
+//!     painted?;
+//!     assert_eq!(first, [0, 1, 2, 3]);
+//!     Ok(())
+//! }
+//! ```
+
+mod entry;
+mod failure;
+mod options;
+mod processes;
+mod report;
+mod supervisor;
+
+pub use self::entry::{Context, Entry, init};
+pub use self::failure::{ChildError, Ending};
+pub use self::options::SpawnOptions;
+pub use self::processes::Processes;
+use crate::Result;
+
+/// Runs an entry of this program in `count` processes, with the options' defaults.
+///
+/// Each gets the same `arguments`, and its own index from 0. Standard input, output and error are the parent's. See
+/// [`SpawnOptions`] to choose otherwise.
+///
+/// # Errors
+///
+/// Those of [`SpawnOptions::spawn`].
+///
+/// # Examples
+///
+/// ```standalone_crate
+/// use ndarray_shm::process;
+///
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     process::init(&[("odd", |context| {
+///         if context.index() % 2 == 0 { Err("it is even".into()) } else { Ok(()) }
+///     })]);
+///
+///     let error = process::spawn(1, "odd", &[])?.join().unwrap_err();
+///     assert_eq!(error.index(), 0);
+///     assert_eq!(error.to_string(), format!("process 0 (pid {}) failed: it is even", error.pid()));
+///     Ok(())
+/// }
+/// ```
+pub fn spawn(count: usize, entry: &str, arguments: &[&str]) -> Result<Processes> {
+    SpawnOptions::new().spawn(count, entry, arguments)
+}

@@ -1,0 +1,96 @@
+//! The handle of children that run.
+
+use std::process::{ChildStderr, ChildStdin, ChildStdout};
+use std::time::Duration;
+
+use super::failure::ChildError;
+use super::supervisor::{Order, Pipes, Started};
+use crate::os;
+
+/// How long a dropped handle waits for children that were killed. They are gone in a moment, unless the kernel itself waits for
+/// a disk; then they are waited for in the background.
+const BURIAL: Duration = Duration::from_secs(2);
+
+/// Processes that were started together, and end together if one of them fails.
+///
+/// It can be used by several threads at once. Dropped, it kills what still runs; [`join`](Self::join) first if that is not meant.
+#[derive(Debug)]
+pub struct Processes {
+    started: Started,
+    generation: u64,
+}
+
+impl Processes {
+    pub(super) fn new(started: Started) -> Self {
+        Self { started, generation: os::fork_generation() }
+    }
+
+    /// Returns the numbers of the processes, by index. One that has ended may have lost its number to another.
+    pub fn pids(&self) -> &[u32] {
+        &self.started.pids
+    }
+
+    /// Waits until all processes have ended.
+    ///
+    /// If one fails, the others are ended as [`terminate`](Self::terminate) does it, and waited for, before this returns. Called
+    /// again, it returns the same.
+    ///
+    /// # Errors
+    ///
+    /// The first failure. How a process ended after that, or after `terminate`, is no failure.
+    pub fn join(&self) -> Result<(), ChildError> {
+        self.started.shared.wait(None).unwrap_or(Ok(()))
+    }
+
+    /// Waits until all processes have ended, but not longer than `limit`: `Ok(false)` if some still run.
+    ///
+    /// With [`Duration::ZERO`] it only looks. `Ok(true)` and errors mean that none is left.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`join`](Self::join).
+    pub fn join_timeout(&self, limit: Duration) -> Result<bool, ChildError> {
+        self.started.shared.wait(Some(limit)).map_or(Ok(false), |ended| ended.map(|()| true))
+    }
+
+    /// Asks all processes to end (SIGTERM), and kills (SIGKILL) what still runs after the
+    /// [grace period](super::SpawnOptions::grace). It waits for neither; [`join`](Self::join) does.
+    pub fn terminate(&self) {
+        self.order(Order::Terminate);
+    }
+
+    /// Takes the pipe to a process's standard input, if [`configure`](super::SpawnOptions::configure) made it one.
+    pub fn take_stdin(&mut self, index: usize) -> Option<ChildStdin> {
+        self.pipes(index)?.stdin.take()
+    }
+
+    /// Takes the pipe from a process's standard output, if it was made one.
+    pub fn take_stdout(&mut self, index: usize) -> Option<ChildStdout> {
+        self.pipes(index)?.stdout.take()
+    }
+
+    /// Takes the pipe from a process's standard error, if it was made one.
+    pub fn take_stderr(&mut self, index: usize) -> Option<ChildStderr> {
+        self.pipes(index)?.stderr.take()
+    }
+
+    fn pipes(&mut self, index: usize) -> Option<&mut Pipes> {
+        self.started.pipes.get_mut(index)
+    }
+
+    fn order(&self, order: Order) {
+        self.started.shared.order(order);
+        self.started.bell.ring();
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        if self.generation == os::fork_generation() {
+            self.order(Order::Kill);
+            if self.started.shared.wait(Some(BURIAL)).is_some() {
+                self.started.end();
+            }
+        } // else the children are those of another process, which this one was copied from.
+    }
+}
