@@ -108,7 +108,11 @@ fn directory(context: &Context) -> &Path {
 
 /// Says that this child has come so far, and who it is.
 fn arrive(context: &Context) -> std::io::Result<()> {
-    fs::write(directory(context).join(format!("here-{}", context.index())), std::process::id().to_string())
+    // In one step: who sees the name reads the number.
+    let name = directory(context).join(format!("here-{}", context.index()));
+    let draft = name.with_extension("draft");
+    fs::write(&draft, std::process::id().to_string())?;
+    fs::rename(draft, name)
 }
 
 /// Waits until the test lets go, or is over.
