@@ -64,9 +64,11 @@ mod array;
 mod backend;
 mod backoff;
 mod error;
+pub mod manager;
 mod os;
 pub mod render;
 mod segment;
+mod share;
 
 /// The ndarray crate whose shapes, views and arrays are used here, so that a program needs no second version of it.
 pub use ndarray;

@@ -18,6 +18,8 @@
 //! | `unlink`, `sweep` | take a name away while others use the file; remove what could not be removed then |
 //! | `seal`, `is_sealed`, `create_sealable` | memory that can never change again |
 //! | `private_directory` | a directory only this user, or its own group, can write into |
+//! | `listen`, `connect`, `wait`, `Process`, .. | sockets with a name, who is at their other end, and that process's death |
+//! | `set_apart`, `leave_session`, `keep_descriptors` | a program in the background that outlives whoever started it |
 //! | `fork_generation` | a number that differs between a process and its forked children |
 //! | `MAPPINGS_HOLD_LOCKS`, `EMPTY_FILES_CAN_BE_MAPPED`, `MAPPING` | what a mapping is good for here, and why one fails |
 //! | `forbidden_name` | why a file cannot have this name here |
@@ -30,20 +32,28 @@ cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android"))] {
         mod fill;
         mod linux;
+        mod local;
         mod posix;
         mod room;
         pub(crate) use linux::*;
+        pub(crate) use local::*;
     } else if #[cfg(unix)] {
         mod fill;
+        mod no_local;
         mod posix;
         mod unix;
+        pub(crate) use no_local::*;
         pub(crate) use unix::*;
     } else if #[cfg(windows)] {
         mod fill;
+        mod no_local;
         mod windows;
+        pub(crate) use no_local::*;
         pub(crate) use windows::*;
     } else {
+        mod no_local;
         mod stub;
+        pub(crate) use no_local::*;
         pub(crate) use stub::*;
     }
 }

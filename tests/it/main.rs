@@ -6,6 +6,7 @@
 //! | `linux` | what only Linux shows: descriptors, permission bits, limits | every backend |
 //! | `interop` | numpy, CloudVolume, Python with our locks | every backend |
 //! | `selection` | which backend a program gets | every platform |
+//! | `manager` | the process that waits for deaths | Linux |
 //! | `tidy` | the architecture's rules, by reading the source | where the source is |
 //!
 //! Tests are named `suite::backend::file::test`. Started with `NDSHM_TEST_ROLE` set, the program is not a test run but a
@@ -24,6 +25,8 @@ mod conformance;
 mod interop;
 #[cfg(target_os = "linux")]
 mod linux;
+#[cfg(target_os = "linux")]
+mod manager;
 mod selection;
 mod support;
 #[cfg(target_os = "linux")]
@@ -43,11 +46,14 @@ fn roles() -> Vec<(&'static str, Role)> {
     {
         roles.extend(linux::ROLES.concat());
         roles.extend(interop::ROLES);
+        roles.extend(manager::ROLES);
     }
     roles
 }
 
 fn main() -> ExitCode {
+    // Nobody's manager has to do with tests; those about it choose one of their own.
+    ndarray_shm::manager::set_program(ndarray_shm::manager::Program::Off);
     if let Some(code) = support::child::play(&roles()) {
         return code;
     }
@@ -61,6 +67,7 @@ fn main() -> ExitCode {
         // What drafts are made of changes nothing for others.
         trials.extend(places.iter().filter(|place| place.name != "hidden").flat_map(interop::trials));
         trials.extend(interop::layout_page::trials());
+        trials.extend(manager::trials());
         trials.extend(tidy::trials());
         trials.extend(tidy::differences(&trials));
     }

@@ -8,8 +8,17 @@ use std::process::Command;
 use libtest_mimic::Trial;
 
 /// The modules at the root and the floor each one is on; a file uses its own floor and lower ones.
-const FLOORS: &[(&str, u32)] =
-    &[("backoff", 0), ("error", 0), ("os", 0), ("backend", 1), ("segment", 2), ("array", 3), ("render", 5)];
+const FLOORS: &[(&str, u32)] = &[
+    ("backoff", 0),
+    ("error", 0),
+    ("os", 0),
+    ("backend", 1),
+    ("segment", 2),
+    ("array", 3),
+    ("share", 4),
+    ("manager", 4),
+    ("render", 5),
+];
 
 const LONGEST_FILE: usize = 500;
 const MOST_CRATES: usize = 36;
