@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::cli::{ManagerArgs, ManagerCommand};
 use crate::exit::{Exit, Failure};
 use crate::list::display;
-use crate::{interrupt, report, units};
+use crate::{host, interrupt, report, units};
 
 /// How long a manager in the background stays without a client.
 const IDLE: Duration = Duration::from_mins(1);
@@ -64,6 +64,8 @@ fn serve(args: &ManagerArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let Some(manager) = Manager::start(&options)? else {
         return already(manager::status(args.socket.path.as_deref())?.as_ref(), out);
     };
+    // Each client takes two.
+    host::raise_descriptor_limit();
     let stopper = manager.stopper();
     interrupt::call(move || stopper.stop())?;
     writeln!(out, "process {} listens at {}", std::process::id(), manager.socket().display())?;

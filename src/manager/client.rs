@@ -5,7 +5,8 @@
 //! and is neither used nor closed.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, Once, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::endpoint;
@@ -250,11 +251,11 @@ fn explain(error: &Error) -> String {
 
 /// Says once per process that and why there is no manager.
 fn warn_once(reason: &str) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
         log::warn!(
             "no manager ({reason}). Everything works without it, but what killed processes leave is removed only when \
              somebody reclaims it. NDSHM_MANAGER=off says that this is intended."
         );
-    });
+    }
 }

@@ -158,10 +158,16 @@ impl Stream {
             // Kernels before 6.5 do not know the option.
             _ => {}
         }
+        self.process_by_number()
+    }
+
+    /// The same on kernels that give no pidfd of a peer.
+    fn process_by_number(&self) -> io::Result<Option<Process>> {
         let number = i32::try_from(self.peer()?.process).ok().and_then(rustix::process::Pid::from_raw);
         let number = number.ok_or(io::ErrorKind::Unsupported)?;
         match rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty()) {
-            // A number is used again only after its process's death, which would have closed the connection.
+            // A number is used again only after its process's death, which closes the connection, unless a forked child
+            // has it too.
             Ok(_) if self.is_hung_up()? => Ok(None),
             Ok(process) => Ok(Some(Process(process))),
             Err(Errno::SRCH) => Ok(None),
@@ -286,4 +292,47 @@ pub(crate) fn keep_descriptors() {
     // do not know the call (before 5.11) nothing happens.
     let _unknown =
         unsafe { libc::syscall(libc::SYS_close_range, 3 as libc::c_uint, libc::c_uint::MAX, CLOSE_RANGE_CLOEXEC) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_other_end_is_known_and_its_closing_seen() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("socket");
+        assert_eq!(connect(&path).expect_err("nobody listens").kind(), io::ErrorKind::NotFound);
+        let listener = listen(&path).expect("listens");
+        assert!(listener.accept().expect("nobody yet").is_none());
+        let client = connect(&path).expect("connects");
+        let stream = listener.accept().expect("accepts").expect("one waits");
+        let own = Peer { process: std::process::id(), user: user_id() };
+        assert_eq!((client.peer().expect("known"), stream.peer().expect("known")), (own, own));
+        for process in [stream.process(), stream.process_by_number()] {
+            let process = process.expect("pidfds").expect("this process lives");
+            let ready = wait(&[Source::Process(&process), Source::Stream(&stream)], Some(Duration::ZERO));
+            assert_eq!(ready.expect("waited"), [false, false]);
+        }
+        client.send(b"word").expect("room");
+        let mut bytes = [0; 8];
+        assert_eq!(stream.receive(&mut bytes).expect("received"), 4);
+        assert_eq!(stream.receive(&mut bytes).expect_err("no more").kind(), io::ErrorKind::WouldBlock);
+        drop(client);
+        assert!(stream.process_by_number().expect("asked").is_none(), "whose number it is now nobody knows");
+        assert_eq!(stream.receive(&mut bytes).expect("the end"), 0);
+        drop(listener);
+        assert_eq!(connect(&path).expect_err("a dead socket").kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_bell_that_was_rung_ends_every_wait() {
+        let bell = Bell::new().expect("a bell");
+        assert_eq!(wait(&[Source::Bell(&bell)], Some(Duration::from_millis(1))).expect("waited"), [false]);
+        bell.ring();
+        bell.ring();
+        for _ in 0..2 {
+            assert_eq!(wait(&[Source::Bell(&bell)], None).expect("waited"), [true]);
+        }
+    }
 }

@@ -15,6 +15,7 @@ use libtest_mimic::Trial;
 use ndarray_shm::manager::{self, Manager, ManagerOptions, Program, Status};
 use ndarray_shm::{ArrayOptions, Directory, Error};
 
+use crate::interop::peer::{of_package, python};
 use crate::linux::sandbox::unless;
 use crate::support::child::{Child, ROLE, Role, hear, program, say};
 use crate::support::eventually;
@@ -45,6 +46,7 @@ pub fn trials() -> Vec<Trial> {
     let root: &[(&str, fn())] = tests![a_stranger_is_refused_on_both_sides, a_strangers_socket_or_lock_is_left_alone];
     let is_root = rustix::process::geteuid().is_root();
     let mut trials = crate::support::trials("manager", anybody);
+    trials.extend(crate::support::trials("interop::manager", tests![a_client_in_python_is_one_too]));
     trials.extend(unless("only root can be two users", is_root, crate::support::trials("manager", root)));
     trials
 }
@@ -604,6 +606,38 @@ fn one_that_cannot_be_started_is_one_warning() {
         std::fs::remove_file(stage.arrays().join("works-without")).unwrap();
     }
     assert!(!stage.socket.exists());
+}
+
+fn a_client_in_python_is_one_too() {
+    const SCRIPT: &str = "
+import sys
+sys.path.insert(0, sys.argv[1])
+import ndshm_manager
+manager = ndshm_manager.Manager()
+manager.use(sys.argv[2], 'a b')
+print(manager.ask('status'), flush=True)
+try:
+    manager.ask('use 1 2 shm /dev/shm')
+except OSError as error:
+    print(error, flush=True)
+sys.stdin.readline()
+";
+    let stage = Stage::new();
+    let _manager = stage.manager(&[]);
+    let mut command = Command::new(python());
+    command.args(["-B", "-c", SCRIPT]).arg(of_package("tests/it/python")).arg(stage.arrays());
+    let mut client = Child::spawn({
+        command.env("NDSHM_MANAGER_SOCKET", &stage.socket);
+        command
+    });
+    let said = client.line();
+    assert!(said.starts_with("status pid=") && said.contains(" clients=1 "), "{said}");
+    let said = client.line();
+    assert!(said.starts_with("no that directory is another one"), "{said}");
+    let before = stage.status().unwrap().sweeps;
+    client.kill();
+    stage.wait_for_clients(0);
+    eventually("its directory is looked through", || stage.status().unwrap().sweeps > before);
 }
 
 /// Runs a program as somebody else.
