@@ -51,8 +51,7 @@ struct Known {
     /// As the caller names it.
     directory: PathBuf,
     backend: String,
-    /// As the manager is told; `None` if it cannot be.
-    used: Option<Use>,
+    /// Whether this manager knows it, or nobody can tell it.
     told: bool,
 }
 
@@ -124,9 +123,8 @@ impl State {
         }
         let is_room = self.known.len() < MOST;
         if is_room {
-            let used = look_at(directory, backend);
             let (directory, backend) = (directory.to_owned(), backend.to_owned());
-            self.known.push(Known { directory, backend, used, told: false });
+            self.known.push(Known { directory, backend, told: false });
         }
         is_room
     }
@@ -144,8 +142,10 @@ impl State {
     fn tell(&mut self) {
         let Some(stream) = &self.connection else { return };
         for known in self.known.iter_mut().filter(|known| !known.told) {
-            let Some(used) = &known.used else { continue };
-            known.told = stream.send(used.line().as_bytes()).is_ok();
+            known.told = match look_at(&known.directory, &known.backend) {
+                Some(used) => stream.send(used.line().as_bytes()).is_ok(),
+                None => true,
+            };
             if !known.told {
                 self.connection = None;
                 return;

@@ -414,7 +414,8 @@ impl Manager {
     fn may_end(&mut self) -> Result<bool> {
         self.places.mark_all(Instant::now());
         self.sweep();
-        if self.places.next().is_some() {
+        // Not for what only seems held: that may be by a process that tells no manager, and for ever.
+        if self.places.is_waiting() {
             return Ok(false);
         }
         self.endpoint.close();

@@ -101,6 +101,11 @@ impl Places {
         self.known.values().filter_map(Place::next).min()
     }
 
+    /// Whether there is something that must be looked at later, because it is protected until then.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.known.values().any(|place| place.expiry.is_some())
+    }
+
     /// Looks through every directory that is due. One that cannot be read is forgotten unless `in_use`.
     pub(super) fn sweep(
         &mut self,
@@ -204,8 +209,9 @@ mod tests {
         places.sweep(now, |_| true, |_| Ok(Swept { removed: 0, next: Some(flight), busy: false }));
         let next = places.next().expect("not forgotten");
         assert!(next >= now + flight && next < now + flight * 2);
+        assert!(places.is_waiting());
         places.sweep(next, |_| true, |_| Ok(removed(1)));
-        assert_eq!((places.reclaimed, places.next()), (1, None));
+        assert_eq!((places.reclaimed, places.next(), places.is_waiting()), (1, None, false));
     }
 
     #[test]

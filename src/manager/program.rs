@@ -61,11 +61,14 @@ pub(super) fn find(choice: &Program) -> Result<PathBuf, String> {
         Program::At(path) => std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display())),
         Program::Search => {
             let file = format!("{NAME}{}", std::env::consts::EXE_SUFFIX);
-            let beside = std::env::current_exe().ok().and_then(|path| Some(path.parent()?.to_owned()));
+            let this = std::env::current_exe().ok();
+            let beside = this.as_deref().map(|this| this.with_file_name(&file));
+            // A program may lie where others can put theirs beside it, as in /tmp.
+            let beside = this.zip(beside).filter(|(this, beside)| os::is_trusted_like(beside, this)).map(|both| both.1);
             let path = std::env::var_os("PATH").unwrap_or_default();
             // What a relative entry means depends on where the process is just now.
             let entries = std::env::split_paths(&path).filter(|entry| entry.is_absolute());
-            let mut candidates = beside.into_iter().chain(entries).map(|folder| folder.join(&file));
+            let mut candidates = beside.into_iter().chain(entries.map(|folder| folder.join(&file)));
             candidates.find(|candidate| candidate.is_file()).ok_or_else(|| {
                 format!("there is no program `{NAME}` beside this one or in PATH; install it, or set {PROGRAM}")
             })

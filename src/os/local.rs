@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -267,6 +268,16 @@ pub(crate) fn path_from(bytes: Vec<u8>) -> Option<PathBuf> {
     Some(OsString::from_vec(bytes).into())
 }
 
+/// Whether the program at `path`, and the link if it is one, are of somebody whom the user of `model` trusts already:
+/// this user, the system, or that program's owner.
+pub(crate) fn is_trusted_like(path: &Path, model: &Path) -> bool {
+    let owner = |path: &Path| std::fs::metadata(path).map(|facts| facts.uid());
+    let (Ok(file), Ok(link), Ok(model)) = (owner(path), std::fs::symlink_metadata(path), owner(model)) else {
+        return false;
+    };
+    [file, link.uid()].iter().all(|owner| [user_id(), 0, model].contains(owner))
+}
+
 /// Whether the process runs with rights that its caller has not (set-user-ID): it must not run what the caller names.
 pub(crate) fn has_borrowed_rights() -> bool {
     use rustix::process::{getegid, geteuid, getgid, getuid};
@@ -323,6 +334,23 @@ mod tests {
         assert_eq!(stream.receive(&mut bytes).expect("the end"), 0);
         drop(listener);
         assert_eq!(connect(&path).expect_err("a dead socket").kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_program_that_somebody_else_put_there_is_not_trusted() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (own, link) = (directory.path().join("own"), directory.path().join("link"));
+        assert!(!is_trusted_like(&own, Path::new("/")), "there is none");
+        std::fs::write(&own, b"").expect("written");
+        std::os::unix::fs::symlink(&own, &link).expect("linked");
+        assert!(is_trusted_like(&own, &own) && is_trusted_like(&link, &own));
+        // Only root can give things away.
+        if std::os::unix::fs::lchown(&link, Some(65534), None).is_ok() && user_id() == 0 {
+            assert!(!is_trusted_like(&link, &own), "it may point to anything tomorrow");
+            std::os::unix::fs::chown(&own, Some(65534), None).expect("given away");
+            assert!(!is_trusted_like(&own, Path::new("/")));
+            assert!(is_trusted_like(&own, &own), "whoever owns the running program is trusted");
+        }
     }
 
     #[test]

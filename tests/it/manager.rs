@@ -30,6 +30,7 @@ pub fn trials() -> Vec<Trial> {
         a_client_that_becomes_another_program_is_looked_after,
         the_first_client_starts_it_and_nothing_of_the_client_stays_open,
         clients_that_begin_together_start_one,
+        it_is_found_beside_the_program_and_in_path,
         it_survives_what_ends_its_clients_group,
         after_a_kill_the_next_announcement_starts_another,
         of_two_that_begin_together_one_is_the_manager,
@@ -99,7 +100,7 @@ fn be_client(arguments: &[String]) {
                 manager::announce(&backend());
                 let options = ArrayOptions::<u8, _>::new().backend(std::sync::Arc::new(backend()));
                 let _held = options.create(name, 4).unwrap();
-                std::thread::sleep(Duration::from_secs(600));
+                std::thread::sleep(Duration::from_secs(60));
             })),
             ("exec", _) => {
                 let error = Command::new(program()).env(ROLE, "sleep").exec();
@@ -118,7 +119,7 @@ fn sleep(_arguments: &[String]) {
 
 /// Forks a child that does nothing, and returns its number.
 fn fork() -> u32 {
-    fork_and(|| std::thread::sleep(Duration::from_secs(600)))
+    fork_and(|| std::thread::sleep(Duration::from_secs(60)))
 }
 
 #[allow(unsafe_code)]
@@ -405,6 +406,27 @@ fn clients_that_begin_together_start_one() {
     }
     (0..6).for_each(|number| stage.wait_until_gone(&format!("ndshm-orphan-{number}"), Instant::now()));
     assert_eq!(stage.status().unwrap().pid, status.pid);
+}
+
+fn it_is_found_beside_the_program_and_in_path() {
+    for how in ["beside", "in PATH"] {
+        let stage = Stage::new();
+        let folder = stage.base.path().join("bin");
+        std::fs::create_dir(&folder).unwrap();
+        std::os::unix::fs::symlink(program(), folder.join("ndshm")).unwrap();
+        let mut command = if how == "beside" {
+            let copy = reachable(&stage);
+            std::fs::rename(copy, folder.join("client")).unwrap();
+            stage.command(&folder.join("client"), "manager-client")
+        } else {
+            stage.role("manager-client")
+        };
+        command.env_remove("NDSHM_MANAGER").arg(stage.arrays());
+        command.env("PATH", if how == "beside" { stage.base.path() } else { &folder });
+        let mut client = Child::spawn(command);
+        announce(&mut client);
+        stage.wait_for_clients(1);
+    }
 }
 
 fn it_survives_what_ends_its_clients_group() {
