@@ -37,8 +37,12 @@ pub(crate) fn call(action: impl FnOnce() + Send + 'static) -> Result<(), Failure
 #[cfg(windows)]
 pub(crate) fn call(action: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
     let mut action = Some(action);
-    ctrlc::set_handler(move || action.take().map_or((), |action| action()))
-        .map_err(|error| Failure::new(Exit::Failed, format!("cannot listen to signals: {error}")))
+    let call = move || {
+        if let Some(action) = action.take() {
+            action();
+        }
+    };
+    ctrlc::set_handler(call).map_err(|error| Failure::new(Exit::Failed, format!("cannot listen to signals: {error}")))
 }
 
 #[cfg(unix)]

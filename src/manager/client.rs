@@ -105,7 +105,9 @@ fn lock(generation: u64) -> Option<MutexGuard<'static, State>> {
         if state.generation != generation {
             let inherited = std::mem::replace(&mut *state, State { generation, ..State::new() });
             // Its number may mean something else by now: a daemon closes what it inherits.
-            std::mem::forget(inherited.connection);
+            if let Some(stream) = inherited.connection {
+                stream.abandon();
+            }
         }
         return Some(state);
     }
@@ -174,7 +176,9 @@ impl State {
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
                 // No socket at all: somebody closed it, and the number may be somebody else's.
                 Err(_) => {
-                    std::mem::forget(self.connection.take());
+                    if let Some(stream) = self.connection.take() {
+                        stream.abandon();
+                    }
                     return false;
                 }
             }

@@ -182,6 +182,11 @@ impl Stream {
         Ok(question[0].revents().intersects(HUNG_UP))
     }
 
+    /// Leaves the connection as it is, without closing it: it is another process's, or its number means something else.
+    pub(crate) fn abandon(self) {
+        std::mem::forget(self);
+    }
+
     /// Sends all of it at once, or fails: what is said here is short.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<()> {
         let sent = rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
