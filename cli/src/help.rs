@@ -100,7 +100,7 @@ pub(crate) const DOCTOR: &str = concat!(
     "\
 Fields of --json: healthy (false if there is a problem; warnings do not count) and checks, each with:
   name    what was looked at: backend, shm-room, shm-locks, shm-drafts, emulated-room, emulated-locks,
-          emulated-drafts, open-files, mappings, log-out, leftovers
+          emulated-drafts, open-files, mappings, log-out, manager, leftovers
   status  \"ok\", \"warning\" or \"problem\"
   found   what was found
   advice  what to do, or null
