@@ -218,6 +218,14 @@ pub enum Error {
         /// What it may be.
         expected: &'static str,
     },
+    /// The manager is not what it should be, or does not do what it should.
+    #[error("manager at `{location}`: {reason}")]
+    Manager {
+        /// Its socket.
+        location: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// The platform or file system cannot do this.
     #[error("`{location}`: not supported here: {what}")]
     Unsupported {
@@ -335,6 +343,7 @@ impl Error {
             | Self::Incomplete { location, .. }
             | Self::TooManyOpenFiles { location, .. }
             | Self::PermissionDenied { location, .. }
+            | Self::Manager { location, .. }
             | Self::Unsupported { location, .. }
             | Self::Closed { location }
             | Self::Message { location, .. }
@@ -378,7 +387,7 @@ impl From<Error> for io::Error {
             Error::TimedOut { .. } => Kind::TimedOut,
             Error::PermissionDenied { .. } => Kind::PermissionDenied,
             Error::Unsupported { .. } => Kind::Unsupported,
-            Error::TooManyOpenFiles { .. } | Error::TooManyHandles { .. } => Kind::Other,
+            Error::TooManyOpenFiles { .. } | Error::TooManyHandles { .. } | Error::Manager { .. } => Kind::Other,
             Error::Closed { .. } => Kind::BrokenPipe,
             Error::Os { source, .. } => source.kind(),
         };

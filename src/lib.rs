@@ -65,6 +65,7 @@ mod array;
 mod backend;
 mod backoff;
 mod error;
+pub mod manager;
 mod os;
 pub mod process;
 mod random;

@@ -35,6 +35,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Make a small volume, download it with worker processes, check it, and say how to open it
     Demo(DemoArgs),
+    /// Remove what killed processes leave as soon as they are dead; arrays that are counted start it by themselves
+    Manager(ManagerArgs),
     /// Paint chunks for the `download` that started this process
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -158,6 +160,53 @@ pub(crate) struct DemoArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `ndshm manager`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::MANAGER, args_conflicts_with_subcommands = true)]
+pub(crate) struct ManagerArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<ManagerCommand>,
+    /// Run in the background; return when it listens
+    #[arg(long)]
+    pub(crate) detach: bool,
+    /// End when there was no client for so long [default: 60 in the background, never in the foreground]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) idle: Option<u64>,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// The process that --detach starts
+    #[arg(long, hide = true)]
+    pub(crate) background: bool,
+}
+
+/// What can be asked of a manager that runs.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ManagerCommand {
+    /// Show what it does
+    #[command(after_help = help::CODES, after_long_help = help::MANAGER)]
+    Status {
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        socket: SocketArgs,
+    },
+    /// End it, which is never necessary: it ends by itself, and is started again when it is missed
+    #[command(after_help = help::CODES, after_long_help = help::MANAGER)]
+    Stop {
+        #[command(flatten)]
+        socket: SocketArgs,
+    },
+}
+
+/// Where the manager listens.
+#[derive(Debug, Args)]
+pub(crate) struct SocketArgs {
+    /// Its socket [default: what NDSHM_MANAGER_SOCKET says, else one in the user's runtime directory]
+    #[arg(id = "socket", long = "socket", value_name = "PATH")]
+    pub(crate) path: Option<PathBuf>,
 }
 
 /// Arguments of the hidden `ndshm worker`, which only [`crate::worker::command`] writes.

@@ -151,6 +151,7 @@ fn examine() -> Vec<Check> {
     checks.push(descriptors(descriptors_kept));
     checks.push(mappings());
     checks.push(remove_ipc(default_name == "shm"));
+    checks.push(manager());
     checks.push(leftovers());
     checks
 }
@@ -379,6 +380,24 @@ fn remove_ipc(matters: bool) -> Check {
     let advice =
         "`loginctl enable-linger` keeps them, or RemoveIPC=no in /etc/systemd/logind.conf, or use files: EMULATE_SHM=1";
     if matters { Check::warning(name, found, advice) } else { Check::ok(name, found) }
+}
+
+/// Who looks after the counted arrays of killed processes. Everything works without.
+fn manager() -> Check {
+    let name = "manager";
+    match ndarray_shm::manager::status(None) {
+        Ok(Some(status)) => {
+            let clients = units::count(status.clients, "client");
+            Check::ok(name, format!("process {} looks after counted arrays, for {clients}", status.pid))
+        }
+        Ok(None) => Check::ok(name, "there is none now; it is started when it is missed"),
+        Err(error) if error.is_unsupported() => Check::ok(name, "there is none on this platform, and none is needed"),
+        Err(error) => {
+            let advice = "end what listens there, or set NDSHM_MANAGER_SOCKET to a path of yours; until then arrays of \
+                          killed processes are removed later";
+            Check::warning(name, Failure::from(error).to_string(), advice)
+        }
+    }
 }
 
 /// Half-painted renderbuffers, and drafts, that nobody works on.

@@ -10,12 +10,17 @@ Exit codes:
   0    done
   1    failed; for `doctor`: something is wrong
   2    the command line, the bounding box or a setting makes no sense
-  3    nothing has this name
+  3    nothing has this name; for `manager status` and `manager stop`: there is none
   130  interrupted (Ctrl-C, Ctrl-Break, SIGTERM, SIGHUP)
 
 Environment:
   EMULATE_SHM         1, true or yes: use files in the emulated directory instead of /dev/shm; 0, false or no: never
-  NDSHM_EMULATED_DIR  the emulated directory (default: ndarray-shm-<user id> in the directory for temporary files)"
+  NDSHM_EMULATED_DIR  the emulated directory (default: ndarray-shm-<user id> in the directory for temporary files)
+  NDSHM_MANAGER       the program that arrays start as their manager (default: ndshm beside the program or in PATH); off,
+                      no, false or 0: none
+  NDSHM_MANAGER_SOCKET
+                      where the manager listens (default: ndshm-manager.sock in XDG_RUNTIME_DIR, or in
+                      ndshm-manager-<user id> in the directory for temporary files)"
     };
 }
 
@@ -95,7 +100,7 @@ pub(crate) const DOCTOR: &str = concat!(
     "\
 Fields of --json: healthy (false if there is a problem; warnings do not count) and checks, each with:
   name    what was looked at: backend, shm-room, shm-locks, shm-drafts, emulated-room, emulated-locks,
-          emulated-drafts, open-files, mappings, log-out, leftovers
+          emulated-drafts, open-files, mappings, log-out, manager, leftovers
   status  \"ok\", \"warning\" or \"problem\"
   found   what was found
   advice  what to do, or null
@@ -108,6 +113,25 @@ pub(crate) const DEMO: &str = concat!(
     "\
 Fields of --json: cleaned (whether the array is gone again) and downloads, one for each volume, each with the fields of
 `download --json` and volume (its name), format, chunk_shape, verified (always true: anything else ends the demo).
+
+",
+    codes!()
+);
+
+pub(crate) const MANAGER: &str = concat!(
+    "\
+There is one manager for each user. Programs that use counted arrays tell it which directories they use; when one of them
+dies, however it ends, the manager removes the arrays there that nobody holds any more. Nothing depends on it: the same is
+done by whoever looks next, only later.
+
+It ends in good order on Ctrl-C, SIGTERM and SIGHUP. If there is one already, `ndshm manager` says so and ends with 0.
+
+Fields of `manager status --json`:
+  running, socket        whether there is one, and where it listens; the others only if there is
+  pid, version           of its process and program
+  uptime_seconds         how long it has been running
+  clients, directories   processes whose death it waits for, and directories that it looks through
+  sweeps, reclaimed      how often it looked through one of them, and how many arrays it removed
 
 ",
     codes!()

@@ -52,6 +52,13 @@ mod imp {
         Some((limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX)))
     }
 
+    /// Takes as many descriptors as this process may ask for.
+    pub(crate) fn raise_descriptor_limit() {
+        let mut limit = rustix::process::getrlimit(Resource::Nofile);
+        limit.current = limit.maximum;
+        let _as_before = rustix::process::setrlimit(Resource::Nofile, limit);
+    }
+
     /// Returns the number of the user this program acts for.
     pub(crate) fn user() -> Option<u32> {
         Some(rustix::process::geteuid().as_raw())
@@ -93,6 +100,9 @@ mod imp {
         cfg!(windows).then_some((MOST_HANDLES, MOST_HANDLES))
     }
 
+    /// The table of handles has a fixed size.
+    pub(crate) fn raise_descriptor_limit() {}
+
     pub(crate) fn user() -> Option<u32> {
         None
     }
@@ -107,7 +117,7 @@ mod imp {
     }
 }
 
-pub(crate) use imp::{descriptor_limits, makes_nameless_files, may_make_files, room, user};
+pub(crate) use imp::{descriptor_limits, makes_nameless_files, may_make_files, raise_descriptor_limit, room, user};
 
 /// Whether writing failed because nobody reads any more.
 pub(crate) fn reader_has_gone(error: &io::Error) -> bool {

@@ -16,6 +16,35 @@ pub(crate) fn flag() -> Result<StopFlag, Failure> {
     Ok(stop)
 }
 
+/// Calls `action` once, from a thread of its own, when any of the signals of [`flag`] comes.
+#[cfg(unix)]
+pub(crate) fn call(action: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+    let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter();
+    let wanted = wanted.filter(|signal| *signal != SIGHUP || !crate::host::ignores(*signal));
+    let mut signals = signal_hook::iterator::Signals::new(wanted)
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot listen to signals: {error}")))?;
+    std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            action();
+        }
+    });
+    Ok(())
+}
+
+/// Calls `action` on Ctrl-C.
+#[cfg(windows)]
+pub(crate) fn call(action: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    let mut action = Some(action);
+    let call = move || {
+        if let Some(action) = action.take() {
+            action();
+        }
+    };
+    ctrlc::set_handler(call).map_err(|error| Failure::new(Exit::Failed, format!("cannot listen to signals: {error}")))
+}
+
 #[cfg(unix)]
 fn listen(stop: StopFlag) -> io::Result<()> {
     use std::sync::Arc;

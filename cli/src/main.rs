@@ -14,6 +14,7 @@ mod info;
 mod interrupt;
 mod list;
 mod logind;
+mod manager;
 mod places;
 mod progress;
 mod python;
@@ -61,6 +62,7 @@ fn run(command: &Command, out: &mut dyn Write) -> Result<Exit, Failure> {
         Command::Unlink(args) => unlink::run(args, out),
         Command::Doctor(args) => doctor::run(args, out),
         Command::Demo(args) => demo::run(args, out),
+        Command::Manager(args) => manager::run(args, out),
         Command::Worker(args) => worker::run(args),
     }
 }

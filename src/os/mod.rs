@@ -22,6 +22,8 @@
 //! | `Socket::send`, `receive`, `receive_files`, `room_for` | bytes and open files, at most until a deadline; a file is taken from the socket only if it could be had |
 //! | `Socket::peer` | who is at the other end, as the kernel says |
 //! | `SOCKETS_CARRY_FILES` | whether open files can be received without ever losing one |
+//! | `local`: `listen`, `connect`, `wait`, `Process`, .. | sockets with a name, who is at their other end, and that process's death |
+//! | `local`: `set_apart`, `leave_session`, `keep_descriptors` | a program in the background that outlives whoever started it |
 //! | `fork_generation` | a number that differs between a process and its forked children |
 //! | `MAPPINGS_HOLD_LOCKS`, `EMPTY_FILES_CAN_BE_MAPPED`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
 //! | `own_program`, `prepare_child` | start this program again; what a child gets and how it is bound to its parent |
@@ -38,23 +40,30 @@ cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android"))] {
         mod fill;
         mod linux;
+        pub(crate) mod local;
         mod posix;
         mod room;
         pub(crate) use linux::*;
     } else if #[cfg(unix)] {
         mod fill;
         mod look;
+        mod no_local;
         mod posix;
         mod unix;
+        pub(crate) use no_local as local;
         pub(crate) use unix::*;
     } else if #[cfg(windows)] {
         mod fill;
         mod look;
+        mod no_local;
         mod windows;
+        pub(crate) use no_local as local;
         pub(crate) use windows::*;
     } else {
         mod look;
+        mod no_local;
         mod stub;
+        pub(crate) use no_local as local;
         pub(crate) use stub::*;
     }
 }

@@ -11,7 +11,7 @@ mod inspect;
 mod options;
 #[cfg(feature = "channel")]
 mod parcel;
-mod reclaim;
+pub(crate) mod reclaim;
 mod record;
 mod refcounted;
 mod strategy;

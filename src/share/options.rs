@@ -13,6 +13,7 @@ use crate::array::layout::Layout;
 use crate::array::{ArrayReader, CreationMode, Draft, Element};
 use crate::backend::{Access, Backend, DraftOptions, IntoLocation, Publish, default_backend};
 use crate::error::{Error, Result};
+use crate::manager;
 use crate::os::LockKind;
 use crate::random;
 use crate::segment::locks::Wait;
@@ -270,6 +271,7 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
         };
         let read = |trailer: &_| read::<T, D>(trailer, home);
         let (segment, (layout, id)) = Segment::attach_counted(home, how, entry, read)?;
+        manager::announce(&*home.backend);
         Ok((segment, layout, id))
     }
 }

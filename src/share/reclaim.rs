@@ -156,3 +156,20 @@ impl Reclaim {
         Ok(self.dry_run || backend.unlink(&location, Some(entry.id))?)
     }
 }
+
+/// What the manager wants to know of a directory that it had looked through.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Swept {
+    /// Files that were removed.
+    pub(crate) removed: usize,
+    /// When the next handle on its way expires, if one protects something.
+    pub(crate) next: Option<Duration>,
+    /// Somebody is attached: it may be a process that is just going, or that was just being spawned.
+    pub(crate) busy: bool,
+}
+
+/// Goes through a directory for the manager.
+pub(crate) fn sweep(backend: &Arc<dyn Backend>) -> Result<Swept> {
+    let found = Reclaim::new().run(backend)?;
+    Ok(Swept { removed: found.removed.len(), next: found.next, busy: found.attached > 0 })
+}

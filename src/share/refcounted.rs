@@ -13,6 +13,7 @@ use crate::array::layout::{Layout, shape_like};
 use crate::array::{ArrayReader, Draft, Element, SharedArray, view};
 use crate::backend::{Access, IntoLocation, Location, Publish};
 use crate::error::{Error, IntoError, Result};
+use crate::manager;
 use crate::os::{self, LockKind};
 use crate::random;
 use crate::segment::locks::Wait;
@@ -229,7 +230,9 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// [`Unlinked`](Error::Unlinked): it had a name already, which has gone; the kernel gives none a second time.
     pub fn publish(&self) -> Result<()> {
-        self.array.segment().publish()
+        self.array.segment().publish()?;
+        manager::announce(&*self.array.home().backend);
+        Ok(())
     }
 
     /// Attaches once more, with a mapping and a count of its own.
@@ -371,7 +374,12 @@ pub(super) fn share_as<T: Element, D: Dimension>(
         return Err(IntoError::new(error, Draft::from_parts(memory, layout, keep)));
     }
     match memory.share(&home, mode, keep) {
-        Ok(segment) => Ok(RefcountedArray::of(segment, home, layout, id)),
+        Ok(segment) => {
+            if mode.is_some() {
+                manager::announce(&*home.backend);
+            }
+            Ok(RefcountedArray::of(segment, home, layout, id))
+        }
         Err((error, memory)) => Err(IntoError::new(error, Draft::from_parts(memory, layout, keep))),
     }
 }

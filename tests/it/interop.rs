@@ -8,7 +8,7 @@ pub mod layout_page;
 mod locks;
 mod numpy;
 mod painters;
-mod peer;
+pub mod peer;
 mod sample;
 mod shared_memory;
 

@@ -3,7 +3,7 @@
 mod descriptors;
 mod limits;
 mod rights;
-mod sandbox;
+pub mod sandbox;
 
 use libtest_mimic::Trial;
 

@@ -7,6 +7,7 @@
 //! | `interop` | numpy, CloudVolume, Python with our locks | every backend |
 //! | `processes` | children of `process::spawn`, and how they end | every platform |
 //! | `selection` | which backend a program gets | every platform |
+//! | `manager` | the process that waits for deaths | Linux |
 //! | `tidy` | the architecture's rules, by reading the source | where the source is |
 //!
 //! Tests are named `suite::backend::file::test`. Started with `NDSHM_TEST_ROLE` set, the program is not a test run but a
@@ -25,6 +26,8 @@ mod conformance;
 mod interop;
 #[cfg(target_os = "linux")]
 mod linux;
+#[cfg(target_os = "linux")]
+mod manager;
 mod processes;
 mod selection;
 mod support;
@@ -46,12 +49,15 @@ fn roles() -> Vec<(&'static str, Role)> {
     {
         roles.extend(linux::ROLES.concat());
         roles.extend(interop::ROLES);
+        roles.extend(manager::ROLES);
     }
     roles
 }
 
 fn main() -> ExitCode {
     ndarray_shm::process::init(processes::ENTRIES);
+    // Nobody's manager has to do with tests; those about it choose one of their own.
+    ndarray_shm::manager::set_program(ndarray_shm::manager::Program::Off);
     if let Some(code) = support::child::play(&roles()) {
         return code;
     }
@@ -66,6 +72,7 @@ fn main() -> ExitCode {
         // What drafts are made of changes nothing for others.
         trials.extend(places.iter().filter(|place| place.name != "hidden").flat_map(interop::trials));
         trials.extend(interop::layout_page::trials());
+        trials.extend(manager::trials());
         trials.extend(tidy::trials());
         trials.extend(tidy::differences(&trials));
     }

@@ -18,6 +18,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("array", 3),
     ("share", 4),
     ("process", 4),
+    ("manager", 4),
     ("render", 5),
 ];
 

@@ -28,6 +28,7 @@ fn every_check_has_a_state_and_the_exit_code_follows() {
         "open-files",
         "mappings",
         "log-out",
+        "manager",
         "leftovers",
     ]) {
         let check = check(&report, name);

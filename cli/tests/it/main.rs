@@ -7,6 +7,8 @@ mod demonstration;
 mod diagnosis;
 mod downloading;
 mod listing;
+#[cfg(target_os = "linux")]
+mod managing;
 mod refusals;
 mod scene;
 mod volume;

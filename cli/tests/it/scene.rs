@@ -59,6 +59,11 @@ impl Scene {
         self.root.path().join("volume")
     }
 
+    /// Where a manager listens, if there is one.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.root.path().join("manager.sock")
+    }
+
     /// The emulated directory as a backend.
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
         Arc::new(Directory::new("emulated", self.emulated()))
@@ -95,6 +100,9 @@ impl Scene {
             .env_remove("EMULATE_SHM")
             .env("NDSHM_EMULATED_DIR", self.emulated())
             .env(TEMPORARY_DIRECTORY, self.temporary())
+            // Nobody's manager has to do with these tests; those about it name a socket of their own.
+            .env("NDSHM_MANAGER", "off")
+            .env("NDSHM_MANAGER_SOCKET", self.socket())
             .stdin(Stdio::null());
         command
     }
@@ -102,6 +110,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
+        let _none = ndarray_shm::manager::stop(Some(&self.socket()));
         let Ok(shm) = Directory::shm() else { return };
         for name in &self.names {
             let _ = shm.unlink(name, None);

@@ -18,7 +18,8 @@ pub struct Peer {
     _home: tempfile::TempDir,
 }
 
-fn python() -> PathBuf {
+/// The interpreter that has the peers.
+pub fn python() -> PathBuf {
     let python = std::env::var_os("NDSHM_TEST_PYTHON").filter(|path| !path.is_empty());
     python.map(PathBuf::from).expect(
         "NDSHM_TEST_PYTHON is not set: run scripts/test, which makes a Python environment with the peers \

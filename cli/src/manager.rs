@@ -1,0 +1,159 @@
+//! `ndshm manager`: the process that removes what killed processes leave, and what can be asked of it.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ndarray_shm::manager::{self, Manager, ManagerOptions, Status};
+use serde::Serialize;
+
+use crate::cli::{ManagerArgs, ManagerCommand};
+use crate::exit::{Exit, Failure};
+use crate::list::display;
+use crate::{host, interrupt, report, units};
+
+/// How long a manager in the background stays without a client.
+const IDLE: Duration = Duration::from_mins(1);
+
+/// How long one that was started may take to listen.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What `manager status --json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    running: bool,
+    socket: String,
+    #[serde(flatten)]
+    facts: Option<Facts>,
+}
+
+#[derive(Debug, Serialize)]
+struct Facts {
+    pid: u32,
+    version: String,
+    uptime_seconds: f64,
+    clients: usize,
+    directories: usize,
+    sweeps: u64,
+    reclaimed: u64,
+}
+
+/// Runs `ndshm manager`.
+pub(crate) fn run(args: &ManagerArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    match &args.command {
+        Some(ManagerCommand::Status { json, socket }) => status(*json, socket.path.as_deref(), out),
+        Some(ManagerCommand::Stop { socket }) => stop(socket.path.as_deref(), out),
+        None if args.detach => detach(args, out),
+        None => serve(args, out),
+    }
+}
+
+fn serve(args: &ManagerArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if args.background {
+        manager::leave_session()?;
+    }
+    let mut options = ManagerOptions::new();
+    if let Some(path) = &args.socket.path {
+        options = options.socket(path);
+    }
+    if let Some(idle) = args.idle.map(Duration::from_secs).or(args.background.then_some(IDLE)) {
+        options = options.idle_exit(idle);
+    }
+    let Some(manager) = Manager::start(&options)? else {
+        return already(manager::status(args.socket.path.as_deref())?.as_ref(), out);
+    };
+    // Each client takes two.
+    host::raise_descriptor_limit();
+    let stopper = manager.stopper();
+    interrupt::call(move || stopper.stop())?;
+    writeln!(out, "process {} listens at {}", std::process::id(), manager.socket().display())?;
+    out.flush()?;
+    manager.run()?;
+    Ok(Exit::Done)
+}
+
+fn already(status: Option<&Status>, out: &mut dyn Write) -> Result<Exit, Failure> {
+    match status {
+        Some(status) => writeln!(out, "there is a manager already: process {}", status.pid)?,
+        None => writeln!(out, "there was a manager already, which has just ended")?,
+    }
+    Ok(Exit::Done)
+}
+
+/// Starts this program again in the background and waits until it listens.
+fn detach(args: &ManagerArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let socket = args.socket.path.as_deref();
+    // What this process sees is also what the other one would fail with.
+    if let Some(status) = manager::status(socket)? {
+        return already(Some(&status), out);
+    }
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot find this program's own file: {error}")))?;
+    let mut command = Command::new(program);
+    command.args(["manager", "--background"]);
+    // It begins in another directory, for which a relative path means something else.
+    command.arg("--socket").arg(manager::socket_path(socket)?);
+    if let Some(idle) = args.idle {
+        command.args(["--idle", &idle.to_string()]);
+    }
+    let mut child = manager::spawn_detached(&mut command)?;
+    let begin = Instant::now();
+    loop {
+        let ended = child.try_wait().ok().flatten();
+        if let Some(status) = manager::status(socket)? {
+            writeln!(out, "process {} runs in the background", status.pid)?;
+            return Ok(Exit::Done);
+        }
+        if ended.is_some_and(|status| !status.success()) || begin.elapsed() > PATIENCE {
+            let failure = Failure::new(Exit::Failed, "the manager did not begin");
+            return Err(failure.advice("run `ndshm manager` without --detach, which says why"));
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn status(json: bool, socket: Option<&Path>, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let status = manager::status(socket)?;
+    let path = display(&manager::socket_path(socket)?);
+    let exit = if status.is_some() { Exit::Done } else { Exit::NotFound };
+    if json {
+        let facts = status.map(|status| Facts {
+            pid: status.pid,
+            version: status.version,
+            uptime_seconds: status.uptime.as_secs_f64(),
+            clients: status.clients,
+            directories: status.directories,
+            sweeps: status.sweeps,
+            reclaimed: status.reclaimed,
+        });
+        report::json(out, &Report { running: facts.is_some(), socket: path, facts })?;
+        return Ok(exit);
+    }
+    let Some(status) = status else { return Err(none(&path)) };
+    writeln!(out, "manager, process {}", status.pid)?;
+    let facts = [
+        ("socket", path),
+        ("version", status.version),
+        ("running for", units::age(status.uptime)),
+        ("clients", status.clients.to_string()),
+        ("directories", status.directories.to_string()),
+        ("looked", format!("{} times", status.sweeps)),
+        ("removed", format!("{} arrays", status.reclaimed)),
+    ];
+    report::facts(out, &facts)?;
+    Ok(exit)
+}
+
+fn stop(socket: Option<&Path>, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if !manager::stop(socket)? {
+        return Err(none(&display(&manager::socket_path(socket)?)));
+    }
+    writeln!(out, "the manager has ended")?;
+    Ok(Exit::Done)
+}
+
+fn none(socket: &str) -> Failure {
+    Failure::new(Exit::NotFound, format!("no manager listens at {socket}"))
+}

@@ -1,0 +1,189 @@
+//! `ndshm manager`: started by hand and by a client, asked, stopped, killed.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ndarray_shm::manager::{self, Program};
+use ndarray_shm::{Directory, RefcountedOptions};
+use sysinfo::{Pid, Signal};
+
+use crate::scene::{Running, Scene, is_running, run, signal, wait_until};
+
+/// Tells the role of a client, which this program plays too, its directory.
+const CLIENT: &str = "NDSHM_TEST_CLIENT";
+
+/// Not a test but what the tests below start: a client that holds an array until it is killed.
+#[test]
+fn role_of_a_client() {
+    let Some(directory) = std::env::var_os(CLIENT) else { return };
+    manager::set_program(Program::Search);
+    let backend = std::sync::Arc::new(Directory::new("emulated", directory));
+    let _held = RefcountedOptions::<u8, _>::new().backend(backend).create("held-x", 4).expect("a new array");
+    thread::sleep(Duration::from_mins(5));
+}
+
+fn client(scene: &Scene) -> Running {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args(["--exact", "managing::role_of_a_client"]).env(CLIENT, scene.emulated());
+    command.env("NDSHM_MANAGER", env!("CARGO_BIN_EXE_ndshm")).env("NDSHM_MANAGER_SOCKET", scene.socket());
+    Running::start(command.env("NDSHM_EMULATED_DIR", scene.emulated()).stdin(Stdio::null()))
+}
+
+fn has_array(scene: &Scene) -> bool {
+    scene.emulated().join("held-x").exists()
+}
+
+fn wait_for_clients(scene: &Scene, clients: usize) -> Pid {
+    let mut pid = 0;
+    wait_until("the manager and its clients", || {
+        let status = manager::status(Some(&scene.socket())).expect("an answer");
+        status.is_some_and(|status| {
+            pid = status.pid;
+            status.clients == clients
+        })
+    });
+    Pid::from_u32(pid)
+}
+
+fn assert_gone(scene: &Scene) {
+    let since = Instant::now();
+    wait_until("the end of the array", || !has_array(scene));
+    println!("gone after {:?}", since.elapsed());
+    assert!(since.elapsed() < Duration::from_secs(2));
+}
+
+/// Everything beside the socket that a manager makes.
+fn traces(scene: &Scene) -> Vec<String> {
+    let directory = scene.socket();
+    let directory = directory.parent().expect("in the scene");
+    let mut names = crate::scene::names_in(directory);
+    names.retain(|name| name.starts_with("manager.sock"));
+    names
+}
+
+#[test]
+fn a_client_starts_it_and_its_death_is_cleaned_up_after() {
+    let scene = Scene::new();
+    let mut client = client(&scene);
+    let pid = wait_for_clients(&scene, 1);
+    wait_until("the array", || has_array(&scene));
+    client.kill();
+    assert_gone(&scene);
+    let report = run(&mut scene.ndshm(["manager", "status", "--json"])).expect_code(0).json();
+    assert_eq!(report["running"], true);
+    assert_eq!(report["pid"], pid.as_u32());
+    assert_eq!(report["clients"], 0);
+    assert_eq!(report["reclaimed"], 1);
+    run(&mut scene.ndshm(["manager", "stop"])).expect_code(0);
+    wait_until("its end", || !is_running(pid));
+    assert_eq!(traces(&scene), [""; 0]);
+}
+
+#[test]
+fn when_it_was_killed_another_takes_its_place() {
+    let scene = Scene::new();
+    run(&mut scene.ndshm(["manager", "--detach"])).expect_code(0);
+    let first = wait_for_clients(&scene, 0);
+    assert!(signal(first, Signal::Kill));
+    wait_until("its death", || !is_running(first));
+    assert_eq!(traces(&scene), ["manager.sock", "manager.sock.lock"]);
+    run(&mut scene.ndshm(["manager", "status"])).expect_code(3);
+    let mut client = client(&scene);
+    let second = wait_for_clients(&scene, 1);
+    assert_ne!(first, second);
+    wait_until("the array", || has_array(&scene));
+    client.kill();
+    assert_gone(&scene);
+}
+
+#[test]
+fn status_and_stop_say_when_there_is_none() {
+    let scene = Scene::new();
+    for command in ["status", "stop"] {
+        let finished = run(&mut scene.ndshm(["manager", command])).expect_code(3);
+        assert!(finished.err.contains("no manager listens at"), "{finished:?}");
+    }
+    let report = run(&mut scene.ndshm(["manager", "status", "--json"])).expect_code(3).json();
+    assert_eq!(report["running"], false);
+    assert_eq!(report["socket"], scene.socket().to_str().expect("text"));
+    assert_eq!(traces(&scene), [""; 0]);
+}
+
+#[test]
+fn a_second_one_says_that_there_is_one_and_ends_well() {
+    let scene = Scene::new();
+    let mut both: Vec<Running> = (0..2).map(|_| Running::start(&mut scene.ndshm(["manager"]))).collect();
+    let mut ended = 0;
+    wait_until("the end of one", || {
+        ended = usize::from(!both[1].is_running());
+        both.iter_mut().any(|one| !one.is_running())
+    });
+    let finished = both.swap_remove(ended).finish().expect_code(0);
+    let pid = wait_for_clients(&scene, 0);
+    assert_eq!(finished.out, format!("there is a manager already: process {pid}\n"));
+    assert_eq!(pid, both[0].pid());
+    for _ in 0..2 {
+        let finished = run(&mut scene.ndshm(["manager", "--detach"])).expect_code(0);
+        assert_eq!(finished.out, format!("there is a manager already: process {pid}\n"));
+    }
+}
+
+#[test]
+fn in_the_foreground_a_signal_ends_it_in_good_order() {
+    for interruption in [Signal::Interrupt, Signal::Term, Signal::Hangup] {
+        let scene = Scene::new();
+        let running = Running::start(&mut scene.ndshm(["manager"]));
+        wait_for_clients(&scene, 0);
+        assert!(signal(running.pid(), interruption));
+        let finished = running.finish().expect_code(0);
+        assert!(finished.out.contains("listens at"), "{finished:?}");
+        assert_eq!(traces(&scene), [""; 0]);
+    }
+}
+
+#[test]
+fn idle_it_ends_after_the_time_given() {
+    let scene = Scene::new();
+    let mut client = client(&scene);
+    let pid = wait_for_clients(&scene, 1);
+    run(&mut scene.ndshm(["manager", "stop"])).expect_code(0);
+    wait_until("its end", || !is_running(pid));
+    client.kill();
+    // The array of a client whose manager was stopped is found by the next.
+    let finished = run(&mut scene.ndshm(["manager", "--idle", "1"])).expect_code(0);
+    assert!(finished.out.contains("listens at"), "{finished:?}");
+    assert!(!has_array(&scene));
+    assert_eq!(traces(&scene), [""; 0]);
+}
+
+#[test]
+fn in_the_background_it_has_nothing_of_whoever_started_it() {
+    let scene = Scene::new();
+    // With a pipe as standard output and input: if it stayed open, the end would not come.
+    let mut command = scene.ndshm(["manager", "--detach", "--idle", "30", "--socket", "manager.sock"]);
+    let finished = run(command.current_dir(scene.socket().parent().expect("in the scene"))).expect_code(0);
+    let pid = wait_for_clients(&scene, 0);
+    assert_eq!(finished.out, format!("process {pid} runs in the background\n"));
+    assert_eq!(fs::read_link(format!("/proc/{pid}/cwd")).expect("it runs"), Path::new("/"));
+    for standard in 0..3 {
+        assert_eq!(fs::read_link(format!("/proc/{pid}/fd/{standard}")).expect("it runs"), Path::new("/dev/null"));
+    }
+}
+
+#[test]
+fn one_that_cannot_listen_says_why() {
+    let scene = Scene::new();
+    fs::write(scene.socket(), b"a file").expect("written");
+    for arguments in [&["manager"][..], &["manager", "--detach"]] {
+        let finished = run(&mut scene.ndshm(arguments)).expect_code(1);
+        assert!(finished.err.contains("manager"), "{finished:?}");
+    }
+    let finished = run(scene.ndshm(["manager"]).env("NDSHM_MANAGER_SOCKET", "")).expect_code(2);
+    assert!(finished.err.contains("NDSHM_MANAGER_SOCKET"), "{finished:?}");
+    let missing = scene.temporary().join("missing/manager.sock");
+    let finished = run(scene.ndshm(["manager", "--socket"]).arg(missing)).expect_code(1);
+    assert!(finished.err.contains("its directory must exist") || finished.err.contains("directory must exist"));
+}

@@ -1,0 +1,266 @@
+//! The client's side: tells the manager which directories this process uses, and starts one if there is none.
+//!
+//! Nothing here fails or waits: without a manager everything works, only the memory of killed processes is freed later.
+//! A process has one connection, kept as long as it lives. A forked child has its own: what it inherits is its parent's,
+//! and is neither used nor closed.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use super::endpoint;
+use super::program::{self, Program};
+use super::wire::{CANNOT, GREETING, REFUSAL, Use};
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::os;
+use crate::os::local::Stream;
+
+/// Directories that one process announces.
+const MOST: usize = 64;
+
+/// How long an announcement may be held up by another one of the same process.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How often the connection is looked at, and how long to wait after the first failure.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The longest pause between attempts to find or start a manager.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// How long a manager that was started may take to listen.
+const START: Duration = Duration::from_secs(10);
+
+/// One state for each of some generations of forks: a lock that somebody held while this process was forked is no lock of
+/// this process.
+static STATES: [Mutex<State>; 8] = [const { Mutex::new(State::new()) }; 8];
+
+#[derive(Debug)]
+struct State {
+    generation: u64,
+    known: Vec<Known>,
+    connection: Option<Stream>,
+    /// A thread is about to make the connection.
+    starting: bool,
+    look_at: Option<Instant>,
+    failures: u32,
+}
+
+#[derive(Debug)]
+struct Known {
+    /// As the caller names it.
+    directory: PathBuf,
+    backend: String,
+    /// Whether this manager knows it, or nobody can tell it.
+    told: bool,
+}
+
+/// Tells the manager that this process uses counted arrays in a directory; at most once per process and directory.
+pub(crate) fn announce(directory: &Path, backend: &str) {
+    let choice = program::choice();
+    if choice == Program::Off {
+        return;
+    }
+    let generation = os::fork_generation();
+    let Some(mut state) = lock(generation) else { return };
+    let is_new = state.learn(directory, backend);
+    let now = Instant::now();
+    if state.look_at.is_some_and(|at| now < at) {
+        if is_new {
+            state.tell();
+        }
+        return;
+    }
+    state.look_at = Some(now + LOOK);
+    let is_refused = state.listen();
+    if state.connection.is_none() && !state.starting && !is_refused {
+        let outcome = endpoint::socket_path(None).and_then(|path| Ok((endpoint::connect(&path)?, path)));
+        match outcome {
+            Ok((Some(stream), _)) => state.connect(stream),
+            Ok((None, path)) => state.begin(generation, choice, path),
+            Err(error) => state.fail(&error),
+        }
+    }
+    state.tell();
+}
+
+/// Looks at a directory as the manager will; `None` if it cannot be told of it.
+pub(super) fn look_at(directory: &Path, backend: &str) -> Option<Use> {
+    let path = directory.canonicalize().ok()?;
+    let facts = os::facts_at(&path).ok()?;
+    Some(Use { id: facts.id, backend: backend.to_owned(), path })
+}
+
+/// Locks the state of this generation; `None` if another thread has it for too long.
+fn lock(generation: u64) -> Option<MutexGuard<'static, State>> {
+    let slot = usize::try_from(generation % STATES.len() as u64).unwrap_or(0);
+    let mut backoff = Backoff::new(PATIENCE);
+    loop {
+        let mut state = match STATES[slot].try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) if backoff.pause() => continue,
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        if state.generation != generation {
+            let inherited = std::mem::replace(&mut *state, State { generation, ..State::new() });
+            // Its number may mean something else by now: a daemon closes what it inherits.
+            if let Some(stream) = inherited.connection {
+                stream.abandon();
+            }
+        }
+        return Some(state);
+    }
+}
+
+impl State {
+    const fn new() -> Self {
+        Self { generation: 0, known: Vec::new(), connection: None, starting: false, look_at: None, failures: 0 }
+    }
+
+    /// Remembers a directory; `false` if it was known.
+    fn learn(&mut self, directory: &Path, backend: &str) -> bool {
+        if self.known.iter().any(|known| known.directory == directory && known.backend == backend) {
+            return false;
+        }
+        let is_room = self.known.len() < MOST;
+        if is_room {
+            let (directory, backend) = (directory.to_owned(), backend.to_owned());
+            self.known.push(Known { directory, backend, told: false });
+        }
+        is_room
+    }
+
+    /// Uses a connection from now on.
+    fn connect(&mut self, stream: Stream) {
+        if stream.send(format!("{GREETING}\n").as_bytes()).is_ok() {
+            self.known.iter_mut().for_each(|known| known.told = false);
+            self.connection = Some(stream);
+            self.failures = 0;
+        }
+    }
+
+    /// Tells the manager what it does not know yet.
+    fn tell(&mut self) {
+        let Some(stream) = &self.connection else { return };
+        for known in self.known.iter_mut().filter(|known| !known.told) {
+            known.told = match look_at(&known.directory, &known.backend) {
+                Some(used) => stream.send(used.line().as_bytes()).is_ok(),
+                None => true,
+            };
+            if !known.told {
+                self.connection = None;
+                return;
+            }
+        }
+    }
+
+    /// Reads the manager's answers; says whether it refuses this process. At their end there is no connection any more.
+    fn listen(&mut self) -> bool {
+        let Some(stream) = &self.connection else { return false };
+        let (mut answer, mut is_refused) = ([0; 1024], false);
+        loop {
+            match stream.receive(&mut answer) {
+                Ok(0) => break,
+                Ok(count) => {
+                    let text = String::from_utf8_lossy(answer.get(..count).unwrap_or_default());
+                    if let Some(refusal) = text.lines().find_map(|line| line.strip_prefix(REFUSAL)) {
+                        warn_once(&format!("it refuses this process: {refusal}"));
+                        is_refused = true;
+                    }
+                    if let Some(reason) = text.lines().find_map(|line| line.strip_prefix(CANNOT)) {
+                        log::debug!("the manager cannot watch a directory: {reason}");
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+                // No socket at all: somebody closed it, and the number may be somebody else's.
+                Err(_) => {
+                    if let Some(stream) = self.connection.take() {
+                        stream.abandon();
+                    }
+                    return false;
+                }
+            }
+        }
+        self.connection = None;
+        if is_refused {
+            self.pause();
+        }
+        is_refused
+    }
+
+    /// Waits longer from failure to failure.
+    fn pause(&mut self) {
+        let pause = LOOK.saturating_mul(1 << self.failures.min(6)).min(LONGEST_PAUSE);
+        self.failures += 1;
+        self.look_at = Some(Instant::now() + pause);
+    }
+
+    fn fail(&mut self, error: &Error) {
+        self.pause();
+        // Where there is no manager at all nobody misses it.
+        if !error.is_unsupported() {
+            warn_once(&explain(error));
+        }
+    }
+
+    /// Lets a thread start a manager and connect to it; it ends within seconds.
+    fn begin(&mut self, generation: u64, choice: Program, socket: PathBuf) {
+        let thread = std::thread::Builder::new().name("ndshm-manager".to_owned());
+        let started = thread.spawn(move || {
+            let outcome = find_or_start(&choice, &socket);
+            let Some(mut state) = lock(generation) else { return };
+            state.starting = false;
+            match outcome {
+                Ok(stream) => {
+                    state.connect(stream);
+                    state.tell();
+                }
+                Err(reason) => {
+                    state.pause();
+                    warn_once(&reason);
+                }
+            }
+        });
+        match started {
+            Ok(_) => self.starting = true,
+            Err(error) => warn_once(&format!("no thread can be started: {error}")),
+        }
+    }
+}
+
+fn find_or_start(choice: &Program, socket: &Path) -> Result<Stream, String> {
+    let program = program::find(choice)?;
+    let started = program::start(&program, socket);
+    let mut backoff = Backoff::new(if started.is_ok() { START } else { Duration::ZERO });
+    loop {
+        // Even if it could not be started: another process may have started one.
+        match endpoint::connect(socket) {
+            Ok(Some(stream)) => return Ok(stream),
+            Ok(None) if backoff.pause() => {}
+            Ok(None) => {
+                started?;
+                return Err(format!("{} does not listen", program.display()));
+            }
+            Err(error) => return Err(explain(&error)),
+        }
+    }
+}
+
+fn explain(error: &Error) -> String {
+    let source = std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
+    format!("{error}{source}")
+}
+
+/// Says once per process that and why there is no manager.
+fn warn_once(reason: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        log::warn!(
+            "no manager ({reason}). Everything works without it, but what killed processes leave is removed only when \
+             somebody reclaims it. NDSHM_MANAGER=off says that this is intended."
+        );
+    }
+}

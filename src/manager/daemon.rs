@@ -1,0 +1,451 @@
+//! The manager itself: one loop that waits for clients, their words and their deaths.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::endpoint::{self, Endpoint};
+use super::places::{Number, Places};
+use super::wire::{self, CANNOT, DONE, GREETING, Lines, REFUSAL, Request, Status, Use};
+use crate::backend::{Backend, Directory};
+use crate::error::{Error, Result};
+use crate::os;
+use crate::os::local::{self, Bell, Process, Source, Stream};
+use crate::share::reclaim;
+
+/// Clients that a manager serves at most; fewer where the process may have fewer descriptors.
+const MOST_CLIENTS: u64 = 4096;
+
+/// Descriptors of one client: its connection and its process.
+const DESCRIPTORS: u64 = 2;
+
+/// Descriptors that are left for everything else.
+const SPARE: u64 = 32;
+
+/// Directories that one client may name.
+const MOST_DIRECTORIES: usize = 64;
+
+/// How often everything is looked through while there are clients, for those of whom no word came.
+const ROUND: Duration = Duration::from_secs(10);
+
+/// How long nobody is accepted after that failed.
+const REST: Duration = Duration::from_millis(100);
+
+/// What a manager is told when it begins.
+#[derive(Debug, Clone, Default)]
+pub struct ManagerOptions {
+    socket: Option<PathBuf>,
+    idle: Option<Duration>,
+}
+
+impl ManagerOptions {
+    /// The socket where this user's clients look for it, and no end.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Listens at `path` instead of what `NDSHM_MANAGER_SOCKET` or the system says.
+    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.socket = Some(path.into());
+        self
+    }
+
+    /// Ends when it has had no client for so long.
+    pub fn idle_exit(mut self, after: Duration) -> Self {
+        self.idle = Some(after);
+        self
+    }
+}
+
+/// The one manager of a socket, listening.
+#[derive(Debug)]
+pub struct Manager {
+    // First, so that when a client sees the end of its connection the socket is gone.
+    endpoint: Endpoint,
+    bell: Arc<Bell>,
+    idle: Option<Duration>,
+    clients: BTreeMap<u64, Client>,
+    next_client: u64,
+    places: Places,
+    since: Instant,
+    /// Somebody asked it to end.
+    is_stopping: bool,
+}
+
+/// Ends a manager from another thread.
+#[derive(Debug, Clone)]
+pub struct Stopper(Arc<Bell>);
+
+impl Stopper {
+    /// Asks the manager to end in good order.
+    pub fn stop(&self) {
+        self.0.ring();
+    }
+}
+
+#[derive(Debug)]
+struct Client {
+    /// `None` once the other end is closed, or what came from it made no sense.
+    stream: Option<Stream>,
+    watch: Watch,
+    process: u32,
+    lines: Lines,
+    greeted: bool,
+    places: BTreeSet<Number>,
+}
+
+#[derive(Debug)]
+enum Watch {
+    /// Its death will be seen.
+    Alive(Process),
+    /// It was dead before anybody looked.
+    Gone,
+    /// The kernel shows no deaths here: the end of the connection is all there is.
+    Unseen,
+}
+
+impl Manager {
+    /// Becomes this user's manager; `Ok(None)` if there is one already.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unsupported`](Error::Unsupported) off Linux.
+    /// - [`PermissionDenied`](Error::PermissionDenied): the socket's directory or name is another user's, or open to others.
+    /// - [`Manager`](Error::Manager): something else has the socket's name, the name is too long, or somebody holds the lock and
+    ///   does not listen.
+    /// - [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
+    pub fn start(options: &ManagerOptions) -> Result<Option<Self>> {
+        let path = endpoint::socket_path(options.socket.as_deref())?;
+        let failed = |error| Error::os("preparing to wait for processes", path.display(), error);
+        let bell = Arc::new(Bell::new().map_err(failed)?);
+        let Some(endpoint) = Endpoint::take(&path)? else { return Ok(None) };
+        let mut manager = Self {
+            endpoint,
+            bell,
+            idle: options.idle,
+            clients: BTreeMap::new(),
+            next_client: 0,
+            places: Places::default(),
+            since: Instant::now(),
+            is_stopping: false,
+        };
+        manager.add_usual_places();
+        Ok(Some(manager))
+    }
+
+    /// Returns the path of the socket.
+    pub fn socket(&self) -> &Path {
+        self.endpoint.path()
+    }
+
+    /// Returns what ends this manager from another thread.
+    pub fn stopper(&self) -> Stopper {
+        Stopper(Arc::clone(&self.bell))
+    }
+
+    /// Serves until it is stopped, or has had no client for the time given; then takes the socket away.
+    ///
+    /// # Errors
+    ///
+    /// What waiting answers, or what listening again does after a client came at the last moment.
+    pub fn run(mut self) -> Result<()> {
+        let most = MOST_CLIENTS.min(os::descriptor_limit().saturating_sub(SPARE) / DESCRIPTORS);
+        let mut round = Instant::now() + ROUND;
+        let mut accept_from = Instant::now();
+        let mut lonely = Some(Instant::now());
+        loop {
+            self.sweep();
+            let now = Instant::now();
+            if now >= round {
+                round = now + ROUND;
+                if !self.endpoint.is_intact() {
+                    log::warn!("the manager's socket or lock was removed: it ends, and another may begin");
+                    return Ok(());
+                }
+                if self.users() > 0 {
+                    self.places.mark_all(now);
+                    continue;
+                }
+            }
+            let is_lonely = self.users() == 0 && self.places.next().is_none();
+            lonely = is_lonely.then(|| lonely.unwrap_or(now));
+            let end = lonely.zip(self.idle).and_then(|(since, idle)| since.checked_add(idle));
+            if end.is_some_and(|end| now >= end) {
+                if self.may_end()? {
+                    return Ok(());
+                }
+                lonely = None;
+                continue;
+            }
+            let resting = (accept_from > now).then_some(accept_from);
+            let wake = [Some(round), self.places.next(), end, resting].into_iter().flatten().min();
+            let wait = wake.map(|wake| wake.saturating_duration_since(now));
+            let happened = self.wait(wait, resting.is_none())?;
+            self.act(happened);
+            if resting.is_none() && !self.accept(most) {
+                accept_from = Instant::now() + REST;
+            }
+            if self.is_stopping {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The directories that everybody uses: who died while there was no manager is found there.
+    fn add_usual_places(&mut self) {
+        let shm = Directory::shm().map(|shm| (shm.name().to_owned(), shm.directory().to_owned()));
+        let emulated = Directory::emulated_path().map(|path| ("emulated".to_owned(), path));
+        for (backend, path) in [shm, emulated].into_iter().flatten() {
+            // What is another user's cannot be this user's orphan, except in /dev/shm.
+            if let Some(used) = super::client::look_at(&path, &backend) {
+                let _full = self.places.add(used, |_| true);
+            }
+        }
+        self.places.mark_all(Instant::now());
+    }
+
+    /// Clients that use something.
+    fn users(&self) -> usize {
+        self.clients.values().filter(|client| !client.places.is_empty()).count()
+    }
+
+    fn sweep(&mut self) {
+        let clients = &self.clients;
+        let in_use = |number| clients.values().any(|client| client.places.contains(&number));
+        self.places.sweep(Instant::now(), in_use, reclaim::sweep);
+    }
+
+    /// Waits; says which clients spoke and which died, and whether the bell rang.
+    fn wait(&self, limit: Option<Duration>, accepts: bool) -> Result<Happened> {
+        let mut sources = vec![Source::Bell(&self.bell)];
+        let mut whose = vec![None];
+        for (&number, client) in &self.clients {
+            if let Some(stream) = &client.stream {
+                sources.push(Source::Stream(stream));
+                whose.push(Some((number, false)));
+            }
+            if let Watch::Alive(process) = &client.watch {
+                sources.push(Source::Process(process));
+                whose.push(Some((number, true)));
+            }
+        }
+        if accepts {
+            sources.push(Source::Listener(&self.endpoint.listener));
+        }
+        let answers = local::wait(&sources, limit)
+            .map_err(|error| Error::os("waiting for clients", self.endpoint.path().display(), error))?;
+        let mut happened = Happened { rung: answers[0], ..Happened::default() };
+        // The listener comes last, and has nobody.
+        for (client, is_death) in whose.into_iter().zip(answers).filter_map(|(whose, yes)| whose.filter(|_| yes)) {
+            if is_death {
+                happened.deaths.insert(client)
+            } else {
+                happened.words.insert(client)
+            };
+        }
+        Ok(happened)
+    }
+
+    fn act(&mut self, happened: Happened) {
+        self.is_stopping |= happened.rung;
+        // Words first: the last of a dead client may be what it used.
+        for number in happened.words.union(&happened.deaths) {
+            self.listen_to(*number);
+        }
+        for number in happened.deaths {
+            self.bury(number);
+        }
+    }
+
+    /// Accepts everybody who waits; `false` if that failed and a rest may help.
+    fn accept(&mut self, most: u64) -> bool {
+        loop {
+            let stream = match self.endpoint.listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return true,
+                Err(error) => {
+                    log::warn!("the manager cannot accept a client: {error}");
+                    return false;
+                }
+            };
+            if let Err(reason) = self.welcome(stream, most) {
+                log::info!("the manager refused a client: {reason}");
+            }
+        }
+    }
+
+    fn welcome(&mut self, stream: Stream, most: u64) -> io::Result<()> {
+        let peer = stream.peer()?;
+        if !local::is_this_user(peer.user) {
+            stream.send(format!("{REFUSAL}this manager serves another user, not user {}\n", peer.user).as_bytes())?;
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        if self.clients.len() as u64 >= most {
+            stream.send(format!("{REFUSAL}there are {most} clients already\n").as_bytes())?;
+            return Err(io::Error::other("too many clients"));
+        }
+        let watch = match stream.process() {
+            Ok(Some(process)) => Watch::Alive(process),
+            Ok(None) => Watch::Gone,
+            Err(error) => {
+                log::debug!("client {} cannot be watched: {error}", peer.process);
+                Watch::Unseen
+            }
+        };
+        let is_gone = matches!(watch, Watch::Gone);
+        let number = self.next_client;
+        self.next_client += 1;
+        let (lines, places) = (Lines::default(), BTreeSet::new());
+        let client = Client { stream: Some(stream), watch, process: peer.process, lines, greeted: false, places };
+        self.clients.insert(number, client);
+        // What it said before it was accepted.
+        self.listen_to(number);
+        if is_gone {
+            self.bury(number);
+        }
+        Ok(())
+    }
+
+    /// Reads what a client said and answers it.
+    fn listen_to(&mut self, number: u64) {
+        let mut bytes = [0; 4096];
+        loop {
+            let Some(client) = self.clients.get_mut(&number) else { return };
+            let Some(stream) = &client.stream else { return };
+            match stream.receive(&mut bytes) {
+                Ok(0) => break,
+                Ok(count) => client.lines.push(bytes.get(..count).unwrap_or(&bytes)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => break,
+            }
+            loop {
+                let Some(client) = self.clients.get_mut(&number) else { return };
+                let answer = match client.lines.next() {
+                    Ok(None) => break,
+                    Ok(Some(line)) => self.answer(number, &line),
+                    Err(reason) => Err(reason),
+                };
+                let (text, is_refusal) = match answer {
+                    Ok(text) => (format!("{text}\n"), false),
+                    Err(reason) => (format!("{REFUSAL}{reason}\n"), true),
+                };
+                let Some(client) = self.clients.get_mut(&number) else { return };
+                // One that reads no answers misses them.
+                let _missed = client.stream.as_ref().map(|stream| stream.send(text.as_bytes()));
+                if is_refusal {
+                    self.hang_up(number);
+                    return;
+                }
+            }
+        }
+        self.hang_up(number);
+    }
+
+    fn answer(&mut self, number: u64, line: &[u8]) -> Result<String, &'static str> {
+        let request = wire::parse(line)?;
+        let is_greeted = self.clients.get(&number).is_some_and(|client| client.greeted);
+        if !is_greeted && request != Request::Greeting {
+            return Err("the first line must be the greeting, ndshm-manager 1");
+        }
+        Ok(match request {
+            Request::Greeting => {
+                self.clients.get_mut(&number).into_iter().for_each(|client| client.greeted = true);
+                GREETING.to_owned()
+            }
+            Request::Use(used) => match self.note(number, used) {
+                Ok(()) => DONE.to_owned(),
+                Err(reason) => format!("{CANNOT}{reason}"),
+            },
+            Request::Status => self.status().line(),
+            Request::Stop => {
+                self.is_stopping = true;
+                DONE.to_owned()
+            }
+        })
+    }
+
+    fn note(&mut self, number: u64, used: Use) -> Result<(), &'static str> {
+        if !wire::is_same_directory(&used.path, used.id) {
+            return Err("that directory is another one, or none, where this manager runs");
+        }
+        let clients = &self.clients;
+        let in_use = |place| clients.values().any(|client| client.places.contains(&place));
+        let place = self.places.add(used, in_use)?;
+        let client = self.clients.get_mut(&number).ok_or("gone")?;
+        if client.places.len() >= MOST_DIRECTORIES && !client.places.contains(&place) {
+            return Err("a client names at most 64 directories");
+        }
+        client.places.insert(place);
+        Ok(())
+    }
+
+    /// The end of a connection is a hint: the process may be another program by now, or dead. Its death is still waited for.
+    fn hang_up(&mut self, number: u64) {
+        let now = Instant::now();
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        client.stream = None;
+        client.places.iter().for_each(|place| self.places.mark(*place, now));
+        let (process, is_alive) = (client.process, matches!(client.watch, Watch::Alive(_)));
+        if client.places.is_empty() || !is_alive {
+            self.clients.remove(&number);
+            return;
+        }
+        // It may come back, again and again: once is enough to wait for it. No two living processes have one number.
+        let is_twin = |client: &Client| client.process == process && matches!(client.watch, Watch::Alive(_));
+        let twin = self.clients.iter().find(|(other, client)| **other != number && is_twin(client)).map(|(n, _)| *n);
+        if let Some(twin) = twin.filter(|_| process != 0) {
+            let places = self.clients.remove(&number).map(|client| client.places).unwrap_or_default();
+            if let Some(twin) = self.clients.get_mut(&twin) {
+                twin.places.extend(places);
+            }
+        }
+    }
+
+    /// A client is dead.
+    fn bury(&mut self, number: u64) {
+        let Some(client) = self.clients.remove(&number) else { return };
+        let now = Instant::now();
+        client.places.iter().for_each(|place| self.places.mark(*place, now));
+        log::debug!("client {} has ended", client.process);
+    }
+
+    /// Looks once more and closes the socket; `false` if a client came at the last moment.
+    fn may_end(&mut self) -> Result<bool> {
+        self.places.mark_all(Instant::now());
+        self.sweep();
+        // Not for what only seems held: that may be by a process that tells no manager, and for ever.
+        if self.places.is_waiting() {
+            return Ok(false);
+        }
+        self.endpoint.close();
+        let before = self.next_client;
+        self.accept(MOST_CLIENTS);
+        if self.next_client == before {
+            return Ok(true);
+        }
+        self.endpoint.open_again()?;
+        Ok(false)
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime: self.since.elapsed(),
+            clients: self.users(),
+            directories: self.places.len(),
+            sweeps: self.places.sweeps,
+            reclaimed: self.places.reclaimed,
+        }
+    }
+}
+
+/// What one wait brought.
+#[derive(Debug, Default)]
+struct Happened {
+    rung: bool,
+    words: BTreeSet<u64>,
+    deaths: BTreeSet<u64>,
+}

@@ -1,0 +1,300 @@
+//! Where a manager listens, and the lock that says who is the manager.
+//!
+//! The lock is on a file beside the socket, is taken before the socket is touched, and ends with the process that holds
+//! it. So a socket that is found by its holder is a dead manager's, and may be replaced.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::os::local::{self, Listener, Stream};
+use crate::os::{self, FileId, LockKind, LockRange};
+
+/// Names the socket, whatever else is said here.
+const SOCKET: &str = "NDSHM_MANAGER_SOCKET";
+
+/// The socket's name in a directory that has other things too.
+const NAME: &str = "ndshm-manager.sock";
+
+/// How long another manager may be about to begin or to end.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The whole of a lock file.
+const EVERYTHING: LockRange = LockRange { start: 0, length: 1 };
+
+/// Returns where this user's manager listens, if there is one: `explicit`, or what the environment and the system say.
+///
+/// # Errors
+///
+/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
+pub fn socket_path(explicit: Option<&Path>) -> Result<PathBuf> {
+    let from_environment = std::env::var_os(SOCKET);
+    choose(explicit, from_environment, std::env::var_os("XDG_RUNTIME_DIR"), &std::env::temp_dir())
+}
+
+/// The first of: the program's choice, the environment's, the user's runtime directory if it is one, a private directory
+/// among the temporary ones.
+fn choose(
+    explicit: Option<&Path>,
+    from_environment: Option<OsString>,
+    runtime: Option<OsString>,
+    temporary: &Path,
+) -> Result<PathBuf> {
+    let path = match (explicit, from_environment) {
+        (Some(path), _) => path.to_owned(),
+        (None, Some(path)) if path.is_empty() => {
+            return Err(Error::InvalidSetting {
+                setting: SOCKET,
+                value: String::new(),
+                expected: "set it to the path of a socket in a directory of yours, or unset it",
+            });
+        }
+        (None, Some(path)) => path.into(),
+        (None, None) => {
+            let runtime = runtime.map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
+            match runtime.filter(|path| os::private_directory(path).is_ok()) {
+                Some(runtime) => runtime.join(NAME),
+                None => own_directory(temporary).join(NAME),
+            }
+        }
+    };
+    std::path::absolute(&path).map_err(|error| Error::os("resolve", path.display(), error))
+}
+
+fn own_directory(temporary: &Path) -> PathBuf {
+    temporary.join(format!("ndshm-manager-{}", os::user_tag()))
+}
+
+/// Connects to the manager at `path`, and to nobody else's: `None` if there is none.
+pub(super) fn connect(path: &Path) -> Result<Option<Stream>> {
+    let stream = match local::connect(path) {
+        Ok(stream) => stream,
+        Err(error) if is_absent(&error) => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let (owner, mode) = os::facts_at(path).map_or((0, 0), |facts| (facts.owner, facts.mode));
+            let reason = "this user may not connect to the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
+            return Err(Error::PermissionDenied { location: path.display().to_string(), owner, mode, reason });
+        }
+        Err(error) => return Err(Error::os("connecting to the manager", path.display(), error)),
+    };
+    let peer = stream.peer().map_err(|error| Error::os("asking who the manager is", path.display(), error))?;
+    if !local::is_this_user(peer.user) {
+        let mode = os::facts_at(path).map_or(0, |facts| facts.mode);
+        let reason = "another user's program listens at the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
+        return Err(Error::PermissionDenied { location: path.display().to_string(), owner: peer.user, mode, reason });
+    }
+    Ok(Some(stream))
+}
+
+/// Whether the error says that nobody listens.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory)
+}
+
+/// The right to be the manager at a path, and the socket. Dropped, both are gone.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) listener: Listener,
+    path: PathBuf,
+    socket: FileId,
+    lock: Lock,
+}
+
+impl Endpoint {
+    /// Becomes the manager at `path`; `None` if there is one.
+    pub(super) fn take(path: &Path) -> Result<Option<Self>> {
+        if path.parent() == Some(&own_directory(&std::env::temp_dir())) {
+            make_own_directory(path)?;
+        }
+        let Some(lock) = Lock::take(path)? else { return Ok(None) };
+        remove_dead(path)?;
+        let (listener, socket) = listen(path)?;
+        Ok(Some(Self { listener, path: path.to_owned(), socket, lock }))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether clients still find this manager, and nobody else became one: files can be removed under it.
+    pub(super) fn is_intact(&self) -> bool {
+        self.has_socket() && self.lock.has_name()
+    }
+
+    fn has_socket(&self) -> bool {
+        os::facts_at(&self.path).is_ok_and(|facts| facts.id == self.socket)
+    }
+
+    /// Takes the socket's name away, so that nobody connects any more.
+    pub(super) fn close(&self) {
+        if self.has_socket() {
+            let _already_gone = os::unlink(&self.path);
+        }
+    }
+
+    /// Listens again after [`close`](Self::close).
+    pub(super) fn open_again(&mut self) -> Result<()> {
+        (self.listener, self.socket) = listen(&self.path)?;
+        Ok(())
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn listen(path: &Path) -> Result<(Listener, FileId)> {
+    let failed = |error: io::Error| {
+        let op = "making the manager's socket (its directory must exist; NDSHM_MANAGER_SOCKET names another)";
+        if error.kind() == io::ErrorKind::InvalidInput {
+            return Error::Manager { location: path.display().to_string(), reason: error.to_string() };
+        }
+        Error::Os { op, location: path.display().to_string(), source: error }
+    };
+    let listener = local::listen(path).map_err(failed)?;
+    let socket = os::facts_at(path).map_err(failed)?.id;
+    Ok((listener, socket))
+}
+
+fn make_own_directory(socket: &Path) -> Result<()> {
+    let directory = socket.parent().unwrap_or(socket);
+    os::private_directory(directory).map_err(|error| match error {
+        os::PrivateDirectoryError::Unsafe { owner, mode, .. } => {
+            let reason = "others could put their own socket there; remove it, or set XDG_RUNTIME_DIR or \
+                          NDSHM_MANAGER_SOCKET";
+            Error::PermissionDenied { location: directory.display().to_string(), owner, mode, reason }
+        }
+        os::PrivateDirectoryError::Os(error) => {
+            Error::os("making a directory for the manager", directory.display(), error)
+        }
+    })
+}
+
+/// Removes what a killed manager left. The caller holds the lock.
+fn remove_dead(path: &Path) -> Result<()> {
+    let facts = match os::facts_at(path) {
+        Ok(facts) => facts,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Error::os("looking for the manager's socket", path.display(), error)),
+    };
+    refuse_foreign(path, &facts)?;
+    if facts.other != Some("a device, pipe or socket") {
+        let reason = "something else has the name of the socket; remove it, or set NDSHM_MANAGER_SOCKET".to_owned();
+        return Err(Error::Manager { location: path.display().to_string(), reason });
+    }
+    os::unlink(path).map_err(|error| Error::os("removing a dead manager's socket", path.display(), error))
+}
+
+fn refuse_foreign(path: &Path, facts: &os::Facts) -> Result<()> {
+    if local::is_own(facts) {
+        return Ok(());
+    }
+    let reason = "it belongs to another user; set NDSHM_MANAGER_SOCKET to a path in a directory of yours";
+    let location = path.display().to_string();
+    Err(Error::PermissionDenied { location, owner: facts.owner, mode: facts.mode, reason })
+}
+
+/// The lock of a manager. Its file goes with it, as far as that is possible.
+#[derive(Debug)]
+struct Lock {
+    file: File,
+    path: PathBuf,
+}
+
+impl Lock {
+    /// Takes the lock beside a socket; `None` if its holder listens there.
+    fn take(socket: &Path) -> Result<Option<Self>> {
+        let mut name = socket.as_os_str().to_owned();
+        name.push(".lock");
+        let path = PathBuf::from(name);
+        let failed = |error| {
+            let op = "taking the manager's lock (the directory must exist; NDSHM_MANAGER_SOCKET names another)";
+            let location = path.display().to_string();
+            if io::Error::kind(&error) == io::ErrorKind::NotFound {
+                return Error::Os { op, location, source: error };
+            }
+            Error::os(op, location, error)
+        };
+        let mut backoff = Backoff::new(PATIENCE);
+        loop {
+            let file = open_or_create(&path).map_err(failed)?;
+            refuse_foreign(&path, &os::facts(&file).map_err(failed)?)?;
+            if os::try_lock(&file, LockKind::Exclusive, EVERYTHING).map_err(failed)? {
+                let lock = Self { file, path: path.clone() };
+                // Its last holder may have removed it between our opening and our locking.
+                if lock.has_name() {
+                    return Ok(Some(lock));
+                }
+            } else if connect(socket)?.is_some() {
+                return Ok(None);
+            }
+            // Somebody begins or ends just now.
+            if !backoff.pause() {
+                let reason = "another process is the manager, but does not listen; end it (`fuser` on the lock beside \
+                              the socket finds it)";
+                return Err(Error::Manager { location: socket.display().to_string(), reason: reason.to_owned() });
+            }
+        }
+    }
+
+    fn has_name(&self) -> bool {
+        match (os::facts(&self.file), os::facts_at(&self.path)) {
+            (Ok(own), Ok(named)) => own.id == named.id,
+            _ => false,
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Before the lock goes with the descriptor; whoever opened it meanwhile will see that it has no name.
+        if self.has_name() && os::is_locked(&self.file, LockKind::Exclusive, EVERYTHING).is_ok_and(|others| !others) {
+            let _already_gone = os::unlink(&self.path);
+        }
+    }
+}
+
+fn open_or_create(path: &Path) -> io::Result<File> {
+    loop {
+        match os::open(path, true) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match os::create_hidden(path, 0o600) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                other => return other,
+            },
+            other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_choice_that_is_made_counts() {
+        let base = tempfile::tempdir().expect("a directory");
+        let base = base.path();
+        let runtime = base.join("runtime");
+        assert!(os::private_directory(&runtime).is_ok());
+        let of = |explicit: Option<&str>, environment: Option<&str>, runtime: Option<&Path>| {
+            let runtime = runtime.map(|path| path.as_os_str().to_owned());
+            choose(explicit.map(|path| base.join(path)).as_deref(), environment.map(Into::into), runtime, base)
+        };
+        let own = base.join(format!("ndshm-manager-{}", os::user_tag())).join(NAME);
+        assert_eq!(of(Some("a"), Some("b"), Some(&runtime)).expect("chosen"), base.join("a"));
+        let relative = of(None, Some("b"), Some(&runtime)).expect("chosen");
+        assert!(relative.is_absolute() && relative.ends_with("b"));
+        assert_eq!(of(None, None, Some(&runtime)).expect("chosen"), runtime.join(NAME));
+        assert_eq!(of(None, None, None).expect("chosen"), own);
+        assert_eq!(of(None, None, Some(Path::new("runtime"))).expect("chosen"), own, "a relative one is none");
+        assert_eq!(of(None, None, Some(&base.join("missing"))).expect("chosen"), own);
+        assert!(matches!(of(None, Some(""), None), Err(Error::InvalidSetting { setting: SOCKET, .. })));
+        assert!(!base.join("missing").exists() && !own.exists(), "choosing makes nothing");
+    }
+}

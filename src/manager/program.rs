@@ -1,0 +1,131 @@
+//! Which program is the manager, and how it is started: in the background, out of reach of what ends this process.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::os::local;
+
+/// Says which program it is, or that there is to be none.
+const PROGRAM: &str = "NDSHM_MANAGER";
+
+/// What the program is called.
+const NAME: &str = "ndshm";
+
+/// Which program is started when there is no manager.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Program {
+    /// What the environment variable `NDSHM_MANAGER` names; else `ndshm` beside this program, else in `PATH`. `NDSHM_MANAGER`
+    /// may also be `off`, `no`, `false` or `0`, which is [`Off`](Self::Off).
+    #[default]
+    Search,
+    /// This one. It is called as `ndshm` would be: `PROGRAM manager --detach --socket PATH`.
+    At(PathBuf),
+    /// None: a manager that happens to run is not told anything either.
+    Off,
+}
+
+static CHOICE: Mutex<Program> = Mutex::new(Program::Search);
+
+/// Chooses for this process which program is started when there is no manager.
+pub fn set_program(program: Program) {
+    *CHOICE.lock().unwrap_or_else(PoisonError::into_inner) = program;
+}
+
+/// What was chosen. In a child that was forked while somebody chose, nobody can tell: off.
+pub(super) fn choice() -> Program {
+    let chosen = CHOICE.try_lock().map_or(Program::Off, |choice| choice.clone());
+    if chosen == Program::Search { from_environment(std::env::var_os(PROGRAM)) } else { chosen }
+}
+
+fn from_environment(value: Option<std::ffi::OsString>) -> Program {
+    match value {
+        None => Program::Search,
+        Some(value) if value.is_empty() => Program::Search,
+        Some(value) => match value.to_string_lossy().to_ascii_lowercase().as_str() {
+            "off" | "no" | "false" | "0" => Program::Off,
+            _ => Program::At(value.into()),
+        },
+    }
+}
+
+/// Finds the program that a choice means.
+///
+/// # Errors
+///
+/// Where it was looked for in vain, to be told to the user.
+pub(super) fn find(choice: &Program) -> Result<PathBuf, String> {
+    match choice {
+        Program::Off => Err("it is switched off".to_owned()),
+        Program::At(path) => std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display())),
+        Program::Search => {
+            let file = format!("{NAME}{}", std::env::consts::EXE_SUFFIX);
+            let this = std::env::current_exe().ok();
+            let beside = this.as_deref().map(|this| this.with_file_name(&file));
+            // A program may lie where others can put theirs beside it, as in /tmp.
+            let beside =
+                this.zip(beside).filter(|(this, beside)| local::is_trusted_like(beside, this)).map(|both| both.1);
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            // What a relative entry means depends on where the process is just now.
+            let entries = std::env::split_paths(&path).filter(|entry| entry.is_absolute());
+            let mut candidates = beside.into_iter().chain(entries.map(|folder| folder.join(&file)));
+            candidates.find(|candidate| candidate.is_file()).ok_or_else(|| {
+                format!("there is no program `{NAME}` beside this one or in PATH; install it, or set {PROGRAM}")
+            })
+        }
+    }
+}
+
+/// Starts a manager and waits until it listens or has given up; it is the system's child then.
+pub(super) fn start(program: &Path, socket: &Path) -> Result<(), String> {
+    if local::has_borrowed_rights() {
+        return Err("a program with set-user-ID starts no others".to_owned());
+    }
+    let mut command = Command::new(program);
+    command.args(["manager", "--detach", "--socket"]).arg(socket).current_dir("/");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    local::set_apart(&mut command);
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Err(error) => Err(format!("{} cannot be started: {error}", program.display())),
+        Ok(status) => Err(format!("{} ended with {status}", program.display())),
+    }
+}
+
+/// Starts a command in the background for a process that is about to end: in a session of its own once it calls
+/// [`leave_session`], in the root directory, with no descriptor of this process, which can give none to any child any more.
+///
+/// # Errors
+///
+/// What starting it answers.
+pub fn spawn_detached(command: &mut Command) -> Result<Child> {
+    local::keep_descriptors();
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().map_err(|source| Error::Os { op: "starting it", location: name, source })
+}
+
+/// Leaves session and terminal of whoever started this process, so that their end is not its own.
+///
+/// # Errors
+///
+/// This process leads a process group; [`Unsupported`](Error::Unsupported) off Linux.
+pub fn leave_session() -> Result<()> {
+    local::leave_session().map_err(|error| Error::os("leaving the session", "this process", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_names_a_program_or_switches_it_off() {
+        assert_eq!(from_environment(None), Program::Search);
+        assert_eq!(from_environment(Some("".into())), Program::Search);
+        for word in ["off", "OFF", "0", "no", "false"] {
+            assert_eq!(from_environment(Some(word.into())), Program::Off, "{word}");
+        }
+        assert_eq!(from_environment(Some("/x/ndshm".into())), Program::At("/x/ndshm".into()));
+    }
+}

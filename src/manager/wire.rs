@@ -1,0 +1,310 @@
+//! What clients and manager say to each other: lines of text, read as input that anybody may have written.
+//!
+//! A client greets and then asks; every line of its has one line for an answer. docs/layout.md has the same for other
+//! languages.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::os::local;
+use crate::os::{self, FileId};
+
+/// First line of a client, and of the answer: name and version of the protocol.
+pub(super) const GREETING: &str = "ndshm-manager 1";
+
+/// What the manager answers to a request that it has done.
+pub(super) const DONE: &str = "ok";
+
+/// How the manager answers what it understands and cannot do; the connection stays.
+pub(super) const CANNOT: &str = "no ";
+
+/// How the manager's refusals begin, after which it hangs up.
+pub(super) const REFUSAL: &str = "error ";
+
+/// Bytes of the longest line, its end included: a path of 4096 bytes with each of them encoded, and some room.
+pub(super) const LONGEST_LINE: usize = 1 << 14;
+
+/// Bytes of the longest name of a backend.
+const LONGEST_NAME: usize = 255;
+
+/// What a client may ask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Request {
+    /// It speaks this protocol.
+    Greeting,
+    /// It uses counted arrays in a directory.
+    Use(Use),
+    /// How are you?
+    Status,
+    /// Please end.
+    Stop,
+}
+
+/// A directory that a client uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Use {
+    /// What the directory is for the client: under the same path another mount namespace may have another one.
+    pub(super) id: FileId,
+    /// Name of the backend.
+    pub(super) backend: String,
+    /// The directory, absolute.
+    pub(super) path: PathBuf,
+}
+
+impl Use {
+    /// The line that says it.
+    pub(super) fn line(&self) -> String {
+        let FileId { device, number } = self.id;
+        let (backend, path) = (encode(self.backend.as_bytes()), encode(self.path.as_os_str().as_encoded_bytes()));
+        format!("use {device} {number} {backend} {path}\n")
+    }
+}
+
+/// What a manager says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// Number of its process.
+    pub pid: u32,
+    /// Version of the crate it was built from.
+    pub version: String,
+    /// How long it has been running.
+    pub uptime: Duration,
+    /// Processes whose death it waits for.
+    pub clients: usize,
+    /// Directories that it knows.
+    pub directories: usize,
+    /// How often it looked through one of them.
+    pub sweeps: u64,
+    /// Arrays of dead processes that it removed.
+    pub reclaimed: u64,
+}
+
+impl Status {
+    /// The line that says it.
+    pub(super) fn line(&self) -> String {
+        let Self { pid, version, uptime, clients, directories, sweeps, reclaimed } = self;
+        let uptime = uptime.as_millis();
+        format!(
+            "status pid={pid} version={} uptime_ms={uptime} clients={clients} directories={directories} \
+             sweeps={sweeps} reclaimed={reclaimed}",
+            encode(version.as_bytes()),
+        )
+    }
+
+    /// Reads the line; fields it does not know are those of a newer manager.
+    pub(super) fn parse(line: &str) -> Option<Self> {
+        let fields = line.strip_prefix("status ")?;
+        let field = |name: &str| {
+            fields.split(' ').find_map(|field| field.split_once('=').filter(|(known, _)| *known == name)).map(|f| f.1)
+        };
+        let number = |name: &str| field(name)?.parse::<u64>().ok();
+        Some(Self {
+            pid: number("pid")?.try_into().ok()?,
+            version: String::from_utf8(decode(field("version")?)?).ok()?,
+            uptime: Duration::from_millis(number("uptime_ms")?),
+            clients: number("clients")?.try_into().ok()?,
+            directories: number("directories")?.try_into().ok()?,
+            sweeps: number("sweeps")?,
+            reclaimed: number("reclaimed")?,
+        })
+    }
+}
+
+/// Reads one line of a client, without its end.
+///
+/// # Errors
+///
+/// What is wrong with it, to be told to the client.
+pub(super) fn parse(line: &[u8]) -> Result<Request, &'static str> {
+    let line = std::str::from_utf8(line).map_err(|_| "a line must be text; percent-encode other bytes")?;
+    let words: Vec<&str> = line.split(' ').collect();
+    match *words.as_slice() {
+        ["ndshm-manager", "1"] => Ok(Request::Greeting),
+        ["ndshm-manager", ..] => Err("this manager speaks version 1 of the protocol"),
+        ["use", device, number, backend, path] => {
+            let number_of = |word: &str| word.parse::<u64>().map_err(|_| "device and inode must be decimal numbers");
+            let id = FileId { device: number_of(device)?, number: number_of(number)? };
+            let backend = decode(backend).and_then(|bytes| String::from_utf8(bytes).ok());
+            let backend = backend.filter(|name| (1..=LONGEST_NAME).contains(&name.len()));
+            let backend = backend.ok_or("a backend's name has 1 to 255 bytes of text")?;
+            let path = decode(path).filter(|bytes| !bytes.contains(&0)).and_then(local::path_from);
+            let path = path.filter(|path| path.is_absolute()).ok_or("a directory must be an absolute path")?;
+            Ok(Request::Use(Use { id, backend, path }))
+        }
+        ["use", ..] => Err("use takes device, inode, backend and directory"),
+        ["status"] => Ok(Request::Status),
+        ["stop"] => Ok(Request::Stop),
+        _ => Err("the requests are: ndshm-manager, use, status, stop"),
+    }
+}
+
+/// Percent-encodes what is not a letter, a digit or one of `/-._~`, as Python's `urllib.parse.quote` does.
+fn encode(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for &byte in bytes {
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            let _never_fails = write!(text, "%{byte:02X}");
+        }
+    }
+    text
+}
+
+/// Undoes [`encode`]; `None` if a percent sign stands alone.
+fn decode(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        if byte == b'%' {
+            let (digits, after) = after.split_at_checked(2)?;
+            let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+            bytes.push(digit(digits[0])? << 4 | digit(digits[1])?);
+            rest = after;
+        } else {
+            bytes.push(byte);
+            rest = after;
+        }
+    }
+    Some(bytes)
+}
+
+/// Turns what arrives into lines.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    bytes: Vec<u8>,
+}
+
+impl Lines {
+    /// Takes what has arrived.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Returns the next whole line without its end; `None` if it has not arrived yet.
+    ///
+    /// # Errors
+    ///
+    /// It is too long, whether it has an end or not: nothing that follows can be understood.
+    pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, &'static str> {
+        let end = self.bytes.iter().take(LONGEST_LINE).position(|&byte| byte == b'\n');
+        match end {
+            Some(end) => {
+                let mut line: Vec<u8> = self.bytes.drain(..=end).collect();
+                line.pop();
+                Ok(Some(line))
+            }
+            None if self.bytes.len() >= LONGEST_LINE => Err("a line has at most 16384 bytes"),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Whether a directory of this path and identity is what this process sees too.
+pub(super) fn is_same_directory(path: &Path, id: FileId) -> bool {
+    os::facts_at(path).is_ok_and(|facts| facts.id == id && facts.other == Some("a directory"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(path: &str) -> Use {
+        Use { id: FileId { device: 1, number: u64::MAX }, backend: "a b%".to_owned(), path: PathBuf::from(path) }
+    }
+
+    #[test]
+    #[cfg_attr(windows, allow(unused))]
+    fn what_is_said_is_understood() {
+        if Path::new("/x").is_absolute() {
+            for path in ["/", "/dev/shm", "/tmp/a b\nc%41/ü", "/~.-_"] {
+                let line = used(path).line();
+                assert!(line.ends_with('\n') && line.is_ascii() && line.matches('\n').count() == 1, "{line:?}");
+                assert_eq!(parse(line.trim_end().as_bytes()), Ok(Request::Use(used(path))));
+            }
+        }
+        assert_eq!(parse(GREETING.as_bytes()), Ok(Request::Greeting));
+        assert_eq!(parse(b"status"), Ok(Request::Status));
+        assert_eq!(parse(b"stop"), Ok(Request::Stop));
+        let status = Status {
+            pid: 7,
+            version: "1 x".to_owned(),
+            uptime: Duration::from_millis(1234),
+            clients: 1,
+            directories: 2,
+            sweeps: 3,
+            reclaimed: u64::MAX,
+        };
+        assert_eq!(Status::parse(&status.line()), Some(status.clone()));
+        assert_eq!(Status::parse(&format!("{} newer=yes", status.line())), Some(status));
+        assert_eq!(Status::parse("status pid=1"), None);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_the_reason() {
+        for (line, reason) in [
+            (&b""[..], "the requests are"),
+            (b"\xff", "must be text"),
+            (b"hello", "the requests are"),
+            (b"status ", "the requests are"),
+            (b"ndshm-manager 2", "version 1"),
+            (b"use", "use takes"),
+            (b"use 1 2 shm /dev/shm x", "use takes"),
+            (b"use 1 -2 shm /dev/shm", "decimal numbers"),
+            (b"use 99999999999999999999 2 shm /dev/shm", "decimal numbers"),
+            (b"use 1 2  /dev/shm", "backend's name"),
+            (b"use 1 2 %FF /dev/shm", "backend's name"),
+            (b"use 1 2 shm dev/shm", "absolute"),
+            (b"use 1 2 shm /%0", "absolute"),
+            (b"use 1 2 shm /%zz", "absolute"),
+            (b"use 1 2 shm /%00", "absolute"),
+            (b"use 1 2 shm ", "absolute"),
+        ] {
+            let refusal = parse(line).expect_err("refused");
+            assert!(refusal.contains(reason), "{line:?}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn lines_come_whole_however_they_arrive() {
+        let mut lines = Lines::default();
+        for byte in b"one\ntwo\n\nth" {
+            lines.push(&[*byte]);
+        }
+        for line in [&b"one"[..], b"two", b""] {
+            assert_eq!(lines.next(), Ok(Some(line.to_vec())));
+        }
+        assert_eq!(lines.next(), Ok(None));
+        lines.push(b"ree\n");
+        assert_eq!(lines.next(), Ok(Some(b"three".to_vec())));
+        lines.push(&[b'x'; LONGEST_LINE - 1]);
+        assert_eq!(lines.next(), Ok(None));
+        lines.push(b"x\n");
+        assert!(lines.next().is_err(), "too long even with its end");
+    }
+
+    /// Not a fuzzer, but it runs everywhere: no bytes make it panic.
+    #[test]
+    fn no_bytes_make_it_panic() {
+        let seeds = [&b"use 1 2 shm /dev/shm"[..], b"status pid=1 version=%41", b"ndshm-manager 1", b"%%%"];
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        for round in 0..20_000_usize {
+            let mut bytes = seeds[round % seeds.len()].to_vec();
+            for _ in 0..round % 4 {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let [at, byte, ..] = state.to_le_bytes();
+                let at = usize::from(at) % bytes.len();
+                bytes[at] = byte;
+            }
+            let _either = parse(&bytes);
+            let _either = std::str::from_utf8(&bytes).ok().and_then(Status::parse);
+            let mut lines = Lines::default();
+            lines.push(&bytes);
+            let _either = lines.next();
+        }
+    }
+}
