@@ -16,13 +16,19 @@ use crate::os::local::{self, Bell, Process, Source, Stream};
 use crate::share::reclaim;
 
 /// Clients that a manager serves at most; fewer where the process may have fewer descriptors.
-const MOST_CLIENTS: u64 = 4096;
+const MOST_CLIENTS: usize = 4096;
+
+/// Connections beside those of clients: who asks how it is, or asks it to end, must always come through.
+const QUESTIONS: usize = 16;
 
 /// Descriptors of one client: its connection and its process.
 const DESCRIPTORS: u64 = 2;
 
 /// Descriptors that are left for everything else.
 const SPARE: u64 = 32;
+
+/// What a client is told that is one too many.
+const TOO_MANY: &str = "there are too many clients already; raise `ulimit -n` for the manager";
 
 /// Directories that one client may name.
 const MOST_DIRECTORIES: usize = 64;
@@ -69,6 +75,7 @@ pub struct Manager {
     clients: BTreeMap<u64, Client>,
     next_client: u64,
     places: Places,
+    most: usize,
     since: Instant,
     /// Somebody asked it to end.
     is_stopping: bool,
@@ -128,6 +135,7 @@ impl Manager {
             clients: BTreeMap::new(),
             next_client: 0,
             places: Places::default(),
+            most: most_clients(),
             since: Instant::now(),
             is_stopping: false,
         };
@@ -151,7 +159,7 @@ impl Manager {
     ///
     /// What waiting answers, or what listening again does after a client came at the last moment.
     pub fn run(mut self) -> Result<()> {
-        let most = MOST_CLIENTS.min(os::descriptor_limit().saturating_sub(SPARE) / DESCRIPTORS);
+        self.most = most_clients();
         let mut round = Instant::now() + ROUND;
         let mut accept_from = Instant::now();
         let mut lonely = Some(Instant::now());
@@ -184,7 +192,7 @@ impl Manager {
             let wait = wake.map(|wake| wake.saturating_duration_since(now));
             let happened = self.wait(wait, resting.is_none())?;
             self.act(happened);
-            if resting.is_none() && !self.accept(most) {
+            if resting.is_none() && !self.accept() {
                 accept_from = Instant::now() + REST;
             }
             if self.is_stopping {
@@ -260,7 +268,7 @@ impl Manager {
     }
 
     /// Accepts everybody who waits; `false` if that failed and a rest may help.
-    fn accept(&mut self, most: u64) -> bool {
+    fn accept(&mut self) -> bool {
         loop {
             let stream = match self.endpoint.listener.accept() {
                 Ok(Some(stream)) => stream,
@@ -270,21 +278,21 @@ impl Manager {
                     return false;
                 }
             };
-            if let Err(reason) = self.welcome(stream, most) {
+            if let Err(reason) = self.welcome(stream) {
                 log::info!("the manager refused a client: {reason}");
             }
         }
     }
 
-    fn welcome(&mut self, stream: Stream, most: u64) -> io::Result<()> {
+    fn welcome(&mut self, stream: Stream) -> io::Result<()> {
         let peer = stream.peer()?;
         if !local::is_this_user(peer.user) {
             stream.send(format!("{REFUSAL}this manager serves another user, not user {}\n", peer.user).as_bytes())?;
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        if self.clients.len() as u64 >= most {
-            stream.send(format!("{REFUSAL}there are {most} clients already\n").as_bytes())?;
-            return Err(io::Error::other("too many clients"));
+        if self.clients.len() >= self.most + QUESTIONS {
+            stream.send(format!("{REFUSAL}{TOO_MANY}\n").as_bytes())?;
+            return Err(io::Error::other(TOO_MANY));
         }
         let watch = match stream.process() {
             Ok(Some(process)) => Watch::Alive(process),
@@ -354,6 +362,7 @@ impl Manager {
                 self.clients.get_mut(&number).into_iter().for_each(|client| client.greeted = true);
                 GREETING.to_owned()
             }
+            Request::Use(_) if !self.has_room_for(number) => return Err(TOO_MANY),
             Request::Use(used) => match self.note(number, used) {
                 Ok(()) => DONE.to_owned(),
                 Err(reason) => format!("{CANNOT}{reason}"),
@@ -364,6 +373,11 @@ impl Manager {
                 DONE.to_owned()
             }
         })
+    }
+
+    fn has_room_for(&self, number: u64) -> bool {
+        let is_user = self.clients.get(&number).is_some_and(|client| !client.places.is_empty());
+        is_user || self.users() < self.most
     }
 
     fn note(&mut self, number: u64, used: Use) -> Result<(), &'static str> {
@@ -421,7 +435,7 @@ impl Manager {
         }
         self.endpoint.close();
         let before = self.next_client;
-        self.accept(MOST_CLIENTS);
+        self.accept();
         if self.next_client == before {
             return Ok(true);
         }
@@ -440,6 +454,11 @@ impl Manager {
             reclaimed: self.places.reclaimed,
         }
     }
+}
+
+fn most_clients() -> usize {
+    let descriptors = usize::try_from(os::descriptor_limit().saturating_sub(SPARE) / DESCRIPTORS);
+    MOST_CLIENTS.min(descriptors.unwrap_or(usize::MAX).saturating_sub(QUESTIONS))
 }
 
 /// What one wait brought.

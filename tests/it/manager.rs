@@ -3,7 +3,7 @@
 //! Each test has a socket of its own in a directory of its own. Whatever manager serves there is ended with the test.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -39,6 +39,7 @@ pub fn trials() -> Vec<Trial> {
         paths_of_any_length_will_do,
         nonsense_is_answered_and_ends_the_connection,
         a_directory_that_is_another_one_is_not_watched,
+        with_all_clients_it_can_serve_it_still_answers,
         one_whose_socket_was_removed_makes_way,
         something_else_at_the_socket_is_left_alone,
         switched_off_it_is_neither_started_nor_told,
@@ -570,6 +571,34 @@ fn a_directory_that_is_another_one_is_not_watched() {
     let answer = lines.next().unwrap().unwrap();
     assert!(answer.starts_with("no that directory is another one"), "{answer}");
     assert!(lines.next().unwrap().unwrap().contains(" clients=0 "), "the connection stays");
+}
+
+fn with_all_clients_it_can_serve_it_still_answers() {
+    let stage = Stage::new();
+    let mut command = stage.command(Path::new("prlimit"), "manager");
+    command.arg("--nofile=120").arg(program());
+    let mut manager = Child::spawn(command);
+    manager.expect("listens");
+    let facts = std::fs::metadata(stage.arrays()).unwrap();
+    let path = stage.arrays().canonicalize().unwrap();
+    let connect = || {
+        let mut stream = UnixStream::connect(&stage.socket).unwrap();
+        write!(stream, "ndshm-manager 1\nuse {} {} x {}\n", facts.dev(), facts.ino(), path.display()).unwrap();
+        let answer = BufReader::new(stream.try_clone().unwrap()).lines().nth(1).unwrap().unwrap();
+        (stream, answer)
+    };
+    let mut clients = Vec::new();
+    let refusal = loop {
+        let (stream, answer) = connect();
+        if answer != "ok" {
+            break answer;
+        }
+        clients.push(stream);
+    };
+    assert!(refusal.starts_with("error there are too many clients"), "{refusal}");
+    assert!(clients.len() > 20, "{}", clients.len());
+    assert_eq!(stage.status().unwrap().clients, clients.len());
+    assert!(manager::stop(Some(&stage.socket)).unwrap());
 }
 
 fn one_whose_socket_was_removed_makes_way() {
