@@ -95,16 +95,16 @@ mod imp {
             let process = entry.path();
             let mapped = fs::read(process.join("maps")).map(|maps| is_mapped(&maps, &path, id));
             let open = is_open(&process, id);
-            if is_refused(&mapped) || is_refused(&open) {
-                // What the kernel does for itself, and what is dead but not buried, have no command line and no memory.
-                let has_memory = fs::read(process.join("cmdline")).is_ok_and(|line| !line.is_empty());
-                hidden += usize::from(has_memory);
-            }
+            let refused = is_refused(&mapped) || is_refused(&open);
             let (mapped, open) = (mapped.unwrap_or(false), open.unwrap_or(false));
             if mapped || open {
                 let program = fs::read(process.join("comm")).unwrap_or_default();
                 let program = String::from_utf8_lossy(&program).trim_end().to_owned();
                 holders.push(Holder { pid, program, mapped, open });
+            } else if refused {
+                // What the kernel does for itself, and what is dead but not buried, have no command line and no memory.
+                let has_memory = fs::read(process.join("cmdline")).is_ok_and(|line| !line.is_empty());
+                hidden += usize::from(has_memory);
             }
         }
         holders.sort_by_key(|holder| holder.pid);

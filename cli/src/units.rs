@@ -48,14 +48,15 @@ pub(crate) fn seconds_left(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// Writes how much longer something lasts, rounded up: `"90 s"`, `"3 min"`, `"5 h"`, `"2 d"`.
+/// Writes how much longer something lasts, rounded up: `"90 s"`, `"3 min"`, `"1 h"`, `"2 d"`.
 pub(crate) fn left(time: Duration) -> String {
-    match seconds_left(time) {
-        seconds @ 0..=120 => format!("{seconds} s"),
-        seconds @ 121..=7_200 => format!("{} min", seconds.div_ceil(60)),
-        seconds @ 7_201..=172_800 => format!("{} h", seconds.div_ceil(3_600)),
-        seconds => format!("{} d", seconds.div_ceil(86_400)),
-    }
+    let seconds = seconds_left(time);
+    // From two of a unit on, the rounding is small enough; one is written only where it is exact.
+    let unit = [(86_400, "d"), (3_600, "h"), (60, "min")]
+        .into_iter()
+        .find(|(scale, _)| seconds >= 2 * scale || (seconds > 0 && seconds.is_multiple_of(*scale)));
+    let (scale, unit) = unit.unwrap_or((1, "s"));
+    format!("{} {unit}", seconds.div_ceil(scale))
 }
 
 /// Reads a time as people write it: `"90"` and `"90s"` are seconds, `"5m"` minutes, `"2h"` hours, `"1d"` days.
@@ -128,7 +129,9 @@ mod tests {
     fn what_is_left_is_rounded_up() {
         assert_eq!(left(Duration::ZERO), "0 s");
         assert_eq!(left(Duration::from_millis(1)), "1 s");
-        assert_eq!(left(Duration::from_mins(2)), "120 s");
+        assert_eq!(left(Duration::from_secs(119)), "119 s");
+        assert_eq!(left(Duration::from_hours(1)), "1 h");
+        assert_eq!(left(Duration::from_secs(3_601)), "61 min");
         assert_eq!(left(Duration::from_secs(121)), "3 min");
         assert_eq!(left(Duration::from_secs(7_201)), "3 h");
         assert_eq!(left(Duration::from_hours(7 * 24)), "7 d");

@@ -70,24 +70,24 @@ fn gc_removes_the_orphan_and_nothing_else() {
     let buffer = RenderOptions::new().backend(scene.backend()).create::<u8, _>("half", 4096, 4096, "a test");
     drop(buffer.expect("created"));
     let before = scene.files();
+    let bytes = item(&scene, "orphan")["allocated"].clone();
 
     let found = gc(&scene, &["--dry-run"]);
     assert_eq!((&found["dry_run"], removed(&found)), (&json!(true), vec!["orphan"]), "{found:#}");
     assert_eq!(scene.files(), before, "a dry run removes nothing");
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated", "--dry-run"])).expect_code(0).out;
-    assert_eq!(
-        text,
-        "would remove orphan (emulated, 12.0 KiB)\nwould remove 1 name, 12.0 KiB\n\
-         counted arrays that stay: 1 in use, 1 kept\n"
-    );
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() == 3 && lines[0].starts_with("would remove orphan (emulated, "), "{text}");
+    assert!(lines[1].starts_with("would remove 1 name, "), "{text}");
+    assert_eq!(lines[2], "counted arrays that stay: 1 in use, 1 kept");
 
     let found = gc(&scene, &[]);
     let path = place.join("orphan");
     let gone =
-        json!({"name": "orphan", "backend": "emulated", "path": path.to_str(), "kind": "counted", "bytes": 12288});
+        json!({"name": "orphan", "backend": "emulated", "path": path.to_str(), "kind": "counted", "bytes": bytes});
     assert_eq!(found["removed"], json!([gone]), "{found:#}");
     for (field, value) in
-        [("bytes", 12288), ("in_use", 1), ("kept", 1), ("in_flight", 0), ("young", 0)].map(|(f, v)| (f, json!(v)))
+        [("bytes", bytes), ("in_use", json!(1)), ("kept", json!(1)), ("in_flight", json!(0)), ("young", json!(0))]
     {
         assert_eq!(found[field], value, "{field}: {found:#}");
     }
@@ -184,7 +184,7 @@ fn what_is_younger_than_asked_stays() {
     let found = gc(&scene, &["--older-than", "1h"]);
     assert_eq!((removed(&found), &found["young"]), (vec!["old"], &json!(1)), "{found:#}");
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated", "--older-than", "1d"])).expect_code(0).out;
-    assert_eq!(text, "nothing to remove\ncounted arrays that stay: 1 orphaned, but younger than 24 h\n");
+    assert_eq!(text, "nothing to remove\ncounted arrays that stay: 1 orphaned, but younger than 1 d\n");
     for wrong in ["soon", "-5", "1.5h", "1w", ""] {
         run(&mut scene.ndshm(["gc", "--older-than", wrong])).expect_code(2);
     }
