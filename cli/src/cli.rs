@@ -6,11 +6,12 @@
 #![expect(clippy::doc_markdown, reason = "these comments are help texts, which show backticks as they are")]
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ndarray_shm::{Location, Order};
 
-use crate::help;
+use crate::{help, units};
 
 /// Arrays in shared memory: fill them from volumes, list, inspect and remove them.
 #[derive(Debug, Parser)]
@@ -31,6 +32,8 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Remove names; the memory is free once the last process lets go of it
     Unlink(UnlinkArgs),
+    /// Remove counted arrays and drafts that only killed processes have left
+    Gc(GcArgs),
     /// Look for what is wrong with this machine's shared memory, and say what to do
     Doctor(DoctorArgs),
     /// Make a small volume, download it with worker processes, check it, and say how to open it
@@ -125,6 +128,24 @@ pub(crate) struct UnlinkArgs {
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
     /// Print a JSON list
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `ndshm gc`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::GC)]
+pub(crate) struct GcArgs {
+    /// Only say what would be removed
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Leave alone what was made or changed within this time: 90, 90s, 5m, 2h, 1d
+    #[arg(long, value_name = "DURATION", value_parser = units::duration)]
+    pub(crate) older_than: Option<Duration>,
+    /// Look only here [default: everywhere]
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<BackendChoice>,
+    /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -52,24 +52,54 @@ macro_rules! item_fields {
     () => {
         "  \
   name, backend, path        the name, where it is (\"shm\", \"emulated\"), and the file
-  kind                       \"array\", \"partial\" (a renderbuffer that is not finished), \"ledger\" or \"draft\"
+  kind                       \"array\", \"counted\" (an array that counts its users), \"partial\" (a renderbuffer that is
+                             not finished), \"ledger\" or \"draft\"
   size, allocated            bytes, and for how many of them room is taken
   attached                   whether a process has it mapped and says so by a lease, which NumPy alone does not; null if
                              this user may not ask
   age_seconds                since it was made, or changed by other means than a mapping
   owner, owner_name, mode    number and name of the owner, permission bits in octal (\"0600\"); null where unknown
-  chunks_done, chunks_total  how far a renderbuffer is; null for everything else"
+  chunks_done, chunks_total  how far a renderbuffer is; null for everything else
+  counted                    what a counted array says about itself, see below; null for everything else, and if it
+                             cannot be read
+  counted_error              why it cannot, or why nobody can say whether it is one; or null
+
+Fields of counted:
+  dtype, shape, order        what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  strategy                   \"file_system\": what has a name is shared by name
+  bytes                      its size, without the page that counts
+  refcount                   how many handles are counted, those of killed processes included
+  in_flight                  how many handles are on their way to somebody
+  protected_seconds          how much longer these keep the array by themselves
+  kept                       whether the name outlives all handles
+  frozen                     whether nobody can write to it any more
+  orphaned                   whether nobody uses it and nobody will: `ndshm gc` removes it
+  creator, created           number of the process that made it, and when, in seconds since 1970"
     };
 }
 
-pub(crate) const LS: &str = concat!("Fields of each item of --json:\n", item_fields!(), "\n\n", codes!());
+pub(crate) const LS: &str = concat!(
+    "\
+USERS of a counted array: \"2\" handles; \"2+1 in flight\", with one on its way to somebody; \"kept\", if its name stays
+without any; \"orphaned\", if nobody uses it and nobody will. Of everything else: whether a process says that it has it.
+
+Fields of each item of --json:
+",
+    item_fields!(),
+    "\n\n",
+    codes!()
+);
 
 pub(crate) const INFO: &str = concat!(
     "\
-A finished array is nothing but the bytes of its elements: its type and shape are known only to those who use it.
+A plain array is nothing but the bytes of its elements: its type and shape are known only to those who use it. A counted
+array says what it is and who uses it.
 
 Fields of --json: name, backend, array and partial. `array` is what has the name, `partial` the renderbuffer that is to
 have it; one of them may be null. Both have:
+  holders                    the processes that have it, locks or not (Linux; elsewhere null): pid, program, mapped, and
+                             open (whether it has a descriptor)
+  holders_hidden             how many processes this user may not look at; those of other containers are not counted
 ",
     item_fields!(),
     "
@@ -89,8 +119,33 @@ pub(crate) const UNLINK: &str = concat!(
 Fields of each item of --json:
   name, backend  the name and where it was (null if nowhere)
   unlinked       whether it was there and is gone
-  attached       whether a process still had it mapped; null if nobody can say
+  attached       whether a process still had it mapped, and has it still; null if nobody can say
+  in_flight      how many handles of a counted array were on their way, and lead nowhere now; null for everything else
   error          why it was not removed, or null
+
+",
+    codes!()
+);
+
+pub(crate) const GC: &str = concat!(
+    "\
+Removes counted arrays that nobody is attached to, if they are not kept and no handle is on its way, and drafts that are
+older than a minute and whose makers are dead. It is safe at any time: what is in use is never touched, nor are plain
+arrays, renderbuffers and other programs' files. Programs that take no lock, such as NumPy alone, do not count; they keep
+the bytes even so. Nothing to do is a success. Other users' files that this user may not look at or remove are not
+failures.
+
+Fields of --json:
+  dry_run            whether nothing was really removed
+  removed            name, backend, path, kind (\"counted\" or \"draft\") and bytes of what was removed, or would be
+  bytes              the sum
+  in_use             how many counted arrays somebody is attached to
+  kept               how many are kept although nobody is
+  in_flight          how many are protected only by handles on their way
+  protected_seconds  how much longer the first of these is protected, or null
+  young              how many are orphaned, but too young for --older-than
+  skipped, failed    name, backend, path, owner (a number, or null) and error of what could not be looked at or removed:
+                     other users' files, and all others
 
 ",
     codes!()

@@ -2,11 +2,13 @@
 
 use std::io::Write;
 
-use ndarray_shm::{EntryKind, Ledger};
+use ndarray_shm::{Entry, EntryKind, Ledger};
 use serde::Serialize;
 
 use crate::cli::InfoArgs;
+use crate::counted::Counted;
 use crate::exit::{Exit, Failure};
+use crate::holders::Holders;
 use crate::list::Item;
 use crate::places::{self, Search};
 use crate::{report, units};
@@ -28,6 +30,8 @@ struct ArrayInfo {
     item: Item,
     /// Whether room is missing for some of its bytes.
     sparse: bool,
+    #[serde(flatten)]
+    holders: Holders,
 }
 
 #[derive(Debug, Serialize)]
@@ -38,6 +42,8 @@ struct PartialInfo {
     ledger: Option<LedgerInfo>,
     /// Why it cannot be read.
     ledger_error: Option<String>,
+    #[serde(flatten)]
+    holders: Holders,
 }
 
 #[derive(Debug, Serialize)]
@@ -75,19 +81,21 @@ impl From<Ledger> for LedgerInfo {
 pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let found = Search::new(args.backend)?.find(&args.location, &[EntryKind::Array, EntryKind::Partial])?;
     let backend = &found.backend;
+    let holders = |entry: &Entry| Holders::of(&backend.directory().join(&entry.name), entry.id);
     let info = Info {
         name: args.location.to_string(),
         backend: backend.name().to_owned(),
-        array: found
-            .array
-            .as_ref()
-            .map(|entry| ArrayInfo { item: Item::new(backend, entry), sparse: entry.allocated < entry.len }),
+        array: found.array.as_ref().map(|entry| ArrayInfo {
+            item: Item::new(backend, entry),
+            sparse: entry.allocated < entry.len,
+            holders: holders(entry),
+        }),
         partial: found.partial.as_ref().map(|entry| {
             let (ledger, ledger_error) = match places::ledger(backend, entry) {
                 Ok(ledger) => (Some(ledger.into()), None),
                 Err(failure) => (None, Some(failure.to_string())),
             };
-            PartialInfo { item: Item::new(backend, entry), ledger, ledger_error }
+            PartialInfo { item: Item::new(backend, entry), ledger, ledger_error, holders: holders(entry) }
         }),
     };
     if args.json {
@@ -100,9 +108,19 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
 
 fn write(info: &Info, out: &mut dyn Write) -> Result<(), Failure> {
     if let Some(array) = &info.array {
-        writeln!(out, "{}: an array, or another program's file (its bytes do not say)", info.name)?;
-        let mut facts = facts(&array.item);
-        facts.insert(2, ("room taken", room(&array.item, array.sparse)));
+        let item = &array.item;
+        let what = match (&item.counted, &item.counted_error) {
+            (Some(_), _) => "a counted array",
+            (None, Some(_)) if item.is_damaged() => "a counted array whose bookkeeping is damaged",
+            (None, Some(_)) => "an array, or another program's file (its bytes cannot be read)",
+            (None, None) => "an array, or another program's file (its bytes do not say)",
+        };
+        writeln!(out, "{}: {what}", info.name)?;
+        let mut facts = facts(item);
+        facts.insert(2, ("room taken", room(item, array.sparse)));
+        facts.extend(item.counted.iter().flat_map(Counted::facts));
+        facts.extend(item.counted_error.iter().map(|error| ("error", error.clone())));
+        facts.push(("holders", array.holders.describe()));
         report::facts(out, &facts)?;
     }
     if let Some(partial) = &info.partial {
@@ -114,6 +132,7 @@ fn write(info: &Info, out: &mut dyn Write) -> Result<(), Failure> {
                 facts.push(("ledger", error.clone().unwrap_or_else(|| "unknown".to_owned())));
             }
         }
+        facts.push(("holders", partial.holders.describe()));
         report::facts(out, &facts)?;
         let name = &info.name;
         writeln!(out, "  the `download` that began it continues it; `ndshm unlink --partial {name}` removes it")?;

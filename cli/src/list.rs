@@ -9,6 +9,7 @@ use ndarray_shm::{Backend, Entry, EntryKind};
 use serde::Serialize;
 
 use crate::cli::ListArgs;
+use crate::counted::{Counted, Look};
 use crate::exit::{Exit, Failure};
 use crate::report::{self, Column, Table};
 use crate::{host, places, units};
@@ -20,7 +21,7 @@ pub(crate) struct Item {
     pub(crate) name: String,
     pub(crate) backend: String,
     pub(crate) path: String,
-    /// "array", "partial" (a renderbuffer that is not finished), "ledger" or "draft".
+    /// "array", "counted", "partial" (a renderbuffer that is not finished), "ledger" or "draft".
     pub(crate) kind: &'static str,
     /// Length in bytes.
     pub(crate) size: u64,
@@ -38,6 +39,10 @@ pub(crate) struct Item {
     /// Of a renderbuffer that is not finished; `null` for everything else.
     pub(crate) chunks_done: Option<usize>,
     pub(crate) chunks_total: Option<usize>,
+    /// What a counted array says about itself; `null` for everything else, and if it cannot be read.
+    pub(crate) counted: Option<Counted>,
+    /// Why it cannot.
+    pub(crate) counted_error: Option<String>,
 }
 
 impl Item {
@@ -45,27 +50,41 @@ impl Item {
     pub(crate) fn new(backend: &Arc<dyn Backend>, entry: &Entry) -> Self {
         let ledger = (entry.kind == EntryKind::Partial).then(|| places::ledger(backend, entry)).and_then(Result::ok);
         let owner = host::FILES_HAVE_OWNERS.then_some(entry.owner);
+        let look = Look::at(backend, entry);
+        let kind = match (entry.kind, &look) {
+            (EntryKind::Array, Look::Counted(_) | Look::Damaged(_)) => "counted",
+            (EntryKind::Array, _) => "array",
+            (EntryKind::Partial, _) => "partial",
+            (EntryKind::Ledger, _) => "ledger",
+            (EntryKind::Draft, _) => "draft",
+            _ => "other",
+        };
+        let (counted, counted_error) = match look {
+            Look::Counted(counted) => (Some(*counted), None),
+            Look::Damaged(error) | Look::Unknown(error) => (None, Some(error)),
+            Look::Other => (None, None),
+        };
+        let attached = match &counted {
+            Some(counted) => Some(counted.attached),
+            None => places::attached(backend, entry),
+        };
         let age = SystemTime::now().duration_since(entry.modified).unwrap_or(Duration::ZERO);
         Self {
             name: entry.location().map_or_else(|| entry.name.clone(), String::from),
             backend: backend.name().to_owned(),
             path: display(&backend.directory().join(&entry.name)),
-            kind: match entry.kind {
-                EntryKind::Array => "array",
-                EntryKind::Partial => "partial",
-                EntryKind::Ledger => "ledger",
-                EntryKind::Draft => "draft",
-                _ => "other",
-            },
+            kind,
             size: entry.len,
             allocated: entry.allocated,
-            attached: places::attached(backend, entry),
+            attached,
             age_seconds: age.as_secs(),
             owner,
             owner_name: owner.and_then(host::user_name),
             mode: host::FILES_HAVE_OWNERS.then(|| format!("{:04o}", entry.mode & 0o7777)),
             chunks_done: ledger.as_ref().map(|ledger| ledger.done),
             chunks_total: ledger.as_ref().map(|ledger| ledger.total),
+            counted,
+            counted_error,
         }
     }
 
@@ -88,8 +107,22 @@ impl Item {
         units::age(Duration::from_secs(self.age_seconds))
     }
 
+    /// Whether what it says about itself cannot be true.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.kind == "counted" && self.counted.is_none()
+    }
+
+    /// Who uses it: how many, where they are counted; else whether anybody.
+    fn users(&self) -> String {
+        self.counted.as_ref().map_or_else(|| self.attached().to_owned(), Counted::users)
+    }
+
     fn state(&self) -> String {
+        if let Some(counted) = &self.counted {
+            return counted.summary();
+        }
         match (self.chunks_done, self.chunks_total) {
+            _ if self.is_damaged() => format!("{}, damaged", self.kind),
             (Some(done), Some(total)) => format!("{}, {done} of {total} chunks", self.kind),
             _ => self.kind.to_owned(),
         }
@@ -112,7 +145,7 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     let mut table = Table::new(&[
         Column::Left("NAME"),
         Column::Right("SIZE"),
-        Column::Left("ATTACHED"),
+        Column::Left("USERS"),
         Column::Right("AGE"),
         Column::Left("OWNER"),
         Column::Left("BACKEND"),
@@ -122,7 +155,7 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         table.row([
             units::printable(&item.name),
             units::size(item.size),
-            item.attached().to_owned(),
+            item.users(),
             item.age(),
             item.owner().unwrap_or_else(|| "-".to_owned()),
             item.backend.clone(),

@@ -4,11 +4,14 @@
 //! file of its own; `cli.rs` says what can be asked for, `help.rs` what is answered.
 
 mod cli;
+mod counted;
 mod demo;
 mod doctor;
 mod download;
 mod exit;
+mod gc;
 mod help;
+mod holders;
 mod host;
 mod info;
 mod interrupt;
@@ -60,6 +63,7 @@ fn run(command: &Command, out: &mut dyn Write) -> Result<Exit, Failure> {
         Command::Ls(args) => list::run(args, out),
         Command::Info(args) => info::run(args, out),
         Command::Unlink(args) => unlink::run(args, out),
+        Command::Gc(args) => gc::run(args, out),
         Command::Doctor(args) => doctor::run(args, out),
         Command::Demo(args) => demo::run(args, out),
         Command::Manager(args) => manager::run(args, out),

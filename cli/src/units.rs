@@ -43,6 +43,38 @@ pub(crate) fn age(age: Duration) -> String {
     }
 }
 
+/// Rounds a time that is left up to seconds, so that what is not over is not 0.
+pub(crate) fn seconds_left(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+/// Writes how much longer something lasts, rounded up: `"90 s"`, `"3 min"`, `"1 h"`, `"2 d"`.
+pub(crate) fn left(time: Duration) -> String {
+    let seconds = seconds_left(time);
+    // From two of a unit on, the rounding is small enough; one is written only where it is exact.
+    let unit = [(86_400, "d"), (3_600, "h"), (60, "min")]
+        .into_iter()
+        .find(|(scale, _)| seconds >= 2 * scale || (seconds > 0 && seconds.is_multiple_of(*scale)));
+    let (scale, unit) = unit.unwrap_or((1, "s"));
+    format!("{} {unit}", seconds.div_ceil(scale))
+}
+
+/// Reads a time as people write it: `"90"` and `"90s"` are seconds, `"5m"` minutes, `"2h"` hours, `"1d"` days.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let scale = match &text[digits.len()..] {
+        "" | "s" => Some(1),
+        "m" => Some(60),
+        "h" => Some(3_600),
+        "d" => Some(86_400),
+        _ => None,
+    };
+    // `parse` would take a sign.
+    let number: Option<u64> = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    let seconds = number.zip(scale).and_then(|(number, scale)| number.checked_mul(scale));
+    seconds.map(Duration::from_secs).ok_or_else(|| "write a number of seconds, or 90s, 5m, 2h, 1d".to_owned())
+}
+
 /// Writes a shape as `"128 x 128 x 64"`, and the shape of a single value as `"one value"`.
 pub(crate) fn shape(shape: &[usize]) -> String {
     if shape.is_empty() {
@@ -53,7 +85,12 @@ pub(crate) fn shape(shape: &[usize]) -> String {
 
 /// Writes a count with its noun: `"1 chunk"`, `"2 chunks"`.
 pub(crate) fn count(number: usize, noun: &str) -> String {
-    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+    count_of(number, noun, &format!("{noun}s"))
+}
+
+/// Writes a count with a noun that has a plural of its own.
+pub(crate) fn count_of(number: usize, one: &str, many: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {many}") }
 }
 
 /// Makes a name safe for a terminal: control characters, which a foreign file name may contain, are escaped.
@@ -86,6 +123,28 @@ mod tests {
         assert_eq!(age(Duration::from_mins(1)), "1 min");
         assert_eq!(age(Duration::from_secs(7_199)), "1 h");
         assert_eq!(age(Duration::from_secs(200_000)), "2 d");
+    }
+
+    #[test]
+    fn what_is_left_is_rounded_up() {
+        assert_eq!(left(Duration::ZERO), "0 s");
+        assert_eq!(left(Duration::from_millis(1)), "1 s");
+        assert_eq!(left(Duration::from_secs(119)), "119 s");
+        assert_eq!(left(Duration::from_hours(1)), "1 h");
+        assert_eq!(left(Duration::from_secs(3_601)), "61 min");
+        assert_eq!(left(Duration::from_secs(121)), "3 min");
+        assert_eq!(left(Duration::from_secs(7_201)), "3 h");
+        assert_eq!(left(Duration::from_hours(7 * 24)), "7 d");
+    }
+
+    #[test]
+    fn times_are_read_with_and_without_a_unit() {
+        for (text, seconds) in [("0", 0), ("90", 90), ("90s", 90), ("5m", 300), ("2h", 7_200), ("1d", 86_400)] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "s", "-1", "+1", "1.5h", "5 m", "5mm", "5M", "1w", "\u{664}s", "999999999999999999d"] {
+            assert!(duration(text).is_err(), "{text:?}");
+        }
     }
 
     #[test]

@@ -6,9 +6,10 @@ use ndarray_shm::{EntryKind, Location, render};
 use serde::Serialize;
 
 use crate::cli::UnlinkArgs;
+use crate::counted::Look;
 use crate::exit::{Exit, Failure};
 use crate::places::{self, Found, Search};
-use crate::report;
+use crate::{report, units};
 
 /// What became of one name, as `unlink --json` prints it.
 #[derive(Debug, Serialize)]
@@ -19,6 +20,8 @@ struct Outcome {
     backend: Option<String>,
     /// Whether somebody still had it attached, so that its memory is not free yet; `null` if nobody can say.
     attached: Option<bool>,
+    /// How many handles of a counted array were on their way, and lead nowhere now; `null` for everything else.
+    in_flight: Option<usize>,
     /// Why not, if not.
     error: Option<String>,
 }
@@ -43,6 +46,7 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
                     unlinked: false,
                     backend: None,
                     attached: None,
+                    in_flight: None,
                     error: Some(failure.to_string()),
                 }
             }
@@ -54,6 +58,9 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
                 _ => "",
             };
             writeln!(out, "unlinked {location}{attached}")?;
+            if let Some(count @ 1..) = outcome.in_flight {
+                writeln!(out, "{} on their way to it can no longer be used", units::count(count, "handle"))?;
+            }
         }
         outcomes.push(outcome);
     }
@@ -81,6 +88,10 @@ fn remove(search: &Search, location: &Location, partial: bool) -> Result<Outcome
     })?;
     let Found { backend, array, partial: half } = &found;
     let entry = if partial { half } else { array };
+    let in_flight = entry.as_ref().and_then(|entry| match Look::at(backend, entry) {
+        Look::Counted(counted) => Some(counted.in_flight),
+        _ => None,
+    });
     let attached = entry.as_ref().and_then(|entry| places::attached(backend, entry));
     let unlinked = if partial { render::discard(&**backend, location)? } else { backend.unlink(location, None)? };
     if !unlinked {
@@ -91,6 +102,7 @@ fn remove(search: &Search, location: &Location, partial: bool) -> Result<Outcome
         unlinked,
         backend: Some(backend.name().to_owned()),
         attached,
+        in_flight,
         error: None,
     })
 }

@@ -39,10 +39,11 @@ pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<F
     if id.is_some_and(|id| id != facts.id) {
         return Ok(Found::Gone);
     }
+    let trailer = Trailer::read_known(&file, &facts, name)?;
     if is_leased(&file, &home.location)? {
         return Ok(Found::Attached);
     }
-    let found = judge(&Trailer::read_known(&file, &facts, name)?);
+    let found = judge(&trailer);
     if found != Found::Orphan || !remove {
         return Ok(found);
     }

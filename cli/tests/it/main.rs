@@ -2,10 +2,12 @@
 //!
 //! Every test has a scene of its own (see `scene.rs`), which is gone afterwards, also when the test fails.
 
+mod collecting;
 mod crashes;
 mod demonstration;
 mod diagnosis;
 mod downloading;
+mod holder;
 mod listing;
 #[cfg(target_os = "linux")]
 mod managing;

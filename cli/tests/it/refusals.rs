@@ -20,6 +20,7 @@ fn command_lines_that_make_no_sense_are_exit_code_2() {
         &["download", volume, "--location", "x", "--workers", "0"],
         &["unlink"],
         &["info", ""],
+        &["gc", "--older-than", "soon"],
     ] {
         let finished = run(&mut scene.ndshm(arguments)).expect_code(2);
         assert!(finished.err.contains("Usage") || finished.err.contains("--help"), "{finished:?}");
@@ -30,7 +31,7 @@ fn command_lines_that_make_no_sense_are_exit_code_2() {
 #[test]
 fn the_help_tells_the_exit_codes() {
     let scene = Scene::new();
-    for arguments in [&["--help"][..], &["download", "--help"], &["ls", "--help"], &["demo", "-h"]] {
+    for arguments in [&["--help"][..], &["download", "--help"], &["ls", "--help"], &["gc", "--help"], &["demo", "-h"]] {
         let help = run(&mut scene.ndshm(arguments)).expect_code(0).out;
         assert!(help.contains("Exit codes:") && help.contains("130"), "{help}");
         assert!(!help.contains("worker  "), "the worker command is hidden: {help}");

@@ -1,0 +1,196 @@
+//! Counted arrays as `ls`, `info`, `unlink` and `gc` see them: what trailer and kernel say, in JSON and in words.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ndarray_shm::{Backend, Entry, EntryKind, Error, Inspection, SharingStrategy, inspect_in};
+use serde::Serialize;
+
+use crate::exit::Failure;
+use crate::units;
+
+/// Longest shape that is written out in a table.
+const LONGEST_SHAPE: usize = 12;
+
+/// What looking at a file said.
+#[derive(Debug)]
+pub(crate) enum Look {
+    /// It is a counted array.
+    Counted(Box<Counted>),
+    /// It is one, or was, but what it says about itself cannot be true.
+    Damaged(String),
+    /// It is something else, or gone.
+    Other,
+    /// Nobody can say what it is.
+    Unknown(String),
+}
+
+impl Look {
+    /// Looks at an entry, which only an ordinary name makes a counted array.
+    pub(crate) fn at(backend: &Arc<dyn Backend>, entry: &Entry) -> Self {
+        let Some(location) = entry.location().filter(|_| entry.kind == EntryKind::Array) else { return Self::Other };
+        match inspect_in(backend, &location) {
+            Ok(inspection) => Self::Counted(Box::new(Counted::new(&inspection))),
+            Err(Error::NotCounted { .. } | Error::NotFound { .. } | Error::NotAnArray { .. }) => Self::Other,
+            Err(error @ Error::Trailer { .. }) => Self::Damaged(Failure::from(error).to_string()),
+            Err(error) => Self::Unknown(Failure::from(error).to_string()),
+        }
+    }
+}
+
+/// A counted array, as `ls --json` and `info --json` print it.
+#[derive(Debug, Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "any combination of them may be true")]
+pub(crate) struct Counted {
+    /// The element type as `NumPy` writes it: "<u2".
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<usize>,
+    /// "C" or "F".
+    pub(crate) order: String,
+    /// How it is shared; what has a name is shared by name.
+    pub(crate) strategy: &'static str,
+    /// Bytes of the elements.
+    pub(crate) bytes: u64,
+    /// Handles, those of killed processes included.
+    pub(crate) refcount: u32,
+    /// Handles on their way that have not expired.
+    pub(crate) in_flight: usize,
+    /// How much longer they keep the array by themselves, rounded up.
+    pub(crate) protected_seconds: u64,
+    pub(crate) kept: bool,
+    pub(crate) frozen: bool,
+    pub(crate) orphaned: bool,
+    /// Number of the process that made it.
+    pub(crate) creator: u32,
+    /// When it was made, in seconds since 1970.
+    pub(crate) created: u64,
+    /// The kernel's answer, which every item has anyway.
+    #[serde(skip)]
+    pub(crate) attached: bool,
+}
+
+impl Counted {
+    fn new(inspection: &Inspection) -> Self {
+        Self {
+            dtype: inspection.dtype.to_string(),
+            shape: inspection.shape.clone(),
+            order: inspection.order.to_string(),
+            strategy: SharingStrategy::FileSystem.as_str(),
+            bytes: inspection.bytes,
+            refcount: inspection.refcount,
+            in_flight: inspection.in_flight,
+            protected_seconds: units::seconds_left(inspection.protected_for),
+            kept: inspection.is_kept,
+            frozen: inspection.is_frozen,
+            orphaned: inspection.is_orphaned(),
+            creator: inspection.creator,
+            created: inspection.created.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
+            attached: inspection.is_attached,
+        }
+    }
+
+    /// Who uses it, in a few words: "2", "2+1 in flight", "kept", "orphaned".
+    pub(crate) fn users(&self) -> String {
+        let in_flight = if self.in_flight > 0 { format!("{} in flight", self.in_flight) } else { String::new() };
+        // Without anybody attached, the number is that of the dead.
+        let users = match (self.attached, self.in_flight) {
+            (true, 0) => self.refcount.to_string(),
+            (true, _) => format!("{}+{in_flight}", self.refcount),
+            (false, _) => in_flight,
+        };
+        match (self.kept, users.is_empty()) {
+            (true, true) => "kept".to_owned(),
+            (true, false) => format!("{users}, kept"),
+            (false, true) => "orphaned".to_owned(),
+            (false, false) => users,
+        }
+    }
+
+    /// What it is, in a table: "counted <f4 30x40".
+    pub(crate) fn summary(&self) -> String {
+        let shape = self.shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+        let shape = match shape.len() {
+            0 => "one value".to_owned(),
+            1..=LONGEST_SHAPE => shape,
+            _ => units::count_of(self.shape.len(), "axis", "axes"),
+        };
+        format!("{} {} {shape}", if self.frozen { "frozen" } else { "counted" }, self.dtype)
+    }
+
+    /// Everything but its holders, for `info`.
+    pub(crate) fn facts(&self) -> Vec<(&'static str, String)> {
+        let in_flight = match self.in_flight {
+            0 => "no handle".to_owned(),
+            count => {
+                let left = units::left(Duration::from_secs(self.protected_seconds));
+                format!("{}, protecting it for {left} more", units::count(count, "handle"))
+            }
+        };
+        let kept = if self.kept {
+            "yes: only `ndshm unlink` removes the name"
+        } else {
+            "no: the name goes with the last handle"
+        };
+        let orphaned = if self.orphaned { "yes: nobody uses it and nobody will; `ndshm gc` removes it" } else { "no" };
+        let made = Duration::from_secs(self.created);
+        let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH + made).unwrap_or_default();
+        vec![
+            ("dtype", self.dtype.clone()),
+            ("shape", format!("{}, {} order", units::shape(&self.shape), self.order)),
+            ("strategy", format!("{} (shared by name)", self.strategy)),
+            (
+                "refcount",
+                format!("{}, those of killed processes included", units::count(self.refcount as usize, "handle")),
+            ),
+            ("in flight", in_flight),
+            ("kept", kept.to_owned()),
+            ("frozen", if self.frozen { "yes: nobody can write to it any more" } else { "no" }.to_owned()),
+            ("orphaned", orphaned.to_owned()),
+            ("made", format!("{} ago by process {}", units::age(age), self.creator)),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(attached: bool, refcount: u32, in_flight: usize, kept: bool) -> Counted {
+        Counted {
+            dtype: "<f4".to_owned(),
+            shape: vec![2, 3],
+            order: "C".to_owned(),
+            strategy: "file_system",
+            bytes: 24,
+            refcount,
+            in_flight,
+            protected_seconds: 1,
+            kept,
+            frozen: false,
+            orphaned: !attached && !kept && in_flight == 0,
+            creator: 1,
+            created: 0,
+            attached,
+        }
+    }
+
+    #[test]
+    fn users_are_told_in_a_few_words() {
+        let users = |attached, refcount, in_flight, kept| counted(attached, refcount, in_flight, kept).users();
+        assert_eq!(users(true, 2, 0, false), "2");
+        assert_eq!(users(true, 2, 1, false), "2+1 in flight");
+        assert_eq!(users(true, 2, 1, true), "2+1 in flight, kept");
+        assert_eq!(users(false, 2, 1, false), "1 in flight", "the dead are no users");
+        assert_eq!(users(false, 0, 0, true), "kept");
+        assert_eq!(users(false, 1, 0, false), "orphaned");
+    }
+
+    #[test]
+    fn a_long_shape_becomes_a_number_of_axes() {
+        let summary = |shape: &[usize]| Counted { shape: shape.to_vec(), ..counted(true, 1, 0, false) }.summary();
+        assert_eq!(summary(&[512, 512, 128]), "counted <f4 512x512x128");
+        assert_eq!(summary(&[4096, 4096, 4096]), "counted <f4 3 axes");
+        assert_eq!(summary(&[]), "counted <f4 one value");
+        assert_eq!(Counted { frozen: true, ..counted(true, 1, 0, false) }.summary(), "frozen <f4 2x3");
+    }
+}

@@ -1,0 +1,192 @@
+//! `ndshm gc`: removes what only the dead have left, and says why the rest stays.
+//!
+//! The library decides what goes. What stays is looked at once more, only to be told about; by then it may have
+//! changed.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ndarray_shm::{Backend, Entry, EntryKind, Error, Reclaim, Removed};
+use serde::Serialize;
+
+use crate::cli::GcArgs;
+use crate::counted::Look;
+use crate::exit::{Exit, Failure};
+use crate::list::display;
+use crate::{host, places, report, units};
+
+/// What was done, as `gc --json` prints it.
+#[derive(Debug, Default, Serialize)]
+struct Collection {
+    dry_run: bool,
+    /// What was removed, or would have been.
+    removed: Vec<Gone>,
+    /// Bytes of all that.
+    bytes: u64,
+    /// Counted arrays that somebody is attached to.
+    in_use: usize,
+    /// Counted arrays that are kept although nobody is attached.
+    kept: usize,
+    /// Counted arrays that only handles on their way keep.
+    in_flight: usize,
+    /// How much longer the first of these is protected; `null` if there is none.
+    protected_seconds: Option<u64>,
+    /// Orphaned arrays that are too young for `--older-than`.
+    young: usize,
+    /// Other users' files that could not be looked at or removed.
+    skipped: Vec<Refusal>,
+    /// Everything else that could not.
+    failed: Vec<Refusal>,
+}
+
+#[derive(Debug, Serialize)]
+struct Gone {
+    name: String,
+    backend: String,
+    path: String,
+    /// "counted" or "draft".
+    kind: &'static str,
+    /// Bytes of memory or disk it took.
+    bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Refusal {
+    name: String,
+    backend: String,
+    path: String,
+    /// Number of the owner; `null` where files have none.
+    owner: Option<u32>,
+    error: String,
+}
+
+/// Runs `ndshm gc`.
+pub(crate) fn run(args: &GcArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let mut collection = Collection { dry_run: args.dry_run, ..Collection::default() };
+    let mut exit = Exit::Done;
+    for backend in places::existing(args.backend)? {
+        if let Err(failure) = collection.collect(&backend, args) {
+            exit = Exit::Failed;
+            failure.while_doing(format!("not looked at: {}", display(backend.directory()))).print(&mut io::stderr());
+        }
+    }
+    collection.bytes = collection.removed.iter().map(|gone| gone.bytes).sum();
+    if !collection.failed.is_empty() {
+        exit = Exit::Failed;
+    }
+    if args.json {
+        report::json(out, &collection)?;
+    } else {
+        collection.write(args, out)?;
+    }
+    Ok(exit)
+}
+
+impl Collection {
+    /// Goes through one place.
+    fn collect(&mut self, backend: &Arc<dyn Backend>, args: &GcArgs) -> Result<(), Failure> {
+        let owners: HashMap<String, u32> = backend.list()?.into_iter().map(|entry| (entry.name, entry.owner)).collect();
+        let owner_of = |name: &str| owners.get(name).copied().filter(|_| host::FILES_HAVE_OWNERS);
+        let reclaim = Reclaim::new().dry_run(args.dry_run).older_than(args.older_than.unwrap_or_default());
+        let reclaimed = reclaim.run(backend)?;
+        for Removed { name, bytes, kind, .. } in reclaimed.removed {
+            let path = display(&backend.directory().join(&name));
+            let owner = owner_of(&name);
+            if args.dry_run && !may_remove(owner) {
+                let error = "it is another user's to remove".to_owned();
+                self.skipped.push(Refusal { name, backend: backend.name().to_owned(), path, owner, error });
+                continue;
+            }
+            let kind = if kind == EntryKind::Draft { "draft" } else { "counted" };
+            self.removed.push(Gone { name, backend: backend.name().to_owned(), path, kind, bytes });
+        }
+        for (name, error) in reclaimed.failed {
+            self.refuse(backend, owner_of(&name), name, error);
+        }
+        self.look_at_the_rest(backend, args.older_than.unwrap_or_default())
+    }
+
+    /// Notes what could not be done; only what is ours could have been.
+    fn refuse(&mut self, backend: &Arc<dyn Backend>, owner: Option<u32>, name: String, error: Error) {
+        let path = display(&backend.directory().join(&name));
+        let is_damaged = matches!(error, Error::Trailer { .. });
+        let mut failure = Failure::from(error);
+        let error = failure.to_string();
+        let is_ours = owner == host::user();
+        if is_ours {
+            if is_damaged {
+                failure = failure.advice(format!("`ndshm info {name}` shows it, `ndshm unlink {name}` removes it"));
+            }
+            failure.while_doing(format!("not removed: {}", units::printable(&path))).print(&mut io::stderr());
+        }
+        let refusal = Refusal { name, backend: backend.name().to_owned(), path, owner, error };
+        if is_ours { self.failed.push(refusal) } else { self.skipped.push(refusal) }
+    }
+
+    /// Counts the arrays that stay, by what keeps them.
+    fn look_at_the_rest(&mut self, backend: &Arc<dyn Backend>, older_than: Duration) -> Result<(), Failure> {
+        for entry in backend.list()? {
+            let Look::Counted(counted) = Look::at(backend, &entry) else { continue };
+            if counted.attached {
+                self.in_use += 1;
+            } else if counted.kept {
+                self.kept += 1;
+            } else if counted.in_flight > 0 {
+                self.in_flight += 1;
+                let left = counted.protected_seconds;
+                self.protected_seconds = Some(self.protected_seconds.map_or(left, |first| first.min(left)));
+            } else if age(&entry) < older_than {
+                self.young += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes it for people.
+    fn write(&self, args: &GcArgs, out: &mut dyn Write) -> Result<(), Failure> {
+        let done = if self.dry_run { "would remove" } else { "removed" };
+        for Gone { name, backend, kind, bytes, .. } in &self.removed {
+            let draft = if *kind == "draft" { ", a draft" } else { "" };
+            writeln!(out, "{done} {} ({backend}{draft}, {})", units::printable(name), units::size(*bytes))?;
+        }
+        match self.removed.len() {
+            0 => writeln!(out, "nothing to remove")?,
+            count => writeln!(out, "{done} {}, {}", units::count(count, "name"), units::size(self.bytes))?,
+        }
+        let first = units::left(Duration::from_secs(self.protected_seconds.unwrap_or(0)));
+        let age = units::left(args.older_than.unwrap_or_default());
+        let stay: Vec<String> = [
+            (self.in_use, "in use".to_owned()),
+            (self.kept, "kept".to_owned()),
+            (self.in_flight, format!("protected by handles in flight (the first for {first} more)")),
+            (self.young, format!("orphaned, but younger than {age}")),
+        ]
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, why)| format!("{count} {why}"))
+        .collect();
+        if !stay.is_empty() {
+            writeln!(out, "counted arrays that stay: {}", stay.join(", "))?;
+        }
+        if !self.skipped.is_empty() {
+            let files = units::count(self.skipped.len(), "file");
+            writeln!(out, "{files} of other users could not be looked at or removed, which is theirs to do")?;
+        }
+        if !self.failed.is_empty() {
+            writeln!(out, "{} could not be looked at or removed", units::count(self.failed.len(), "file"))?;
+        }
+        Ok(())
+    }
+}
+
+fn age(entry: &Entry) -> Duration {
+    SystemTime::now().duration_since(entry.modified).unwrap_or_default()
+}
+
+/// Whether removing a file may work: directories for everyone let only owners and the superuser do it.
+fn may_remove(owner: Option<u32>) -> bool {
+    let user = host::user();
+    owner == user || user == Some(0)
+}

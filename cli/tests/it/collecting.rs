@@ -1,0 +1,402 @@
+//! Counted arrays: what `ls` and `info` say about them and their holders, what `gc` removes, and what it must not.
+
+use std::fs::{self, File};
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use ndarray_shm::{RenderOptions, SharedArray};
+use serde_json::{Value, json};
+
+use crate::holder::Holder;
+use crate::scene::{Scene, run};
+
+/// Runs `gc` on the emulated directory.
+fn gc(scene: &Scene, arguments: &[&str]) -> Value {
+    let mut command = scene.ndshm(["gc", "--backend", "emulated", "--json"]);
+    run(command.args(arguments)).expect_code(0).json()
+}
+
+/// Makes an array that only the dead have counted.
+fn orphan(scene: &Scene, name: &str) {
+    Holder::create(&scene.emulated(), name, &[]).kill();
+}
+
+fn removed(collection: &Value) -> Vec<&str> {
+    collection["removed"].as_array().expect("a list").iter().map(|gone| gone["name"].as_str().expect("text")).collect()
+}
+
+fn make_older(path: &Path, age: Duration) {
+    let file = File::options().append(true).open(path).expect("there");
+    file.set_modified(SystemTime::now() - age).expect("ours");
+}
+
+/// Changes a byte of the record, which the checksum covers.
+fn damage(path: &Path) {
+    let mut file = File::options().write(true).open(path).expect("there");
+    file.seek(SeekFrom::End(-600)).expect("long enough");
+    file.write_all(&[255]).expect("written");
+}
+
+fn item(scene: &Scene, name: &str) -> Value {
+    let listed = run(&mut scene.ndshm(["ls", "--backend", "emulated", "--json"])).expect_code(0).json();
+    let items = listed.as_array().expect("a list").iter();
+    items.clone().find(|item| item["name"] == name).unwrap_or_else(|| panic!("{name}: {listed:#}")).clone()
+}
+
+/// The line of a name in the table.
+fn line(scene: &Scene, name: &str) -> String {
+    let text = run(&mut scene.ndshm(["ls", "--backend", "emulated"])).expect_code(0).out;
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    text.lines().find(|line| line.split_whitespace().next() == Some(name)).expect("a line").to_owned()
+}
+
+fn info(scene: &Scene, name: &str) -> Value {
+    run(&mut scene.ndshm(["info", name, "--json"])).expect_code(0).json()["array"].clone()
+}
+
+#[test]
+fn gc_removes_the_orphan_and_nothing_else() {
+    let scene = Scene::new();
+    let place = scene.emulated();
+    let living = Holder::create(&place, "living", &[]);
+    let second = Holder::open(&place, "living");
+    Holder::create(&place, "kept", &["keep"]).kill();
+    orphan(&scene, "orphan");
+    // What is not counted is not judged, whatever its size.
+    let _plain = Holder::create_plain(&place, "plain");
+    Holder::create_plain(&place, "plain-of-the-dead").kill();
+    fs::write(place.join("foreign"), [0; 8192]).expect("written");
+    let buffer = RenderOptions::new().backend(scene.backend()).create::<u8, _>("half", 4096, 4096, "a test");
+    drop(buffer.expect("created"));
+    let before = scene.files();
+    let bytes = item(&scene, "orphan")["allocated"].clone();
+
+    let found = gc(&scene, &["--dry-run"]);
+    assert_eq!((&found["dry_run"], removed(&found)), (&json!(true), vec!["orphan"]), "{found:#}");
+    assert_eq!(scene.files(), before, "a dry run removes nothing");
+    let text = run(&mut scene.ndshm(["gc", "--backend", "emulated", "--dry-run"])).expect_code(0).out;
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() == 3 && lines[0].starts_with("would remove orphan (emulated, "), "{text}");
+    assert!(lines[1].starts_with("would remove 1 name, "), "{text}");
+    assert_eq!(lines[2], "counted arrays that stay: 1 in use, 1 kept");
+
+    let found = gc(&scene, &[]);
+    let path = place.join("orphan");
+    let gone =
+        json!({"name": "orphan", "backend": "emulated", "path": path.to_str(), "kind": "counted", "bytes": bytes});
+    assert_eq!(found["removed"], json!([gone]), "{found:#}");
+    for (field, value) in
+        [("bytes", bytes), ("in_use", json!(1)), ("kept", json!(1)), ("in_flight", json!(0)), ("young", json!(0))]
+    {
+        assert_eq!(found[field], value, "{field}: {found:#}");
+    }
+    assert_eq!((&found["protected_seconds"], &found["dry_run"]), (&Value::Null, &json!(false)));
+    assert_eq!((&found["skipped"], &found["failed"]), (&json!([]), &json!([])));
+    let expected: Vec<String> = before.into_iter().filter(|name| name != "orphan").collect();
+    assert_eq!(scene.files(), expected);
+
+    let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
+    assert_eq!(text, "nothing to remove\ncounted arrays that stay: 1 in use, 1 kept\n");
+
+    // One death of two changes nothing, the second makes an orphan, and is not that of the name.
+    living.kill();
+    assert_eq!(removed(&gc(&scene, &[])), [""; 0]);
+    second.kill();
+    assert_eq!(removed(&gc(&scene, &[])), ["living"]);
+    run(&mut scene.ndshm(["unlink", "kept"])).expect_code(0);
+}
+
+#[test]
+fn where_there_is_nothing_there_is_nothing_to_do() {
+    let scene = Scene::new();
+    let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
+    assert_eq!(text, "nothing to remove\n");
+    fs::remove_dir(scene.emulated()).expect("empty");
+    let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
+    assert_eq!(text, "nothing to remove\n");
+    assert!(!scene.emulated().exists());
+}
+
+/// On Windows nobody can be stopped.
+#[cfg(unix)]
+#[test]
+fn a_stopped_holder_is_alive() {
+    use sysinfo::Signal;
+
+    let scene = Scene::new();
+    let holder = Holder::create(&scene.emulated(), "x", &[]);
+    assert!(crate::scene::signal(holder.pid(), Signal::Stop));
+    let found = gc(&scene, &[]);
+    assert_eq!((removed(&found), &found["in_use"]), (vec![], &json!(1)), "{found:#}");
+    assert!(crate::scene::signal(holder.pid(), Signal::Continue));
+    holder.let_go();
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+#[test]
+fn a_handle_on_its_way_protects_for_its_time() {
+    const GRACE: Duration = Duration::from_secs(2);
+    let scene = Scene::new();
+    let place = scene.emulated();
+    let start = Instant::now();
+    Holder::create(&place, "short", &["handle=2000"]).kill();
+    let long = Holder::create(&place, "long", &["handle=3600000"]).kill();
+    loop {
+        let found = gc(&scene, &[]);
+        // The time began after `start`, and `gc` has ended by now.
+        let may_be_over = start.elapsed() >= GRACE;
+        match removed(&found)[..] {
+            ["short"] if may_be_over => break,
+            [] if !may_be_over => {
+                assert_eq!(found["in_flight"], 2, "{found:#}");
+                let left = found["protected_seconds"].as_u64().expect("a number");
+                assert!((1..=2).contains(&left), "{found:#}");
+            }
+            // It may have begun when the time was not over.
+            [] if start.elapsed() < crate::scene::PATIENCE => {}
+            _ => panic!("{found:#}"),
+        }
+    }
+    assert_eq!(scene.files(), ["long"]);
+    let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
+    assert!(text.starts_with("nothing to remove\n"), "{text}");
+    assert!(text.contains("1 protected by handles in flight (the first for 60 min more)"), "{text}");
+    assert!(line(&scene, "long").contains("  1 in flight  "));
+    let counted = &info(&scene, "long")["counted"];
+    assert_eq!((&counted["in_flight"], &counted["orphaned"]), (&json!(1), &json!(false)), "{counted:#}");
+    assert!((3000..=3600).contains(&counted["protected_seconds"].as_u64().expect("a number")), "{counted:#}");
+
+    // Without its handle, nothing protects it any longer.
+    assert!(long[0].take_back().expect("reachable"));
+    gc(&scene, &[]);
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+#[test]
+fn what_is_younger_than_asked_stays() {
+    let scene = Scene::new();
+    orphan(&scene, "young");
+    orphan(&scene, "old");
+    make_older(&scene.emulated().join("old"), Duration::from_hours(2));
+    let found = gc(&scene, &["--older-than", "3h"]);
+    assert_eq!((removed(&found), &found["young"]), (vec![], &json!(2)), "{found:#}");
+    let found = gc(&scene, &["--older-than", "1h"]);
+    assert_eq!((removed(&found), &found["young"]), (vec!["old"], &json!(1)), "{found:#}");
+    let text = run(&mut scene.ndshm(["gc", "--backend", "emulated", "--older-than", "1d"])).expect_code(0).out;
+    assert_eq!(text, "nothing to remove\ncounted arrays that stay: 1 orphaned, but younger than 1 d\n");
+    for wrong in ["soon", "-5", "1.5h", "1w", ""] {
+        run(&mut scene.ndshm(["gc", "--older-than", wrong])).expect_code(2);
+    }
+    assert_eq!(removed(&gc(&scene, &["--older-than", "0"])), ["young"]);
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+#[test]
+fn drafts_go_when_they_are_old() {
+    let scene = Scene::new();
+    let (old, new) = (scene.emulated().join(".ndshm-draft-old"), scene.emulated().join(".ndshm-draft-new"));
+    for path in [&old, &new] {
+        fs::write(path, [1; 100]).expect("written");
+    }
+    make_older(&old, Duration::from_mins(2));
+    let found = gc(&scene, &[]);
+    assert_eq!(removed(&found), [".ndshm-draft-old"], "{found:#}");
+    assert_eq!(found["removed"][0]["kind"], "draft");
+    make_older(&new, Duration::from_mins(2));
+    let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
+    assert!(text.starts_with("removed .ndshm-draft-new (emulated, a draft, "), "{text}");
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+/// Only said, not done: what else is in shared memory here is nobody's to remove but its owner's.
+#[cfg(target_os = "linux")]
+#[test]
+fn every_place_is_looked_at() {
+    let mut scene = Scene::new();
+    let name = scene.shm_name();
+    Holder::create(Path::new("/dev/shm"), &name, &[]).kill();
+    orphan(&scene, "emulated-one");
+    let found = run(&mut scene.ndshm_in_shm(["gc", "--dry-run", "--json"])).expect_code(0).json();
+    let names = removed(&found);
+    assert!(names.contains(&name.as_str()) && names.contains(&"emulated-one"), "{found:#}");
+    let found = run(&mut scene.ndshm_in_shm(["gc", "--dry-run", "--json", "--backend", "shm"])).expect_code(0).json();
+    let names = removed(&found);
+    assert!(names.contains(&name.as_str()) && !names.contains(&"emulated-one"), "{found:#}");
+}
+
+#[test]
+fn ls_and_info_tell_what_a_counted_array_is() {
+    let scene = Scene::new();
+    let place = scene.emulated();
+    let first = Holder::create(&place, "grid", &["handle=3600000"]);
+    let second = Holder::open(&place, "grid");
+
+    let listed = item(&scene, "grid");
+    assert_eq!((&listed["kind"], &listed["attached"]), (&json!("counted"), &json!(true)), "{listed:#}");
+    assert_eq!((&listed["size"], &listed["counted_error"]), (&json!(12288), &Value::Null));
+    let counted = &listed["counted"];
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
+    for (field, value) in [
+        ("dtype", json!("<f4")),
+        ("shape", json!([30, 40])),
+        ("order", json!("C")),
+        ("strategy", json!("file_system")),
+        ("bytes", json!(4800)),
+        ("refcount", json!(2)),
+        ("in_flight", json!(1)),
+        ("kept", json!(false)),
+        ("frozen", json!(false)),
+        ("orphaned", json!(false)),
+        ("creator", json!(first.pid().as_u32())),
+    ] {
+        assert_eq!(counted[field], value, "{field}: {listed:#}");
+    }
+    assert!(counted["created"].as_u64().expect("a number").abs_diff(now) < 600, "{listed:#}");
+    let row = line(&scene, "grid");
+    assert!(row.contains("  2+1 in flight  ") && row.ends_with("counted <f4 30x40"), "{row}");
+
+    let shown = info(&scene, "grid");
+    let same: Vec<&str> = counted.as_object().expect("fields").keys().map(String::as_str).collect();
+    assert!(same.iter().all(|field| *field == "protected_seconds" || shown["counted"][field] == counted[field]));
+    let text = run(&mut scene.ndshm(["info", "grid"])).expect_code(0).out;
+    assert!(text.starts_with("grid: a counted array\n"), "{text}");
+    for part in ["30 x 40, C order", "2 handles", "1 handle, protecting it for", "file_system", "<f4"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(text.contains(&format!("ago by process {}\n", first.pid())), "{text}");
+    if cfg!(target_os = "linux") {
+        let mut pids: Vec<u32> = [&first, &second].iter().map(|holder| holder.pid().as_u32()).collect();
+        pids.sort_unstable();
+        let holders = shown["holders"].as_array().expect("a list");
+        let found: Vec<u64> = holders.iter().map(|holder| holder["pid"].as_u64().expect("a number")).collect();
+        assert_eq!(found, pids.iter().copied().map(u64::from).collect::<Vec<_>>(), "{shown:#}");
+        assert!(holders.iter().all(|holder| holder["mapped"] == true && holder["open"].is_boolean()), "{shown:#}");
+        assert!(holders.iter().all(|holder| holder["program"].as_str().is_some_and(|name| !name.is_empty())));
+        assert!(shown["holders_hidden"].is_u64(), "{shown:#}");
+        assert!(pids.iter().all(|pid| text.contains(&format!("{pid} ("))), "{text}");
+    } else {
+        assert_eq!((&shown["holders"], &shown["holders_hidden"]), (&Value::Null, &Value::Null));
+        assert!(text.contains("this platform does not say"), "{text}");
+    }
+
+    assert!(first.handles[0].take_back().expect("reachable"));
+    first.let_go();
+    assert!(line(&scene, "grid").contains("  1  "));
+    second.kill();
+    let row = line(&scene, "grid");
+    assert!(row.contains("  orphaned  "), "{row}");
+    let shown = info(&scene, "grid");
+    assert_eq!(shown["counted"]["orphaned"], true);
+    if cfg!(target_os = "linux") {
+        assert_eq!(shown["holders"], json!([]));
+    }
+    let text = run(&mut scene.ndshm(["info", "grid"])).expect_code(0).out;
+    assert!(text.contains("`ndshm gc` removes it"), "{text}");
+}
+
+#[test]
+fn kept_and_frozen_arrays_say_so() {
+    let scene = Scene::new();
+    let holder = Holder::create(&scene.emulated(), "x", &["keep", "freeze"]);
+    let row = line(&scene, "x");
+    assert!(row.contains("  1, kept  ") && row.ends_with("frozen <f4 30x40"), "{row}");
+    holder.let_go();
+    let row = line(&scene, "x");
+    assert!(row.contains("  kept  "), "{row}");
+    let counted = &info(&scene, "x")["counted"];
+    assert_eq!((&counted["kept"], &counted["frozen"], &counted["refcount"]), (&json!(true), &json!(true), &json!(0)));
+    let text = run(&mut scene.ndshm(["info", "x"])).expect_code(0).out;
+    assert!(text.contains("only `ndshm unlink` removes the name") && text.contains("nobody can write"), "{text}");
+}
+
+#[test]
+fn plain_arrays_have_holders_too() {
+    let scene = Scene::new();
+    let holder = Holder::create_plain(&scene.emulated(), "plain");
+    let reader = File::open(scene.emulated().join("plain")).expect("there");
+    let shown = info(&scene, "plain");
+    assert_eq!((&shown["kind"], &shown["counted"]), (&json!("array"), &Value::Null), "{shown:#}");
+    if cfg!(target_os = "linux") {
+        let holders = shown["holders"].as_array().expect("a list");
+        let of = |pid: u32| holders.iter().find(|holder| holder["pid"] == pid).unwrap_or_else(|| panic!("{shown:#}"));
+        assert_eq!(of(holder.pid().as_u32())["mapped"], true);
+        assert_eq!(of(std::process::id())["mapped"], false);
+        assert_eq!(of(std::process::id())["open"], true);
+        let text = run(&mut scene.ndshm(["info", "plain"])).expect_code(0).out;
+        assert!(text.contains(&format!("{} (", holder.pid())) && text.contains("open but not mapped"), "{text}");
+    }
+    drop(reader);
+}
+
+#[test]
+fn a_damaged_trailer_is_listed_explained_and_not_removed() {
+    let scene = Scene::new();
+    orphan(&scene, "damaged");
+    damage(&scene.emulated().join("damaged"));
+
+    let listed = item(&scene, "damaged");
+    assert_eq!((&listed["kind"], &listed["counted"]), (&json!("counted"), &Value::Null), "{listed:#}");
+    assert!(listed["counted_error"].as_str().expect("text").contains("checksum"), "{listed:#}");
+    assert!(line(&scene, "damaged").ends_with("counted, damaged"));
+    let text = run(&mut scene.ndshm(["info", "damaged"])).expect_code(0).out;
+    assert!(text.contains("bookkeeping is damaged") && text.contains("checksum"), "{text}");
+
+    let finished = run(&mut scene.ndshm(["gc", "--backend", "emulated", "--json"])).expect_code(1);
+    assert!(finished.err.contains("ndshm unlink damaged"), "{finished:?}");
+    let failed = &finished.json()["failed"];
+    assert_eq!((&failed[0]["name"], &failed[1]), (&json!("damaged"), &Value::Null), "{failed:#}");
+    let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(1).out;
+    assert_eq!(text, "nothing to remove\n1 file could not be looked at or removed\n");
+    run(&mut scene.ndshm(["unlink", "damaged"])).expect_code(0);
+    assert_eq!(scene.files(), [""; 0]);
+}
+
+/// Only the superuser can give a file away; without one there is no such file here.
+#[cfg(unix)]
+#[test]
+fn what_is_wrong_with_files_of_other_users_is_not_our_failure() {
+    let scene = Scene::new();
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    orphan(&scene, "theirs");
+    damage(&scene.emulated().join("theirs"));
+    std::os::unix::fs::chown(scene.emulated().join("theirs"), Some(12345), None).expect("given away");
+    let found = gc(&scene, &[]);
+    assert_eq!((&found["removed"], &found["failed"]), (&json!([]), &json!([])), "{found:#}");
+    let skipped = &found["skipped"];
+    assert_eq!((&skipped[0]["name"], &skipped[0]["owner"]), (&json!("theirs"), &json!(12345)), "{found:#}");
+    assert!(skipped[0]["error"].as_str().expect("text").contains("checksum"), "{found:#}");
+    let finished = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0);
+    assert!(finished.err.is_empty() && finished.out.contains("1 file of other users"), "{finished:?}");
+}
+
+#[test]
+fn an_unlinked_counted_array_stays_with_those_who_have_it() {
+    let scene = Scene::new();
+    let place = scene.emulated();
+    let holder = Holder::create(&place, "x", &["handle=3600000"]);
+    let text = run(&mut scene.ndshm(["unlink", "x"])).expect_code(0).out;
+    assert_eq!(
+        text,
+        "unlinked x (still attached: its memory is free once the last process lets go)\n\
+         1 handle on their way to it can no longer be used\n"
+    );
+    assert_eq!(scene.files(), [""; 0]);
+    assert!(holder.handles[0].attach::<f32, ndarray::Ix2>().is_err());
+
+    // The name may be another's by now; whoever had the first array leaves it alone.
+    let other = Holder::create(&place, "x", &[]);
+    holder.let_go();
+    assert_eq!(scene.files(), ["x"]);
+    let outcome = run(&mut scene.ndshm(["unlink", "x", "--json"])).expect_code(0).json();
+    assert_eq!((&outcome[0]["attached"], &outcome[0]["in_flight"]), (&json!(true), &json!(0)), "{outcome:#}");
+    other.let_go();
+
+    let _plain: SharedArray<u8, _> =
+        SharedArray::options().backend(scene.backend()).create("plain", 10).expect("created");
+    let outcome = run(&mut scene.ndshm(["unlink", "plain", "--json"])).expect_code(0).json();
+    assert_eq!(outcome[0]["in_flight"], Value::Null);
+    assert_eq!(scene.files(), [""; 0]);
+}

@@ -1,0 +1,121 @@
+//! Processes that hold arrays, to be looked at, stopped and killed: this very program, in another role.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ndarray_shm::{Directory, Handle, HandleOptions, RefcountedArray, SharedArray};
+use sysinfo::Pid;
+
+/// The environment variable that makes `the_role_of_a_holder` one; its value says what to hold.
+const ROLE: &str = "NDSHM_TEST_HOLDER";
+/// What stands before the line with a holder's answer, among what the test harness prints.
+const MARK: &str = "holder: ";
+
+/// A process that holds an array until it is killed or let go. Dropped, it is killed.
+pub(crate) struct Holder {
+    child: Child,
+    /// Handles that it has made.
+    pub(crate) handles: Vec<Handle>,
+}
+
+impl Holder {
+    /// Starts one that creates a counted array of 30 x 40 `f32` in a directory. `and` is what it does then: `keep`,
+    /// `freeze`, `handle=MILLISECONDS`.
+    pub(crate) fn create(directory: &Path, name: &str, and: &[&str]) -> Self {
+        Self::start(directory, name, "create", and)
+    }
+
+    /// Starts one that attaches to a counted array.
+    pub(crate) fn open(directory: &Path, name: &str) -> Self {
+        Self::start(directory, name, "open", &[])
+    }
+
+    /// Starts one that creates a plain array of one page.
+    pub(crate) fn create_plain(directory: &Path, name: &str) -> Self {
+        Self::start(directory, name, "plain", &[])
+    }
+
+    fn start(directory: &Path, name: &str, how: &str, and: &[&str]) -> Self {
+        let mut role = vec![directory.to_str().expect("text"), name, how];
+        role.extend(and);
+        let child = Command::new(std::env::current_exe().expect("a path"))
+            .args(["--exact", "holder::the_role_of_a_holder", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role.join("\n"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program starts");
+        let mut holder = Self { child, handles: Vec::new() };
+        let lines = BufReader::new(holder.child.stdout.as_mut().expect("piped")).lines();
+        let answer = lines.map(|line| line.expect("text")).find_map(|line| Some(line.split_once(MARK)?.1.to_owned()));
+        let answer = answer.expect("the holder has what it was to hold");
+        holder.handles = answer.split_whitespace().map(|text| text.parse().expect("a handle")).collect();
+        holder
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_u32(self.child.id())
+    }
+
+    /// Kills it, without giving it time for anything, and waits until it is gone.
+    pub(crate) fn kill(mut self) -> Vec<Handle> {
+        self.end();
+        std::mem::take(&mut self.handles)
+    }
+
+    /// Lets it drop what it holds, and waits until it is gone.
+    pub(crate) fn let_go(mut self) {
+        drop(self.child.stdin.take());
+        let mut rest = String::new();
+        self.child.stdout.take().expect("piped").read_to_string(&mut rest).expect("text");
+        assert!(self.child.wait().expect("a child").success(), "{rest}");
+    }
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Not a test by itself: what a [`Holder`] runs. It ends with its standard input, and so with its parent.
+#[test]
+fn the_role_of_a_holder() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let words: Vec<&str> = role.split('\n').collect();
+    let [directory, name, how, and @ ..] = words.as_slice() else { panic!("{role:?}") };
+    let backend = || Arc::new(Directory::new("emulated", directory));
+    let wait = |handles: &[String]| {
+        println!("\n{MARK}{}", handles.join(" "));
+        std::io::stdin().read_to_end(&mut Vec::new()).expect("a pipe");
+    };
+    if *how == "plain" {
+        let _held: SharedArray<u8, _> = SharedArray::options().backend(backend()).create(*name, 4096).expect("created");
+        return wait(&[]);
+    }
+    let options = RefcountedArray::<f32, ndarray::Ix2>::options().backend(backend());
+    let array = if *how == "create" { options.create(*name, (30, 40)) } else { options.open(*name) };
+    let array = array.expect("created or attached");
+    let mut handles = Vec::new();
+    for step in and {
+        match step.split_once('=') {
+            None if *step == "keep" => array.keep().expect("kept"),
+            None if *step == "freeze" => array.freeze().expect("frozen"),
+            Some(("handle", grace)) => {
+                let grace = Duration::from_millis(grace.parse().expect("a number"));
+                let handle = array.handle_with(HandleOptions::new().grace(grace)).expect("issued");
+                handles.push(handle.to_string());
+            }
+            _ => panic!("{step:?}"),
+        }
+    }
+    wait(&handles);
+}
