@@ -79,6 +79,7 @@ pub const ENTRIES: &[(&str, Entry)] = &[
     ("fail", fail),
     ("fail-if-last", fail_if_last),
     ("fail-if-first", fail_if_first),
+    ("succeed-if-last", succeed_if_last),
     ("fail-at-length", |_| Err("at length ".repeat(1 << 16).into())),
     ("panic", |context| panic!("the brush of {} broke", context.index())),
     ("survive", survive),
@@ -108,11 +109,10 @@ fn directory(context: &Context) -> &Path {
 
 /// Says that this child has come so far, and who it is.
 fn arrive(context: &Context) -> std::io::Result<()> {
-    // In one step: who sees the name reads the number.
-    let name = directory(context).join(format!("here-{}", context.index()));
-    let draft = name.with_extension("draft");
-    fs::write(&draft, std::process::id().to_string())?;
-    fs::rename(draft, name)
+    let name = |stage| directory(context).join(format!("{stage}-{}", context.index()));
+    fs::write(name("coming"), std::process::id().to_string())?;
+    // Whoever sees the name can read the number.
+    fs::rename(name("coming"), name("here"))
 }
 
 /// Waits until the test lets go, or is over.
@@ -162,11 +162,16 @@ fn survive(_: &Context) -> Outcome {
     std::process::exit(4);
 }
 
-/// Spawns two that wait, and waits for them.
+/// The last one succeeds at once, the others wait.
+fn succeed_if_last(context: &Context) -> Outcome {
+    if context.index() + 1 < context.count() { wait(context) } else { Ok(()) }
+}
+
+/// Spawns two that wait and one that does not, and waits for them.
 fn spawn_others(context: &Context) -> Outcome {
     let inner = directory(context).join("inner");
     fs::create_dir(&inner)?;
-    Ok(process::spawn(2, "wait", &[inner.to_str().unwrap()])?.join()?)
+    Ok(process::spawn(3, "succeed-if-last", &[inner.to_str().unwrap()])?.join()?)
 }
 
 /// A test's directory, and the words that tell the children where it is.
@@ -683,5 +688,5 @@ fn waiting_takes_no_processor_time() {
     let before = ticks(processes.pids()[0]);
     std::thread::sleep(Duration::from_secs(1));
     let used = ticks(processes.pids()[0]) - before;
-    assert!(used < 10, "waiting for two took {used} hundredths of a second");
+    assert!(used < 10, "waiting for two of three took {used} hundredths of a second");
 }
