@@ -24,6 +24,8 @@
 //! | fill it before anyone can see it | [`SharedArray::create_with`], or [`Draft`] |
 //! | read or write for long, without a descriptor | [`ArrayReader`], [`ArrayWriter`] |
 //! | let many workers paint it at once, and survive their deaths | [`RenderBuffer`] |
+//! | share an array that goes with its last user, and describes itself | [`RefcountedArray`] |
+//! | hand it to another process | [`Handle`]; `Channel`, with the feature `channel` |
 //! | share something that never changes again, without locks | [`FrozenArray`] |
 //! | synchronise by other means | `unsafe` [`SharedArray::view`], or [`SharedArray::raw_view`] |
 //!
@@ -31,6 +33,8 @@
 //!
 //! - A *name* stays until [`unlink`], a reboot (in /dev/shm), or a logout where systemd's `RemoveIPC` is on. Dropping a handle
 //!   only detaches.
+//! - A *counted array's* name goes with its last handle. If all who had one were killed, it goes when somebody
+//!   [reclaims](reclaim()) it: the manager ([`manager`]), `ndshm gc`, or this program.
 //! - *Memory* is freed when the name is gone and the last process has detached, however it ended.
 //! - A *draft* that is dropped leaves nothing, nor does one whose maker is killed; only where files cannot be nameless (off
 //!   Linux, and on a few file systems) a killed maker leaves a file whose name begins with `.ndshm-draft-`.
@@ -54,7 +58,7 @@
 //! # Features
 //!
 //! `half` (f16 and bf16 elements), `num-complex` (complex elements), `serde` (names, types and orders as text),
-//! `channel` (sockets between processes).
+//! `channel` (arrays in messages between processes: `Channel`).
 //!
 //! # Not here
 //!
