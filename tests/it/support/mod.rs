@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use ndarray::Dimension;
 use ndarray_shm::{
-    ArrayOptions, Backend, Directory, Element, EntryKind, Location, RenderOptions, default_backend, render,
+    Access, ArrayOptions, Backend, Directory, Element, EntryKind, Inspection, Location, Reclaim, Reclaimed,
+    RefcountedOptions, RenderOptions, default_backend, inspect_in, render,
 };
 
 /// Tells a child that its drafts are to be hidden ones.
@@ -130,6 +131,26 @@ impl Place {
     /// Options for arrays here.
     pub fn options<T: Element, D: Dimension>(&self) -> ArrayOptions<T, D> {
         ArrayOptions::new().backend(Arc::clone(&self.backend))
+    }
+
+    /// Options for counted arrays here.
+    pub fn counted<T: Element, D: Dimension>(&self) -> RefcountedOptions<T, D> {
+        RefcountedOptions::new().backend(Arc::clone(&self.backend))
+    }
+
+    /// What a counted array here says about itself.
+    pub fn inspect(&self, name: &Name) -> ndarray_shm::Result<Inspection> {
+        inspect_in(&self.backend, name.location())
+    }
+
+    /// Whether anything has the name.
+    pub fn has(&self, name: &Name) -> bool {
+        self.backend.open(name.location(), Access::Read).is_ok()
+    }
+
+    /// Removes what the dead have left here.
+    pub fn reclaim(&self) -> Reclaimed {
+        Reclaim::new().run(&self.backend).expect("a listing")
     }
 
     /// Options for renderbuffers here.
