@@ -11,6 +11,7 @@ mod frozen;
 mod guards;
 mod handles;
 mod holder;
+mod orphans;
 mod races;
 mod render;
 
@@ -30,8 +31,10 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         counted::trials,
         frozen::trials,
         handles::trials,
+        orphans::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
 }
 
-pub const ROLES: &[&[(&str, Role)]] = &[arrays::ROLES, crashes::ROLES, guards::ROLES, holder::ROLES, races::ROLES];
+pub const ROLES: &[&[(&str, Role)]] =
+    &[arrays::ROLES, crashes::ROLES, guards::ROLES, holder::ROLES, orphans::ROLES, races::ROLES];

@@ -76,6 +76,7 @@ fn a_handle_leads_another_process_to_the_array_once(place: &Place) {
 }
 
 fn a_handle_keeps_the_array_when_its_sender_has_left(place: &Place) {
+    let place = &place.private(); // where nobody else reclaims
     let name = place.location("left");
     let mut sender = Holder::with(place, &name, "create 4");
     sender.ask("fill 2");
@@ -86,7 +87,8 @@ fn a_handle_keeps_the_array_when_its_sender_has_left(place: &Place) {
     let inspection = place.inspect(&name).unwrap();
     assert_eq!((inspection.refcount, inspection.in_flight, inspection.is_attached), (0, 1, false));
     assert!(!inspection.is_orphaned());
-    place.reclaim();
+    let reclaimed = place.reclaim();
+    assert_eq!((reclaimed.removed.len(), reclaimed.in_flight), (0, 1));
     let array = attach(place, &handle).unwrap();
     assert_eq!((array.refcount(), array.in_flight(), array.read().unwrap().sum()), (1, 0, 8));
     drop(array);
@@ -135,6 +137,7 @@ fn what_is_taken_back_cannot_be_used_and_keeps_nothing(place: &Place) {
 }
 
 fn an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there(place: &Place) {
+    let place = &place.private(); // where nobody else reclaims
     let name = place.location("expired");
     let array = create(place, &name);
     let [late, never] = [(); 2].map(|()| array.handle_with(brief()).unwrap());
