@@ -11,6 +11,7 @@ mod frozen;
 mod guards;
 mod handles;
 mod holder;
+mod hostile;
 mod orphans;
 mod races;
 mod render;
@@ -32,9 +33,10 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         frozen::trials,
         handles::trials,
         orphans::trials,
+        hostile::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
 }
 
 pub const ROLES: &[&[(&str, Role)]] =
-    &[arrays::ROLES, crashes::ROLES, guards::ROLES, holder::ROLES, orphans::ROLES, races::ROLES];
+    &[arrays::ROLES, crashes::ROLES, guards::ROLES, holder::ROLES, hostile::ROLES, orphans::ROLES, races::ROLES];
