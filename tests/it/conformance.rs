@@ -8,10 +8,12 @@ mod counted;
 mod crashes;
 mod errors;
 mod frozen;
+mod fuzz;
 mod guards;
 mod handles;
 mod holder;
 mod hostile;
+mod names;
 mod orphans;
 mod races;
 mod render;
@@ -34,9 +36,19 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         handles::trials,
         orphans::trials,
         hostile::trials,
+        fuzz::trials,
+        names::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
 }
 
-pub const ROLES: &[&[(&str, Role)]] =
-    &[arrays::ROLES, crashes::ROLES, guards::ROLES, holder::ROLES, hostile::ROLES, orphans::ROLES, races::ROLES];
+pub const ROLES: &[&[(&str, Role)]] = &[
+    arrays::ROLES,
+    crashes::ROLES,
+    guards::ROLES,
+    holder::ROLES,
+    hostile::ROLES,
+    fuzz::ROLES,
+    orphans::ROLES,
+    races::ROLES,
+];

@@ -1,17 +1,17 @@
 //! Trailers that lie, files that were cut: whatever the bytes are, the answer is an error or a sane array.
 //!
-//! The bytes are tried by children, whose death by a signal fails a test instead of all of them. `scripts/fuzz` does what
-//! the last test does for longer.
+//! The bytes are tried by children, whose death by a signal fails a test instead of all of them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix2, IxDyn, ShapeBuilder};
-use ndarray_shm::{Backend, Error, HandleOptions, Location, Reclaim, RefcountedOptions, SharedArray, inspect_in};
+use ndarray_shm::{
+    Backend, Error, HandleOptions, Location, Reclaim, RefcountedArray, RefcountedOptions, SharedArray, inspect_in,
+};
 
-use super::holder::variant;
 use crate::support::child::{Child, Role, say};
 use crate::support::{Place, backend_of_child};
 use crate::tests;
@@ -26,7 +26,6 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             lies_with_valid_checksums_are_not_believed,
             any_number_of_handles_is_survived,
             guards_of_a_shortened_array_are_refused,
-            random_bytes_end_in_an_error_or_a_sane_array,
         ],
     )
 }
@@ -37,14 +36,13 @@ pub const ROLES: &[(&str, Role)] = &[
     ("forge", forge),
     ("count-wrongly", count_wrongly),
     ("shorten", shorten),
-    ("fuzz", fuzz),
 ];
 
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 // Where what is in the page, as src/segment/trailer.rs and src/share/record.rs have it.
 const TICKETS: usize = 64;
 const SPARE: usize = 2112;
-const BOOT: usize = 3456;
+pub(super) const BOOT: usize = 3456;
 const RECORD: usize = 3472;
 const FOOTER: usize = 4032;
 const SHAPE: (usize, usize) = (6, 5);
@@ -57,7 +55,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 }
 
 /// Makes both checksums of the last page right.
-fn seal(file: &mut [u8]) {
+pub(super) fn seal(file: &mut [u8]) {
     let Some(start) = file.len().checked_sub(PAGE) else { return };
     let page = &mut file[start..];
     let constant = crc32(&page[BOOT..FOOTER]);
@@ -67,14 +65,14 @@ fn seal(file: &mut [u8]) {
 }
 
 /// A location whose file is written and looked at again and again.
-struct Target {
-    backend: Arc<dyn Backend>,
-    location: Location,
+pub(super) struct Target {
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) location: Location,
     path: PathBuf,
 }
 
 impl Target {
-    fn new(arguments: &[String]) -> Self {
+    pub(super) fn new(arguments: &[String]) -> Self {
         let backend = backend_of_child();
         let location: Location = arguments[0].parse().unwrap();
         let path = backend.directory().join(location.as_str());
@@ -86,7 +84,7 @@ impl Target {
     }
 
     /// The bytes of an array with the elements 0 to 29, one handle, and a handle on its way.
-    fn honest(&self) -> Vec<u8> {
+    pub(super) fn honest(&self) -> Vec<u8> {
         let array = self.options().create(&self.location, SHAPE.f()).unwrap();
         array.write().unwrap().iter_mut().zip(0..).for_each(|(element, number)| *element = number);
         array.handle_with(HandleOptions::new().many()).unwrap();
@@ -102,7 +100,7 @@ impl Target {
     }
 
     /// Does everything that reads what it says about itself. Whatever opens must be sane. Returns how opening ended.
-    fn attempt(&self, bytes: &[u8]) -> Result<(), Error> {
+    pub(super) fn attempt(&self, bytes: &[u8]) -> Result<(), Error> {
         self.plant(bytes);
         let mut payload = None;
         if let Ok(inspection) = inspect_in(&self.backend, &self.location) {
@@ -135,7 +133,7 @@ impl Target {
             }
             let _any = (array.refcount(), array.in_flight(), array.strategy(), array.is_kept(), array.view().is_ok());
             let _any = array.handle().map(|handle| handle.take_back());
-            let _any = array.try_clone().map(|clone| clone.close());
+            let _any = array.try_clone().map(RefcountedArray::close);
             let _any = array.close();
         });
         Reclaim::new().run(&self.backend).unwrap();
@@ -144,7 +142,7 @@ impl Target {
 }
 
 /// Starts a role that tries bytes, and waits for its good end, however long it takes as long as it speaks.
-fn run(place: &Place, role: &str) {
+pub(super) fn run(place: &Place, role: &str) {
     let place = &place.private();
     let name = place.location(role);
     let mut child = Child::start(place, role, &[name.as_str()]);
@@ -171,13 +169,15 @@ fn spoil_bytes(arguments: &[String]) {
             if bytes == honest || (!is_checked && bytes[PAGE + at] == 1) {
                 continue; // no news
             }
-            match (at, target.attempt(&bytes)) {
-                (8.., Ok(())) if at < BOOT => {} // deadlines, tickets, and what is not used
-                (0..4, Ok(()) | Err(Error::TooManyHandles { .. })) => {}
-                (4..8, Ok(()) | Err(Error::NotFound { .. })) => {}
-                (BOOT.., Err(Error::Trailer { .. } | Error::NotCounted { .. })) => {}
-                (_, outcome) => panic!("byte {at}: {outcome:?}"),
-            }
+            let outcome = target.attempt(&bytes);
+            let is_expected = match &outcome {
+                Ok(()) => at < BOOT,
+                Err(Error::TooManyHandles { .. }) => at < 4,
+                Err(Error::NotFound { .. }) => (4..8).contains(&at),
+                Err(Error::Trailer { .. } | Error::NotCounted { .. }) => at >= BOOT,
+                Err(_) => false,
+            };
+            assert!(is_expected, "byte {at}: {outcome:?}");
         }
         if at % 64 == 0 {
             say("alive");
@@ -247,8 +247,8 @@ fn forge(arguments: &[String]) {
     for lie_of_shape in overflowing {
         let bytes = lengths(&lie_of_shape);
         note(format!("{lie_of_shape:?}"), lie(PAGE, &[(footer + 16, &true_payload), (shape, &bytes)]));
-        let none = [(footer + 16, payload(0)), (footer + 16, payload(PAGE as u64)), (footer + 16, payload(huge))];
-        for (at, claimed) in none {
+        let claims = [(footer + 16, payload(0)), (footer + 16, payload(PAGE as u64)), (footer + 16, payload(huge))];
+        for (at, claimed) in claims {
             note(format!("{lie_of_shape:?} {claimed:?}"), lie(PAGE, &[(at, &claimed), (shape, &bytes)]));
         }
         if lie_of_shape[0] != 0 && lie_of_shape[1] != 0 {
@@ -436,90 +436,4 @@ fn shorten(arguments: &[String]) {
 
 fn guards_of_a_shortened_array_are_refused(place: &Place) {
     run(place, "shorten");
-}
-
-/// xorshift64*, which is random enough to spoil bytes, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn number(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        ((self.number() >> 33) as usize) % limit
-    }
-
-    fn mutate(&mut self, bytes: &mut Vec<u8>) {
-        for _ in 0..=self.below(6) {
-            let length = bytes.len().max(1);
-            // Mostly in the last page, and there mostly in record and footer.
-            let at = match self.below(8) {
-                0 => self.below(length),
-                1 | 2 => length.saturating_sub(PAGE) + self.below(PAGE),
-                _ => length.saturating_sub(PAGE - BOOT) + self.below(PAGE - BOOT),
-            };
-            let special = [0, 1, 2, 30, 60, 4096, 1 << 31, 1 << 32, 1 << 60, 1 << 61, 1 << 62, 1 << 63, u64::MAX];
-            match self.below(7) {
-                0 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << (self.0 % 8)),
-                1 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = self.0 as u8),
-                2..=4 => {
-                    let value = special[self.below(special.len())].to_le_bytes();
-                    bytes.iter_mut().skip(at & !7).zip(value).for_each(|(byte, value)| *byte = value);
-                }
-                5 => {
-                    let (from, count) = (self.below(length), self.below(64));
-                    let copied: Vec<u8> = bytes.iter().skip(from).take(count).copied().collect();
-                    bytes.iter_mut().skip(at).zip(copied).for_each(|(byte, value)| *byte = value);
-                }
-                _ if self.below(4) == 0 => bytes.resize(self.below(4 * PAGE), self.0 as u8),
-                _ => {}
-            }
-        }
-    }
-}
-
-/// A child that tries random bytes for `NDSHM_FUZZ_SECONDS`, beginning with `NDSHM_FUZZ_SEED`.
-fn fuzz(arguments: &[String]) {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
-    let limit = Duration::from_secs(number("NDSHM_FUZZ_SECONDS").unwrap_or(3));
-    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
-    let seed = number("NDSHM_FUZZ_SEED").unwrap_or_else(now);
-    say(format!("NDSHM_FUZZ_SEED={seed}"));
-    let target = Target::new(arguments);
-    let honest = target.honest();
-    let (start, mut spoken) = (Instant::now(), Instant::now());
-    let (mut opened, mut tried) = (0, 0u64);
-    while start.elapsed() < limit {
-        // Each attempt has a seed of its own, so that the one that fails can be tried alone.
-        let own = seed.wrapping_add(tried);
-        let mut random = Random(own.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let mut bytes = honest.clone();
-        random.mutate(&mut bytes);
-        if random.below(4) != 0 {
-            seal(&mut bytes);
-        }
-        tried += 1;
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| target.attempt(&bytes)));
-        match outcome {
-            Ok(Ok(())) => opened += 1,
-            Ok(Err(error)) => assert_ne!(variant(&error), "Os", "NDSHM_FUZZ_SEED={own}: {error:?}"),
-            Err(_) => panic!("NDSHM_FUZZ_SEED={own} fails at its first attempt"),
-        }
-        if spoken.elapsed() > Duration::from_secs(1) {
-            say("alive");
-            spoken = Instant::now();
-        }
-    }
-    let _gone = target.backend.unlink(&target.location, None);
-    assert!(opened > 0 && opened < tried, "the bytes are too wild or too tame: {opened} of {tried} opened");
-    say(format!("{tried} attempts, of which {opened} opened"));
-    say("done");
-}
-
-fn random_bytes_end_in_an_error_or_a_sane_array(place: &Place) {
-    run(place, "fuzz");
 }

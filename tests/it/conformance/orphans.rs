@@ -445,10 +445,10 @@ fn churn_counted(arguments: &[String]) {
             }
             Err(error) => assert!(is_usual(&error), "round {round}: {error}"),
         }
-        if random() % 3 == 0 {
-            held.drain(..).for_each(|array| array.close().unwrap());
-        } else if random() % 3 == 0 {
-            drop(held.pop());
+        match random() % 9 {
+            0..3 => held.drain(..).for_each(|array| array.close().unwrap()),
+            3..5 => drop(held.pop()),
+            _ => {}
         }
     }
     drop(held);
