@@ -14,7 +14,7 @@ use super::locks::{self, Wait};
 use super::mapping::{fill_holes, map, map_length};
 use super::trailer::{self, PAGE, RECORD, Trailer};
 use super::{Attach, Home, Kept, Segment, TRIES, collect, lease};
-use crate::backend::lock_space::ALL_CELLS;
+use crate::backend::lock_space::{ALL_CELLS, LEASE};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Publish};
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
@@ -364,6 +364,10 @@ impl Segment {
         match left {
             Left::Nothing if named => home.backend.unlink(&home.location, Some(self.id)).map(drop),
             Left::Others if named => {
+                // Not by closing alone: a process that another thread is just spawning has a copy for a moment.
+                if let Some(kept) = &self.descriptor {
+                    let _closing_does_it_too = os::unlock(&kept.file, LEASE);
+                }
                 self.aftermath = Some(Aftermath(Some((home, self.id))));
                 Ok(())
             }
