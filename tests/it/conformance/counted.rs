@@ -319,11 +319,10 @@ fn a_reader_counts_and_keeps_writers_out(place: &Place) {
     assert!(place.counted::<u32, Ix1>().open_reader(name.location()).unwrap_err().is_would_deadlock());
     drop(guard);
     assert_eq!(array.refcount(), 2, "who was not let in is not counted; who was killed is");
-    let reader = reader(Duration::ZERO).unwrap();
+    let mut reader = Holder::with(place, &name, "reader");
     drop(array);
     assert!(place.has(&name));
-    assert_eq!(reader.view().sum(), 4);
-    drop(reader);
+    assert_eq!((reader.ask("sum"), reader.ask("drop")), ("4".into(), "ok".into()));
     assert!(!place.has(&name), "the last to leave finds the killed one gone");
 }
 

@@ -7,7 +7,7 @@ use ndarray::{Ix1, Ix2};
 use ndarray_shm::{CreationMode, Error, Handle, HandleOptions, RefcountedArray};
 
 use super::holder::Holder;
-use crate::support::{Name, Place};
+use crate::support::{Name, Place, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -156,9 +156,9 @@ fn an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there(place: &Plac
     let before = place.has(&name);
     std::thread::sleep(2 * SHORT);
     if before {
-        assert!(place.inspect(&name).unwrap().is_orphaned());
+        eventually("it is an orphan", || place.inspect(&name).unwrap().is_orphaned());
+        eventually("it is reclaimed", || place.reclaim().removed.len() == 1);
     }
-    place.reclaim();
     assert!(!place.has(&name));
     assert!(attach(place, &handle).unwrap_err().is_not_found());
 }

@@ -45,6 +45,9 @@ pub const ROLES: &[(&str, Role)] = &[
     ("churn-counted", churn_counted),
 ];
 
+// Who leaves a killed one behind asks the kernel whether anybody lives. This process spawns others all the time, and each
+// has copies of its descriptors for a moment: so it is children that leave here.
+
 /// An array whose only holder was killed, with four elements of this value.
 fn orphan(place: &Place, name: &Name, value: u32) {
     let mut child = Holder::with(place, name, "create 4");
@@ -92,7 +95,8 @@ fn an_orphan_stays_until_it_is_reclaimed_and_nothing_else_goes_with_it(place: &P
     assert!([&used, &kept, &sent].iter().all(|name| place.has(name)));
     assert!(place.reclaim().removed.is_empty());
     drop(living);
-    assert!(place.counted::<u32, Ix1>().attach(&handle).is_ok());
+    let mut receiver = Holder::with(place, &sent, &format!("attach {handle}"));
+    assert_eq!(receiver.ask("close"), "ok");
     assert_eq!(place.reclaim().removed.len(), 1, "the killed one's; the other was cleared away by who came after");
     assert!(!place.has(&used) && !place.has(&sent) && place.has(&kept));
 }
@@ -102,10 +106,10 @@ fn an_orphan_that_somebody_opens_is_none(place: &Place) {
     let name = place.location("revived");
     orphan(place, &name, 5);
     assert!(place.counted::<u32, _>().create(name.location(), 4).unwrap_err().is_already_exists());
-    let array = open(place, &name).unwrap();
-    assert_eq!((array.read().unwrap().sum(), array.refcount()), (20, 2));
+    let mut opener = Holder::with(place, &name, "open");
+    assert_eq!((opener.ask("sum"), opener.ask("count")), ("20".into(), "2".into()));
     assert_eq!(place.reclaim().attached, 1);
-    drop(array);
+    assert_eq!(opener.ask("drop"), "ok");
     assert!(!place.has(&name), "who leaves last removes it, whatever the count says");
     orphan(place, &name, 6);
     let taken_back = place.counted::<u32, _>().mode(CreationMode::Replace).create(name.location(), 4).unwrap();
@@ -123,10 +127,9 @@ fn who_survives_the_others_keeps_the_data_and_removes_the_name_at_the_end(place:
     assert_eq!(array.refcount(), 5);
     assert!(place.reclaim().removed.is_empty());
     array.write().unwrap().fill(4);
-    let other = open(place, &name).unwrap();
+    let mut other = Holder::with(place, &name, "open");
     drop(array);
-    assert_eq!((other.read().unwrap().sum(), other.refcount()), (16, 5));
-    other.close().unwrap();
+    assert_eq!((other.ask("sum"), other.ask("count"), other.ask("close")), ("16".into(), "5".into(), "ok".into()));
     assert!(!place.has(&name));
     // A survivor in another process does the same.
     let mut creator = Holder::with(place, &name, "create 4");
@@ -165,9 +168,8 @@ fn a_handle_outlives_its_killed_sender_for_its_grace_time(place: &Place) {
     eventually("the kernel knows", || !place.inspect(&name).unwrap().is_attached);
     let reclaimed = place.reclaim();
     assert_eq!((reclaimed.removed.len(), reclaimed.in_flight), (0, 1));
-    let array = place.counted::<u32, Ix1>().attach(&handle).unwrap();
-    assert_eq!(array.read().unwrap().sum(), 12);
-    drop(array);
+    let mut receiver = Holder::with(place, &name, &format!("attach {handle}"));
+    assert_eq!((receiver.ask("sum"), receiver.ask("close")), ("12".into(), "ok".into()));
     assert!(!place.has(&name), "nobody has it, though the killed one was counted");
 
     let mut sender = Holder::with(place, &name, "create 4");
