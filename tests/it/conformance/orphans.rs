@@ -28,6 +28,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_stopped_holder_is_alive,
             a_handle_outlives_its_killed_sender_for_its_grace_time,
             who_is_killed_before_removing_the_name_leaves_that_to_the_next,
+            a_reclaimer_killed_half_way_leaves_the_array_to_who_comes,
             what_was_made_a_moment_ago_can_be_left_alone,
             nothing_but_orphans_is_ever_reclaimed,
             old_drafts_of_the_dead_are_reclaimed_and_no_others,
@@ -39,6 +40,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] = &[
     ("hang-before-unlink", hang_before_unlink),
+    ("hang-reclaiming", hang_reclaiming),
     ("leave-orphans", leave_orphans),
     ("attach-and-look", attach_and_look),
     ("reclaim-again-and-again", reclaim_again_and_again),
@@ -223,6 +225,35 @@ fn who_is_killed_before_removing_the_name_leaves_that_to_the_next(place: &Place)
     hanging().kill();
     let array = place.counted::<u32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), 4).unwrap();
     assert_eq!(array.refcount(), 1);
+}
+
+/// A child that is about to remove an orphan, and never does.
+fn hang_reclaiming(_: &[String]) {
+    let backend = meddling(&backend_of_child(), |operation, _| {
+        if operation == "unlink" {
+            say("reclaiming");
+            hear();
+        }
+        Ok(())
+    });
+    Reclaim::new().run(&backend).unwrap();
+}
+
+fn a_reclaimer_killed_half_way_leaves_the_array_to_who_comes(place: &Place) {
+    let place = &place.private();
+    let name = place.location("half-reclaimed");
+    orphan(place, &name, 2);
+    let mut reclaimer = Child::start(place, "hang-reclaiming", &[]);
+    reclaimer.expect("reclaiming");
+    assert!(place.reclaim().removed.is_empty(), "one at a time");
+    std::thread::scope(|scope| {
+        let mut reclaimer = reclaimer; // dies before the scope waits, whatever fails here
+        let opener = scope.spawn(|| open(place, &name).map(|array| array.read().unwrap().sum()));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!opener.is_finished(), "nobody attaches to what may be gone in a moment");
+        reclaimer.kill();
+        assert_eq!(opener.join().unwrap().unwrap(), 8);
+    });
 }
 
 fn what_was_made_a_moment_ago_can_be_left_alone(place: &Place) {
