@@ -91,16 +91,16 @@ fn who_replaced_an_array_keeps_the_name_when_the_old_owner_leaves(place: &Place)
 
 fn a_name_made_anew_is_never_removed_by_an_owner_of_the_old(place: &Place) {
     let name = place.location("anew");
-    for plain in [false, true] {
+    for (plain, somebody_is_killed) in [(false, false), (true, false), (false, true), (true, true)] {
         let (old, another_old) = (create(place, &name), open(place, &name).unwrap());
-        let mut killed = Holder::with(place, &name, "open");
+        let mut killed = somebody_is_killed.then(|| Holder::with(place, &name, "open"));
         assert!(place.backend.unlink(name.location(), None).unwrap());
         let new: Box<dyn std::any::Any> = if plain {
             Box::new(place.options::<u32, _>().create(name.location(), 2048).unwrap())
         } else {
             Box::new(create(place, &name))
         };
-        killed.0.kill();
+        killed.iter_mut().for_each(|holder| holder.0.kill());
         drop(old); // who is not the last looks whether the others are alive
         assert!(place.has(&name));
         another_old.close().unwrap();
