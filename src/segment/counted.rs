@@ -14,7 +14,7 @@ use super::locks::{self, Wait};
 use super::mapping::{fill_holes, map, map_length};
 use super::trailer::{self, PAGE, RECORD, Trailer};
 use super::{Attach, Home, Kept, Segment, TRIES, collect, lease};
-use crate::backend::lock_space::ALL_CELLS;
+use crate::backend::lock_space::{ALL_CELLS, LEASE};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Publish};
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
@@ -160,15 +160,21 @@ impl Segment {
         if facts.links == 0 {
             return Ok(None);
         }
-        let trailer = Trailer::read_known(&file, &facts, name)?;
-        if matches!(entry, Entry::Ticket(_, id) if id != trailer.id) {
-            return Err(Error::HandleSpent { location: name.to_owned() }); // another array by now
-        }
+        let trailer = match (Trailer::read_known(&file, &facts, name), entry) {
+            (Ok(trailer), Entry::Ticket(_, id)) if id != trailer.id => return Err(spent(name)), // another array by now
+            (Err(Error::NotCounted { .. }), Entry::Ticket(..)) => return Err(spent(name)), // even one of another kind
+            (read, _) => read?,
+        };
         let found = read(&trailer)?;
         if !how.sparse && facts.allocated < facts.length {
             fill_holes(&file, &facts, home, Access::ReadWrite)?;
         }
+        // Asked before a ticket is used: the answer may be an error.
+        let keep = how.keep_descriptor || !backend.lock_survives_close()?;
         let mut segment = Self::map_counted(&file, home, how, &trailer)?;
+        if how.held.is_some() && is_nameless(&file, name)? {
+            return Ok(None); // the wait may have been long
+        }
         let Some(counts) = segment.counts() else { return Err(full(name)) };
         match counts.acquire() {
             Ok(()) => {}
@@ -183,10 +189,10 @@ impl Segment {
         segment.set_counted();
         if let Entry::Ticket(ticket, _) = entry {
             if !segment.counts().is_some_and(|counts| counts.redeem(ticket)) {
-                return Err(Error::HandleSpent { location: name.to_owned() }); // and `segment` leaves again
+                return Err(spent(name)); // and `segment` leaves again
             }
         }
-        if how.keep_descriptor || !backend.lock_survives_close()? {
+        if keep {
             segment.keep(file, home, how.keep_descriptor);
         }
         Ok(Some((segment, found)))
@@ -314,13 +320,25 @@ impl Segment {
         }
         let file = kept.file.try_clone().map_err(|error| Error::os("publish", &home.location, error))?;
         // Noted first: a name that nobody knows of would never be removed.
-        counts.name();
-        match home.backend.publish(&mut DraftFile::nameless(file), &home.location, Publish::New) {
-            Err(Error::AlreadyExists { .. }) if home.leads_to(self.id)? => Ok(()), // another process was quicker
+        let had_name = !counts.name();
+        let published = home.backend.publish(&mut DraftFile::nameless(file), &home.location, Publish::New);
+        match published {
+            Ok(()) => counts.name(), // again: somebody who failed meanwhile may have taken the note back
+            Err(_) if home.leads_to(self.id)? => return Ok(()), // another process was quicker
+            Err(_) if had_name => false,
+            // Taken back, unless another process succeeds in this moment: one of the two sees what the other did.
+            Err(_) => counts.unname() && home.leads_to(self.id)? && counts.name(),
+        };
+        published.map_err(|error| match error {
             // A file that once had a name, and has it no more, can never have one again.
-            Err(Error::NotFound { location }) => Err(Error::Unlinked { location }),
+            Error::NotFound { location } if had_name => Error::Unlinked { location },
+            Error::NotFound { location } => Error::Unsupported {
+                location,
+                what: "files that are nameless on this file system can have no name later; share it by file_system"
+                    .into(),
+            },
             other => other,
-        }
+        })
     }
 
     /// Opens a descriptor to be sent: a description of its own, so that no lock of ours can be changed through it.
@@ -339,12 +357,17 @@ impl Segment {
         }
         let home = membership.home.clone();
         let Some(counts) = self.counts() else { return Ok(()) };
-        let named = counts.state().is_named();
         let left = counts.release(os::since_boot());
+        // Asked afterwards: somebody else who is leaving too may just have given it its name.
+        let named = counts.state().is_named();
         self.disown();
         match left {
             Left::Nothing if named => home.backend.unlink(&home.location, Some(self.id)).map(drop),
             Left::Others if named => {
+                // Not by closing alone: a process that another thread is just spawning has a copy for a moment.
+                if let Some(kept) = &self.descriptor {
+                    let _closing_does_it_too = os::unlock(&kept.file, LEASE);
+                }
                 self.aftermath = Some(Aftermath(Some((home, self.id))));
                 Ok(())
             }
@@ -365,13 +388,23 @@ fn full(name: &str) -> Error {
     Error::TooManyHandles { location: name.to_owned(), limit: u32::MAX.into(), doing: "attached" }
 }
 
+fn is_nameless(file: &File, name: &str) -> Result<bool> {
+    Ok(os::facts(file).map_err(|error| Error::os("look at", name, error))?.links == 0)
+}
+
+fn spent(name: &str) -> Error {
+    Error::HandleSpent { location: name.to_owned() }
+}
+
 fn too_large(name: &str) -> Error {
     Error::TooLarge { location: name.to_owned(), shape: Vec::new(), item: 1 }
 }
 
+/// Why nobody can write to it any more.
+pub(super) const FROZEN: &str = "it is frozen: nobody can write to it any more (copy it to change it)";
+
 /// Says that nobody can write to it any more.
 pub(super) fn frozen(home: &Home, file: &File) -> Error {
     let (owner, mode) = os::facts(file).map_or((0, 0), |facts| (facts.owner, facts.mode));
-    let reason = "it is frozen: nobody can write to it any more (copy it to change it)";
-    Error::PermissionDenied { location: home.location.to_string(), owner, mode, reason }
+    Error::PermissionDenied { location: home.location.to_string(), owner, mode, reason: FROZEN }
 }

@@ -230,8 +230,9 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         })
     }
 
-    fn set(&self, flag: u64) {
-        self.change(|state| Ok((State(state.0 | flag), ())));
+    /// Returns whether the flag was not set before.
+    fn set(&self, flag: u64) -> bool {
+        self.change(|state| Ok((State(state.0 | flag), state.0 & flag == 0)))
     }
 
     /// Makes the name outlive those who are attached. The caller is attached.
@@ -245,8 +246,15 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
     }
 
     /// Notes that there is a name to be removed at the end. The caller is attached.
-    pub(crate) fn name(&self) {
-        self.set(NAMED);
+    ///
+    /// Returns whether that was news.
+    pub(crate) fn name(&self) -> bool {
+        self.set(NAMED)
+    }
+
+    /// Notes that there is no name after all. The caller is attached. Returns whether that was news.
+    pub(crate) fn unname(&self) -> bool {
+        self.change(|state| Ok((State(state.0 & !NAMED), state.is_named())))
     }
 
     /// Sends a handle on its way, for `grace`; `false` if as many are on their way as there can be. The caller is

@@ -6,6 +6,7 @@ use super::mapping::map;
 use super::{Home, Segment};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Publish};
 use crate::error::{Error, Result};
+use crate::os;
 
 /// A mapped file without a name.
 #[derive(Debug)]
@@ -55,18 +56,39 @@ impl DraftSegment {
         }
         let name = self.backend.directory().display().to_string();
         self.file.file().set_len(room).map_err(|error| Error::os("make room for a trailer", &name, error))?;
-        if !self.options.sparse {
-            self.reserve()?;
+        let reserved = if self.options.sparse { Ok(()) } else { self.reserve() };
+        let mapped = reserved.and_then(|()| map(self.file.file(), 0, room, Access::ReadWrite, &name));
+        match mapped {
+            Ok(map) => self.segment.map = map,
+            Err(error) => {
+                // What was not mapped yet can be given back.
+                let _published_draft_checks = self.file.file().set_len(self.segment.file_length);
+                return Err(error);
+            }
         }
-        self.segment.map = map(self.file.file(), 0, room, Access::ReadWrite, &name)?;
         self.segment.file_length = room;
         Ok(())
+    }
+
+    /// Takes the room behind the segment's bytes away again: what is published as a plain array is its elements.
+    fn trim(&mut self) -> Result<()> {
+        let (file, length) = (self.file.file(), self.segment.length as u64);
+        let name = self.backend.directory().display().to_string();
+        let failed = |error| Error::os("take the room of a trailer back", &name, error);
+        if os::facts(file).map_err(failed)?.length == length {
+            return Ok(());
+        }
+        // First the mapping: some systems shorten no file that is mapped beyond its new end.
+        self.segment.map = map(file, 0, length, Access::ReadWrite, &name)?;
+        self.segment.file_length = length;
+        file.set_len(length).map_err(failed)
     }
 
     /// Gives the draft its name; on failure it is given back as it was.
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
     pub(crate) fn publish(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
-        let settled = self.segment.settle(&self.file, &*self.backend, keep, at.as_str());
+        let trimmed = if self.segment.membership.is_none() { self.trim() } else { Ok(()) };
+        let settled = trimmed.and_then(|()| self.segment.settle(&self.file, &*self.backend, keep, at.as_str()));
         match settled.and_then(|()| self.backend.publish(&mut self.file, at, mode)) {
             Ok(()) => Ok(self.segment),
             Err(error) => Err((error, self)),

@@ -228,6 +228,11 @@ impl Segment {
         self.access
     }
 
+    /// Whether guards go through a descriptor that is kept for them.
+    pub(crate) fn keeps_descriptor(&self) -> bool {
+        self.guards_by_descriptor
+    }
+
     /// What the file says now: links, length, room.
     pub(crate) fn facts(&self, home: &Home) -> Result<Facts> {
         let file = self.open_again(home, Access::Read)?;
@@ -248,12 +253,13 @@ impl Segment {
         if facts.links == 0 && !self.guards_by_descriptor {
             return Err(unlinked(home));
         }
+        // Before anything is looked at in memory: what a shortened file has lost is a signal there.
         let expected = self.file_length;
-        if kind == LockKind::Exclusive && self.is_frozen() {
-            return Err(counted::frozen(home, hold.file()));
-        }
         if facts.length != expected {
             return Err(Error::SizeMismatch { location: home.location.to_string(), expected, found: facts.length });
+        }
+        if kind == LockKind::Exclusive && self.is_frozen() {
+            return Err(counted::frozen(home, hold.file()));
         }
         Ok(hold)
     }
@@ -288,7 +294,11 @@ impl Segment {
             location: home.location.to_string(),
             owner,
             mode,
-            reason: "it was opened read-only (open it for writing, or take a read guard)",
+            reason: if self.is_frozen() {
+                counted::FROZEN
+            } else {
+                "it was opened read-only (open it for writing, or take a read guard)"
+            },
         }
     }
 

@@ -179,6 +179,11 @@ pub(super) fn address(backend: &dyn Backend) -> (String, PathBuf) {
 
 /// Returns the backend of a directory that another process named. The emulated directory is checked as always.
 pub(super) fn backend_at(name: &str, directory: &Path) -> Result<Arc<dyn Backend>> {
+    if let Ok(real) = Directory::shm() {
+        if real.directory() == directory {
+            return Ok(real);
+        }
+    }
     if Directory::emulated_path().is_ok_and(|path| path == directory) {
         return Ok(Directory::emulated()?);
     }

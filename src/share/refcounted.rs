@@ -247,11 +247,14 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Self::of_descriptor(&file, home, access);
         }
-        let again = RefcountedOptions::new().backend(home.backend).open_for(home.location, access)?;
-        if again.id == self.id {
-            return Ok(again);
+        let keep = self.array.segment().keeps_descriptor();
+        match RefcountedOptions::new().backend(home.backend).keep_fd(keep).open_for(home.location, access) {
+            Ok(again) if again.id == self.id => Ok(again),
+            Ok(_) | Err(Error::NotFound { .. }) => {
+                Err(Error::Unlinked { location: self.array.home().location.to_string() })
+            }
+            other => other,
         }
-        Err(Error::Unlinked { location: self.array.home().location.to_string() })
     }
 
     /// Waits until nobody writes, then keeps writers out for as long as the value lives, without a descriptor.

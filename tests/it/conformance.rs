@@ -4,9 +4,17 @@
 //! which one it is on (mostly the [`Place`]) and holds what is left; `docs/platforms.md` says what that is.
 
 mod arrays;
+mod counted;
 mod crashes;
 mod errors;
+mod frozen;
+mod fuzz;
 mod guards;
+mod handles;
+mod holder;
+mod hostile;
+mod names;
+mod orphans;
 mod races;
 mod render;
 
@@ -16,8 +24,31 @@ use crate::support::Place;
 use crate::support::child::Role;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let parts = [arrays::trials, guards::trials, render::trials, crashes::trials, errors::trials, races::trials];
+    let parts = [
+        arrays::trials,
+        guards::trials,
+        render::trials,
+        crashes::trials,
+        errors::trials,
+        races::trials,
+        counted::trials,
+        frozen::trials,
+        handles::trials,
+        orphans::trials,
+        hostile::trials,
+        fuzz::trials,
+        names::trials,
+    ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
 }
 
-pub const ROLES: &[&[(&str, Role)]] = &[arrays::ROLES, crashes::ROLES, guards::ROLES, races::ROLES];
+pub const ROLES: &[&[(&str, Role)]] = &[
+    arrays::ROLES,
+    crashes::ROLES,
+    guards::ROLES,
+    holder::ROLES,
+    hostile::ROLES,
+    fuzz::ROLES,
+    orphans::ROLES,
+    races::ROLES,
+];

@@ -1,9 +1,11 @@
 //! What only Linux shows: descriptors, permission bits, limits of memory and mounts, forks.
 
+mod counted;
 mod descriptors;
 mod limits;
 mod rights;
 pub mod sandbox;
+mod shared;
 
 use libtest_mimic::Trial;
 
@@ -11,7 +13,11 @@ use crate::support::Place;
 use crate::support::child::Role;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    [descriptors::trials, limits::trials, rights::trials].into_iter().flat_map(|trials| trials(place)).collect()
+    [counted::trials, descriptors::trials, limits::trials, rights::trials, shared::trials]
+        .into_iter()
+        .flat_map(|trials| trials(place))
+        .collect()
 }
 
-pub const ROLES: &[&[(&str, Role)]] = &[descriptors::ROLES, limits::ROLES, rights::ROLES];
+pub const ROLES: &[&[(&str, Role)]] =
+    &[counted::ROLES, descriptors::ROLES, limits::ROLES, rights::ROLES, shared::ROLES];

@@ -39,14 +39,14 @@ pub const ROLES: &[(&str, Role)] =
     &[("many-arrays", many_arrays), ("fork-with-guard", fork_with_guard), ("guards-without-proc", guards_without_proc)];
 
 /// How many descriptors of this process lead to the file with this inode number, whatever its name.
-fn descriptors_of(inode: u64) -> usize {
+pub(super) fn descriptors_of(inode: u64) -> usize {
     let entries = std::fs::read_dir("/proc/self/fd").expect("/proc");
     let leads_there = |entry: &std::fs::DirEntry| std::fs::metadata(entry.path()).is_ok_and(|file| file.ino() == inode);
     entries.filter_map(Result::ok).filter(leads_there).count()
 }
 
 /// How many mappings of this process are of the file with this inode number.
-fn mappings_of(inode: u64) -> usize {
+pub(super) fn mappings_of(inode: u64) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc");
     maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode.to_string())).count()
 }

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use ndarray::Dimension;
 use ndarray_shm::{
-    ArrayOptions, Backend, Directory, Element, EntryKind, Location, RenderOptions, default_backend, render,
+    Access, ArrayOptions, Backend, Directory, Element, EntryKind, Inspection, Location, Reclaim, Reclaimed,
+    RefcountedOptions, RenderOptions, default_backend, inspect_in, render,
 };
 
 /// Tells a child that its drafts are to be hidden ones.
@@ -82,7 +83,7 @@ impl Place {
         &self,
         before: impl Fn(&'static str, Option<&Location>) -> ndarray_shm::Result<()> + Send + Sync + 'static,
     ) -> Arc<dyn Backend> {
-        Arc::new(meddling::Meddling { inner: Arc::clone(&self.backend), before: Box::new(before) })
+        meddling(&self.backend, before)
     }
 
     /// The same kind of place in a directory of its own, where there are directories to choose.
@@ -93,6 +94,18 @@ impl Place {
             "hidden" => Self::hidden(),
             _ => self.clone(),
         }
+    }
+
+    /// The same kind of place in a directory of its own, for what is about everything in a directory: of real shared
+    /// memory it is a directory in there.
+    pub fn private(&self) -> Self {
+        if self.name != "shm" {
+            return self.fresh();
+        }
+        let made = tempfile::Builder::new().prefix("ndshm-it-").tempdir_in(self.directory());
+        let directory = made.expect("a directory for tests");
+        let backend = Arc::new(Directory::new("shm", directory.path()));
+        Self { name: "shm", backend, emulate: true, _directory: Some(Arc::new(directory)) }
     }
 
     /// Whether drafts have hidden names here, which a killed maker leaves behind.
@@ -130,6 +143,26 @@ impl Place {
     /// Options for arrays here.
     pub fn options<T: Element, D: Dimension>(&self) -> ArrayOptions<T, D> {
         ArrayOptions::new().backend(Arc::clone(&self.backend))
+    }
+
+    /// Options for counted arrays here.
+    pub fn counted<T: Element, D: Dimension>(&self) -> RefcountedOptions<T, D> {
+        RefcountedOptions::new().backend(Arc::clone(&self.backend))
+    }
+
+    /// What a counted array here says about itself.
+    pub fn inspect(&self, name: &Name) -> ndarray_shm::Result<Inspection> {
+        inspect_in(&self.backend, name.location())
+    }
+
+    /// Whether anything has the name.
+    pub fn has(&self, name: &Name) -> bool {
+        self.backend.open(name.location(), Access::Read).is_ok()
+    }
+
+    /// Removes what the dead have left here.
+    pub fn reclaim(&self) -> Reclaimed {
+        Reclaim::new().run(&self.backend).expect("a listing")
     }
 
     /// Options for renderbuffers here.
@@ -179,6 +212,14 @@ impl Place {
         let entries = self.backend.list().expect("a listing").into_iter().map(|entry| entry.name);
         entries.filter(|name| self.name != "shm" || name.contains(&own)).collect()
     }
+}
+
+/// A backend with something done before each operation.
+pub fn meddling(
+    inner: &Arc<dyn Backend>,
+    before: impl Fn(&'static str, Option<&Location>) -> ndarray_shm::Result<()> + Send + Sync + 'static,
+) -> Arc<dyn Backend> {
+    Arc::new(meddling::Meddling { inner: Arc::clone(inner), before: Box::new(before) })
 }
 
 /// A location that is unlinked when it goes out of scope, also when the test fails.

@@ -1,0 +1,395 @@
+//! Counted arrays: what they say about themselves, who may open them, and that the name goes with the last of them.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use libtest_mimic::Trial;
+use ndarray::{Array2, Ix1, Ix2, IxDyn, ShapeBuilder};
+use ndarray_shm::{CreationMode, Element, Error, Order, RefcountedArray, SharingStrategy, inspect_in};
+
+use super::holder::Holder;
+use crate::support::{Name, Place, eventually};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "counted",
+        tests![
+            a_counted_array_says_what_it_is,
+            another_process_opens_it_knowing_nothing_but_its_name,
+            other_element_types_and_other_numbers_of_axes_are_refused_and_not_counted,
+            every_element_type_describes_itself,
+            arrays_of_no_elements_and_of_no_axes_are_counted_too,
+            plain_and_counted_arrays_are_not_taken_for_each_other,
+            the_last_one_out_removes_the_name_in_any_order,
+            the_last_process_out_removes_the_name_in_any_order,
+            a_kept_array_outlives_everyone_until_it_is_unlinked,
+            closing_says_what_dropping_keeps_to_itself,
+            a_clone_counts_and_is_what_it_was_cloned_from,
+            a_read_only_attachment_counts_and_cannot_write,
+            a_reader_counts_and_keeps_writers_out,
+            a_reader_that_waited_gets_the_array_that_has_the_name_then,
+            an_array_becomes_a_reader_and_stays_counted,
+            looking_at_it_tells_everything_and_changes_nothing,
+            shapes_that_cannot_be_written_down_are_refused,
+        ],
+    )
+}
+
+fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
+    place.counted().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap()
+}
+
+fn open(place: &Place, name: &Name) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
+    place.counted().open(name.location())
+}
+
+fn a_counted_array_says_what_it_is(place: &Place) {
+    let name = place.location("self");
+    let source = Array2::from_shape_fn((3, 5), |(i, j)| (i * 10 + j) as u16);
+    let fill = |mut view: ndarray::ArrayViewMut2<'_, u16>| view.assign(&source);
+    let array = place.counted::<u16, _>().create_with(name.location(), (3, 5).f(), fill).unwrap();
+    assert_eq!((array.location(), array.strategy()), (Some(name.location()), SharingStrategy::FileSystem));
+    let again = place.counted::<u16, Ix2>().open(name.location()).unwrap();
+    assert_eq!((again.shape(), again.order()), ([3, 5].as_slice(), Order::F));
+    assert_eq!(*again.read().unwrap(), source);
+    let dynamic = place.counted::<u16, IxDyn>().open(name.location()).unwrap();
+    assert_eq!(dynamic.read().unwrap()[[2, 4]], 24);
+    assert_eq!(dynamic.read().unwrap().strides(), [1, 3]);
+    assert_eq!([array.refcount(), again.refcount(), dynamic.refcount()], [3; 3]);
+    // The elements are where a plain array has them; behind them there is one page.
+    let bytes = std::fs::read(place.path(&name)).unwrap();
+    let elements: Vec<u8> = source.t().iter().flat_map(|value| value.to_le_bytes()).collect();
+    assert_eq!((&bytes[..30], bytes.len()), (elements.as_slice(), 8192));
+    let text = format!("{array:?}");
+    assert!(text.contains(name.as_str()) && text.contains("[3, 5]"), "{text}");
+}
+
+fn another_process_opens_it_knowing_nothing_but_its_name(place: &Place) {
+    let name = place.location("other-process");
+    let array = create(place, &name);
+    let mut child = Holder::with(place, &name, "open");
+    assert_eq!((child.ask("sum"), child.ask("count"), array.refcount()), ("4".into(), "2".into(), 2));
+    assert_eq!(child.ask("fill 5"), "ok");
+    assert_eq!(array.read().unwrap().sum(), 20);
+    let guard = array.write().unwrap();
+    assert_eq!((child.ask("try-read"), child.ask("try-write")), ("WouldBlock".into(), "WouldBlock".into()));
+    drop(guard);
+    assert_eq!(child.ask("close"), "ok");
+    assert_eq!(array.refcount(), 1);
+}
+
+fn other_element_types_and_other_numbers_of_axes_are_refused_and_not_counted(place: &Place) {
+    let name = place.location("mismatch");
+    let array = create(place, &name);
+    let error = place.counted::<f32, Ix1>().open(name.location()).unwrap_err();
+    assert!(matches!(&error, Error::DTypeMismatch { expected, found, .. } if expected == "<f4" && found == "<u4"));
+    let error = place.counted::<u32, Ix2>().open(name.location()).unwrap_err();
+    assert!(matches!(&error, Error::ShapeMismatch { found, .. } if found == "[4]"), "{error}");
+    assert!(matches!(place.counted::<u32, Ix2>().open_reader(name.location()), Err(Error::ShapeMismatch { .. })));
+    assert!(matches!(place.counted::<i8, Ix1>().open_readonly(name.location()), Err(Error::DTypeMismatch { .. })));
+    assert_eq!(array.refcount(), 1);
+    drop(array);
+    assert!(open(place, &name).unwrap_err().is_not_found());
+}
+
+fn every_element_type_describes_itself(place: &Place) {
+    fn round_trip<T: Element + PartialEq>(place: &Place, values: [T; 3]) {
+        let name = place.location("dtype");
+        let fill = |mut view: ndarray::ArrayViewMut1<'_, T>| {
+            view.iter_mut().zip(values).for_each(|(to, from)| *to = from);
+        };
+        let _keeps_it = place.counted::<T, _>().create_with(name.location(), 3, fill).unwrap();
+        assert_eq!(inspect_in(&place.backend, name.location()).unwrap().dtype, T::DTYPE);
+        let array = place.counted::<T, Ix1>().open_readonly(name.location()).unwrap();
+        assert_eq!(array.read().unwrap().to_vec(), values, "{}", T::DTYPE);
+    }
+    round_trip(place, [0u8, 1, u8::MAX]);
+    round_trip(place, [0u16, 1, u16::MAX]);
+    round_trip(place, [0u32, 1, u32::MAX]);
+    round_trip(place, [0u64, 1, u64::MAX]);
+    round_trip(place, [i8::MIN, -1, i8::MAX]);
+    round_trip(place, [i16::MIN, -1, i16::MAX]);
+    round_trip(place, [i32::MIN, -1, i32::MAX]);
+    round_trip(place, [i64::MIN, -1, i64::MAX]);
+    round_trip(place, [f32::MIN, -0.5, f32::INFINITY]);
+    round_trip(place, [f64::MIN, -0.5, f64::INFINITY]);
+    #[cfg(feature = "half")]
+    {
+        round_trip(place, [half::f16::MIN, half::f16::ONE, half::f16::INFINITY]);
+        round_trip(place, [half::bf16::MIN, half::bf16::ONE, half::bf16::INFINITY]);
+    }
+    #[cfg(feature = "num-complex")]
+    {
+        round_trip(place, [1.0f32, 2.0, 3.0].map(|re| num_complex::Complex { re, im: -re }));
+        round_trip(place, [1.0f64, 2.0, 3.0].map(|re| num_complex::Complex { re, im: -re }));
+    }
+}
+
+fn arrays_of_no_elements_and_of_no_axes_are_counted_too(place: &Place) {
+    let (empty, point) = (place.location("empty"), place.location("point"));
+    let array = place.counted::<f64, _>().create(empty.location(), (4, 0, 3)).unwrap();
+    let readonly = place.counted::<f64, IxDyn>().open_readonly(empty.location()).unwrap();
+    let reader = place.counted::<f64, IxDyn>().open_reader(empty.location()).unwrap();
+    assert_eq!((array.refcount(), readonly.shape(), reader.view().len()), (3, [4, 0, 3].as_slice(), 0));
+    assert_eq!(place.inspect(&empty).unwrap().shape, [4, 0, 3]);
+    drop((array, readonly));
+    assert!(place.has(&empty));
+    drop(reader);
+    assert!(!place.has(&empty));
+
+    let array = place.counted::<f64, _>().create(point.location(), ()).unwrap();
+    array.write().unwrap()[()] = 2.5;
+    let again = place.counted::<f64, IxDyn>().open(point.location()).unwrap();
+    assert_eq!(again.read().unwrap()[IxDyn(&[])], 2.5);
+    assert_eq!(place.inspect(&point).unwrap().bytes, 8);
+    drop((array, again));
+    assert!(!place.has(&point));
+}
+
+fn plain_and_counted_arrays_are_not_taken_for_each_other(place: &Place) {
+    let name = place.location("kinds");
+    let array = create(place, &name);
+    let plain = || place.options::<u32, _>();
+    let errors = [
+        plain().open(name.location(), 4).unwrap_err(),
+        plain().open_readonly(name.location(), 4).unwrap_err(),
+        plain().open_reader(name.location(), 4).unwrap_err(),
+        plain().open_writer(name.location(), 4).unwrap_err(),
+        plain().open(name.location(), 2048).unwrap_err(), // as long as the file
+        plain().mode(CreationMode::OpenOrCreate).create(name.location(), 4).unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.is_reserved() && error.to_string().contains("RefcountedArray"), "{error}");
+    }
+    assert_eq!(array.refcount(), 1);
+    drop(array);
+
+    for length in [0, 1, 63, 64, 1023, 1024, 2048] {
+        let name = place.location("plain");
+        plain().create(name.location(), length).unwrap();
+        let outcomes = [
+            open(place, &name).map(drop),
+            place.counted::<u32, Ix1>().open_readonly(name.location()).map(drop),
+            place.counted::<u32, Ix1>().open_reader(name.location()).map(drop),
+            place.counted::<u32, Ix1>().mode(CreationMode::OpenOrCreate).create(name.location(), length).map(drop),
+            place.inspect(&name).map(drop),
+        ];
+        for error in outcomes.map(Result::unwrap_err) {
+            assert!(error.is_not_counted() && error.to_string().contains("shape"), "{length}: {error}");
+        }
+        assert!(place.counted::<u32, _>().create(name.location(), 4).unwrap_err().is_already_exists());
+    }
+}
+
+fn the_last_one_out_removes_the_name_in_any_order(place: &Place) {
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let name = place.location("order");
+        let (first, second) = (create(place, &name), open(place, &name).unwrap());
+        let third = place.counted::<u32, Ix1>().open_reader(name.location()).unwrap();
+        let mut handles: [Option<Box<dyn std::any::Any>>; 3] =
+            [Some(Box::new(first)), Some(Box::new(second)), Some(Box::new(third))];
+        for (left, at) in order.into_iter().enumerate() {
+            assert_eq!(place.inspect(&name).unwrap().refcount, 3 - left as u32);
+            drop(handles[at].take());
+        }
+        assert!(!place.has(&name), "{order:?}");
+        assert!(open(place, &name).unwrap_err().is_not_found());
+    }
+}
+
+fn the_last_process_out_removes_the_name_in_any_order(place: &Place) {
+    let leave = |holder: &mut Holder, way: &str| match way {
+        "exit" => holder.0.tell("exit"), // without running a destructor, as most programs end
+        way => assert_eq!(holder.ask(way), "ok"),
+    };
+    for (order, way) in [([0, 1, 2], "drop"), ([2, 1, 0], "close"), ([1, 2, 0], "close")] {
+        let name = place.location("processes");
+        let mut holders = ["create 4", "open", "readonly"].map(|first| Holder::with(place, &name, first));
+        for at in order {
+            assert!(place.has(&name));
+            leave(&mut holders[at], way);
+        }
+        assert!(!place.has(&name), "{order:?}");
+    }
+    // Who just ends is noticed by the next one that leaves.
+    let name = place.location("exits");
+    let mut holders = ["create 4", "open"].map(|first| Holder::with(place, &name, first));
+    leave(&mut holders[0], "exit");
+    holders[0].0.end();
+    assert_eq!((holders[1].ask("count"), holders[1].ask("close")), ("2".into(), "ok".into()));
+    assert!(!place.has(&name));
+}
+
+fn a_kept_array_outlives_everyone_until_it_is_unlinked(place: &Place) {
+    let place = &place.private();
+    let name = place.location("kept");
+    let mut child = Holder::with(place, &name, "create 4");
+    assert_eq!([child.ask("keep"), child.ask("fill 7"), child.ask("close")], ["ok"; 3]);
+    drop(child);
+    let inspection = place.inspect(&name).unwrap();
+    assert!(inspection.is_kept && !inspection.is_attached && !inspection.is_orphaned());
+    assert_eq!(inspection.refcount, 0);
+    place.reclaim();
+    let array = open(place, &name).unwrap();
+    assert_eq!((array.refcount(), array.is_kept(), array.read().unwrap().sum()), (1, true, 28));
+    array.close().unwrap();
+    drop(Holder::with(place, &name, "open")); // and it is killed
+    assert!(place.has(&name));
+    assert!(place.reclaim().removed.is_empty());
+    assert!(place.has(&name));
+    let array = open(place, &name).unwrap();
+    assert!(place.backend.unlink(name.location(), None).unwrap());
+    assert!(open(place, &name).unwrap_err().is_not_found());
+    assert!(array.read().unwrap_err().is_unlinked());
+    array.close().unwrap();
+}
+
+fn closing_says_what_dropping_keeps_to_itself(place: &Place) {
+    let place = &place.private(); // where nobody else reclaims
+    let name = place.location("close");
+    create(place, &name).close().unwrap();
+    assert!(!place.has(&name));
+    let failing = place.meddling(|operation, at| match operation {
+        "unlink" => Err(Error::TimedOut { location: at.unwrap().to_string(), waited: Duration::ZERO }),
+        _ => Ok(()),
+    });
+    let make = || place.counted::<u32, _>().backend(failing.clone()).create(name.location(), 4).unwrap();
+    assert!(make().close().unwrap_err().is_timed_out());
+    // Its name is there, but it is dead: who comes next removes it, and finds nothing.
+    assert!(place.has(&name) && place.inspect(&name).unwrap().is_orphaned());
+    assert!(open(place, &name).unwrap_err().is_not_found());
+    assert!(!place.has(&name));
+    drop(make());
+    assert!(place.counted::<u32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), 4).is_ok());
+    assert!(!place.has(&name));
+}
+
+fn a_clone_counts_and_is_what_it_was_cloned_from(place: &Place) {
+    let name = place.location("clone");
+    let array = create(place, &name);
+    let clone = array.try_clone().unwrap();
+    let readonly = place.counted::<u32, Ix1>().open_readonly(name.location()).unwrap();
+    let readonly_clone = readonly.try_clone().unwrap();
+    assert_eq!([clone.is_readonly(), readonly_clone.is_readonly()], [false, true]);
+    assert_eq!(array.refcount(), 4);
+    drop(array);
+    clone.write().unwrap().fill(3);
+    assert_eq!(readonly_clone.read().unwrap().sum(), 12);
+    drop((clone, readonly));
+    assert!(place.has(&name));
+    drop(readonly_clone);
+    assert!(!place.has(&name));
+
+    let array = create(place, &name);
+    assert!(array.unlink().unwrap());
+    let error = array.try_clone().unwrap_err();
+    assert!(error.is_unlinked(), "{error}");
+    let other = create(place, &name);
+    assert!(array.try_clone().unwrap_err().is_unlinked(), "another array has the name");
+    assert_eq!((array.refcount(), other.refcount()), (1, 1));
+}
+
+fn a_read_only_attachment_counts_and_cannot_write(place: &Place) {
+    let name = place.location("readonly");
+    let array = create(place, &name);
+    let readonly = place.counted::<u32, Ix1>().open_readonly(name.location()).unwrap();
+    assert!(readonly.is_readonly() && readonly.raw_view_mut().is_none());
+    assert!(readonly.write().unwrap_err().is_permission_denied());
+    assert!(readonly.freeze().unwrap_err().is_permission_denied());
+    array.write().unwrap().fill(2);
+    assert_eq!((readonly.read().unwrap().sum(), readonly.refcount()), (8, 2));
+    readonly.keep().unwrap();
+    assert!(array.is_kept(), "what is counted can be written, though the elements cannot");
+}
+
+fn a_reader_counts_and_keeps_writers_out(place: &Place) {
+    let name = place.location("reader");
+    let array = create(place, &name);
+    let mut child = Holder::with(place, &name, "reader");
+    assert_eq!((array.refcount(), child.ask("sum")), (2, "4".into()));
+    assert!(array.try_write().unwrap_err().is_would_block());
+    assert!(array.try_read().is_ok());
+    child.0.kill();
+    eventually("the killed reader lets go", || array.try_write().is_ok());
+    let guard = array.write().unwrap();
+    let reader = |limit| place.counted::<u32, Ix1>().timeout(limit).open_reader(name.location());
+    assert!(reader(Duration::ZERO).unwrap_err().is_would_block());
+    assert!(reader(Duration::from_millis(20)).unwrap_err().is_timed_out());
+    assert!(place.counted::<u32, Ix1>().open_reader(name.location()).unwrap_err().is_would_deadlock());
+    drop(guard);
+    assert_eq!(array.refcount(), 2, "who was not let in is not counted; who was killed is");
+    let mut reader = Holder::with(place, &name, "reader");
+    drop(array);
+    assert!(place.has(&name));
+    assert_eq!((reader.ask("sum"), reader.ask("drop")), ("4".into(), "ok".into()));
+    assert!(!place.has(&name), "the last to leave finds the killed one gone");
+}
+
+fn a_reader_that_waited_gets_the_array_that_has_the_name_then(place: &Place) {
+    let name = place.location("waited");
+    let old = create(place, &name);
+    let writer = old.write().unwrap();
+    let new = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| place.counted::<u32, Ix1>().open_reader(name.location()).unwrap().view().sum());
+        std::thread::sleep(Duration::from_millis(50));
+        let replace = place.counted::<u32, _>().mode(CreationMode::Replace);
+        let new = replace.create_with(name.location(), 4, |mut view| view.fill(9)).unwrap();
+        drop(writer);
+        assert_eq!(reader.join().unwrap(), 36);
+        new
+    });
+    assert_eq!((old.refcount(), new.refcount()), (1, 1));
+}
+
+fn an_array_becomes_a_reader_and_stays_counted(place: &Place) {
+    let name = place.location("into-reader");
+    let reader = create(place, &name).into_reader().unwrap();
+    assert_eq!((place.inspect(&name).unwrap().refcount, reader.view().sum()), (1, 4));
+    let array = open(place, &name).unwrap();
+    assert!(array.try_write().unwrap_err().is_would_block());
+    drop(reader);
+    let guard = array.write().unwrap();
+    let (error, again) = open(place, &name).unwrap().into_reader().unwrap_err().into_parts();
+    assert!(error.is_would_deadlock(), "{error}");
+    drop(guard);
+    assert_eq!((again.read().unwrap().sum(), again.refcount()), (4, 2));
+    drop((array, again));
+    assert!(!place.has(&name));
+}
+
+fn looking_at_it_tells_everything_and_changes_nothing(place: &Place) {
+    let name = place.location("inspect");
+    assert!(place.inspect(&name).unwrap_err().is_not_found());
+    let before = SystemTime::now() - Duration::from_secs(2);
+    let mut child = Holder::with(place, &name, "create 6");
+    let inspection = place.inspect(&name).unwrap();
+    assert_eq!((&inspection.location, inspection.dtype), (name.location(), u32::DTYPE));
+    assert_eq!((inspection.order, inspection.shape.as_slice(), inspection.bytes), (Order::C, [6].as_slice(), 24));
+    assert_eq!((inspection.refcount, inspection.in_flight), (1, 0));
+    assert_eq!((inspection.is_attached, inspection.is_kept, inspection.is_frozen), (true, false, false));
+    assert_eq!((inspection.creator, inspection.protected_for), (child.0.id(), Duration::ZERO));
+    assert!(inspection.created >= before && inspection.created <= SystemTime::now() + Duration::from_secs(2));
+    assert!(!inspection.is_orphaned());
+    assert_eq!(place.inspect(&name).unwrap(), inspection);
+    child.ask("handle 60000");
+    child.ask("freeze");
+    let inspection = place.inspect(&name).unwrap();
+    assert_eq!((inspection.in_flight, inspection.is_frozen, inspection.is_orphaned()), (1, true, false));
+    let left = inspection.protected_for;
+    assert!(left > Duration::from_secs(30) && left <= Duration::from_secs(60), "{left:?}");
+}
+
+fn shapes_that_cannot_be_written_down_are_refused(place: &Place) {
+    let name = place.location("axes");
+    let error = place.counted::<u8, _>().create(name.location(), IxDyn(&[1; 33])).unwrap_err();
+    assert!(error.to_string().contains("32 axes"), "{error}");
+    let array = place.counted::<u8, _>().create(name.location(), IxDyn(&[1; 32])).unwrap();
+    assert_eq!(place.counted::<u8, IxDyn>().open(name.location()).unwrap().shape(), array.shape());
+    let other = place.location("too-large");
+    let error = place.counted::<u8, _>().create(other.location(), isize::MAX as usize).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. } | Error::TooLarge { .. }), "{error}");
+    let start = Instant::now();
+    assert!(place.counted::<u8, Ix1>().open(other.location()).unwrap_err().is_not_found());
+    assert!(start.elapsed() < Duration::from_secs(5));
+}

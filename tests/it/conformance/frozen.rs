@@ -1,0 +1,146 @@
+//! Freezing a counted array: it waits for those who are at it, and then nobody writes again, in any process.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ndarray::{Ix1, IxDyn};
+use ndarray_shm::{CreationMode, RefcountedArray};
+
+use super::holder::Holder;
+use crate::support::{Name, Place};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "frozen",
+        tests![
+            what_is_not_frozen_is_not_looked_at_without_a_guard,
+            freezing_waits_for_writers_and_readers_in_other_processes,
+            processes_that_mapped_it_before_cannot_write_any_more,
+            later_attachments_are_for_reading_and_need_no_guard,
+            a_thread_that_holds_a_guard_cannot_freeze,
+            a_frozen_array_goes_with_its_last_holder_as_any_other,
+        ],
+    )
+}
+
+fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
+    place.counted().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap()
+}
+
+fn what_is_not_frozen_is_not_looked_at_without_a_guard(place: &Place) {
+    let name = place.location("not-frozen");
+    let array = create(place, &name);
+    let error = array.view().unwrap_err();
+    assert!(error.is_unsupported() && error.to_string().contains("read()"), "{error}");
+    let mut child = Holder::with(place, &name, "readonly");
+    assert_eq!(child.ask("view"), "Unsupported");
+    assert!(!array.is_frozen() && !place.inspect(&name).unwrap().is_frozen);
+}
+
+fn freezing_waits_for_writers_and_readers_in_other_processes(place: &Place) {
+    let name = place.location("freeze-waits");
+    let array = create(place, &name);
+    let mut child = Holder::with(place, &name, "open");
+    child.0.tell("write-on 7");
+    child.0.expect("writing");
+    std::thread::scope(|scope| {
+        let mut child = child; // dies before the scope waits, whatever fails here
+        let freezing = scope.spawn(|| array.freeze());
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!freezing.is_finished() && !array.is_frozen(), "somebody writes");
+        child.0.tell("finish");
+        child.0.expect("written");
+        freezing.join().unwrap().unwrap();
+        assert_eq!(array.view().unwrap().to_vec(), [7; 4], "all that was written before");
+        assert_eq!(child.ask("fill 8"), "PermissionDenied");
+    });
+    let name = place.location("freeze-waits-reader");
+    let array = create(place, &name);
+    let mut child = Holder::with(place, &name, "reader");
+    std::thread::scope(|scope| {
+        let freezing = scope.spawn(|| array.freeze());
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!freezing.is_finished(), "somebody reads");
+        child.0.kill();
+        freezing.join().unwrap().unwrap();
+    });
+    assert!(array.is_frozen());
+}
+
+fn processes_that_mapped_it_before_cannot_write_any_more(place: &Place) {
+    let name = place.location("mapped-before");
+    let array = create(place, &name);
+    let mut child = Holder::with(place, &name, "open");
+    assert_eq!((child.ask("is-readonly"), child.ask("fill 3")), ("false".into(), "ok".into()));
+    array.freeze().unwrap();
+    array.freeze().unwrap(); // which changes nothing
+    assert_eq!([child.ask("try-write"), child.ask("fill 4")], ["PermissionDenied"; 2]);
+    assert_eq!((child.ask("view"), child.ask("sum")), ("12".into(), "12".into()));
+    for error in [array.write().unwrap_err(), array.try_write().unwrap_err()] {
+        assert!(error.is_permission_denied() && error.to_string().contains("frozen"), "{error}");
+    }
+    assert_eq!((array.read().unwrap().sum(), array.view().unwrap().sum()), (12, 12));
+    // A child freezes as well as anyone.
+    let name = place.location("frozen-by-child");
+    let array = create(place, &name);
+    let mut child = Holder::with(place, &name, "open");
+    assert_eq!(child.ask("freeze"), "ok");
+    assert!(array.is_frozen() && array.write().unwrap_err().is_permission_denied());
+    child.0.kill();
+    assert!(array.write().unwrap_err().is_permission_denied(), "for ever");
+}
+
+fn later_attachments_are_for_reading_and_need_no_guard(place: &Place) {
+    let name = place.location("frozen-later");
+    let array = create(place, &name);
+    array.freeze().unwrap();
+    let later = place.counted::<u32, Ix1>().open(name.location()).unwrap();
+    assert!(later.is_readonly() && later.is_frozen() && later.raw_view_mut().is_none());
+    assert_eq!(later.view().unwrap().to_vec(), [1; 4]);
+    let error = later.write().unwrap_err();
+    assert!(error.is_permission_denied() && error.to_string().contains("frozen"), "{error}");
+    let mut child = Holder::with(place, &name, "open");
+    assert_eq!((child.ask("is-readonly"), child.ask("view")), ("true".into(), "4".into()));
+    let options = place.counted::<u32, _>().mode(CreationMode::OpenOrCreate);
+    assert!(options.create(name.location(), 4).unwrap().is_frozen());
+    assert_eq!(later.try_clone().unwrap().view().unwrap().sum(), 4);
+    assert_eq!(place.counted::<u32, IxDyn>().open_reader(name.location()).unwrap().view().sum(), 4);
+    let handle = array.handle().unwrap();
+    let attached = place.counted::<u32, Ix1>().attach(&handle).unwrap();
+    assert_eq!(attached.view().unwrap().sum(), 4);
+}
+
+fn a_thread_that_holds_a_guard_cannot_freeze(place: &Place) {
+    let name = place.location("own-guard");
+    let array = create(place, &name);
+    for guard in [Ok(array.read().unwrap()), Err(array.try_clone().unwrap())] {
+        match guard {
+            Ok(reading) => {
+                assert!(array.freeze().unwrap_err().is_would_deadlock());
+                drop(reading);
+            }
+            Err(other) => {
+                let writing = other.write().unwrap();
+                assert!(array.freeze().unwrap_err().is_would_deadlock());
+                drop(writing);
+            }
+        }
+        assert!(!array.is_frozen());
+    }
+    array.freeze().unwrap();
+}
+
+fn a_frozen_array_goes_with_its_last_holder_as_any_other(place: &Place) {
+    let name = place.location("frozen-last");
+    let array = create(place, &name);
+    array.freeze().unwrap();
+    let mut child = Holder::with(place, &name, "open");
+    drop(array);
+    assert!(place.has(&name));
+    assert_eq!((child.ask("view"), child.ask("close")), ("4".into(), "ok".into()));
+    assert!(!place.has(&name));
+    let again = create(place, &name);
+    assert!(!again.is_frozen() && again.write().is_ok());
+}

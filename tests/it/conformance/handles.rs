@@ -1,0 +1,281 @@
+//! Handles: a counted array's name on its way as text, how often it can be used, and how long it keeps the array.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ndarray::{Ix1, Ix2};
+use ndarray_shm::{CreationMode, Error, Handle, HandleOptions, RefcountedArray};
+
+use super::holder::Holder;
+use crate::support::{Name, Place, eventually};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "handles",
+        tests![
+            a_handle_leads_another_process_to_the_array_once,
+            a_handle_keeps_the_array_when_its_sender_has_left,
+            a_handle_for_many_is_good_until_it_is_taken_back,
+            what_is_taken_back_cannot_be_used_and_keeps_nothing,
+            an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there,
+            a_wrong_type_leaves_the_handle_good,
+            a_failure_on_the_way_leaves_the_handle_good,
+            so_many_handles_can_be_on_their_way_and_expired_ones_make_room,
+            a_handle_does_not_lead_to_another_array_of_the_name,
+            a_handle_can_attach_in_every_way,
+            what_is_no_handle_is_refused,
+        ],
+    )
+}
+
+const SHORT: Duration = Duration::from_millis(40);
+
+fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
+    place.counted().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap()
+}
+
+fn attach(place: &Place, handle: &Handle) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
+    place.counted().attach(handle)
+}
+
+fn brief() -> HandleOptions {
+    HandleOptions::new().grace(SHORT)
+}
+
+fn a_handle_leads_another_process_to_the_array_once(place: &Place) {
+    let name = place.location("once");
+    let array = create(place, &name);
+    let handle = array.handle().unwrap();
+    assert_eq!((handle.location(), handle.is_for_many()), (name.location(), false));
+    assert_eq!(handle.directory(), std::path::absolute(place.directory()).unwrap());
+    assert_eq!((array.in_flight(), array.refcount()), (1, 1));
+    let text = handle.to_string();
+    assert_eq!(text.parse::<Handle>().unwrap(), handle);
+    #[cfg(feature = "serde")]
+    {
+        let json = serde_json::to_string(&handle).unwrap();
+        assert_eq!(json, format!("{text:?}"));
+        assert_eq!(serde_json::from_str::<Handle>(&json).unwrap(), handle);
+    }
+    let mut child = Holder::with(place, &name, &format!("attach {text}"));
+    assert_eq!((child.ask("sum"), array.refcount(), array.in_flight()), ("4".into(), 2, 0));
+    assert_eq!(child.ask("fill 6"), "ok");
+    assert_eq!(array.read().unwrap().sum(), 24);
+    let mut other = Holder::start(place, &name);
+    assert_eq!(other.ask(&format!("attach {text}")), "HandleSpent");
+    assert!(attach(place, &handle).unwrap_err().is_handle_spent());
+    assert_eq!(array.refcount(), 2, "who came too late is not counted");
+    // And back again: what was received can be sent on.
+    let back: Handle = child.ask("handle 60000").parse().unwrap();
+    drop(array);
+    let array = attach(place, &back).unwrap();
+    assert_eq!(array.read().unwrap().sum(), 24);
+    drop((array, child));
+}
+
+fn a_handle_keeps_the_array_when_its_sender_has_left(place: &Place) {
+    let place = &place.private(); // where nobody else reclaims
+    let name = place.location("left");
+    let mut sender = Holder::with(place, &name, "create 4");
+    sender.ask("fill 2");
+    let handle: Handle = sender.ask("handle 60000").parse().unwrap();
+    assert_eq!(sender.ask("close"), "ok");
+    sender.0.tell("exit");
+    sender.0.finish();
+    let inspection = place.inspect(&name).unwrap();
+    assert_eq!((inspection.refcount, inspection.in_flight, inspection.is_attached), (0, 1, false));
+    assert!(!inspection.is_orphaned());
+    let reclaimed = place.reclaim();
+    assert_eq!((reclaimed.removed.len(), reclaimed.in_flight), (0, 1));
+    let array = attach(place, &handle).unwrap();
+    assert_eq!((array.refcount(), array.in_flight(), array.read().unwrap().sum()), (1, 0, 8));
+    drop(array);
+    assert!(!place.has(&name));
+    assert!(attach(place, &handle).unwrap_err().is_not_found());
+}
+
+fn a_handle_for_many_is_good_until_it_is_taken_back(place: &Place) {
+    let name = place.location("many");
+    let array = create(place, &name);
+    let handle = array.handle_with(HandleOptions::new().many()).unwrap();
+    assert!(handle.is_for_many());
+    let text = handle.to_string();
+    drop(array);
+    let mut children = [(); 3].map(|()| Holder::with(place, &name, &format!("attach {text}")));
+    assert_eq!(children[0].ask("count"), "3");
+    children.iter_mut().for_each(|child| assert_eq!(child.ask("drop"), "ok"));
+    assert!(place.has(&name), "more may come");
+    assert_eq!(children[0].ask(&format!("take-back {text}")), "true");
+    assert!(!place.has(&name), "nobody has it, and nobody can come");
+    assert_eq!(children[1].ask(&format!("take-back {text}")), "false");
+    assert_eq!(children[2].ask(&format!("attach {text}")), "NotFound");
+}
+
+fn what_is_taken_back_cannot_be_used_and_keeps_nothing(place: &Place) {
+    let name = place.location("taken-back");
+    let array = create(place, &name);
+    let handle = array.handle().unwrap();
+    assert!(handle.take_back().unwrap() && !handle.take_back().unwrap());
+    assert!(attach(place, &handle).unwrap_err().is_handle_spent());
+    assert_eq!((array.refcount(), array.in_flight()), (1, 0));
+    let used = array.handle().unwrap();
+    drop(attach(place, &used).unwrap());
+    assert!(!used.take_back().unwrap());
+    let left = array.handle().unwrap();
+    drop(array);
+    assert!(place.has(&name) && left.take_back().unwrap());
+    assert!(!place.has(&name) && !left.take_back().unwrap());
+    // The name is a plain array's by now, or another counted one's.
+    place.options::<u8, _>().create(name.location(), 4).unwrap();
+    assert!(!left.take_back().unwrap());
+    place.backend.unlink(name.location(), None).unwrap();
+    let other = create(place, &name);
+    assert!(!left.take_back().unwrap());
+    assert_eq!(other.refcount(), 1);
+}
+
+fn an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there(place: &Place) {
+    let place = &place.private(); // where nobody else reclaims
+    let name = place.location("expired");
+    let array = create(place, &name);
+    let [late, never] = [(); 2].map(|()| array.handle_with(brief()).unwrap());
+    assert_eq!(array.in_flight(), 2);
+    std::thread::sleep(2 * SHORT);
+    assert_eq!((array.in_flight(), place.inspect(&name).unwrap().in_flight), (0, 0));
+    drop(attach(place, &late).unwrap());
+    assert!(place.has(&name));
+    drop(array);
+    assert!(!place.has(&name), "the other handle keeps nothing");
+    assert!(attach(place, &never).unwrap_err().is_not_found());
+    // Its sender left in time: then the next one that looks finds nobody.
+    let array = create(place, &name);
+    let handle = array.handle_with(brief()).unwrap();
+    drop(array);
+    let before = place.has(&name);
+    std::thread::sleep(2 * SHORT);
+    if before {
+        eventually("it is an orphan", || place.inspect(&name).unwrap().is_orphaned());
+        eventually("it is reclaimed", || place.reclaim().removed.len() == 1);
+    }
+    assert!(!place.has(&name));
+    assert!(attach(place, &handle).unwrap_err().is_not_found());
+}
+
+fn a_wrong_type_leaves_the_handle_good(place: &Place) {
+    let name = place.location("wrong-type");
+    let array = create(place, &name);
+    let handle = array.handle().unwrap();
+    drop(array);
+    let error = place.counted::<f64, Ix1>().attach(&handle).unwrap_err();
+    assert!(matches!(error, Error::DTypeMismatch { .. }), "{error}");
+    let error = place.counted::<u32, Ix2>().attach_reader(&handle).unwrap_err();
+    assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
+    assert_eq!(place.inspect(&name).unwrap().in_flight, 1);
+    assert_eq!(attach(place, &handle).unwrap().read().unwrap().sum(), 4);
+}
+
+fn a_failure_on_the_way_leaves_the_handle_good(place: &Place) {
+    let name = place.location("failure");
+    let array = create(place, &name);
+    let handle = array.handle().unwrap();
+    for failing in ["open", "probe"] {
+        let backend = place.meddling(move |operation, _| {
+            let fails = Error::TooManyOpenFiles { location: "test".into(), limit: 0 };
+            if operation == failing { Err(fails) } else { Ok(()) }
+        });
+        let error = place.counted::<u32, Ix1>().backend(backend).attach(&handle).unwrap_err();
+        assert!(matches!(error, Error::TooManyOpenFiles { .. }), "{error}");
+        assert_eq!((array.refcount(), array.in_flight()), (1, 1), "{failing}");
+    }
+    let guard = array.write().unwrap();
+    let reader = place.counted::<u32, Ix1>().timeout(Duration::ZERO).attach_reader(&handle);
+    assert!(reader.unwrap_err().is_would_block());
+    drop(guard);
+    assert!(attach(place, &handle).is_ok());
+}
+
+fn so_many_handles_can_be_on_their_way_and_expired_ones_make_room(place: &Place) {
+    let name = place.location("handles");
+    let array = create(place, &name);
+    let handles: Vec<Handle> = (0..128).map(|_| array.handle().unwrap()).collect();
+    let error = array.handle().unwrap_err();
+    assert!(matches!(error, Error::TooManyHandles { limit: 128, doing: "on their way", .. }), "{error}");
+    assert_eq!(place.inspect(&name).unwrap().in_flight, 128);
+    drop(array);
+    let array = attach(place, &handles[127]).unwrap();
+    let brief = array.handle_with(brief()).unwrap();
+    std::thread::sleep(2 * SHORT);
+    let another = array.handle().unwrap();
+    assert!(array.handle().is_err());
+    assert!(attach(place, &brief).unwrap_err().is_handle_spent(), "it made room");
+    for handle in &handles[..127] {
+        assert!(attach(place, handle).is_ok());
+    }
+    assert_eq!(array.in_flight(), 1);
+    assert!(attach(place, &another).is_ok());
+    drop(array);
+    assert!(!place.has(&name));
+}
+
+fn a_handle_does_not_lead_to_another_array_of_the_name(place: &Place) {
+    let name = place.location("recreated");
+    let old = create(place, &name);
+    let handle = old.handle().unwrap();
+    let replace = || place.counted::<u32, _>().mode(CreationMode::Replace);
+    let new = replace().create(name.location(), 4).unwrap();
+    assert!(attach(place, &handle).unwrap_err().is_handle_spent());
+    assert_eq!(new.refcount(), 1);
+    drop(new);
+    assert!(attach(place, &handle).unwrap_err().is_not_found());
+    let new = place.counted::<f32, _>().create(name.location(), (2, 2)).unwrap();
+    assert!(attach(place, &handle).unwrap_err().is_handle_spent(), "whatever its type");
+    drop(new);
+    place.options::<u8, _>().create(name.location(), 3).unwrap();
+    let error = attach(place, &handle).unwrap_err();
+    assert!(error.is_handle_spent(), "{error}");
+    let mut child = Holder::start(place, &name);
+    assert_eq!(child.ask(&format!("attach {handle}")), "HandleSpent");
+    assert!(place.backend.unlink(name.location(), None).unwrap());
+    old.close().unwrap();
+}
+
+fn a_handle_can_attach_in_every_way(place: &Place) {
+    let name = place.location("every-way");
+    let array = create(place, &name);
+    let handle = || array.handle().unwrap();
+    let readonly = place.counted::<u32, Ix1>().attach_readonly(&handle()).unwrap();
+    assert!(readonly.is_readonly() && readonly.write().is_err());
+    let reader = place.counted::<u32, Ix1>().attach_reader(&handle()).unwrap();
+    assert!(array.try_write().unwrap_err().is_would_block());
+    assert_eq!((reader.view().sum(), array.refcount(), array.in_flight()), (4, 3, 0));
+    drop(reader);
+    // Without options it finds the directory by itself.
+    let found = handle().attach::<u32, Ix1>().unwrap();
+    found.write().unwrap().fill(2);
+    assert_eq!(readonly.read().unwrap().sum(), 8);
+    let keeping = place.counted::<u32, Ix1>().keep_fd(true).attach(&handle()).unwrap();
+    assert!(array.unlink().unwrap());
+    if !cfg!(target_os = "macos") {
+        assert_eq!(keeping.read().unwrap().sum(), 8);
+    }
+    assert!(attach(place, &array.handle().unwrap()).unwrap_err().is_not_found());
+}
+
+fn what_is_no_handle_is_refused(place: &Place) {
+    let name = place.location("no-handle");
+    let array = create(place, &name);
+    let text = array.handle().unwrap().to_string();
+    let mut parts: Vec<&str> = text.split(':').collect();
+    parts[1] = "00000000000000ff";
+    let forged: Handle = parts.join(":").parse().unwrap();
+    assert!(attach(place, &forged).unwrap_err().is_handle_spent());
+    for wrong in ["", "ndshm1", &text[1..], &format!("{text}:"), &text.replace(":0", ":x"), &text.replace('%', "%%")] {
+        if *wrong != text {
+            let error = wrong.parse::<Handle>().unwrap_err();
+            assert!(matches!(error, Error::InvalidSetting { setting: "the handle", .. }), "{wrong}: {error}");
+        }
+    }
+    assert_eq!(array.refcount(), 1);
+}

@@ -1,0 +1,183 @@
+//! Names of counted arrays: opened or created, replaced, made anew, and nothing left where anything fails.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ndarray::{Ix1, Ix2, ShapeBuilder};
+use ndarray_shm::{CreationMode, Error, RefcountedArray, SharingStrategy};
+
+use super::holder::Holder;
+use crate::support::{Name, Place, eventually};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "names",
+        tests![
+            open_or_create_counts_what_is_there_and_refuses_what_is_other,
+            who_replaced_an_array_keeps_the_name_when_the_old_owner_leaves,
+            a_name_made_anew_is_never_removed_by_an_owner_of_the_old,
+            an_unlinked_array_stays_with_those_who_have_it,
+            a_system_that_fails_anywhere_leaves_nothing_behind,
+            shared_by_name_it_has_a_name_that_goes_with_it,
+        ],
+    )
+}
+
+fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
+    place.counted().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap()
+}
+
+fn open(place: &Place, name: &Name) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
+    place.counted().open(name.location())
+}
+
+fn open_or_create_counts_what_is_there_and_refuses_what_is_other(place: &Place) {
+    let name = place.location("open-or-create");
+    let options = || place.counted::<u32, _>().mode(CreationMode::OpenOrCreate);
+    let fill = |value| move |mut view: ndarray::ArrayViewMut1<'_, u32>| view.fill(value);
+    let array = options().create_with(name.location(), 4, fill(1)).unwrap();
+    let same = options().create_with(name.location(), 4, fill(2)).unwrap();
+    assert_eq!((same.read().unwrap().sum(), array.refcount()), (4, 2));
+    for shape in [3, 5] {
+        let error = options().create(name.location(), shape).unwrap_err();
+        assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
+    }
+    let axes = place.counted::<u32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), (2, 2));
+    assert!(matches!(axes.unwrap_err(), Error::ShapeMismatch { .. }));
+    let elements = place.counted::<f32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), 4);
+    assert!(matches!(elements.unwrap_err(), Error::DTypeMismatch { .. }));
+    assert_eq!(array.refcount(), 2);
+    let square = place.location("square");
+    let options = || place.counted::<u32, _>().mode(CreationMode::OpenOrCreate);
+    let _keeps_it = options().create(square.location(), (2, 2)).unwrap();
+    let error = options().create(square.location(), (2, 2).f()).unwrap_err();
+    assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
+    assert!(place.counted::<u32, _>().create(name.location(), 4).unwrap_err().is_already_exists());
+}
+
+fn who_replaced_an_array_keeps_the_name_when_the_old_owner_leaves(place: &Place) {
+    let name = place.location("replace");
+    for old_leaves_last in [false, true] {
+        let old = create(place, &name);
+        let mut other = Holder::with(place, &name, "open");
+        let mut child = Holder::with(place, &name, "replace 8");
+        assert_eq!((old.refcount(), child.ask("count")), (2, "1".into()));
+        assert!(old.read().unwrap_err().is_unlinked());
+        assert_eq!(other.ask("sum"), "Unlinked");
+        assert_eq!(other.ask("close"), "ok");
+        if old_leaves_last {
+            assert_eq!(child.ask("close"), "ok");
+            assert!(!place.has(&name));
+            old.close().unwrap();
+        } else {
+            old.close().unwrap();
+            assert_eq!(place.inspect(&name).unwrap().shape, [8]);
+            assert_eq!((child.ask("sum"), child.ask("close")), ("0".into(), "ok".into()));
+        }
+        assert!(!place.has(&name));
+    }
+    // A plain array can be replaced by a counted one, and the other way round.
+    let counted = create(place, &name);
+    let replace = CreationMode::Replace;
+    drop(place.options::<u8, _>().mode(replace).create(name.location(), 3).unwrap());
+    drop(counted);
+    assert_eq!(place.options::<u8, _>().open(name.location(), 3).unwrap().len(), 3);
+    assert!(place.counted::<u32, _>().mode(replace).create(name.location(), 4).is_ok());
+    assert!(!place.has(&name));
+}
+
+fn a_name_made_anew_is_never_removed_by_an_owner_of_the_old(place: &Place) {
+    let name = place.location("anew");
+    for (plain, somebody_is_killed) in [(false, false), (true, false), (false, true), (true, true)] {
+        let (old, another_old) = (create(place, &name), open(place, &name).unwrap());
+        let mut killed = somebody_is_killed.then(|| Holder::with(place, &name, "open"));
+        assert!(place.backend.unlink(name.location(), None).unwrap());
+        let new: Box<dyn std::any::Any> = if plain {
+            Box::new(place.options::<u32, _>().create(name.location(), 2048).unwrap())
+        } else {
+            Box::new(create(place, &name))
+        };
+        killed.iter_mut().for_each(|holder| holder.0.kill());
+        drop(old); // who is not the last looks whether the others are alive
+        assert!(place.has(&name));
+        another_old.close().unwrap();
+        assert!(place.has(&name));
+        assert!(plain || place.inspect(&name).unwrap().refcount == 1);
+        drop(new);
+        assert_eq!(place.has(&name), plain);
+        assert_eq!(place.backend.unlink(name.location(), None).unwrap(), plain);
+    }
+}
+
+fn an_unlinked_array_stays_with_those_who_have_it(place: &Place) {
+    let name = place.location("unlinked");
+    let array = create(place, &name);
+    let keeping = place.counted::<u32, Ix1>().keep_fd(true).open(name.location()).unwrap();
+    let reader = place.counted::<u32, Ix1>().open_reader(name.location()).unwrap();
+    assert!(array.unlink().unwrap() && !array.unlink().unwrap());
+    assert!(array.read().unwrap_err().is_unlinked());
+    if !cfg!(target_os = "macos") {
+        assert_eq!(keeping.read().unwrap().sum(), 4);
+    }
+    assert_eq!((reader.view().sum(), reader.location()), (4, name.location()));
+    array.close().unwrap();
+    keeping.close().unwrap();
+}
+
+fn a_system_that_fails_anywhere_leaves_nothing_behind(place: &Place) {
+    let place = &place.private(); // where everything that is left is this test's
+    let name = place.location("failing");
+    for step in 0.. {
+        let calls = AtomicUsize::new(0);
+        let failing = place.meddling(move |_, _| {
+            let now = calls.fetch_add(1, Ordering::Relaxed);
+            let fails = Error::TimedOut { location: "test".into(), waited: Duration::ZERO };
+            if now == step { Err(fails) } else { Ok(()) }
+        });
+        let options = || place.counted::<u32, Ix1>().backend(failing.clone());
+        let outcome = options().create(name.location(), 4).and_then(|array| {
+            let again = options().open(name.location())?;
+            array.write()?.fill(1);
+            let clone = again.try_clone()?;
+            clone.freeze()?;
+            options().open_reader(name.location())?;
+            again.close()?;
+            clone.close()?;
+            array.close()
+        });
+        // What could not be unlinked when its last user left. (A process that is just being spawned by another test has
+        // a copy of its lease for a moment.)
+        eventually("it is reclaimed", || place.reclaim().attached == 0);
+        assert!(!place.has(&name) && place.files_of(&name).is_empty(), "step {step}: {outcome:?}");
+        assert_eq!(place.hidden_drafts(), 0, "step {step}: {outcome:?}");
+        if outcome.is_ok() {
+            assert!(step > 10, "{step}");
+            break;
+        }
+    }
+    let error = place.counted::<u8, _>().create(name.location(), 1 << 46).unwrap_err();
+    assert!(
+        matches!(&error, Error::NoSpace { location, needed, .. }
+        if location == name.as_str() && *needed == (1 << 46) + 4096),
+        "{error}"
+    );
+    assert!(place.files_of(&name).is_empty());
+    assert_eq!(place.hidden_drafts(), 0);
+}
+
+fn shared_by_name_it_has_a_name_that_goes_with_it(place: &Place) {
+    let options = place.counted::<u16, _>();
+    let array = options.share_with(SharingStrategy::FileSystem, (2, 3), |mut view| view.fill(3)).unwrap();
+    let another = place.counted::<u16, _>().share(SharingStrategy::FileSystem, (2, 3)).unwrap();
+    let location = array.location().unwrap().clone();
+    assert_ne!(Some(&location), another.location());
+    let same = place.counted::<u16, Ix2>().open(&location).unwrap();
+    assert_eq!((same.read().unwrap().sum(), same.refcount()), (18, 2));
+    array.publish().unwrap(); // it has its name
+    drop((array, same));
+    assert!(place.counted::<u16, Ix2>().open(&location).unwrap_err().is_not_found());
+    another.close().unwrap();
+}

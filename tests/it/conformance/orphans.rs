@@ -1,0 +1,499 @@
+//! Holders that are killed: what they counted is removed by whoever comes next, and nothing else ever is.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use libtest_mimic::Trial;
+use ndarray::Ix1;
+use ndarray_shm::{
+    CreationMode, EntryKind, Error, Handle, HandleOptions, Reclaim, Reclaimed, RefcountedArray, RefcountedOptions,
+    Removed,
+};
+
+use super::holder::Holder;
+use crate::support::child::{Child, Role, hear, say};
+use crate::support::machine::open_files;
+use crate::support::{Name, Place, backend_of_child, eventually, meddling};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "orphans",
+        tests![
+            an_orphan_stays_until_it_is_reclaimed_and_nothing_else_goes_with_it,
+            an_orphan_that_somebody_opens_is_none,
+            who_survives_the_others_keeps_the_data_and_removes_the_name_at_the_end,
+            a_stopped_holder_is_alive,
+            a_handle_outlives_its_killed_sender_for_its_grace_time,
+            who_is_killed_before_removing_the_name_leaves_that_to_the_next,
+            a_reclaimer_killed_half_way_leaves_the_array_to_who_comes,
+            what_was_made_a_moment_ago_can_be_left_alone,
+            nothing_but_orphans_is_ever_reclaimed,
+            old_drafts_of_the_dead_are_reclaimed_and_no_others,
+            attachers_and_reclaimers_do_not_disturb_each_other,
+            four_processes_make_use_and_leave_one_name_a_thousand_times_each,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[
+    ("hang-before-unlink", hang_before_unlink),
+    ("hang-reclaiming", hang_reclaiming),
+    ("leave-orphans", leave_orphans),
+    ("attach-and-look", attach_and_look),
+    ("reclaim-again-and-again", reclaim_again_and_again),
+    ("churn-counted", churn_counted),
+];
+
+// Who leaves a killed one behind asks the kernel whether anybody lives. This process spawns others all the time, and each
+// has copies of its descriptors for a moment: so it is children that leave here.
+
+/// An array whose only holder was killed, with four elements of this value.
+fn orphan(place: &Place, name: &Name, value: u32) {
+    let mut child = Holder::with(place, name, "create 4");
+    assert_eq!(child.ask(&format!("fill {value}")), "ok");
+    child.0.kill();
+    eventually("the kernel knows that it is gone", || !place.inspect(name).unwrap().is_attached);
+}
+
+fn names(removed: &[Removed]) -> Vec<&str> {
+    removed.iter().map(|removed| removed.name.as_str()).collect()
+}
+
+fn open(place: &Place, name: &Name) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
+    place.counted().open(name.location())
+}
+
+fn dry_run(place: &Place) -> Reclaimed {
+    Reclaim::new().dry_run(true).run(&place.backend).unwrap()
+}
+
+fn an_orphan_stays_until_it_is_reclaimed_and_nothing_else_goes_with_it(place: &Place) {
+    let place = &place.private();
+    let [name, used, kept, sent] = ["orphan", "used", "kept", "sent"].map(|label| place.location(label));
+    orphan(place, &name, 1);
+    let living = Holder::with(place, &used, "create 4");
+    let mut keeping = Holder::with(place, &kept, "create 4");
+    assert_eq!(keeping.ask("keep"), "ok");
+    let mut sending = Holder::with(place, &sent, "create 4");
+    let handle: Handle = sending.ask("handle 60000").parse().unwrap();
+    [keeping, sending].iter_mut().for_each(|holder| holder.0.kill());
+    eventually("both are gone", || [&kept, &sent].iter().all(|name| !place.inspect(name).unwrap().is_attached));
+
+    let inspection = place.inspect(&name).unwrap();
+    assert!(inspection.is_orphaned() && inspection.refcount == 1, "{inspection:?}");
+    let check = |reclaimed: &Reclaimed| {
+        assert_eq!(names(&reclaimed.removed), [name.as_str()]);
+        assert_eq!((reclaimed.removed[0].kind, reclaimed.removed[0].bytes), (EntryKind::Array, 8192));
+        assert_eq!((reclaimed.attached, reclaimed.kept, reclaimed.in_flight), (1, 1, 1));
+        assert!(reclaimed.next.unwrap() > Duration::from_secs(30) && reclaimed.failed.is_empty());
+    };
+    check(&dry_run(place));
+    assert_eq!(place.inspect(&name).unwrap(), inspection, "only looking changes nothing");
+    check(&place.reclaim());
+    assert!(open(place, &name).unwrap_err().is_not_found());
+    assert!([&used, &kept, &sent].iter().all(|name| place.has(name)));
+    assert!(place.reclaim().removed.is_empty());
+    drop(living);
+    let mut receiver = Holder::with(place, &sent, &format!("attach {handle}"));
+    assert_eq!(receiver.ask("close"), "ok");
+    assert_eq!(place.reclaim().removed.len(), 1, "the killed one's; the other was cleared away by who came after");
+    assert!(!place.has(&used) && !place.has(&sent) && place.has(&kept));
+}
+
+fn an_orphan_that_somebody_opens_is_none(place: &Place) {
+    let place = &place.private();
+    let name = place.location("revived");
+    orphan(place, &name, 5);
+    assert!(place.counted::<u32, _>().create(name.location(), 4).unwrap_err().is_already_exists());
+    let mut opener = Holder::with(place, &name, "open");
+    assert_eq!((opener.ask("sum"), opener.ask("count")), ("20".into(), "2".into()));
+    assert_eq!(place.reclaim().attached, 1);
+    assert_eq!(opener.ask("drop"), "ok");
+    assert!(!place.has(&name), "who leaves last removes it, whatever the count says");
+    orphan(place, &name, 6);
+    let taken_back = place.counted::<u32, _>().mode(CreationMode::Replace).create(name.location(), 4).unwrap();
+    assert_eq!((taken_back.read().unwrap().sum(), taken_back.refcount()), (0, 1));
+}
+
+fn who_survives_the_others_keeps_the_data_and_removes_the_name_at_the_end(place: &Place) {
+    let place = &place.private();
+    let name = place.location("survivor");
+    let mut holders = ["create 4", "open", "readonly", "reader"].map(|first| Holder::with(place, &name, first));
+    let array = open(place, &name).unwrap();
+    for holder in &mut holders {
+        holder.0.kill();
+    }
+    assert_eq!(array.refcount(), 5);
+    assert!(place.reclaim().removed.is_empty());
+    array.write().unwrap().fill(4);
+    let mut other = Holder::with(place, &name, "open");
+    drop(array);
+    assert_eq!((other.ask("sum"), other.ask("count"), other.ask("close")), ("16".into(), "5".into(), "ok".into()));
+    assert!(!place.has(&name));
+    // A survivor in another process does the same.
+    let mut creator = Holder::with(place, &name, "create 4");
+    let mut survivor = Holder::with(place, &name, "open");
+    creator.0.kill();
+    assert_eq!([survivor.ask("fill 1"), survivor.ask("sum"), survivor.ask("drop")], ["ok", "4", "ok"]);
+    assert!(!place.has(&name));
+}
+
+fn a_stopped_holder_is_alive(place: &Place) {
+    let place = &place.private();
+    let name = place.location("stopped");
+    let mut child = Holder::with(place, &name, "create 4");
+    let array = open(place, &name).unwrap();
+    child.0.stop();
+    array.close().unwrap();
+    for _ in 0..3 {
+        let reclaimed = place.reclaim();
+        assert_eq!((reclaimed.removed.len(), reclaimed.attached), (0, 1));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let inspection = place.inspect(&name).unwrap();
+    assert!(inspection.is_attached && !inspection.is_orphaned() && inspection.refcount == 1);
+    child.0.kill();
+    eventually("it is reclaimed", || !place.reclaim().removed.is_empty());
+    assert!(!place.has(&name));
+}
+
+fn a_handle_outlives_its_killed_sender_for_its_grace_time(place: &Place) {
+    let place = &place.private();
+    let name = place.location("in-flight");
+    let mut sender = Holder::with(place, &name, "create 4");
+    assert_eq!(sender.ask("fill 3"), "ok");
+    let handle: Handle = sender.ask("handle 60000").parse().unwrap();
+    sender.0.kill();
+    eventually("the kernel knows", || !place.inspect(&name).unwrap().is_attached);
+    let reclaimed = place.reclaim();
+    assert_eq!((reclaimed.removed.len(), reclaimed.in_flight), (0, 1));
+    let mut receiver = Holder::with(place, &name, &format!("attach {handle}"));
+    assert_eq!((receiver.ask("sum"), receiver.ask("close")), ("12".into(), "ok".into()));
+    assert!(!place.has(&name), "nobody has it, though the killed one was counted");
+
+    let mut sender = Holder::with(place, &name, "create 4");
+    let handle: Handle = sender.ask("handle 200").parse().unwrap();
+    sender.0.kill();
+    std::thread::sleep(Duration::from_millis(220));
+    eventually("it is reclaimed after its grace time", || names(&place.reclaim().removed) == [name.as_str()]);
+    assert!(place.counted::<u32, Ix1>().attach(&handle).unwrap_err().is_not_found());
+}
+
+/// A child that makes an array, leaves it, and never comes to removing its name.
+fn hang_before_unlink(arguments: &[String]) {
+    let backend = meddling(&backend_of_child(), |operation, _| {
+        if operation == "unlink" {
+            say("unlinking");
+            hear();
+        }
+        Ok(())
+    });
+    let options = RefcountedOptions::<u32, _>::new().backend(backend);
+    drop(options.create(arguments[0].as_str(), 4).unwrap());
+    say("unlinked");
+}
+
+fn who_is_killed_before_removing_the_name_leaves_that_to_the_next(place: &Place) {
+    let place = &place.private();
+    let name = place.location("unlinking");
+    let hanging = || {
+        let mut child = Child::start(place, "hang-before-unlink", &[name.as_str()]);
+        child.expect("unlinking");
+        child
+    };
+    let mut child = hanging();
+    let inspection = place.inspect(&name).unwrap();
+    assert_eq!((inspection.refcount, inspection.is_attached), (0, true));
+    // Even while it is still at it: dead is dead, and its name can be had.
+    assert!(open(place, &name).unwrap_err().is_not_found());
+    let array = place.counted::<u32, _>().create(name.location(), 4).unwrap();
+    child.tell("go on");
+    child.expect("unlinked");
+    assert_eq!(place.inspect(&name).unwrap().refcount, 1, "it removed nothing that is not its own");
+    drop(array);
+
+    hanging().kill();
+    assert!(place.has(&name));
+    assert!(open(place, &name).unwrap_err().is_not_found());
+    assert!(!place.has(&name), "an attacher has finished it");
+
+    hanging().kill();
+    eventually("it is reclaimed", || names(&place.reclaim().removed) == [name.as_str()]);
+    hanging().kill();
+    let array = place.counted::<u32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), 4).unwrap();
+    assert_eq!(array.refcount(), 1);
+}
+
+/// A child that is about to remove an orphan, and never does.
+fn hang_reclaiming(_: &[String]) {
+    let backend = meddling(&backend_of_child(), |operation, _| {
+        if operation == "unlink" {
+            say("reclaiming");
+            hear();
+        }
+        Ok(())
+    });
+    Reclaim::new().run(&backend).unwrap();
+}
+
+fn a_reclaimer_killed_half_way_leaves_the_array_to_who_comes(place: &Place) {
+    let place = &place.private();
+    let name = place.location("half-reclaimed");
+    orphan(place, &name, 2);
+    let mut reclaimer = Child::start(place, "hang-reclaiming", &[]);
+    reclaimer.expect("reclaiming");
+    assert!(place.reclaim().removed.is_empty(), "one at a time");
+    std::thread::scope(|scope| {
+        let mut reclaimer = reclaimer; // dies before the scope waits, whatever fails here
+        let opener = scope.spawn(|| open(place, &name).map(|array| array.read().unwrap().sum()));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!opener.is_finished(), "nobody attaches to what may be gone in a moment");
+        reclaimer.kill();
+        assert_eq!(opener.join().unwrap().unwrap(), 8);
+    });
+}
+
+fn what_was_made_a_moment_ago_can_be_left_alone(place: &Place) {
+    let place = &place.private();
+    let name = place.location("young");
+    orphan(place, &name, 1);
+    let reclaim = |age| Reclaim::new().older_than(Duration::from_secs(age)).run(&place.backend).unwrap();
+    assert!(reclaim(3600).removed.is_empty());
+    age(&place.path(&name), 1800);
+    assert!(reclaim(3600).removed.is_empty());
+    age(&place.path(&name), 4000);
+    assert_eq!(names(&reclaim(3600).removed), [name.as_str()]);
+}
+
+/// Makes a file look as if nobody had changed it for so many seconds.
+fn age(path: &PathBuf, seconds: u64) {
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
+}
+
+fn nothing_but_orphans_is_ever_reclaimed(place: &Place) {
+    let place = &place.private();
+    let [plain, page, pages, buffer] = ["plain", "page", "pages", "buffer"].map(|label| place.location(label));
+    place.options::<u8, _>().create(plain.location(), 5).unwrap();
+    place.options::<u8, _>().create(page.location(), 4096).unwrap();
+    place.options::<u8, _>().create_with(pages.location(), 8192, |mut view| view.fill(0x89)).unwrap();
+    drop(place.render_options().create::<u8, _>(buffer.location(), 4096, 64, "orphans").unwrap());
+    let foreign = |label: &str, bytes: &[u8]| {
+        let name = place.location(label);
+        std::fs::write(place.path(&name), bytes).unwrap();
+        name
+    };
+    let noise: Vec<u8> = (0..8192u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let _foreign = [foreign("noise", &noise), foreign("text", &[b'\n'; 4096]), foreign("nothing", b"")];
+    // Trailers that were ours.
+    let whole = place.location("whole");
+    orphan(place, &whole, 1);
+    let bytes = std::fs::read(place.path(&whole)).unwrap();
+    let spoilt = |label: &str, at: usize| {
+        let mut bytes = bytes.clone();
+        bytes[at] ^= 1;
+        foreign(label, &bytes)
+    };
+    let damaged = [("boot", 4096 + 3456), ("record", 4096 + 3500), ("footer", 8192 - 40)];
+    let damaged = damaged.map(|(label, at)| spoilt(label, at));
+    let _cut = [
+        foreign("cut", &bytes[..8000]),
+        foreign("cut-to-a-page", &bytes[..4096]),
+        foreign("longer", &[&bytes[..], &[0; 4096]].concat()),
+        foreign("only-the-trailer", &bytes[4096..]),
+        spoilt("magic", 8192 - 64),
+    ];
+    let _gone = place.backend.unlink(whole.location(), None).unwrap();
+    for name in place.backend.list().unwrap().into_iter().filter(|entry| entry.kind == EntryKind::Array) {
+        age(&place.directory().join(name.name), 100_000);
+    }
+    let before: Vec<String> = place.backend.list().unwrap().into_iter().map(|entry| entry.name).collect();
+    for reclaimed in [dry_run(place), place.reclaim()] {
+        assert!(reclaimed.removed.is_empty(), "{reclaimed:?}");
+        assert_eq!((reclaimed.attached, reclaimed.kept, reclaimed.in_flight), (0, 0, 0));
+        let failed: Vec<&str> = reclaimed.failed.iter().map(|(name, _)| name.as_str()).collect();
+        assert!(damaged.iter().all(|name| failed.contains(&name.as_str())), "{failed:?}");
+        assert!(reclaimed.failed.iter().all(|(_, error)| matches!(error, Error::Trailer { .. })), "{reclaimed:?}");
+        assert_eq!(reclaimed.failed.len(), 4, "the damaged ones, and the trailer without its array: {reclaimed:?}");
+    }
+    let after: Vec<String> = place.backend.list().unwrap().into_iter().map(|entry| entry.name).collect();
+    assert_eq!(before, after);
+}
+
+fn old_drafts_of_the_dead_are_reclaimed_and_no_others(place: &Place) {
+    let place = &place.private();
+    let draft = |label: &str, seconds| {
+        let path = place.directory().join(format!(".ndshm-draft-{label}"));
+        std::fs::write(&path, [0; 100]).unwrap();
+        age(&path, seconds);
+        path
+    };
+    let (old, young) = (draft("old", 61), draft("young", 50));
+    let expected = [".ndshm-draft-old"];
+    let reclaimed = dry_run(place);
+    assert_eq!((names(&reclaimed.removed).as_slice(), reclaimed.removed[0].kind), (&expected[..], EntryKind::Draft));
+    assert!(old.exists());
+    assert_eq!(names(&place.reclaim().removed), expected);
+    assert!(!old.exists() && young.exists());
+    std::fs::remove_file(young).unwrap();
+    if !place.has_hidden_drafts() {
+        return;
+    }
+    // One whose maker lives, and is only slow; see crashes.rs for the role.
+    let name = place.location("slow");
+    let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
+    child.expect("half-way");
+    let entries = place.backend.list().unwrap();
+    let hidden = entries.iter().find(|entry| entry.kind == EntryKind::Draft).expect("a draft").name.clone();
+    let path = place.directory().join(&hidden);
+    age(&path, 3600);
+    child.stop();
+    assert!(place.reclaim().removed.is_empty());
+    child.kill();
+    eventually("its maker is gone", || names(&dry_run(place).removed) == [hidden.as_str()]);
+    assert_eq!(names(&place.reclaim().removed), [hidden.as_str()]);
+    assert!(!path.exists());
+}
+
+/// How long processes race.
+const RACE: Duration = Duration::from_secs(3);
+
+/// Numbers that are different in every process, and from call to call.
+fn random() -> u64 {
+    static STATE: AtomicU64 = AtomicU64::new(0);
+    let mut state = STATE.load(Ordering::Relaxed).max(u64::from(std::process::id()));
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    STATE.store(state, Ordering::Relaxed);
+    state
+}
+
+/// What racing processes may meet, and nothing else.
+fn is_usual(error: &Error) -> bool {
+    matches!(error, Error::NotFound { .. } | Error::AlreadyExists { .. })
+}
+
+/// A child that leaves arrays behind which only a handle protects, for a moment.
+fn leave_orphans(arguments: &[String]) {
+    let start = Instant::now();
+    let mut left = 0;
+    while start.elapsed() < RACE {
+        let options = RefcountedOptions::<u64, _>::new().backend(backend_of_child());
+        let tag = random();
+        match options.create_with(arguments[0].as_str(), 600, |mut view| view.fill(tag)) {
+            Ok(array) => {
+                let grace = Duration::from_micros(random() % 2000);
+                array.handle_with(HandleOptions::new().grace(grace)).unwrap();
+                left += 1;
+            }
+            Err(error) => assert!(is_usual(&error), "{error}"),
+        }
+    }
+    say(left);
+}
+
+/// A child that attaches, and looks whether what it has is whole and stays where it is.
+fn attach_and_look(arguments: &[String]) {
+    let start = Instant::now();
+    let mut attached = 0;
+    while start.elapsed() < RACE {
+        let options = RefcountedOptions::<u64, Ix1>::new().backend(backend_of_child());
+        let array = match options.open(arguments[0].as_str()) {
+            Ok(array) => array,
+            Err(error) => {
+                assert!(is_usual(&error), "{error}");
+                continue;
+            }
+        };
+        attached += 1;
+        for _ in 0..random() % 4 {
+            let guard = array.read().expect("the name stays with those who have the array");
+            assert!(guard[0] != 0 && guard.iter().all(|value| *value == guard[0]));
+            assert!(array.refcount() >= 1);
+            drop(guard);
+            std::thread::sleep(Duration::from_micros(random() % 500));
+        }
+        array.close().unwrap();
+    }
+    say(attached);
+}
+
+/// A child that reclaims what it can.
+fn reclaim_again_and_again(_: &[String]) {
+    let backend = backend_of_child();
+    let start = Instant::now();
+    let mut removed = 0;
+    while start.elapsed() < RACE {
+        let reclaimed = Reclaim::new().run(&backend).unwrap();
+        assert!(reclaimed.failed.is_empty(), "{reclaimed:?}");
+        removed += reclaimed.removed.len();
+    }
+    say(removed);
+}
+
+fn attachers_and_reclaimers_do_not_disturb_each_other(place: &Place) {
+    let place = &place.private();
+    let name = place.location("race");
+    let roles = ["leave-orphans", "attach-and-look", "attach-and-look", "reclaim-again-and-again"];
+    let mut children = roles.map(|role| Child::start(place, role, &[name.as_str()]));
+    let done = children.each_mut().map(|child| child.line().parse::<usize>().unwrap());
+    children.into_iter().for_each(Child::finish);
+    assert!(done.iter().all(|done| *done > 0), "somebody was kept out all the time: {done:?}");
+    std::thread::sleep(Duration::from_millis(5)); // the last grace time
+    place.reclaim();
+    assert_eq!(place.left(), [] as [&str; 0]);
+}
+
+/// A child that creates, attaches to and leaves one name in turn, as quickly as it can.
+fn churn_counted(arguments: &[String]) {
+    const LENGTH: usize = 1500;
+    let name = arguments[0].as_str();
+    let backend = backend_of_child();
+    let options = || RefcountedOptions::<u64, Ix1>::new().backend(backend.clone());
+    // What the first call of a process opens for good is no leak.
+    drop(options().create(format!("{name}-{}", std::process::id()), 1).unwrap());
+    let before = open_files();
+    let whole = |array: &RefcountedArray<u64, Ix1>| {
+        let guard = array.read().expect("the name stays with those who have the array");
+        assert!(guard[0] != 0 && guard.iter().all(|value| *value == guard[0]), "a mix of two arrays, or half of one");
+    };
+    let mut held = Vec::new();
+    for round in 1..=1000u64 {
+        let tag = random();
+        let fill = |mut view: ndarray::ArrayViewMut1<'_, u64>| view.fill(tag);
+        let outcome = match random() % 4 {
+            0 => options().create_with(name, LENGTH, fill),
+            1 => options().mode(CreationMode::OpenOrCreate).create_with(name, LENGTH, fill),
+            2 => options().open(name),
+            _ => options().open_readonly(name).and_then(|array| array.try_clone()),
+        };
+        match outcome {
+            Ok(array) => {
+                whole(&array);
+                held.push(array);
+            }
+            Err(error) => assert!(is_usual(&error), "round {round}: {error}"),
+        }
+        match random() % 9 {
+            0..3 => held.drain(..).for_each(|array| array.close().unwrap()),
+            3..5 => drop(held.pop()),
+            _ => {}
+        }
+    }
+    drop(held);
+    assert_eq!(open_files(), before);
+    say("no surprises");
+}
+
+fn four_processes_make_use_and_leave_one_name_a_thousand_times_each(place: &Place) {
+    let place = &place.private();
+    let name = place.location("churn");
+    let mut children = [(); 4].map(|()| Child::start(place, "churn-counted", &[name.as_str()]));
+    children.iter_mut().for_each(|child| child.expect("no surprises"));
+    children.into_iter().for_each(Child::finish);
+    assert_eq!(place.left(), [] as [&str; 0], "nobody unlinks; the last one out does");
+}

@@ -1,0 +1,284 @@
+//! Sharing strategies: arrays without names, what they cost in descriptors, and how they get a name.
+
+use std::process::Command;
+use std::str::FromStr;
+
+use libtest_mimic::Trial;
+use ndarray::{Ix1, array};
+use ndarray_shm::{
+    Draft, Error, RefcountedArray, SharedArray, SharingStrategy, default_backend, inspect_in, to_shared,
+};
+
+use super::descriptors::{descriptors_of, mappings_of};
+use super::sandbox;
+use crate::support::Place;
+use crate::support::child::{self, Child, ROLE, Role, say};
+use crate::tests;
+
+use SharingStrategy::{FileDescriptor, FileSystem};
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    let mut trials = place.trials(
+        "linux",
+        "shared",
+        tests![
+            what_is_shared_by_descriptor_has_no_name_and_one_descriptor,
+            a_nameless_array_can_be_given_a_name_once,
+            a_name_that_is_taken_is_not_noted_as_given,
+            any_holder_can_publish_and_the_last_one_out_removes_the_name,
+            a_reader_gives_the_descriptor_up,
+            the_strategy_is_what_the_environment_or_the_program_says,
+        ],
+    );
+    let mounted = place.trials("linux", "shared", tests![a_draft_without_room_for_its_trailer_is_given_back_as_it_was]);
+    trials.extend(sandbox::with_private_mounts(mounted));
+    trials
+}
+
+pub const ROLES: &[(&str, Role)] = &[("strategy", strategy), ("no-room-for-trailer", no_room_for_trailer)];
+
+fn nameless(place: &Place) -> RefcountedArray<u32, Ix1> {
+    place.counted().share_with(FileDescriptor, 4, |mut view| view.fill(1)).unwrap()
+}
+
+fn inode<T, D>(array: &RefcountedArray<T, D>) -> u64
+where
+    T: ndarray_shm::Element,
+    D: ndarray::Dimension,
+{
+    // The payload is the first mapping with an address that is the array's.
+    let address = array.raw_view().as_ptr() as usize;
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| {
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        (number(start)..number(end)).contains(&address)
+    });
+    line.unwrap().split_whitespace().nth(4).unwrap().parse().unwrap()
+}
+
+fn what_is_shared_by_descriptor_has_no_name_and_one_descriptor(place: &Place) {
+    let place = &place.private();
+    let array = nameless(place);
+    assert_eq!((array.strategy(), array.location()), (FileDescriptor, None));
+    assert!(place.backend.list().unwrap().is_empty(), "not even a hidden one");
+    let inode = inode(&array);
+    assert_eq!((descriptors_of(inode), mappings_of(inode)), (1, 1));
+    array.write().unwrap()[2] = 7;
+    assert_eq!((array.read().unwrap().sum(), array.refcount()), (10, 1));
+    let reading = array.read().unwrap();
+    assert!(array.try_write().unwrap_err().is_would_block());
+    assert_eq!(descriptors_of(inode), 2);
+    drop(reading);
+
+    let clone = array.try_clone().unwrap();
+    assert_eq!((clone.strategy(), clone.refcount(), descriptors_of(inode)), (FileDescriptor, 2, 2));
+    let writing = clone.write().unwrap();
+    assert!(array.try_read().unwrap_err().is_would_block());
+    drop(writing);
+    assert!(array.keep().unwrap_err().is_unsupported() && !array.is_kept());
+    let error = array.handle().unwrap_err();
+    assert!(error.is_unsupported() && error.to_string().contains("publish()"), "{error}");
+    assert_eq!(array.in_flight(), 0);
+    array.freeze().unwrap();
+    assert_eq!(clone.view().unwrap().sum(), 10);
+    assert!(clone.write().unwrap_err().is_permission_denied());
+    drop((array, clone));
+    assert_eq!((descriptors_of(inode), mappings_of(inode)), (0, 0));
+    assert!(place.backend.list().unwrap().is_empty());
+
+    let empty = place.counted::<f64, _>().share(FileDescriptor, (0, 3)).unwrap();
+    assert_eq!(empty.try_clone().unwrap().read().unwrap().shape(), [0, 3]);
+}
+
+fn a_nameless_array_can_be_given_a_name_once(place: &Place) {
+    let place = &place.private();
+    let array = nameless(place);
+    if place.has_hidden_drafts() {
+        // What had a hidden name cannot get another one.
+        let error = array.publish().unwrap_err();
+        assert!(error.is_unsupported() && error.to_string().contains("file_system"), "{error}");
+        assert_eq!((array.strategy(), array.location()), (FileDescriptor, None));
+        assert_eq!(array.try_clone().unwrap().read().unwrap().sum(), 4);
+        return;
+    }
+    array.publish().unwrap();
+    array.publish().unwrap();
+    let location = array.location().expect("a name").clone();
+    assert_eq!((array.strategy(), place.backend.list().unwrap().len()), (FileSystem, 1));
+    let opened = place.counted::<u32, Ix1>().open(&location).unwrap();
+    opened.write().unwrap().fill(2);
+    assert_eq!((array.read().unwrap().sum(), array.refcount()), (8, 2));
+    assert_eq!(descriptors_of(inode(&array)), 1 + usize::from(!place.backend.lock_survives_close().unwrap()));
+    let handle = array.handle().unwrap();
+    assert_eq!(place.counted::<u32, Ix1>().attach(&handle).unwrap().refcount(), 3);
+    let clone = array.try_clone().unwrap();
+    assert!(array.unlink().unwrap());
+    for array in [&array, &clone] {
+        assert!(array.publish().unwrap_err().is_unlinked(), "the kernel gives no second name");
+    }
+    assert_eq!(array.read().unwrap().sum(), 8, "its descriptor leads there without one");
+    drop((array, opened, clone));
+    assert!(place.backend.list().unwrap().is_empty());
+}
+
+fn a_name_that_is_taken_is_not_noted_as_given(place: &Place) {
+    let place = &place.private();
+    if place.has_hidden_drafts() {
+        return;
+    }
+    let array = nameless(place);
+    let name = SharedArray::location(&array).expect("what it would be called").clone();
+    let path = place.directory().join(name.as_str());
+    std::fs::write(&path, "foreign").unwrap();
+    assert!(array.publish().unwrap_err().is_already_exists());
+    assert_eq!((array.strategy(), array.location()), (FileDescriptor, None));
+    assert!(array.handle().unwrap_err().is_unsupported());
+    drop(array.try_clone().unwrap());
+    std::fs::remove_file(&path).unwrap();
+    array.publish().unwrap();
+    assert_eq!(array.location(), Some(&name));
+    drop(array);
+    assert!(!path.exists());
+}
+
+fn any_holder_can_publish_and_the_last_one_out_removes_the_name(place: &Place) {
+    let place = &place.private();
+    if place.has_hidden_drafts() {
+        return;
+    }
+    for publisher_leaves_first in [false, true] {
+        let (array, other) = {
+            let array = nameless(place);
+            let clone = array.try_clone().unwrap();
+            (array, clone)
+        };
+        other.publish().unwrap();
+        let location = other.location().unwrap().clone();
+        assert_eq!((array.location(), array.strategy()), (Some(&location), FileSystem));
+        array.publish().unwrap();
+        let mut holders = [array, other];
+        if publisher_leaves_first {
+            holders.reverse();
+        }
+        let [first, second] = holders;
+        drop(first);
+        assert_eq!(inspect_in(&place.backend, &location).unwrap().refcount, 1);
+        second.close().unwrap();
+        assert!(place.backend.list().unwrap().is_empty());
+    }
+    // Given and left while the other one leaves: whoever comes last sees that there is a name.
+    for _ in 0..300 {
+        let array = nameless(place);
+        let clone = array.try_clone().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| clone.publish().map(|()| drop(clone)).unwrap());
+            drop(array);
+        });
+        assert!(place.backend.list().unwrap().is_empty());
+    }
+}
+
+fn a_reader_gives_the_descriptor_up(place: &Place) {
+    let place = &place.private();
+    let array = nameless(place);
+    let inode = inode(&array);
+    let clone = array.try_clone().unwrap();
+    let reader = array.into_reader().unwrap();
+    let kept = usize::from(!place.backend.lock_survives_close().unwrap());
+    assert_eq!((descriptors_of(inode), clone.refcount()), (1 + kept, 2));
+    assert!(clone.try_write().unwrap_err().is_would_block());
+    drop(clone);
+    assert_eq!((descriptors_of(inode), reader.view().sum()), (kept, 4));
+    drop(reader);
+    assert_eq!((descriptors_of(inode), mappings_of(inode)), (0, 0));
+}
+
+/// A child that says its strategy, and then chooses.
+fn strategy(_: &[String]) {
+    let source = array![[1.0, 2.0], [3.0, 4.0]];
+    let first = match SharingStrategy::current() {
+        Ok(strategy) => {
+            let array = to_shared(&source).unwrap();
+            assert_eq!((array.strategy(), array.location().is_some()), (strategy, strategy == FileSystem));
+            say(strategy);
+            Some((strategy, array))
+        }
+        Err(error) => {
+            assert!(matches!(error, Error::InvalidSetting { setting: "NDSHM_SHARING_STRATEGY", .. }), "{error}");
+            assert!(to_shared(&source).is_err());
+            say(error);
+            None
+        }
+    };
+    for chosen in SharingStrategy::ALL {
+        chosen.set_current().unwrap();
+        assert_eq!(SharingStrategy::current().unwrap(), chosen);
+        let array = to_shared(&source).unwrap();
+        assert_eq!((array.strategy(), array.read().unwrap()[[1, 0]]), (chosen, 3.0));
+        if let Some((before, array)) = &first {
+            assert_eq!(array.strategy(), *before, "what exists stays as it is");
+        }
+    }
+    drop(first);
+    assert!(default_backend().unwrap().list().unwrap().is_empty());
+    say("chosen");
+}
+
+fn the_strategy_is_what_the_environment_or_the_program_says(place: &Place) {
+    let place = &place.private();
+    for (value, expected) in [
+        (None, "file_descriptor"),
+        (Some("file_descriptor"), "file_descriptor"),
+        (Some("file_system"), "file_system"),
+        (Some("FileSystem"), "set it to file_descriptor or file_system"),
+        (Some(""), "set it to file_descriptor or file_system"),
+    ] {
+        let mut command = Command::new(child::program());
+        command.env(ROLE, "strategy").envs(place.environment()).env_remove("NDSHM_SHARING_STRATEGY");
+        command.envs(value.map(|value| ("NDSHM_SHARING_STRATEGY", value)));
+        let mut child = Child::spawn(command);
+        let line = child.line();
+        assert!(line.contains(expected), "{value:?}: {line}");
+        child.expect("chosen");
+        child.finish();
+    }
+    assert!(SharingStrategy::from_str("shm").is_err() && SharingStrategy::ALL.iter().all(|known| known.is_supported()));
+}
+
+/// A child whose file system is full with one draft.
+fn no_room_for_trailer(_: &[String]) {
+    const LENGTH: usize = 4 << 20;
+    let backend = default_backend().unwrap();
+    let mut draft = Draft::<u8, _>::new(LENGTH).unwrap();
+    draft.view_mut().fill(3);
+    for strategy in SharingStrategy::ALL {
+        let (error, given_back) = draft.share(strategy).unwrap_err().into_parts();
+        assert!(error.is_no_space(), "{error}");
+        assert!(given_back.view().iter().all(|value| *value == 3));
+        draft = given_back;
+    }
+    let array = draft.publish("full").unwrap();
+    assert_eq!(std::fs::metadata(backend.directory().join("full")).unwrap().len(), LENGTH as u64);
+    array.write().unwrap()[LENGTH - 1] = 4;
+    assert_eq!(SharedArray::<u8, _>::open("full", LENGTH).unwrap().read().unwrap()[LENGTH - 1], 4);
+    assert!(array.unlink().unwrap());
+    drop(array);
+    // With room, it is shared as it is.
+    let mut draft = Draft::<u8, _>::new(LENGTH / 2).unwrap();
+    draft.view_mut().fill(5);
+    let array = draft.share(FileSystem).unwrap();
+    let opened = RefcountedArray::<u8, Ix1>::open(array.location().unwrap()).unwrap();
+    assert!(opened.read().unwrap().iter().all(|value| *value == 5));
+    drop((array, opened));
+    assert!(backend.list().unwrap().is_empty());
+    say("given back");
+}
+
+fn a_draft_without_room_for_its_trailer_is_given_back_as_it_was(place: &Place) {
+    let place = &place.private();
+    let mount = format!("mount -t tmpfs -o mode=0700,size=4m none '{}'", place.directory().display());
+    let mut child = Child::spawn(sandbox::with_mounts(place, &mount, "no-room-for-trailer", &[]));
+    child.expect("given back");
+    child.finish();
+}
