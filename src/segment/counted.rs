@@ -339,8 +339,9 @@ impl Segment {
         }
         let home = membership.home.clone();
         let Some(counts) = self.counts() else { return Ok(()) };
-        let named = counts.state().is_named();
         let left = counts.release(os::since_boot());
+        // Asked afterwards: somebody else who is leaving too may just have given it its name.
+        let named = counts.state().is_named();
         self.disown();
         match left {
             Left::Nothing if named => home.backend.unlink(&home.location, Some(self.id)).map(drop),
