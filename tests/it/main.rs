@@ -3,6 +3,7 @@
 //! | suite | what it holds | where |
 //! |---|---|---|
 //! | `conformance` | the contract | every backend, every platform |
+//! | `sharing` | counted arrays on their way between processes, over channels | every backend, Unix |
 //! | `linux` | what only Linux shows: descriptors, permission bits, limits | every backend |
 //! | `interop` | numpy, CloudVolume, Python with our locks | every backend |
 //! | `selection` | which backend a program gets | every platform |
@@ -25,6 +26,8 @@ mod interop;
 #[cfg(target_os = "linux")]
 mod linux;
 mod selection;
+#[cfg(all(unix, feature = "channel"))]
+mod sharing;
 mod support;
 #[cfg(target_os = "linux")]
 mod tidy;
@@ -39,6 +42,8 @@ use support::child::Role;
 fn roles() -> Vec<(&'static str, Role)> {
     let mut roles = conformance::ROLES.concat();
     roles.extend(selection::ROLES);
+    #[cfg(all(unix, feature = "channel"))]
+    roles.extend(sharing::ROLES.concat());
     #[cfg(target_os = "linux")]
     {
         roles.extend(linux::ROLES.concat());
@@ -55,6 +60,8 @@ fn main() -> ExitCode {
     let places = Place::all();
     let mut trials: Vec<Trial> = places.iter().flat_map(conformance::trials).collect();
     trials.extend(selection::trials());
+    #[cfg(all(unix, feature = "channel"))]
+    trials.extend(places.iter().flat_map(sharing::trials));
     #[cfg(target_os = "linux")]
     {
         trials.extend(places.iter().flat_map(linux::trials));

@@ -95,6 +95,19 @@ impl Place {
         }
     }
 
+    /// A directory of a test's own on the same file system, gone with everything in it when the test ends, however that is:
+    /// for arrays whose names are not the test's choice, and for questions about all that is there.
+    #[cfg(unix)]
+    pub fn aside(&self) -> Self {
+        if self.name != "shm" {
+            return self.fresh();
+        }
+        let prefix = format!("ndshm-it-{}-", std::process::id());
+        let directory = tempfile::Builder::new().prefix(&prefix).tempdir_in(self.directory()).expect("a directory");
+        let backend = Arc::new(Directory::new("shm", directory.path()));
+        Self { name: "shm", backend, emulate: true, _directory: Some(Arc::new(directory)) }
+    }
+
     /// Whether drafts have hidden names here, which a killed maker leaves behind.
     pub fn has_hidden_drafts(&self) -> bool {
         self.name == "hidden" || !cfg!(target_os = "linux")
