@@ -118,6 +118,11 @@ impl Traces {
         Self { names, ..Self::of_process(backend) }
     }
 
+    /// How many descriptors of this process lead there.
+    pub fn descriptors(&self) -> usize {
+        self.descriptors.len()
+    }
+
     /// What leads from this process to arrays in the directory, named or not.
     fn of_process(backend: &Arc<dyn Backend>) -> Self {
         let directory = backend.directory().display().to_string();
