@@ -133,6 +133,12 @@ impl Segment {
         lease(&own, name)?;
         let trailer = Trailer::read(&own, name)?;
         let found = read(&trailer)?;
+        let facts = os::facts(&own).map_err(|error| Error::os("look at", name, error))?;
+        if !how.sparse && facts.allocated < facts.length {
+            fill_holes(&own, &facts, home, Access::ReadWrite)?;
+        }
+        // The directory need not be there for this process: then nothing is known about it.
+        let keep = how.keep_descriptor || !home.backend.lock_survives_close().unwrap_or(false);
         let mut segment = Self::map_counted(&own, home, how, &trailer)?;
         match segment.counts().map(Counts::acquire) {
             Some(Ok(())) => segment.set_counted(),
@@ -140,7 +146,7 @@ impl Segment {
             Some(Err(Refused::Dead)) => segment.disown(),
             _ => return Err(full(name)),
         }
-        if how.keep_descriptor || !home.backend.lock_survives_close()? {
+        if keep {
             segment.keep(own, home, how.keep_descriptor);
         }
         Ok((segment, found))

@@ -124,8 +124,10 @@ pub(crate) enum Refused {
 /// What is left when a handle went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// Nothing: the name, if there is one, is to be removed by whoever got this answer, and nobody else gets it.
+    /// Nothing: the name is to be removed by whoever got this answer, and nobody else gets it.
     Nothing,
+    /// Nobody, and no name either: who has a descriptor may still come.
+    Nameless,
     /// Other handles, or what others left who were killed.
     Others,
     /// Nobody, but a handle is on its way.
@@ -221,6 +223,8 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
                     Ok((left, Left::Kept))
                 } else if handles > 1 {
                     Ok((left, Left::Others))
+                } else if !state.is_named() {
+                    Ok((left, Left::Nameless))
                 } else if self.in_flight(now).0 > 0 {
                     Ok((left, Left::InFlight))
                 } else {

@@ -33,6 +33,16 @@ fn the_last_one_out_is_told_and_nobody_comes_after_him() {
 }
 
 #[test]
+fn what_has_no_name_does_not_die_while_its_descriptor_is_on_its_way() {
+    let counts = Counts { word: AtomicU64::new(State::new(false).0), ..plain() };
+    assert_eq!(counts.release(NOW), Left::Nameless);
+    counts.acquire().expect("the descriptor has arrived");
+    counts.name();
+    assert_eq!(counts.release(NOW), Left::Nothing, "and now it has a name to be removed");
+    assert_eq!(counts.acquire(), Err(Refused::Dead));
+}
+
+#[test]
 fn the_number_of_handles_does_not_overflow() {
     let counts = Counts { word: AtomicU64::new(NAMED | (HANDLES - 1)), ..plain() };
     counts.acquire().expect("the last that fits");

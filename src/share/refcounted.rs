@@ -16,6 +16,7 @@ use crate::error::{Error, IntoError, Result};
 use crate::manager;
 use crate::os::{self, LockKind};
 use crate::random;
+use crate::segment::counts::Counts;
 use crate::segment::locks::Wait;
 use crate::segment::trailer::Trailer;
 use crate::segment::{Attach, Home, Segment};
@@ -136,15 +137,20 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         self.array.segment().counts().map_or(0, |counts| counts.in_flight(os::since_boot()).0)
     }
 
-    /// Returns its name; `None` while it has none.
+    /// Returns its name; `None` while it has none, and when that has gone with the last who was counted, before this handle
+    /// came by descriptor.
     pub fn location(&self) -> Option<&Location> {
         (self.strategy() == SharingStrategy::FileSystem).then_some(&self.array.home().location)
     }
 
     /// Returns whether it is shared by descriptor or by name, as things are now.
     pub fn strategy(&self) -> SharingStrategy {
-        let named = self.array.segment().counts().is_some_and(|counts| counts.state().is_named());
-        if named { SharingStrategy::FileSystem } else { SharingStrategy::FileDescriptor }
+        let state = self.array.segment().counts().map(Counts::state);
+        if state.is_some_and(|state| state.is_named() && !state.is_dead()) {
+            SharingStrategy::FileSystem
+        } else {
+            SharingStrategy::FileDescriptor
+        }
     }
 
     /// Makes the name outlive all handles: from now on only [`unlink`](crate::unlink) removes it.

@@ -3,6 +3,7 @@
 //! | suite | what it holds | where |
 //! |---|---|---|
 //! | `conformance` | the contract | every backend, every platform |
+//! | `sharing` | counted arrays on their way between processes, over channels | every backend, Unix |
 //! | `linux` | what only Linux shows: descriptors, permission bits, limits | every backend |
 //! | `interop` | numpy, CloudVolume, Python with our locks | every backend |
 //! | `processes` | children of `process::spawn`, and how they end | every platform |
@@ -19,7 +20,7 @@
 
 #![allow(unreachable_pub)] // a program has no public interface
 // Small known numbers become elements of every type here.
-#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::float_cmp)]
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss, clippy::float_cmp)]
 
 mod conformance;
 #[cfg(target_os = "linux")]
@@ -30,6 +31,8 @@ mod linux;
 mod manager;
 mod processes;
 mod selection;
+#[cfg(all(unix, feature = "channel"))]
+mod sharing;
 mod support;
 #[cfg(target_os = "linux")]
 mod tidy;
@@ -45,6 +48,8 @@ fn roles() -> Vec<(&'static str, Role)> {
     let mut roles = conformance::ROLES.concat();
     roles.extend(selection::ROLES);
     roles.extend(processes::ROLES);
+    #[cfg(all(unix, feature = "channel"))]
+    roles.extend(sharing::ROLES.concat());
     #[cfg(target_os = "linux")]
     {
         roles.extend(linux::ROLES.concat());
@@ -66,6 +71,8 @@ fn main() -> ExitCode {
     let mut trials: Vec<Trial> = places.iter().flat_map(conformance::trials).collect();
     trials.extend(selection::trials());
     trials.extend(processes::trials());
+    #[cfg(all(unix, feature = "channel"))]
+    trials.extend(places.iter().flat_map(sharing::trials));
     #[cfg(target_os = "linux")]
     {
         trials.extend(places.iter().flat_map(linux::trials));

@@ -96,14 +96,14 @@ impl Place {
         }
     }
 
-    /// The same kind of place in a directory of its own, for what is about everything in a directory: of real shared
-    /// memory it is a directory in there.
+    /// A directory of a test's own on the same file system, gone with everything in it when the test ends, however that is:
+    /// for arrays whose names are not the test's choice, and for questions about all that is there.
     pub fn private(&self) -> Self {
         if self.name != "shm" {
             return self.fresh();
         }
-        let made = tempfile::Builder::new().prefix("ndshm-it-").tempdir_in(self.directory());
-        let directory = made.expect("a directory for tests");
+        let prefix = format!("ndshm-it-{}-", std::process::id());
+        let directory = tempfile::Builder::new().prefix(&prefix).tempdir_in(self.directory()).expect("a directory");
         let backend = Arc::new(Directory::new("shm", directory.path()));
         Self { name: "shm", backend, emulate: true, _directory: Some(Arc::new(directory)) }
     }

@@ -1,0 +1,35 @@
+//! Counted arrays on their way between processes: over channels, by descriptor and by name, and what is left when the
+//! processes are killed.
+//!
+//! Every test has a directory of its own ([`Place::private`]) and looks at all of it in the end. What torch and Paddle
+//! promise for their tensors is in `torch`, by the names of their tests.
+
+mod forks;
+mod kills;
+mod limits;
+mod meeting;
+mod messages;
+mod onward;
+mod torch;
+mod troubles;
+
+use libtest_mimic::Trial;
+
+use crate::support::Place;
+use crate::support::child::Role;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    let parts = [
+        torch::trials,
+        onward::trials,
+        messages::trials,
+        troubles::trials,
+        forks::trials,
+        limits::trials,
+        kills::trials,
+    ];
+    parts.into_iter().flat_map(|trials| trials(place)).collect()
+}
+
+pub const ROLES: &[&[(&str, Role)]] =
+    &[torch::ROLES, onward::ROLES, messages::ROLES, troubles::ROLES, forks::ROLES, limits::ROLES, kills::ROLES];

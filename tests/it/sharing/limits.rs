@@ -1,0 +1,247 @@
+//! Few descriptors and many arrays: by name as many as one likes, by descriptor as many as are let go of, and a receiver
+//! that has none left loses nothing.
+
+use std::fs::File;
+
+use libtest_mimic::Trial;
+use ndarray::{Ix1, Ix2};
+use ndarray_shm::{Channel, ChannelListener, Error, FrozenArray, RefcountedArray, Shareable, SharingStrategy};
+
+use super::meeting::{LONG, Meeting, all, attach, leaving_nothing, options, share};
+use crate::support::Place;
+use crate::support::child::{Child, Role, hear, say};
+use crate::support::machine::open_files;
+use crate::tests;
+
+/// How many descriptors the processes may have.
+const LIMIT: libc::rlim_t = 64;
+/// How many arrays they share.
+const MANY: usize = 10_000;
+/// In so many messages of them.
+const EACH: usize = 100;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    let mut trials = place.trials(
+        "sharing",
+        "limits",
+        tests![a_receiver_without_descriptors_is_told_and_gets_the_same_message_later],
+    );
+    let many = place.trials(
+        "sharing",
+        "limits",
+        tests![
+            ten_thousand_arrays_by_name_are_open_in_both_with_64_descriptors,
+            ten_thousand_readers_by_descriptor_with_64_descriptors,
+        ],
+    );
+    // Where locks need their descriptor, so does every array.
+    let survives = place.backend.lock_survives_close().expect("a directory");
+    trials.extend(many.into_iter().map(|trial| trial.with_ignored_flag(!survives)));
+    trials.extend(place.trials(
+        "sharing",
+        "limits",
+        tests![ten_thousand_frozen_arrays_without_their_descriptors_with_64],
+    ));
+    trials.retain(|trial| cfg!(target_os = "linux") || trial.name().ends_with("in_both_with_64_descriptors"));
+    trials
+}
+
+pub const ROLES: &[(&str, Role)] = &[("give-many", give_many), ("take-many", take_many), ("take-late", take_late)];
+
+/// Lets this process have no more descriptors than that.
+#[allow(unsafe_code)]
+fn limit_descriptors() {
+    let limit = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
+    // SAFETY: the limit is a valid one, and is only read.
+    let status = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// What kind of arrays are given, and how they are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    ByName,
+    Reader,
+    Frozen,
+}
+
+impl Kind {
+    fn of(word: &str) -> Self {
+        match word {
+            "by-name" => Self::ByName,
+            "reader" => Self::Reader,
+            "frozen" => Self::Frozen,
+            other => panic!("{other}"),
+        }
+    }
+}
+
+/// A child that makes many arrays and sends them; those with names it holds until all have arrived.
+fn give_many(arguments: &[String]) {
+    limit_descriptors();
+    leaving_nothing(arguments, |backend, channel| {
+        let number = |index: usize| index as u64;
+        match Kind::of(&arguments[1]) {
+            Kind::ByName => {
+                let make = |index| {
+                    let fill = |mut view: ndarray::ArrayViewMut1<'_, u64>| view.fill(number(index));
+                    options(backend).share_with(SharingStrategy::FileSystem, 4, fill).unwrap()
+                };
+                let arrays: Vec<RefcountedArray<u64, Ix1>> = (0..MANY).map(make).collect();
+                for (index, arrays) in arrays.chunks(EACH).enumerate() {
+                    let arrays: Vec<&dyn Shareable> = arrays.iter().map(|array| array as _).collect();
+                    channel.send(&(index * EACH), &arrays).unwrap();
+                }
+                assert!(open_files() <= 16, "{} descriptors", open_files());
+                channel.receive::<()>().unwrap();
+                assert!(arrays.iter().all(|array| array.refcount() == 2), "both have them all");
+                channel.send(&(), &[]).unwrap();
+            }
+            Kind::Reader => {
+                for index in 0..MANY {
+                    let fill = |mut view: ndarray::ArrayViewMut1<'_, u64>| view.fill(number(index));
+                    let array = options(backend).share_with(SharingStrategy::FileDescriptor, 4, fill).unwrap();
+                    channel.send(&index, &[&array]).unwrap();
+                }
+            }
+            Kind::Frozen => {
+                for index in 0..MANY {
+                    let array = FrozenArray::<u64, _>::create_with(4, |mut view| view.fill(number(index))).unwrap();
+                    channel.send(&index, &[&array]).unwrap();
+                }
+            }
+        }
+        say("sent");
+        hear();
+    });
+}
+
+/// A child that receives many arrays and has them all at once.
+fn take_many(arguments: &[String]) {
+    limit_descriptors();
+    leaving_nothing(arguments, |_, channel| {
+        let listener = ChannelListener::bind(&arguments[1]).unwrap();
+        say("listening");
+        let giver = listener.accept_timeout(LONG).unwrap();
+        match Kind::of(&arguments[2]) {
+            Kind::ByName => {
+                let mut arrays = Vec::new();
+                while arrays.len() < MANY {
+                    let received = giver.receive::<usize>().unwrap();
+                    assert_eq!((received.message, received.arrays.len()), (arrays.len(), EACH));
+                    arrays.extend(received.arrays.into_iter().map(|array| array.attach::<u64, Ix1>().unwrap()));
+                }
+                giver.send(&(), &[]).unwrap();
+                giver.receive::<()>().unwrap();
+                let right = |(index, array): (usize, &RefcountedArray<u64, Ix1>)| {
+                    array.read().unwrap().iter().all(|value| *value == index as u64)
+                };
+                assert!(arrays.iter().enumerate().all(right));
+                assert!(open_files() <= 16, "{} descriptors", open_files());
+            }
+            Kind::Reader => {
+                let mut arrays = Vec::new();
+                for index in 0..MANY {
+                    let received = giver.receive::<usize>().unwrap();
+                    assert_eq!((received.message, received.arrays.len()), (index, 1));
+                    let [array] = <[_; 1]>::try_from(received.arrays).unwrap();
+                    arrays.push(array.reader::<u64, Ix1>().unwrap());
+                }
+                let right = |(index, array): (usize, &ndarray_shm::ArrayReader<u64, Ix1>)| {
+                    array.view().iter().all(|value| *value == index as u64)
+                };
+                assert!(arrays.iter().enumerate().all(right));
+                assert!(open_files() <= 16, "{} descriptors", open_files());
+            }
+            Kind::Frozen => {
+                let mut arrays = Vec::new();
+                for index in 0..MANY {
+                    let received = giver.receive::<usize>().unwrap();
+                    assert_eq!((received.message, received.arrays.len()), (index, 1));
+                    let [array] = <[_; 1]>::try_from(received.arrays).unwrap();
+                    arrays.push(array.frozen::<u64, Ix1>().unwrap().without_fd());
+                }
+                assert!(arrays.iter().enumerate().all(|(index, array)| array.iter().all(|v| *v == index as u64)));
+                assert!(open_files() <= 16, "{} descriptors", open_files());
+            }
+        }
+        channel.send(&"all at once", &[]).unwrap();
+    });
+}
+
+/// Lets two processes with few descriptors share many arrays.
+fn many(place: &Place, kind: &str) {
+    let meeting = Meeting::new(place);
+    let socket = meeting.path("taker").display().to_string();
+    let (mut taker, channel) = meeting.child("take-many", &[&socket, kind]);
+    taker.expect("listening");
+    let mut giver = Child::start(&meeting.place, "give-many", &[&socket, kind]);
+    giver.expect("sent");
+    assert_eq!(channel.receive::<String>().unwrap().message, "all at once");
+    taker.finish();
+    giver.tell("go");
+    giver.finish();
+    meeting.is_clean();
+}
+
+fn ten_thousand_arrays_by_name_are_open_in_both_with_64_descriptors(place: &Place) {
+    many(place, "by-name");
+}
+
+fn ten_thousand_readers_by_descriptor_with_64_descriptors(place: &Place) {
+    many(place, "reader");
+}
+
+fn ten_thousand_frozen_arrays_without_their_descriptors_with_64(place: &Place) {
+    many(place, "frozen");
+}
+
+/// How many arrays are in the message that does not fit.
+const SOME: usize = 40;
+
+/// A child that has no descriptor left when a message comes, and then has some.
+fn take_late(arguments: &[String]) {
+    limit_descriptors();
+    leaving_nothing(arguments, |backend, channel| {
+        let mut others = Vec::new();
+        while let Ok(file) = File::open("/dev/null") {
+            others.push(file);
+        }
+        let refused = |channel: &Channel| match channel.receive::<String>() {
+            Err(Error::TooManyOpenFiles { limit, .. }) => assert_eq!(limit, LIMIT),
+            other => panic!("{other:?}"),
+        };
+        refused(&channel);
+        others.truncate(others.len() - SOME / 2); // half of the room that it needs
+        for _ in 0..3 {
+            refused(&channel);
+            assert!(File::open("/dev/null").is_ok(), "what did not come whole was not taken");
+        }
+        others.clear();
+        let received = channel.receive::<String>().unwrap();
+        assert_eq!((received.message.as_str(), received.arrays.len()), ("the first", SOME));
+        // Attaching opens another one for a moment: what has been attached gives its own up.
+        let arrays: Vec<RefcountedArray<f64, Ix2>> = received.arrays.into_iter().map(attach::<f64>).collect();
+        assert!(arrays.iter().enumerate().all(|(number, array)| all(array, number as f64)));
+        drop(arrays);
+        let received = channel.receive::<String>().unwrap();
+        assert_eq!((received.message.as_str(), received.arrays.len()), ("the second", 1));
+        drop(received);
+        // Its own limit is no reason to leave anything behind.
+        drop(share(backend, SharingStrategy::FileSystem, 1_u8));
+    });
+}
+
+fn a_receiver_without_descriptors_is_told_and_gets_the_same_message_later(place: &Place) {
+    let meeting = Meeting::new(place);
+    let (child, channel) = meeting.child("take-late", &[]);
+    let make = |number| meeting.share(SharingStrategy::FileDescriptor, f64::from(number));
+    let arrays: Vec<_> = (0..SOME as u32).map(make).collect();
+    let all: Vec<&dyn Shareable> = arrays.iter().map(|array| array as _).collect();
+    channel.send("the first", &all).unwrap();
+    channel.send("the second", &[&arrays[0]]).unwrap();
+    child.finish();
+    assert!(arrays.iter().all(|array| array.refcount() == 1));
+    drop(arrays);
+    meeting.is_clean();
+}

@@ -1,0 +1,272 @@
+//! Messages with arrays: many in one, in order; what does not fit is given back; what nobody wants is given up.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use ndarray::{Ix1, Ix2, Ix3};
+use ndarray_shm::{Channel, Error, Handle, RefcountedArray, Shareable, SharingStrategy};
+use serde::de::IgnoredAny;
+
+use super::meeting::{LONG, Meeting, all, attach, leaving_nothing, share, strategies};
+use crate::support::Place;
+use crate::support::child::Role;
+use crate::tests;
+
+/// Long enough to see that somebody waits.
+const A_WHILE: Duration = Duration::from_millis(50);
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "sharing",
+        "messages",
+        tests![
+            two_hundred_arrays_of_both_strategies_arrive_in_order_in_one_message,
+            an_array_of_another_type_is_given_back_and_can_be_attached_rightly,
+            an_array_that_nobody_wants_is_given_up_at_once,
+            a_message_of_another_type_stays_until_it_is_received_or_skipped,
+            a_message_that_cannot_be_sent_leaves_nothing_on_its_way,
+            both_directions_are_used_by_many_threads_at_once,
+            waiting_ends_when_the_time_is_over_and_nothing_is_lost,
+            a_closed_end_is_noticed_at_once_and_what_was_sent_before_arrives,
+            a_handle_travels_in_a_message_and_is_good_once,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[("send-mixed", send_mixed), ("answer", answer)];
+
+const MANY: usize = 200;
+
+/// A child that sends many arrays in one message, by turns of both strategies.
+fn send_mixed(arguments: &[String]) {
+    leaving_nothing(arguments, |backend, channel| {
+        let strategy = |number: usize| strategies().nth(number % strategies().count()).unwrap();
+        let arrays: Vec<_> = (0..MANY).map(|number| share(backend, strategy(number), number as f64)).collect();
+        let all: Vec<&dyn Shareable> = arrays.iter().map(|array| array as _).collect();
+        channel.send(&MANY, &all).unwrap();
+        drop(arrays);
+        channel.receive::<()>().unwrap();
+    });
+}
+
+fn two_hundred_arrays_of_both_strategies_arrive_in_order_in_one_message(place: &Place) {
+    let meeting = Meeting::new(place);
+    let (child, channel) = meeting.child("send-mixed", &[]);
+    let received = channel.receive::<usize>().unwrap();
+    assert_eq!((received.message, received.arrays.len()), (MANY, MANY));
+    let mut named = 0;
+    let arrays: Vec<_> = received.arrays.into_iter().map(attach::<f64>).collect();
+    for (number, array) in arrays.iter().enumerate() {
+        assert!(all(array, number as f64), "array {number}");
+        named += usize::from(array.location().is_some());
+    }
+    assert_eq!(named, MANY / strategies().count());
+    channel.send(&(), &[]).unwrap();
+    child.finish();
+    assert_eq!(meeting.names(), named, "the sender has gone, we have them");
+    drop(arrays);
+    meeting.is_clean();
+}
+
+fn an_array_of_another_type_is_given_back_and_can_be_attached_rightly(place: &Place) {
+    for strategy in strategies() {
+        let meeting = Meeting::new(place);
+        let (here, there) = Channel::pair().unwrap();
+        here.send(&(), &[&meeting.share(strategy, 7_i32)]).unwrap();
+        let [received] = <[_; 1]>::try_from(there.receive::<()>().unwrap().arrays).unwrap();
+        let error = received.attach::<u32, Ix2>().unwrap_err();
+        assert!(matches!(error.error(), Error::DTypeMismatch { .. }), "{error}");
+        let error = error.into_inner().attach::<i32, Ix1>().unwrap_err();
+        assert!(matches!(error.error(), Error::ShapeMismatch { .. }), "{error}");
+        let error = error.into_inner().reader::<i32, Ix3>().unwrap_err();
+        assert!(matches!(error.error(), Error::ShapeMismatch { .. }), "{error}");
+        let error = error.into_inner().frozen::<i32, Ix2>().unwrap_err();
+        assert!(error.error().is_unsupported(), "{error}");
+        let reader = error.into_inner().reader::<i32, Ix2>().unwrap();
+        assert_eq!(reader.view().sum(), 175);
+        drop(reader);
+        meeting.is_clean();
+    }
+}
+
+fn an_array_that_nobody_wants_is_given_up_at_once(place: &Place) {
+    for strategy in strategies() {
+        let meeting = Meeting::new(place);
+        let (here, there) = Channel::pair().unwrap();
+        let array = meeting.share(strategy, 1_f32);
+        here.send(&(), &[&array, &array]).unwrap();
+        let named = usize::from(strategy == SharingStrategy::FileSystem);
+        assert_eq!(array.in_flight(), 2 * named);
+        let [one, other] = <[_; 2]>::try_from(there.receive::<()>().unwrap().arrays).unwrap();
+        drop(one);
+        assert_eq!((array.in_flight(), array.refcount()), (named, 1));
+        drop(array);
+        assert_eq!(meeting.names(), named, "on its way it stays");
+        drop(other);
+        meeting.is_clean();
+    }
+}
+
+fn a_message_of_another_type_stays_until_it_is_received_or_skipped(place: &Place) {
+    for strategy in strategies() {
+        let meeting = Meeting::new(place);
+        let (here, there) = Channel::pair().unwrap();
+        here.send("a word", &[&meeting.share(strategy, 1_f32)]).unwrap();
+        here.send("another", &[&meeting.share(strategy, 2_f32)]).unwrap();
+        here.send("the last", &[&meeting.share(strategy, 3_f32)]).unwrap();
+        for _ in 0..3 {
+            let error = there.receive::<u32>().unwrap_err();
+            assert!(matches!(error, Error::Message { .. }), "{error}");
+        }
+        let received = there.receive::<String>().unwrap();
+        assert_eq!(received.message, "a word");
+        assert!(all(&attach::<f32>(received.arrays.into_iter().next().unwrap()), 1.0));
+        let skipped = there.receive::<IgnoredAny>().unwrap();
+        assert_eq!(skipped.arrays.len(), 1);
+        drop(skipped);
+        let received = there.receive::<String>().unwrap();
+        assert_eq!(received.message, "the last");
+        drop(received);
+        meeting.is_clean();
+    }
+}
+
+fn a_message_that_cannot_be_sent_leaves_nothing_on_its_way(place: &Place) {
+    for strategy in strategies() {
+        let meeting = Meeting::new(place);
+        let (here, there) = Channel::pair().unwrap();
+        let array = meeting.share(strategy, 1_f32);
+        let error = here.send(&"x".repeat(65 << 20), &[&array]).unwrap_err();
+        assert!(error.is_protocol(), "{error}");
+        let not_json = std::collections::BTreeMap::from([((1, 2), 3)]);
+        let error = here.send(&not_json, &[&array, &array]).unwrap_err();
+        assert!(error.is_protocol() && error.to_string().contains("JSON"), "{error}");
+        assert_eq!(array.in_flight(), 0);
+        here.send("good", &[&array]).unwrap();
+        assert_eq!(there.receive::<String>().unwrap().message, "good", "what was refused was not sent in part");
+        drop(there);
+        // A process that another test is just spawning may have a copy of that end for a moment: this waits for it.
+        assert!(here.receive::<()>().unwrap_err().is_closed());
+        let error = here.send("too late", &[&array]).unwrap_err();
+        assert!(error.is_closed(), "{error}");
+        assert_eq!((array.in_flight(), array.refcount()), (0, 1));
+        drop(array);
+        meeting.is_clean();
+    }
+}
+
+/// A child that adds one to each array it gets and sends it back, in two threads, until there are no more.
+fn answer(arguments: &[String]) {
+    leaving_nothing(arguments, |_, channel| {
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while let Ok(received) = channel.receive::<usize>() {
+                        let [array] = <[_; 1]>::try_from(received.arrays).unwrap();
+                        let array = attach::<f64>(array);
+                        *array.write().unwrap() += 1.0;
+                        channel.send(&received.message, &[&array]).unwrap();
+                    }
+                });
+            }
+        });
+    });
+}
+
+fn both_directions_are_used_by_many_threads_at_once(place: &Place) {
+    const THREADS: usize = 4;
+    const EACH: usize = 50;
+    let meeting = Meeting::new(place);
+    let (child, channel) = meeting.child("answer", &[]);
+    let seen: Vec<AtomicBool> = (0..THREADS * EACH).map(|_| AtomicBool::new(false)).collect();
+    std::thread::scope(|scope| {
+        let (channel, meeting, seen) = (&channel, &meeting, &seen);
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                for number in (thread..THREADS * EACH).step_by(THREADS) {
+                    let strategy = strategies().nth(number % strategies().count()).unwrap();
+                    channel.send(&number, &[&meeting.share(strategy, number as f64)]).unwrap();
+                }
+            });
+            scope.spawn(move || {
+                for _ in 0..EACH {
+                    let received = channel.receive_timeout::<usize>(LONG).unwrap();
+                    let array = attach::<f64>(received.arrays.into_iter().next().unwrap());
+                    assert!(all(&array, received.message as f64 + 1.0), "another message's array");
+                    assert!(!seen[received.message].swap(true, Ordering::Relaxed), "twice");
+                }
+            });
+        }
+    });
+    assert!(seen.iter().all(|seen| seen.load(Ordering::Relaxed)));
+    drop(channel);
+    child.finish();
+    meeting.is_clean();
+}
+
+fn waiting_ends_when_the_time_is_over_and_nothing_is_lost(place: &Place) {
+    let meeting = Meeting::new(place);
+    let (here, there) = Channel::pair().unwrap();
+    let begin = Instant::now();
+    assert!(there.receive_timeout::<()>(A_WHILE).unwrap_err().is_timed_out());
+    assert!(begin.elapsed() >= A_WHILE);
+    assert!(there.receive_timeout::<()>(Duration::ZERO).unwrap_err().is_timed_out());
+    let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
+    // Nobody receives: in the end the socket is full. What is on its way is whole but for the last.
+    let long = "x".repeat(1 << 16);
+    let mut sent = 0;
+    while here.send_timeout(&long, &[&array], A_WHILE).is_ok() {
+        sent += 1;
+        assert!(sent < 120, "no socket takes as much");
+    }
+    assert_eq!(array.in_flight(), sent, "what was not sent is not on its way");
+    for _ in 0..sent {
+        let received = there.receive_timeout::<String>(LONG).unwrap();
+        assert_eq!((received.message.len(), received.arrays.len()), (1 << 16, 1));
+    }
+    assert_eq!(array.in_flight(), 0);
+    // Half a message was sent: that direction is over, and the other is not.
+    assert!(there.receive::<String>().unwrap_err().is_closed());
+    assert!(here.send("more", &[]).unwrap_err().is_protocol());
+    there.send("still", &[&array]).unwrap();
+    assert_eq!(here.receive::<String>().unwrap().message, "still");
+    drop(array);
+    meeting.is_clean();
+}
+
+fn a_closed_end_is_noticed_at_once_and_what_was_sent_before_arrives(place: &Place) {
+    for strategy in strategies() {
+        let meeting = Meeting::new(place);
+        let (here, there) = Channel::pair().unwrap();
+        here.send("before", &[&meeting.share(strategy, 1_f32)]).unwrap();
+        drop(here);
+        let received = there.receive::<String>().unwrap();
+        assert!(all(&attach::<f32>(received.arrays.into_iter().next().unwrap()), 1.0));
+        assert!(there.receive::<String>().unwrap_err().is_closed());
+        assert!(there.send("after", &[]).unwrap_err().is_closed());
+        let (here, there) = Channel::pair().unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| there.receive::<()>().unwrap_err());
+            std::thread::sleep(A_WHILE);
+            drop(here);
+            assert!(waiting.join().unwrap().is_closed());
+        });
+        meeting.is_clean();
+    }
+}
+
+fn a_handle_travels_in_a_message_and_is_good_once(place: &Place) {
+    let meeting = Meeting::new(place);
+    let (here, there) = Channel::pair().unwrap();
+    let array = meeting.share(SharingStrategy::FileSystem, 2_f32);
+    here.send(&vec![array.handle().unwrap(); 2], &[]).unwrap();
+    drop(array);
+    let [one, same]: [Handle; 2] = there.receive::<Vec<Handle>>().unwrap().message.try_into().unwrap();
+    let array: RefcountedArray<f32, Ix2> = one.attach().unwrap();
+    assert!(all(&array, 2.0));
+    assert!(same.attach::<f32, Ix2>().unwrap_err().is_handle_spent());
+    drop(array);
+    assert!(same.attach::<f32, Ix2>().unwrap_err().is_not_found());
+    meeting.is_clean();
+}

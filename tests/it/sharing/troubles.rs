@@ -1,0 +1,310 @@
+//! Senders that are killed, and senders that lie.
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use ndarray::{Ix1, Ix2};
+use ndarray_shm::{Channel, Error, FrozenArray, IntoError, ReceivedArray, Reclaim, RefcountedArray, SharingStrategy};
+
+use super::meeting::{Meeting, all, attach, leaving_nothing, options, share, strategies};
+use crate::support::child::{Role, hear, say};
+use crate::support::{Place, eventually};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    let mut trials = place.trials(
+        "sharing",
+        "troubles",
+        tests![
+            an_array_arrives_although_its_sender_was_killed,
+            a_handle_of_a_killed_sender_that_nobody_takes_expires,
+            a_sender_killed_in_the_middle_of_a_message_sent_nothing,
+            a_stranger_who_promises_arrays_that_do_not_come_ends_the_channel,
+            what_a_message_says_about_an_array_is_held_against_the_array,
+            what_was_received_goes_when_its_channel_does,
+        ],
+    );
+    if cfg!(target_os = "linux") {
+        trials.extend(place.trials(
+            "sharing",
+            "troubles",
+            tests![
+                a_descriptor_of_something_else_is_no_array,
+                the_holes_of_an_array_that_came_by_descriptor_are_filled,
+                a_descriptor_from_a_directory_that_is_not_here_is_attached_all_the_same,
+            ],
+        ));
+    }
+    trials
+}
+
+pub const ROLES: &[(&str, Role)] = &[("send-and-hang", send_and_hang), ("send-for-ever", send_for_ever)];
+
+/// A child that sends an array, holds it, and never ends.
+fn send_and_hang(arguments: &[String]) {
+    leaving_nothing(arguments, |backend, channel| {
+        let array = share(backend, arguments[1].parse().unwrap(), 8_f32);
+        channel.send("take it", &[&array]).unwrap();
+        say("sent");
+        hear();
+    });
+}
+
+fn an_array_arrives_although_its_sender_was_killed(place: &Place) {
+    for strategy in strategies() {
+        let meeting = Meeting::new(place);
+        let (mut child, channel) = meeting.child("send-and-hang", &[strategy.as_str()]);
+        child.expect("sent");
+        child.kill();
+        let reclaimed = Reclaim::new().run(&meeting.place.backend).unwrap();
+        assert_eq!(reclaimed.in_flight, usize::from(strategy == SharingStrategy::FileSystem));
+        assert!(reclaimed.removed.is_empty(), "{reclaimed:?}");
+        let received = channel.receive::<String>().unwrap();
+        let array = attach::<f32>(received.arrays.into_iter().next().unwrap());
+        assert!(all(&array, 8.0));
+        assert!(channel.receive::<String>().unwrap_err().is_closed());
+        drop(array); // the dead are still counted, and dead
+        meeting.is_clean();
+    }
+}
+
+fn a_handle_of_a_killed_sender_that_nobody_takes_expires(place: &Place) {
+    let meeting = Meeting::new(place);
+    let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
+    let grace = Duration::from_millis(200);
+    let options = ndarray_shm::HandleOptions::new().grace(grace);
+    let (here, there) = Channel::pair().unwrap();
+    let begin = Instant::now();
+    here.send(&array.handle_with(options).unwrap(), &[]).unwrap();
+    drop(array);
+    assert_eq!(meeting.names(), 1);
+    eventually("it expires", || {
+        Reclaim::new().run(&meeting.place.backend).unwrap();
+        meeting.names() == 0
+    });
+    assert!(begin.elapsed() >= grace, "{:?}", begin.elapsed());
+    let handle = there.receive::<ndarray_shm::Handle>().unwrap().message;
+    assert!(handle.attach::<f32, Ix2>().unwrap_err().is_not_found());
+    meeting.is_clean();
+}
+
+/// A child that sends a message that is longer than any socket takes, with an array of each strategy.
+fn send_for_ever(arguments: &[String]) {
+    leaving_nothing(arguments, |backend, channel| {
+        let arrays: Vec<RefcountedArray<f32, Ix2>> =
+            strategies().map(|strategy| share(backend, strategy, 1.0)).collect();
+        let all: Vec<_> = arrays.iter().map(|array| array as _).collect();
+        channel.send("small", &all).unwrap();
+        say("begins");
+        channel.send(&"x".repeat(32 << 20), &all).unwrap();
+        say("ends");
+    });
+}
+
+fn a_sender_killed_in_the_middle_of_a_message_sent_nothing(place: &Place) {
+    let meeting = Meeting::new(place);
+    let (mut child, channel) = meeting.child("send-for-ever", &[]);
+    child.expect("begins");
+    assert_eq!(channel.receive::<String>().unwrap().message, "small");
+    // It is in the middle when part of the message has come, and cannot end: nobody takes the rest.
+    let socket = channel.into_socket();
+    eventually("the message begins", || {
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        rustix::net::recv(&socket, &mut [0; 64], flags).is_ok_and(|(_, arrived)| arrived > 0)
+    });
+    let channel = Channel::from_socket(socket).unwrap();
+    assert_eq!(child.line_within(Duration::from_millis(20)), None, "it has not ended");
+    child.kill();
+    assert!(channel.receive::<String>().unwrap_err().is_closed());
+    assert!(channel.receive::<String>().unwrap_err().is_closed(), "and stays so");
+    // The handle in the torn message protects the array for 30 seconds: look, but do not wait.
+    let reclaimed = Reclaim::new().run(&meeting.place.backend).unwrap();
+    assert_eq!((reclaimed.in_flight, reclaimed.removed.len()), (1, 0), "{reclaimed:?}");
+    assert!(reclaimed.next.is_some_and(|next| next <= Duration::from_secs(30)));
+}
+
+/// A message as a stranger may write it.
+fn forged(body: &str) -> Vec<u8> {
+    [b"NDSM", &u32::try_from(body.len()).unwrap().to_le_bytes()[..], body.as_bytes()].concat()
+}
+
+/// A channel whose other end writes bytes of its own.
+fn stranger() -> (std::os::unix::net::UnixStream, Channel) {
+    let (theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
+    (theirs, Channel::from_socket(ours).unwrap())
+}
+
+fn a_stranger_who_promises_arrays_that_do_not_come_ends_the_channel(place: &Place) {
+    use std::io::Write;
+    let meeting = Meeting::new(place);
+    let sealed = r#"{"strategy":"sealed","dtype":"<f4","shape":[2],"order":"C"}"#;
+    if cfg!(target_os = "linux") {
+        // The byte that should bring a descriptor brings none.
+        let (mut theirs, channel) = stranger();
+        theirs.write_all(&forged(&format!(r#"{{"message":1,"arrays":[{sealed}]}}"#))).unwrap();
+        theirs.write_all(&[1]).unwrap();
+        let error = channel.receive::<u32>().unwrap_err();
+        assert!(error.is_protocol(), "{error}");
+        assert!(channel.receive::<u32>().unwrap_err().is_protocol(), "and stays so");
+    }
+    // What cannot be read as a message stays, whatever it is asked for as.
+    for body in [
+        r#"{"message":1}"#,
+        r#"{"message":1,"arrays":[{}]}"#,
+        r#"{"message":1,"arrays":[{"strategy":"by_magic","dtype":"<f4","shape":[2],"order":"C"}]}"#,
+        r#"{"message":1,"arrays":[{"strategy":"sealed","dtype":"<f3","shape":[2],"order":"C"}]}"#,
+        r#"{"message":1,"arrays":[{"strategy":"sealed","dtype":"<f4","shape":[-2],"order":"C"}]}"#,
+        r#"{"message":1,"arrays":[{"strategy":"file_system","dtype":"<f4","shape":[2],"order":"C","handle":"x"}]}"#,
+        "\u{0}",
+    ] {
+        let (mut theirs, channel) = stranger();
+        theirs.write_all(&forged(body)).unwrap();
+        for _ in 0..2 {
+            let error = channel.receive::<u32>().unwrap_err();
+            assert!(matches!(error, Error::Message { .. }), "{body}: {error}");
+        }
+    }
+    // No sender of ours writes so much, and no room is taken for it.
+    let (mut theirs, channel) = stranger();
+    theirs.write_all(&[b"NDSM", &u32::MAX.to_le_bytes()[..]].concat()).unwrap();
+    assert!(channel.receive::<u32>().unwrap_err().is_protocol());
+    meeting.is_clean();
+}
+
+/// Receives one array about which the message says something else.
+fn with_lie(array: &RefcountedArray<f32, Ix2>, what: &str, lie: &str) -> ReceivedArray {
+    use std::io::Write;
+    let handle = array.handle().unwrap();
+    let truth = format!(r#"{{"strategy":"file_system","dtype":"<f4","shape":[5,5],"order":"C","handle":"{handle}"}}"#);
+    let parcel = truth.replacen(what, lie, 1);
+    assert_ne!(parcel, truth);
+    let (mut theirs, channel) = stranger();
+    theirs.write_all(&forged(&format!(r#"{{"message":null,"arrays":[{parcel}]}}"#))).unwrap();
+    channel.receive::<()>().unwrap().arrays.into_iter().next().unwrap()
+}
+
+fn what_a_message_says_about_an_array_is_held_against_the_array(place: &Place) {
+    let meeting = Meeting::new(place);
+    let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
+    let received = with_lie(&array, "[5,5]", "[1000,1000]");
+    assert_eq!(received.shape(), [1000, 1000], "as its sender says");
+    let attached = attach::<f32>(received);
+    assert_eq!(attached.shape(), [5, 5], "as it says itself");
+    drop(attached);
+    let received = with_lie(&array, "<f4", "<f8");
+    let error = received.attach::<f64, Ix2>().unwrap_err();
+    assert!(matches!(error.error(), Error::DTypeMismatch { .. }), "{error}");
+    assert!(all(&attach::<f32>(error.into_inner()), 1.0));
+    // A handle with another array's number.
+    let id: String = array.handle().unwrap().to_string().split(':').nth(2).unwrap().to_owned();
+    let received = with_lie(&array, &id, &id.chars().rev().collect::<String>());
+    let error = received.attach::<f32, Ix2>().unwrap_err();
+    assert!(error.error().is_handle_spent(), "{error}");
+    drop(error);
+    assert_eq!(array.refcount(), 1);
+    drop(array);
+    // Two real handles were issued and never used: the one for the number, and the forged one.
+    assert_eq!(Reclaim::new().run(&meeting.place.backend).unwrap().in_flight, 1);
+}
+
+fn what_was_received_goes_when_its_channel_does(place: &Place) {
+    for strategy in strategies() {
+        let meeting = Meeting::new(place);
+        let (here, there) = Channel::pair().unwrap();
+        let array = meeting.share(strategy, 1_f32);
+        here.send("one", &[&array]).unwrap();
+        here.send("two", &[&array]).unwrap();
+        // Received and dropped with its array; the other message goes unread with the channel.
+        drop(there.receive::<String>().unwrap());
+        drop((here, there));
+        let unread = usize::from(strategy == SharingStrategy::FileSystem);
+        assert_eq!((array.refcount(), array.in_flight()), (1, unread), "nobody reads what nobody can receive");
+        drop(array);
+        if unread == 0 {
+            meeting.is_clean();
+        }
+    }
+}
+
+/// Receives one array that is announced by a stranger, with this file as its descriptor.
+#[cfg(target_os = "linux")]
+fn announced(parcel: &str, file: &std::fs::File) -> ReceivedArray {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    let (mut theirs, channel) = stranger();
+    theirs.write_all(&forged(&format!(r#"{{"message":null,"arrays":[{parcel}]}}"#))).unwrap();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let files = [file.as_fd()];
+    assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
+    let byte = [std::io::IoSlice::new(&[1])];
+    rustix::net::sendmsg(&theirs, &byte, &mut control, rustix::net::SendFlags::empty()).unwrap();
+    channel.receive::<()>().unwrap().arrays.into_iter().next().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+fn a_descriptor_of_something_else_is_no_array(place: &Place) {
+    let meeting = Meeting::new(place);
+    let directory = meeting.place.directory().display().to_string();
+    let counted = format!(
+        r#"{{"strategy":"file_descriptor","dtype":"<f4","shape":[5,5],"order":"C","backend":"x","directory":"{directory}","location":"x"}}"#
+    );
+    let sealed = r#"{"strategy":"sealed","dtype":"<f4","shape":[5,5],"order":"C"}"#;
+    let name = meeting.place.location("plain");
+    drop(meeting.place.options::<f32, _>().create(name.location(), (5, 5)).unwrap());
+    let plain = std::fs::File::options().read(true).write(true).open(meeting.place.path(&name)).unwrap();
+    let refused = |result: Result<(), IntoError<ReceivedArray>>| Error::from(result.unwrap_err());
+    let attach = |received: ReceivedArray| refused(received.attach::<f32, Ix2>().map(drop));
+    let error = attach(announced(&counted, &plain));
+    assert!(error.is_not_counted(), "{error}");
+    let error = refused(announced(&counted, &plain).reader::<f32, Ix2>().map(drop));
+    assert!(error.is_not_counted(), "{error}");
+    let frozen = |received: ReceivedArray| refused(received.frozen::<f32, Ix2>().map(drop));
+    let error = frozen(announced(sealed, &plain));
+    assert!(error.is_unsupported() && error.to_string().contains("F_SEAL_WRITE"), "{error}");
+    // Sealed it is, but it is not as long as its sender says.
+    let shorter = FrozenArray::<f32, _>::create_with((5, 4), |_| {}).unwrap();
+    let error = frozen(announced(sealed, shorter.file().unwrap()));
+    assert!(matches!(error, Error::SizeMismatch { expected: 100, found: 80, .. }), "{error}");
+    let error = attach(announced(&counted, shorter.file().unwrap()));
+    assert!(error.is_not_counted() || error.is_permission_denied(), "{error}");
+    drop((plain, name));
+    meeting.is_clean();
+}
+
+#[cfg(target_os = "linux")]
+fn the_holes_of_an_array_that_came_by_descriptor_are_filled(place: &Place) {
+    if !place.has_holes() {
+        return;
+    }
+    let meeting = Meeting::new(place);
+    let (here, there) = Channel::pair().unwrap();
+    let sparse = options::<u8, Ix1>(&meeting.place.backend).sparse(true);
+    let array = sparse.share(SharingStrategy::FileDescriptor, 1 << 20).unwrap();
+    assert!(array.is_sparse().unwrap());
+    here.send(&(), &[&array]).unwrap();
+    let received = there.receive::<()>().unwrap().arrays.into_iter().next().unwrap();
+    let same = received.attach::<u8, Ix1>().unwrap();
+    assert!(!same.is_sparse().unwrap(), "what is attached can be touched without a signal");
+    drop((array, same));
+    meeting.is_clean();
+}
+
+#[cfg(target_os = "linux")]
+fn a_descriptor_from_a_directory_that_is_not_here_is_attached_all_the_same(place: &Place) {
+    let meeting = Meeting::new(place);
+    let (here, there) = Channel::pair().unwrap();
+    let array = meeting.share(SharingStrategy::FileDescriptor, 2_f32);
+    here.send(&(), &[&array, &array]).unwrap();
+    // As in a container that does not have the sender's directory.
+    let gone = tempfile::tempdir().unwrap().path().to_owned();
+    let nowhere = std::sync::Arc::new(ndarray_shm::Directory::new("nowhere", gone));
+    let received = there.receive::<()>().unwrap().arrays;
+    let [one, other] = <[_; 2]>::try_from(received).unwrap().map(|received| received.backend(nowhere.clone()));
+    let same = attach::<f32>(one);
+    assert!(all(&same, 2.0));
+    drop(same);
+    assert_eq!(other.reader::<f32, Ix2>().unwrap().view().sum(), 50.0);
+    drop(array);
+    meeting.is_clean();
+}
