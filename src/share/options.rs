@@ -270,8 +270,8 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
             held: held.map(|kind| (kind, self.wait)),
         };
         let read = |trailer: &_| read::<T, D>(trailer, home);
+        manager::announce(&*home.backend); // before there is anything that our death could leave behind
         let (segment, (layout, id)) = Segment::attach_counted(home, how, entry, read)?;
-        manager::announce(&*home.backend);
         Ok((segment, layout, id))
     }
 }

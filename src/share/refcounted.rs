@@ -236,9 +236,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// [`Unlinked`](Error::Unlinked): it had a name already, which has gone; the kernel gives none a second time.
     pub fn publish(&self) -> Result<()> {
-        self.array.segment().publish()?;
         manager::announce(&*self.array.home().backend);
-        Ok(())
+        self.array.segment().publish()
     }
 
     /// Attaches once more, with a mapping and a count of its own.
@@ -382,13 +381,11 @@ pub(super) fn share_as<T: Element, D: Dimension>(
     if let Err(error) = counted {
         return Err(IntoError::new(error, Draft::from_parts(memory, layout, keep)));
     }
+    if mode.is_some() {
+        manager::announce(&*home.backend); // before there is a name that our death could leave behind
+    }
     match memory.share(&home, mode, keep) {
-        Ok(segment) => {
-            if mode.is_some() {
-                manager::announce(&*home.backend);
-            }
-            Ok(RefcountedArray::of(segment, home, layout, id))
-        }
+        Ok(segment) => Ok(RefcountedArray::of(segment, home, layout, id)),
         Err((error, memory)) => Err(IntoError::new(error, Draft::from_parts(memory, layout, keep))),
     }
 }

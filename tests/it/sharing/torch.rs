@@ -289,7 +289,7 @@ fn what_cannot_be_shared_is_refused_at_once(place: &Place) {
 
 /// The element that an array of this type has at a place.
 fn value<T: From<i16>>(at: (usize, usize)) -> T {
-    T::from((at.0 * 100 + at.1) as i16 - 250)
+    T::from(i16::try_from(at.0 * 100 + at.1).expect("a small number") - 250)
 }
 
 fn sample<T: Element + From<i16>>(backend: &Arc<dyn Backend>, strategy: SharingStrategy) -> RefcountedArray<T, Ix2> {
