@@ -495,7 +495,9 @@ fn without_clients_it_ends_and_leaves_nothing() {
 
 fn it_finds_what_died_before_it_began() {
     let stage = Stage::new();
-    let mut client = stage.client();
+    let mut command = stage.role("manager-client");
+    command.env("NDSHM_MANAGER", "off").arg(stage.arrays());
+    let mut client = Child::spawn(command);
     hold(&mut client, "held-x");
     client.kill();
     assert!(stage.has("held-x"));
