@@ -15,6 +15,7 @@
 //!
 //! - *A child fails*: it returns an error, panics, has an exit code other than 0, or is killed by a signal. The others get
 //!   SIGTERM at once, whether or not anybody has called `join` yet, and what still runs after the grace period gets SIGKILL.
+//!   Workers that can do each other's work may [keep going](SpawnOptions::keep_going) instead.
 //! - *The parent dies*, however it does: on Linux the children are killed (`PR_SET_PDEATHSIG`), and so are theirs. A child that
 //!   runs as another user, or with capabilities of its own, is not. Elsewhere there is no such thing: there, children should
 //!   notice by themselves, for example by the end of a pipe.

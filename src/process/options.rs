@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use super::processes::Processes;
 use super::report::Report;
+use super::supervisor::Policy;
 use super::{entry, supervisor};
 use crate::error::Error;
 use crate::{Result, os};
 
 type Configure<'a> = Box<dyn FnMut(usize, &mut Command) + 'a>;
 
-/// How to start children: with what time to end, environment, directory and streams.
+/// How to start children: with what time to end, environment, directory and streams, and whether one failure ends all.
 ///
 /// # Examples
 ///
@@ -32,19 +33,48 @@ type Configure<'a> = Box<dyn FnMut(usize, &mut Command) + 'a>;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct SpawnOptions<'a> {
-    grace: Duration,
+    policy: Policy,
     configure: Configure<'a>,
 }
 
 impl<'a> SpawnOptions<'a> {
-    /// Begins with the defaults: 30 seconds of grace, everything else inherited.
+    /// Begins with the defaults: 30 seconds of grace, the first failure ends all, everything else inherited.
     pub fn new() -> Self {
-        Self { grace: Duration::from_secs(30), configure: Box::new(|_, _| {}) }
+        let policy = Policy { grace: Duration::from_secs(30), keep_going: false };
+        Self { policy, configure: Box::new(|_, _| {}) }
     }
 
     /// Sets how long a child may take to end after SIGTERM before it gets SIGKILL.
-    pub fn grace(self, grace: Duration) -> Self {
-        Self { grace, ..self }
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.policy.grace = grace;
+        self
+    }
+
+    /// Sets whether the others go on when one fails, as they should where they can do its work too.
+    ///
+    /// One that cannot be started is then a failure like any other, [`NotStarted`](super::Ending::NotStarted), and no error of
+    /// `spawn`. [`join`](Processes::join) reports the first failure when all have ended;
+    /// [`next_end`](Processes::next_end) tells of each as it happens.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::process::Command;
+    ///
+    /// use ndarray_shm::process::{Ending, SpawnOptions};
+    ///
+    /// let program = |index| Command::new(if index == 0 { "/no/such/program" } else { "whoami" });
+    /// let processes = SpawnOptions::new().keep_going(true).spawn_commands(2, program)?;
+    /// let mut ends = Vec::new();
+    /// while let Some((index, how)) = processes.next_end(None) {
+    ///     ends.push((index, how.map_err(|error| error.ending())));
+    /// }
+    /// assert_eq!(ends, [(0, Err(Ending::NotStarted)), (1, Ok(()))]);
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    pub fn keep_going(mut self, keep_going: bool) -> Self {
+        self.policy.keep_going = keep_going;
+        self
     }
 
     /// Lets the caller adjust the command of each child, by its index, before it is started.
@@ -61,7 +91,8 @@ impl<'a> SpawnOptions<'a> {
     ///
     /// - [`InvalidSetting`](Error::InvalidSetting): [`init`](super::init) was not called with this entry
     /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): each child takes a descriptor on Linux
-    /// - [`Os`](Error::Os): a process could not be started. Those that were have been killed.
+    /// - [`Os`](Error::Os): a process could not be started. Those that were have been killed. Not with
+    ///   [`keep_going`](Self::keep_going), which makes it a failure of that process.
     pub fn spawn(self, count: usize, entry: &str, arguments: &[&str]) -> Result<Processes> {
         let report = Report::create().map_err(|error| failed("making room for last words", entry, error))?;
         let commands = (0..count).map(|index| entry::command(entry, index, count, arguments, &report));
@@ -86,7 +117,7 @@ impl<'a> SpawnOptions<'a> {
             (self.configure)(index, command);
             os::prepare_child(command, report.as_ref().map(Report::file));
         }
-        supervisor::start(commands, report, self.grace).map(Processes::new)
+        supervisor::start(commands, report, self.policy).map(Processes::new)
     }
 }
 
@@ -98,7 +129,7 @@ impl Default for SpawnOptions<'_> {
 
 impl fmt::Debug for SpawnOptions<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SpawnOptions").field("grace", &self.grace).finish_non_exhaustive()
+        f.debug_struct("SpawnOptions").field("policy", &self.policy).finish_non_exhaustive()
     }
 }
 

@@ -11,7 +11,8 @@ use crate::os;
 /// a disk; then they are waited for in the background.
 const BURIAL: Duration = Duration::from_secs(2);
 
-/// Processes that were started together, and end together if one of them fails.
+/// Processes that were started together, and end together if one of them fails, unless they are to
+/// [keep going](super::SpawnOptions::keep_going).
 ///
 /// It can be used by several threads at once. Dropped, it kills what still runs; [`join`](Self::join) first if that is not meant.
 #[derive(Debug)]
@@ -25,15 +26,16 @@ impl Processes {
         Self { started, generation: os::fork_generation() }
     }
 
-    /// Returns the numbers of the processes, by index. One that has ended may have lost its number to another.
+    /// Returns the numbers of the processes, by index. One that has ended may have lost its number to another; one that could
+    /// not be started has 0, which to kill(2) is the caller's own group.
     pub fn pids(&self) -> &[u32] {
         &self.started.pids
     }
 
     /// Waits until all processes have ended.
     ///
-    /// If one fails, the others are ended as [`terminate`](Self::terminate) does it, and waited for, before this returns. Called
-    /// again, it returns the same.
+    /// If one fails, the others are ended as [`terminate`](Self::terminate) does it, unless they are to
+    /// [keep going](super::SpawnOptions::keep_going), and waited for, before this returns. Called again, it returns the same.
     ///
     /// # Errors
     ///
@@ -51,6 +53,15 @@ impl Processes {
     /// Those of [`join`](Self::join).
     pub fn join_timeout(&self, limit: Duration) -> Result<bool, ChildError> {
         self.started.shared.wait(Some(limit)).map_or(Ok(false), |ended| ended.map(|()| true))
+    }
+
+    /// Waits for the next process to end and returns its index and how it ended, in the order of the ends; `None` when every
+    /// end has been told, or nobody ended within `limit`.
+    ///
+    /// `None` for a limit waits as long as it takes, [`Duration::ZERO`] only looks. Each end is told once, to one caller,
+    /// also that of a process that was told to end, and when [`join`](Self::join) has returned already.
+    pub fn next_end(&self, limit: Option<Duration>) -> Option<(usize, Result<(), ChildError>)> {
+        self.started.shared.next_end(limit)
     }
 
     /// Asks all processes to end (SIGTERM), and kills (SIGKILL) what still runs after the

@@ -4,17 +4,30 @@
 //! gone, whatever becomes of the caller's. Only it waits for the children, so no signal goes to a number that has
 //! meanwhile become a stranger's.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::failure::{ChildError, Ending};
+use super::failure::ChildError;
 use super::options::failed;
 use super::report::Report;
 use crate::Result;
 use crate::os::{Bell, EndWatch, Stop};
+
+/// What the options say about the group as a whole.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Policy {
+    /// How long SIGTERM may take.
+    pub(super) grace: Duration,
+    /// Whether the others go on when one fails.
+    pub(super) keep_going: bool,
+}
+
+/// The index of a process, and how it ended.
+type Ended = (usize, Result<(), ChildError>);
 
 /// What is to become of those that still run; an order is never taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -30,6 +43,7 @@ pub(super) enum Order {
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
+    /// Notified of every end, and when all have ended.
     ended: Condvar,
 }
 
@@ -38,6 +52,8 @@ struct State {
     order: Order,
     /// The first one that failed before any order was given.
     failure: Option<ChildError>,
+    /// Those that nobody has been told of.
+    ends: VecDeque<Ended>,
     /// Whether all have ended and been waited for.
     all_ended: bool,
 }
@@ -55,17 +71,47 @@ impl Shared {
 
     /// Waits until all have ended, and says how; `None` if some still run when the time is over.
     pub(super) fn wait(&self, limit: Option<Duration>) -> Option<Result<(), ChildError>> {
+        self.wait_for(limit, |state| state.all_ended.then(|| state.failure.clone().map_or(Ok(()), Err)))
+    }
+
+    /// Waits for an end that nobody has been told of; `None` if there will be no other, or the time is over.
+    pub(super) fn next_end(&self, limit: Option<Duration>) -> Option<Ended> {
+        self.wait_for(limit, |state| match state.ends.pop_front() {
+            None if !state.all_ended => None,
+            end => Some(end),
+        })?
+    }
+
+    fn wait_for<T>(&self, limit: Option<Duration>, mut answer: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         // A time that the clock cannot tell never comes.
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.state();
-        while !state.all_ended {
+        loop {
+            if let Some(answer) = answer(&mut state) {
+                return Some(answer);
+            }
             state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
                 None => self.ended.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(Duration::ZERO) => return None,
                 Some(left) => self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
             };
         }
-        Some(state.failure.clone().map_or(Ok(()), Err))
+    }
+
+    /// Makes an end known. The first failure is kept, and with the usual policy is an order to end the others.
+    fn tell(&self, index: usize, how: Result<(), ChildError>, policy: Policy) {
+        let mut state = self.state();
+        match &how {
+            Err(error) if state.order == Order::Run && state.failure.is_none() => {
+                state.failure = Some(error.clone());
+                if !policy.keep_going {
+                    state.order = Order::Terminate;
+                }
+            }
+            _ => {}
+        }
+        state.ends.push_back((index, how));
+        self.ended.notify_all();
     }
 }
 
@@ -96,8 +142,8 @@ impl Started {
     }
 }
 
-/// Starts the children, all of them or none.
-pub(super) fn start(commands: Vec<Command>, report: Option<Report>, grace: Duration) -> Result<Started> {
+/// Starts the children; unless they are to keep going, all of them or none.
+pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Policy) -> Result<Started> {
     let shared = Arc::new(Shared::default());
     let (sender, receiver) = mpsc::sync_channel(1);
     let end = End(Arc::clone(&shared));
@@ -105,10 +151,14 @@ pub(super) fn start(commands: Vec<Command>, report: Option<Report>, grace: Durat
         // Last, after descriptors are closed.
         let end = end;
         let started = EndWatch::new().map_err(|error| failed("watching processes", "eventfd", error));
-        let started = started.and_then(|watch| Supervisor::start(commands, watch, report, grace));
+        let started = started.and_then(|watch| {
+            let mut supervisor = Supervisor { running: Vec::with_capacity(commands.len()), watch, report, policy };
+            // If it fails, those that run are killed by `Drop`.
+            let started = supervisor.start(commands, &end.0)?;
+            Ok((supervisor, started))
+        });
         let (supervisor, answer) = match started {
-            Ok((supervisor, pipes)) => {
-                let pids = supervisor.running.iter().map(|running| running.child.id()).collect();
+            Ok((supervisor, (pids, pipes))) => {
                 let bell = supervisor.watch.bell();
                 (Some(supervisor), Ok((pids, pipes, bell)))
             }
@@ -151,29 +201,36 @@ struct Supervisor {
     running: Vec<Running>,
     watch: EndWatch,
     report: Option<Report>,
-    grace: Duration,
+    policy: Policy,
 }
 
 impl Supervisor {
-    fn start(
-        commands: Vec<Command>,
-        watch: EndWatch,
-        report: Option<Report>,
-        grace: Duration,
-    ) -> Result<(Self, Vec<Pipes>)> {
-        let mut supervisor = Self { running: Vec::with_capacity(commands.len()), watch, report, grace };
-        let mut pipes = Vec::with_capacity(commands.len());
+    /// Starts the children and returns their numbers and pipes.
+    fn start(&mut self, commands: Vec<Command>, shared: &Shared) -> Result<(Vec<u32>, Vec<Pipes>)> {
+        let (mut pids, mut all_pipes) = (Vec::new(), Vec::new());
         for (index, mut command) in commands.into_iter().enumerate() {
-            // If it fails, those that run are killed by `Drop`.
-            let started = command.spawn();
-            let mut child = started.map_err(|error| {
-                failed("starting it as a process", Path::new(command.get_program()).display(), error)
-            })?;
-            pipes.push(Pipes { stdin: child.stdin.take(), stdout: child.stdout.take(), stderr: child.stderr.take() });
-            supervisor.watch.add(&child);
-            supervisor.running.push(Running { index, child });
+            let (pid, pipes) = match command.spawn() {
+                Ok(mut child) => {
+                    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+                    let pid = child.id();
+                    self.watch.add(&child);
+                    self.running.push(Running { index, child });
+                    (pid, Pipes { stdin, stdout, stderr })
+                }
+                Err(error) => {
+                    let program = Path::new(command.get_program()).display();
+                    if !self.policy.keep_going {
+                        return Err(failed("starting it as a process", program, error));
+                    }
+                    let why = format!("`{program}`: {error}");
+                    shared.tell(index, Err(ChildError::not_started(index, why)), self.policy);
+                    (0, Pipes::default())
+                }
+            };
+            pids.push(pid);
+            all_pipes.push(pipes);
         }
-        Ok((supervisor, pipes))
+        Ok((pids, all_pipes))
     }
 
     /// Waits until all have ended, and does what the orders say.
@@ -192,16 +249,16 @@ impl Supervisor {
             if order > obeyed {
                 obeyed = order;
                 // A grace period too long for the clock never ends.
-                kill_at = if order == Order::Terminate { Instant::now().checked_add(self.grace) } else { None };
+                kill_at = if order == Order::Terminate { Instant::now().checked_add(self.policy.grace) } else { None };
                 self.stop_all(if order == Order::Terminate { Stop::Ask } else { Stop::Kill });
             }
             self.watch.wait(kill_at.map(|at| at.saturating_duration_since(Instant::now())));
         }
     }
 
-    /// Waits for those that have ended. The first that failed is kept, and is an order to end the others.
+    /// Waits for those that have ended, and tells how.
     fn see_who_ended(&mut self, shared: &Shared) {
-        let Self { running, watch, report, .. } = self;
+        let Self { running, watch, report, policy } = self;
         running.retain_mut(|Running { index, child }| {
             let status = match child.try_wait() {
                 Ok(None) => return true,
@@ -210,13 +267,13 @@ impl Supervisor {
                 Err(_) => None,
             };
             watch.remove(child);
-            let mut state = shared.state();
-            if state.order == Order::Run && !status.is_some_and(|status| status.success()) {
+            let how = if status.is_some_and(|status| status.success()) {
+                Ok(())
+            } else {
                 let message = status.and_then(|status| report.as_ref()?.last_words(*index, status));
-                let ending = status.map_or(Ending::Unknown, Ending::of);
-                state.failure = Some(ChildError { index: *index, pid: child.id(), ending, message });
-                state.order = Order::Terminate;
-            }
+                Err(ChildError::ended(*index, child.id(), status, message))
+            };
+            shared.tell(*index, how, *policy);
             false
         });
     }

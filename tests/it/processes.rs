@@ -40,6 +40,12 @@ pub fn trials() -> Vec<Trial> {
             what_is_dropped_is_killed_at_once,
             those_that_were_told_to_end_have_not_failed,
             joining_again_says_the_same,
+            ends_are_told_in_their_order_and_once,
+            the_ends_of_those_that_fail_together_are_told_too,
+            one_that_fails_does_not_disturb_those_that_keep_going,
+            one_that_cannot_be_started_does_not_disturb_those_that_keep_going,
+            those_that_keep_going_end_when_they_are_told_to,
+            what_keeps_going_is_killed_when_it_is_dropped,
             programs_that_are_no_entries_report_their_exit_code,
             a_program_that_does_not_exist_is_named,
             pipes_can_be_taken,
@@ -47,6 +53,8 @@ pub fn trials() -> Vec<Trial> {
             handles_are_for_every_thread,
             #[cfg(unix)]
             a_signal_is_reported_by_its_name,
+            #[cfg(unix)]
+            one_that_is_killed_does_not_disturb_those_that_keep_going,
             #[cfg(unix)]
             an_abort_in_an_entry_is_a_signal_and_no_old_message,
             #[cfg(unix)]
@@ -80,6 +88,7 @@ pub const ENTRIES: &[(&str, Entry)] = &[
     ("fail-if-last", fail_if_last),
     ("fail-if-first", fail_if_first),
     ("succeed-if-last", succeed_if_last),
+    ("take-turns", take_turns),
     ("fail-at-length", |_| Err("at length ".repeat(1 << 16).into())),
     ("panic", |context| panic!("the brush of {} broke", context.index())),
     ("survive", survive),
@@ -155,6 +164,16 @@ fn fail_if_first(context: &Context) -> Outcome {
     if context.index() == 0 { wait(context).and_then(|()| fail(context)) } else { Ok(()) }
 }
 
+/// Ends when it is told to by its index; the first one fails.
+fn take_turns(context: &Context) -> Outcome {
+    arrive(context)?;
+    let (directory, go) = (directory(context), directory(context).join(format!("go-{}", context.index())));
+    while directory.exists() && !go.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    if context.index() == 0 { fail(context) } else { Ok(()) }
+}
+
 /// Panics, recovers, and ends otherwise.
 fn survive(_: &Context) -> Outcome {
     let survived = std::panic::catch_unwind(|| panic!("forgiven"));
@@ -205,6 +224,11 @@ impl Scene {
 
     fn go(&self) {
         fs::write(self.file("go"), "").unwrap();
+    }
+
+    /// The same for one that takes its turn.
+    fn let_go(&self, index: usize) {
+        fs::write(self.file(&format!("go-{index}")), "").unwrap();
     }
 
     /// A shell script that finds the directory as `$1`.
@@ -410,6 +434,138 @@ fn joining_again_says_the_same() {
     let first = processes.join().unwrap_err();
     assert_eq!(processes.join(), Err(first.clone()));
     assert_eq!(processes.join_timeout(Duration::ZERO), Err(first));
+}
+
+/// The next end, which must come.
+fn next(processes: &Processes) -> (usize, Result<(), ChildError>) {
+    processes.next_end(Some(PATIENCE)).expect("somebody ends")
+}
+
+/// Three that end one after the other, the first of them with a failure.
+fn three_that_take_turns(scene: &Scene) -> Processes {
+    let processes = quietly().keep_going(true).spawn(3, "take-turns", &[scene.path()]).unwrap();
+    scene.wait_for(&["here-0", "here-1", "here-2"]);
+    processes
+}
+
+fn ends_are_told_in_their_order_and_once() {
+    let scene = Scene::new();
+    let processes = three_that_take_turns(&scene);
+    assert_eq!(processes.next_end(Some(Duration::ZERO)), None);
+    let begin = Instant::now();
+    assert_eq!(processes.next_end(Some(Duration::from_millis(50))), None);
+    assert!(begin.elapsed() >= Duration::from_millis(50));
+    for index in [2, 1] {
+        scene.let_go(index);
+        assert_eq!(next(&processes), (index, Ok(())));
+        assert_eq!(processes.join_timeout(Duration::ZERO), Ok(false));
+    }
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| processes.next_end(None));
+        scene.let_go(0);
+        let (index, how) = waiting.join().unwrap().unwrap();
+        assert_eq!((index, how.as_ref().map_err(ChildError::ending)), (0, Err(Ending::Exited(1))));
+        assert_eq!(end(&processes), how);
+    });
+    assert_eq!(processes.next_end(None), None, "each end is told once");
+}
+
+fn the_ends_of_those_that_fail_together_are_told_too() {
+    let scene = Scene::new();
+    let processes = scene.spawn(3, "fail-if-last");
+    let (index, how) = next(&processes);
+    assert_eq!((index, how), (2, Err(failure(&processes))));
+    let mut others: Vec<usize> = std::iter::from_fn(|| processes.next_end(None))
+        .map(|(index, how)| {
+            assert_ne!(how, Ok(()), "it was ended");
+            index
+        })
+        .collect();
+    others.sort_unstable();
+    assert_eq!(others, [0, 1]);
+}
+
+fn one_that_fails_does_not_disturb_those_that_keep_going() {
+    let scene = Scene::new();
+    let processes = three_that_take_turns(&scene);
+    scene.let_go(0);
+    let (index, how) = next(&processes);
+    let error = how.unwrap_err();
+    assert_eq!((index, error.index(), error.pid()), (0, 0, processes.pids()[0]));
+    assert_eq!(error.message(), Some("chunk 0 cannot be painted: the colour ran out"));
+    assert_eq!(error.status().and_then(|status| status.code()), Some(1));
+    assert_eq!(processes.next_end(Some(Duration::from_millis(300))), None, "the others go on");
+    assert_eq!(processes.join_timeout(Duration::ZERO), Ok(false));
+    scene.let_go(1);
+    assert_eq!(next(&processes), (1, Ok(())));
+    scene.let_go(2);
+    assert_eq!(failure(&processes), error);
+    assert_eq!(next(&processes), (2, Ok(())), "told after the join too");
+}
+
+fn one_that_cannot_be_started_does_not_disturb_those_that_keep_going() {
+    let scene = Scene::new();
+    let missing = scene.file("no-such-program");
+    let program = |index| {
+        if index == 1 {
+            return Command::new(&missing);
+        }
+        let mut command = failing_program();
+        command.stderr(Stdio::piped());
+        command
+    };
+    let mut processes = SpawnOptions::new().keep_going(true).spawn_commands(3, program).unwrap();
+    let (index, how) = next(&processes);
+    let error = how.unwrap_err();
+    assert_eq!((index, error.ending(), error.status()), (1, Ending::NotStarted, None));
+    let said = error.to_string();
+    assert!(said.starts_with("process 1 could not be started: `") && said.contains("no-such-program"), "{said}");
+    assert_eq!((error.pid(), processes.pids()[1]), (0, 0));
+    assert!(processes.take_stderr(1).is_none() && processes.take_stderr(2).is_some(), "pipes keep their index");
+    assert_eq!(failure(&processes), error);
+    let mut others = [next(&processes).0, next(&processes).0];
+    others.sort_unstable();
+    assert_eq!(others, [0, 2]);
+
+    let none = SpawnOptions::new().keep_going(true).spawn_commands(2, |_| Command::new(&missing)).unwrap();
+    assert_eq!(failure(&none).index(), 0);
+    assert_eq!([next(&none).0, next(&none).0], [0, 1]);
+    assert_eq!(none.next_end(None), None);
+}
+
+fn those_that_keep_going_end_when_they_are_told_to() {
+    let scene = Scene::new();
+    let processes = three_that_take_turns(&scene);
+    processes.terminate();
+    assert_eq!(end(&processes), Ok(()));
+    assert_eq!(std::iter::from_fn(|| processes.next_end(None)).filter(|(_, how)| how.is_err()).count(), 3);
+}
+
+fn what_keeps_going_is_killed_when_it_is_dropped() {
+    let scene = Scene::new();
+    let processes = three_that_take_turns(&scene);
+    let pids = processes.pids().to_vec();
+    drop(processes);
+    assert!(pids.iter().all(|pid| !exists(*pid)), "{pids:?}");
+}
+
+#[cfg(unix)]
+fn one_that_is_killed_does_not_disturb_those_that_keep_going() {
+    let scene = Scene::new();
+    let processes = three_that_take_turns(&scene);
+    let killed = Command::new("kill").args(["-KILL", &processes.pids()[1].to_string()]).status().unwrap();
+    assert!(killed.success());
+    let (index, how) = next(&processes);
+    let error = how.unwrap_err();
+    assert_eq!((index, error.ending().signal_name().as_deref()), (1, Some("SIGKILL")));
+    assert_eq!(processes.next_end(Some(Duration::from_millis(300))), None, "the others go on");
+    let pids = processes.pids();
+    assert!(exists(pids[0]) && !exists(pids[1]) && exists(pids[2]), "{pids:?}");
+    scene.let_go(2);
+    assert_eq!(next(&processes), (2, Ok(())));
+    scene.let_go(0);
+    assert_eq!(next(&processes).0, 0);
+    assert_eq!(failure(&processes), error, "the first failure, not the last");
 }
 
 /// A command of this very program that ends with a failure of its own: it has no such option.

@@ -1,17 +1,19 @@
 //! Workers that are processes: starting them, noticing how they end, dismissing them.
 //!
 //! A worker joins by the array's public name and paints on its own; nothing is sent to it. Its standard input is a pipe
-//! whose other end is held here: it ends when the worker is dismissed, and also when this process dies, however it dies.
+//! whose other end is held here: it ends when the worker is dismissed, and also when this process dies, however it dies. On
+//! Linux the kernel then kills the worker at once, as it does all children of [`ndarray_shm::process`].
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Read};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ndarray::IxDyn;
+use ndarray_shm::process::{ChildError, Ending, Processes, SpawnOptions};
 use ndarray_shm::{Element, NextClaim, RenderBuffer};
 
 use crate::error::Error;
@@ -19,7 +21,7 @@ use crate::paint::{Work, in_volume, worker_count};
 use crate::source::Scratch;
 use crate::watch::{Outcome, Watch};
 
-/// How often the workers are looked at.
+/// How long the last chunk or the caller's wish to stop may go unnoticed; the end of a worker is seen at once.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// How long a dismissed worker may take to end before it is killed. Killing is safe: its chunk stays unfinished.
@@ -47,7 +49,8 @@ impl ProcessWorkers {
     /// location. Its standard input becomes a pipe that ends when it should stop
     /// ([`StopFlag::stop_when_stdin_ends`](crate::StopFlag::stop_when_stdin_ends)); its standard output is closed; the last
     /// lines of its standard error end up in the error or warning about it. On Unix it gets a process group of its own, on
-    /// Windows a console of its own without a window, so that Ctrl-C reaches only the parent, which then dismisses it.
+    /// Windows a console of its own without a window, so that Ctrl-C reaches only the parent, which then dismisses it. On
+    /// Linux it is killed when the parent dies.
     pub fn new(count: usize, command: impl Fn() -> Command + Send + Sync + 'static) -> Self {
         Self { count, command: Box::new(command) }
     }
@@ -68,59 +71,44 @@ pub(crate) fn paint<T: Element>(
 ) -> Outcome {
     let left = buffer.progress();
     let count = worker_count(workers.count).min(left.total - left.done).max(1);
-    let mut crew = Crew { present: Vec::with_capacity(count) };
-    let mut losses = Vec::new();
-    for number in 1..=count {
-        match Worker::start(number, (workers.command)()) {
-            Ok(worker) => crew.present.push(worker),
-            Err(error) => losses.push(lose(watch, format!("worker {number} could not be started: {error}"))),
-        }
-    }
-    let mut gave_up = false;
+    let mut crew = match Crew::start(count, workers) {
+        Ok(crew) => crew,
+        Err(error) => return Outcome::Lost { report: format!("no worker could be started: {error}") },
+    };
+    let (mut losses, mut gave_up) = (Vec::new(), false);
     loop {
-        let ended = crew.ended();
+        let end = crew.next_end(LOOK);
         let complete = buffer.progress().is_complete();
         // One that ended well when all was done is no loss.
-        for (number, status, said) in ended.into_iter().filter(|(_, status, _)| !(complete && status.success())) {
-            gave_up |= !died(status);
-            losses.push(lose(watch, ended_early(number, status, &said)));
+        if let Some(end) = end.filter(|end| !(complete && end.is_good())) {
+            gave_up |= !end.is_death();
+            let message = crew.obituary(&end);
+            watch.warn(message.clone());
+            losses.push(message);
         }
         if complete {
+            crew.dismiss();
             // The kernel gives a dying worker's chunk to others a moment before it says that the worker is dead.
-            let dead = crew.dismiss().into_iter().filter(|(_, status, _)| died(*status));
-            dead.for_each(|(number, status, said)| watch.warn(ended_early(number, status, &said)));
+            while let Some(end) = crew.next_end(Duration::ZERO) {
+                if end.is_death() {
+                    watch.warn(crew.obituary(&end));
+                }
+            }
             return Outcome::Complete;
         }
         if work.stop.is_stopped() {
+            crew.dismiss();
             return Outcome::Stopped;
         }
-        if crew.present.is_empty() {
+        if crew.present == 0 {
             break;
         }
-        // Answers early when the last chunk is done; that it is not done yet is no error.
-        let _not_yet = buffer.wait(LOOK);
         watch.tell_now_and_then(buffer);
     }
     if gave_up && let Some(error) = broken_chunk(buffer, work) {
         return Outcome::Failed(error);
     }
     Outcome::Lost { report: losses.join("; ") }
-}
-
-/// Whether a worker ended without deciding to, which says nothing about the work: by a signal, or on Windows by a fault.
-///
-/// Whoever terminates a process of Windows chooses its exit code, so such a worker may seem to have given up.
-fn died(status: ExitStatus) -> bool {
-    status.code().is_none_or(|code| code < 0)
-}
-
-fn ended_early(number: usize, status: ExitStatus, said: &str) -> String {
-    format!("worker {number} ended before the work was done ({status}){said}")
-}
-
-fn lose(watch: &mut Watch<'_>, message: String) -> String {
-    watch.warn(message.clone());
-    message
 }
 
 /// Finds out whether the workers gave up because of the volume: a chunk that cannot be decoded there cannot be decoded
@@ -131,82 +119,77 @@ fn broken_chunk<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &Work<'_>) ->
     work.source.decode(&region, &mut Scratch::new()).err()
 }
 
-/// The workers that have not ended. Dropped, it dismisses them and waits until they are gone.
+/// The workers. Dropped, it kills those that have not been dismissed, which is safe, and waits until they are gone.
 #[derive(Debug)]
 struct Crew {
-    present: Vec<Worker>,
+    processes: Processes,
+    /// Letting go of them tells the workers to end.
+    leashes: Vec<ChildStdin>,
+    voices: Vec<Voice>,
+    /// How many have not been seen to end.
+    present: usize,
 }
 
 impl Crew {
-    /// Takes out those that have ended: number, how, and what they said last.
-    fn ended(&mut self) -> Vec<(usize, ExitStatus, String)> {
-        let mut ended = Vec::new();
-        self.present.retain_mut(|worker| match worker.child.try_wait() {
-            Ok(None) => true,
-            Ok(Some(status)) => {
-                ended.push((worker.number, status, worker.voice.last_words()));
-                false
-            }
-            // A child that cannot be waited for was waited for by someone else in this process: how it ended is unknown.
-            Err(_) => {
-                ended.push((
-                    worker.number,
-                    ExitStatus::default(),
-                    " and its exit status was taken by others".to_owned(),
-                ));
-                false
-            }
+    fn start(count: usize, workers: &ProcessWorkers) -> ndarray_shm::Result<Self> {
+        let options = SpawnOptions::new().keep_going(true).configure(|_, command| {
+            command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+            keep_from_ctrl_c(command);
         });
-        ended
+        let mut processes = options.spawn_commands(count, |_| (workers.command)())?;
+        let leashes = (0..count).filter_map(|index| processes.take_stdin(index)).collect();
+        let voices = (0..count).map(|index| Voice::listen(processes.take_stderr(index))).collect();
+        Ok(Self { processes, leashes, voices, present: count })
     }
 
-    /// Tells all that are present to end, waits until they have, and returns those that ended by themselves.
-    fn dismiss(&mut self) -> Vec<(usize, ExitStatus, String)> {
-        for worker in &mut self.present {
-            worker.leash = None;
-        }
-        let begin = Instant::now();
-        let mut ended = self.ended();
-        while !self.present.is_empty() {
-            if begin.elapsed() < DISMISSAL {
-                thread::sleep(Duration::from_millis(2));
-                ended.extend(self.ended());
-                continue;
+    fn next_end(&mut self, limit: Duration) -> Option<End> {
+        let (index, how) = self.processes.next_end(Some(limit))?;
+        self.present -= 1;
+        Some(End { index, how })
+    }
+
+    /// Says what became of a worker, and what it said last.
+    fn obituary(&self, End { index, how }: &End) -> String {
+        let number = index + 1;
+        let how = match how {
+            Err(error) if error.ending() == Ending::NotStarted => {
+                return format!("worker {number} could not be started: {}", error.message().unwrap_or_default());
             }
-            for mut worker in self.present.drain(..) {
-                // Fails only if it has ended by now.
-                let _ended = worker.child.kill();
-                let _status = worker.child.wait();
-            }
-        }
-        ended
+            Err(error) => error.status().map_or_else(|| error.ending().to_string(), |status| status.to_string()),
+            Ok(()) => ExitStatus::default().to_string(),
+        };
+        format!("worker {number} ended before the work was done ({how}){}", self.voices[*index].last_words())
+    }
+
+    /// Tells all to end, and gives them time to.
+    fn dismiss(&mut self) {
+        self.leashes.clear();
+        let _ended = self.processes.join_timeout(DISMISSAL);
     }
 }
 
-impl Drop for Crew {
-    fn drop(&mut self) {
-        self.dismiss();
+/// The end of a worker.
+struct End {
+    index: usize,
+    how: Result<(), ChildError>,
+}
+
+impl End {
+    fn ending(&self) -> Ending {
+        self.how.as_ref().map_or_else(ChildError::ending, |()| Ending::Exited(0))
     }
-}
 
-/// One worker process.
-#[derive(Debug)]
-struct Worker {
-    number: usize,
-    child: Child,
-    /// Letting go of it tells the worker to end.
-    leash: Option<ChildStdin>,
-    voice: Voice,
-}
+    /// Whether it ended well, as far as anybody knows.
+    fn is_good(&self) -> bool {
+        matches!(self.ending(), Ending::Exited(0) | Ending::Unknown)
+    }
 
-impl Worker {
-    fn start(number: usize, mut command: Command) -> std::io::Result<Self> {
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        keep_from_ctrl_c(&mut command);
-        let mut child = command.spawn()?;
-        let leash = child.stdin.take();
-        let voice = Voice::listen(child.stderr.take());
-        Ok(Self { number, child, leash, voice })
+    /// Whether it ended without deciding to, which says nothing about the work: by a signal, on Windows by a fault, or before
+    /// it began.
+    ///
+    /// Whoever terminates a process of Windows chooses its exit code, so such a worker may seem to have given up.
+    fn is_death(&self) -> bool {
+        matches!(self.ending(), Ending::Signal(_) | Ending::NotStarted | Ending::Exited(..0))
     }
 }
 

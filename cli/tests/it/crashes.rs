@@ -149,12 +149,18 @@ fn when_everybody_is_killed_the_same_command_paints_the_rest() {
     // Stopped first, so that none can see another die and clean up. On Windows nobody can be stopped; there the parent dies
     // first, and workers that see it may be gone before they are killed.
     #[cfg(unix)]
-    for &pid in workers.iter().chain([&running.pid()]) {
-        assert!(signal(pid, Signal::Stop));
+    {
+        for &pid in workers.iter().chain([&running.pid()]) {
+            assert!(signal(pid, Signal::Stop));
+        }
+        for &pid in &workers {
+            assert!(signal(pid, Signal::Kill));
+        }
     }
     running.kill();
+    #[cfg(windows)]
     for &pid in &workers {
-        assert!(signal(pid, Signal::Kill) || cfg!(windows));
+        signal(pid, Signal::Kill);
     }
     assert_killed(running);
     // Workers without a parent are reaped by init.
@@ -179,6 +185,23 @@ fn workers_do_not_outlive_a_killed_parent() {
     assert_killed(running);
     wait_until("the end of the workers", || !workers.iter().any(|&pid| is_running(pid)));
     assert!(!scene.files().contains(&"x".to_owned()), "workers finish nothing by themselves");
+}
+
+/// Elsewhere a worker ends because its standard input does, for which it must run.
+#[cfg(target_os = "linux")]
+#[test]
+fn workers_that_cannot_do_anything_die_with_their_parent() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let mut running = Running::start(&mut download(&scene, &["--processes", "--workers", "2"]));
+    wait_for_chunks(&scene, &mut running, 2);
+    let workers = wait_for_workers(&mut running, 2);
+    for &pid in &workers {
+        assert!(signal(pid, Signal::Stop));
+    }
+    running.kill();
+    wait_until("the end of the workers", || !workers.iter().any(|&pid| is_running(pid)));
+    assert_killed(running);
 }
 
 #[test]
