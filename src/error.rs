@@ -315,6 +315,16 @@ impl Error {
             _ => Self::Os { op, location, source },
         }
     }
+
+    /// The same about the path of a socket, where it is no array that is missing or there already: `op` says what to do.
+    pub(crate) fn os_at_socket(op: &'static str, location: impl fmt::Display, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => {
+                Self::Os { op, location: location.to_string(), source }
+            }
+            _ => Self::os(op, location, source),
+        }
+    }
 }
 
 impl Error {

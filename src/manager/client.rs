@@ -4,6 +4,7 @@
 //! A process has one connection, kept as long as it lives. A forked child has its own: what it inherits is its parent's,
 //! and is neither used nor closed.
 
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -11,11 +12,10 @@ use std::time::{Duration, Instant};
 
 use super::endpoint;
 use super::program::{self, Program};
-use super::wire::{CANNOT, GREETING, REFUSAL, Use};
+use super::wire::{CANNOT, GREETING, REFUSAL, Use, hear, say};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::os;
-use crate::os::local::Stream;
+use crate::os::{self, Socket};
 
 /// Directories that one process announces.
 const MOST: usize = 64;
@@ -40,7 +40,7 @@ static STATES: [Mutex<State>; 8] = [const { Mutex::new(State::new()) }; 8];
 struct State {
     generation: u64,
     known: Vec<Known>,
-    connection: Option<Stream>,
+    connection: Option<Socket>,
     /// A thread is about to make the connection.
     starting: bool,
     look_at: Option<Instant>,
@@ -77,7 +77,7 @@ pub(crate) fn announce(directory: &Path, backend: &str) {
     if state.connection.is_none() && !state.starting && !is_refused {
         let outcome = endpoint::socket_path(None).and_then(|path| Ok((endpoint::connect(&path)?, path)));
         match outcome {
-            Ok((Some(stream), _)) => state.connect(stream),
+            Ok((Some(socket), _)) => state.connect(socket),
             Ok((None, path)) => state.begin(generation, choice, path),
             Err(error) => state.fail(&error),
         }
@@ -106,9 +106,7 @@ fn lock(generation: u64) -> Option<MutexGuard<'static, State>> {
         if state.generation != generation {
             let inherited = std::mem::replace(&mut *state, State { generation, ..State::new() });
             // Its number may mean something else by now: a daemon closes what it inherits.
-            if let Some(stream) = inherited.connection {
-                stream.abandon();
-            }
+            let _never_closed = inherited.connection.map(ManuallyDrop::new);
         }
         return Some(state);
     }
@@ -133,20 +131,20 @@ impl State {
     }
 
     /// Uses a connection from now on.
-    fn connect(&mut self, stream: Stream) {
-        if stream.send(format!("{GREETING}\n").as_bytes()).is_ok() {
+    fn connect(&mut self, socket: Socket) {
+        if say(&socket, &format!("{GREETING}\n")).is_ok() {
             self.known.iter_mut().for_each(|known| known.told = false);
-            self.connection = Some(stream);
+            self.connection = Some(socket);
             self.failures = 0;
         }
     }
 
     /// Tells the manager what it does not know yet.
     fn tell(&mut self) {
-        let Some(stream) = &self.connection else { return };
+        let Some(socket) = &self.connection else { return };
         for known in self.known.iter_mut().filter(|known| !known.told) {
             known.told = match look_at(&known.directory, &known.backend) {
-                Some(used) => stream.send(used.line().as_bytes()).is_ok(),
+                Some(used) => say(socket, &used.line()).is_ok(),
                 None => true,
             };
             if !known.told {
@@ -158,10 +156,10 @@ impl State {
 
     /// Reads the manager's answers; says whether it refuses this process. At their end there is no connection any more.
     fn listen(&mut self) -> bool {
-        let Some(stream) = &self.connection else { return false };
+        let Some(socket) = &self.connection else { return false };
         let (mut answer, mut is_refused) = ([0; 1024], false);
         loop {
-            match stream.receive(&mut answer) {
+            match hear(socket, &mut answer) {
                 Ok(0) => break,
                 Ok(count) => {
                     let text = String::from_utf8_lossy(answer.get(..count).unwrap_or_default());
@@ -173,13 +171,11 @@ impl State {
                         log::debug!("the manager cannot watch a directory: {reason}");
                     }
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return false,
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
                 // No socket at all: somebody closed it, and the number may be somebody else's.
                 Err(_) => {
-                    if let Some(stream) = self.connection.take() {
-                        stream.abandon();
-                    }
+                    let _never_closed = self.connection.take().map(ManuallyDrop::new);
                     return false;
                 }
             }
@@ -214,8 +210,8 @@ impl State {
             let Some(mut state) = lock(generation) else { return };
             state.starting = false;
             match outcome {
-                Ok(stream) => {
-                    state.connect(stream);
+                Ok(socket) => {
+                    state.connect(socket);
                     state.tell();
                 }
                 Err(reason) => {
@@ -231,14 +227,14 @@ impl State {
     }
 }
 
-fn find_or_start(choice: &Program, socket: &Path) -> Result<Stream, String> {
+fn find_or_start(choice: &Program, socket: &Path) -> Result<Socket, String> {
     let program = program::find(choice)?;
     let started = program::start(&program, socket);
     let mut backoff = Backoff::new(if started.is_ok() { START } else { Duration::ZERO });
     loop {
         // Even if it could not be started: another process may have started one.
         match endpoint::connect(socket) {
-            Ok(Some(stream)) => return Ok(stream),
+            Ok(Some(socket)) => return Ok(socket),
             Ok(None) if backoff.pause() => {}
             Ok(None) => {
                 started?;

@@ -3,16 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::endpoint::{self, Endpoint};
 use super::places::{Number, Places};
-use super::wire::{self, CANNOT, DONE, GREETING, Lines, REFUSAL, Request, Status, Use};
+use super::wire::{self, CANNOT, DONE, GREETING, Lines, REFUSAL, Request, Status, Use, hear, say};
 use crate::backend::{Backend, Directory};
 use crate::error::{Error, Result};
-use crate::os;
-use crate::os::local::{self, Bell, Process, Source, Stream};
+use crate::os::daemon::{self, Process, Source};
+use crate::os::{self, Bell, Socket};
 use crate::share::reclaim;
 
 /// Clients that a manager serves at most; fewer where the process may have fewer descriptors.
@@ -70,7 +69,7 @@ impl ManagerOptions {
 pub struct Manager {
     // First, so that when a client sees the end of its connection the socket is gone.
     endpoint: Endpoint,
-    bell: Arc<Bell>,
+    bell: Bell,
     idle: Option<Duration>,
     clients: BTreeMap<u64, Client>,
     next_client: u64,
@@ -83,7 +82,7 @@ pub struct Manager {
 
 /// Ends a manager from another thread.
 #[derive(Debug, Clone)]
-pub struct Stopper(Arc<Bell>);
+pub struct Stopper(Bell);
 
 impl Stopper {
     /// Asks the manager to end in good order.
@@ -95,8 +94,9 @@ impl Stopper {
 #[derive(Debug)]
 struct Client {
     /// `None` once the other end is closed, or what came from it made no sense.
-    stream: Option<Stream>,
+    socket: Option<Socket>,
     watch: Watch,
+    /// Its number; 0 if it has none here.
     process: u32,
     lines: Lines,
     greeted: bool,
@@ -126,7 +126,7 @@ impl Manager {
     pub fn start(options: &ManagerOptions) -> Result<Option<Self>> {
         let path = endpoint::socket_path(options.socket.as_deref())?;
         let failed = |error| Error::os("preparing to wait for processes", path.display(), error);
-        let bell = Arc::new(Bell::new().map_err(failed)?);
+        let bell = daemon::supported().and_then(|()| Bell::new()).map_err(failed)?;
         let Some(endpoint) = Endpoint::take(&path)? else { return Ok(None) };
         let mut manager = Self {
             endpoint,
@@ -150,7 +150,7 @@ impl Manager {
 
     /// Returns what ends this manager from another thread.
     pub fn stopper(&self) -> Stopper {
-        Stopper(Arc::clone(&self.bell))
+        Stopper(self.bell.clone())
     }
 
     /// Serves until it is stopped, or has had no client for the time given; then takes the socket away.
@@ -230,8 +230,8 @@ impl Manager {
         let mut sources = vec![Source::Bell(&self.bell)];
         let mut whose = vec![None];
         for (&number, client) in &self.clients {
-            if let Some(stream) = &client.stream {
-                sources.push(Source::Stream(stream));
+            if let Some(socket) = &client.socket {
+                sources.push(Source::Socket(socket));
                 whose.push(Some((number, false)));
             }
             if let Watch::Alive(process) = &client.watch {
@@ -242,7 +242,7 @@ impl Manager {
         if accepts {
             sources.push(Source::Listener(&self.endpoint.listener));
         }
-        let answers = local::wait(&sources, limit)
+        let answers = daemon::wait(&sources, limit)
             .map_err(|error| Error::os("waiting for clients", self.endpoint.path().display(), error))?;
         let mut happened = Happened { rung: answers[0], ..Happened::default() };
         // The listener comes last, and has nobody.
@@ -270,35 +270,36 @@ impl Manager {
     /// Accepts everybody who waits; `false` if that failed and a rest may help.
     fn accept(&mut self) -> bool {
         loop {
-            let stream = match self.endpoint.listener.accept() {
-                Ok(Some(stream)) => stream,
-                Ok(None) => return true,
+            let socket = match self.endpoint.listener.accept(Some(Instant::now())) {
+                Ok(socket) => socket,
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return true,
                 Err(error) => {
                     log::warn!("the manager cannot accept a client: {error}");
                     return false;
                 }
             };
-            if let Err(reason) = self.welcome(stream) {
+            if let Err(reason) = self.welcome(socket) {
                 log::info!("the manager refused a client: {reason}");
             }
         }
     }
 
-    fn welcome(&mut self, stream: Stream) -> io::Result<()> {
-        let peer = stream.peer()?;
-        if !local::is_this_user(peer.user) {
-            stream.send(format!("{REFUSAL}this manager serves another user, not user {}\n", peer.user).as_bytes())?;
+    fn welcome(&mut self, socket: Socket) -> io::Result<()> {
+        let peer = socket.peer()?;
+        if !daemon::is_this_user(peer.user) {
+            say(&socket, &format!("{REFUSAL}this manager serves another user, not user {}\n", peer.user))?;
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         if self.clients.len() >= self.most + QUESTIONS {
-            stream.send(format!("{REFUSAL}{TOO_MANY}\n").as_bytes())?;
+            say(&socket, &format!("{REFUSAL}{TOO_MANY}\n"))?;
             return Err(io::Error::other(TOO_MANY));
         }
-        let watch = match stream.process() {
+        let process = peer.process.unwrap_or(0);
+        let watch = match Process::of_peer(&socket) {
             Ok(Some(process)) => Watch::Alive(process),
             Ok(None) => Watch::Gone,
             Err(error) => {
-                log::debug!("client {} cannot be watched: {error}", peer.process);
+                log::debug!("client {process} cannot be watched: {error}");
                 Watch::Unseen
             }
         };
@@ -306,7 +307,7 @@ impl Manager {
         let number = self.next_client;
         self.next_client += 1;
         let (lines, places) = (Lines::default(), BTreeSet::new());
-        let client = Client { stream: Some(stream), watch, process: peer.process, lines, greeted: false, places };
+        let client = Client { socket: Some(socket), watch, process, lines, greeted: false, places };
         self.clients.insert(number, client);
         // What it said before it was accepted.
         self.listen_to(number);
@@ -321,11 +322,11 @@ impl Manager {
         let mut bytes = [0; 4096];
         loop {
             let Some(client) = self.clients.get_mut(&number) else { return };
-            let Some(stream) = &client.stream else { return };
-            match stream.receive(&mut bytes) {
+            let Some(socket) = &client.socket else { return };
+            match hear(socket, &mut bytes) {
                 Ok(0) => break,
                 Ok(count) => client.lines.push(bytes.get(..count).unwrap_or(&bytes)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return,
                 Err(_) => break,
             }
             loop {
@@ -341,7 +342,7 @@ impl Manager {
                 };
                 let Some(client) = self.clients.get_mut(&number) else { return };
                 // One that reads no answers misses them.
-                let _missed = client.stream.as_ref().map(|stream| stream.send(text.as_bytes()));
+                let _missed = client.socket.as_ref().map(|socket| say(socket, &text));
                 if is_refusal {
                     self.hang_up(number);
                     return;
@@ -399,7 +400,7 @@ impl Manager {
     fn hang_up(&mut self, number: u64) {
         let now = Instant::now();
         let Some(client) = self.clients.get_mut(&number) else { return };
-        client.stream = None;
+        client.socket = None;
         client.places.iter().for_each(|place| self.places.mark(*place, now));
         let (process, is_alive) = (client.process, matches!(client.watch, Watch::Alive(_)));
         if client.places.is_empty() || !is_alive {

@@ -7,12 +7,11 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::os::local::{self, Listener, Stream};
-use crate::os::{self, FileId, LockKind, LockRange};
+use crate::os::{self, Listener, LockKind, LockRange, Socket, daemon};
 
 /// Names the socket, whatever else is said here.
 const SOCKET: &str = "NDSHM_MANAGER_SOCKET";
@@ -70,9 +69,10 @@ fn own_directory(temporary: &Path) -> PathBuf {
 }
 
 /// Connects to the manager at `path`, and to nobody else's: `None` if there is none.
-pub(super) fn connect(path: &Path) -> Result<Option<Stream>> {
-    let stream = match local::connect(path) {
-        Ok(stream) => stream,
+pub(super) fn connect(path: &Path) -> Result<Option<Socket>> {
+    let connected = daemon::supported().and_then(|()| os::connect(path, Some(Instant::now())));
+    let socket = match connected {
+        Ok(socket) => socket,
         Err(error) if is_absent(&error) => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let (owner, mode) = os::facts_at(path).map_or((0, 0), |facts| (facts.owner, facts.mode));
@@ -81,13 +81,13 @@ pub(super) fn connect(path: &Path) -> Result<Option<Stream>> {
         }
         Err(error) => return Err(Error::os("connecting to the manager", path.display(), error)),
     };
-    let peer = stream.peer().map_err(|error| Error::os("asking who the manager is", path.display(), error))?;
-    if !local::is_this_user(peer.user) {
+    let peer = socket.peer().map_err(|error| Error::os("asking who the manager is", path.display(), error))?;
+    if !daemon::is_this_user(peer.user) {
         let mode = os::facts_at(path).map_or(0, |facts| facts.mode);
         let reason = "another user's program listens at the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
         return Err(Error::PermissionDenied { location: path.display().to_string(), owner: peer.user, mode, reason });
     }
-    Ok(Some(stream))
+    Ok(Some(socket))
 }
 
 /// Whether the error says that nobody listens.
@@ -95,12 +95,11 @@ fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory)
 }
 
-/// The right to be the manager at a path, and the socket. Dropped, both are gone.
+/// The right to be the manager at a path, and the socket. Dropped, both are gone, the socket first.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) listener: Listener,
     path: PathBuf,
-    socket: FileId,
     lock: Lock,
 }
 
@@ -112,8 +111,7 @@ impl Endpoint {
         }
         let Some(lock) = Lock::take(path)? else { return Ok(None) };
         remove_dead(path)?;
-        let (listener, socket) = listen(path)?;
-        Ok(Some(Self { listener, path: path.to_owned(), socket, lock }))
+        Ok(Some(Self { listener: listen(path)?, path: path.to_owned(), lock }))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -122,44 +120,29 @@ impl Endpoint {
 
     /// Whether clients still find this manager, and nobody else became one: files can be removed under it.
     pub(super) fn is_intact(&self) -> bool {
-        self.has_socket() && self.lock.has_name()
-    }
-
-    fn has_socket(&self) -> bool {
-        os::facts_at(&self.path).is_ok_and(|facts| facts.id == self.socket)
+        self.listener.has_name() && self.lock.has_name()
     }
 
     /// Takes the socket's name away, so that nobody connects any more.
     pub(super) fn close(&self) {
-        if self.has_socket() {
-            let _already_gone = os::unlink(&self.path);
-        }
+        self.listener.remove_name();
     }
 
     /// Listens again after [`close`](Self::close).
     pub(super) fn open_again(&mut self) -> Result<()> {
-        (self.listener, self.socket) = listen(&self.path)?;
+        self.listener = listen(&self.path)?;
         Ok(())
     }
 }
 
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
-fn listen(path: &Path) -> Result<(Listener, FileId)> {
-    let failed = |error: io::Error| {
-        let op = "making the manager's socket (its directory must exist; NDSHM_MANAGER_SOCKET names another)";
-        if error.kind() == io::ErrorKind::InvalidInput {
-            return Error::Manager { location: path.display().to_string(), reason: error.to_string() };
+fn listen(path: &Path) -> Result<Listener> {
+    let op = "making the manager's socket (its directory must exist; NDSHM_MANAGER_SOCKET names another)";
+    os::listen(path).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => {
+            Error::Manager { location: path.display().to_string(), reason: error.to_string() }
         }
-        Error::Os { op, location: path.display().to_string(), source: error }
-    };
-    let listener = local::listen(path).map_err(failed)?;
-    let socket = os::facts_at(path).map_err(failed)?.id;
-    Ok((listener, socket))
+        _ => Error::os_at_socket(op, path.display(), error),
+    })
 }
 
 fn make_own_directory(socket: &Path) -> Result<()> {
@@ -192,7 +175,7 @@ fn remove_dead(path: &Path) -> Result<()> {
 }
 
 fn refuse_foreign(path: &Path, facts: &os::Facts) -> Result<()> {
-    if local::is_own(facts) {
+    if daemon::is_this_user(facts.owner) {
         return Ok(());
     }
     let reason = "it belongs to another user; set NDSHM_MANAGER_SOCKET to a path in a directory of yours";
@@ -215,11 +198,7 @@ impl Lock {
         let path = PathBuf::from(name);
         let failed = |error| {
             let op = "taking the manager's lock (the directory must exist; NDSHM_MANAGER_SOCKET names another)";
-            let location = path.display().to_string();
-            if io::Error::kind(&error) == io::ErrorKind::NotFound {
-                return Error::Os { op, location, source: error };
-            }
-            Error::os(op, location, error)
+            Error::os_at_socket(op, path.display(), error)
         };
         let mut backoff = Backoff::new(PATIENCE);
         loop {

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::os::local;
+use crate::os::daemon;
 
 /// Says which program it is, or that there is to be none.
 const PROGRAM: &str = "NDSHM_MANAGER";
@@ -65,7 +65,7 @@ pub(super) fn find(choice: &Program) -> Result<PathBuf, String> {
             let beside = this.as_deref().map(|this| this.with_file_name(&file));
             // A program may lie where others can put theirs beside it, as in /tmp.
             let beside =
-                this.zip(beside).filter(|(this, beside)| local::is_trusted_like(beside, this)).map(|both| both.1);
+                this.zip(beside).filter(|(this, beside)| daemon::is_trusted_like(beside, this)).map(|both| both.1);
             let path = std::env::var_os("PATH").unwrap_or_default();
             // What a relative entry means depends on where the process is just now.
             let entries = std::env::split_paths(&path).filter(|entry| entry.is_absolute());
@@ -79,13 +79,13 @@ pub(super) fn find(choice: &Program) -> Result<PathBuf, String> {
 
 /// Starts a manager and waits until it listens or has given up; it is the system's child then.
 pub(super) fn start(program: &Path, socket: &Path) -> Result<(), String> {
-    if local::has_borrowed_rights() {
+    if daemon::has_borrowed_rights() {
         return Err("a program with set-user-ID starts no others".to_owned());
     }
     let mut command = Command::new(program);
     command.args(["manager", "--detach", "--socket"]).arg(socket).current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    local::set_apart(&mut command);
+    daemon::set_apart(&mut command);
     match command.status() {
         Ok(status) if status.success() => Ok(()),
         Err(error) => Err(format!("{} cannot be started: {error}", program.display())),
@@ -100,7 +100,7 @@ pub(super) fn start(program: &Path, socket: &Path) -> Result<(), String> {
 ///
 /// What starting it answers.
 pub fn spawn_detached(command: &mut Command) -> Result<Child> {
-    local::keep_descriptors();
+    daemon::keep_descriptors();
     let name = command.get_program().to_string_lossy().into_owned();
     command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().map_err(|source| Error::Os { op: "starting it", location: name, source })
@@ -112,7 +112,7 @@ pub fn spawn_detached(command: &mut Command) -> Result<Child> {
 ///
 /// This process leads a process group; [`Unsupported`](Error::Unsupported) off Linux.
 pub fn leave_session() -> Result<()> {
-    local::leave_session().map_err(|error| Error::os("leaving the session", "this process", error))
+    daemon::leave_session().map_err(|error| Error::os("leaving the session", "this process", error))
 }
 
 #[cfg(test)]

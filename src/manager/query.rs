@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::endpoint;
-use super::wire::{DONE, GREETING, Lines, REFUSAL, Status};
+use super::wire::{DONE, GREETING, Lines, REFUSAL, Status, say};
 use crate::error::{Error, Result};
-use crate::os::local::{self, Source, Stream};
+use crate::os::Socket;
 
 /// How long a manager may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,15 +47,15 @@ pub fn stop(socket: Option<&Path>) -> Result<bool> {
 
 struct Talk<'a> {
     path: &'a Path,
-    stream: Stream,
+    socket: Socket,
     lines: Lines,
     end: Instant,
 }
 
 impl<'a> Talk<'a> {
     fn begin(path: &'a Path) -> Result<Option<Self>> {
-        let Some(stream) = endpoint::connect(path)? else { return Ok(None) };
-        let mut talk = Self { path, stream, lines: Lines::default(), end: Instant::now() + PATIENCE };
+        let Some(socket) = endpoint::connect(path)? else { return Ok(None) };
+        let mut talk = Self { path, socket, lines: Lines::default(), end: Instant::now() + PATIENCE };
         match talk.ask(GREETING)?.as_deref() {
             Some(GREETING) => Ok(Some(talk)),
             Some(_) => Err(talk.failed("it speaks another protocol")),
@@ -65,7 +65,7 @@ impl<'a> Talk<'a> {
 
     /// Says a line and returns the answer; `None` if the manager ends just now.
     fn ask(&mut self, line: &str) -> Result<Option<String>> {
-        match self.stream.send(format!("{line}\n").as_bytes()) {
+        match say(&self.socket, &format!("{line}\n")) {
             Err(error) if is_end(&error) => return Ok(None),
             other => other.map_err(|error| self.failed(&format!("it does not listen: {error}")))?,
         }
@@ -83,18 +83,11 @@ impl<'a> Talk<'a> {
             if let Some(line) = self.lines.next().map_err(|reason| self.failed(reason))? {
                 return Ok(Some(String::from_utf8_lossy(&line).into_owned()));
             }
-            match self.stream.receive(&mut bytes) {
+            match self.socket.receive(&mut bytes, Some(self.end)) {
                 Ok(0) => return Ok(None),
                 Ok(count) => self.lines.push(bytes.get(..count).unwrap_or_default()),
                 Err(error) if is_end(&error) => return Ok(None),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let left = self.end.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(self.failed("it does not answer"));
-                    }
-                    local::wait(&[Source::Stream(&self.stream)], Some(left))
-                        .map_err(|error| self.failed(&error.to_string()))?;
-                }
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(self.failed("it does not answer")),
                 Err(error) => return Err(self.failed(&error.to_string())),
             }
         }

@@ -4,11 +4,11 @@
 //! languages.
 
 use std::fmt::Write as _;
+use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::os::local;
-use crate::os::{self, FileId};
+use crate::os::{self, FileId, Socket, daemon};
 
 /// First line of a client, and of the answer: name and version of the protocol.
 pub(super) const GREETING: &str = "ndshm-manager 1";
@@ -27,6 +27,17 @@ pub(super) const LONGEST_LINE: usize = 1 << 14;
 
 /// Bytes of the longest name of a backend.
 const LONGEST_NAME: usize = 255;
+
+/// Sends all of it at once, or fails: what is said here is short.
+pub(super) fn say(to: &Socket, text: &str) -> io::Result<()> {
+    let sent = to.send(&[IoSlice::new(text.as_bytes())], &[], Some(Instant::now()))?;
+    if sent == text.len() { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+}
+
+/// Receives what is there; 0 bytes at the end of the connection, `TimedOut` if nothing has come yet.
+pub(super) fn hear(from: &Socket, into: &mut [u8]) -> io::Result<usize> {
+    from.receive(into, Some(Instant::now()))
+}
 
 /// What a client may ask.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,7 +140,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Request, &'static str> {
             let backend = decode(backend).and_then(|bytes| String::from_utf8(bytes).ok());
             let backend = backend.filter(|name| (1..=LONGEST_NAME).contains(&name.len()));
             let backend = backend.ok_or("a backend's name has 1 to 255 bytes of text")?;
-            let path = decode(path).filter(|bytes| !bytes.contains(&0)).and_then(local::path_from);
+            let path = decode(path).filter(|bytes| !bytes.contains(&0)).and_then(daemon::path_from);
             let path = path.filter(|path| path.is_absolute()).ok_or("a directory must be an absolute path")?;
             Ok(Request::Use(Use { id, backend, path }))
         }

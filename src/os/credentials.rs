@@ -10,28 +10,43 @@ use super::Peer;
 
 cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android"))] {
+        use std::os::fd::{FromRawFd, OwnedFd};
+
+        /// Number of the option that asks for a pidfd of the peer; the same everywhere but on SPARC.
+        const SO_PEERPIDFD: libc::c_int = if cfg!(any(target_arch = "sparc", target_arch = "sparc64")) { 0x56 } else { 77 };
+
         /// Asks for `SO_PEERCRED`. See <https://man7.org/linux/man-pages/man7/unix.7.html>.
-        #[allow(unsafe_code)]
         pub(super) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
             let mut answer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-            let size = std::mem::size_of::<libc::ucred>();
-            let mut length = libc::socklen_t::try_from(size).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-            // SAFETY: the descriptor is open for the whole call; the kernel writes at most `length` bytes into `answer`,
-            // which is that long, and any bytes are a valid `ucred`.
-            let status = unsafe {
-                libc::getsockopt(
-                    socket.as_raw_fd(),
-                    libc::SOL_SOCKET,
-                    libc::SO_PEERCRED,
-                    (&raw mut answer).cast(),
-                    &raw mut length,
-                )
-            };
-            if status == -1 {
-                return Err(io::Error::last_os_error());
+            option(socket, libc::SO_PEERCRED, &mut answer)?;
+            Ok(Peer { user: answer.uid, process: u32::try_from(answer.pid).ok().filter(|number| *number != 0) })
+        }
+
+        /// Asks for a pidfd of the peer.
+        ///
+        /// # Errors
+        ///
+        /// `ENOPROTOOPT` before Linux 6.5; `ESRCH` or `EINVAL`, as kernels differ, if the process has been waited for.
+        pub(super) fn pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+            let mut descriptor: libc::c_int = -1;
+            option(socket, SO_PEERPIDFD, &mut descriptor)?;
+            if descriptor < 0 {
+                return Err(io::ErrorKind::Unsupported.into());
             }
-            let process = u32::try_from(answer.pid).ok().filter(|number| *number != 0);
-            Ok(Peer { user: answer.uid, process })
+            // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+            #[allow(unsafe_code)]
+            Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        }
+
+        /// Reads an option of a socket, a C structure of integers.
+        #[allow(unsafe_code)]
+        fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, answer: &mut T) -> io::Result<()> {
+            let mut length = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
+            let (socket, at): (_, *mut T) = (socket.as_raw_fd(), answer);
+            // SAFETY: the descriptor is open for the whole call; the kernel writes at most `length` bytes at `at`, which is a
+            // `T`, and both options asked for here write integers, for which every byte is valid.
+            let done = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, name, at.cast(), &raw mut length) };
+            if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
         }
     } else if #[cfg(any(
         target_vendor = "apple",

@@ -1,5 +1,6 @@
 //! Linux: nameless files that get their name when they are ready, memory that can be sealed, room that is really taken.
 
+mod bell;
 mod children;
 
 use std::ffi::CStr;
@@ -13,7 +14,8 @@ use std::time::Duration;
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, RenameFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 
-pub(crate) use self::children::{Bell, EndWatch, create_report, own_program, prepare_child};
+pub(crate) use self::bell::Bell;
+pub(crate) use self::children::{EndWatch, create_report, own_program, prepare_child};
 use super::fill::fill;
 pub(crate) use super::posix::*;
 pub(crate) use super::room::{available, available_memory, holes_take_memory};

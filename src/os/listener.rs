@@ -1,19 +1,19 @@
 //! Unix: sockets that have a path, where others connect.
 //!
 //! A path is longer than `sun_path` on many machines (a build directory, a deep TMPDIR); Linux reaches it all the same
-//! through the open directory. What stands at the path is only ever replaced under a lock on its directory, and only if it
-//! is a socket of this user at which nobody listens.
+//! through the open directory. [`listen_replacing`] replaces what stands at the path only under a lock on its directory,
+//! and only if it is a socket of this user at which nobody listens.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
@@ -27,8 +27,14 @@ const LONGEST: usize = size_of::<libc::sockaddr_un>() - offset_of!(libc::sockadd
 /// Whether an open directory has a short path of its own.
 const THROUGH_PROC: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
+/// How a directory is opened to be looked into and gone through, which needs no right to list it where that can be said.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const THROUGH: OFlags = OFlags::PATH;
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const THROUGH: OFlags = OFlags::RDONLY;
+
+/// Connections that may wait to be accepted; the kernel allows no more than `net.core.somaxconn`, or what it is called there.
+const BACKLOG: i32 = 4096;
 
 /// How long somebody else may keep the directory locked. Nobody needs it for longer than a few system calls.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -39,13 +45,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// `NotFound`; `ConnectionRefused` if nobody listens there; `TimedOut`; `InvalidInput` if the path is too long here.
 pub(crate) fn connect(path: &Path, deadline: Option<Instant>) -> io::Result<Socket> {
-    let directory;
+    let place;
     let address = if fits(path) {
         SocketAddrUnix::new(path)?
     } else {
-        let (parent, name) = split(path)?;
-        directory = open_directory(parent)?;
-        address_in(&directory, name, path)?
+        place = Place::of(path)?;
+        place.address.clone()
     };
     let socket = stream_socket()?;
     let mut backoff = match deadline {
@@ -66,38 +71,35 @@ pub(crate) fn connect(path: &Path, deadline: Option<Instant>) -> io::Result<Sock
     Ok(socket.into())
 }
 
+/// Listens at `path`, where nothing may be, with mode 0600.
+///
+/// # Errors
+///
+/// `AlreadyExists` if something has the name; `InvalidInput` if the path is too long.
+pub(crate) fn listen(path: &Path) -> io::Result<Listener> {
+    Place::of(path)?.bind()
+}
+
 /// Listens at `path`, with mode 0600. A socket of this user that somebody left there is replaced.
 ///
 /// # Errors
 ///
 /// `AlreadyExists` if somebody listens there; `PermissionDenied` if the socket is another user's; `InvalidInput` if
 /// something else stands there or the path is too long; `TimedOut` if somebody keeps the directory locked.
-pub(crate) fn listen(path: &Path) -> io::Result<Listener> {
-    let (parent, name) = split(path)?;
-    let directory = open_directory(parent)?;
-    let address = if fits(path) { SocketAddrUnix::new(path)? } else { address_in(&directory, name, path)? };
-    let socket = stream_socket()?;
-    // On Linux this is the mode that the name will have from its first moment on.
-    if THROUGH_PROC {
-        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    }
-    lock(&directory)?;
-    let bound = make_way(&directory, name, &address).and_then(|()| bind(&socket, &directory, name, &address));
+pub(crate) fn listen_replacing(path: &Path) -> io::Result<Listener> {
+    let place = Place::of(path)?;
+    let lock = lock(&place.directory)?;
+    let listener = place.make_way().and_then(|()| place.bind());
     // By hand: a child that another thread is just spawning has a copy of the description.
-    let unlocked = rustix::fs::flock(&directory, FlockOperation::Unlock);
-    let id = bound?;
-    let listener = Listener { socket, directory, name: name.to_owned(), id, generation: fork_generation() };
-    unlocked?;
-    Ok(listener)
+    rustix::fs::flock(&lock, FlockOperation::Unlock)?;
+    listener
 }
 
-/// A socket that others connect to. Dropping it takes its name away, if that is still its own and this is the process that
-/// made it; who had connected stays connected.
+/// A socket that others connect to. Dropping it takes its name away; who had connected stays connected.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: OwnedFd,
-    directory: OwnedFd,
-    name: OsString,
+    place: Place,
     /// Of the name; the open socket keeps the number from being used again.
     id: FileId,
     generation: u64,
@@ -113,22 +115,37 @@ impl Listener {
     /// `TimedOut`; out of descriptors, with the other one still waiting to be accepted.
     pub(crate) fn accept(&self, deadline: Option<Instant>) -> io::Result<Socket> {
         loop {
-            match when_ready(self.socket.as_fd(), PollFlags::IN, deadline, || accept(&self.socket)) {
+            match when_ready(self.as_fd(), PollFlags::IN, deadline, || accept(&self.socket)) {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => return Err(error),
                 Ok(descriptor) => return Ok(descriptor.into()),
             }
         }
     }
+
+    /// Whether the name still leads here.
+    pub(crate) fn has_name(&self) -> bool {
+        self.place.look().is_ok_and(|found| identity(&found) == self.id)
+    }
+
+    /// Takes the name away, so that nobody connects any more, if it is still its own and this is the process that made it.
+    pub(crate) fn remove_name(&self) {
+        if fork_generation() == self.generation && self.has_name() {
+            self.place.remove();
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 impl Drop for Listener {
-    /// Takes the name away while somebody still listens, so that nobody has replaced it yet.
+    /// While it still listens, so that nobody has replaced it yet.
     fn drop(&mut self) {
-        let own = || stat(&self.directory, &self.name).is_ok_and(|found| identity(&found) == self.id);
-        if fork_generation() == self.generation && own() {
-            let _gone_already = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty());
-        }
+        self.remove_name();
     }
 }
 
@@ -136,21 +153,96 @@ fn fits(path: &Path) -> bool {
     path.as_os_str().len() <= LONGEST
 }
 
-fn split(path: &Path) -> io::Result<(&Path, &OsStr)> {
-    let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "the path of a socket must end with a name");
-    // "a/.." has none, and of "a/" Rust would see one.
-    let name = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/")).ok_or_else(no_name)?;
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok((parent, name))
+/// Where a socket has its name, or is to have it.
+#[derive(Debug)]
+struct Place {
+    /// If the path is too long, the address leads through it.
+    directory: OwnedFd,
+    name: OsString,
+    address: SocketAddrUnix,
 }
 
-fn open_directory(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+impl Place {
+    fn of(path: &Path) -> io::Result<Self> {
+        let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "the path of a socket must end with a name");
+        // "a/.." has none, and of "a/" Rust would see one.
+        let name = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/")).ok_or_else(no_name)?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let directory = open_directory(CWD, parent, THROUGH)?;
+        let address = if fits(path) { SocketAddrUnix::new(path)? } else { short_address(&directory, name, path)? };
+        Ok(Self { directory, name: name.to_owned(), address })
+    }
+
+    /// What has the name.
+    fn look(&self) -> Result<Stat, Errno> {
+        rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    fn remove(&self) {
+        let _gone_already = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty());
+    }
+
+    /// Removes a socket at which nobody listens, or says what else stands in the way.
+    fn make_way(&self) -> io::Result<()> {
+        let found = match self.look() {
+            Ok(found) => found,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        may_be_replaced(&found, user_id())?;
+        let probe = stream_socket()?;
+        match rustix::net::connect(&probe, &self.address) {
+            // Whoever binds does so under the lock, and listens before he gives it up: nobody is just about to.
+            Err(Errno::CONNREFUSED) => {}
+            Err(Errno::NOENT) => return Ok(()),
+            // Somebody listens, and too many wait already; or it is a socket of another kind.
+            Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(taken()),
+            Err(error) => return Err(error.into()),
+        }
+        match self.look() {
+            Ok(again) if identity(&again) == identity(&found) => {
+                Ok(rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?)
+            }
+            // Somebody who does not lock was faster; binding will tell.
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives a socket the name and listens; leaves no name behind if it cannot.
+    fn bind(self) -> io::Result<Listener> {
+        let socket = stream_socket()?;
+        let mode = Mode::RUSR | Mode::WUSR;
+        // On Linux this is the mode that the name will have from its first moment on.
+        if THROUGH_PROC {
+            rustix::fs::fchmod(&socket, mode)?;
+        }
+        rustix::net::bind(&socket, &self.address).map_err(|error| match error {
+            Errno::ADDRINUSE => taken(),
+            other => other.into(),
+        })?;
+        let listen = || {
+            if !THROUGH_PROC {
+                // Nobody can connect before it listens.
+                rustix::fs::chmodat(&self.directory, &self.name, mode, AtFlags::empty())?;
+            }
+            rustix::net::listen(&socket, BACKLOG)?;
+            self.look()
+        };
+        let found = listen().inspect_err(|_| self.remove())?;
+        Ok(Listener { socket, id: identity(&found), place: self, generation: fork_generation() })
+    }
+}
+
+fn taken() -> io::Error {
+    io::Error::new(io::ErrorKind::AlreadyExists, "somebody listens there, or something else has the name")
+}
+
+fn open_directory(at: impl AsFd, path: &Path, access: OFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(at, path, access | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// The address of a path that is too long, by way of its directory, which must stay open as long as the address is used.
-fn address_in(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<SocketAddrUnix> {
+fn short_address(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<SocketAddrUnix> {
     let too_long = |what: &str, length: usize, most: usize| {
         let reason = format!("the {what} has {length} bytes, but a socket's may have at most {most} here: shorten it");
         io::Error::new(io::ErrorKind::InvalidInput, reason)
@@ -195,45 +287,20 @@ fn accept(socket: &OwnedFd) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Keeps other listeners out of the directory until it is unlocked or closed.
-fn lock(directory: &OwnedFd) -> io::Result<()> {
+/// Keeps other listeners out of the directory until it is unlocked, or what is returned is closed.
+fn lock(directory: &OwnedFd) -> io::Result<OwnedFd> {
+    let readable = open_directory(directory, Path::new("."), OFlags::RDONLY)?;
     let mut backoff = Backoff::new(PATIENCE);
     loop {
-        match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
+        match rustix::fs::flock(&readable, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) if backoff.pause() => {}
             Err(Errno::AGAIN) => {
                 let reason = "somebody keeps the socket's directory locked (flock)";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
             }
-            other => return Ok(other?),
+            other => return Ok(other.map(|()| readable)?),
         }
-    }
-}
-
-/// Removes a socket at which nobody listens, or says what else stands in the way.
-fn make_way(directory: &OwnedFd, name: &OsStr, address: &SocketAddrUnix) -> io::Result<()> {
-    let found = match stat(directory, name) {
-        Ok(found) => found,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    };
-    may_be_replaced(&found, user_id())?;
-    let probe = stream_socket()?;
-    match rustix::net::connect(&probe, address) {
-        // Whoever binds does so under the lock, and listens before he gives it up: nobody is just about to.
-        Err(Errno::CONNREFUSED) => {}
-        Err(Errno::NOENT) => return Ok(()),
-        // Somebody listens, and too many wait already; or it is a socket of another kind.
-        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(io::ErrorKind::AlreadyExists.into()),
-        Err(error) => return Err(error.into()),
-    }
-    match stat(directory, name) {
-        Ok(again) if identity(&again) == identity(&found) => {
-            Ok(rustix::fs::unlinkat(directory, name, AtFlags::empty())?)
-        }
-        // Somebody who does not lock was faster; binding will tell.
-        _ => Ok(()),
     }
 }
 
@@ -255,33 +322,6 @@ fn may_be_replaced(found: &Stat, user: u32) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
     }
     Ok(())
-}
-
-/// Gives the socket its name and listens; leaves no name behind if it cannot.
-fn bind(socket: &OwnedFd, directory: &OwnedFd, name: &OsStr, address: &SocketAddrUnix) -> io::Result<FileId> {
-    rustix::net::bind(socket, address).map_err(|error| match error {
-        Errno::ADDRINUSE => io::Error::from(io::ErrorKind::AlreadyExists),
-        other => other.into(),
-    })?;
-    let listen = || {
-        if !THROUGH_PROC {
-            // Nobody can connect before it listens.
-            rustix::fs::chmodat(directory, name, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
-        }
-        rustix::net::listen(socket, BACKLOG)?;
-        stat(directory, name)
-    };
-    match listen() {
-        Ok(found) => Ok(identity(&found)),
-        Err(error) => {
-            let _nothing_left = rustix::fs::unlinkat(directory, name, AtFlags::empty());
-            Err(error.into())
-        }
-    }
-}
-
-fn stat(directory: &OwnedFd, name: &OsStr) -> Result<Stat, Errno> {
-    rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
 }
 
 #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)] // device numbers are signed and shorter on some systems

@@ -11,27 +11,31 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Waits a little, for whoever made it.
 #[derive(Debug)]
 pub(crate) struct EndWatch {
-    thread: Thread,
+    bell: Bell,
 }
 
-/// Ends a wait early.
+/// Ends a wait of the thread that made it.
 #[derive(Debug, Clone)]
 pub(crate) struct Bell(Thread);
 
 impl Bell {
+    #[allow(clippy::unnecessary_wraps)] // as its counterpart
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(thread::current()))
+    }
+
     pub(crate) fn ring(&self) {
         self.0.unpark();
     }
 }
 
 impl EndWatch {
-    #[allow(clippy::unnecessary_wraps)] // as its counterpart
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { thread: thread::current() })
+        Ok(Self { bell: Bell::new()? })
     }
 
     pub(crate) fn bell(&self) -> Bell {
-        Bell(self.thread.clone())
+        self.bell.clone()
     }
 
     /// Begins to watch a child that has not been waited for.

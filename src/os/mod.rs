@@ -18,17 +18,19 @@
 //! | `unlink`, `sweep` | take a name away while others use the file; remove what could not be removed then |
 //! | `seal`, `is_sealed`, `create_sealable` | memory that can never change again |
 //! | `private_directory` | a directory only this user, or its own group, can write into |
-//! | `pair`, `connect`, `listen`, `Listener::accept` | stream sockets between processes of one machine, which no program that is run inherits; feature `channel` |
+//! | `pair`, `connect` | stream sockets between processes of one machine, which no program that is run inherits |
+//! | `listen`, `listen_replacing` | give a socket a path of any length, where nothing is, or only what a dead process left |
+//! | `Listener::accept`, `has_name`, `remove_name` | who connects; the name, known by identity, which goes with the listener |
 //! | `Socket::send`, `receive`, `receive_files`, `room_for` | bytes and open files, at most until a deadline; a file is taken from the socket only if it could be had |
 //! | `Socket::peer` | who is at the other end, as the kernel says |
 //! | `SOCKETS_CARRY_FILES` | whether open files can be received without ever losing one |
-//! | `local`: `listen`, `connect`, `wait`, `Process`, .. | sockets with a name, who is at their other end, and that process's death |
-//! | `local`: `set_apart`, `leave_session`, `keep_descriptors` | a program in the background that outlives whoever started it |
+//! | `daemon`: `supported`, `wait`, `Process`, .. | waiting for several sockets at once, and for the death of who is at their other end |
+//! | `daemon`: `set_apart`, `leave_session`, `keep_descriptors`, .. | a program in the background that outlives whoever started it |
 //! | `fork_generation` | a number that differs between a process and its forked children |
 //! | `MAPPINGS_HOLD_LOCKS`, `EMPTY_FILES_CAN_BE_MAPPED`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
 //! | `own_program`, `prepare_child` | start this program again; what a child gets and how it is bound to its parent |
 //! | `create_report`, `inherited_report` | a file without a name, or one that vanishes, for the last words of children |
-//! | `EndWatch`, `Bell`, `Stop` | wait for the end of any of several children, end that wait, end a child |
+//! | `EndWatch`, `Bell`, `Stop` | wait for the end of any of several children; end that wait, or one of `daemon`; end a child |
 //! | `ending_signal`, `is_abort`, `signal_name` | how a child ended |
 //! | `forbidden_name` | why a file cannot have this name here |
 //! | `boot_id`, `since_boot`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
@@ -38,72 +40,76 @@ use std::time::SystemTime;
 
 cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android"))] {
+        pub(crate) mod daemon;
         mod fill;
         mod linux;
-        pub(crate) mod local;
         mod posix;
         mod room;
         pub(crate) use linux::*;
     } else if #[cfg(unix)] {
         mod fill;
         mod look;
-        mod no_local;
+        mod no_daemon;
         mod posix;
         mod unix;
-        pub(crate) use no_local as local;
+        pub(crate) use no_daemon as daemon;
         pub(crate) use unix::*;
     } else if #[cfg(windows)] {
         mod fill;
         mod look;
-        mod no_local;
+        mod no_daemon;
         mod windows;
-        pub(crate) use no_local as local;
+        pub(crate) use no_daemon as daemon;
         pub(crate) use windows::*;
     } else {
         mod look;
-        mod no_local;
+        mod no_daemon;
         mod stub;
-        pub(crate) use no_local as local;
+        pub(crate) use no_daemon as daemon;
         pub(crate) use stub::*;
     }
 }
 
-#[cfg(feature = "channel")]
 cfg_if::cfg_if! {
     if #[cfg(unix)] {
         mod credentials;
+        #[cfg_attr(not(feature = "channel"), allow(dead_code))] // the manager needs less
         mod listener;
+        #[cfg_attr(not(feature = "channel"), allow(dead_code, unreachable_pub))] // the manager needs less
         mod socket;
         #[cfg(test)]
         pub(crate) mod socket_testing;
         pub(crate) use self::listener::{Listener, connect, listen};
-        pub use self::socket::Socket;
-        pub(crate) use self::socket::pair;
-        pub(crate) use self::socket::SOCKETS_CARRY_FILES;
+        #[cfg(feature = "channel")]
+        pub(crate) use self::{listener::listen_replacing, socket::{SOCKETS_CARRY_FILES, pair}};
 
         /// Compiles what it is given where there are sockets, which is here: tests above this floor need some.
-        #[cfg(test)]
+        #[cfg(all(test, feature = "channel"))]
         macro_rules! with_sockets {
             ($($item:item)*) => { $($item)* }
         }
     } else {
+        #[cfg_attr(not(feature = "channel"), allow(dead_code, unreachable_pub))] // the manager needs less
         mod no_socket;
-        pub(crate) use self::no_socket::{Listener, connect, listen, pair};
-        pub use self::no_socket::Socket;
-        pub(crate) use self::no_socket::SOCKETS_CARRY_FILES;
+        use self::no_socket as socket;
+        pub(crate) use self::no_socket::{Listener, connect, listen};
+        #[cfg(feature = "channel")]
+        pub(crate) use self::no_socket::{SOCKETS_CARRY_FILES, listen_replacing, pair};
 
         /// Leaves out what needs sockets; `no_socket` tests what is here instead.
-        #[cfg(test)]
+        #[cfg(all(test, feature = "channel"))]
         macro_rules! with_sockets {
             ($($item:item)*) => {};
         }
     }
 }
+#[cfg_attr(not(feature = "channel"), allow(unreachable_pub))]
+pub use self::socket::Socket;
 #[cfg(all(test, feature = "channel"))]
 pub(crate) use with_sockets;
 
 /// Who is at the other end of a socket.
-#[cfg(feature = "channel")]
+#[cfg_attr(not(feature = "channel"), allow(unreachable_pub))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// The effective user of the process that connected, listened or made the pair, at that time.

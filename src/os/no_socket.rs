@@ -40,8 +40,20 @@ pub(crate) fn listen(_path: &Path) -> io::Result<Listener> {
     unsupported()
 }
 
+pub(crate) fn listen_replacing(_path: &Path) -> io::Result<Listener> {
+    unsupported()
+}
+
 impl Listener {
     pub(crate) fn accept(&self, _deadline: Option<Instant>) -> io::Result<Socket> {
+        match self.never {}
+    }
+
+    pub(crate) fn has_name(&self) -> bool {
+        match self.never {}
+    }
+
+    pub(crate) fn remove_name(&self) {
         match self.never {}
     }
 }
@@ -82,7 +94,9 @@ mod tests {
 
     #[test]
     fn nothing_can_be_made_and_the_reason_is_given() {
-        let answers = [pair().map(drop), connect(Path::new("a"), None).map(drop), listen(Path::new("a")).map(drop)];
+        let path = Path::new("a");
+        let listening = [listen(path).map(drop), listen_replacing(path).map(drop)];
+        let answers = listening.into_iter().chain([pair().map(drop), connect(path, None).map(drop)]);
         for answer in answers {
             let error = answer.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::Unsupported);

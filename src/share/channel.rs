@@ -96,10 +96,11 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`NotFound`](Error::NotFound): there is no such path; [`Os`](Error::Os) with `ConnectionRefused`: nobody listens.
+    /// [`Os`](Error::Os) with `NotFound` or `ConnectionRefused`: nobody listens there.
     pub fn connect(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let socket = os::connect(path, None).map_err(|error| Error::os("connect to", path.display(), error))?;
+        let op = "connecting to a channel (somebody must listen at this path)";
+        let socket = os::connect(path, None).map_err(|error| Error::os_at_socket(op, path.display(), error))?;
         Self::of_socket(socket, &path.display().to_string())
     }
 
@@ -252,11 +253,12 @@ impl ChannelListener {
     ///
     /// # Errors
     ///
-    /// [`AlreadyExists`](Error::AlreadyExists): somebody listens there, or something else has the name;
-    /// [`PermissionDenied`](Error::PermissionDenied); [`Unsupported`](Error::Unsupported) on Windows.
+    /// [`Os`](Error::Os) with `AlreadyExists`: somebody listens there; with `InvalidInput`: something else has the name, or
+    /// the path is too long; with `PermissionDenied`. [`Unsupported`](Error::Unsupported) on Windows.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let listener = os::listen(path).map_err(|error| Error::os("listen at", path.display(), error))?;
+        let op = "listening for channels (the directory must exist, and nobody else may listen at this path)";
+        let listener = os::listen_replacing(path).map_err(|error| Error::os_at_socket(op, path.display(), error))?;
         Ok(Self { listener, path: path.display().to_string() })
     }
 

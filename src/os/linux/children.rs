@@ -4,15 +4,16 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{self, PidfdFlags, Signal};
 
+use super::bell::Bell;
 use crate::os::posix::children::{Stop, before_exec, for_children, number, signal_group};
 
 /// How often children are looked at that cannot be waited for: no pidfds before Linux 5.3, and in some sandboxes.
@@ -50,30 +51,18 @@ pub(crate) fn prepare_child(command: &mut Command, report: Option<Arc<File>>) {
 #[derive(Debug)]
 pub(crate) struct EndWatch {
     children: HashMap<u32, OwnedFd>,
-    bell: Arc<OwnedFd>,
+    bell: Bell,
     /// How many children have no pidfd.
     unseen: usize,
 }
 
-/// Ends a wait early.
-#[derive(Debug, Clone)]
-pub(crate) struct Bell(Arc<OwnedFd>);
-
-impl Bell {
-    pub(crate) fn ring(&self) {
-        // Fails only if it rings already.
-        let _rings = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
-}
-
 impl EndWatch {
     pub(crate) fn new() -> io::Result<Self> {
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { children: HashMap::new(), bell, unseen: 0 })
+        Ok(Self { children: HashMap::new(), bell: Bell::new()?, unseen: 0 })
     }
 
     pub(crate) fn bell(&self) -> Bell {
-        Bell(Arc::clone(&self.bell))
+        self.bell.clone()
     }
 
     /// Begins to watch a child that has not been waited for.
@@ -97,14 +86,13 @@ impl EndWatch {
         let limit = if self.unseen == 0 { limit } else { Some(limit.map_or(LOOK, |limit| limit.min(LOOK))) };
         // What does not fit is for ever.
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        let watched = std::iter::once(&*self.bell).chain(self.children.values());
-        let mut events: Vec<PollFd<'_>> = watched.map(|end| PollFd::new(end, PollFlags::IN)).collect();
+        let watched = std::iter::once(self.bell.as_fd()).chain(self.children.values().map(AsFd::as_fd));
+        let mut events: Vec<PollFd<'_>> = watched.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)).collect();
         if poll(&mut events, limit.as_ref()).is_err() {
             // Interrupted by a signal handler, or out of memory: not to be repeated at full speed.
             std::thread::sleep(Duration::from_millis(1));
         }
-        let mut rings = [0; 8];
-        let _silent = rustix::io::read(&self.bell, &mut rings);
+        self.bell.silence();
     }
 
     /// Sends a child that has not been waited for the signal, and its group if it leads one.
