@@ -47,7 +47,7 @@ fn roles() -> Vec<(&'static str, Role)> {
     #[cfg(target_os = "linux")]
     {
         roles.extend(linux::ROLES.concat());
-        roles.extend(interop::ROLES);
+        roles.extend(interop::ROLES.concat());
     }
     roles
 }
