@@ -18,7 +18,8 @@
 
 #![allow(unreachable_pub)] // a program has no public interface
 // Small known numbers become elements of every type here.
-#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::float_cmp)]
+#![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_precision_loss)]
+#![allow(clippy::cast_sign_loss, clippy::float_cmp)]
 
 mod conformance;
 #[cfg(target_os = "linux")]

@@ -4,6 +4,7 @@
 //! random time; `NDSHM_TEST_SEED` repeats a run. Everyone's memory has the round's number in it, so that another array's or
 //! a half-written one is noticed.
 
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -364,7 +365,7 @@ fn whoever_is_killed_leaves_nothing_that_one_reclaim_does_not_find(place: &Place
     let mut table =
         format!("| killed, on {} | rounds | names left | after one Reclaim |\n|---|---|---|---|\n", place.name);
     for Row { scenario, rounds, left, after } in &rows {
-        table += &format!("| {scenario} | {rounds} | {left} | {after} |\n");
+        writeln!(table, "| {scenario} | {rounds} | {left} | {after} |").expect("text");
     }
     println!("{table}");
     assert!(rows.iter().all(|row| row.after == 0), "seed {seed}: {rows:?}");

@@ -97,7 +97,7 @@ impl Place {
 
     /// A directory of a test's own on the same file system, gone with everything in it when the test ends, however that is:
     /// for arrays whose names are not the test's choice, and for questions about all that is there.
-    #[cfg(unix)]
+    #[cfg(all(unix, feature = "channel"))]
     pub fn aside(&self) -> Self {
         if self.name != "shm" {
             return self.fresh();
