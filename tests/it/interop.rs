@@ -2,6 +2,8 @@
 //!
 //! `NDSHM_TEST_PYTHON` names the interpreter that has them; `scripts/test` makes it. Without it these tests fail.
 
+#[cfg(feature = "channel")]
+mod channels;
 mod cloudvolume;
 mod layers;
 pub mod layout_page;
@@ -23,6 +25,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     trials.extend(layers::trials(place));
     trials.extend(locks::trials(place));
     trials.extend(painters::trials(place));
+    #[cfg(feature = "channel")]
+    trials.extend(channels::trials(place));
     if place.name == "shm" {
         trials.extend(shared_memory::trials(place));
     } else {
@@ -31,5 +35,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     trials
 }
 
-pub const ROLES: &[(&str, Role)] =
-    &[("paint-layer", layers::paint_layer), ("use-default-backend", cloudvolume::use_default_backend)];
+pub const ROLES: &[&[(&str, Role)]] = &[
+    &[("paint-layer", layers::paint_layer), ("use-default-backend", cloudvolume::use_default_backend)],
+    #[cfg(feature = "channel")]
+    channels::ROLES,
+];

@@ -20,7 +20,8 @@
 
 #![allow(unreachable_pub)] // a program has no public interface
 // Small known numbers become elements of every type here.
-#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss, clippy::float_cmp)]
+#![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_precision_loss)]
+#![allow(clippy::cast_sign_loss, clippy::float_cmp)]
 
 mod conformance;
 #[cfg(target_os = "linux")]
@@ -53,7 +54,7 @@ fn roles() -> Vec<(&'static str, Role)> {
     #[cfg(target_os = "linux")]
     {
         roles.extend(linux::ROLES.concat());
-        roles.extend(interop::ROLES);
+        roles.extend(interop::ROLES.concat());
         roles.extend(manager::ROLES);
     }
     roles

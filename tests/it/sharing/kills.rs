@@ -365,7 +365,7 @@ fn whoever_is_killed_leaves_nothing_that_one_reclaim_does_not_find(place: &Place
     let mut table =
         format!("| killed, on {} | rounds | names left | after one Reclaim |\n|---|---|---|---|\n", place.name);
     for Row { scenario, rounds, left, after } in &rows {
-        writeln!(table, "| {scenario} | {rounds} | {left} | {after} |").expect("a string");
+        writeln!(table, "| {scenario} | {rounds} | {left} | {after} |").expect("text");
     }
     println!("{table}");
     assert!(rows.iter().all(|row| row.after == 0), "seed {seed}: {rows:?}");

@@ -1,0 +1,279 @@
+//! A Python process with nothing but its standard library at the other end of a channel: it gets arrays by descriptor and by
+//! name, byte for byte, sends them on, and sends messages of its own.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ndarray::{Ix1, Ix2, IxDyn, ShapeBuilder};
+use ndarray_shm::{
+    Channel, ChannelListener, FrozenArray, Order, Reclaim, RefcountedArray, RefcountedOptions, Shareable,
+    SharingStrategy, inspect_in,
+};
+
+use super::peer::{Peer, axes};
+use super::sample::{Sample, sample};
+use crate::support::child::{Child, Role, hear, say};
+use crate::support::{Place, backend_of_child};
+use crate::tests;
+
+const STRATEGIES: [SharingStrategy; 2] = SharingStrategy::ALL;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "interop",
+        "channels",
+        tests![
+            python_gets_arrays_of_every_type_shape_and_order_byte_for_byte,
+            python_gets_more_descriptors_than_go_into_one_batch,
+            python_sends_on_what_it_received,
+            python_sends_messages_of_its_own,
+            python_maps_by_a_handle_and_holds_the_lease_without_being_counted,
+            a_python_process_that_maps_an_array_keeps_it_from_being_reclaimed,
+            a_killed_python_process_leaves_nothing,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[("hold-and-show-handle", hold_and_show_handle)];
+
+/// A directory for the test, a Python process, and a channel between the two.
+fn both(place: &Place) -> (Place, Peer, Channel) {
+    let place = place.private();
+    let sockets = tempfile::tempdir().unwrap();
+    let path = sockets.path().join("channel");
+    let listener = ChannelListener::bind(&path).unwrap();
+    let mut python = Peer::start(&place, "channel_peer.py");
+    python.expect(format!("connect {}", path.display()), "done");
+    let channel = listener.accept_timeout(Duration::from_secs(60)).unwrap();
+    (place, python, channel)
+}
+
+fn share<T: Sample>(
+    place: &Place,
+    strategy: SharingStrategy,
+    (shape, order): (&[usize], Order),
+    seed: usize,
+) -> RefcountedArray<T, IxDyn> {
+    let options = RefcountedOptions::new().backend(place.backend.clone());
+    let fill = |mut view: ndarray::ArrayViewMutD<'_, T>| view.assign(&sample(shape, seed));
+    options.share_with(strategy, IxDyn(shape).set_f(order == Order::F), fill).unwrap()
+}
+
+/// Every byte of an array in memory, as the peer writes it.
+fn bytes_of<T: Sample>(array: &RefcountedArray<T, IxDyn>) -> String {
+    let guard = array.read().unwrap();
+    let elements = guard.as_slice_memory_order().expect("an array without gaps");
+    // SAFETY: the elements are numbers, and the bytes are looked at while the guard lives.
+    #[allow(unsafe_code)]
+    let bytes = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) };
+    hex(bytes)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold("0x".to_owned(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("text");
+        text
+    })
+}
+
+/// The peer receives one array, which must be exactly this one.
+fn arrives<T: Sample>(
+    place: &Place,
+    python: &mut Peer,
+    channel: &Channel,
+    index: &mut usize,
+    shape_and_order: (&[usize], Order),
+) {
+    for strategy in STRATEGIES {
+        let array = share::<T>(place, strategy, shape_and_order, 5);
+        channel.send(&T::DTYPE.to_string(), &[&array]).unwrap();
+        python.expect("receive", &format!("'{}' 1", T::DTYPE));
+        let about = format!("{strategy} {} {} {}", T::DTYPE, axes(array.shape()), array.order());
+        // Of an array without axes there is nothing between the blanks.
+        python.expect(format!("about {index}"), &about.split_whitespace().collect::<Vec<_>>().join(" "));
+        python.expect(format!("payload {index}"), &bytes_of(&array));
+        *index += 1;
+    }
+}
+
+fn python_gets_arrays_of_every_type_shape_and_order_byte_for_byte(place: &Place) {
+    let (place, mut python, channel) = both(place);
+    let mut index = 0;
+    macro_rules! every {
+        ($($type:ty),*) => {$(
+            arrives::<$type>(&place, &mut python, &channel, &mut index, (&[3, 4], Order::C));
+            arrives::<$type>(&place, &mut python, &channel, &mut index, (&[2, 3, 4], Order::F));
+        )*};
+    }
+    every!(u8, u16, u32, u64, i8, i16, i32, i64, f32, f64);
+    #[cfg(feature = "half")]
+    every!(half::f16, half::bf16);
+    #[cfg(feature = "num-complex")]
+    every!(num_complex::Complex<f32>, num_complex::Complex<f64>);
+    for shape in [&[][..], &[0], &[3, 0, 2], &[1], &[2000]] {
+        arrives::<f64>(&place, &mut python, &channel, &mut index, (shape, Order::C));
+    }
+    let frozen = FrozenArray::<u8, _>::create_with(5, |mut view| view.assign(&ndarray::aview1(b"bytes"))).unwrap();
+    channel.send("frozen", &[&frozen]).unwrap();
+    python.expect("receive", "'frozen' 1");
+    python.expect(format!("about {index}"), "sealed |u1 5 C");
+    python.expect(format!("payload {index}"), &hex(b"bytes"));
+    python.expect_error(format!("keep {index}"), "PermissionError");
+    python.expect("give_up", "done");
+    python.finish();
+    // The handles that Python got were for one each, and were not used up: they are taken by time.
+    let reclaimed = Reclaim::new().run(&place.backend).unwrap();
+    assert_eq!((reclaimed.attached, reclaimed.removed.len()), (0, 0), "{reclaimed:?}");
+    assert_eq!(reclaimed.in_flight, index / 2);
+}
+
+fn python_gets_more_descriptors_than_go_into_one_batch(place: &Place) {
+    const MANY: usize = 150;
+    let (place, mut python, channel) = both(place);
+    let make = |seed| share::<u16>(&place, SharingStrategy::FileDescriptor, (&[7], Order::C), seed);
+    let arrays: Vec<_> = (0..MANY).map(make).collect();
+    let all: Vec<&dyn Shareable> = arrays.iter().map(|array| array as _).collect();
+    channel.send(&MANY, &all).unwrap();
+    python.expect("receive", &format!("{MANY} {MANY}"));
+    for (index, array) in arrays.iter().enumerate() {
+        python.expect(format!("payload {index}"), &bytes_of(array));
+    }
+    let back: Vec<String> = (0..MANY).rev().map(|index| index.to_string()).collect();
+    python.expect(format!("send back {}", back.join(" ")), "done");
+    let received = channel.receive::<String>().unwrap();
+    assert_eq!(received.arrays.len(), MANY);
+    for (array, seed) in received.arrays.into_iter().zip((0..MANY).rev()) {
+        assert_eq!(*array.attach::<u16, IxDyn>().unwrap().read().unwrap(), sample::<u16>(&[7], seed));
+    }
+    python.finish();
+}
+
+fn python_sends_on_what_it_received(place: &Place) {
+    let (place, mut python, channel) = both(place);
+    for (index, strategy) in STRATEGIES.into_iter().enumerate() {
+        let array = share::<i32>(&place, strategy, (&[2, 3], Order::F), 1);
+        channel.send("first", &[&array]).unwrap();
+        python.expect("receive", "'first' 1");
+        python.expect(format!("send again {index}"), "done");
+        let received = channel.receive::<String>().unwrap();
+        assert_eq!((received.message.as_str(), received.arrays.len()), ("again", 1));
+        let same = received.arrays.into_iter().next().unwrap().attach::<i32, Ix2>().unwrap();
+        same.write().unwrap()[[1, 2]] = -77;
+        assert_eq!(array.read().unwrap()[[1, 2]], -77, "the very same memory");
+        python.expect(format!("payload {index}"), &bytes_of(&array));
+        assert_eq!(
+            (array.refcount(), array.in_flight()),
+            (2, 0),
+            "Python is not counted, and its handle was passed on"
+        );
+        // What Python writes is seen, too; nobody else has the elements now.
+        python.expect(format!("keep {index}"), "done");
+        python.expect(format!("write {index} 0 2a000000"), "done");
+        assert_eq!(same.read().unwrap()[[0, 0]], 42);
+        python.expect(format!("let_go {index}"), "done");
+        // Guards of an array that came through another process exclude each other as always.
+        let guard = array.write().unwrap();
+        assert!(same.try_read().unwrap_err().is_would_block());
+        drop(guard);
+    }
+    let frozen = FrozenArray::<u8, _>::create_with(3, |mut view| view.fill(9)).unwrap();
+    channel.send("frozen", &[&frozen]).unwrap();
+    python.expect("receive", "'frozen' 1");
+    python.expect("send frozen 2", "done");
+    let received = channel.receive::<String>().unwrap().arrays.into_iter().next().unwrap();
+    assert_eq!(received.frozen::<u8, Ix1>().unwrap().sum(), 27);
+    python.expect("give_up", "done");
+    assert!(channel.receive::<String>().unwrap_err().is_closed());
+    python.finish();
+    assert_eq!(std::fs::read_dir(place.directory()).unwrap().count(), 0);
+}
+
+fn python_sends_messages_of_its_own(place: &Place) {
+    let (_place, mut python, channel) = both(place);
+    python.expect("send_numbers 1 2 3", "done");
+    python.expect("send word", "done");
+    let error = channel.receive::<String>().unwrap_err();
+    assert!(matches!(error, ndarray_shm::Error::Message { .. }), "{error}");
+    assert_eq!(channel.receive::<Vec<i32>>().unwrap().message, [1, 2, 3]);
+    assert_eq!(channel.receive::<String>().unwrap().message, "word");
+    channel.send(&("mixed", 7, [1.5], None::<u8>), &[]).unwrap();
+    python.expect("receive", "['mixed',7,[1.5],None] 0");
+    // More than any socket takes: both must be at it at once.
+    python.tell("receive");
+    channel.send(&"x".repeat(3 << 20), &[]).unwrap();
+    let answer = python.answer_within(Duration::from_secs(60)).expect("an answer");
+    assert_eq!(answer.len(), (3 << 20) + 4);
+    drop(channel);
+    python.expect_error("receive", "EOFError");
+    python.finish();
+}
+
+fn python_maps_by_a_handle_and_holds_the_lease_without_being_counted(place: &Place) {
+    let (place, mut python, _channel) = both(place);
+    let array = share::<f32>(&place, SharingStrategy::FileSystem, (&[4], Order::C), 3);
+    let location = array.location().unwrap().clone();
+    let expected = bytes_of(&array);
+    let handle = array.handle().unwrap();
+    python.expect(format!("keep_handle {handle}"), "done");
+    python.expect(format!("kept {handle}"), &expected);
+    let inspection = inspect_in(&place.backend, &location).unwrap();
+    assert_eq!((inspection.refcount, inspection.in_flight), (1, 1), "nothing was changed");
+    // Python did not use the handle up: it may pass it on, or somebody takes it back.
+    assert!(handle.take_back().unwrap());
+    drop(array); // the last that is counted: the name goes, whoever has the lease
+    assert!(inspect_in(&place.backend, &location).unwrap_err().is_not_found());
+    python.expect(format!("kept {handle}"), &expected);
+    python.expect_error(format!("keep_handle {handle}"), "FileNotFoundError");
+    // Another array of that name is not the one that the handle means.
+    let options = RefcountedOptions::<f32, Ix1>::new().backend(place.backend.clone());
+    let other = options.create(&location, 4).unwrap();
+    python.expect_error(format!("keep_handle {handle}"), "FileNotFoundError");
+    drop(other);
+    python.finish();
+    assert_eq!(std::fs::read_dir(place.directory()).unwrap().count(), 0);
+}
+
+/// A child that has an array, says how others find it, and never ends.
+fn hold_and_show_handle(_: &[String]) {
+    let options = RefcountedOptions::<u8, Ix1>::new().backend(backend_of_child());
+    let array = options.share_with(SharingStrategy::FileSystem, 4, |mut view| view.fill(1)).unwrap();
+    let handle = array.handle().unwrap();
+    say(&handle);
+    hear();
+    assert!(handle.take_back().unwrap());
+    say("taken back");
+    hear();
+}
+
+fn a_python_process_that_maps_an_array_keeps_it_from_being_reclaimed(place: &Place) {
+    let (place, mut python, _channel) = both(place);
+    let mut holder = Child::start(&place, "hold-and-show-handle", &[]);
+    let handle = holder.line();
+    python.expect(format!("keep_handle {handle}"), "done");
+    holder.tell("take it back");
+    holder.expect("taken back");
+    holder.kill();
+    let reclaimed = Reclaim::new().run(&place.backend).unwrap();
+    assert_eq!((reclaimed.attached, reclaimed.removed.len()), (1, 0), "{reclaimed:?}");
+    python.expect(format!("kept {handle}"), "0x01010101");
+    python.expect(format!("let_go {handle}"), "done");
+    let reclaimed = Reclaim::new().run(&place.backend).unwrap();
+    assert_eq!((reclaimed.attached, reclaimed.removed.len()), (0, 1), "{reclaimed:?}");
+    python.finish();
+}
+
+fn a_killed_python_process_leaves_nothing(place: &Place) {
+    let (place, mut python, channel) = both(place);
+    for strategy in STRATEGIES {
+        channel.send("take", &[&share::<u8>(&place, strategy, (&[4], Order::C), 0)]).unwrap();
+        python.expect("receive", "'take' 1");
+    }
+    python.expect("keep 0", "done");
+    python.expect("keep 1", "done");
+    python.kill();
+    assert!(channel.receive::<String>().unwrap_err().is_closed());
+    // The handle that it never used up is all that is left, and a matter of time.
+    let reclaimed = Reclaim::new().run(&place.backend).unwrap();
+    assert_eq!((reclaimed.attached, reclaimed.in_flight, reclaimed.removed.len()), (0, 1, 0), "{reclaimed:?}");
+}
