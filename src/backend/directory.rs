@@ -176,7 +176,7 @@ impl Directory {
     /// Opens the file at a name and write-locks its NAME, so that nobody else removes or replaces it meanwhile.
     ///
     /// `Ok(None)`: nothing has the name.
-    fn hold_name(&self, at: &Location) -> Result<Option<(File, Facts)>> {
+    fn hold_name(&self, at: &Location, limit: Duration) -> Result<Option<(File, Facts)>> {
         let path = self.path_of(at);
         for _ in 0..TRIES {
             let (file, kind) = match self.open(at, Access::ReadWrite) {
@@ -189,7 +189,7 @@ impl Directory {
                 },
                 Err(error) => return Err(error),
             };
-            lock_name(&file, kind, at)?;
+            lock_name(&file, kind, at, limit)?;
             let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
             match os::facts_at(&path) {
                 Ok(now) if now.id == facts.id => return Ok(Some((file, facts))),
@@ -205,7 +205,7 @@ impl Directory {
     fn replace(&self, from: &Path, to: &Location) -> Result<()> {
         let path = self.path_of(to);
         for _ in 0..TRIES {
-            let renamed = match self.hold_name(to)? {
+            let renamed = match self.hold_name(to, NAME_WAIT)? {
                 Some(_held) => os::rename_over(from, &path),
                 None => os::rename_new(from, &path),
             };
@@ -281,11 +281,15 @@ impl Directory {
 }
 
 /// Names are held for an instant only, unless their holder is stopped just then.
-fn lock_name(file: &File, kind: LockKind, at: &Location) -> Result<()> {
-    let mut backoff = Backoff::new(NAME_WAIT);
-    while !os::try_lock(file, kind, NAME).map_err(|error| Error::os("lock the name", at, error))? {
+fn lock_name(file: &File, kind: LockKind, at: &Location, limit: Duration) -> Result<()> {
+    let mut backoff = Backoff::new(limit);
+    let taken = || -> io::Result<bool> {
+        // The weaker lock keeps out those who can take the stronger one; another of the whole file keeps out their like.
+        Ok(os::try_lock(file, kind, NAME)? && (kind == LockKind::Exclusive || os::try_lock_whole(file)?))
+    };
+    while !taken().map_err(|error| Error::os("lock the name", at, error))? {
         if !backoff.pause() {
-            return Err(Error::TimedOut { location: at.to_string(), waited: NAME_WAIT });
+            return Err(Error::TimedOut { location: at.to_string(), waited: limit });
         }
     }
     Ok(())
@@ -368,7 +372,7 @@ unsafe impl Backend for Directory {
     }
 
     fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()> {
-        let _held = match self.hold_name(from)? {
+        let _held = match self.hold_name(from, NAME_WAIT)? {
             Some((file, facts)) if facts.id == id => file,
             _ => return Err(Error::NotFound { location: from.to_string() }),
         };
@@ -394,7 +398,11 @@ unsafe impl Backend for Directory {
     }
 
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
-        match self.hold_name(at)? {
+        self.unlink_within(at, id, NAME_WAIT)
+    }
+
+    fn unlink_within(&self, at: &Location, id: Option<FileId>, limit: Duration) -> Result<bool> {
+        match self.hold_name(at, limit)? {
             Some((_held, facts)) if id.is_none_or(|id| id == facts.id) => match os::unlink(&self.path_of(at)) {
                 Ok(()) => Ok(true),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

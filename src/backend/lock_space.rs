@@ -7,7 +7,7 @@ use crate::os::LockRange;
 
 const BASE: u64 = 1 << 62;
 
-/// Read-locked by every attachment, through the mapping's own file description: whether anybody is attached.
+/// Read-locked by every attachment of a plain array, through the mapping's own file description: whether anybody is attached.
 pub(crate) const LEASE: LockRange = LockRange { start: BASE, length: 1 };
 
 /// Write-locked by whoever is about to remove or replace this file's name.
@@ -15,6 +15,10 @@ pub(crate) const NAME: LockRange = LockRange { start: BASE + 1, length: 1 };
 
 /// Fairness: a waiting writer write-locks it; readers and claims ask whether it is locked before they take cells.
 pub(crate) const GATE: LockRange = LockRange { start: BASE + 2, length: 1 };
+
+/// Read-locked by every attachment of a counted array, instead of [`LEASE`]: who counts makes sure that nobody has the same
+/// bytes as plain elements.
+pub(crate) const COUNTED: LockRange = LockRange { start: BASE + 3, length: 1 };
 
 /// Every cell: what a read or write guard of the whole array locks.
 pub(crate) const ALL_CELLS: LockRange = LockRange { start: BASE + 4096, length: 1 << 61 };

@@ -11,7 +11,7 @@ mod selection;
 use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 pub use self::directory::Directory;
 pub(crate) use self::location::Companion;
@@ -100,6 +100,16 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// [`PermissionDenied`](crate::Error::PermissionDenied), [`NotAnArray`](crate::Error::NotAnArray).
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool>;
 
+    /// As [`unlink`](Self::unlink), but waits no longer than this for others who are about to remove or replace the name.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`](crate::Error::TimedOut), and those of [`unlink`](Self::unlink).
+    fn unlink_within(&self, at: &Location, id: Option<FileId>, limit: Duration) -> Result<bool> {
+        let _ = limit; // this one waits as long as it likes
+        self.unlink(at, id)
+    }
+
     /// Lists everything in the directory that is a regular file, sorted by name.
     ///
     /// # Errors
@@ -163,17 +173,19 @@ impl Default for DraftOptions {
 pub struct DraftFile {
     file: File,
     hidden: Option<PathBuf>,
+    /// Of the process that made it: a forked child's copy must not take its parent's name away.
+    generation: u64,
 }
 
 impl DraftFile {
     /// Wraps a file that has no name.
     pub fn nameless(file: File) -> Self {
-        Self { file, hidden: None }
+        Self { file, hidden: None, generation: os::fork_generation() }
     }
 
     /// Wraps a file with a hidden name that nobody else guesses; dropping it removes that name.
     pub fn hidden(file: File, path: PathBuf) -> Self {
-        Self { file, hidden: Some(path) }
+        Self { file, hidden: Some(path), generation: os::fork_generation() }
     }
 
     /// Returns the open file.
@@ -194,7 +206,7 @@ impl DraftFile {
 
 impl Drop for DraftFile {
     fn drop(&mut self) {
-        if let Some(path) = &self.hidden {
+        if let Some(path) = self.hidden.as_ref().filter(|_| self.generation == os::fork_generation()) {
             let _already_gone = os::unlink(path);
         }
     }

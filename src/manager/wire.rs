@@ -8,7 +8,7 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::os::{self, FileId, Socket, daemon};
+use crate::os::{self, FileId, Socket};
 
 /// First line of a client, and of the answer: name and version of the protocol.
 pub(super) const GREETING: &str = "ndshm-manager 1";
@@ -140,7 +140,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Request, &'static str> {
             let backend = decode(backend).and_then(|bytes| String::from_utf8(bytes).ok());
             let backend = backend.filter(|name| (1..=LONGEST_NAME).contains(&name.len()));
             let backend = backend.ok_or("a backend's name has 1 to 255 bytes of text")?;
-            let path = decode(path).filter(|bytes| !bytes.contains(&0)).and_then(daemon::path_from);
+            let path = decode(path).filter(|bytes| !bytes.contains(&0)).and_then(os::path_from);
             let path = path.filter(|path| path.is_absolute()).ok_or("a directory must be an absolute path")?;
             Ok(Request::Use(Use { id, backend, path }))
         }

@@ -1,13 +1,11 @@
 //! Linux: what a process in the background needs that serves others: waiting for several sockets and for the death of whoever
 //! is at their other end, trusting no stranger, and depending on nobody who may end before it does.
 
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -105,12 +103,6 @@ pub(crate) fn wait(sources: &[Source<'_>], limit: Option<Duration>) -> io::Resul
 /// Whether it is this process's effective user.
 pub(crate) fn is_this_user(user: u32) -> bool {
     user == user_id()
-}
-
-/// Makes a path of the bytes that the kernel knows it by.
-#[allow(clippy::unnecessary_wraps)] // not every system's paths are bytes
-pub(crate) fn path_from(bytes: Vec<u8>) -> Option<PathBuf> {
-    Some(OsString::from_vec(bytes).into())
 }
 
 /// Whether the program at `path`, and the link if it is one, are of somebody whom the user of `model` trusts already:

@@ -99,6 +99,14 @@ fn descriptor_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
 }
 
+/// Whether an open file is in the very file system that a directory is in. Numbers of devices are not enough: those of
+/// overlays can be the same as those of what they lie over.
+pub(crate) fn is_in_file_system_of(file: &File, directory: &Path) -> bool {
+    let (Ok(own), Ok(other)) = (fs::fstat(file), fs::stat(directory)) else { return false };
+    let (Ok(kind), Ok(other_kind)) = (fs::fstatfs(file), fs::statfs(directory)) else { return false };
+    own.st_dev == other.st_dev && kind.f_type == other_kind.f_type
+}
+
 /// Takes room for the first `length` bytes; bytes already written stay. A file that is shorter gets this length.
 ///
 /// Where the file system cannot allocate ahead, a file without holes is as good, and a file that nobody else can see
@@ -156,12 +164,12 @@ pub(crate) fn since_boot() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Returns the identity of this boot: what was in memory before another one is gone.
-pub(crate) fn boot_id() -> [u8; 16] {
-    static BOOT: OnceLock<[u8; 16]> = OnceLock::new();
+/// Returns the identity of this boot, where it is told: what was in memory before another one is gone.
+pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
+    static BOOT: OnceLock<Option<[u8; 16]>> = OnceLock::new();
     *BOOT.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        u128::from_str_radix(&digits, 16).map_or_else(|_| super::unknown_boot(), u128::to_be_bytes)
+        Some(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes())
     })
 }

@@ -11,6 +11,7 @@
 //! | `create_hidden` | a new empty file under a name nobody had, exclusively |
 //! | `link_nameless`, `rename_new`, `rename_over` | give or change a name in one step |
 //! | `reopen` | a new open file description of the same file, by descriptor |
+//! | `is_in_file_system_of` | whether what is known of a directory is true of a file |
 //! | `facts` | identity, links, length, owner, mode of an open file |
 //! | `reserve` | takes the room now, of a new file before it has its length: afterwards no access fails for want of room |
 //! | `available`, `available_memory` | how much `reserve` could take in a directory or in memory, and which limit is the nearest |
@@ -33,7 +34,7 @@
 //! | `EndWatch`, `Bell`, `Stop` | wait for the end of any of several children; end that wait, or one of `daemon`; end a child |
 //! | `ending_signal`, `is_abort`, `signal_name` | how a child ended |
 //! | `forbidden_name` | why a file cannot have this name here |
-//! | `boot_id`, `since_boot`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
+//! | `known_boot_id`, `since_boot`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
 
 use std::io;
 use std::time::SystemTime;
@@ -243,13 +244,15 @@ impl From<io::Error> for PrivateDirectoryError {
     }
 }
 
-/// Stands for a boot that the system does not tell: no two processes agree on it, so nothing that one of them left behind
-/// is believed by another.
-fn unknown_boot() -> [u8; 16] {
+/// Returns the identity of this boot. Where the system does not tell it no two processes agree on it, so that nothing that
+/// one of them left behind is believed by another.
+pub(crate) fn boot_id() -> [u8; 16] {
     use std::hash::{BuildHasher, Hasher, RandomState};
-    let mut bytes = [0; 16];
-    for half in bytes.chunks_mut(8) {
-        half.copy_from_slice(&RandomState::new().build_hasher().finish().to_be_bytes());
-    }
-    bytes
+    static UNKNOWN: std::sync::OnceLock<[u8; 16]> = std::sync::OnceLock::new();
+    known_boot_id().unwrap_or_else(|| {
+        *UNKNOWN.get_or_init(|| {
+            let half = || u128::from(RandomState::new().build_hasher().finish());
+            (half() << 64 | half()).to_be_bytes()
+        })
+    })
 }

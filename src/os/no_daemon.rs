@@ -44,10 +44,6 @@ pub(crate) fn is_this_user(_user: u32) -> bool {
     true
 }
 
-pub(crate) fn path_from(bytes: Vec<u8>) -> Option<PathBuf> {
-    Some(String::from_utf8(bytes).ok()?.into())
-}
-
 pub(crate) fn is_trusted_like(_path: &Path, _model: &Path) -> bool {
     false
 }

@@ -2,10 +2,12 @@
 
 pub(super) mod children;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -147,6 +149,16 @@ pub(crate) fn lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<
     }
 }
 
+/// Takes a lock of the whole file, at once or not at all: flock(2), which needs no right to write, and knows nothing of the
+/// ranges that others have locked.
+pub(crate) fn try_lock_whole(file: &File) -> io::Result<bool> {
+    match fs::flock(file, fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Gives up whatever this description holds in the range.
 pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
     fcntl_lock(file, Command::Take, UNLOCK, range).map(drop)
@@ -264,6 +276,17 @@ pub(crate) fn fork_generation() -> u64 {
 /// Returns the effective user's number.
 pub(crate) fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()
+}
+
+/// Makes a path of the bytes that the kernel knows it by.
+#[allow(clippy::unnecessary_wraps)] // not every system's paths are bytes
+pub(crate) fn path_from(bytes: Vec<u8>) -> Option<PathBuf> {
+    Some(OsString::from_vec(bytes).into())
+}
+
+/// Whether this user may treat files of that one as its own.
+pub(crate) fn owns_files_of(user: u32) -> bool {
+    [0, user].contains(&user_id())
 }
 
 /// Returns how many descriptors this process may have.

@@ -132,8 +132,8 @@ pub(crate) fn fork_generation() -> u64 {
     0
 }
 
-pub(crate) fn boot_id() -> [u8; 16] {
-    super::unknown_boot()
+pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
+    None
 }
 
 pub(crate) fn since_boot() -> std::time::Duration {
@@ -208,4 +208,25 @@ pub(crate) fn is_abort(_status: ExitStatus) -> bool {
 
 pub(crate) fn signal_name(signal: i32) -> Cow<'static, str> {
     format!("signal {signal}").into()
+}
+
+/// Whether an open file is in the very file system that a directory is in; not asked here, where every attachment keeps its
+/// descriptor.
+pub(crate) fn is_in_file_system_of(_file: &File, _directory: &Path) -> bool {
+    false
+}
+
+/// Locks nothing: whoever may remove a file can take the stronger lock here.
+pub(crate) fn try_lock_whole(_file: &File) -> io::Result<bool> {
+    Ok(true)
+}
+
+/// Whether this user may treat files of that one as its own; users have no numbers here.
+pub(crate) fn owns_files_of(_user: u32) -> bool {
+    true
+}
+
+/// Makes a path of text; paths are not bytes here.
+pub(crate) fn path_from(bytes: Vec<u8>) -> Option<std::path::PathBuf> {
+    Some(String::from_utf8(bytes).ok()?.into())
 }

@@ -111,16 +111,13 @@ pub(crate) fn since_boot() -> Duration {
     Duration::from_millis(unsafe { GetTickCount64() })
 }
 
-/// Returns the identity of this boot: what was in memory before another one is gone.
+/// Returns the identity of this boot, where it is told: what was in memory before another one is gone.
 ///
 /// It is the time of the boot as it was read then. Setting the clock moves the boot time that the system tells, and
 /// what it was moved by beside it; their difference stays.
-pub(crate) fn boot_id() -> [u8; 16] {
-    static BOOT: OnceLock<[u8; 16]> = OnceLock::new();
-    *BOOT.get_or_init(|| match boot_time() {
-        Some(time) => (u128::from(time) << 64 | u128::from(u64::MAX)).to_be_bytes(),
-        None => super::unknown_boot(),
-    })
+pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
+    static BOOT: OnceLock<Option<[u8; 16]>> = OnceLock::new();
+    *BOOT.get_or_init(|| Some((u128::from(boot_time()?) << 64 | u128::from(u64::MAX)).to_be_bytes()))
 }
 
 /// `SYSTEM_TIMEOFDAY_INFORMATION`, of which the public headers show only the size.
@@ -195,4 +192,25 @@ mod tests {
         assert!(boot_time().is_some());
         assert_eq!(boot_id(), boot_id());
     }
+}
+
+/// Whether an open file is in the very file system that a directory is in; not asked here, where every attachment keeps its
+/// descriptor.
+pub(crate) fn is_in_file_system_of(_file: &File, _directory: &Path) -> bool {
+    false
+}
+
+/// Locks nothing: whoever may remove a file can take the stronger lock here.
+pub(crate) fn try_lock_whole(_file: &File) -> io::Result<bool> {
+    Ok(true)
+}
+
+/// Whether this user may treat files of that one as its own; users have no numbers here.
+pub(crate) fn owns_files_of(_user: u32) -> bool {
+    true
+}
+
+/// Makes a path of text; paths are not bytes here.
+pub(crate) fn path_from(bytes: Vec<u8>) -> Option<std::path::PathBuf> {
+    Some(String::from_utf8(bytes).ok()?.into())
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::trailer::Trailer;
 use super::{Home, is_leased};
 use crate::backend::Access;
-use crate::backend::lock_space::LEASE;
+use crate::backend::lock_space::COUNTED;
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
 
@@ -21,6 +21,8 @@ pub(crate) enum Found {
     InFlight(Duration),
     /// Nobody is attached, and its name is to stay.
     Kept,
+    /// It was made for another name: somebody's copy, which is not ours to remove.
+    Copy,
     /// Nobody is attached and nobody will be.
     Orphan,
 }
@@ -43,28 +45,37 @@ pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<F
     if is_leased(&file, &home.location)? {
         return Ok(Found::Attached);
     }
-    let found = judge(&trailer);
+    let found = judge(&trailer, home);
     if found != Found::Orphan || !remove {
         return Ok(found);
     }
     // From here on nobody can attach, and only those who are attached change anything: what is seen now stays.
     let Some(alone) = open(Access::ReadWrite)? else { return Ok(Found::Gone) };
-    if !os::try_lock(&alone, LockKind::Exclusive, LEASE).map_err(|error| Error::os("lease", name, error))? {
+    if !os::try_lock(&alone, LockKind::Exclusive, COUNTED).map_err(|error| Error::os("lease", name, error))? {
         return Ok(Found::Attached);
     }
     let trailer = Trailer::read(&alone, name)?;
     if trailer.file != facts.id {
         return Ok(Found::Gone);
     }
-    let found = judge(&trailer);
-    if found == Found::Orphan && !home.backend.unlink(&home.location, Some(facts.id))? {
-        return Ok(Found::Gone);
+    let found = judge(&trailer, home);
+    if found != Found::Orphan {
+        return Ok(found);
     }
-    Ok(found)
+    match home.backend.unlink_within(&home.location, Some(facts.id), Duration::ZERO) {
+        Ok(true) => Ok(found),
+        Ok(false) => Ok(Found::Gone),
+        // Somebody is about to remove or replace it, or pretends to. It is not waited for: attachers wait for us.
+        Err(Error::TimedOut { .. }) => Ok(Found::Attached),
+        Err(error) => Err(error),
+    }
 }
 
 /// What is to become of an array to which nobody is attached.
-fn judge(trailer: &Trailer) -> Found {
+fn judge(trailer: &Trailer, home: &Home) -> Found {
+    if *trailer.name != *home.location.as_str() {
+        return Found::Copy;
+    }
     if trailer.state.is_dead() {
         return Found::Orphan; // whose last user was killed before he could remove the name
     }

@@ -5,6 +5,7 @@
 //!   lease and asks whether anybody has one: the others may have been killed (collect.rs).
 
 use std::fs::File;
+use std::time::Duration;
 
 use memmap2::MmapRaw;
 
@@ -14,10 +15,14 @@ use super::locks::{self, Wait};
 use super::mapping::{fill_holes, map, map_length};
 use super::trailer::{self, PAGE, RECORD, Trailer};
 use super::{Attach, Home, Kept, Segment, TRIES, collect, lease};
-use crate::backend::lock_space::{ALL_CELLS, LEASE};
+use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Publish};
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
+
+/// How long the last one out waits for others who are at the name, if he is merely dropped, and if he is closed.
+pub(super) const DROP_WAIT: Duration = Duration::from_millis(100);
+const CLOSE_WAIT: Duration = Duration::from_secs(10);
 
 /// What a counted segment owes to the others when it goes.
 #[derive(Debug)]
@@ -75,7 +80,7 @@ impl DraftSegment {
     #[allow(unsafe_code)]
     pub(crate) fn count(&mut self, id: u128, named: bool, record: &[u8; RECORD], name: &str) -> Result<()> {
         let payload = self.segment().length as u64;
-        let page = trailer::new_page(payload, id, State::new(named), record);
+        let page = trailer::new_page(payload, id, State::new(named), name, record);
         let page = page.map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
         self.grow(trailer::file_length(payload).ok_or_else(|| too_large(name))?)?;
         let at = self.segment().page_offset(name)?;
@@ -89,6 +94,9 @@ impl DraftSegment {
     /// Gives a draft with a trailer its name, or leaves it without one; on failure it is given back.
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
     pub(crate) fn share(mut self, home: &Home, mode: Option<Publish>, keep: bool) -> Result<Segment, (Error, Self)> {
+        if let Err(error) = self.lease_as(COUNTED, LEASE, home.location.as_str()) {
+            return Err((error, self));
+        }
         self.segment_mut().join(home, None, true);
         let segment = match mode {
             Some(mode) => self.publish(&home.location, mode, keep),
@@ -97,6 +105,7 @@ impl DraftSegment {
         // What nobody could reach owes nothing to anybody.
         segment.map_err(|(error, mut draft)| {
             draft.segment_mut().membership = None;
+            let _nobody_can_have_another = draft.lease_as(LEASE, COUNTED, home.location.as_str());
             (error, draft)
         })
     }
@@ -130,25 +139,25 @@ impl Segment {
         let location = &home.location;
         let own = os::reopen(file, true).map_err(|error| Error::os("open again by descriptor", location, error))?;
         let name = location.as_str();
-        lease(&own, name)?;
+        lease_counted(&own, name)?;
         let trailer = Trailer::read(&own, name)?;
         let found = read(&trailer)?;
         let facts = os::facts(&own).map_err(|error| Error::os("look at", name, error))?;
         if !how.sparse && facts.allocated < facts.length {
             fill_holes(&own, &facts, home, Access::ReadWrite)?;
         }
-        // The directory need not be there for this process: then nothing is known about it.
-        let keep = how.keep_descriptor || !home.backend.lock_survives_close().unwrap_or(false);
-        let mut segment = Self::map_counted(&own, home, how, &trailer)?;
+        // What is known of the directory that its sender names is true of the file only if it is on that file system.
+        let directory = home.backend.directory();
+        let survives = os::is_in_file_system_of(&own, directory) && home.backend.lock_survives_close().unwrap_or(false);
+        let mut segment = Self::map_counted(own, home, how, &trailer)?;
         match segment.counts().map(Counts::acquire) {
             Some(Ok(())) => segment.set_counted(),
             // Its last handle went while the descriptor was on its way: the bytes are here, the name is gone for ever.
             Some(Err(Refused::Dead)) => segment.disown(),
             _ => return Err(full(name)),
         }
-        if keep {
-            segment.keep(own, home, how.keep_descriptor);
-        }
+        segment.hold_cells(home, how)?;
+        segment.settle_descriptor(how.keep_descriptor || !survives);
         Ok((segment, found))
     }
 
@@ -161,7 +170,7 @@ impl Segment {
     ) -> Result<Option<(Self, R)>> {
         let Home { backend, location } = home;
         let name = location.as_str();
-        lease(&file, name)?;
+        lease_counted(&file, name)?;
         let facts = os::facts(&file).map_err(|error| Error::os("look at", name, error))?;
         if facts.links == 0 {
             return Ok(None);
@@ -171,54 +180,51 @@ impl Segment {
             (Err(Error::NotCounted { .. }), Entry::Ticket(..)) => return Err(spent(name)), // even one of another kind
             (read, _) => read?,
         };
+        if *trailer.name != *name {
+            let reason = format!("it was made for the name `{}`: this is a copy, or was renamed", trailer.name);
+            return Err(Error::Trailer { location: name.to_owned(), reason });
+        }
         let found = read(&trailer)?;
         if !how.sparse && facts.allocated < facts.length {
             fill_holes(&file, &facts, home, Access::ReadWrite)?;
         }
         // Asked before a ticket is used: the answer may be an error.
         let keep = how.keep_descriptor || !backend.lock_survives_close()?;
-        let mut segment = Self::map_counted(&file, home, how, &trailer)?;
-        if how.held.is_some() && is_nameless(&file, name)? {
-            return Ok(None); // the wait may have been long
-        }
-        let Some(counts) = segment.counts() else { return Err(full(name)) };
-        match counts.acquire() {
-            Ok(()) => {}
-            Err(Refused::Full) => return Err(full(name)),
-            Err(Refused::Dead) => {
+        let mut segment = Self::map_counted(file, home, how, &trailer)?;
+        match segment.counts().map(Counts::acquire) {
+            Some(Ok(())) => segment.set_counted(),
+            Some(Err(Refused::Dead)) => {
                 segment.disown();
                 drop(segment);
-                backend.unlink(location, Some(trailer.file))?;
+                let _others_are_at_it = backend.unlink_within(location, Some(trailer.file), DROP_WAIT);
                 return Err(Error::NotFound { location: name.to_owned() });
             }
+            _ => return Err(full(name)),
         }
-        segment.set_counted();
+        // Counted while it waits: whoever leaves meanwhile is not the last.
+        segment.hold_cells(home, how)?;
+        if how.held.is_some() && segment.has_lost_its_name(name)? {
+            return Ok(None);
+        }
         if let Entry::Ticket(ticket, _) = entry {
             if !segment.counts().is_some_and(|counts| counts.redeem(ticket)) {
                 return Err(spent(name)); // and `segment` leaves again
             }
         }
-        if keep {
-            segment.keep(file, home, how.keep_descriptor);
-        }
+        segment.settle_descriptor(keep);
         Ok(Some((segment, found)))
     }
 
-    /// Maps payload and page of a leased file; not counted yet.
-    fn map_counted(file: &File, home: &Home, how: Attach, trailer: &Trailer) -> Result<Self> {
+    /// Maps payload and page of a leased file, and keeps its descriptor for now; not counted yet.
+    fn map_counted(file: File, home: &Home, how: Attach, trailer: &Trailer) -> Result<Self> {
         let name = home.location.as_str();
-        let held = match how.held {
-            Some((LockKind::Exclusive, _)) if trailer.state.is_frozen() => return Err(frozen(home, file)),
-            Some((kind, wait)) => Some(locks::take(file, trailer.file, kind, ALL_CELLS, wait, name)?),
-            None => None,
-        };
         let Trailer { payload, length, .. } = *trailer;
         let access = if trailer.state.is_frozen() { Access::Read } else { how.access };
         let (map, page) = match access {
-            Access::ReadWrite => (map(file, 0, length, access, name)?, None),
+            Access::ReadWrite => (map(&file, 0, length, access, name)?, None),
             Access::Read => {
-                let page = map(file, length - PAGE as u64, PAGE as u64, Access::ReadWrite, name)?;
-                (map(file, 0, payload, access, name)?, Some(page))
+                let page = map(&file, length - PAGE as u64, PAGE as u64, Access::ReadWrite, name)?;
+                (map(&file, 0, payload, access, name)?, Some(page))
             }
         };
         let mut segment = Self {
@@ -227,18 +233,37 @@ impl Segment {
             file_length: length,
             id: trailer.file,
             access,
-            descriptor: None,
-            guards_by_descriptor: false,
-            held,
+            descriptor: Some(Kept::new(file, &*home.backend)),
+            guards_by_descriptor: how.keep_descriptor,
+            held: None,
             membership: None,
             aftermath: None,
         };
         segment.join(home, page, false);
-        // Somebody may have frozen it between the look and the lock.
-        if matches!(how.held, Some((LockKind::Exclusive, _))) && segment.is_frozen() {
-            return Err(frozen(home, file));
-        }
         Ok(segment)
+    }
+
+    /// Locks the cells through the mapping's own description, if that was asked for.
+    fn hold_cells(&mut self, home: &Home, how: Attach) -> Result<()> {
+        let (Some((kind, wait)), Some(kept)) = (how.held, &self.descriptor) else { return Ok(()) };
+        let token = locks::take(&kept.file, self.id, kind, ALL_CELLS, wait, home.location.as_str())?;
+        if kind == LockKind::Exclusive && self.is_frozen() {
+            return Err(frozen(home, &kept.file));
+        }
+        self.held = Some(token);
+        Ok(())
+    }
+
+    fn has_lost_its_name(&self, name: &str) -> Result<bool> {
+        let Some(kept) = &self.descriptor else { return Ok(false) };
+        Ok(os::facts(&kept.file).map_err(|error| Error::os("look at", name, error))?.links == 0)
+    }
+
+    /// Closes the descriptor, if nothing depends on it.
+    fn settle_descriptor(&mut self, keep: bool) {
+        if !keep {
+            self.descriptor = None;
+        }
     }
 
     fn join(&mut self, home: &Home, page: Option<MmapRaw>, counted: bool) {
@@ -259,11 +284,6 @@ impl Segment {
         }
     }
 
-    fn keep(&mut self, file: File, home: &Home, for_guards: bool) {
-        self.descriptor = Some(Kept::new(file, &*home.backend));
-        self.guards_by_descriptor = for_guards;
-    }
-
     fn page_offset(&self, name: &str) -> Result<usize> {
         map_length(self.file_length - PAGE as u64, name)
     }
@@ -281,8 +301,8 @@ impl Segment {
             unsafe { self.map.as_mut_ptr().add(at) }
         };
         // SAFETY: the page is mapped for writing as long as `self` lives and begins at a multiple of its size, which
-        // `Counts` divides; every bit pattern is one of its values; everyone changes these bytes as atomics only,
-        // because a file with this footer cannot be opened as a plain array.
+        // `Counts` divides; every bit pattern is one of its values; everyone changes these bytes as atomics only, because a
+        // file with this footer cannot be attached as a plain array, and one that was attached as such not as this.
         Some(unsafe { &*page.cast::<Counts>() })
     }
 
@@ -355,7 +375,7 @@ impl Segment {
     /// Counts this handle out and, if it was the last, removes the name.
     ///
     /// What remains is done when the segment is dropped, or by [`Segment::close`].
-    pub(super) fn leave(&mut self) -> Result<()> {
+    pub(super) fn leave(&mut self, limit: Duration) -> Result<()> {
         let Some(membership) = &self.membership else { return Ok(()) };
         // A forked child did not count itself in.
         if !membership.counted || membership.generation != os::fork_generation() {
@@ -368,11 +388,15 @@ impl Segment {
         let named = counts.state().is_named();
         self.disown();
         match left {
-            Left::Nothing if named => home.backend.unlink(&home.location, Some(self.id)).map(drop),
+            Left::Nothing if named => {
+                let unlinked = home.backend.unlink_within(&home.location, Some(self.id), limit);
+                // For want of a descriptor, for example: tried again when ours is closed.
+                unlinked.map(drop).inspect_err(|_| self.aftermath = Some(Aftermath(Some((home, self.id)))))
+            }
             Left::Others if named => {
                 // Not by closing alone: a process that another thread is just spawning has a copy for a moment.
                 if let Some(kept) = &self.descriptor {
-                    let _closing_does_it_too = os::unlock(&kept.file, LEASE);
+                    let _closing_does_it_too = os::unlock(&kept.file, COUNTED);
                 }
                 self.aftermath = Some(Aftermath(Some((home, self.id))));
                 Ok(())
@@ -383,10 +407,13 @@ impl Segment {
 
     /// Leaves, unmaps, and says what went wrong.
     pub(crate) fn close(mut self) -> Result<()> {
-        let left = self.leave();
+        let left = self.leave(CLOSE_WAIT);
         let aftermath = self.aftermath.take();
         drop(self); // and with it the lease
-        left.and(aftermath.map_or(Ok(()), Aftermath::run))
+        match aftermath {
+            Some(aftermath) => aftermath.run(),
+            None => left,
+        }
     }
 }
 
@@ -394,8 +421,15 @@ fn full(name: &str) -> Error {
     Error::TooManyHandles { location: name.to_owned(), limit: u32::MAX.into(), doing: "attached" }
 }
 
-fn is_nameless(file: &File, name: &str) -> Result<bool> {
-    Ok(os::facts(file).map_err(|error| Error::os("look at", name, error))?.links == 0)
+/// Leases a counted array, which must not be attached as a plain one: then its bytes are elements that safe code reads and
+/// writes, and not counts.
+fn lease_counted(file: &File, name: &str) -> Result<()> {
+    lease(file, COUNTED, name)?;
+    match os::is_locked(file, LockKind::Exclusive, LEASE) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(Error::NotCounted { location: name.to_owned() }),
+        Err(error) => Err(Error::os("ask for the lease", name, error)),
+    }
 }
 
 fn spent(name: &str) -> Error {

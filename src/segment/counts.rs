@@ -13,6 +13,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::os;
+
 /// Most handles that can be on their way at once.
 pub(crate) const MOST_TICKETS: usize = 128;
 
@@ -33,9 +35,16 @@ const NAMED: u64 = 1 << 60;
 /// Set in the number of a ticket that may be used many times.
 const MANY: u64 = 1 << 63;
 
+/// A place that somebody has just taken; no ticket has this number.
+const TAKEN: u64 = MANY;
+
+/// The lower part of a deadline is microseconds since boot, the upper part tells the boot.
+const BOOT_SHIFT: u32 = 48;
+
 /// A word of shared memory. A trait, so that the protocol can be checked with words whose every interleaving is tried.
 pub(crate) trait Word {
     fn load(&self) -> u64;
+    fn store(&self, value: u64);
     /// Changes `current` to `new`, or returns what is there instead.
     fn exchange(&self, current: u64, new: u64) -> Result<(), u64>;
 }
@@ -45,12 +54,16 @@ impl Word for AtomicU64 {
         self.load(Ordering::Acquire)
     }
 
+    fn store(&self, value: u64) {
+        self.store(value, Ordering::Release);
+    }
+
     fn exchange(&self, current: u64, new: u64) -> Result<(), u64> {
         self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
     }
 }
 
-/// A handle on its way: its random number (0: none), and until when it protects the array, in nanoseconds since boot.
+/// A handle on its way: its random number (0: none), and until when it protects the array.
 #[repr(C)]
 #[derive(Debug)]
 struct Slot<W> {
@@ -168,15 +181,24 @@ impl fmt::Debug for Ticket {
     }
 }
 
-/// How long a deadline is still away; `None` if it has passed, or never was one.
+/// What stands for this boot in a deadline; 0 where the system does not tell it.
+fn boot() -> u64 {
+    let id = os::known_boot_id().map(|id| crc32fast::hash(&id) | 1);
+    u64::from(id.unwrap_or(0)) << BOOT_SHIFT
+}
+
+/// How long a deadline is still away; `None` if it has passed, was set before the machine was started, or never was one.
 pub(crate) fn remaining(until: u64, now: Duration) -> Option<Duration> {
-    let left = Duration::from_nanos(until).checked_sub(now)?;
-    (!left.is_zero() && left <= LONGEST_GRACE).then_some(left)
+    let micros = until & !(u64::MAX << BOOT_SHIFT);
+    let left = Duration::from_micros(micros).checked_sub(now)?;
+    let this_boot = until - micros == boot();
+    (this_boot && !left.is_zero() && left <= LONGEST_GRACE).then_some(left)
 }
 
 /// The deadline of a ticket that is valid for `grace` from `now`.
 fn deadline(now: Duration, grace: Duration) -> u64 {
-    u64::try_from((now + grace.min(LONGEST_GRACE)).as_nanos()).unwrap_or(u64::MAX)
+    let micros = (now + grace.min(LONGEST_GRACE)).as_micros();
+    boot() | u64::try_from(micros).unwrap_or(u64::MAX) & !(u64::MAX << BOOT_SHIFT)
 }
 
 impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
@@ -264,21 +286,21 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
     /// Sends a handle on its way, for `grace`; `false` if as many are on their way as there can be. The caller is
     /// attached.
     pub(crate) fn issue(&self, ticket: Ticket, now: Duration, grace: Duration) -> bool {
-        for slot in &self.slots {
+        // Expired tickets make room, but while there is other room they stay: whoever comes late may yet be in time.
+        let free = |number, _: &Slot<W>| number == 0;
+        let expired = |number, slot: &Slot<W>| number != TAKEN && remaining(slot.until.load(), now).is_none();
+        let Some(slot) = self.take_slot(free).or_else(|| self.take_slot(expired)) else { return false };
+        // The deadline first: a number that others see without one looks expired, and they would take the place.
+        slot.until.store(deadline(now, grace));
+        slot.number.store(ticket.0);
+        true
+    }
+
+    fn take_slot(&self, may_take: impl Fn(u64, &Slot<W>) -> bool) -> Option<&Slot<W>> {
+        self.slots.iter().find(|slot| {
             let number = slot.number.load();
-            // Expired tickets make room, but while there is other room they stay: whoever comes late may yet be in time.
-            if number == 0 && slot.number.exchange(0, ticket.0).is_ok() {
-                return slot.protect_until(deadline(now, grace));
-            }
-        }
-        for slot in &self.slots {
-            let number = slot.number.load();
-            let expired = remaining(slot.until.load(), now).is_none();
-            if expired && slot.number.exchange(number, ticket.0).is_ok() {
-                return slot.protect_until(deadline(now, grace));
-            }
-        }
-        false
+            may_take(number, slot) && slot.number.exchange(number, TAKEN).is_ok()
+        })
     }
 
     /// Uses a ticket; `false` if it was used, taken back, or expired and made room. The caller is attached.
@@ -298,19 +320,9 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
     }
 }
 
-impl<W: Word> Slot<W> {
-    fn protect_until(&self, until: u64) -> bool {
-        let mut before = self.until.load();
-        while let Err(now) = self.until.exchange(before, until) {
-            before = now;
-        }
-        true
-    }
-}
-
 /// Counts tickets that have not expired, and says how long the last of them has.
 pub(crate) fn count(tickets: impl Iterator<Item = (u64, u64)>, now: Duration) -> (usize, Duration) {
-    let valid = tickets.filter(|(number, _)| *number != 0).filter_map(|(_, until)| remaining(until, now));
+    let valid = tickets.filter(|(number, _)| number & !MANY != 0).filter_map(|(_, until)| remaining(until, now));
     valid.fold((0, Duration::ZERO), |(count, last), left| (count + 1, last.max(left)))
 }
 

@@ -115,6 +115,9 @@ fn there_is_room_for_so_many_tickets_and_expired_ones_make_room() {
 fn a_deadline_of_another_boot_protects_nothing() {
     assert_eq!(remaining(deadline(Duration::from_secs(1 << 30), GRACE), NOW), None);
     assert_eq!(remaining(deadline(NOW, Duration::MAX), NOW), Some(LONGEST_GRACE));
+    let until = deadline(NOW, GRACE);
+    assert_eq!(remaining(until, NOW), Some(GRACE));
+    assert_eq!(remaining(until ^ 1 << BOOT_SHIFT, NOW), None, "another boot's");
     assert_eq!(remaining(0, NOW), None);
     assert_eq!(remaining(u64::MAX, NOW), None);
 }
@@ -130,6 +133,10 @@ mod model {
     impl Word for AtomicU64 {
         fn load(&self) -> u64 {
             self.load(Ordering::Acquire)
+        }
+
+        fn store(&self, value: u64) {
+            self.store(value, Ordering::Release);
         }
 
         fn exchange(&self, current: u64, new: u64) -> Result<(), u64> {
@@ -196,6 +203,24 @@ mod model {
             assert_eq!(used.iter().filter(|used| **used).count(), 1);
             assert_eq!((counts.state().handles(), counts.state().is_dead()), (1, false));
             assert_eq!(counts.release(NOW), Left::Nothing);
+        });
+    }
+
+    #[test]
+    fn of_two_who_issue_in_the_place_of_one_that_expired_one_is_refused_and_the_other_is_honoured() {
+        loom::model(|| {
+            let counts = shared();
+            assert!(counts.issue(once(1), NOW, GRACE));
+            let later = NOW + 2 * GRACE;
+            let other = {
+                let counts = Arc::clone(&counts);
+                thread::spawn(move || counts.issue(once(2), later, GRACE))
+            };
+            let issued = [(once(2), None), (once(3), Some(counts.issue(once(3), later, GRACE)))];
+            let other = other.join().expect("it ends");
+            for (ticket, was_issued) in issued {
+                assert_eq!(counts.redeem(ticket), was_issued.unwrap_or(other), "{ticket:?}");
+            }
         });
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::mapping::map;
-use super::{Home, Segment};
+use super::{Home, Segment, lease};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Publish};
 use crate::error::{Error, Result};
-use crate::os;
+use crate::os::{self, Bound, LockRange};
 
 /// A mapped file without a name.
 #[derive(Debug)]
@@ -55,6 +55,11 @@ impl DraftSegment {
             return Ok(());
         }
         let name = self.backend.directory().display().to_string();
+        let largest = os::largest_file();
+        if room > largest {
+            let advice = Bound::FileSize.advice();
+            return Err(Error::NoSpace { location: name, needed: room, available: largest, advice });
+        }
         self.file.file().set_len(room).map_err(|error| Error::os("make room for a trailer", &name, error))?;
         let reserved = if self.options.sparse { Ok(()) } else { self.reserve() };
         let mapped = reserved.and_then(|()| map(self.file.file(), 0, room, Access::ReadWrite, &name));
@@ -82,6 +87,12 @@ impl DraftSegment {
         self.segment.map = map(file, 0, length, Access::ReadWrite, &name)?;
         self.segment.file_length = length;
         file.set_len(length).map_err(failed)
+    }
+
+    /// Leases the file as one kind of array instead of another. Nobody else can have it.
+    pub(super) fn lease_as(&self, new: LockRange, old: LockRange, name: &str) -> Result<()> {
+        lease(self.file.file(), new, name)?;
+        os::unlock(self.file.file(), old).map_err(|error| Error::os("lease", name, error))
     }
 
     /// Gives the draft its name; on failure it is given back as it was.

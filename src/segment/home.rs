@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::{Found, collect};
 use crate::backend::{Access, Backend, IntoLocation, Location, default_backend};
 use crate::error::{Error, Result};
 use crate::os::{self, FileId};
@@ -33,6 +34,17 @@ impl Home {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Refuses a name that is taken, unless only the dead have it: then it is freed.
+    pub(crate) fn refuse_taken_by_the_living(&self) -> Result<()> {
+        let refused = self.refuse_taken();
+        if refused.as_ref().is_err_and(Error::is_already_exists)
+            && matches!(collect(self, None, true), Ok(Found::Orphan))
+        {
+            return self.refuse_taken();
+        }
+        refused
     }
 
     /// Whether the name leads to this file.

@@ -20,13 +20,13 @@ use memmap2::MmapRaw;
 
 pub(crate) use self::collect::{Found, collect};
 pub(crate) use self::counted::Entry;
-use self::counted::{Aftermath, Membership};
+use self::counted::{Aftermath, DROP_WAIT, Membership};
 pub(crate) use self::draft::DraftSegment;
 use self::footer::{FOOTER, Kind, RawFooter};
 pub(crate) use self::home::Home;
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{fill_holes, map, map_length};
-use crate::backend::lock_space::{ALL_CELLS, LEASE};
+use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, DraftFile, Location};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
@@ -89,7 +89,7 @@ pub(crate) struct Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        let _reported_by_close = self.leave();
+        let _reported_by_close = self.leave(DROP_WAIT);
     }
 }
 
@@ -130,7 +130,7 @@ impl Segment {
     pub(crate) fn attach_file(file: File, home: &Home, expect: Expect, how: Attach) -> Result<Option<Self>> {
         let Home { backend, location } = home;
         let failed = |op| move |error| Error::os(op, location, error);
-        lease(&file, location.as_str())?;
+        lease(&file, LEASE, location.as_str())?;
         let facts = os::facts(&file).map_err(failed("look at"))?;
         if facts.links == 0 {
             return Ok(None);
@@ -166,7 +166,7 @@ impl Segment {
 
     /// Maps a draft and leases it, so that it is attached from the moment it has a name.
     pub(crate) fn of_draft(file: &File, length: u64, name: &str) -> Result<Self> {
-        lease(file, name)?;
+        lease(file, LEASE, name)?;
         let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
         let map = map(file, 0, length, Access::ReadWrite, name)?;
         Ok(Self {
@@ -318,10 +318,13 @@ pub(crate) fn is_attached(backend: &dyn Backend, at: &Location) -> Result<bool> 
     is_leased(&backend.open(at, Access::Read)?, at)
 }
 
-/// Whether anybody but this very description has a lease on the file.
+/// Whether anybody but this very description has a lease on the file, as a plain array or a counted one.
 pub(crate) fn is_leased(file: &File, at: &Location) -> Result<bool> {
     // GETLK answers for a lock of the kind that would be set, and asking needs no descriptor open for writing.
-    os::is_locked(file, LockKind::Exclusive, LEASE).map_err(|error| Error::os("ask for the lease", at, error))
+    let asked = |lease| os::is_locked(file, LockKind::Exclusive, lease);
+    asked(LEASE)
+        .and_then(|plain| Ok(plain || asked(COUNTED)?))
+        .map_err(|error| Error::os("ask for the lease", at, error))
 }
 
 /// Returns the footer at the end of a file, if there is room for one.
@@ -329,10 +332,11 @@ pub(crate) fn read_footer(file: &File, length: u64, at: &Location) -> Result<Opt
     read_tail(file, length).map_err(|error| Error::os("read the end of", at, error))
 }
 
-fn lease(file: &File, name: &str) -> Result<()> {
+/// Takes a lease; waits while somebody has it alone to decide whether the segment is an orphan.
+fn lease(file: &File, lease: LockRange, name: &str) -> Result<()> {
     let mut backoff = Backoff::new(LEASE_WAIT);
     loop {
-        match os::try_lock(file, LockKind::Shared, LEASE) {
+        match os::try_lock(file, LockKind::Shared, lease) {
             Ok(true) => return Ok(()),
             Ok(false) if backoff.pause() => {}
             Ok(false) => return Err(Error::TimedOut { location: name.to_owned(), waited: LEASE_WAIT }),

@@ -6,9 +6,9 @@
 //!      8    56  zero
 //!     64  2048  128 handles on their way, each a number and a deadline (8 + 8)
 //!   2112  1344  zero
-//!   3456    16  identity of the boot in which it was made
-//!   3472   560  the record: what the array is, in the words of share/record.rs
-//!   4032    64  the footer, whose checksum covers boot and record
+//!   3456   272  the name it has or will get: its length (2), UTF-8 (255), zeros
+//!   3728   304  the record: what the array is, in the words of share/record.rs
+//!   4032    64  the footer, whose checksum covers name and record
 //! ```
 //!
 //! The bytes are input: [`Trailer`] is a copy that was checked. Only the counts are looked at again in shared memory.
@@ -24,17 +24,19 @@ use crate::os::{self, Facts, FileId};
 /// Bytes of the page; also what its beginning is a multiple of.
 pub(crate) const PAGE: usize = 4096;
 /// Bytes of the record.
-pub(crate) const RECORD: usize = 560;
+pub(crate) const RECORD: usize = 304;
 
 const TICKETS_AT: usize = 64;
 const TICKET: usize = 16;
-const BOOT_AT: usize = PAGE - FOOTER - RECORD - BOOT;
-const BOOT: usize = 16;
-const RECORD_AT: usize = BOOT_AT + BOOT;
+/// Bytes of the name, with its length before it and zeros behind it.
+const NAME: usize = 272;
+const LONGEST_NAME: usize = 255;
+const NAME_AT: usize = PAGE - FOOTER - RECORD - NAME;
+const RECORD_AT: usize = NAME_AT + NAME;
 const FOOTER_AT: usize = RECORD_AT + RECORD;
 
 // What is mapped as atomics is exactly what stands before the record's room.
-const _: () = assert!(size_of::<Counts>() == TICKETS_AT + TICKET * MOST_TICKETS && size_of::<Counts>() <= BOOT_AT);
+const _: () = assert!(size_of::<Counts>() == TICKETS_AT + TICKET * MOST_TICKETS && size_of::<Counts>() <= NAME_AT);
 const _: () = assert!(PAGE % align_of::<Counts>() == 0);
 
 /// A trailer whose constant part was checked against the file it was read from, and what changed as it was then.
@@ -45,8 +47,8 @@ pub(crate) struct Trailer {
     pub(crate) id: u128,
     pub(crate) state: State,
     tickets: Vec<(u64, u64)>,
-    /// Whether the machine was not started since.
-    this_boot: bool,
+    /// The name it was made for. Under another one it is a copy.
+    pub(crate) name: Box<str>,
     pub(crate) record: [u8; RECORD],
     /// Which file it was read from, and how long that was.
     pub(crate) file: FileId,
@@ -59,14 +61,22 @@ pub(crate) fn file_length(payload: u64) -> Option<u64> {
 }
 
 /// Writes the page of an array that nobody else can reach yet.
-pub(crate) fn new_page(payload: u64, id: u128, state: State, record: &[u8; RECORD]) -> Result<[u8; PAGE], String> {
+pub(crate) fn new_page(
+    payload: u64,
+    id: u128,
+    state: State,
+    name: &str,
+    record: &[u8; RECORD],
+) -> Result<[u8; PAGE], String> {
     let trailer = file_length(payload).and_then(|length| u32::try_from(length - payload).ok());
     let trailer = trailer.ok_or_else(|| format!("{payload} bytes are too many for a file"))?;
     let mut page = [0; PAGE];
     page[..8].copy_from_slice(&state.to_bytes());
-    page[BOOT_AT..RECORD_AT].copy_from_slice(&os::boot_id());
+    let length = u16::try_from(name.len()).ok().filter(|_| name.len() <= LONGEST_NAME).ok_or("the name is too long")?;
+    page[NAME_AT..NAME_AT + 2].copy_from_slice(&length.to_le_bytes());
+    page[NAME_AT + 2..][..name.len()].copy_from_slice(name.as_bytes());
     page[RECORD_AT..FOOTER_AT].copy_from_slice(record);
-    let footer = Footer { kind: Kind::Counted, payload, trailer, id }.to_bytes(&page[BOOT_AT..FOOTER_AT]);
+    let footer = Footer { kind: Kind::Counted, payload, trailer, id }.to_bytes(&page[NAME_AT..FOOTER_AT]);
     page[FOOTER_AT..].copy_from_slice(&footer);
     Ok(page)
 }
@@ -93,10 +103,10 @@ impl Trailer {
         let footer = raw.validate(Kind::Counted, length)?;
         let mut record = [0; RECORD];
         record.copy_from_slice(&page[RECORD_AT..FOOTER_AT]);
-        let this_boot = page[BOOT_AT..RECORD_AT] == os::boot_id();
-        if !raw.covers(&page[BOOT_AT..FOOTER_AT]) {
-            return Err("the record's checksum is wrong".into());
+        if !raw.covers(&page[NAME_AT..FOOTER_AT]) {
+            return Err("the checksum of name and record is wrong".into());
         }
+        let name = name_of(&page[NAME_AT..RECORD_AT])?;
         let payload = footer.payload;
         if file_length(payload) != Some(length) {
             return Err(format!("a payload of {payload} bytes does not make a file of {length}"));
@@ -107,16 +117,23 @@ impl Trailer {
             (u64::from_le_bytes(number(at)), u64::from_le_bytes(number(at + 8)))
         };
         let (state, tickets) = (State::of_bytes(number(0)), (0..MOST_TICKETS).map(ticket).collect());
-        Ok(Self { payload, id: footer.id, state, tickets, this_boot, record, file, length })
+        Ok(Self { payload, id: footer.id, state, tickets, name, record, file, length })
     }
 
     /// How many handles were on their way, and for how long the last of them protects the array.
     pub(crate) fn in_flight(&self, now: Duration) -> (usize, Duration) {
-        if !self.this_boot {
-            return (0, Duration::ZERO); // and the deadlines are of another clock
-        }
         counts::count(self.tickets.iter().copied(), now)
     }
+}
+
+/// Reads the name that stands before the record.
+fn name_of(bytes: &[u8]) -> Result<Box<str>, String> {
+    let length = usize::from(u16::from_le_bytes([bytes[0], bytes[1]]));
+    let (name, rest) = bytes[2..].split_at_checked(length.min(LONGEST_NAME)).ok_or("the name is too long")?;
+    if length > LONGEST_NAME || rest.iter().any(|byte| *byte != 0) {
+        return Err("the name is too long, or bytes that must be zero are not".into());
+    }
+    std::str::from_utf8(name).map(Into::into).map_err(|_| "the name is not UTF-8".to_owned())
 }
 
 #[cfg(test)]
@@ -134,19 +151,20 @@ mod tests {
     fn what_was_written_is_read() {
         for (payload, length) in [(0, 4096), (1, 8192), (4096, 8192), (4097, 12288)] {
             assert_eq!(file_length(payload), Some(length));
-            let page = new_page(payload, 7, State::new(true), &[9; RECORD]).expect("it fits");
+            let page = new_page(payload, 7, State::new(true), "it", &[9; RECORD]).expect("it fits");
             let trailer = read(&page, length).expect("valid");
             assert_eq!((trailer.payload, trailer.id, trailer.record), (payload, 7, [9; RECORD]));
+            assert_eq!(&*trailer.name, "it");
             assert_eq!((trailer.state, trailer.in_flight(Duration::ZERO).0), (State::new(true), 0));
         }
         assert_eq!(file_length(u64::MAX), None);
-        assert!(new_page(u64::MAX - 1, 7, State::new(true), &[9; RECORD]).is_err());
+        assert!(new_page(u64::MAX - 1, 7, State::new(true), "it", &[9; RECORD]).is_err());
     }
 
     #[test]
     fn no_flipped_bit_of_record_or_footer_goes_unnoticed() {
-        let page = new_page(100, 7, State::new(true), &[9; RECORD]).expect("it fits");
-        for bit in BOOT_AT * 8..PAGE * 8 {
+        let page = new_page(100, 7, State::new(true), "it", &[9; RECORD]).expect("it fits");
+        for bit in NAME_AT * 8..PAGE * 8 {
             let mut page = page;
             page[bit / 8] ^= 1 << (bit % 8);
             assert!(read(&page, 8192).is_err(), "bit {bit}");

@@ -4,7 +4,7 @@
 //! body, as JSON: {"message": .., "arrays": [PARCEL, ..]}; behind it the descriptors of those parcels that have one, in order
 //! PARCEL: {"strategy": "file_system",     "dtype": "<f4", "shape": [2, 3], "order": "C", "handle": "ndshm1:.."}
 //!         {"strategy": "file_descriptor", "dtype": "<f4", "shape": [2, 3], "order": "C",
-//!          "backend": "shm", "directory": "/dev/shm", "location": "ndshm-.."}
+//!          "backend": "shm", "directory": "/dev/shm", "location": "ndshm-.."}, the directory escaped as in a handle
 //!         {"strategy": "sealed",          "dtype": "<f4", "shape": [2, 3], "order": "C"}
 //! ```
 
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::parcel::{Parcel, ReceivedArray, Shareable};
 use super::wire::Wire;
@@ -78,7 +79,8 @@ struct Outgoing<'a, M> {
 #[derive(Deserialize)]
 struct Incoming<M> {
     message: M,
-    arrays: Vec<Parcel>,
+    /// Read only when the message has been taken: one that cannot be read must not block the channel.
+    arrays: Vec<Value>,
 }
 
 impl Channel {
@@ -189,7 +191,8 @@ impl Channel {
     /// - [`Closed`](Error::Closed): there will be no more.
     /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): its descriptors cannot be had now; free some, and receive again.
     /// - [`Message`](Error::Message): it is not of type `M`.
-    /// - [`Protocol`](Error::Protocol): what arrived is no message of a channel.
+    /// - [`Protocol`](Error::Protocol): what arrived is no message of a channel, after which nothing more can be received; or
+    ///   one of its arrays is of a kind that this version does not know, and then the next message is next.
     pub fn receive<M: DeserializeOwned>(&self) -> Result<Received<M>> {
         self.receive_within(None)
     }
@@ -206,15 +209,21 @@ impl Channel {
     fn receive_within<M: DeserializeOwned>(&self, limit: Option<Duration>) -> Result<Received<M>> {
         let (incoming, files) = self.wire.receive(limit, |body| {
             let incoming: Incoming<M> = serde_json::from_slice(body).map_err(|error| self.not_understood(&error))?;
-            let files = incoming.arrays.iter().filter(|parcel| parcel.has_descriptor()).count();
+            let files = incoming.arrays.iter().filter(|parcel| Parcel::may_have_descriptor(parcel)).count();
             Ok((incoming, files))
         })?;
         let mut files = files.into_iter();
         let arrays = incoming.arrays.into_iter().map(|parcel| {
-            let file = if parcel.has_descriptor() { files.next() } else { None };
-            ReceivedArray::new(parcel, file)
+            let file = if Parcel::may_have_descriptor(&parcel) { files.next() } else { None };
+            let parcel = serde_json::from_value(parcel);
+            parcel.map(|parcel| ReceivedArray::new(parcel, file)).map_err(|error| {
+                self.protocol(format!("an array that this version cannot read ({error}); the message was dropped"))
+            })
         });
-        Ok(Received { message: incoming.message, arrays: arrays.collect() })
+        // All of them first: those that can be read are given up if one cannot.
+        let arrays: Vec<Result<ReceivedArray>> = arrays.collect();
+        let arrays = arrays.into_iter().collect::<Result<_>>()?;
+        Ok(Received { message: incoming.message, arrays })
     }
 
     fn not_understood(&self, error: &serde_json::Error) -> Error {

@@ -202,7 +202,7 @@ impl fmt::Display for Handle {
     }
 }
 
-fn escape(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn escape(bytes: &[u8], f: &mut impl fmt::Write) -> fmt::Result {
     for byte in bytes {
         match byte {
             b'-' | b'.' | b'_' | b'/' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => write!(f, "{}", char::from(*byte))?,
@@ -212,7 +212,7 @@ fn escape(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn unescape(text: &str) -> Option<String> {
+fn unescape(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, others @ ..] = rest {
@@ -225,7 +225,20 @@ fn unescape(text: &str) -> Option<String> {
             bytes.push(*first);
         }
     }
-    String::from_utf8(bytes).ok()
+    Some(bytes)
+}
+
+/// Writes a path as text, whatever bytes it has.
+#[cfg(feature = "channel")]
+pub(super) fn path_to_text(path: &Path) -> String {
+    let mut text = String::new();
+    let _a_string_takes_everything = escape(path.as_os_str().as_encoded_bytes(), &mut text);
+    text
+}
+
+/// Reads a path that must be absolute, so that it means the same in every process.
+pub(super) fn path_of_text(text: &str) -> Option<PathBuf> {
+    os::path_from(unescape(text)?).filter(|path| path.is_absolute())
 }
 
 impl FromStr for Handle {
@@ -241,14 +254,9 @@ impl FromStr for Handle {
         let [SCHEME, ticket, id, backend, directory, location] = parts[..] else { return Err(invalid()) };
         let ticket = u64::from_str_radix(ticket, 16).ok().and_then(Ticket::from_number).ok_or_else(invalid)?;
         let id = u128::from_str_radix(id, 16).map_err(|_| invalid())?;
-        let [backend, directory, location] = [backend, directory, location].map(unescape);
-        let (Some(backend), Some(directory), Some(location)) = (backend, directory, location) else {
-            return Err(invalid());
-        };
-        let directory = PathBuf::from(directory);
-        if !directory.is_absolute() {
-            return Err(invalid());
-        }
+        let text = |escaped| unescape(escaped).and_then(|bytes| String::from_utf8(bytes).ok());
+        let (Some(backend), Some(location)) = (text(backend), text(location)) else { return Err(invalid()) };
+        let directory = path_of_text(directory).ok_or_else(invalid)?;
         Ok(Self { ticket, id, backend, directory, location: Location::new(&location)? })
     }
 }

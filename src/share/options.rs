@@ -116,7 +116,7 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::new::<T>(shape, home.location.as_str())?;
         match self.mode {
-            CreationMode::CreateNew => home.refuse_taken()?,
+            CreationMode::CreateNew => home.refuse_taken_by_the_living()?,
             CreationMode::OpenOrCreate => match self.open_same(&home, &layout) {
                 Err(Error::NotFound { .. }) => {}
                 other => return other,

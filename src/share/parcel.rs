@@ -1,13 +1,13 @@
 //! What an array is on the way between two channels: what it says about itself, and a handle or a descriptor.
 
 use std::fs::File;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use ndarray::Dimension;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::handle::{Handle, address, backend_at};
+use super::handle::{Handle, address, backend_at, path_of_text, path_to_text};
 use super::options::RefcountedOptions;
 use super::refcounted::{RefcountedArray, reader_of_descriptor};
 use super::strategy::SharingStrategy;
@@ -33,8 +33,15 @@ pub(super) struct Parcel {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "strategy", rename_all = "snake_case")]
 enum Way {
-    FileSystem { handle: Handle },
-    FileDescriptor { backend: String, directory: PathBuf, location: Location },
+    FileSystem {
+        handle: Handle,
+    },
+    /// The directory is written as in a handle.
+    FileDescriptor {
+        backend: String,
+        directory: String,
+        location: Location,
+    },
     Sealed {},
 }
 
@@ -45,6 +52,11 @@ impl Parcel {
 
     pub(super) fn has_descriptor(&self) -> bool {
         !matches!(self.way, Way::FileSystem { .. })
+    }
+
+    /// Whether a descriptor comes with it: with every kind but one, and so with kinds that are not known yet.
+    pub(super) fn may_have_descriptor(parcel: &Value) -> bool {
+        parcel.get("strategy").and_then(Value::as_str) != Some(SharingStrategy::FileSystem.as_str())
     }
 
     /// Nobody will receive it.
@@ -94,6 +106,7 @@ fn pack_by<T: Element, D: Dimension>(
             let home = array.home();
             let file = array.segment().descriptor_to_send(home)?;
             let (backend, directory) = address(&*home.backend);
+            let directory = path_to_text(&directory);
             let location = home.location.clone();
             (Way::FileDescriptor { backend, directory, location }, Some(file))
         }
@@ -146,13 +159,15 @@ pub struct ReceivedArray {
     file: Option<File>,
     /// Whether the handle is still to be used.
     pending: bool,
+    /// Of the process that received it: a forked child's copy gives nothing up.
+    generation: u64,
     backend: Option<Arc<dyn Backend>>,
 }
 
 impl ReceivedArray {
     pub(super) fn new(parcel: Parcel, file: Option<File>) -> Self {
         let pending = !parcel.has_descriptor();
-        Self { parcel, file, pending, backend: None }
+        Self { parcel, file, pending, generation: os::fork_generation(), backend: None }
     }
 
     /// Returns the type of its elements, as its sender says.
@@ -260,9 +275,11 @@ impl ReceivedArray {
         let (Way::FileDescriptor { backend, directory, location }, Some(file)) = (&self.parcel.way, &self.file) else {
             return Err(unsupported("it came without a descriptor"));
         };
-        let backend = match &self.backend {
-            Some(backend) => Arc::clone(backend),
-            None => backend_at(backend, directory)?,
+        let backend = if let Some(backend) = &self.backend {
+            Arc::clone(backend)
+        } else {
+            let directory = path_of_text(directory).ok_or_else(|| unsupported("its sender names no directory"))?;
+            backend_at(backend, &directory)?
         };
         Ok((file, Home { backend, location: location.clone() }))
     }
@@ -275,7 +292,8 @@ impl ReceivedArray {
 
 impl Drop for ReceivedArray {
     fn drop(&mut self) {
-        if let (true, Way::FileSystem { handle }) = (self.pending, &self.parcel.way) {
+        let pending = self.pending && self.generation == os::fork_generation();
+        if let (true, Way::FileSystem { handle }) = (pending, &self.parcel.way) {
             let _it_expires_otherwise = handle.take_back_in(self.backend.as_ref());
         }
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::backend::{Access, Backend, Directory, Entry, EntryKind, Location};
 use crate::error::{Error, Result};
+use crate::os;
 use crate::segment::trailer::PAGE;
 use crate::segment::{Found, Home, collect, is_leased};
 
@@ -48,6 +49,8 @@ pub struct Removed {
 pub struct Reclaimed {
     /// What was removed.
     pub removed: Vec<Removed>,
+    /// How many files of other users were not looked at: they are theirs to reclaim. root looks at all.
+    pub foreign: usize,
     /// How many counted arrays are in use.
     pub attached: usize,
     /// How many are kept although nobody is attached.
@@ -56,7 +59,7 @@ pub struct Reclaimed {
     pub in_flight: usize,
     /// When the first of these loses that protection.
     pub next: Option<Duration>,
-    /// What could not be looked at or removed, and why: other users' files, damaged ones.
+    /// What could not be looked at or removed, and why: damaged files, and those that only others may remove.
     pub failed: Vec<(String, Error)>,
 }
 
@@ -105,6 +108,10 @@ impl Reclaim {
     pub fn run(self, backend: &Arc<dyn Backend>) -> Result<Reclaimed> {
         let mut reclaimed = Reclaimed::default();
         for entry in backend.list()? {
+            if !os::owns_files_of(entry.owner) {
+                reclaimed.foreign += 1;
+                continue;
+            }
             let age = SystemTime::now().duration_since(entry.modified).unwrap_or_default();
             if age < self.older_than {
                 continue;
@@ -135,7 +142,7 @@ impl Reclaim {
         let home = Home { backend: Arc::clone(backend), location };
         match collect(&home, Some(entry.id), !self.dry_run)? {
             Found::Orphan => return Ok(true),
-            Found::Gone => {}
+            Found::Gone | Found::Copy => {}
             Found::Attached => reclaimed.attached += 1,
             Found::Kept => reclaimed.kept += 1,
             Found::InFlight(left) => {

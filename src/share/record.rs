@@ -9,9 +9,7 @@
 //!     20     4  number of the process that made it
 //!     24     8  when, in nanoseconds since 1970
 //!     32   256  lengths of the axes, 8 bytes each; the rest zero
-//!    288     2  length of the name
-//!    290   255  the name it has or will get, UTF-8; the rest zero
-//!    545    15  zero
+//!    288    16  zero
 //! ```
 
 use std::ops::Range;
@@ -21,7 +19,6 @@ use ndarray::Dimension;
 
 use crate::array::layout::Layout;
 use crate::array::{DType, Element, Order};
-use crate::backend::Location;
 use crate::error::{Error, Result};
 use crate::segment::trailer::{RECORD, Trailer};
 
@@ -35,9 +32,7 @@ const PADDING_AT: Range<usize> = AXES_AT + 1..AXES_AT + 3;
 const MAKER_AT: Range<usize> = PADDING_AT.end..PADDING_AT.end + 4;
 const CREATED_AT: Range<usize> = MAKER_AT.end..MAKER_AT.end + 8;
 const SHAPE_AT: Range<usize> = CREATED_AT.end..CREATED_AT.end + 8 * MOST_AXES;
-const NAME_LENGTH_AT: Range<usize> = SHAPE_AT.end..SHAPE_AT.end + 2;
-const NAME_AT: Range<usize> = NAME_LENGTH_AT.end..NAME_LENGTH_AT.end + 255;
-const REST_AT: Range<usize> = NAME_AT.end..RECORD;
+const REST_AT: Range<usize> = SHAPE_AT.end..RECORD;
 
 /// What a counted array is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,13 +43,11 @@ pub(super) struct Record {
     /// Number of the process that made it.
     pub(super) maker: u32,
     pub(super) created: SystemTime,
-    /// The name it was made for.
-    pub(super) location: Location,
 }
 
 impl Record {
     /// Describes an array of this process.
-    pub(super) fn new<T: Element, D: Dimension>(layout: &Layout<D>, location: &Location) -> Result<Self> {
+    pub(super) fn new<T: Element, D: Dimension>(layout: &Layout<D>) -> Result<Self> {
         let shape = layout.dim.slice().to_vec();
         if shape.len() > MOST_AXES {
             return Err(Error::InvalidSetting {
@@ -63,8 +56,8 @@ impl Record {
                 expected: "at most 32 axes",
             });
         }
-        let (maker, created, location) = (std::process::id(), SystemTime::now(), location.clone());
-        Ok(Self { dtype: T::DTYPE, order: layout.order, shape, maker, created, location })
+        let (maker, created) = (std::process::id(), SystemTime::now());
+        Ok(Self { dtype: T::DTYPE, order: layout.order, shape, maker, created })
     }
 
     pub(super) fn to_bytes(&self) -> [u8; RECORD] {
@@ -80,9 +73,6 @@ impl Record {
         for (length, to) in self.shape.iter().zip(bytes[SHAPE_AT].chunks_exact_mut(8)) {
             to.copy_from_slice(&(*length as u64).to_le_bytes());
         }
-        let name = self.location.as_str().as_bytes();
-        bytes[NAME_LENGTH_AT].copy_from_slice(&u16::try_from(name.len()).unwrap_or(u16::MAX).to_le_bytes());
-        bytes[NAME_AT][..name.len()].copy_from_slice(name);
         bytes
     }
 
@@ -119,17 +109,13 @@ impl Record {
         }
         let shape: Result<Vec<usize>, _> = lengths[..axes].iter().copied().map(usize::try_from).collect();
         let shape = shape.map_err(|_| "the shape is larger than the address space".to_owned())?;
-        let name_length = usize::try_from(number(NAME_LENGTH_AT)).unwrap_or(usize::MAX);
-        let (name, rest) = bytes[NAME_AT].split_at_checked(name_length).ok_or("the name is too long")?;
-        if !all_zero(rest) || !all_zero(&bytes[REST_AT]) {
+        if !all_zero(&bytes[REST_AT]) {
             return Err("bytes that must be zero are not".into());
         }
-        let name = std::str::from_utf8(name).map_err(|_| "the name is not UTF-8")?;
-        let location = Location::new(name).map_err(|error| format!("the name it was made for is none: {error}"))?;
         #[allow(clippy::cast_possible_truncation)] // four bytes were read
         let maker = number(MAKER_AT) as u32;
         let created = SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(number(CREATED_AT)));
-        Ok(Self { dtype, order, shape, maker, created: created.unwrap_or(SystemTime::UNIX_EPOCH), location })
+        Ok(Self { dtype, order, shape, maker, created: created.unwrap_or(SystemTime::UNIX_EPOCH) })
     }
 
     /// Returns the layout, if elements and number of axes are those asked for.
@@ -157,16 +143,14 @@ mod tests {
 
     fn sample() -> Record {
         let created = SystemTime::UNIX_EPOCH + Duration::from_nanos(1_234_567_890_123_456_789);
-        let location = Location::new("sample").expect("a name");
-        Record { dtype: DType::F32, order: Order::F, shape: vec![2, 3, 4], maker: 4711, created, location }
+        Record { dtype: DType::F32, order: Order::F, shape: vec![2, 3, 4], maker: 4711, created }
     }
 
     #[test]
     fn what_was_written_is_read() {
         let record = sample();
         assert_eq!(Record::of_bytes(&record.to_bytes(), 96), Ok(record));
-        let longest = Location::new(&"x".repeat(255)).expect("a name");
-        let record = Record { shape: Vec::new(), location: longest, dtype: DType::Complex128, ..sample() };
+        let record = Record { shape: Vec::new(), dtype: DType::Complex128, ..sample() };
         assert_eq!(Record::of_bytes(&record.to_bytes(), 16), Ok(record));
         let record = Record { shape: vec![0; 32], ..sample() };
         assert_eq!(Record::of_bytes(&record.to_bytes(), 0), Ok(record));
@@ -185,11 +169,6 @@ mod tests {
             (SHAPE_AT.start, &(1u64 << 63).to_le_bytes()),
             (SHAPE_AT.start, &3u64.to_le_bytes()),
             (SHAPE_AT.start + 8 * 31, &[1]),
-            (NAME_LENGTH_AT.start, &[0, 1]),
-            (NAME_LENGTH_AT.start, &[5]),
-            (NAME_AT.start, b"/////"),
-            (NAME_AT.start, b"\xff"),
-            (NAME_AT.end - 1, &[1]),
             (REST_AT.start, &[1]),
         ];
         for (at, lie) in lies {

@@ -376,7 +376,7 @@ pub(super) fn share_as<T: Element, D: Dimension>(
     id: u128,
 ) -> Result<RefcountedArray<T, D>, IntoError<Draft<T, D>>> {
     let (mut memory, layout, keep) = draft.into_parts();
-    let record = Record::new::<T, D>(&layout, &home.location).map(|record| record.to_bytes());
+    let record = Record::new::<T, D>(&layout).map(|record| record.to_bytes());
     let counted = record.and_then(|record| memory.count(id, mode.is_some(), &record, home.location.as_str()));
     if let Err(error) = counted {
         return Err(IntoError::new(error, Draft::from_parts(memory, layout, keep)));

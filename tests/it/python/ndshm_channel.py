@@ -6,18 +6,18 @@ import mmap
 import os
 import socket
 import struct
-import uuid
 import zlib
 from multiprocessing.reduction import recvfds, sendfds
 from urllib.parse import unquote
 
-from ndshm_locks import LEASE, READ, lock, open_file
+from ndshm_locks import COUNTED, LEASE, READ, WRITE, is_locked, lock, open_file
 
 PAGE = 4096
 BATCH = 64
 PREFIX = struct.Struct("<4sI")
 FOOTER = struct.Struct("<8sHHIQ16s16sII")
-RECORD = struct.Struct("<16scB2xIQ256sH255s15x")
+NAME = struct.Struct("<H255s15x")
+RECORD = struct.Struct("<16scB2xIQ256s16x")
 WORD = struct.Struct("<Q")
 DEAD = 1 << 63
 SIZES = {"bfloat16": 2}
@@ -28,6 +28,13 @@ def reopen(fd, write=True):
     return os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
 
 
+def lease(fd):
+    """Leases a counted array, which nobody may have attached as a plain one."""
+    lock(fd, READ, COUNTED)
+    if is_locked(fd, WRITE, LEASE):
+        raise ValueError("not a counted array: somebody uses it as a plain one")
+
+
 class Mapped:
     """The elements of an array that came in a message, and the lease. It is not counted: when the last one who is has gone,
     the name goes, and the bytes stay here until close()."""
@@ -35,7 +42,7 @@ class Mapped:
     def __init__(self, fd, length, write):
         """Leases and maps `length` bytes of a description of its own, which it takes over."""
         try:
-            lock(fd, READ, LEASE)
+            lease(fd)
             access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
             self.map = mmap.mmap(fd, max(length, 1), access=access)  # keeps a copy of the descriptor, and so the lease
             self.bytes = memoryview(self.map)[:length]
@@ -64,8 +71,8 @@ class Trailer:
         if self.payload + trailer != length:
             raise ValueError("a file of another length")
         self.id = int.from_bytes(id, "little")
-        self.boot = uuid.UUID(bytes=page[3456:3472])
-        dtype, order, axes, self.maker, self.created, shape, name_length, name = RECORD.unpack(page[3472:4032])
+        name_length, name = NAME.unpack(page[3456:3728])
+        dtype, order, axes, self.maker, self.created, shape = RECORD.unpack(page[3728:4032])
         self.dtype, self.order = dtype.rstrip(b"\0").decode(), order.decode()
         self.shape = struct.unpack_from(f"<{axes}Q", shape)
         self.name = name[:name_length].decode()
@@ -111,11 +118,11 @@ def open_handle(text, write=False):
     while True:
         fd = open_file(path, write)
         try:
-            lock(fd, READ, LEASE)
+            lease(fd)
             if os.fstat(fd).st_nlink == 0:  # unlinked between open and lock: look again
                 continue
             trailer = Trailer(fd)
-            if trailer.id != int(id, 16) or trailer.word & DEAD:
+            if trailer.id != int(id, 16) or trailer.name != unquote(location) or trailer.word & DEAD:
                 raise FileNotFoundError(f"{path}: the array has gone")
             return Mapped(os.dup(fd), trailer.payload, write)
         finally:

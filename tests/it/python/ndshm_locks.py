@@ -10,6 +10,7 @@ BASE = 1 << 62
 LEASE = (BASE, 1)
 NAME = (BASE + 1, 1)
 GATE = (BASE + 2, 1)
+COUNTED = (BASE + 3, 1)
 CELLS = (BASE + 4096, 1 << 61)
 
 READ, WRITE, NONE = fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK
@@ -90,7 +91,7 @@ def attached(path):
     """Whether any process is attached."""
     fd = open_file(path, write=False)
     try:
-        return is_locked(fd, WRITE, LEASE)
+        return is_locked(fd, WRITE, LEASE) or is_locked(fd, WRITE, COUNTED)
     finally:
         os.close(fd)
 
