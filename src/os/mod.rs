@@ -48,25 +48,25 @@ cfg_if::cfg_if! {
         mod room;
         pub(crate) use linux::*;
     } else if #[cfg(unix)] {
+        #[path = "no_daemon.rs"]
+        pub(crate) mod daemon;
         mod fill;
         mod look;
-        mod no_daemon;
         mod posix;
         mod unix;
-        pub(crate) use no_daemon as daemon;
         pub(crate) use unix::*;
     } else if #[cfg(windows)] {
+        #[path = "no_daemon.rs"]
+        pub(crate) mod daemon;
         mod fill;
         mod look;
-        mod no_daemon;
         mod windows;
-        pub(crate) use no_daemon as daemon;
         pub(crate) use windows::*;
     } else {
+        #[path = "no_daemon.rs"]
+        pub(crate) mod daemon;
         mod look;
-        mod no_daemon;
         mod stub;
-        pub(crate) use no_daemon as daemon;
         pub(crate) use stub::*;
     }
 }

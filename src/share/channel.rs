@@ -297,3 +297,27 @@ impl ChannelListener {
         Channel::of_socket(socket, &self.path)
     }
 }
+
+#[cfg(test)]
+crate::os::with_sockets! {
+    mod tests {
+        use std::io::ErrorKind;
+
+        use super::*;
+
+        #[test]
+        fn what_is_wrong_with_a_path_is_said_of_a_socket_and_not_of_an_array() {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("socket");
+            let refused = |error: Error, kind: ErrorKind, advice: &str| {
+                assert!(error.to_string().contains(advice), "{error}");
+                assert!(matches!(&error, Error::Os { source, .. } if source.kind() == kind), "{error:?}");
+            };
+            refused(Channel::connect(&path).unwrap_err(), ErrorKind::NotFound, "somebody must listen");
+            let missing = ChannelListener::bind(directory.path().join("none/socket")).unwrap_err();
+            refused(missing, ErrorKind::NotFound, "the directory must exist");
+            let _listener = ChannelListener::bind(&path).unwrap();
+            refused(ChannelListener::bind(&path).unwrap_err(), ErrorKind::AlreadyExists, "nobody else may listen");
+        }
+    }
+}
