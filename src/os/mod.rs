@@ -47,7 +47,7 @@ cfg_if::cfg_if! {
     } else if #[cfg(unix)] {
         mod fill;
         mod look;
-        mod no_local;
+        pub(crate) mod no_local;
         mod posix;
         mod unix;
         pub(crate) use no_local as local;
@@ -55,13 +55,13 @@ cfg_if::cfg_if! {
     } else if #[cfg(windows)] {
         mod fill;
         mod look;
-        mod no_local;
+        pub(crate) mod no_local;
         mod windows;
         pub(crate) use no_local as local;
         pub(crate) use windows::*;
     } else {
         mod look;
-        mod no_local;
+        pub(crate) mod no_local;
         mod stub;
         pub(crate) use no_local as local;
         pub(crate) use stub::*;
