@@ -5,6 +5,9 @@
 //! brings the number of handles to 0 decides in the same step whether anybody may still come, and nobody is let in
 //! afterwards.
 //!
+//! Tickets are not in that word. Whoever leaves as the last looks at them before he changes it, and what he saw must still be
+//! true then, although others may have come and gone meanwhile: so the word also counts those who came.
+//!
 //! A *ticket* stands for a handle on its way. It is taken by whoever attaches with it, or expires. What the numbers say
 //! is only half of the truth: a process that was killed never subtracts itself. The other half is the lease, which the
 //! kernel keeps.
@@ -23,6 +26,9 @@ pub(crate) const MOST_TICKETS: usize = 128;
 pub(crate) const LONGEST_GRACE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 const HANDLES: u64 = 0xffff_ffff;
+/// How many have come so far, around and around: nobody sees the same word twice while he makes up his mind.
+const ARRIVALS: u64 = 0x0fff_ffff << 32;
+const ARRIVAL: u64 = 1 << 32;
 /// The last name is the only way to it, and it is about to go: nobody may attach.
 const DEAD: u64 = 1 << 63;
 /// Its name stays when nobody is attached.
@@ -122,6 +128,10 @@ impl State {
 
     fn with_handles(self, handles: u64) -> Self {
         Self(self.0 & !HANDLES | handles)
+    }
+
+    fn with_arrival(self) -> Self {
+        Self(self.0 & !ARRIVALS | (self.0 & ARRIVALS).wrapping_add(ARRIVAL) & ARRIVALS)
     }
 }
 
@@ -229,7 +239,7 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
             } else if handles == HANDLES {
                 Err(Err(Refused::Full))
             } else {
-                Ok((state.with_handles(handles + 1), Ok(())))
+                Ok((state.with_handles(handles + 1).with_arrival(), Ok(())))
             }
         })
     }

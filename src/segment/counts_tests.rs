@@ -52,6 +52,16 @@ fn the_number_of_handles_does_not_overflow() {
 }
 
 #[test]
+fn those_who_came_are_counted_around_and_around_and_nothing_else_changes() {
+    let counts = Counts { word: AtomicU64::new(NAMED | KEPT | FROZEN | ARRIVALS | 1), ..plain() };
+    counts.acquire().expect("one more");
+    assert_eq!(counts.state(), State(NAMED | KEPT | FROZEN | 2));
+    counts.acquire().expect("one more");
+    assert_eq!(counts.state(), State(NAMED | KEPT | FROZEN | ARRIVAL | 3));
+    assert_eq!(ARRIVALS & (DEAD | KEPT | FROZEN | NAMED | HANDLES), 0);
+}
+
+#[test]
 fn what_is_kept_can_be_attached_again() {
     let counts = plain();
     counts.keep();
@@ -203,6 +213,50 @@ mod model {
             assert_eq!(used.iter().filter(|used| **used).count(), 1);
             assert_eq!((counts.state().handles(), counts.state().is_dead()), (1, false));
             assert_eq!(counts.release(NOW), Left::Nothing);
+        });
+    }
+
+    /// The number of handles is the same again when he comes to change it; what he saw of the tickets is not true any more.
+    #[test]
+    fn who_leaves_while_a_ticket_is_used_and_its_user_leaves_too_leaves_no_name_to_nobody() {
+        loom::model(|| {
+            let counts = shared();
+            let ticket = once(7);
+            assert!(counts.issue(ticket, NOW, GRACE));
+            let user = {
+                let counts = Arc::clone(&counts);
+                thread::spawn(move || {
+                    counts.acquire().expect("a ticket");
+                    assert!(counts.redeem(ticket));
+                    counts.release(NOW)
+                })
+            };
+            let left = [counts.release(NOW), user.join().expect("it ends")];
+            assert_eq!(left.iter().filter(|left| **left == Left::Nothing).count(), 1, "{left:?}");
+            assert!(counts.state().is_dead());
+        });
+    }
+
+    #[test]
+    fn who_leaves_while_another_comes_sends_a_ticket_and_leaves_does_not_kill_what_it_protects() {
+        loom::model(|| {
+            let counts = shared();
+            let ticket = once(7);
+            let sender = {
+                let counts = Arc::clone(&counts);
+                thread::spawn(move || {
+                    let sent = counts.acquire().is_ok() && counts.issue(ticket, NOW, GRACE);
+                    if sent {
+                        assert_ne!(counts.release(NOW), Left::Nothing, "the ticket protects it");
+                    }
+                    sent
+                })
+            };
+            let left = counts.release(NOW);
+            let sent = sender.join().expect("it ends");
+            assert_eq!(sent, left != Left::Nothing, "{left:?}");
+            assert_eq!(sent, !counts.state().is_dead(), "{left:?}");
+            assert_eq!(counts.acquire().is_ok() && counts.redeem(ticket), sent);
         });
     }
 
