@@ -172,16 +172,21 @@ impl Segment {
         // Asked before a ticket is used: the answer may be an error.
         let keep = how.keep_descriptor || !backend.lock_survives_close()?;
         let mut segment = Self::map_counted(&file, home, how, &trailer)?;
-        if how.held.is_some() && is_nameless(&file, name)? {
+        if how.held.is_some() && !home.leads_to(trailer.file)? {
             return Ok(None); // the wait may have been long
         }
+        // Where it is kept, it is from here on: who unmaps what has lost its name meanwhile may have to clear it away.
+        let _pinned = if keep {
+            segment.keep(file, home, how.keep_descriptor);
+            None
+        } else {
+            Some(file)
+        };
         let Some(counts) = segment.counts() else { return Err(full(name)) };
         match counts.acquire() {
             Ok(()) => {}
             Err(Refused::Full) => return Err(full(name)),
             Err(Refused::Dead) => {
-                segment.disown();
-                drop(segment);
                 backend.unlink(location, Some(trailer.file))?;
                 return Err(Error::NotFound { location: name.to_owned() });
             }
@@ -191,9 +196,6 @@ impl Segment {
             if !segment.counts().is_some_and(|counts| counts.redeem(ticket)) {
                 return Err(spent(name)); // and `segment` leaves again
             }
-        }
-        if keep {
-            segment.keep(file, home, how.keep_descriptor);
         }
         Ok(Some((segment, found)))
     }
@@ -386,10 +388,6 @@ impl Segment {
 
 fn full(name: &str) -> Error {
     Error::TooManyHandles { location: name.to_owned(), limit: u32::MAX.into(), doing: "attached" }
-}
-
-fn is_nameless(file: &File, name: &str) -> Result<bool> {
-    Ok(os::facts(file).map_err(|error| Error::os("look at", name, error))?.links == 0)
 }
 
 fn spent(name: &str) -> Error {
