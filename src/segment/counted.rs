@@ -195,7 +195,6 @@ impl Segment {
             Some(Ok(())) => segment.set_counted(),
             Some(Err(Refused::Dead)) => {
                 segment.disown();
-                drop(segment);
                 let _others_are_at_it = backend.unlink_within(location, Some(trailer.file), DROP_WAIT);
                 return Err(Error::NotFound { location: name.to_owned() });
             }
@@ -203,8 +202,8 @@ impl Segment {
         }
         // Counted while it waits: whoever leaves meanwhile is not the last.
         segment.hold_cells(home, how)?;
-        if how.held.is_some() && segment.has_lost_its_name(name)? {
-            return Ok(None);
+        if how.held.is_some() && !home.leads_to(trailer.file)? {
+            return Ok(None); // the wait may have been long
         }
         if let Entry::Ticket(ticket, _) = entry {
             if !segment.counts().is_some_and(|counts| counts.redeem(ticket)) {
@@ -252,11 +251,6 @@ impl Segment {
         }
         self.held = Some(token);
         Ok(())
-    }
-
-    fn has_lost_its_name(&self, name: &str) -> Result<bool> {
-        let Some(kept) = &self.descriptor else { return Ok(false) };
-        Ok(os::facts(&kept.file).map_err(|error| Error::os("look at", name, error))?.links == 0)
     }
 
     /// Closes the descriptor, if nothing depends on it.

@@ -75,14 +75,14 @@ pub(crate) struct Segment {
     file_length: u64,
     id: FileId,
     access: Access,
+    /// Of a counted segment: where the others count it. It may have a mapping too, and goes before the descriptor.
+    membership: Option<Membership>,
     descriptor: Option<Kept>,
     /// Guards go through the descriptor instead of the name.
     guards_by_descriptor: bool,
     /// Keeps the thread that took the cells from waiting for itself.
     #[allow(dead_code)] // it is there to be dropped
     held: Option<Token>,
-    /// Of a counted segment: where the others count it.
-    membership: Option<Membership>,
     /// What is done when everything above has been dropped.
     aftermath: Option<Aftermath>,
 }

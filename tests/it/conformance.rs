@@ -5,6 +5,7 @@
 
 mod arrays;
 mod counted;
+mod counted_races;
 mod crashes;
 mod errors;
 mod frozen;
@@ -35,6 +36,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         frozen::trials,
         handles::trials,
         orphans::trials,
+        counted_races::trials,
         hostile::trials,
         fuzz::trials,
         names::trials,
@@ -50,5 +52,6 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     hostile::ROLES,
     fuzz::ROLES,
     orphans::ROLES,
+    counted_races::ROLES,
     races::ROLES,
 ];

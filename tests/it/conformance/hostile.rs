@@ -45,6 +45,8 @@ const SPARE: usize = 2112;
 pub(super) const BOOT: usize = 3456;
 const RECORD: usize = 3472;
 const FOOTER: usize = 4032;
+/// Wine takes a hundred times as long for each of them.
+const STEP: usize = if cfg!(windows) { 53 } else { 1 };
 const SHAPE: (usize, usize) = (6, 5);
 const PAYLOAD: usize = 60;
 
@@ -160,7 +162,7 @@ fn spoil_bytes(arguments: &[String]) {
     let target = Target::new(arguments);
     let honest = target.honest();
     assert!(target.attempt(&honest).is_ok());
-    for at in 0..PAGE {
+    for at in (0..PAGE).step_by(STEP) {
         let changes: [fn(u8) -> u8; 3] = [|byte| byte ^ 0xff, |byte| byte ^ 1, |_| 0];
         for change in changes {
             let mut bytes = honest.clone();
@@ -179,7 +181,7 @@ fn spoil_bytes(arguments: &[String]) {
             };
             assert!(is_expected, "byte {at}: {outcome:?}");
         }
-        if at % 64 == 0 {
+        if at % 64 < STEP {
             say("alive");
         }
     }
@@ -197,9 +199,10 @@ fn cut_lengths(arguments: &[String]) {
         Err(Error::NotCounted { .. } | Error::Trailer { .. }) => {}
         other => panic!("{} bytes: {other:?}", bytes.len()),
     };
-    for length in (0..2 * PAGE).filter(|length| *length > PAGE || length % 61 == 0 || PAGE - length < 70) {
+    for length in (0..2 * PAGE).filter(|length| *length > PAGE || length % 61 == 0 || PAGE - length < 70).step_by(STEP)
+    {
         refused(&honest[..length]);
-        if length % 64 == 0 {
+        if length % 64 < STEP {
             say("alive");
         }
     }
@@ -410,10 +413,12 @@ fn shorten(arguments: &[String]) {
     let whole = std::fs::read(&target.path).unwrap();
     let file = std::fs::File::options().write(true).open(&target.path).unwrap();
     for length in [0, 1, PAYLOAD as u64, PAGE as u64, 2 * PAGE as u64 - 1, 2 * PAGE as u64 + 1] {
-        // Not every system shortens what somebody has mapped.
-        if file.set_len(length).is_err() {
+        // Windows shortens nothing that somebody has mapped, not even to what it was before.
+        if cfg!(windows) {
+            assert!(length > whole.len() as u64 || file.set_len(length).is_err());
             continue;
         }
+        file.set_len(length).unwrap();
         let errors = [
             array.try_read().unwrap_err(),
             array.try_write().unwrap_err(),
@@ -424,9 +429,9 @@ fn shorten(arguments: &[String]) {
             assert!(matches!(error, Error::SizeMismatch { expected: 8192, .. }), "{length}: {error}");
         }
         assert!(target.options::<Ix2>().open(&target.location).is_err());
-        std::fs::OpenOptions::new().write(true).open(&target.path).unwrap().set_len(0).unwrap();
-        std::io::Write::write_all(&mut std::fs::File::options().write(true).open(&target.path).unwrap(), &whole)
-            .unwrap();
+        file.set_len(0).unwrap();
+        let mut again = std::fs::File::options().write(true).open(&target.path).unwrap();
+        std::io::Write::write_all(&mut again, &whole).unwrap();
         assert!(array.try_write().is_ok(), "as it was before");
     }
     drop((array, readonly));

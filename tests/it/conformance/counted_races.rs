@@ -1,0 +1,182 @@
+//! Many processes that create, attach to, leave and reclaim counted arrays under one name.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use ndarray::Ix1;
+use ndarray_shm::{CreationMode, Error, HandleOptions, ReadGuard, Reclaim, RefcountedArray, RefcountedOptions};
+
+use crate::support::child::{Child, Role, say};
+use crate::support::machine::open_files;
+use crate::support::{Place, backend_of_child};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "counted_races",
+        tests![
+            attachers_and_reclaimers_do_not_disturb_each_other,
+            four_processes_make_use_and_leave_one_name_a_thousand_times_each,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[
+    ("leave-orphans", leave_orphans),
+    ("attach-and-look", attach_and_look),
+    ("reclaim-again-and-again", reclaim_again_and_again),
+    ("churn-counted", churn_counted),
+];
+
+/// How long processes race.
+const RACE: Duration = Duration::from_secs(3);
+
+/// Numbers that are different in every process, and from call to call.
+fn random() -> u64 {
+    static STATE: AtomicU64 = AtomicU64::new(0);
+    let mut state = STATE.load(Ordering::Relaxed).max(u64::from(std::process::id()));
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    STATE.store(state, Ordering::Relaxed);
+    state
+}
+
+/// What racing processes may meet, and nothing else.
+fn is_usual(error: &Error) -> bool {
+    matches!(error, Error::NotFound { .. } | Error::AlreadyExists { .. })
+}
+
+/// Takes a guard on an array that is attached, whose name stays as long as it is. `None` under Wine, which does not always
+/// tell who attaches that the name has just gone; docs/platforms.md has more about that.
+fn guard(array: &RefcountedArray<u64, Ix1>) -> Option<ReadGuard<'_, u64, Ix1>> {
+    match array.read() {
+        Err(error) if cfg!(windows) && error.is_unlinked() => None,
+        other => Some(other.expect("the name stays with those who have the array")),
+    }
+}
+
+/// A child that leaves arrays behind which only a handle protects, for a moment.
+fn leave_orphans(arguments: &[String]) {
+    let start = Instant::now();
+    let mut left = 0;
+    while start.elapsed() < RACE {
+        let options = RefcountedOptions::<u64, _>::new().backend(backend_of_child());
+        let tag = random();
+        match options.create_with(arguments[0].as_str(), 600, |mut view| view.fill(tag)) {
+            Ok(array) => {
+                let grace = Duration::from_micros(random() % 2000);
+                array.handle_with(HandleOptions::new().grace(grace)).unwrap();
+                left += 1;
+            }
+            Err(error) => assert!(is_usual(&error), "{error}"),
+        }
+    }
+    say(left);
+}
+
+/// A child that attaches, and looks whether what it has is whole and stays where it is.
+fn attach_and_look(arguments: &[String]) {
+    let start = Instant::now();
+    let mut attached = 0;
+    while start.elapsed() < RACE {
+        let options = RefcountedOptions::<u64, Ix1>::new().backend(backend_of_child());
+        let array = match options.open(arguments[0].as_str()) {
+            Ok(array) => array,
+            Err(error) => {
+                assert!(is_usual(&error), "{error}");
+                continue;
+            }
+        };
+        attached += 1;
+        for _ in 0..random() % 4 {
+            let Some(guard) = guard(&array) else { break };
+            assert!(guard[0] != 0 && guard.iter().all(|value| *value == guard[0]));
+            assert!(array.refcount() >= 1);
+            drop(guard);
+            std::thread::sleep(Duration::from_micros(random() % 500));
+        }
+        array.close().unwrap();
+    }
+    say(attached);
+}
+
+/// A child that reclaims what it can.
+fn reclaim_again_and_again(_: &[String]) {
+    let backend = backend_of_child();
+    let start = Instant::now();
+    let mut removed = 0;
+    while start.elapsed() < RACE {
+        let reclaimed = Reclaim::new().run(&backend).unwrap();
+        assert!(reclaimed.failed.is_empty(), "{reclaimed:?}");
+        removed += reclaimed.removed.len();
+    }
+    say(removed);
+}
+
+fn attachers_and_reclaimers_do_not_disturb_each_other(place: &Place) {
+    let place = &place.private();
+    let name = place.location("race");
+    let roles = ["leave-orphans", "attach-and-look", "attach-and-look", "reclaim-again-and-again"];
+    let mut children = roles.map(|role| Child::start(place, role, &[name.as_str()]));
+    let done = children.each_mut().map(|child| child.line().parse::<usize>().unwrap());
+    children.into_iter().for_each(Child::finish);
+    // Where everything is slow, there may be no orphan just when one is looked for.
+    let busy = if cfg!(windows) { &done[..3] } else { &done[..] };
+    assert!(busy.iter().all(|done| *done > 0), "somebody was kept out all the time: {done:?}");
+    std::thread::sleep(Duration::from_millis(5)); // the last grace time
+    place.reclaim();
+    assert_eq!(place.left(), [] as [&str; 0]);
+}
+
+/// A child that creates, attaches to and leaves one name in turn, as quickly as it can.
+fn churn_counted(arguments: &[String]) {
+    const LENGTH: usize = 1500;
+    let name = arguments[0].as_str();
+    let backend = backend_of_child();
+    let options = || RefcountedOptions::<u64, Ix1>::new().backend(backend.clone());
+    // What the first call of a process opens for good is no leak.
+    drop(options().create(format!("{name}-{}", std::process::id()), 1).unwrap());
+    let before = open_files();
+    let whole = |array: &RefcountedArray<u64, Ix1>| {
+        let Some(guard) = guard(array) else { return };
+        assert!(guard[0] != 0 && guard.iter().all(|value| *value == guard[0]), "a mix of two arrays, or half of one");
+    };
+    let mut held = Vec::new();
+    for round in 1..=1000u64 {
+        let tag = random();
+        let fill = |mut view: ndarray::ArrayViewMut1<'_, u64>| view.fill(tag);
+        let outcome = match random() % 4 {
+            0 => options().create_with(name, LENGTH, fill),
+            1 => options().mode(CreationMode::OpenOrCreate).create_with(name, LENGTH, fill),
+            2 => options().open(name),
+            _ => options().open_readonly(name).and_then(|array| array.try_clone()),
+        };
+        match outcome {
+            Ok(array) => {
+                whole(&array);
+                held.push(array);
+            }
+            Err(error) => assert!(is_usual(&error), "round {round}: {error}"),
+        }
+        match random() % 9 {
+            0..3 => held.drain(..).for_each(|array| array.close().unwrap()),
+            3..5 => drop(held.pop()),
+            _ => {}
+        }
+    }
+    drop(held);
+    assert_eq!(open_files(), before);
+    say("no surprises");
+}
+
+fn four_processes_make_use_and_leave_one_name_a_thousand_times_each(place: &Place) {
+    let place = &place.private();
+    let name = place.location("churn");
+    let mut children = [(); 4].map(|()| Child::start(place, "churn-counted", &[name.as_str()]));
+    children.iter_mut().for_each(|child| child.expect("no surprises"));
+    children.into_iter().for_each(Child::finish);
+    assert_eq!(place.left(), [] as [&str; 0], "nobody unlinks; the last one out does");
+}
