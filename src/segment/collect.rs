@@ -73,7 +73,7 @@ pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<F
 
 /// What is to become of an array to which nobody is attached.
 fn judge(trailer: &Trailer, home: &Home) -> Found {
-    if *trailer.name != *home.location.as_str() {
+    if trailer.refuse_copy(home.location.as_str()).is_err() {
         return Found::Copy;
     }
     if trailer.state.is_dead() {

@@ -14,7 +14,7 @@ use super::draft::DraftSegment;
 use super::locks::{self, Wait};
 use super::mapping::{fill_holes, map, map_length};
 use super::trailer::{self, PAGE, RECORD, Trailer};
-use super::{Attach, Home, Kept, Segment, TRIES, collect, lease};
+use super::{Attach, Found, Home, Kept, Segment, TRIES, collect, lease};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Publish};
 use crate::error::{Error, Result};
@@ -41,9 +41,9 @@ pub(super) struct Aftermath(Option<(Home, FileId)>);
 
 impl Aftermath {
     /// Looks whether those who are still counted are alive.
-    fn run(mut self) -> Result<()> {
-        let Some((home, id)) = self.0.take() else { return Ok(()) };
-        collect(&home, Some(id), true).map(drop)
+    fn run(mut self) -> Result<Found> {
+        let Some((home, id)) = self.0.take() else { return Ok(Found::Gone) };
+        collect(&home, Some(id), true)
     }
 }
 
@@ -180,10 +180,7 @@ impl Segment {
             (Err(Error::NotCounted { .. }), Entry::Ticket(..)) => return Err(spent(name)), // even one of another kind
             (read, _) => read?,
         };
-        if *trailer.name != *name {
-            let reason = format!("it was made for the name `{}`: this is a copy, or was renamed", trailer.name);
-            return Err(Error::Trailer { location: name.to_owned(), reason });
-        }
+        trailer.refuse_copy(name)?;
         let found = read(&trailer)?;
         if !how.sparse && facts.allocated < facts.length {
             fill_holes(&file, &facts, home, Access::ReadWrite)?;
@@ -404,9 +401,9 @@ impl Segment {
         let left = self.leave(CLOSE_WAIT);
         let aftermath = self.aftermath.take();
         drop(self); // and with it the lease
-        match aftermath {
-            Some(aftermath) => aftermath.run(),
-            None => left,
+        match aftermath.map(Aftermath::run).transpose()? {
+            Some(Found::Orphan | Found::Gone) => Ok(()),
+            _ => left,
         }
     }
 }

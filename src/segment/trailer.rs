@@ -120,6 +120,15 @@ impl Trailer {
         Ok(Self { payload, id: footer.id, state, tickets, name, record, file, length })
     }
 
+    /// Refuses an array that was made for another name.
+    pub(crate) fn refuse_copy(&self, name: &str) -> Result<()> {
+        if *self.name == *name {
+            return Ok(());
+        }
+        let reason = format!("it was made for the name `{}`: this is a copy, or was renamed", self.name);
+        Err(Error::Trailer { location: name.to_owned(), reason })
+    }
+
     /// How many handles were on their way, and for how long the last of them protects the array.
     pub(crate) fn in_flight(&self, now: Duration) -> (usize, Duration) {
         counts::count(self.tickets.iter().copied(), now)

@@ -69,6 +69,7 @@ pub fn inspect(location: impl IntoLocation) -> Result<Inspection> {
 pub fn inspect_in(backend: &Arc<dyn Backend>, location: &Location) -> Result<Inspection> {
     let file = backend.open(location, Access::Read)?;
     let trailer = Trailer::read(&file, location.as_str())?;
+    trailer.refuse_copy(location.as_str())?;
     let Record { dtype, order, shape, maker, created, .. } = Record::of(&trailer, location.as_str())?;
     let (in_flight, protected_for) = trailer.in_flight(os::since_boot());
     Ok(Inspection {

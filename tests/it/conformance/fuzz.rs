@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 use libtest_mimic::Trial;
 
 use super::holder::variant;
-use super::hostile::{BOOT, PAGE, Target, run, seal};
+use super::hostile::{NAME, PAGE, Target, run, seal};
 use crate::support::Place;
 use crate::support::child::{Role, say};
 use crate::tests;
@@ -38,7 +38,7 @@ impl Random {
             let at = match self.below(8) {
                 0 => self.below(length),
                 1 | 2 => length.saturating_sub(PAGE) + self.below(PAGE),
-                _ => length.saturating_sub(PAGE - BOOT) + self.below(PAGE - BOOT),
+                _ => length.saturating_sub(PAGE - NAME) + self.below(PAGE - NAME),
             };
             let special = [0, 1, 2, 30, 60, 4096, 1 << 31, 1 << 32, 1 << 60, 1 << 61, 1 << 62, 1 << 63, u64::MAX];
             match self.below(7) {

@@ -95,13 +95,20 @@ fn an_orphan_that_somebody_opens_is_none(place: &Place) {
     let place = &place.private();
     let name = place.location("revived");
     orphan(place, &name, 5);
-    assert!(place.counted::<u32, _>().create(name.location(), 4).unwrap_err().is_already_exists());
     let mut opener = Holder::with(place, &name, "open");
     assert_eq!((opener.ask("sum"), opener.ask("count")), ("20".into(), "2".into()));
     assert_eq!(place.reclaim().attached, 1);
     assert_eq!(opener.ask("drop"), "ok");
     assert!(!place.has(&name), "who leaves last removes it, whatever the count says");
     orphan(place, &name, 6);
+    let created = place.counted::<u32, _>().create(name.location(), 4).unwrap();
+    assert_eq!(
+        (created.read().unwrap().sum(), created.refcount()),
+        (0, 1),
+        "what only the dead have is in nobody's way"
+    );
+    drop(created);
+    orphan(place, &name, 7);
     let taken_back = place.counted::<u32, _>().mode(CreationMode::Replace).create(name.location(), 4).unwrap();
     assert_eq!((taken_back.read().unwrap().sum(), taken_back.refcount()), (0, 1));
 }
