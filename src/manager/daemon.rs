@@ -11,8 +11,9 @@ use super::places::{Number, Places};
 use super::wire::{self, CANNOT, DONE, GREETING, Lines, REFUSAL, Request, Status, Use};
 use crate::backend::{Backend, Directory};
 use crate::error::{Error, Result};
-use crate::os;
 use crate::os::local::{self, Bell, Process, Source, Stream};
+use crate::os::{self, FileId};
+use crate::segment::counts::LONGEST_GRACE;
 use crate::share::reclaim;
 
 /// Clients that a manager serves at most; fewer where the process may have fewer descriptors.
@@ -173,7 +174,7 @@ impl Manager {
                     return Ok(());
                 }
                 if self.users() > 0 {
-                    self.places.mark_all(now);
+                    self.places.go_round(now);
                     continue;
                 }
             }
@@ -367,6 +368,10 @@ impl Manager {
                 Ok(()) => DONE.to_owned(),
                 Err(reason) => format!("{CANNOT}{reason}"),
             },
+            Request::Look { after, id } => match self.remember(number, id, after) {
+                Ok(()) => DONE.to_owned(),
+                Err(reason) => format!("{CANNOT}{reason}"),
+            },
             Request::Status => self.status().line(),
             Request::Stop => {
                 self.is_stopping = true;
@@ -393,6 +398,14 @@ impl Manager {
         }
         client.places.insert(place);
         Ok(())
+    }
+
+    /// A client has left something in a directory that is nobody's after some time.
+    fn remember(&mut self, number: u64, id: FileId, after: Duration) -> Result<(), &'static str> {
+        let at = Instant::now() + after.min(LONGEST_GRACE);
+        let client = self.clients.get(&number).ok_or("gone")?;
+        let known = client.places.iter().filter(|place| self.places.remind(**place, id, at)).count();
+        if known == 0 { Err("this client did not say that it uses that directory") } else { Ok(()) }
     }
 
     /// The end of a connection is a hint: the process may be another program by now, or dead. Its death is still waited for.
