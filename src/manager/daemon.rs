@@ -37,6 +37,9 @@ const MOST_DIRECTORIES: usize = 64;
 /// How often everything is looked through while there are clients, for those of whom no word came.
 const ROUND: Duration = Duration::from_secs(10);
 
+/// How often in its first seconds: clients of a manager that was killed need not have found this one before they die.
+const FIRST_ROUNDS: Duration = Duration::from_millis(500);
+
 /// How long nobody is accepted after that failed.
 const REST: Duration = Duration::from_millis(100);
 
@@ -161,14 +164,14 @@ impl Manager {
     /// What waiting answers, or what listening again does after a client came at the last moment.
     pub fn run(mut self) -> Result<()> {
         self.most = most_clients();
-        let mut round = Instant::now() + ROUND;
+        let mut round = Instant::now() + FIRST_ROUNDS;
         let mut accept_from = Instant::now();
         let mut lonely = Some(Instant::now());
         loop {
             self.sweep();
             let now = Instant::now();
             if now >= round {
-                round = now + ROUND;
+                round = now + if self.since.elapsed() < ROUND { FIRST_ROUNDS } else { ROUND };
                 if !self.endpoint.is_intact() {
                     log::warn!("the manager's socket or lock was removed: it ends, and another may begin");
                     return Ok(());

@@ -22,9 +22,9 @@ const MOST: usize = 256;
 /// mappings for a moment.
 const PAUSES: [u64; 9] = [2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
-/// Of the time that passes while what seems held is looked at again, one part in so many is spent looking: a directory full of
-/// arrays that are really held is looked at less often.
-const SHARE: u32 = 10;
+/// What seems held is looked at again after so many times what the last look took: a directory full of arrays that really are
+/// held is looked at less often.
+const SHARE: u32 = 4;
 
 /// A directory, by a number that is never used again.
 pub(super) type Number = u64;
@@ -152,7 +152,8 @@ impl Places {
                 Ok(Swept { removed, next, busy }) => {
                     self.reclaimed += removed as u64;
                     let now = now + place.took;
-                    place.expiry = next.and_then(|next| now.checked_add(next));
+                    // Many expire one soon after the other: one look finds several.
+                    place.expiry = next.and_then(|next| now.checked_add(next.max(place.took)));
                     if busy {
                         place.due = place.next_pause().map(|pause| now + pause);
                     }
@@ -249,10 +250,10 @@ mod tests {
 
     #[test]
     fn what_takes_long_to_look_at_is_looked_at_less_often() {
-        let mut place = (Places::default(), used(1));
-        let number = place.0.add(place.1, |_| true).expect("room");
-        let place = place.0.known.get_mut(&number).expect("added");
-        for (took, pauses) in [(1, 8 - 1), (5, 5), (60, 1), (900, 1)] {
+        let mut places = Places::default();
+        let number = places.add(used(1), |_| true).expect("room");
+        let place = places.known.get_mut(&number).expect("added");
+        for (took, pauses) in [(0, PAUSES.len()), (1, 8), (5, 6), (60, 2), (900, 1)] {
             (place.took, place.looks) = (Duration::from_millis(took), 0);
             let all: Vec<Duration> = std::iter::from_fn(|| place.next_pause()).collect();
             assert!(all.iter().all(|pause| *pause >= place.took * SHARE), "{all:?}");
