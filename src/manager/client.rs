@@ -23,7 +23,7 @@ const MOST: usize = 64;
 /// How long an announcement may be held up by another one of the same process.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long a reminder may be: it is given while an array is dropped.
+/// How long a reminder may be held up: it is given while an array is dropped.
 const MOMENT: Duration = Duration::from_micros(100);
 
 /// How often the connection is looked at, and how long to wait after the first failure.
@@ -189,9 +189,7 @@ impl State {
         }
         known.look = Some(at);
         if let (Some(stream), Some(line)) = (&self.connection, known.reminder(now).filter(|_| known.told)) {
-            if stream.send(line.as_bytes()).is_err() {
-                self.connection = None;
-            }
+            let _announcing_will_notice = stream.send(line.as_bytes());
         }
     }
 
