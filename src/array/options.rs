@@ -247,6 +247,7 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
             sparse: self.draft.sparse,
             keep_descriptor: self.keep_descriptor,
             held: held.map(|kind| (kind, self.wait)),
+            farewell: None,
         };
         Segment::attach(home, Expect::Payload(layout.bytes::<T>()), how)
     }

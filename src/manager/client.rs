@@ -12,16 +12,19 @@ use std::time::{Duration, Instant};
 
 use super::endpoint;
 use super::program::{self, Program};
-use super::wire::{CANNOT, GREETING, REFUSAL, Use, hear, say};
+use super::wire::{self, CANNOT, GREETING, REFUSAL, Use, hear, say};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::os::{self, Socket};
+use crate::os::{self, FileId, Socket};
 
 /// Directories that one process announces.
 const MOST: usize = 64;
 
 /// How long an announcement may be held up by another one of the same process.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How long a reminder may be held up: it is given while an array is dropped.
+const MOMENT: Duration = Duration::from_micros(100);
 
 /// How often the connection is looked at, and how long to wait after the first failure.
 const LOOK: Duration = Duration::from_secs(1);
@@ -54,6 +57,10 @@ struct Known {
     backend: String,
     /// Whether this manager knows it, or nobody can tell it.
     told: bool,
+    /// What it was when the manager was told.
+    id: Option<FileId>,
+    /// When the manager is to look at it, or was.
+    look: Option<Instant>,
 }
 
 /// Tells the manager that this process uses counted arrays in a directory; at most once per process and directory.
@@ -63,7 +70,7 @@ pub(crate) fn announce(directory: &Path, backend: &str) {
         return;
     }
     let generation = os::fork_generation();
-    let Some(mut state) = lock(generation) else { return };
+    let Some(mut state) = lock(generation, PATIENCE) else { return };
     let is_new = state.learn(directory, backend);
     let now = Instant::now();
     if state.look_at.is_some_and(|at| now < at) {
@@ -85,6 +92,16 @@ pub(crate) fn announce(directory: &Path, backend: &str) {
     state.tell();
 }
 
+/// Has the manager look at a directory after some time, if nothing makes it look there before.
+pub(crate) fn remind(directory: &Path, backend: &str, after: Duration) {
+    if program::choice() == Program::Off {
+        return;
+    }
+    if let Some(mut state) = lock(os::fork_generation(), MOMENT) {
+        state.remind(directory, backend, after);
+    }
+}
+
 /// Looks at a directory as the manager will; `None` if it cannot be told of it.
 pub(super) fn look_at(directory: &Path, backend: &str) -> Option<Use> {
     let path = directory.canonicalize().ok()?;
@@ -93,9 +110,9 @@ pub(super) fn look_at(directory: &Path, backend: &str) -> Option<Use> {
 }
 
 /// Locks the state of this generation; `None` if another thread has it for too long.
-fn lock(generation: u64) -> Option<MutexGuard<'static, State>> {
+fn lock(generation: u64, patience: Duration) -> Option<MutexGuard<'static, State>> {
     let slot = usize::try_from(generation % STATES.len() as u64).unwrap_or(0);
-    let mut backoff = Backoff::new(PATIENCE);
+    let mut backoff = Backoff::new(patience);
     loop {
         let mut state = match STATES[slot].try_lock() {
             Ok(state) => state,
@@ -125,7 +142,7 @@ impl State {
         let is_room = self.known.len() < MOST;
         if is_room {
             let (directory, backend) = (directory.to_owned(), backend.to_owned());
-            self.known.push(Known { directory, backend, told: false });
+            self.known.push(Known { directory, backend, told: false, id: None, look: None });
         }
         is_room
     }
@@ -144,13 +161,33 @@ impl State {
         let Some(socket) = &self.connection else { return };
         for known in self.known.iter_mut().filter(|known| !known.told) {
             known.told = match look_at(&known.directory, &known.backend) {
-                Some(used) => say(socket, &used.line()).is_ok(),
+                Some(used) => {
+                    known.id = Some(used.id);
+                    let lines = used.line() + &known.reminder(Instant::now()).unwrap_or_default();
+                    say(socket, &lines).is_ok()
+                }
                 None => true,
             };
             if !known.told {
                 self.connection = None;
                 return;
             }
+        }
+    }
+
+    /// Tells the manager when to look at a directory, unless it will look there before.
+    fn remind(&mut self, directory: &Path, backend: &str, after: Duration) {
+        let now = Instant::now();
+        let mut known = self.known.iter_mut();
+        let Some(known) = known.find(|known| known.directory == directory && known.backend == backend) else { return };
+        let Some(at) = now.checked_add(after) else { return };
+        // What that look finds says when the next one must be.
+        if known.look.is_some_and(|look| now < look && look <= at) {
+            return;
+        }
+        known.look = Some(at);
+        if let (Some(socket), Some(line)) = (&self.connection, known.reminder(now).filter(|_| known.told)) {
+            let _announcing_will_notice = say(socket, &line);
         }
     }
 
@@ -207,7 +244,7 @@ impl State {
         let thread = std::thread::Builder::new().name("ndshm-manager".to_owned());
         let started = thread.spawn(move || {
             let outcome = find_or_start(&choice, &socket);
-            let Some(mut state) = lock(generation) else { return };
+            let Some(mut state) = lock(generation, PATIENCE) else { return };
             state.starting = false;
             match outcome {
                 Ok(socket) => {
@@ -224,6 +261,14 @@ impl State {
             Ok(_) => self.starting = true,
             Err(error) => warn_once(&format!("no thread can be started: {error}")),
         }
+    }
+}
+
+impl Known {
+    /// The line that asks for the look that is still to come.
+    fn reminder(&self, now: Instant) -> Option<String> {
+        let left = self.look?.checked_duration_since(now)?;
+        Some(wire::look_line(self.id?, left))
     }
 }
 

@@ -11,7 +11,8 @@ use super::wire::{self, CANNOT, DONE, GREETING, Lines, REFUSAL, Request, Status,
 use crate::backend::{Backend, Directory};
 use crate::error::{Error, Result};
 use crate::os::daemon::{self, Process, Source};
-use crate::os::{self, Bell, Socket};
+use crate::os::{self, Bell, FileId, Socket};
+use crate::segment::counts::LONGEST_GRACE;
 use crate::share::reclaim;
 
 /// Clients that a manager serves at most; fewer where the process may have fewer descriptors.
@@ -34,6 +35,9 @@ const MOST_DIRECTORIES: usize = 64;
 
 /// How often everything is looked through while there are clients, for those of whom no word came.
 const ROUND: Duration = Duration::from_secs(10);
+
+/// How often in its first seconds: clients of a manager that was killed need not have found this one before they die.
+const FIRST_ROUNDS: Duration = Duration::from_millis(500);
 
 /// How long nobody is accepted after that failed.
 const REST: Duration = Duration::from_millis(100);
@@ -160,20 +164,20 @@ impl Manager {
     /// What waiting answers, or what listening again does after a client came at the last moment.
     pub fn run(mut self) -> Result<()> {
         self.most = most_clients();
-        let mut round = Instant::now() + ROUND;
+        let mut round = Instant::now() + FIRST_ROUNDS;
         let mut accept_from = Instant::now();
         let mut lonely = Some(Instant::now());
         loop {
             self.sweep();
             let now = Instant::now();
             if now >= round {
-                round = now + ROUND;
+                round = now + if self.since.elapsed() < ROUND { FIRST_ROUNDS } else { ROUND };
                 if !self.endpoint.is_intact() {
                     log::warn!("the manager's socket or lock was removed: it ends, and another may begin");
                     return Ok(());
                 }
                 if self.users() > 0 {
-                    self.places.mark_all(now);
+                    self.places.go_round(now);
                     continue;
                 }
             }
@@ -368,6 +372,10 @@ impl Manager {
                 Ok(()) => DONE.to_owned(),
                 Err(reason) => format!("{CANNOT}{reason}"),
             },
+            Request::Look { after, id } => match self.remember(number, id, after) {
+                Ok(()) => DONE.to_owned(),
+                Err(reason) => format!("{CANNOT}{reason}"),
+            },
             Request::Status => self.status().line(),
             Request::Stop => {
                 self.is_stopping = true;
@@ -394,6 +402,14 @@ impl Manager {
         }
         client.places.insert(place);
         Ok(())
+    }
+
+    /// A client has left something in a directory that is nobody's after some time.
+    fn remember(&mut self, number: u64, id: FileId, after: Duration) -> Result<(), &'static str> {
+        let at = Instant::now() + after.min(LONGEST_GRACE);
+        let client = self.clients.get(&number).ok_or("gone")?;
+        let known = client.places.iter().filter(|place| self.places.remind(**place, id, at)).count();
+        if known == 0 { Err("this client did not say that it uses that directory") } else { Ok(()) }
     }
 
     /// The end of a connection is a hint: the process may be another program by now, or dead. Its death is still waited for.

@@ -22,6 +22,8 @@ mod program;
 mod query;
 mod wire;
 
+use std::time::Duration;
+
 pub use self::daemon::{Manager, ManagerOptions, Stopper};
 pub use self::endpoint::socket_path;
 pub use self::program::{Program, leave_session, set_program, spawn_detached};
@@ -29,6 +31,7 @@ pub use self::query::{status, stop};
 pub use self::wire::Status;
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::segment::Home;
 
 /// Runs this user's manager in the calling thread; `Ok(false)` if there is one already.
 ///
@@ -51,4 +54,12 @@ pub fn run(options: &ManagerOptions) -> Result<bool> {
 /// ends within seconds.
 pub fn announce(backend: &dyn Backend) {
     client::announce(backend.directory(), backend.name());
+}
+
+/// Tells the manager, if there is one, that a name stays only because of handles on their way, and when the last of them
+/// expires: nobody's death would make it look then.
+///
+/// Called while an array is dropped. It fails in silence: the manager looks from time to time anyway.
+pub(crate) fn remind(home: &Home, after: Duration) {
+    client::remind(home.backend.directory(), home.backend.name(), after);
 }

@@ -1,7 +1,8 @@
 //! The directories that a manager knows, and when it looks through each of them.
 //!
-//! A death makes a directory due at once. What was found there decides whether to look again: soon if a lease seemed held
-//! by somebody who is about to go, later if an array in flight is protected until then.
+//! A directory is due when it is first heard of, and at once when somebody dies who used it. What is found after a death decides
+//! whether to look again: soon if a lease seems held, perhaps by somebody who is about to go; later if an array in flight is
+//! protected until then.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::wire::Use;
 use crate::backend::{Backend, Directory};
 use crate::error::{Error, Result};
+use crate::os::FileId;
 use crate::share::reclaim::Swept;
 
 /// Directories that one manager knows at most.
@@ -19,6 +21,10 @@ const MOST: usize = 256;
 /// Milliseconds to wait before each further look at what seemed held: a process that is being spawned by the dead one has its
 /// mappings for a moment.
 const PAUSES: [u64; 9] = [2, 5, 10, 20, 50, 100, 200, 500, 1000];
+
+/// What seems held is looked at again after so many times what the last look took: a directory full of arrays that really are
+/// held is looked at less often.
+const SHARE: u32 = 4;
 
 /// A directory, by a number that is never used again.
 pub(super) type Number = u64;
@@ -39,7 +45,7 @@ struct Place {
     backend: Arc<dyn Backend>,
     /// When to look; `None`: not before somebody dies.
     due: Option<Instant>,
-    /// How many of the pauses have passed.
+    /// How many of the pauses have passed since somebody died; all of them if that is long ago.
     looks: usize,
     /// When an array in flight is no longer protected.
     expiry: Option<Instant>,
@@ -73,7 +79,9 @@ impl Places {
         self.next += 1;
         let backend: Arc<dyn Backend> = Arc::new(Directory::new(&*used.backend, &*used.path));
         let took = Duration::ZERO;
-        self.known.insert(number, Place { used, backend, due: None, looks: 0, expiry: None, took, seen: None });
+        // Who died before, while no manager knew of it, is found now.
+        let (due, looks) = (Some(Instant::now()), PAUSES.len());
+        self.known.insert(number, Place { used, backend, due, looks, expiry: None, took, seen: None });
         Ok(number)
     }
 
@@ -86,8 +94,24 @@ impl Places {
     pub(super) fn mark(&mut self, number: Number, now: Instant) {
         if let Some(place) = self.known.get_mut(&number) {
             place.looks = 0;
-            place.due = Some(place.seen.map_or(now, |seen| now.max(seen + place.took)));
+            place.due = Some(place.not_before(now));
         }
+    }
+
+    /// Makes all of them due, though nobody died: what is held then is held.
+    pub(super) fn go_round(&mut self, now: Instant) {
+        for place in self.known.values_mut() {
+            let at = place.not_before(now);
+            place.due = Some(place.due.map_or(at, |due| due.min(at)));
+        }
+    }
+
+    /// Notes when a directory is to be looked at; `false` if it is another one.
+    pub(super) fn remind(&mut self, number: Number, id: FileId, at: Instant) -> bool {
+        let Some(place) = self.known.get_mut(&number).filter(|place| place.used.id == id) else { return false };
+        let at = place.not_before(at);
+        place.expiry = Some(place.expiry.map_or(at, |expiry| expiry.min(at)));
+        true
     }
 
     /// Makes all of them due.
@@ -128,10 +152,10 @@ impl Places {
                 Ok(Swept { removed, next, busy }) => {
                     self.reclaimed += removed as u64;
                     let now = now + place.took;
-                    place.expiry = next.and_then(|next| now.checked_add(next));
-                    if let Some(pause) = busy.then(|| PAUSES.get(place.looks)).flatten() {
-                        place.looks += 1;
-                        place.due = Some(now + Duration::from_millis(*pause));
+                    // Many expire one soon after the other: one look finds several.
+                    place.expiry = next.and_then(|next| now.checked_add(next.max(place.took)));
+                    if busy {
+                        place.due = place.next_pause().map(|pause| now + pause);
                     }
                     if removed > 0 {
                         log::info!("removed {removed} arrays of dead processes from {}", place.used.path.display());
@@ -151,6 +175,24 @@ impl Places {
 }
 
 impl Place {
+    /// When to look, at the earliest: looking is not to take more than half of the time.
+    fn not_before(&self, at: Instant) -> Instant {
+        self.seen.map_or(at, |seen| at.max(seen + self.took))
+    }
+
+    /// How long to wait for those who are about to go; `None` if they have had enough time.
+    fn next_pause(&mut self) -> Option<Duration> {
+        let shortest = self.took.saturating_mul(SHARE);
+        while let Some(pause) = PAUSES.get(self.looks).map(|pause| Duration::from_millis(*pause)) {
+            self.looks += 1;
+            // The last one is waited for in any case, so that one later look there is.
+            if pause >= shortest || self.looks == PAUSES.len() {
+                return Some(pause.max(shortest));
+            }
+        }
+        None
+    }
+
     fn next(&self) -> Option<Instant> {
         [self.due, self.expiry].into_iter().flatten().min()
     }
@@ -159,7 +201,6 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::FileId;
 
     fn used(number: u64) -> Use {
         let path = std::env::temp_dir().join(number.to_string());
@@ -176,13 +217,16 @@ mod tests {
         let first = places.add(used(1), |_| true).expect("room");
         assert_eq!(places.add(used(1), |_| true), Ok(first), "known already");
         places.add(used(2), |_| true).expect("room");
-        assert_eq!((places.len(), places.next()), (2, None));
+        assert!(places.next().is_some_and(|next| next >= now), "one that is new is due");
+        let now = now + Duration::from_secs(1);
+        places.sweep(now, |_| true, |_| Ok(removed(0)));
+        assert_eq!((places.len(), places.sweeps, places.next()), (2, 2, None));
         places.mark(first, now);
-        places.sweep(now, |_| true, |_| Ok(removed(3)));
-        assert_eq!((places.sweeps, places.reclaimed, places.next()), (1, 3, None));
-        places.mark_all(now + Duration::from_secs(1));
-        places.sweep(now + Duration::from_secs(1), |_| true, |_| Ok(removed(1)));
-        assert_eq!((places.sweeps, places.reclaimed), (3, 5));
+        places.sweep(now + Duration::from_secs(1), |_| true, |_| Ok(removed(3)));
+        assert_eq!((places.sweeps, places.reclaimed, places.next()), (3, 3, None));
+        places.mark_all(now + Duration::from_secs(2));
+        places.sweep(now + Duration::from_secs(2), |_| true, |_| Ok(removed(1)));
+        assert_eq!((places.sweeps, places.reclaimed), (5, 5));
     }
 
     #[test]
@@ -190,15 +234,45 @@ mod tests {
         let (mut places, mut now) = (Places::default(), Instant::now());
         let number = places.add(used(1), |_| true).expect("room");
         places.mark(number, now);
-        let begin = now;
+        let (begin, held) = (now, Swept { removed: 0, next: None, busy: true });
         while let Some(next) = places.next() {
             now = next;
-            places.sweep(now, |_| true, |_| Ok(Swept { removed: 0, next: None, busy: true }));
+            places.sweep(now, |_| true, |_| Ok(held));
         }
         assert_eq!(places.sweeps, 1 + PAUSES.len() as u64);
         assert!(now - begin >= Duration::from_millis(PAUSES.iter().sum()));
-        places.mark(number, now);
+        places.go_round(now);
+        places.sweep(now + Duration::from_secs(1), |_| true, |_| Ok(held));
+        assert_eq!(places.next(), None, "nobody has died");
+        places.mark(number, now + Duration::from_secs(2));
         assert!(places.next().is_some(), "another death begins anew");
+    }
+
+    #[test]
+    fn what_takes_long_to_look_at_is_looked_at_less_often() {
+        let mut places = Places::default();
+        let number = places.add(used(1), |_| true).expect("room");
+        let place = places.known.get_mut(&number).expect("added");
+        for (took, pauses) in [(0, PAUSES.len()), (1, 8), (5, 6), (60, 2), (900, 1)] {
+            (place.took, place.looks) = (Duration::from_millis(took), 0);
+            let all: Vec<Duration> = std::iter::from_fn(|| place.next_pause()).collect();
+            assert!(all.iter().all(|pause| *pause >= place.took * SHARE), "{all:?}");
+            assert_eq!(all.len(), pauses, "{took} ms: {all:?}");
+        }
+    }
+
+    #[test]
+    fn a_reminder_is_kept_if_no_look_comes_before() {
+        let (mut places, now) = (Places::default(), Instant::now() + Duration::from_secs(1));
+        let number = places.add(used(1), |_| true).expect("room");
+        let id = used(1).id;
+        places.sweep(now, |_| true, |_| Ok(removed(0)));
+        let [early, late] = [5, 9].map(|seconds| now + Duration::from_secs(seconds));
+        assert!(places.remind(number, id, late) && places.remind(number, id, early) && places.remind(number, id, late));
+        assert!(!places.remind(number, used(2).id, now) && !places.remind(number + 1, id, now), "another directory");
+        assert_eq!((places.next(), places.is_waiting()), (Some(early), true));
+        places.sweep(early, |_| true, |_| Ok(removed(1)));
+        assert_eq!((places.next(), places.is_waiting()), (None, false));
     }
 
     #[test]
@@ -221,9 +295,11 @@ mod tests {
         for number in 0..MOST as u64 {
             places.add(used(number), |_| true).expect("room");
         }
+        places.sweep(now + Duration::from_secs(1), |_| true, |_| Ok(removed(0)));
         assert!(places.add(used(9999), |_| true).is_err());
         assert!(places.add(used(9999), |number| number != 5).is_ok());
         assert_eq!(places.len(), MOST);
+        let now = now + Duration::from_secs(2);
         places.mark_all(now);
         let gone = || Error::NotFound { location: String::new() };
         places.sweep(now, |number| number == 7, |_| Err(gone()));

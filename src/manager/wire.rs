@@ -46,6 +46,13 @@ pub(super) enum Request {
     Greeting,
     /// It uses counted arrays in a directory.
     Use(Use),
+    /// What a client has left in a directory, one of those that it uses, will be nobody's after some time.
+    Look {
+        /// In how long.
+        after: Duration,
+        /// What the directory is for the client.
+        id: FileId,
+    },
     /// How are you?
     Status,
     /// Please end.
@@ -70,6 +77,12 @@ impl Use {
         let (backend, path) = (encode(self.backend.as_bytes()), encode(self.path.as_os_str().as_encoded_bytes()));
         format!("use {device} {number} {backend} {path}\n")
     }
+}
+
+/// The line that asks for a look at a directory after some time, and no earlier.
+pub(super) fn look_line(id: FileId, after: Duration) -> String {
+    let FileId { device, number } = id;
+    format!("look {} {device} {number}\n", after.as_millis() + 1)
 }
 
 /// What a manager says about itself.
@@ -135,8 +148,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Request, &'static str> {
         ["ndshm-manager", "1"] => Ok(Request::Greeting),
         ["ndshm-manager", ..] => Err("this manager speaks version 1 of the protocol"),
         ["use", device, number, backend, path] => {
-            let number_of = |word: &str| word.parse::<u64>().map_err(|_| "device and inode must be decimal numbers");
-            let id = FileId { device: number_of(device)?, number: number_of(number)? };
+            let id = identity(device, number)?;
             let backend = decode(backend).and_then(|bytes| String::from_utf8(bytes).ok());
             let backend = backend.filter(|name| (1..=LONGEST_NAME).contains(&name.len()));
             let backend = backend.ok_or("a backend's name has 1 to 255 bytes of text")?;
@@ -145,10 +157,20 @@ pub(super) fn parse(line: &[u8]) -> Result<Request, &'static str> {
             Ok(Request::Use(Use { id, backend, path }))
         }
         ["use", ..] => Err("use takes device, inode, backend and directory"),
+        ["look", after, device, number] => {
+            let after = after.parse::<u64>().map_err(|_| "the time must be a decimal number of milliseconds")?;
+            Ok(Request::Look { after: Duration::from_millis(after), id: identity(device, number)? })
+        }
+        ["look", ..] => Err("look takes milliseconds, device and inode"),
         ["status"] => Ok(Request::Status),
         ["stop"] => Ok(Request::Stop),
-        _ => Err("the requests are: ndshm-manager, use, status, stop"),
+        _ => Err("the requests are: ndshm-manager, use, look, status, stop"),
     }
+}
+
+fn identity(device: &str, number: &str) -> Result<FileId, &'static str> {
+    let number_of = |word: &str| word.parse::<u64>().map_err(|_| "device and inode must be decimal numbers");
+    Ok(FileId { device: number_of(device)?, number: number_of(number)? })
 }
 
 /// Percent-encodes what is not a letter, a digit or one of `/-._~`, as Python's `urllib.parse.quote` does.
@@ -237,6 +259,12 @@ mod tests {
         }
         assert_eq!(parse(GREETING.as_bytes()), Ok(Request::Greeting));
         assert_eq!(parse(b"status"), Ok(Request::Status));
+        let id = FileId { device: 1, number: u64::MAX };
+        for millis in [0, 1, 604_800_000] {
+            let line = look_line(id, Duration::from_millis(millis) + Duration::from_nanos(1));
+            let after = Duration::from_millis(millis + 1);
+            assert_eq!(parse(line.trim_end().as_bytes()), Ok(Request::Look { after, id }), "never too early");
+        }
         assert_eq!(parse(b"stop"), Ok(Request::Stop));
         let status = Status {
             pid: 7,
@@ -271,6 +299,13 @@ mod tests {
             (b"use 1 2 shm /%zz", "absolute"),
             (b"use 1 2 shm /%00", "absolute"),
             (b"use 1 2 shm ", "absolute"),
+            (b"look", "look takes"),
+            (b"look 1 2", "look takes"),
+            (b"look 1 2 3 4", "look takes"),
+            (b"look -1 2 3", "milliseconds"),
+            (b"look 18446744073709551616 2 3", "milliseconds"),
+            (b"look 1  3", "decimal numbers"),
+            (b"look 1 2 x", "decimal numbers"),
         ] {
             let refusal = parse(line).expect_err("refused");
             assert!(refusal.contains(reason), "{line:?}: {refusal}");
@@ -298,7 +333,8 @@ mod tests {
     /// Not a fuzzer, but it runs everywhere: no bytes make it panic.
     #[test]
     fn no_bytes_make_it_panic() {
-        let seeds = [&b"use 1 2 shm /dev/shm"[..], b"status pid=1 version=%41", b"ndshm-manager 1", b"%%%"];
+        let seeds =
+            [&b"use 1 2 shm /dev/shm"[..], b"look 1 2 3", b"status pid=1 version=%41", b"ndshm-manager 1", b"%%%"];
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         for round in 0..20_000_usize {
             let mut bytes = seeds[round % seeds.len()].to_vec();

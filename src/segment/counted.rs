@@ -14,7 +14,7 @@ use super::draft::DraftSegment;
 use super::locks::{self, Wait};
 use super::mapping::{fill_holes, map, map_length};
 use super::trailer::{self, PAGE, RECORD, Trailer};
-use super::{Attach, Found, Home, Kept, Segment, TRIES, collect, lease};
+use super::{Attach, Farewell, Found, Home, Kept, Segment, TRIES, collect, lease};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Publish};
 use crate::error::{Error, Result};
@@ -33,25 +33,41 @@ pub(super) struct Membership {
     /// Whether a handle was counted, and is still to be subtracted.
     counted: bool,
     generation: u64,
+    farewell: Option<Farewell>,
 }
 
 /// What remains to be done when the last byte is unmapped.
 #[derive(Debug)]
-pub(super) struct Aftermath(Option<(Home, FileId)>);
+pub(super) struct Aftermath(Option<Remains>);
+
+#[derive(Debug)]
+struct Remains {
+    home: Home,
+    id: FileId,
+    /// What is known already; else it is to be found out whether those who are still counted are alive.
+    found: Option<Found>,
+    farewell: Option<Farewell>,
+}
+
+impl Remains {
+    fn settle(self) -> Result<Found> {
+        let found = self.found.map_or_else(|| collect(&self.home, Some(self.id), true), Ok)?;
+        if let (Found::InFlight(left), Some(farewell)) = (found, self.farewell) {
+            farewell(&self.home, left);
+        }
+        Ok(found)
+    }
+}
 
 impl Aftermath {
-    /// Looks whether those who are still counted are alive.
     fn run(mut self) -> Result<Found> {
-        let Some((home, id)) = self.0.take() else { return Ok(Found::Gone) };
-        collect(&home, Some(id), true)
+        self.0.take().map_or(Ok(Found::Gone), Remains::settle)
     }
 }
 
 impl Drop for Aftermath {
     fn drop(&mut self) {
-        if let Some((home, id)) = &self.0 {
-            let _others_find_it_too = collect(home, Some(*id), true);
-        }
+        let _others_find_it_too = self.0.take().map(Remains::settle);
     }
 }
 
@@ -93,11 +109,17 @@ impl DraftSegment {
 
     /// Gives a draft with a trailer its name, or leaves it without one; on failure it is given back.
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
-    pub(crate) fn share(mut self, home: &Home, mode: Option<Publish>, keep: bool) -> Result<Segment, (Error, Self)> {
+    pub(crate) fn share(
+        mut self,
+        home: &Home,
+        mode: Option<Publish>,
+        keep: bool,
+        farewell: Option<Farewell>,
+    ) -> Result<Segment, (Error, Self)> {
         if let Err(error) = self.lease_as(COUNTED, LEASE, home.location.as_str()) {
             return Err((error, self));
         }
-        self.segment_mut().join(home, None, true);
+        self.segment_mut().join(home, None, true, farewell);
         let segment = match mode {
             Some(mode) => self.publish(&home.location, mode, keep),
             None => self.share_nameless(home),
@@ -235,7 +257,7 @@ impl Segment {
             membership: None,
             aftermath: None,
         };
-        segment.join(home, page, false);
+        segment.join(home, page, false, how.farewell);
         Ok(segment)
     }
 
@@ -257,9 +279,9 @@ impl Segment {
         }
     }
 
-    fn join(&mut self, home: &Home, page: Option<MmapRaw>, counted: bool) {
+    fn join(&mut self, home: &Home, page: Option<MmapRaw>, counted: bool, farewell: Option<Farewell>) {
         let (home, generation) = (home.clone(), os::fork_generation());
-        self.membership = Some(Membership { home, page, counted, generation });
+        self.membership = Some(Membership { home, page, counted, generation, farewell });
     }
 
     fn set_counted(&mut self) {
@@ -372,24 +394,32 @@ impl Segment {
         if !membership.counted || membership.generation != os::fork_generation() {
             return Ok(());
         }
-        let home = membership.home.clone();
+        let (home, farewell) = (membership.home.clone(), membership.farewell);
         let Some(counts) = self.counts() else { return Ok(()) };
         let left = counts.release(os::since_boot());
         // Asked afterwards: somebody else who is leaving too may just have given it its name.
         let named = counts.state().is_named();
+        let flight = if left == Left::InFlight { counts.in_flight(os::since_boot()).1 } else { Duration::ZERO };
         self.disown();
         match left {
             Left::Nothing if named => {
                 let unlinked = home.backend.unlink_within(&home.location, Some(self.id), limit);
                 // For want of a descriptor, for example: tried again when ours is closed.
-                unlinked.map(drop).inspect_err(|_| self.aftermath = Some(Aftermath(Some((home, self.id)))))
+                unlinked.map(drop).inspect_err(|_| {
+                    self.aftermath = Some(Aftermath(Some(Remains { home, id: self.id, found: None, farewell })));
+                })
             }
             Left::Others if named => {
                 // Not by closing alone: a process that another thread is just spawning has a copy for a moment.
                 if let Some(kept) = &self.descriptor {
                     let _closing_does_it_too = os::unlock(&kept.file, COUNTED);
                 }
-                self.aftermath = Some(Aftermath(Some((home, self.id))));
+                self.aftermath = Some(Aftermath(Some(Remains { home, id: self.id, found: None, farewell })));
+                Ok(())
+            }
+            Left::InFlight => {
+                let found = Some(Found::InFlight(flight));
+                self.aftermath = Some(Aftermath(Some(Remains { home, id: self.id, found, farewell })));
                 Ok(())
             }
             _ => Ok(()),

@@ -57,11 +57,17 @@ pub(crate) struct Attach {
     pub(crate) keep_descriptor: bool,
     /// Lock all cells through the mapping itself, for as long as it lives.
     pub(crate) held: Option<(LockKind, Wait)>,
+    /// Who is told when leaving leaves a name that only handles on their way keep.
+    pub(crate) farewell: Option<Farewell>,
 }
+
+/// Is told of a name that nobody but handles on their way keeps any more, and for how long they will. Called while an array is
+/// dropped: it must neither wait nor fail.
+pub(crate) type Farewell = fn(&Home, Duration);
 
 impl Attach {
     pub(crate) fn new(access: Access) -> Self {
-        Self { access, sparse: false, keep_descriptor: false, held: None }
+        Self { access, sparse: false, keep_descriptor: false, held: None, farewell: None }
     }
 }
 

@@ -268,6 +268,7 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
             sparse: self.draft.sparse,
             keep_descriptor: self.keep_descriptor,
             held: held.map(|kind| (kind, self.wait)),
+            farewell: Some(manager::remind),
         };
         let read = |trailer: &_| read::<T, D>(trailer, home);
         manager::announce(&*home.backend); // before there is anything that our death could leave behind

@@ -120,7 +120,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Attaches by descriptor.
     pub(super) fn of_descriptor(file: &std::fs::File, home: Home, access: Access) -> Result<Self> {
-        let how = Attach { keep_descriptor: true, ..Attach::new(access) };
+        let how = Attach { keep_descriptor: true, farewell: Some(manager::remind), ..Attach::new(access) };
         let (segment, (layout, id)) =
             Segment::attach_descriptor(file, &home, how, |trailer| read::<T, D>(trailer, &home))?;
         Ok(Self::of(segment, home, layout, id))
@@ -310,7 +310,8 @@ pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(
     home: Home,
     wait: Wait,
 ) -> Result<ArrayReader<T, D>> {
-    let how = Attach { held: Some((LockKind::Shared, wait)), ..Attach::new(Access::Read) };
+    let how =
+        Attach { held: Some((LockKind::Shared, wait)), farewell: Some(manager::remind), ..Attach::new(Access::Read) };
     let (segment, (layout, _)) = Segment::attach_descriptor(file, &home, how, |trailer| read::<T, D>(trailer, &home))?;
     Ok(ArrayReader::of(segment, home.location, layout))
 }
@@ -384,7 +385,7 @@ pub(super) fn share_as<T: Element, D: Dimension>(
     if mode.is_some() {
         manager::announce(&*home.backend); // before there is a name that our death could leave behind
     }
-    match memory.share(&home, mode, keep) {
+    match memory.share(&home, mode, keep, Some(manager::remind)) {
         Ok(segment) => Ok(RefcountedArray::of(segment, home, layout, id)),
         Err((error, memory)) => Err(IntoError::new(error, Draft::from_parts(memory, layout, keep))),
     }

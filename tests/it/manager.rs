@@ -496,8 +496,9 @@ fn without_clients_it_ends_and_leaves_nothing() {
 
 fn it_finds_what_died_before_it_began() {
     let stage = Stage::new();
+    // It must not start one itself, which might be the first to listen.
     let mut command = stage.role("manager-client");
-    command.env("NDSHM_MANAGER", "off").arg(stage.arrays());
+    command.arg(stage.arrays()).env("NDSHM_MANAGER", "off");
     let mut client = Child::spawn(command);
     hold(&mut client, "held-x");
     client.kill();
@@ -547,6 +548,7 @@ fn nonsense_is_answered_and_ends_the_connection() {
         (b"ndshm-manager 2\n", "version 1"),
         (b"GET / HTTP/1.1\r\n", "the requests are"),
         (&[greeting, b"use 1 2 shm relative\n"].concat(), "absolute"),
+        (&[greeting, b"look soon 1 2\n"].concat(), "milliseconds"),
         (&[greeting, b"\xff\n"].concat(), "text"),
         (&long, "16384"),
     ] {
@@ -569,10 +571,12 @@ fn a_directory_that_is_another_one_is_not_watched() {
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
     let mut stream = UnixStream::connect(&stage.socket).unwrap();
-    stream.write_all(b"ndshm-manager 1\nuse 1 2 shm /dev/shm\nstatus\n").unwrap();
+    stream.write_all(b"ndshm-manager 1\nuse 1 2 shm /dev/shm\nlook 5 1 2\nstatus\n").unwrap();
     let mut lines = BufReader::new(stream).lines().skip(1);
     let answer = lines.next().unwrap().unwrap();
     assert!(answer.starts_with("no that directory is another one"), "{answer}");
+    let answer = lines.next().unwrap().unwrap();
+    assert!(answer.starts_with("no this client did not say"), "{answer}");
     assert!(lines.next().unwrap().unwrap().contains(" clients=0 "), "the connection stays");
 }
 
@@ -675,6 +679,8 @@ try:
 except OSError as error:
     print(error, flush=True)
 sys.stdin.readline()
+manager.look(sys.argv[2], 0.001)
+sys.stdin.readline()
 ";
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
@@ -688,10 +694,14 @@ sys.stdin.readline()
     assert!(said.starts_with("status pid=") && said.contains(" clients=1 "), "{said}");
     let said = client.line();
     assert!(said.starts_with("no that directory is another one"), "{said}");
-    let before = stage.status().unwrap().sweeps;
+    let sweeps = || stage.status().unwrap().sweeps;
+    let before = sweeps();
+    client.tell("remind");
+    eventually("its directory is looked through when it says so", || sweeps() > before);
+    let before = sweeps();
     client.kill();
     stage.wait_for_clients(0);
-    eventually("its directory is looked through", || stage.status().unwrap().sweeps > before);
+    eventually("its directory is looked through", || sweeps() > before);
 }
 
 /// Runs a program as somebody else.

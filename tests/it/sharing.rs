@@ -7,6 +7,7 @@
 mod forks;
 mod kills;
 mod limits;
+mod managed;
 mod meeting;
 mod messages;
 mod onward;
@@ -27,9 +28,18 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         forks::trials,
         limits::trials,
         kills::trials,
+        managed::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
 }
 
-pub const ROLES: &[&[(&str, Role)]] =
-    &[torch::ROLES, onward::ROLES, messages::ROLES, troubles::ROLES, forks::ROLES, limits::ROLES, kills::ROLES];
+pub const ROLES: &[&[(&str, Role)]] = &[
+    torch::ROLES,
+    onward::ROLES,
+    messages::ROLES,
+    troubles::ROLES,
+    forks::ROLES,
+    limits::ROLES,
+    kills::ROLES,
+    managed::ROLES,
+];

@@ -1,5 +1,6 @@
 """Tells the manager of ndarray-shm which directory this process uses. Python 3.9 or later on Linux."""
 
+import math
 import os
 import socket
 import struct
@@ -39,3 +40,7 @@ class Manager:
         directory = os.path.realpath(directory)
         facts = os.stat(directory)
         self.ask(f"use {facts.st_dev} {facts.st_ino} {quote(backend)} {quote(os.fsencode(directory))}")
+
+    def look(self, directory, seconds):
+        facts = os.stat(directory)
+        self.ask(f"look {math.ceil(seconds * 1000)} {facts.st_dev} {facts.st_ino}")

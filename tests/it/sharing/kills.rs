@@ -1,4 +1,5 @@
-//! SIGKILL at any moment: what the dead leave is found by one `Reclaim`, and the living never lose their data.
+//! SIGKILL at any moment: what the dead leave is found by one `Reclaim`, and by a manager at once; the living never lose
+//! their data.
 //!
 //! Each scenario is played a hundred times on shared memory and twenty times elsewhere, and its process is killed after a
 //! random time; `NDSHM_TEST_SEED` repeats a run. Everyone's memory has the round's number in it, so that another array's or
@@ -14,13 +15,14 @@ use ndarray_shm::{
     Backend, Channel, ChannelListener, Handle, HandleOptions, Reclaim, RefcountedArray, SharingStrategy,
 };
 
+use super::managed::{self, Outcome, Stopwatch};
 use super::meeting::{LONG, Meeting, all, names, share};
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Place, backend_of_child};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("sharing", "kills", tests![whoever_is_killed_leaves_nothing_that_one_reclaim_does_not_find])
+    place.trials("sharing", "kills", tests![whoever_is_killed_leaves_nothing_for_long])
 }
 
 pub const ROLES: &[(&str, Role)] = &[
@@ -36,10 +38,9 @@ pub const ROLES: &[(&str, Role)] = &[
 const LATEST: Duration = Duration::from_millis(5);
 
 /// How long a handle protects its array here.
-const GRACE: Duration = Duration::from_millis(200);
+pub const GRACE: Duration = Duration::from_millis(200);
 
-/// What became of one scenario. A run beside a manager adds two columns of its own: names left at the death of the last
-/// process, and how long until the manager had removed them.
+/// What became of one scenario without a manager; what a manager makes of it is in `managed`.
 #[derive(Debug)]
 struct Row {
     scenario: &'static str,
@@ -52,7 +53,7 @@ struct Row {
 
 /// Times at which processes are killed.
 #[derive(Debug)]
-struct Moments(u64);
+pub struct Moments(pub u64);
 
 impl Moments {
     fn new() -> Self {
@@ -62,7 +63,7 @@ impl Moments {
     }
 
     /// A number below a limit (xorshift64).
-    fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -70,7 +71,7 @@ impl Moments {
     }
 
     /// Kills a child that has just begun something.
-    fn kill(&mut self, child: &mut Child) {
+    pub fn kill(&mut self, child: &mut Child) {
         let (begin, after) = (Instant::now(), Duration::from_nanos(self.below(LATEST.as_nanos() as u64)));
         while begin.elapsed() < after {
             std::hint::spin_loop();
@@ -81,16 +82,28 @@ impl Moments {
 
 /// One scenario while it is played.
 #[derive(Debug)]
-struct Game<'a> {
-    meeting: &'a Meeting,
-    moments: &'a mut Moments,
+pub struct Game<'a> {
+    pub meeting: &'a Meeting,
+    pub moments: &'a mut Moments,
     /// Names that were reclaimed in between.
-    removed: usize,
+    pub removed: usize,
+    /// With a manager: how long it took each time.
+    pub managed: Option<Stopwatch>,
 }
 
 impl Game<'_> {
-    fn kill(&mut self, child: &mut Child) {
+    pub fn kill(&mut self, child: &mut Child) {
         self.moments.kill(child);
+        if let Some(stopwatch) = &mut self.managed {
+            stopwatch.start();
+        }
+    }
+
+    /// Everybody who took part has gone.
+    fn end_round(&mut self) {
+        if let Some(stopwatch) = &mut self.managed {
+            stopwatch.wait_until_gone(&self.meeting.place.backend, 1);
+        }
     }
 
     fn named(&self, value: f32) -> RefcountedArray<f32, Ix2> {
@@ -99,20 +112,24 @@ impl Game<'_> {
 
     /// Reclaims while others live, which must not disturb them.
     fn reclaim(&mut self) {
+        if self.managed.is_some() {
+            return; // the manager does it all the time
+        }
         let reclaimed = Reclaim::new().run(&self.meeting.place.backend).unwrap();
         self.removed += reclaimed.removed.len();
     }
 }
 
-fn named(backend: &Arc<dyn Backend>, value: f32) -> RefcountedArray<f32, Ix2> {
+pub fn named(backend: &Arc<dyn Backend>, value: f32) -> RefcountedArray<f32, Ix2> {
     share(backend, SharingStrategy::FileSystem, value)
 }
 
-fn handle(array: &RefcountedArray<f32, Ix2>) -> Handle {
+pub fn handle(array: &RefcountedArray<f32, Ix2>) -> Handle {
     array.handle_with(HandleOptions::new().grace(GRACE)).expect("a handle")
 }
 
-fn connect(arguments: &[String]) -> (Arc<dyn Backend>, Channel) {
+pub fn connect(arguments: &[String]) -> (Arc<dyn Backend>, Channel) {
+    managed::join();
     let backend = backend_of_child();
     let _probed = backend.lock_survives_close().unwrap();
     (backend, Channel::connect(&arguments[0]).unwrap())
@@ -230,7 +247,9 @@ fn chain(game: &mut Game<'_>, rounds: usize) {
         } else {
             let now = array.read().unwrap()[[0, 0]];
             assert!(now == value || now == value + 1.0, "{now} in round {round}");
+            drop(array);
         }
+        game.end_round();
     }
     drop(end);
     child.finish();
@@ -303,24 +322,32 @@ fn attacher_is_killed(game: &mut Game<'_>, round: usize) {
     assert!(all(&array.try_clone().unwrap(), value));
 }
 
-type Round = fn(&mut Game<'_>, usize);
+/// All rounds of a scenario.
+pub type Rounds = fn(&mut Game<'_>, usize);
 
-fn one_by_one(round: Round) -> impl Fn(&mut Game<'_>, usize) {
-    move |game, rounds| (0..rounds).for_each(|number| round(game, number))
+/// The scenarios that are played without a manager and with one.
+pub const SCENARIOS: [(&str, Rounds); 5] = [
+    ("creator", |game, rounds| one_by_one(game, rounds, creator_is_killed)),
+    ("last reader", |game, rounds| one_by_one(game, rounds, last_reader_is_killed)),
+    ("middle of A -> B -> C", chain),
+    ("sender with a handle on its way", |game, rounds| one_by_one(game, rounds, sender_is_killed)),
+    ("receiver while attaching", |game, rounds| one_by_one(game, rounds, attacher_is_killed)),
+];
+
+pub fn one_by_one(game: &mut Game<'_>, rounds: usize, round: fn(&mut Game<'_>, usize)) {
+    for number in 0..rounds {
+        round(game, number);
+        game.end_round();
+    }
 }
 
 /// Plays a scenario, and looks at what is left.
-fn play(
-    place: &Place,
-    moments: &mut Moments,
-    (scenario, rounds): (&'static str, usize),
-    all_rounds: impl Fn(&mut Game<'_>, usize),
-) -> Row {
+fn play(place: &Place, moments: &mut Moments, (scenario, rounds): (&'static str, usize), all_rounds: Rounds) -> Row {
     let meeting = Meeting::new(place);
     let backend = &meeting.place.backend;
     // One array that has nothing to do with any of it, held through everything.
     let watched = named(backend, -1.0);
-    let mut game = Game { meeting: &meeting, moments, removed: 0 };
+    let mut game = Game { meeting: &meeting, moments, removed: 0, managed: None };
     all_rounds(&mut game, rounds);
     let removed_before = game.removed;
     let left = meeting.names() - 1;
@@ -349,24 +376,34 @@ fn age_drafts(backend: &Arc<dyn Backend>) {
     assert!(names(backend) > 0, "the array that is held through everything");
 }
 
-fn whoever_is_killed_leaves_nothing_that_one_reclaim_does_not_find(place: &Place) {
+fn whoever_is_killed_leaves_nothing_for_long(place: &Place) {
     let mut moments = Moments::new();
     let seed = moments.0;
     let rounds = if place.name == "shm" { 100 } else { 20 };
     println!("kills on {}: NDSHM_TEST_SEED={seed}", place.name);
-    let rows = [
-        play(place, &mut moments, ("creator", rounds), one_by_one(creator_is_killed)),
-        play(place, &mut moments, ("last reader", rounds), one_by_one(last_reader_is_killed)),
-        play(place, &mut moments, ("middle of A -> B -> C", rounds), chain),
-        play(place, &mut moments, ("sender with a handle on its way", rounds), one_by_one(sender_is_killed)),
-        play(place, &mut moments, ("receiver while attaching", rounds), one_by_one(attacher_is_killed)),
-    ];
-    // Written in one piece: other tests write too.
-    let mut table =
-        format!("| killed, on {} | rounds | names left | after one Reclaim |\n|---|---|---|---|\n", place.name);
-    for Row { scenario, rounds, left, after } in &rows {
-        writeln!(table, "| {scenario} | {rounds} | {left} | {after} |").expect("text");
-    }
-    println!("{table}");
+    let rows = SCENARIOS.map(|(scenario, all_rounds)| play(place, &mut moments, (scenario, rounds), all_rounds));
     assert!(rows.iter().all(|row| row.after == 0), "seed {seed}: {rows:?}");
+    let managed = managed::play_all(place, &mut moments, rounds);
+    println!("{}", table(place, &rows, &managed));
+}
+
+/// Written in one piece: other tests write too.
+fn table(place: &Place, rows: &[Row], managed: &[Outcome]) -> String {
+    let mut table = format!(
+        "| killed, on {} | rounds | names left | after one Reclaim | with a manager: after 1 s | median | worst |\n",
+        place.name
+    );
+    table += "|---|---|---|---|---|---|---|\n";
+    let mut line = |scenario, rounds, left, after: Option<usize>, managed: Option<&Outcome>| {
+        let after = after.map_or("-".to_owned(), |after| after.to_string());
+        let managed = managed.map_or("- | - | -".to_owned(), Outcome::times);
+        writeln!(table, "| {scenario} | {rounds} | {left} | {after} | {managed} |").expect("a string");
+    };
+    for (number, Row { scenario, rounds, left, after }) in rows.iter().enumerate() {
+        line(*scenario, *rounds, *left, Some(*after), managed.get(number));
+    }
+    for outcome in managed.iter().skip(rows.len()) {
+        line(outcome.scenario, outcome.rounds, outcome.left, outcome.after, Some(outcome));
+    }
+    table
 }

@@ -1,6 +1,6 @@
 //! How a test and its children meet: a socket in a directory that goes with the test, and a look at what each leaves.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +34,13 @@ impl Meeting {
         let sockets = tempfile::Builder::new().prefix("ndshm-it-").tempdir().expect("a directory for sockets");
         let listener = ChannelListener::bind(sockets.path().join("parent")).expect("a listener");
         Self { place: place.private(), listener, sockets }
+    }
+
+    /// In a child: the place of its parent, and sockets of its own in a directory of the parent's.
+    pub fn of_parent(place: Place, directory: &Path) -> Self {
+        let sockets = tempfile::tempdir_in(directory).expect("a directory for sockets");
+        let listener = ChannelListener::bind(sockets.path().join("parent")).expect("a listener");
+        Self { place, listener, sockets }
     }
 
     /// A path for a socket, in the directory that goes with the test.

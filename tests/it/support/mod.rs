@@ -47,6 +47,12 @@ impl Place {
     /// Whether the system can take room for the holes of a file that others may have open.
     pub const FILLS_HOLES: bool = cfg!(target_os = "linux");
 
+    /// In a child: the place of the parent, which has this name.
+    #[cfg(all(unix, feature = "channel"))]
+    pub fn of_parent(name: &'static str) -> Self {
+        Self { name, backend: backend_of_child(), emulate: true, _directory: None }
+    }
+
     /// The backends that this machine has. With `EMULATE_SHM` set, real shared memory is none of them.
     pub fn all() -> Vec<Self> {
         let emulated = [
