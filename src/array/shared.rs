@@ -190,7 +190,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
 
     /// Returns the name under which it was attached.
     ///
-    /// The name may have gone since; a handle that never had one says `None`.
+    /// The name may have gone since. (A counted array that has none yet: the name it would get.)
     pub fn location(&self) -> Option<&Location> {
         Some(&self.home.location)
     }

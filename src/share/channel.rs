@@ -209,12 +209,12 @@ impl Channel {
     fn receive_within<M: DeserializeOwned>(&self, limit: Option<Duration>) -> Result<Received<M>> {
         let (incoming, files) = self.wire.receive(limit, |body| {
             let incoming: Incoming<M> = serde_json::from_slice(body).map_err(|error| self.not_understood(&error))?;
-            let files = incoming.arrays.iter().filter(|parcel| Parcel::may_have_descriptor(parcel)).count();
+            let files = incoming.arrays.iter().filter(|parcel| Parcel::comes_with_descriptor(parcel)).count();
             Ok((incoming, files))
         })?;
         let mut files = files.into_iter();
         let arrays = incoming.arrays.into_iter().map(|parcel| {
-            let file = if Parcel::may_have_descriptor(&parcel) { files.next() } else { None };
+            let file = if Parcel::comes_with_descriptor(&parcel) { files.next() } else { None };
             let parcel = serde_json::from_value(parcel);
             parcel.map(|parcel| ReceivedArray::new(parcel, file)).map_err(|error| {
                 self.protocol(format!("an array that this version cannot read ({error}); the message was dropped"))

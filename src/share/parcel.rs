@@ -54,9 +54,9 @@ impl Parcel {
         !matches!(self.way, Way::FileSystem { .. })
     }
 
-    /// Whether a descriptor comes with it: with every kind but one, and so with kinds that are not known yet.
-    pub(super) fn may_have_descriptor(parcel: &Value) -> bool {
-        parcel.get("strategy").and_then(Value::as_str) != Some(SharingStrategy::FileSystem.as_str())
+    /// Whether a descriptor comes with it, even if the rest of it cannot be read.
+    pub(super) fn comes_with_descriptor(parcel: &Value) -> bool {
+        matches!(parcel.get("strategy").and_then(Value::as_str), Some("file_descriptor" | "sealed"))
     }
 
     /// Nobody will receive it.

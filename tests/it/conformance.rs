@@ -14,6 +14,7 @@ mod guards;
 mod handles;
 mod holder;
 mod hostile;
+mod lookalikes;
 mod names;
 mod orphans;
 mod races;
@@ -39,6 +40,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         counted_races::trials,
         hostile::trials,
         fuzz::trials,
+        lookalikes::trials,
         names::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()

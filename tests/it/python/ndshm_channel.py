@@ -39,10 +39,11 @@ class Mapped:
     """The elements of an array that came in a message, and the lease. It is not counted: when the last one who is has gone,
     the name goes, and the bytes stay here until close()."""
 
-    def __init__(self, fd, length, write):
+    def __init__(self, fd, length, write, counted=True):
         """Leases and maps `length` bytes of a description of its own, which it takes over."""
         try:
-            lease(fd)
+            if counted:  # what is sealed has no name that could go
+                lease(fd)
             access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
             self.map = mmap.mmap(fd, max(length, 1), access=access)  # keeps a copy of the descriptor, and so the lease
             self.bytes = memoryview(self.map)[:length]
@@ -95,13 +96,14 @@ class Parcel:
         """Maps the elements. What is sealed can only be read; what travels by name is found by its handle."""
         if self.about["strategy"] == "file_system":
             return open_handle(self.about["handle"], write)
-        if self.about["strategy"] == "file_descriptor":
+        counted = self.about["strategy"] == "file_descriptor"
+        if counted:
             trailer = Trailer(self.fd)
             if (trailer.dtype, trailer.shape, trailer.order) != (self.dtype, self.shape, self.order):
                 raise ValueError("the array is not what the message says")
         elif os.fstat(self.fd).st_size != self.length:
             raise ValueError("the sealed memory is not what the message says")
-        return Mapped(reopen(self.fd, write), self.length, write)
+        return Mapped(reopen(self.fd, write), self.length, write, counted)
 
     def close(self):
         if self.fd is not None:

@@ -148,21 +148,28 @@ fn a_stranger_who_promises_arrays_that_do_not_come_ends_the_channel(place: &Plac
         assert!(channel.receive::<u32>().unwrap_err().is_protocol(), "and stays so");
     }
     // What cannot be read as a message stays, whatever it is asked for as.
-    for body in [
-        r#"{"message":1}"#,
-        r#"{"message":1,"arrays":[{}]}"#,
-        r#"{"message":1,"arrays":[{"strategy":"by_magic","dtype":"<f4","shape":[2],"order":"C"}]}"#,
-        r#"{"message":1,"arrays":[{"strategy":"sealed","dtype":"<f3","shape":[2],"order":"C"}]}"#,
-        r#"{"message":1,"arrays":[{"strategy":"sealed","dtype":"<f4","shape":[-2],"order":"C"}]}"#,
-        r#"{"message":1,"arrays":[{"strategy":"file_system","dtype":"<f4","shape":[2],"order":"C","handle":"x"}]}"#,
-        "\u{0}",
-    ] {
+    for body in [r#"{"message":1}"#, r#"{"arrays":[]}"#, "\u{0}"] {
         let (mut theirs, channel) = stranger();
         theirs.write_all(&forged(body)).unwrap();
         for _ in 0..2 {
             let error = channel.receive::<u32>().unwrap_err();
             assert!(matches!(error, Error::Message { .. }), "{body}: {error}");
         }
+    }
+    // One with an array that nobody can read is dropped, and does not stand in the way of others.
+    for array in [
+        "{}",
+        r#"{"strategy":"by_magic","dtype":"<f4","shape":[2],"order":"C"}"#,
+        r#"{"strategy":"file_system","dtype":"<f3","shape":[2],"order":"C","handle":"x"}"#,
+        r#"{"strategy":"file_system","dtype":"<f4","shape":[-2],"order":"C","handle":"x"}"#,
+        r#"{"strategy":"file_system","dtype":"<f4","shape":[2],"order":"C","handle":"x"}"#,
+    ] {
+        let (mut theirs, channel) = stranger();
+        theirs.write_all(&forged(&format!(r#"{{"message":1,"arrays":[{array}]}}"#))).unwrap();
+        theirs.write_all(&forged(r#"{"message":2,"arrays":[]}"#)).unwrap();
+        let error = channel.receive::<u32>().unwrap_err();
+        assert!(error.is_protocol(), "{array}: {error}");
+        assert_eq!(channel.receive::<u32>().unwrap().message, 2, "{array}");
     }
     // No sender of ours writes so much, and no room is taken for it.
     let (mut theirs, channel) = stranger();

@@ -1,0 +1,78 @@
+//! Files that look like counted arrays and are none: a plain array with such bytes, a copy; and a reader that is late to be
+//! counted.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ndarray::Ix1;
+use ndarray_shm::{Error, HandleOptions, RefcountedArray};
+
+use crate::support::Place;
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "lookalikes",
+        tests![
+            a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes,
+            a_copy_of_a_counted_array_is_refused_and_not_removed,
+            who_waits_for_the_cells_is_counted_and_keeps_the_array,
+        ],
+    )
+}
+
+fn a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes(place: &Place) {
+    let place = &place.private();
+    let name = place.location("bytes");
+    let counted = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let bytes = std::fs::read(place.path(&name)).unwrap();
+    counted.close().unwrap();
+
+    let plain = place.options::<u8, Ix1>().create(name.location(), bytes.len()).unwrap();
+    plain.write().unwrap().iter_mut().zip(&bytes).for_each(|(element, byte)| *element = *byte);
+    let open = || place.counted::<u8, Ix1>().open(name.location());
+    assert!(matches!(open(), Err(Error::NotCounted { .. })));
+    let before = plain.read().unwrap();
+    assert!(matches!(open(), Err(Error::NotCounted { .. })));
+    assert_eq!(*before, *ndarray::Array::from(bytes), "nobody counted himself in");
+    drop(before);
+    assert_eq!(place.reclaim().removed.len(), 0);
+    assert!(place.has(&name));
+    drop(plain);
+}
+
+fn a_copy_of_a_counted_array_is_refused_and_not_removed(place: &Place) {
+    let place = &place.private();
+    let (name, copy) = (place.location("original"), place.location("copy"));
+    let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    std::fs::copy(place.path(&name), place.path(&copy)).unwrap();
+    assert_eq!(place.reclaim().removed.len(), 0);
+    let error = place.counted::<u8, Ix1>().open(copy.location()).unwrap_err();
+    assert!(matches!(&error, Error::Trailer { reason, .. } if reason.contains(name.as_str())), "{error}");
+    array.close().unwrap();
+    assert_eq!(place.reclaim().removed.len(), 0);
+    assert!(place.has(&copy) && !place.has(&name));
+}
+
+fn who_waits_for_the_cells_is_counted_and_keeps_the_array(place: &Place) {
+    let place = &place.private();
+    let name = place.location("waiting");
+    let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let handle = array.handle_with(HandleOptions::new().grace(Duration::from_millis(100))).unwrap();
+    let mut guard = array.write().unwrap();
+    guard.fill(7);
+    let options = place.counted::<u8, Ix1>();
+    let reader = std::thread::spawn(move || options.attach_reader(&handle));
+    while array.refcount() < 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(150));
+    assert_eq!(array.in_flight(), 0, "the handle alone protects it no longer");
+    drop(guard);
+    array.close().unwrap();
+    let reader = reader.join().unwrap().unwrap();
+    assert_eq!(reader.view().iter().filter(|element| **element == 7).count(), 100);
+    drop(reader);
+    assert!(RefcountedArray::<u8, Ix1>::options().backend(place.backend.clone()).open(name.location()).is_err());
+}
