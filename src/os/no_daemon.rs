@@ -1,7 +1,7 @@
 //! Systems where nobody can be waited for who is no child: nothing here works, and those who ask do without.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 

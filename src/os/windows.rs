@@ -182,18 +182,6 @@ pub(crate) fn is_not_a_file(error: &io::Error) -> bool {
     is_one_of(error, &[code::ERROR_DIRECTORY, code::ERROR_DIRECTORY_NOT_SUPPORTED, code::ERROR_CANT_ACCESS_FILE])
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_boot_is_known_and_stays_the_same() {
-        assert_eq!(boot_time(), boot_time());
-        assert!(boot_time().is_some());
-        assert_eq!(boot_id(), boot_id());
-    }
-}
-
 /// Whether an open file is in the very file system that a directory is in; not asked here, where every attachment keeps its
 /// descriptor.
 pub(crate) fn is_in_file_system_of(_file: &File, _directory: &Path) -> bool {
@@ -201,6 +189,7 @@ pub(crate) fn is_in_file_system_of(_file: &File, _directory: &Path) -> bool {
 }
 
 /// Locks nothing: whoever may remove a file can take the stronger lock here.
+#[allow(clippy::unnecessary_wraps)] // other systems can fail
 pub(crate) fn try_lock_whole(_file: &File) -> io::Result<bool> {
     Ok(true)
 }
@@ -213,4 +202,16 @@ pub(crate) fn owns_files_of(_user: u32) -> bool {
 /// Makes a path of text; paths are not bytes here.
 pub(crate) fn path_from(bytes: Vec<u8>) -> Option<std::path::PathBuf> {
     Some(String::from_utf8(bytes).ok()?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_boot_is_known_and_stays_the_same() {
+        assert_eq!(boot_time(), boot_time());
+        assert!(boot_time().is_some());
+        assert_eq!(known_boot_id(), known_boot_id());
+    }
 }

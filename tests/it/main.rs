@@ -3,7 +3,7 @@
 //! | suite | what it holds | where |
 //! |---|---|---|
 //! | `conformance` | the contract | every backend, every platform |
-//! | `sharing` | counted arrays on their way between processes, over channels | every backend, Unix |
+//! | `sharing` | counted arrays on their way between processes, over channels | every backend, Linux |
 //! | `linux` | what only Linux shows: descriptors, permission bits, limits | every backend |
 //! | `interop` | numpy, CloudVolume, Python with our locks | every backend |
 //! | `processes` | children of `process::spawn`, and how they end | every platform |
@@ -32,7 +32,7 @@ mod linux;
 mod manager;
 mod processes;
 mod selection;
-#[cfg(all(unix, feature = "channel"))]
+#[cfg(all(target_os = "linux", feature = "channel"))]
 mod sharing;
 mod support;
 #[cfg(target_os = "linux")]
@@ -49,7 +49,7 @@ fn roles() -> Vec<(&'static str, Role)> {
     let mut roles = conformance::ROLES.concat();
     roles.extend(selection::ROLES);
     roles.extend(processes::ROLES);
-    #[cfg(all(unix, feature = "channel"))]
+    #[cfg(all(target_os = "linux", feature = "channel"))]
     roles.extend(sharing::ROLES.concat());
     #[cfg(target_os = "linux")]
     {
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     let mut trials: Vec<Trial> = places.iter().flat_map(conformance::trials).collect();
     trials.extend(selection::trials());
     trials.extend(processes::trials());
-    #[cfg(all(unix, feature = "channel"))]
+    #[cfg(all(target_os = "linux", feature = "channel"))]
     trials.extend(places.iter().flat_map(sharing::trials));
     #[cfg(target_os = "linux")]
     {

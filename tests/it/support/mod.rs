@@ -48,7 +48,7 @@ impl Place {
     pub const FILLS_HOLES: bool = cfg!(target_os = "linux");
 
     /// In a child: the place of the parent, which has this name.
-    #[cfg(all(unix, feature = "channel"))]
+    #[cfg(all(target_os = "linux", feature = "channel"))]
     pub fn of_parent(name: &'static str) -> Self {
         Self { name, backend: backend_of_child(), emulate: true, _directory: None }
     }
