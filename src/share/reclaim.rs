@@ -18,9 +18,9 @@ const DRAFT_AGE: Duration = Duration::from_secs(60);
 /// What to reclaim.
 ///
 /// ```
-/// use ndarray_shm::{Directory, Reclaim};
+/// use ndarray_shm::{Reclaim, default_backend};
 ///
-/// let found = Reclaim::new().dry_run(true).run(&(Directory::emulated()? as _))?;
+/// let found = Reclaim::new().dry_run(true).run(&default_backend()?)?;
 /// println!("{} arrays could be removed", found.removed.len());
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
