@@ -163,6 +163,8 @@ impl Segment {
         let name = location.as_str();
         lease_counted(&own, name)?;
         let trailer = Trailer::read(&own, name)?;
+        // Its sender does not choose the name it would get: under another one nobody could open it.
+        trailer.refuse_copy(name)?;
         let found = read(&trailer)?;
         let facts = os::facts(&own).map_err(|error| Error::os("look at", name, error))?;
         if !how.sparse && facts.allocated < facts.length {

@@ -275,7 +275,16 @@ fn a_descriptor_of_something_else_is_no_array(place: &Place) {
     assert!(matches!(error, Error::SizeMismatch { expected: 100, found: 80, .. }), "{error}");
     let error = attach(announced(&counted, shorter.file().unwrap()));
     assert!(error.is_not_counted() || error.is_permission_denied(), "{error}");
-    drop((plain, name));
+    // A counted array, but under a name of its sender's choice.
+    let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(meeting.place.directory().join(array.location().unwrap().as_str()));
+    let error = attach(announced(&counted, &file.unwrap()));
+    assert!(matches!(&error, Error::Trailer { reason, .. } if reason.contains("made for the name")), "{error}");
+    assert_eq!(array.refcount(), 1);
+    drop((array, plain, name));
     meeting.is_clean();
 }
 
