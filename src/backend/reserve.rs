@@ -26,6 +26,9 @@ const PRICE_OF_BASE_PAGES: Duration = Duration::from_micros(500);
 /// The share of that price, one in so many, that may be lost before it is known that huge pages are dear today.
 const STAKE: u32 = 10;
 
+/// Waiting counts for one in so many.
+const PATIENCE: u32 = 4;
+
 /// A loss so small that nobody notices.
 const LEAST_STAKE: Duration = Duration::from_millis(2);
 
@@ -48,6 +51,10 @@ const MOST_THREADS: usize = 8;
 ///
 /// There is no room: what was taken goes with the file.
 pub(crate) fn reserve(file: &File, length: u64, pages: Pages) -> io::Result<()> {
+    reserve_with(file, length, pages, threads)
+}
+
+fn reserve_with(file: &File, length: u64, pages: Pages, threads: impl Fn(usize) -> usize) -> io::Result<()> {
     if wants_huge(length, pages) {
         // Without a place to map them there are no huge pages, and that is all.
         if let Ok(Some(windows)) = HugeWindows::of(file, length) {
@@ -91,35 +98,53 @@ struct Work<'a> {
     taken: AtomicUsize,
     given_up: AtomicBool,
     largest_group: usize,
-    began: Instant,
-    /// How much longer than base pages it may take in all; `None`: it may take any time.
+    /// How much more than base pages each thread may cost; `None`: it may take any time.
     stake: Option<Duration>,
     /// What one window would cost on base pages.
     price: Duration,
-    threads: u32,
+}
+
+/// What one thread has done, and since when.
+#[derive(Debug)]
+struct Account {
+    began: Instant,
+    worked_before: Duration,
+    taken: u32,
+}
+
+impl Account {
+    fn open() -> Self {
+        Self { began: Instant::now(), worked_before: os::thread_time(), taken: 0 }
+    }
+
+    /// Where others take the processor away, base pages would not have been ready any sooner; where the kernel waits
+    /// for memory, they may.
+    fn cost(&self) -> Duration {
+        os::thread_time().saturating_sub(self.worked_before).max(self.began.elapsed() / PATIENCE)
+    }
 }
 
 impl<'a> Work<'a> {
     fn new(windows: &'a HugeWindows<'a>, thrifty: bool, threads: usize) -> Self {
         let times = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let price = PRICE_OF_BASE_PAGES.saturating_mul(u32::try_from(windows.size() >> 20).unwrap_or(u32::MAX));
-        let stake = (price.saturating_mul(times(windows.count())) / STAKE).max(LEAST_STAKE);
+        let share = windows.count().div_ceil(threads.max(1));
+        let stake = (price.saturating_mul(times(share)) / STAKE).max(LEAST_STAKE);
         Self {
             windows,
             next: AtomicUsize::new(0),
             taken: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
-            largest_group: windows.count().div_ceil(threads).clamp(1, LARGEST_GROUP),
-            began: Instant::now(),
+            largest_group: share.clamp(1, LARGEST_GROUP),
             stake: thrifty.then_some(stake),
             price,
-            threads: times(threads),
         }
     }
 
     fn run(&self) {
+        let mut account = Account::open();
         while let Some(group) = self.next_group() {
-            if !self.take_group(group) {
+            if !(self.take_group(group, &mut account) && self.pays(&account)) {
                 self.given_up.store(true, Ordering::Relaxed);
             }
         }
@@ -127,7 +152,7 @@ impl<'a> Work<'a> {
 
     /// The first groups are small: little is lost if there are no huge pages, or if they are dear.
     fn next_group(&self) -> Option<Range<usize>> {
-        if self.given_up.load(Ordering::Relaxed) || !self.pays() {
+        if self.given_up.load(Ordering::Relaxed) {
             return None;
         }
         let size = self.taken.load(Ordering::Relaxed).max(FIRST_GROUP).min(self.largest_group);
@@ -136,37 +161,116 @@ impl<'a> Work<'a> {
         (start < end).then_some(start..end)
     }
 
-    /// Whether what was had so far did not take much longer than base pages would have.
-    fn pays(&self) -> bool {
-        let Some(stake) = self.stake else { return true };
-        let taken = u32::try_from(self.taken.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
-        // Threads that share the work would have shared the cost of filling base pages, too.
-        self.began.elapsed() <= stake + self.price.saturating_mul(taken) / self.threads
+    /// Whether what a thread got so far did not cost much more than base pages would have.
+    fn pays(&self, account: &Account) -> bool {
+        self.stake.is_none_or(|stake| account.cost() <= stake + self.price.saturating_mul(account.taken))
+    }
+
+    fn note(&self, taken: usize, account: &mut Account) {
+        self.taken.fetch_add(taken, Ordering::Relaxed);
+        account.taken = account.taken.saturating_add(u32::try_from(taken).unwrap_or(u32::MAX));
     }
 
     /// Says whether to go on with others.
-    fn take_group(&self, group: Range<usize>) -> bool {
+    fn take_group(&self, group: Range<usize>, account: &mut Account) -> bool {
         if self.windows.prepare(group.clone()).is_err() {
             return false; // no room: the reservation will say it
         }
         if self.windows.collapse(group.clone()).is_ok() {
-            self.taken.fetch_add(group.len(), Ordering::Relaxed);
+            self.note(group.len(), account);
             return true;
         }
         for window in group {
             match self.windows.collapse(window..window + 1) {
-                Ok(()) => _ = self.taken.fetch_add(1, Ordering::Relaxed),
+                Ok(()) => self.note(1, account),
                 // Refused before there was any: it always will be.
                 Err(error)
                     if error.kind() == io::ErrorKind::InvalidInput && self.taken.load(Ordering::Relaxed) == 0 =>
                 {
                     return false;
                 }
-                // Memory is in pieces, or a page was busy: this window is not the next.
-                Err(_) if self.pays() => {}
+                // Memory is in pieces, or a page was busy: this window stays on base pages.
+                Err(_) if self.pays(account) => {}
                 Err(_) => return false,
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::backend::{Backend, Directory};
+
+    const SMALL: &str = "NDSHM_TEST_SMALL";
+    const MIB: u64 = 1 << 20;
+
+    /// Runs the test again, alone, where a directory has 16 MiB; `false` where this user cannot mount anything.
+    fn again_with_little_room(test: &str) -> bool {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let script =
+            "mount -t tmpfs -o size=16m none \"$NDSHM_TEST_SMALL\" && echo mounted && exec \"$0\" --exact \"$1\"";
+        let run = |user: &[&str]| {
+            let mut command = Command::new("unshare");
+            command.args(user).args(["-m", "--propagation", "private", "sh", "-c", script]);
+            command.arg(std::env::current_exe().expect("this program")).arg(test).env(SMALL, directory.path());
+            command.output().ok().map(|output| (String::from_utf8_lossy(&output.stdout).into_owned(), output.status))
+        };
+        let mounted =
+            [&[][..], &["-U", "-r"]].into_iter().filter_map(run).find(|(text, _)| text.starts_with("mounted"));
+        let Some((printed, status)) = mounted else {
+            println!("NOT RUN: {test}: private mounts cannot be had");
+            return false;
+        };
+        assert!(status.success() && printed.contains("1 passed"), "{status}: {printed}");
+        true
+    }
+
+    #[test]
+    fn with_any_number_of_threads_a_full_file_system_is_an_error_that_leaves_nothing() {
+        let Some(small) = std::env::var_os(SMALL) else {
+            again_with_little_room(concat!(
+                "backend::reserve::tests::",
+                "with_any_number_of_threads_a_full_file_system_is_an_error_that_leaves_nothing"
+            ));
+            return;
+        };
+        let directory = Directory::new("small", small);
+        let new = || os::create_nameless(directory.directory(), 0o600).expect("a file");
+        let room = || directory.available().expect("an answer");
+        let all = room();
+        assert_eq!(all, 16 * MIB);
+        for (pages, threads) in [1, 2, 4, 7].into_iter().flat_map(|n| [(Pages::Huge, n), (Pages::Auto, n)]) {
+            let reserve = |file: &File, length| reserve_with(file, length, pages, |_| threads);
+            for length in [16 * MIB + 1, 18 * MIB, 64 * MIB] {
+                let error = reserve(&new(), length).expect_err("more than there is");
+                assert!(os::is_out_of_room(&error), "{error}");
+                assert_eq!(room(), all, "{pages:?} {threads} {length}");
+            }
+            let other = new();
+            os::reserve(&other, 3 * MIB, true).expect("room");
+            assert!(os::is_out_of_room(&reserve(&new(), 13 * MIB + 1).expect_err("more than is left")));
+            let file = new();
+            reserve(&file, 13 * MIB).expect("what is left");
+            assert_eq!((os::facts(&file).expect("facts").allocated, room()), (13 * MIB, 0));
+            // Every byte can be written, and none of them takes more.
+            os::write_all_at(&file, &vec![1; 13 << 20], 0).expect("room");
+            drop((file, other));
+            assert_eq!(room(), all);
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_there_stay() {
+        let Ok(file) = os::create_sealable() else { return };
+        let bytes: Vec<u8> = (0..7_u32 << 20).map(|i| (i % 251) as u8).collect();
+        os::write_all_at(&file, &bytes, 0).expect("a write");
+        reserve_with(&file, 9 * MIB, Pages::Huge, |_| 3).expect("memory");
+        let mut found = vec![1; 9 << 20];
+        os::read_exact_at(&file, &mut found, 0).expect("the bytes");
+        assert!(found[..bytes.len()] == bytes && found[bytes.len()..].iter().all(|byte| *byte == 0));
     }
 }

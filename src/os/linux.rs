@@ -165,6 +165,12 @@ pub(crate) fn since_boot() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// Returns how long this thread was run so far. Time in which it waited, for its turn too, does not count.
+pub(crate) fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
 /// Returns the identity of this boot, where it is told: what was in memory before another one is gone.
 pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
     static BOOT: OnceLock<Option<[u8; 16]>> = OnceLock::new();

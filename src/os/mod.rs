@@ -16,6 +16,7 @@
 //! | `reserve` | takes the room now, of a new file before it has its length: afterwards no access fails for want of room |
 //! | `Mapping` | bytes of a file in memory, where huge pages fit; how many of them are on huge pages |
 //! | `HugeWindows` | the parts of a file that could each be a huge page, and can be put onto one |
+//! | `thread_time` | how long this thread was run, waiting not counted |
 //! | `available`, `available_memory` | how much `reserve` could take in a directory or in memory, and which limit is the nearest |
 //! | `try_lock`, `lock`, `unlock`, `is_locked` | byte-range locks that belong to the open file description |
 //! | `unlink`, `sweep` | take a name away while others use the file; remove what could not be removed then |
@@ -50,31 +51,31 @@ cfg_if::cfg_if! {
         mod room;
         pub(crate) use linux::*;
     } else if #[cfg(unix)] {
+        mod base_pages;
         #[path = "no_daemon.rs"]
         pub(crate) mod daemon;
         mod fill;
         mod look;
-        mod plain_mapping;
         mod posix;
         mod unix;
-        pub(crate) use plain_mapping::{HugeWindows, Mapping};
+        pub(crate) use base_pages::{HugeWindows, Mapping, thread_time};
         pub(crate) use unix::*;
     } else if #[cfg(windows)] {
+        mod base_pages;
         #[path = "no_daemon.rs"]
         pub(crate) mod daemon;
         mod fill;
         mod look;
-        mod plain_mapping;
         mod windows;
-        pub(crate) use plain_mapping::{HugeWindows, Mapping};
+        pub(crate) use base_pages::{HugeWindows, Mapping, thread_time};
         pub(crate) use windows::*;
     } else {
+        mod base_pages;
         #[path = "no_daemon.rs"]
         pub(crate) mod daemon;
         mod look;
-        mod plain_mapping;
         mod stub;
-        pub(crate) use plain_mapping::{HugeWindows, Mapping};
+        pub(crate) use base_pages::{HugeWindows, Mapping, thread_time};
         pub(crate) use stub::*;
     }
 }

@@ -54,7 +54,7 @@ fn files_longer_than_the_process_may_make_are_an_error(place: &Place) {
     child.finish();
 }
 
-fn assert_no_space(error: &Error, wanted: usize, at_most: usize) {
+pub fn assert_no_space(error: &Error, wanted: usize, at_most: usize) {
     match error {
         Error::NoSpace { needed, available, .. } => {
             assert_eq!(*needed, wanted as u64);
@@ -64,12 +64,12 @@ fn assert_no_space(error: &Error, wanted: usize, at_most: usize) {
     }
 }
 
-fn files() -> usize {
+pub fn files() -> usize {
     default_backend().unwrap().list().unwrap().len()
 }
 
 /// Mounts a small file system where the backend's files are.
-fn small(place: &Place, options: &str) -> String {
+pub fn small(place: &Place, options: &str) -> String {
     format!("mount -t tmpfs -o mode=0700,{options} none '{}'", place.directory().display())
 }
 
