@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use ndarray_shm::{Backend, Directory, EntryKind, Error, default_backend};
+use ndarray_shm::{Backend, Directory, EntryKind, Error, SealableDraft, default_backend};
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
@@ -24,6 +24,9 @@ const USUAL_MAPPINGS: u64 = 65_530;
 const FEW_DESCRIPTORS: u64 = 1024;
 /// With fewer than this, workers, guards and claims run out.
 const TOO_FEW_DESCRIPTORS: u64 = 32;
+
+/// An array that gets huge pages if there are any.
+const LARGE: usize = 4 << 20;
 
 /// Characters in a line of text, beside the margin.
 const TEXT_WIDTH: usize = 90;
@@ -150,6 +153,7 @@ fn examine() -> Vec<Check> {
     descriptors_kept |= emulated(default_name == "emulated", &mut checks);
     checks.push(descriptors(descriptors_kept));
     checks.push(mappings());
+    checks.push(huge_pages());
     checks.push(remove_ipc(default_name == "shm"));
     checks.push(manager());
     checks.push(leftovers());
@@ -354,6 +358,22 @@ fn mappings() -> Check {
         ),
         Some(limit) => Check::ok(name, format!("{limit} mappings for each process (vm.max_map_count)")),
         None => Check::ok(name, "this platform does not say"),
+    }
+}
+
+/// Whether large arrays in shared memory are on huge pages: asked with one that has no name.
+fn huge_pages() -> Check {
+    let name = "huge-pages";
+    match SealableDraft::<u8, _>::new(LARGE).and_then(|draft| draft.pages()) {
+        Ok(pages) if pages.huge > 0 => Check::ok(name, "large arrays in shared memory are on huge pages"),
+        Ok(_) => Check::warning(
+            name,
+            "the kernel makes no huge pages of shared memory: large arrays take several times as long to make and to read",
+            "huge pages need Linux 6.1, and `shmem_enabled` in /sys/kernel/mm/transparent_hugepage not set to `deny`; if \
+             both are right, free memory may be in pieces: `echo 1 > /proc/sys/vm/compact_memory`",
+        ),
+        Err(Error::Unsupported { .. }) => Check::ok(name, "this platform lets nobody choose pages"),
+        Err(error) => Check::warning(name, format!("cannot be tried: {error}"), "see the other lines"),
     }
 }
 

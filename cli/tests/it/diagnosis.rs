@@ -27,6 +27,7 @@ fn every_check_has_a_state_and_the_exit_code_follows() {
         "emulated-drafts",
         "open-files",
         "mappings",
+        "huge-pages",
         "log-out",
         "manager",
         "leftovers",

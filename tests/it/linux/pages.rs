@@ -172,10 +172,10 @@ fn no_huge_pages(arguments: &[String]) {
     assert_eq!(answer, 0);
     for pages in [Pages::Auto, Pages::Huge] {
         let array = SharedArray::<u8, Ix1>::options().pages(pages).create(arguments[0].as_str(), LENGTH).unwrap();
+        assert!(!array.is_sparse().unwrap());
         array.write().unwrap().fill(1);
         let asked = array.pages().unwrap();
         assert_eq!((asked.huge, asked.base), (0, LENGTH as u64));
-        assert!(!array.is_sparse().unwrap());
         array.unlink().unwrap();
     }
     say("alive");
