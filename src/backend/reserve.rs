@@ -32,11 +32,15 @@ const PATIENCE: u32 = 4;
 /// A loss so small that nobody notices.
 const LEAST_STAKE: Duration = Duration::from_millis(2);
 
-/// Windows in a call. Every call waits for all processors once, so one for each window takes a third longer.
+/// Windows in a call. Every call waits for all processors once: one for each window takes a third longer, on a busy machine
+/// several times as long.
 const LARGEST_GROUP: usize = 32;
 
 /// Windows in the first call, which finds out whether there are huge pages at all.
 const FIRST_GROUP: usize = 2;
+
+/// Each call is for so many times as many windows as there are already.
+const GROWTH: usize = 4;
 
 /// Each thread has so many windows to do, or it takes longer to start than it helps.
 const WINDOWS_PER_THREAD: usize = 16;
@@ -155,7 +159,7 @@ impl<'a> Work<'a> {
         if self.given_up.load(Ordering::Relaxed) {
             return None;
         }
-        let size = self.taken.load(Ordering::Relaxed).max(FIRST_GROUP).min(self.largest_group);
+        let size = (self.taken.load(Ordering::Relaxed) * GROWTH).max(FIRST_GROUP).min(self.largest_group);
         let start = self.next.fetch_add(size, Ordering::Relaxed);
         let end = start.saturating_add(size).min(self.windows.count());
         (start < end).then_some(start..end)
