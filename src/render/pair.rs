@@ -15,6 +15,7 @@ use crate::backend::{Access, Backend, Companion, DraftOptions, Location, Publish
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, FileId};
+use crate::pool::Pool;
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment};
 
 /// Payload and ledger of one buffer, attached.
@@ -24,6 +25,16 @@ pub(super) struct Pair {
     /// The payload's reserved name.
     pub(super) partial: Home,
     pub(super) ledger: LedgerSegment,
+}
+
+/// How a buffer is begun, if it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Making<'a> {
+    pub(super) draft: DraftOptions,
+    /// The finished array may take the name of one that exists.
+    pub(super) replace: bool,
+    /// Where the payload's memory comes from.
+    pub(super) pool: Option<&'a Pool>,
 }
 
 /// What stands at a buffer's reserved names.
@@ -57,20 +68,14 @@ impl Pair {
     /// # Errors
     ///
     /// `Mismatch` if another work is being painted under the name; `AlreadyExists` if an array has it, unless `replace`.
-    pub(super) fn open_or_create(
-        home: &Home,
-        work: &Work,
-        bytes: u64,
-        how: DraftOptions,
-        replace: bool,
-    ) -> Result<Self> {
+    pub(super) fn open_or_create(home: &Home, work: &Work, bytes: u64, how: &Making<'_>) -> Result<Self> {
         let mut backoff = Backoff::endless();
         loop {
             let found = Self::find(home)?;
             if let Found::Pair(pair) = &found {
                 work.require(&pair.ledger.record().work, &home.location)?;
             }
-            if replace {
+            if how.replace {
                 refuse_irreplaceable(home)?;
             } else {
                 home.refuse_taken()?;
@@ -78,7 +83,7 @@ impl Pair {
             match found {
                 Found::Pair(pair) => return Ok(*pair),
                 Found::Nothing => {
-                    if let Some(pair) = Self::create(home, work, bytes, how, replace)? {
+                    if let Some(pair) = Self::create(home, work, bytes, how)? {
                         return Ok(pair);
                     }
                 }
@@ -90,13 +95,17 @@ impl Pair {
     }
 
     /// `Ok(None)`: somebody else was quicker.
-    fn create(home: &Home, work: &Work, bytes: u64, how: DraftOptions, replace: bool) -> Result<Option<Self>> {
+    fn create(home: &Home, work: &Work, bytes: u64, making: &Making<'_>) -> Result<Option<Self>> {
+        let Making { draft: how, replace, pool } = *making;
         let backend = &home.backend;
         let partial = companion(home, Companion::Partial)?;
         let ledger_home = companion(home, Companion::Ledger)?;
         // Room is taken only by the one that wins the name, or a crowd of beginners would fill the memory.
         let unreserved = DraftOptions { sparse: true, ..how };
-        let mut payload = DraftSegment::new(Arc::clone(backend), bytes, unreserved)?;
+        let mut payload = match pool {
+            Some(pool) => pool.lend(bytes, unreserved)?.0,
+            None => DraftSegment::new(Arc::clone(backend), bytes, unreserved)?,
+        };
         let record = Record { work: work.clone(), payload: payload.segment().id(), boot: os::boot_id() };
         let ledger = LedgerSegment::draft(backend, &record, DraftOptions { sparse: false, ..how })?;
         let ledger = match ledger.publish(&ledger_home.location, Publish::New, false) {
@@ -112,7 +121,11 @@ impl Pair {
             }
             // A payload that is there has no ledger, so it is nobody's; it may have the room that is needed.
             remove(&**backend, &partial.location)?;
-            if how.sparse { Ok(()) } else { payload.reserve() }
+            match pool {
+                _ if how.sparse => Ok(()),
+                Some(pool) => pool.making_room(|| payload.reserve()),
+                None => payload.reserve(),
+            }
         };
         if let Err(error) = make() {
             let _the_first_error_counts = ledger.unlink();
