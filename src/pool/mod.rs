@@ -304,6 +304,11 @@ impl Pool {
         stats.unwrap_or_default()
     }
 
+    /// Returns the permission bits of its files.
+    pub(crate) fn permissions(&self) -> u32 {
+        self.shared.draft.permissions
+    }
+
     /// Hands out memory for so many bytes, and whether it was used before. What is new is made with these options.
     pub(crate) fn lend(&self, bytes: u64, options: DraftOptions) -> Result<(DraftSegment, bool)> {
         let take = |state: &mut State| (state.tidy(self.shared.limits), state.shelf.take(bytes));
@@ -337,7 +342,7 @@ impl Pool {
     }
 
     /// Keeps memory that has no name.
-    fn keep(&self, mut memory: DraftSegment) {
+    pub(crate) fn keep(&self, mut memory: DraftSegment) {
         if !self.is_mine() {
             return; // the parent has it
         }

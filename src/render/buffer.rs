@@ -65,13 +65,14 @@ impl RenderOptions {
         self
     }
 
-    /// Paints into memory of this pool, in its backend, if this process is the one that begins the buffer.
+    /// Paints into memory of this pool, in its backend and with its permissions, if this process is the one that begins the buffer.
     ///
     /// **Chunks begin with whatever was there.** The buffer and the finished array cost one descriptor more. The memory comes back
     /// when the array is [put](Pool::put) into the pool, or was [adopted](Pool::adopt) by it and is dropped; otherwise the array is
     /// like any other.
     pub fn pool(mut self, pool: &Pool) -> Self {
         self.backend = Some(Arc::clone(pool.backend()));
+        self.draft.permissions = pool.permissions();
         self.pool = Some(pool.clone());
         self
     }
@@ -126,9 +127,8 @@ impl RenderOptions {
             fingerprint: fingerprint.to_owned(),
         };
         work.check()?;
-        if let Some(pool) = self.pool.as_ref().filter(|pool| pool.backend().directory() != home.backend.directory()) {
-            let value = pool.backend().directory().display().to_string();
-            return Err(Error::InvalidSetting { setting: "the pool's directory", value, expected: "that of the buffer" });
+        if let Some(pool) = &self.pool {
+            require_same(pool, &home, self.draft.permissions)?;
         }
         let how = Making { draft: self.draft, replace: self.replace, pool: self.pool.as_ref() };
         let pair = Pair::open_or_create(&home, &work, layout.bytes::<T>(), &how)
@@ -164,6 +164,18 @@ impl RenderOptions {
         let layout = Layout::new::<T>(dim.set_f(work.order == Order::F), home.location.as_str())?;
         Ok(RenderBuffer::of(pair, home, layout, grid, self.replace))
     }
+}
+
+/// Refuses memory that lives elsewhere than the buffer is to, or that others may open than its users.
+fn require_same(pool: &Pool, home: &Home, permissions: u32) -> Result<()> {
+    let (setting, value) = if pool.backend().directory() != home.backend.directory() {
+        ("the pool's directory", pool.backend().directory().display().to_string())
+    } else if pool.permissions() != permissions {
+        ("the permissions of the pool", format!("{:o}", pool.permissions()))
+    } else {
+        return Ok(());
+    };
+    Err(Error::InvalidSetting { setting, value, expected: "that of the buffer" })
 }
 
 /// Turns lengths into a dimension, if there are so many and the type has so many axes.

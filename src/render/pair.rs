@@ -102,15 +102,21 @@ impl Pair {
         let ledger_home = companion(home, Companion::Ledger)?;
         // Room is taken only by the one that wins the name, or a crowd of beginners would fill the memory.
         let unreserved = DraftOptions { sparse: true, ..how };
-        let mut payload = match pool {
-            Some(pool) => pool.lend(bytes, unreserved)?.0,
-            None => DraftSegment::new(Arc::clone(backend), bytes, unreserved)?,
+        let (mut payload, is_recycled) = match pool {
+            Some(pool) => pool.lend(bytes, unreserved)?,
+            None => (DraftSegment::new(Arc::clone(backend), bytes, unreserved)?, false),
         };
         let record = Record { work: work.clone(), payload: payload.segment().id(), boot: os::boot_id() };
         let ledger = LedgerSegment::draft(backend, &record, DraftOptions { sparse: false, ..how })?;
         let ledger = match ledger.publish(&ledger_home.location, Publish::New, false) {
             Ok(segment) => LedgerSegment::of(segment, ledger_home, record)?,
-            Err((Error::AlreadyExists { .. }, _)) => return Ok(None),
+            Err((Error::AlreadyExists { .. }, _)) => {
+                // What is new has no room yet, and is of no use to the pool.
+                if let (Some(pool), true) = (pool, is_recycled) {
+                    pool.keep(payload);
+                }
+                return Ok(None);
+            }
             Err((error, _)) => return Err(error),
         };
         // From here on the buffer is ours, unless somebody discards it.

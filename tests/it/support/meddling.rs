@@ -50,6 +50,10 @@ unsafe impl Backend for Meddling {
         (self.before)("rename", Some(from))?;
         self.inner.rename(from, to, id, mode)
     }
+    /// Not meddled with: it stands for looking at an open file, which is no operation.
+    fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
+        self.inner.leads_to(at, id)
+    }
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
         (self.before)("unlink", Some(at))?;
         self.inner.unlink(at, id)
