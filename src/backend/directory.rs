@@ -404,7 +404,9 @@ unsafe impl Backend for Directory {
     fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
         match os::facts_at(&self.path_of(at)) {
             Ok(facts) => Ok(facts.id == id),
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Ok(false),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+                Ok(false)
+            }
             Err(error) => Err(self.explain_at("look at", at, error)),
         }
     }

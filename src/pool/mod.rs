@@ -19,7 +19,7 @@ use crate::array::{Draft, Element, NAMELESS, SharedArray};
 use crate::backend::{Backend, DraftOptions, default_backend};
 use crate::error::{Error, IntoError, Result};
 use crate::os;
-use crate::segment::{DraftSegment, Recycled, can_recycle, recycle};
+use crate::segment::{DraftSegment, can_recycle, recycle};
 
 /// How long taking a name away waits for others who are at it, if it is asked for, and if an array is merely dropped.
 const PUT_WAIT: Duration = Duration::from_secs(10);
@@ -243,7 +243,10 @@ impl Pool {
     /// # Errors
     ///
     /// As [`take`](Self::take).
-    pub fn take_zeroed<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<PooledDraft<T, D>> {
+    pub fn take_zeroed<T: Element, D: Dimension>(
+        &self,
+        shape: impl ShapeBuilder<Dim = D>,
+    ) -> Result<PooledDraft<T, D>> {
         let mut draft = self.take::<T, D>(shape)?;
         if draft.is_recycled() {
             draft.view_mut().fill(T::zeroed());
@@ -366,8 +369,8 @@ impl Pool {
     ) -> Result<(), IntoError<SharedArray<T, D>>> {
         let (segment, home, layout) = array.into_parts();
         match recycle(segment, &home, self.shared.draft, limit) {
-            Ok(Recycled::Draft(memory)) => self.keep(memory),
-            Ok(Recycled::Gone) => {
+            Ok(Some(memory)) => self.keep(memory),
+            Ok(None) => {
                 self.with_state(|state| state.dropped += 1);
             }
             Err((error, segment)) => return Err(IntoError::new(error, SharedArray::of(segment, home, layout))),

@@ -27,7 +27,7 @@ use self::footer::{FOOTER, Kind, RawFooter};
 pub(crate) use self::home::Home;
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{fill_holes, map, map_length};
-pub(crate) use self::recycle::{Recycled, is_possible as can_recycle, recycle};
+pub(crate) use self::recycle::{is_possible as can_recycle, recycle};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, DraftFile, Location};
 use crate::backoff::Backoff;

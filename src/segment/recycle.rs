@@ -26,22 +26,15 @@ const NAMELESS: &str = "(recycled memory)";
 /// How often a hidden name is made up that somebody has.
 const TRIES: u32 = 1000;
 
-/// What became of a segment whose name was to be taken away.
-#[derive(Debug)]
-pub(crate) enum Recycled {
-    /// It has a hidden name now; others may still be attached.
-    Draft(DraftSegment),
-    /// It had lost its name before, or the memory cannot be used again: it goes with the last that is attached.
-    Gone,
-}
-
 /// Whether memory that had a name can be used again here. Where a lock cannot be changed from one kind to the other in one
 /// step, nobody can know that he is alone.
 pub(crate) fn is_possible() -> bool {
     os::LOCKS_CONVERT
 }
 
-/// Takes the name of a plain segment away, waiting no longer than this for others who are at it, and keeps its memory.
+/// Takes the name of a plain segment away, waiting no longer than this for others who are at it, and keeps its memory, to which
+/// others may still be attached. `Ok(None)`: it had lost its name before, or the memory cannot be used again; it goes with the
+/// last that is attached.
 ///
 /// `options` are those that a new draft in its place would have; they must be the segment's own.
 #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
@@ -50,22 +43,22 @@ pub(crate) fn recycle(
     home: &Home,
     options: DraftOptions,
     limit: Duration,
-) -> Result<Recycled, (Error, Segment)> {
+) -> Result<Option<DraftSegment>, (Error, Segment)> {
     if !is_possible() {
         return match home.backend.unlink_within(&home.location, Some(segment.id), limit) {
-            Ok(_) => Ok(Recycled::Gone),
+            Ok(_) => Ok(None),
             Err(error) => Err((error, segment)),
         };
     }
     let own = match own_description(&segment, home) {
         Ok(own) => own,
-        Err(Error::Unlinked { .. }) => return Ok(Recycled::Gone),
+        Err(Error::Unlinked { .. }) => return Ok(None),
         Err(error) => return Err((error, segment)),
     };
     let hidden = own.check(&segment, home, options).and_then(|()| hide(segment.id, home, limit));
     match hidden {
-        Ok(path) => Ok(own.into_draft(segment, path, home, options).map_or(Recycled::Gone, Recycled::Draft)),
-        Err(Error::NotFound { .. }) => Ok(Recycled::Gone),
+        Ok(path) => Ok(own.into_draft(segment, path, home, options)),
+        Err(Error::NotFound { .. }) => Ok(None),
         Err(error) => Err((error, segment)),
     }
 }
@@ -124,7 +117,13 @@ impl Own {
     }
 
     /// Makes a draft of what has a hidden name by now; where that fails, the name goes too.
-    fn into_draft(self, mut segment: Segment, path: PathBuf, home: &Home, options: DraftOptions) -> Option<DraftSegment> {
+    fn into_draft(
+        self,
+        mut segment: Segment,
+        path: PathBuf,
+        home: &Home,
+        options: DraftOptions,
+    ) -> Option<DraftSegment> {
         let file = DraftFile::hidden(self.file, path);
         let facts = os::facts(file.file()).ok()?;
         if facts.links != 1 {
