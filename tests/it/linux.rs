@@ -3,6 +3,7 @@
 mod counted;
 mod descriptors;
 mod limits;
+mod pool;
 mod rights;
 pub mod sandbox;
 mod shared;
@@ -13,11 +14,11 @@ use crate::support::Place;
 use crate::support::child::Role;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    [counted::trials, descriptors::trials, limits::trials, rights::trials, shared::trials]
+    [counted::trials, descriptors::trials, limits::trials, pool::trials, rights::trials, shared::trials]
         .into_iter()
         .flat_map(|trials| trials(place))
         .collect()
 }
 
 pub const ROLES: &[&[(&str, Role)]] =
-    &[counted::ROLES, descriptors::ROLES, limits::ROLES, rights::ROLES, shared::ROLES];
+    &[counted::ROLES, descriptors::ROLES, limits::ROLES, pool::ROLES, rights::ROLES, shared::ROLES];
