@@ -11,10 +11,11 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::ledger::{LedgerFile, LedgerSegment, Record, Work};
+use crate::backend::lock_space::LEASE;
 use crate::backend::{Access, Backend, Companion, DraftOptions, Location, Publish};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::os::{self, FileId};
+use crate::os::{self, FileId, LockKind};
 use crate::pool::Pool;
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment};
 
@@ -210,6 +211,10 @@ pub(super) fn discard(backend: &dyn Backend, location: &Location) -> Result<bool
     // The payload is opened before the ledger goes, so that it is not the one of somebody who begins in between.
     let partial = location.companion(Companion::Partial)?;
     let payload = pin(backend, &partial)?;
+    if let Some((file, _)) = &payload {
+        // Leased, it is nobody's to use again: a pool could make it the payload of a buffer that somebody begins in between.
+        os::try_lock(file, LockKind::Shared, LEASE).map_err(|error| Error::os("lease", &partial, error))?;
+    }
     let ledger = remove(backend, &location.companion(Companion::Ledger)?)?;
     let payload = match payload {
         Some((_pinned, id)) => backend.unlink(&partial, Some(id))?,
