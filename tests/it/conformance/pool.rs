@@ -8,7 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, ShapeBuilder};
 use ndarray_shm::{
-    Error, NextClaim, Order, Pool, PoolOptions, PooledArray, RenderOptions, SharedArray, SharingStrategy,
+    Error, Location, NextClaim, Order, Pool, PoolOptions, PooledArray, RenderOptions, SharedArray, SharingStrategy,
+    render,
 };
 
 use super::holder::variant;
@@ -44,6 +45,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             threads_share_a_pool,
             a_buffer_is_painted_into_the_memory_of_the_last,
             a_painter_in_another_process_keeps_the_memory,
+            a_buffer_begun_anew_in_the_same_memory_is_not_discarded_for_the_old_one,
             a_thousand_rounds_leave_nothing,
             a_killed_owner_leaves_hidden_files_that_are_reclaimed,
         ],
@@ -687,6 +689,33 @@ fn a_painter_in_another_process_keeps_the_memory(place: &Place) {
     assert_eq!(ask(&mut child, "leave"), "left");
     assert_eq!(counts(&pool), (one(), 0, 0));
     assert_eq!(pool.take::<u32, _>((60, 50)).unwrap().view()[[9, 9]], expected(4));
+}
+
+fn a_buffer_begun_anew_in_the_same_memory_is_not_discarded_for_the_old_one(place: &Place) {
+    let name = place.location("anew");
+    let pool = pool(place);
+    let begin = |pool: &Pool, name: &Location| {
+        RenderOptions::new().pool(pool).create::<u32, Ix2>(name.clone(), (60, 50), (60, 50), "anew").unwrap()
+    };
+    let (old, anew) = (begin(&pool, name.location()), Arc::new(Mutex::new(None)));
+    // What its owner does while somebody else is about to discard it: finish it, give it back, begin again.
+    let (old, made) = (Mutex::new(Some(old)), Arc::clone(&anew));
+    let (owners, location) = (pool.clone(), name.location().clone());
+    let backend = place.meddling(move |operation, at| {
+        if operation == "unlink" && at.is_some_and(|at| at.as_str().starts_with(".ndshm-part-")) {
+            if let Some(old) = old.lock().unwrap().take() {
+                let NextClaim::Chunk(chunk) = old.claim_next().unwrap() else { panic!("it is free") };
+                chunk.commit().unwrap();
+                owners.put(old.finish().unwrap()).unwrap();
+                *made.lock().unwrap() = Some(begin(&owners, &location));
+            }
+        }
+        Ok(())
+    });
+    render::discard(&*backend, name.location()).unwrap();
+    let anew = anew.lock().unwrap().take().expect("the payload was about to be unlinked");
+    assert!(matches!(anew.claim_next().unwrap(), NextClaim::Chunk(_)), "another's buffer was discarded");
+    anew.discard().unwrap();
 }
 
 /// How many mappings of files in the directory this process has, where that can be known.
