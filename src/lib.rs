@@ -23,6 +23,7 @@
 //! | share an array under a name | [`SharedArray`], with [`read`](SharedArray::read) and [`write`](SharedArray::write) guards |
 //! | fill it before anyone can see it | [`SharedArray::create_with`], or [`Draft`] |
 //! | read or write for long, without a descriptor | [`ArrayReader`], [`ArrayWriter`] |
+//! | fill one array after the other, without paying for new memory each time | [`Pool`] |
 //! | let many workers paint it at once, and survive their deaths | [`RenderBuffer`] |
 //! | share an array that goes with its last user, and describes itself | [`RefcountedArray`] |
 //! | hand it to another process | [`Handle`]; `Channel`, with the feature `channel` |
@@ -71,6 +72,7 @@ mod backoff;
 mod error;
 pub mod manager;
 mod os;
+mod pool;
 pub mod process;
 mod random;
 pub mod render;
@@ -99,6 +101,7 @@ pub use crate::error::{Error, IntoError, Result};
 pub use crate::os::FileId;
 #[cfg(feature = "channel")]
 pub use crate::os::{Peer, Socket};
+pub use crate::pool::{Pool, PoolAmount, PoolOptions, PoolStats, PooledArray, PooledDraft};
 pub use crate::render::{
     ChunkClaim, ChunkGrid, ChunkGuard, Claim, Ledger, NextClaim, RenderBuffer, RenderOptions, RenderProgress,
 };

@@ -90,7 +90,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     /// Looks at the elements.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
-        // SAFETY: no other process can reach a file without a name, and in this one the borrow of `self` keeps writers out.
+        // SAFETY: no other process can reach a file without a name, nor one that was recycled, whose locks keep everybody away
+        // (segment/recycle.rs); in this one the borrow of `self` keeps writers out.
         unsafe { view::shared(self.memory.segment(), &self.layout) }
     }
 
@@ -98,7 +99,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     #[allow(unsafe_code)]
     #[allow(clippy::missing_panics_doc)] // a draft is never mapped read-only
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
-        // SAFETY: no other process can reach a file without a name, and in this one `&mut self` keeps everyone else out.
+        // SAFETY: no other process can reach a file without a name, nor one that was recycled, whose locks keep everybody away
+        // (segment/recycle.rs); in this one `&mut self` keeps everyone else out.
         let view = unsafe { view::exclusive(self.memory.segment(), &self.layout) };
         view.expect("a draft is mapped for writing")
     }
@@ -130,6 +132,10 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     /// Returns where it will have its name.
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
         Arc::clone(self.memory.backend())
+    }
+
+    pub(crate) fn layout(&self) -> &Layout<D> {
+        &self.layout
     }
 
     /// Takes it apart: memory, layout, and whether the descriptor is to be kept.

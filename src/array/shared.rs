@@ -150,6 +150,17 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         self.segment
     }
 
+    /// Takes it apart: memory, name, layout.
+    pub(crate) fn into_parts(self) -> (Segment, Home, Layout<D>) {
+        (self.segment, self.home, self.layout)
+    }
+
+    /// Closes the descriptor that would be needed to use the memory again, if it is needed for nothing else.
+    pub(crate) fn without_recycling(mut self) -> Self {
+        self.segment.forget_recycling(&*self.home.backend);
+        self
+    }
+
     pub(crate) fn home(&self) -> &Home {
         &self.home
     }

@@ -377,7 +377,11 @@ unsafe impl Backend for Directory {
     }
 
     fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()> {
-        let _held = match self.hold_name(from, NAME_WAIT)? {
+        self.rename_within(from, to, id, mode, NAME_WAIT)
+    }
+
+    fn rename_within(&self, from: &Location, to: &Location, id: FileId, mode: Publish, limit: Duration) -> Result<()> {
+        let _held = match self.hold_name(from, limit)? {
             Some((file, facts)) if facts.id == id => file,
             _ => return Err(Error::NotFound { location: from.to_string() }),
         };
@@ -399,6 +403,16 @@ unsafe impl Backend for Directory {
                 os::rename_new(&path, &self.path_of(to)).map_err(|error| self.explain_at("rename", to, error))
             }
             Publish::Replace => self.replace(&path, to),
+        }
+    }
+
+    fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
+        match os::facts_at(&self.path_of(at)) {
+            Ok(facts) => Ok(facts.id == id),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+                Ok(false)
+            }
+            Err(error) => Err(self.explain_at("look at", at, error)),
         }
     }
 

@@ -88,6 +88,12 @@ impl Location {
             .then(|| Self(name.into()))
     }
 
+    /// Makes up the file name of a draft that nobody has.
+    pub(crate) fn hidden(random: u128) -> Self {
+        #[allow(clippy::cast_possible_truncation)] // 64 bits of it are enough
+        Self(format!("{RESERVED_PREFIX}draft-{:016x}", random as u64).into())
+    }
+
     /// Names a piece of bookkeeping that belongs to this location.
     pub(crate) fn companion(&self, kind: Companion) -> Result<Self> {
         let name = format!("{}{}", kind.prefix(), self.0);

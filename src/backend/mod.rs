@@ -22,7 +22,7 @@ pub use self::pages::{PageUse, Pages};
 pub(crate) use self::reserve::reserve;
 pub(crate) use self::selection::remembered;
 pub use self::selection::{default_backend, set_emulate_shm};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::os::{self, FileId};
 
 /// A place for segments.
@@ -33,8 +33,8 @@ use crate::os::{self, FileId};
 ///
 /// Safe code above relies on all of this:
 /// - what [`draft`](Self::draft) returns no one else can reach until it is published;
-/// - a file's length never changes after it was drafted, and its bytes change only through mappings and descriptors that
-///   take part in the locks;
+/// - a file's length never changes after it was drafted, except while one process provably has it alone, and its bytes change
+///   only through mappings and descriptors that take part in the locks;
 /// - [`publish`](Self::publish) and [`rename`](Self::rename) give a name in one step, or not at all, and nobody finds a
 ///   mix of two segments under it. (Replacing what somebody has mapped takes Windows two steps; between them the name is
 ///   free.)
@@ -97,6 +97,29 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// [`NotFound`](crate::Error::NotFound) if `from` does not lead to `id` (any more);
     /// [`AlreadyExists`](crate::Error::AlreadyExists) as for [`publish`](Self::publish).
     fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()>;
+
+    /// As [`rename`](Self::rename), but waits no longer than this for others who are about to remove or replace the name.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`](crate::Error::TimedOut), and those of [`rename`](Self::rename).
+    fn rename_within(&self, from: &Location, to: &Location, id: FileId, mode: Publish, limit: Duration) -> Result<()> {
+        let _ = limit; // this one waits as long as it likes
+        self.rename(from, to, id, mode)
+    }
+
+    /// Whether a name leads to this file now.
+    ///
+    /// # Errors
+    ///
+    /// What opening answers, if it is neither that nothing has the name nor that what has it may not be opened.
+    fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
+        match self.open(at, Access::Read) {
+            Ok(file) => Ok(os::facts(&file).is_ok_and(|facts| facts.id == id)),
+            Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::PermissionDenied { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 
     /// Removes a name; attached processes keep the bytes. `Ok(false)`: it was not there, or did not lead to `id`.
     ///
@@ -201,6 +224,11 @@ impl DraftFile {
     /// Returns the hidden name, if it has one.
     pub fn path(&self) -> Option<&Path> {
         self.hidden.as_deref()
+    }
+
+    /// Notes that the file has a hidden name by now.
+    pub(crate) fn set_path(&mut self, path: PathBuf) {
+        self.hidden = Some(path);
     }
 
     /// Notes that the hidden name has gone, because the file was renamed.

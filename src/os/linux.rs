@@ -27,6 +27,9 @@ pub(crate) use super::room::{available, available_memory, holes_take_memory};
 /// Where shared memory objects live: `shm_open(3)` opens this directory's files.
 pub(crate) const SHARED_MEMORY: Option<&str> = Some("/dev/shm");
 
+/// Whether a lock can be changed from one kind to the other in one step, so that nobody gets in between.
+pub(crate) const LOCKS_CONVERT: bool = true;
+
 /// Whether a mapping can hold a lock after its descriptor is closed. Even so, not on every file system: probe it.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = true;
 

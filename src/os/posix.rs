@@ -278,6 +278,11 @@ pub(crate) fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// Whether this user has that number.
+pub(crate) fn is_user(number: u32) -> bool {
+    user_id() == number
+}
+
 /// Makes a path of the bytes that the kernel knows it by.
 #[allow(clippy::unnecessary_wraps)] // not every system's paths are bytes
 pub(crate) fn path_from(bytes: Vec<u8>) -> Option<PathBuf> {

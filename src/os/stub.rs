@@ -16,6 +16,7 @@ use super::{Facts, LockKind, LockRange, PrivateDirectoryError, Room};
 pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
 
 pub(crate) const SHARED_MEMORY: Option<&str> = None;
+pub(crate) const LOCKS_CONVERT: bool = false;
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
 pub(crate) const MAPPING: &str = "mapping it";
 
@@ -223,6 +224,11 @@ pub(crate) fn try_lock_whole(_file: &File) -> io::Result<bool> {
 
 /// Whether this user may treat files of that one as its own; users have no numbers here.
 pub(crate) fn owns_files_of(_user: u32) -> bool {
+    true
+}
+
+/// Whether this user has that number; users have none here.
+pub(crate) fn is_user(_number: u32) -> bool {
     true
 }
 

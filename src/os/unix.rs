@@ -24,6 +24,9 @@ use super::{Bound, Room};
 /// Where shared memory objects live: nowhere that could be listed, or where room could be reserved.
 pub(crate) const SHARED_MEMORY: Option<&str> = None;
 
+/// Whether a lock can be changed from one kind to the other in one step. Tried on Linux only: nothing depends on it here.
+pub(crate) const LOCKS_CONVERT: bool = false;
+
 /// Whether a mapping can hold a lock after its descriptor is closed. Here it holds the file, not the open description.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
 

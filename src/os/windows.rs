@@ -39,6 +39,10 @@ use super::Room;
 /// listed, and vanish with their last handle.
 pub(crate) const SHARED_MEMORY: Option<&str> = None;
 
+/// Whether a lock can be changed from one kind to the other in one step. Here a second lock would wait for the first, and
+/// between giving up one and taking the other anybody may come.
+pub(crate) const LOCKS_CONVERT: bool = false;
+
 /// Whether a mapping can hold a lock after its handle is closed. Here the handle holds it.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
 
@@ -193,6 +197,11 @@ pub(crate) fn try_lock_whole(_file: &File) -> io::Result<bool> {
 
 /// Whether this user may treat files of that one as its own; users have no numbers here.
 pub(crate) fn owns_files_of(_user: u32) -> bool {
+    true
+}
+
+/// Whether this user has that number; users have none here.
+pub(crate) fn is_user(_number: u32) -> bool {
     true
 }
 

@@ -10,7 +10,7 @@ use ndarray::{Dimension, IntoDimension, IxDyn, ShapeBuilder};
 use super::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
 use super::grid::ChunkGrid;
 use super::ledger::Work;
-use super::pair::Pair;
+use super::pair::{Making, Pair};
 use crate::array::layout::Layout;
 use crate::array::{Element, Order, SharedArray, view};
 use crate::backend::lock_space::cell;
@@ -18,6 +18,7 @@ use crate::backend::{Backend, DraftOptions, IntoLocation, Location, Pages, Publi
 use crate::backoff::Backoff;
 use crate::error::{Error, IntoError, Result};
 use crate::os::LockKind;
+use crate::pool::Pool;
 use crate::segment::Home;
 use crate::segment::locks::Wait;
 
@@ -40,6 +41,7 @@ pub struct RenderOptions {
     replace: bool,
     draft: DraftOptions,
     chunk_offset: Option<Vec<usize>>,
+    pool: Option<Pool>,
 }
 
 impl RenderOptions {
@@ -60,6 +62,18 @@ impl RenderOptions {
     /// finished would begin it anew.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
+        self
+    }
+
+    /// Paints into memory of this pool, in its backend and with its permissions, if this process is the one that begins the buffer.
+    ///
+    /// **Chunks begin with whatever was there.** The buffer and the finished array cost one descriptor more. The memory comes back
+    /// when the array is [put](Pool::put) into the pool, or was [adopted](Pool::adopt) by it and is dropped; otherwise the array is
+    /// like any other.
+    pub fn pool(mut self, pool: &Pool) -> Self {
+        self.backend = Some(Arc::clone(pool.backend()));
+        self.draft.permissions = pool.permissions();
+        self.pool = Some(pool.clone());
         self
     }
 
@@ -119,7 +133,11 @@ impl RenderOptions {
             fingerprint: fingerprint.to_owned(),
         };
         work.check()?;
-        let pair = Pair::open_or_create(&home, &work, layout.bytes::<T>(), self.draft, self.replace)
+        if let Some(pool) = &self.pool {
+            require_same(pool, &home, self.draft.permissions)?;
+        }
+        let how = Making { draft: self.draft, replace: self.replace, pool: self.pool.as_ref() };
+        let pair = Pair::open_or_create(&home, &work, layout.bytes::<T>(), &how)
             .map_err(|error| error.about(&home.location))?;
         Ok(RenderBuffer::of(pair, home, layout, grid, self.replace))
     }
@@ -152,6 +170,18 @@ impl RenderOptions {
         let layout = Layout::new::<T>(dim.set_f(work.order == Order::F), home.location.as_str())?;
         Ok(RenderBuffer::of(pair, home, layout, grid, self.replace))
     }
+}
+
+/// Refuses memory that lives elsewhere than the buffer is to, or that others may open than its users.
+fn require_same(pool: &Pool, home: &Home, permissions: u32) -> Result<()> {
+    let (setting, value) = if pool.backend().directory() != home.backend.directory() {
+        ("the pool's directory", pool.backend().directory().display().to_string())
+    } else if pool.permissions() != permissions {
+        ("the permissions of the pool", format!("{:o}", pool.permissions()))
+    } else {
+        return Ok(());
+    };
+    Err(Error::InvalidSetting { setting, value, expected: "that of the buffer" })
 }
 
 /// Turns lengths into a dimension, if there are so many and the type has so many axes.

@@ -11,10 +11,12 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::ledger::{LedgerFile, LedgerSegment, Record, Work};
+use crate::backend::lock_space::LEASE;
 use crate::backend::{Access, Backend, Companion, DraftOptions, Location, Pages, Publish};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::os::{self, FileId};
+use crate::os::{self, FileId, LockKind};
+use crate::pool::Pool;
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment};
 
 /// Payload and ledger of one buffer, attached.
@@ -24,6 +26,16 @@ pub(super) struct Pair {
     /// The payload's reserved name.
     pub(super) partial: Home,
     pub(super) ledger: LedgerSegment,
+}
+
+/// How a buffer is begun, if it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Making<'a> {
+    pub(super) draft: DraftOptions,
+    /// The finished array may take the name of one that exists.
+    pub(super) replace: bool,
+    /// Where the payload's memory comes from.
+    pub(super) pool: Option<&'a Pool>,
 }
 
 /// What stands at a buffer's reserved names.
@@ -57,20 +69,14 @@ impl Pair {
     /// # Errors
     ///
     /// `Mismatch` if another work is being painted under the name; `AlreadyExists` if an array has it, unless `replace`.
-    pub(super) fn open_or_create(
-        home: &Home,
-        work: &Work,
-        bytes: u64,
-        how: DraftOptions,
-        replace: bool,
-    ) -> Result<Self> {
+    pub(super) fn open_or_create(home: &Home, work: &Work, bytes: u64, how: &Making<'_>) -> Result<Self> {
         let mut backoff = Backoff::endless();
         loop {
             let found = Self::find(home)?;
             if let Found::Pair(pair) = &found {
                 work.require(&pair.ledger.record().work, &home.location)?;
             }
-            if replace {
+            if how.replace {
                 refuse_irreplaceable(home)?;
             } else {
                 home.refuse_taken()?;
@@ -78,7 +84,7 @@ impl Pair {
             match found {
                 Found::Pair(pair) => return Ok(*pair),
                 Found::Nothing => {
-                    if let Some(pair) = Self::create(home, work, bytes, how, replace)? {
+                    if let Some(pair) = Self::create(home, work, bytes, how)? {
                         return Ok(pair);
                     }
                 }
@@ -90,18 +96,28 @@ impl Pair {
     }
 
     /// `Ok(None)`: somebody else was quicker.
-    fn create(home: &Home, work: &Work, bytes: u64, how: DraftOptions, replace: bool) -> Result<Option<Self>> {
+    fn create(home: &Home, work: &Work, bytes: u64, making: &Making<'_>) -> Result<Option<Self>> {
+        let Making { draft: how, replace, pool } = *making;
         let backend = &home.backend;
         let partial = companion(home, Companion::Partial)?;
         let ledger_home = companion(home, Companion::Ledger)?;
         // Room is taken only by the one that wins the name, or a crowd of beginners would fill the memory.
         let unreserved = DraftOptions { pages: Pages::Sparse, ..how };
-        let mut payload = DraftSegment::new(Arc::clone(backend), bytes, unreserved)?;
+        let (mut payload, is_recycled) = match pool {
+            Some(pool) => pool.lend(bytes, unreserved)?,
+            None => (DraftSegment::new(Arc::clone(backend), bytes, unreserved)?, false),
+        };
         let record = Record { work: work.clone(), payload: payload.segment().id(), boot: os::boot_id() };
         let ledger = LedgerSegment::draft(backend, &record, DraftOptions { pages: Pages::Base, ..how })?;
         let ledger = match ledger.publish(&ledger_home.location, Publish::New, false) {
             Ok(segment) => LedgerSegment::of(segment, ledger_home, record)?,
-            Err((Error::AlreadyExists { .. }, _)) => return Ok(None),
+            Err((Error::AlreadyExists { .. }, _)) => {
+                // What is new has no room yet, and is of no use to the pool.
+                if let (Some(pool), true) = (pool, is_recycled) {
+                    pool.keep(payload);
+                }
+                return Ok(None);
+            }
             Err((error, _)) => return Err(error),
         };
         // From here on the buffer is ours, unless somebody discards it.
@@ -112,7 +128,11 @@ impl Pair {
             }
             // A payload that is there has no ledger, so it is nobody's; it may have the room that is needed.
             remove(&**backend, &partial.location)?;
-            if how.pages.are_reserved() { payload.reserve(how.pages) } else { Ok(()) }
+            match pool {
+                _ if !how.pages.are_reserved() => Ok(()),
+                Some(pool) => pool.making_room(|| payload.reserve(how.pages)),
+                None => payload.reserve(how.pages),
+            }
         };
         if let Err(error) = make() {
             let _the_first_error_counts = ledger.unlink();
@@ -191,6 +211,10 @@ pub(super) fn discard(backend: &dyn Backend, location: &Location) -> Result<bool
     // The payload is opened before the ledger goes, so that it is not the one of somebody who begins in between.
     let partial = location.companion(Companion::Partial)?;
     let payload = pin(backend, &partial)?;
+    if let Some((file, _)) = &payload {
+        // Leased, it is nobody's to use again: a pool could make it the payload of a buffer that somebody begins in between.
+        os::try_lock(file, LockKind::Shared, LEASE).map_err(|error| Error::os("lease", &partial, error))?;
+    }
     let ledger = remove(backend, &location.companion(Companion::Ledger)?)?;
     let payload = match payload {
         Some((_pinned, id)) => backend.unlink(&partial, Some(id))?,

@@ -114,7 +114,9 @@ impl DraftSegment {
         keep: bool,
         farewell: Option<Farewell>,
     ) -> Result<Segment, (Error, Self)> {
-        if let Err(error) = self.lease_as(COUNTED, LEASE, home.location.as_str()) {
+        // Not before: as a plain draft it was kept from those who might still know the file.
+        let alone = self.open_to_others(home.location.as_str());
+        if let Err(error) = alone.and_then(|()| self.lease_as(COUNTED, LEASE, home.location.as_str())) {
             return Err((error, self));
         }
         self.segment_mut().join(home, None, true, farewell);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::mapping::map;
-use super::{Home, Segment, lease};
+use super::{Home, Keep, Segment, lease};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Pages, Publish};
 use crate::error::{Error, Result};
 use crate::os::{self, Bound, LockRange};
@@ -13,8 +13,12 @@ use crate::os::{self, Bound, LockRange};
 pub(crate) struct DraftSegment {
     segment: Segment,
     file: DraftFile,
-    backend: Arc<dyn Backend>,
+    pub(super) backend: Arc<dyn Backend>,
     options: DraftOptions,
+    /// It was published before: its locks keep everybody away who might still know the file.
+    pub(super) alone: bool,
+    /// Its memory is to come back when nobody needs it under its name any more.
+    recyclable: bool,
 }
 
 impl DraftSegment {
@@ -29,7 +33,25 @@ impl DraftSegment {
         let name = backend.directory().display().to_string();
         let mut segment = Segment::of_draft(file.file(), room, &name)?;
         segment.shorten(length, &name)?;
-        Ok(Self { segment, file, backend, options })
+        Ok(Self { segment, file, backend, options, alone: false, recyclable: false })
+    }
+
+    /// Makes a draft of memory that was published before; nobody may have it, but somebody may still be attached.
+    pub(super) fn of_used(segment: Segment, file: DraftFile, backend: Arc<dyn Backend>, options: DraftOptions) -> Self {
+        Self { segment, file, backend, options, alone: false, recyclable: true }
+    }
+
+    /// Says whether the descriptor stays with the published segment, so that its memory can be used again.
+    pub(crate) fn set_recyclable(&mut self, recyclable: bool) {
+        self.recyclable = recyclable;
+    }
+
+    pub(super) fn file(&self) -> &DraftFile {
+        &self.file
+    }
+
+    pub(super) fn file_mut(&mut self) -> &mut DraftFile {
+        &mut self.file
     }
 
     pub(crate) fn segment(&self) -> &Segment {
@@ -100,8 +122,14 @@ impl DraftSegment {
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
     pub(crate) fn publish(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
         let trimmed = if self.segment.membership.is_none() { self.trim() } else { Ok(()) };
+        let keep = match (keep, self.recyclable) {
+            (true, _) => Keep::ForGuards,
+            (false, true) => Keep::ToRecycle,
+            (false, false) => Keep::IfNeeded,
+        };
         let settled = trimmed.and_then(|()| self.segment.settle(&self.file, &*self.backend, keep, at.as_str()));
-        match settled.and_then(|()| self.backend.publish(&mut self.file, at, mode)) {
+        let published = settled.and_then(|()| self.backend.publish(&mut self.file, at, mode));
+        match published.and_then(|()| self.admit(at)) {
             Ok(()) => Ok(self.segment),
             Err(error) => Err((error, self)),
         }
@@ -110,7 +138,7 @@ impl DraftSegment {
     /// Leaves the file without a name: its descriptor is the only way to it.
     #[allow(clippy::result_large_err)] // as above
     pub(crate) fn share_nameless(mut self, home: &Home) -> Result<Segment, (Error, Self)> {
-        match self.segment.settle(&self.file, &*self.backend, true, home.location.as_str()) {
+        match self.segment.settle(&self.file, &*self.backend, Keep::ForGuards, home.location.as_str()) {
             Ok(()) => Ok(self.segment),
             Err(error) => Err((error, self)),
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Found, collect};
 use crate::backend::{Access, Backend, IntoLocation, Location, default_backend};
 use crate::error::{Error, Result};
-use crate::os::{self, FileId};
+use crate::os::FileId;
 
 /// Where a segment has its name.
 #[derive(Debug, Clone)]
@@ -49,10 +49,6 @@ impl Home {
 
     /// Whether the name leads to this file.
     pub(crate) fn leads_to(&self, id: FileId) -> Result<bool> {
-        match self.backend.open(&self.location, Access::Read) {
-            Ok(file) => Ok(os::facts(&file).is_ok_and(|facts| facts.id == id)),
-            Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::PermissionDenied { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.backend.leads_to(&self.location, id)
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod footer;
 mod home;
 pub(crate) mod locks;
 mod mapping;
+mod recycle;
 pub(crate) mod trailer;
 
 use std::fs::File;
@@ -24,6 +25,7 @@ use self::footer::{FOOTER, Kind, RawFooter};
 pub(crate) use self::home::Home;
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{fill_holes, map, map_length};
+pub(crate) use self::recycle::{is_possible as can_recycle, recycle};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, DraftFile, Location, PageUse};
 use crate::backoff::Backoff;
@@ -97,6 +99,17 @@ impl Drop for Segment {
     }
 }
 
+/// What a draft's descriptor is kept for when it is published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    /// For the lease, where that needs it.
+    IfNeeded,
+    /// To have the memory alone again one day.
+    ToRecycle,
+    /// For guards, so that they work after the name has gone.
+    ForGuards,
+}
+
 /// A descriptor that is kept beside a mapping, and dropped after it.
 ///
 /// Some systems do not remove what is mapped: what was unlinked meanwhile goes with the last of these.
@@ -104,11 +117,13 @@ impl Drop for Segment {
 struct Kept {
     file: File,
     directory: PathBuf,
+    /// Of the process that has the description to itself: a forked child shares it.
+    generation: u64,
 }
 
 impl Kept {
     fn new(file: File, backend: &dyn Backend) -> Self {
-        Self { file, directory: backend.directory().to_owned() }
+        Self { file, directory: backend.directory().to_owned(), generation: os::fork_generation() }
     }
 }
 
@@ -130,13 +145,16 @@ impl Segment {
         Err(Error::Unlinked { location: home.location.to_string() })
     }
 
-    /// Leases and maps a file that was opened by name. `Ok(None)`: the name was taken away before the lease was had.
+    /// Leases and maps a file that was opened by name. `Ok(None)`: the name was taken away before the lease was had; what is
+    /// in the file by now may be another array, whose name is not this one.
     pub(crate) fn attach_file(file: File, home: &Home, expect: Expect, how: Attach) -> Result<Option<Self>> {
         let Home { backend, location } = home;
         let failed = |op| move |error| Error::os(op, location, error);
-        lease(&file, LEASE, location.as_str())?;
+        if !lease_by_name(&file, home)? {
+            return Ok(None);
+        }
         let facts = os::facts(&file).map_err(failed("look at"))?;
-        if facts.links == 0 {
+        if !is_named(&facts, home)? {
             return Ok(None);
         }
         check(&file, &facts, expect, location)?;
@@ -144,7 +162,7 @@ impl Segment {
         if let Some((kind, wait)) = how.held {
             held = Some(locks::take(&file, facts.id, kind, ALL_CELLS, wait, location.as_str())?);
             let now = os::facts(&file).map_err(failed("look at"))?;
-            if now.links == 0 {
+            if !is_named(&now, home)? {
                 return Ok(None);
             }
             check(&file, &now, expect, location)?;
@@ -314,12 +332,12 @@ impl Segment {
         }
     }
 
-    /// Closes the draft's descriptor, or keeps it where the lease depends on it or guards are to use it.
-    fn settle(&mut self, draft: &DraftFile, backend: &dyn Backend, keep: bool, name: &str) -> Result<()> {
-        if keep || !backend.lock_survives_close()? {
+    /// Closes the draft's descriptor, or keeps it where the lease depends on it or something is to use it.
+    fn settle(&mut self, draft: &DraftFile, backend: &dyn Backend, keep: Keep, name: &str) -> Result<()> {
+        if keep != Keep::IfNeeded || !backend.lock_survives_close()? {
             let file = draft.file().try_clone().map_err(|error| Error::os("keep the descriptor", name, error))?;
             self.descriptor = Some(Kept::new(file, backend));
-            self.guards_by_descriptor = keep;
+            self.guards_by_descriptor = keep == Keep::ForGuards;
         }
         Ok(())
     }
@@ -342,6 +360,27 @@ pub(crate) fn is_leased(file: &File, at: &Location) -> Result<bool> {
 /// Returns the footer at the end of a file, if there is room for one.
 pub(crate) fn read_footer(file: &File, length: u64, at: &Location) -> Result<Option<RawFooter>> {
     read_tail(file, length).map_err(|error| Error::os("read the end of", at, error))
+}
+
+/// Takes the lease of a plain array. `Ok(false)`: it is refused, and meanwhile the name leads elsewhere.
+fn lease_by_name(file: &File, home: &Home) -> Result<bool> {
+    let failed = |error| Error::os("lease", &home.location, error);
+    let mut backoff = Backoff::new(LEASE_WAIT);
+    while !os::try_lock(file, LockKind::Shared, LEASE).map_err(failed)? {
+        if !is_named(&os::facts(file).map_err(failed)?, home)? {
+            return Ok(false);
+        }
+        if !backoff.pause() {
+            return Err(Error::TimedOut { location: home.location.to_string(), waited: LEASE_WAIT });
+        }
+    }
+    Ok(true)
+}
+
+/// Whether the name still leads to a file that was opened by it. Links alone do not tell: memory that is recycled has been
+/// renamed.
+fn is_named(facts: &Facts, home: &Home) -> Result<bool> {
+    Ok(facts.links > 0 && (!os::LOCKS_CONVERT || home.leads_to(facts.id)?))
 }
 
 /// Takes a lease; waits while somebody has it alone to decide whether the segment is an orphan.

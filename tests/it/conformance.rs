@@ -17,6 +17,7 @@ mod hostile;
 mod lookalikes;
 mod names;
 mod orphans;
+mod pool;
 mod races;
 mod render;
 
@@ -42,6 +43,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         fuzz::trials,
         lookalikes::trials,
         names::trials,
+        pool::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
 }
@@ -54,6 +56,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     hostile::ROLES,
     fuzz::ROLES,
     orphans::ROLES,
+    pool::ROLES,
     counted_races::ROLES,
     races::ROLES,
 ];

@@ -4,6 +4,7 @@ mod counted;
 mod descriptors;
 mod limits;
 mod pages;
+mod pool;
 mod rights;
 pub mod sandbox;
 mod shared;
@@ -14,11 +15,11 @@ use crate::support::Place;
 use crate::support::child::Role;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    [counted::trials, descriptors::trials, limits::trials, pages::trials, rights::trials, shared::trials]
+    [counted::trials, descriptors::trials, limits::trials, pages::trials, pool::trials, rights::trials, shared::trials]
         .into_iter()
         .flat_map(|trials| trials(place))
         .collect()
 }
 
 pub const ROLES: &[&[(&str, Role)]] =
-    &[counted::ROLES, descriptors::ROLES, limits::ROLES, pages::ROLES, rights::ROLES, shared::ROLES];
+    &[counted::ROLES, descriptors::ROLES, limits::ROLES, pages::ROLES, pool::ROLES, rights::ROLES, shared::ROLES];

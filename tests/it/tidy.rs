@@ -17,6 +17,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("segment", 2),
     ("array", 3),
     ("share", 4),
+    ("pool", 4),
     ("process", 4),
     ("manager", 4),
     ("render", 5),

@@ -3,6 +3,7 @@
 //! Begins or resumes the renderbuffer, lets workers paint it, and decides what happens to it at the end: it gets its name,
 //! it is thrown away, or it is left for another run.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
@@ -45,6 +46,8 @@ pub struct Downloaded {
     /// What went wrong without stopping the work, such as the loss of a worker.
     pub warnings: Vec<String>,
     backend: Arc<dyn Backend>,
+    /// The array, if it is to go back to a pool when the last of these is dropped.
+    _pooled: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Downloaded {
@@ -213,7 +216,13 @@ impl Job<'_> {
         let offset: Vec<usize> = ranges.map(|(range, length)| to_usize(range.start % length)).collect();
         let shape = IxDyn(&self.bbox.shape()).set_f(self.options.order == Order::F);
         let line = fingerprint::write(self.source, self.bbox, self.options.order);
-        let options = RenderOptions::new().backend(Arc::clone(backend)).replace(self.options.replace);
+        let options = RenderOptions::new().replace(self.options.replace);
+        let options = match &self.options.pool {
+            // The backend comes last: a pool that is elsewhere is refused.
+            Some(pool) => options.pool(pool),
+            None => options,
+        };
+        let options = options.backend(Arc::clone(backend));
         Ok(options.chunk_offset(&offset).create(self.location, shape, IxDyn(&chunk), &line)?)
     }
 
@@ -229,11 +238,18 @@ impl Job<'_> {
         match outcome {
             Outcome::Complete => {
                 let (shape, order) = (buffer.shape().to_vec(), buffer.order());
-                if let Err(refused) = buffer.finish() {
-                    let (error, buffer) = refused.into_parts();
-                    self.leave(buffer);
-                    return Err(error.into());
-                }
+                let array = match buffer.finish() {
+                    Ok(array) => array,
+                    Err(refused) => {
+                        let (error, buffer) = refused.into_parts();
+                        self.leave(buffer);
+                        return Err(error.into());
+                    }
+                };
+                let pooled = match &self.options.pool {
+                    Some(pool) => Some(pool.adopt(array).map_err(ndarray_shm::Error::from)?),
+                    None => None,
+                };
                 let size = T::DTYPE.size() as u64;
                 Ok(Downloaded {
                     location: self.location.clone(),
@@ -246,6 +262,7 @@ impl Job<'_> {
                     shape,
                     warnings: watch.warnings,
                     backend,
+                    _pooled: pooled.map(|array| Arc::new(array) as Arc<dyn Any + Send + Sync>),
                 })
             }
             Outcome::Stopped => {

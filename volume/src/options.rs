@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ndarray_shm::{Backend, Order};
+use ndarray_shm::{Backend, Order, Pool};
 
 use crate::processes::ProcessWorkers;
 use crate::progress::{Progress, StopFlag};
@@ -26,6 +26,7 @@ pub struct DownloadOptions<'a> {
     pub(crate) progress: &'a dyn Progress,
     pub(crate) stop: StopFlag,
     pub(crate) keep_partial: bool,
+    pub(crate) pool: Option<Pool>,
 }
 
 impl<'a> DownloadOptions<'a> {
@@ -40,6 +41,7 @@ impl<'a> DownloadOptions<'a> {
             progress: &(),
             stop: StopFlag::new(),
             keep_partial: false,
+            pool: None,
         }
     }
 
@@ -64,6 +66,17 @@ impl<'a> DownloadOptions<'a> {
     /// Paints into this backend instead of the [default](ndarray_shm::default_backend).
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backend = Some(backend);
+        self
+    }
+
+    /// Paints into memory of this pool, in its backend: one download after the other does not pay for new memory each time.
+    ///
+    /// The array then goes with the last clone of what the download returns: its name is taken away, and its memory comes back to
+    /// the pool as soon as nobody is attached any more. An array whose name is unlinked or replaced by other means gives nothing
+    /// back.
+    pub fn pool(mut self, pool: &Pool) -> Self {
+        self.backend = Some(Arc::clone(pool.backend()));
+        self.pool = Some(pool.clone());
         self
     }
 
@@ -102,6 +115,7 @@ impl fmt::Debug for DownloadOptions<'_> {
             .field("backend", &self.backend)
             .field("stop", &self.stop)
             .field("keep_partial", &self.keep_partial)
+            .field("pool", &self.pool)
             .finish_non_exhaustive()
     }
 }

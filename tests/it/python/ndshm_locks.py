@@ -4,6 +4,7 @@ import fcntl
 import mmap
 import os
 import struct
+import time
 from contextlib import contextmanager
 
 BASE = 1 << 62
@@ -48,9 +49,12 @@ class Array:
         while True:
             fd = open_file(path, write)
             try:
-                lock(fd, READ, LEASE)
+                leased = lock(fd, READ, LEASE, wait=False)
                 facts = os.fstat(fd)
-                if facts.st_nlink == 0:  # unlinked between open and lock: look again
+                if not os.path.samestat(facts, os.lstat(path)):  # unlinked or used again since: look again
+                    continue
+                if not leased:  # somebody has it alone for a moment
+                    time.sleep(0.001)
                     continue
                 self.id = (facts.st_dev, facts.st_ino)
                 self.bytes = mmap.mmap(fd, 0, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)

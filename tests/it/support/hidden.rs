@@ -51,6 +51,9 @@ unsafe impl Backend for HiddenDrafts {
     fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()> {
         self.0.rename(from, to, id, mode)
     }
+    fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
+        self.0.leads_to(at, id)
+    }
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
         self.0.unlink(at, id)
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ndarray_shm::{Access, Backend, DraftFile, DraftOptions, Entry, FileId, Location, Publish, Result};
 
-/// Called before each operation, with its name and the location it is about.
+/// Called before each operation, with its name and the location it is about; and after opening, as "opened".
 pub type Before = dyn Fn(&'static str, Option<&Location>) -> Result<()> + Send + Sync;
 
 pub struct Meddling {
@@ -44,11 +44,17 @@ unsafe impl Backend for Meddling {
     }
     fn open(&self, at: &Location, access: Access) -> Result<File> {
         (self.before)("open", Some(at))?;
-        self.inner.open(at, access)
+        let file = self.inner.open(at, access)?;
+        (self.before)("opened", Some(at))?;
+        Ok(file)
     }
     fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()> {
         (self.before)("rename", Some(from))?;
         self.inner.rename(from, to, id, mode)
+    }
+    /// Not meddled with: it stands for looking at an open file, which is no operation.
+    fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
+        self.inner.leads_to(at, id)
     }
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
         (self.before)("unlink", Some(at))?;

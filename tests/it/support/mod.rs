@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use ndarray::Dimension;
 use ndarray_shm::{
-    Access, ArrayOptions, Backend, Directory, Element, EntryKind, Inspection, Location, Reclaim, Reclaimed,
-    RefcountedOptions, RenderOptions, default_backend, inspect_in, render,
+    Access, ArrayOptions, Backend, Directory, Element, EntryKind, Inspection, Location, PoolOptions, Reclaim,
+    Reclaimed, RefcountedOptions, RenderOptions, default_backend, inspect_in, render,
 };
 
 /// Tells a child that its drafts are to be hidden ones.
@@ -46,6 +46,9 @@ pub struct Place {
 impl Place {
     /// Whether the system can take room for the holes of a file that others may have open.
     pub const FILLS_HOLES: bool = cfg!(target_os = "linux");
+
+    /// Whether memory of a pool can be used again.
+    pub const RECYCLES: bool = cfg!(target_os = "linux");
 
     /// In a child: the place of the parent, which has this name.
     #[cfg(all(target_os = "linux", feature = "channel"))]
@@ -169,6 +172,11 @@ impl Place {
     /// Removes what the dead have left here.
     pub fn reclaim(&self) -> Reclaimed {
         Reclaim::new().run(&self.backend).expect("a listing")
+    }
+
+    /// Options for pools here.
+    pub fn pool_options(&self) -> PoolOptions {
+        PoolOptions::new().backend(Arc::clone(&self.backend))
     }
 
     /// Options for renderbuffers here.

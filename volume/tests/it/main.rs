@@ -5,5 +5,6 @@ mod place;
 
 mod formats;
 mod interrupted;
+mod pooled;
 mod refused;
 mod regions;

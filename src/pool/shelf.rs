@@ -1,0 +1,92 @@
+//! What a pool has at the moment: memory that is idle, and memory in limbo, which others are still attached to.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::PoolAmount;
+use crate::segment::DraftSegment;
+
+/// What a pool may keep.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) bytes: u64,
+    pub(super) segments: usize,
+    pub(super) age: Duration,
+}
+
+#[derive(Debug)]
+struct Kept {
+    memory: DraftSegment,
+    since: Instant,
+}
+
+/// Memory in the order in which it came back.
+#[derive(Debug, Default)]
+pub(super) struct Shelf(VecDeque<Kept>);
+
+impl Shelf {
+    pub(super) fn put(&mut self, memory: DraftSegment) {
+        self.0.push_back(Kept { memory, since: Instant::now() });
+    }
+
+    /// Takes idle memory of a size that will do: exactly the right one before others, what came back last before what has
+    /// been idle for longer, because more of it is still in the caches.
+    pub(super) fn take(&mut self, bytes: u64) -> Option<DraftSegment> {
+        let idle = self.0.iter().enumerate().rev().filter(|(_, kept)| kept.memory.is_alone());
+        let fitting = idle.filter(|(_, kept)| serves(kept.memory.room(), bytes));
+        let (at, _) = fitting.min_by_key(|(_, kept)| kept.memory.room())?;
+        self.0.remove(at).map(|kept| kept.memory)
+    }
+
+    /// Takes what has been idle for longest.
+    pub(super) fn take_oldest_idle(&mut self) -> Option<DraftSegment> {
+        let at = self.0.iter().position(|kept| kept.memory.is_alone())?;
+        self.0.remove(at).map(|kept| kept.memory)
+    }
+
+    /// Looks whether others have left what is in limbo, and takes out what is not to be kept any longer.
+    pub(super) fn tidy(&mut self, limits: Limits) -> Vec<DraftSegment> {
+        let mut out = Vec::new();
+        let mut left: u64 = self.0.iter().map(|kept| kept.memory.room()).sum();
+        for mut kept in std::mem::take(&mut self.0) {
+            let over = left > limits.bytes || kept.since.elapsed() > limits.age;
+            // Where asking fails, nobody will ever know.
+            if over || kept.memory.isolate().is_err() {
+                left -= kept.memory.room();
+                out.push(kept.memory);
+            } else {
+                self.0.push_back(kept);
+            }
+        }
+        let surplus = self.0.len().saturating_sub(limits.segments);
+        out.extend(self.0.drain(..surplus).map(|kept| kept.memory));
+        out
+    }
+
+    /// Returns how much is idle, and how much is in limbo.
+    pub(super) fn amounts(&self) -> (PoolAmount, PoolAmount) {
+        let (mut idle, mut limbo) = (PoolAmount::default(), PoolAmount::default());
+        for kept in &self.0 {
+            let amount = if kept.memory.is_alone() { &mut idle } else { &mut limbo };
+            amount.add(kept.memory.room());
+        }
+        (idle, limbo)
+    }
+}
+
+/// Whether room of this size serves a request: nothing is wasted, or at most a quarter.
+fn serves(room: u64, bytes: u64) -> bool {
+    bytes <= room && room - bytes <= bytes / 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_most_a_quarter_is_wasted() {
+        assert!(serves(100, 100) && serves(100, 80) && serves(125, 100));
+        assert!(!serves(99, 100) && !serves(126, 100) && !serves(1, 0));
+        assert!(serves(0, 0) && serves(u64::MAX, u64::MAX) && serves(1, 1) && !serves(2, 1));
+    }
+}

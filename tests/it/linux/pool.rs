@@ -1,0 +1,144 @@
+//! Pools and forks: a child's copy of its parent's memory is the parent's.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use libtest_mimic::Trial;
+use ndarray_shm::{Error, PoolOptions, SharedArray};
+
+use crate::support::child::{Child, Role, hear, say};
+use crate::support::machine::open_files;
+use crate::support::{Place, backend_of_child};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "linux",
+        "pool",
+        tests![
+            a_forked_child_takes_and_gives_nothing_of_its_parents_pool,
+            a_child_with_an_array_keeps_it_from_the_pool
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[("pool-forks", forks), ("pool-fork-holds", fork_holds)];
+
+const LENGTH: usize = 3000;
+
+/// Forks; returns the child's number.
+#[allow(unsafe_code)]
+fn fork(act: impl FnOnce() -> bool) -> i32 {
+    // SAFETY: this process has one thread; the child ends without running anything of the parent's.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or(false);
+        // SAFETY: ends the process without running anything else.
+        unsafe { libc::_exit(i32::from(!done)) };
+    }
+    child
+}
+
+#[allow(unsafe_code)]
+fn wait(child: i32) {
+    let mut status = -1;
+    // SAFETY: waits for a child of this process; the status is a valid place to write to.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((waited, status), (child, 0), "the forked child");
+}
+
+/// A process that forks in the middle of everything.
+fn forks(arguments: &[String]) {
+    let name = |label: &str| format!("{}-{label}", arguments[0]);
+    let backend = backend_of_child();
+    let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
+    let idle = ["a", "b"].map(|label| pool.take::<u32, _>(LENGTH).unwrap().publish(name(label)).unwrap());
+    drop(idle);
+    let mut draft = Some(pool.take::<u32, _>(LENGTH).unwrap());
+    draft.as_mut().unwrap().view_mut().fill(7);
+    let mut array = Some(pool.take::<u32, _>(LENGTH).unwrap().publish(name("array")).unwrap());
+    drop(pool.take::<u32, _>(LENGTH).unwrap()); // a third that is idle
+    assert_eq!(pool.stats().idle.arrays, 1);
+    let files = open_files();
+    wait(fork(|| {
+        // The child's copies: nothing of them is taken, given back, named or unnamed.
+        assert_eq!(pool.stats(), ndarray_shm::PoolStats::default());
+        assert_eq!(open_files(), files - 1, "what was idle is closed");
+        let mut own = pool.take::<u32, _>(LENGTH).unwrap();
+        assert!(!own.is_recycled());
+        own.view_mut().fill(1);
+        let refused = own.publish(name("child")).unwrap_err();
+        assert!(matches!(refused.error(), Error::Unsupported { .. }));
+        drop(refused);
+        let refused = draft.take().unwrap().publish(name("draft")).unwrap_err();
+        assert!(matches!(refused.error(), Error::Unsupported { .. }));
+        drop(refused);
+        drop(array.take());
+        let made = SharedArray::<u32, _>::options().backend(backend.clone()).create(name("made"), LENGTH).unwrap();
+        let refused = pool.put(made).unwrap_err();
+        assert!(refused.into_inner().unlink().unwrap());
+        drop(pool.clone());
+        true
+    }));
+    let (mut draft, array) = (draft.unwrap(), array.unwrap());
+    assert_eq!(pool.stats().idle.arrays, 1, "the parent's is as it was");
+    assert!(array.read().unwrap().iter().all(|value| *value == 0), "and has its name");
+    assert!(draft.view().iter().all(|value| *value == 7));
+    draft.view_mut().fill(8);
+    let other = pool.take::<u32, _>(LENGTH).unwrap();
+    assert!(other.is_recycled(), "the child's end unlocked nothing");
+    let published = draft.publish(name("draft")).unwrap();
+    assert!(published.try_write().unwrap().iter().all(|value| *value == 8));
+    drop((published, array, other));
+    assert_eq!(pool.stats().idle.arrays, 3);
+    drop(pool);
+    say("done");
+    hear();
+}
+
+fn a_forked_child_takes_and_gives_nothing_of_its_parents_pool(place: &Place) {
+    let place = &place.private();
+    let name = place.location("forks");
+    let mut child = Child::start(place, "pool-forks", &[name.as_str()]);
+    child.expect("done");
+    child.tell("end");
+    child.finish();
+    let left: Vec<String> = place.backend.list().unwrap().into_iter().map(|entry| entry.name).collect();
+    assert_eq!(left, [] as [&str; 0]);
+}
+
+/// A process whose forked child has an array that the parent puts into a pool.
+fn fork_holds(arguments: &[String]) {
+    let backend = backend_of_child();
+    let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
+    for keep in [false, true] {
+        let options = SharedArray::<u32, _>::options().backend(backend.clone()).keep_fd(keep);
+        let array = options.create_with(arguments[0].as_str(), LENGTH, |mut view| view.fill(7)).unwrap();
+        let (reader, mut writer) = UnixStream::pair().unwrap();
+        let child = fork(|| {
+            let _until_the_parent_writes = (&reader).read_exact(&mut [0]);
+            // Guards by descriptor lead to the file under any name, but the locks hold: here it is a draft.
+            !keep || array.try_read().is_err()
+        });
+        pool.put(array).unwrap();
+        let stats = pool.stats();
+        // With the descriptor, the description is shared, and so are its locks; what keeps the child away are the cells.
+        assert_eq!((stats.idle.arrays, stats.limbo.arrays), if keep { (1, 0) } else { (0, 1) });
+        let draft = pool.take::<u32, _>(LENGTH).unwrap();
+        assert_eq!(draft.is_recycled(), keep);
+        writer.write_all(b"x").unwrap();
+        wait(child);
+        drop(draft);
+        pool.collect();
+        pool.trim();
+        assert_eq!(pool.stats().limbo.arrays, 0);
+    }
+    say("done");
+    hear();
+}
+
+fn a_child_with_an_array_keeps_it_from_the_pool(place: &Place) {
+    let name = place.location("fork-holds");
+    let mut child = Child::start(place, "pool-fork-holds", &[name.as_str()]);
+    child.expect("done");
+}

@@ -1,0 +1,75 @@
+//! Downloads into a pool: the results are right, the memory comes back, and so does the name.
+
+use ndarray::{Ix2, Ix3};
+use ndarray_shm::{DType, Directory, PoolOptions};
+use ndarray_shm_volume::demo::{DemoSpec, Pattern};
+use ndarray_shm_volume::{Bbox, Error};
+
+use crate::place::Place;
+
+/// Whether memory is used again on this system.
+const RECYCLES: bool = cfg!(target_os = "linux");
+
+#[test]
+fn one_download_after_the_other_has_the_memory_of_the_last() {
+    for place in Place::of_each_kind() {
+        let spec = DemoSpec::new(&[40, 40, 40], &[16, 16, 16], DType::U16).pattern(Pattern::Noise);
+        let source = place.volume(&spec);
+        let pool = PoolOptions::new().backend(place.backend.clone()).create().expect("a pool");
+        // Of equal size, and the last smaller: all of it is painted over.
+        for text in ["0:20,:,:", "20:40,:,:", ":,0:20,:", "7:27,:,:", ":,:,20:40", "0:10,3:40,:"] {
+            let bbox = Bbox::parse(text, spec.shape()).expect(text);
+            let done = place.download(&*source, &bbox, &place.options().pool(&pool)).expect("a download");
+            let same = done.clone();
+            let array = done.open::<u16, Ix3>().expect("the array");
+            assert_eq!(
+                array.read().expect("a guard").view().into_dyn(),
+                spec.expected::<u16>(&bbox).expect("a region"),
+                "{text}"
+            );
+            drop(done);
+            assert_eq!(place.left().len(), 1, "a clone has it");
+            drop(same);
+            assert_eq!(place.left(), []);
+            assert!(array.read().is_err(), "the name has gone");
+            drop(array);
+        }
+        let stats = pool.stats();
+        assert_eq!(stats.hits, if RECYCLES { 4 } else { 0 }, "{stats:?}");
+        assert_eq!(stats.lent.arrays, 0);
+    }
+}
+
+#[test]
+fn chunks_that_were_never_written_have_the_fill_value_in_used_memory_too() {
+    let place = Place::new();
+    let spec = DemoSpec::new(&[10, 10], &[5, 5], DType::I16).complete(true);
+    let source = place.volume(&spec);
+    std::fs::remove_file(place.path("volume/c/1/0")).expect("a chunk to remove");
+    let pool = PoolOptions::new().backend(place.backend.clone()).create().expect("a pool");
+    pool.take::<i16, _>((10, 10)).expect("memory").view_mut().fill(-1);
+    let done = place.download(&*source, &Bbox::whole(&[10, 10]), &place.options().pool(&pool)).expect("a download");
+    assert_eq!(pool.stats().hits, u64::from(RECYCLES));
+    let array = done.open::<i16, Ix2>().expect("the array");
+    let array = array.read().expect("a guard");
+    let expected = spec.expected::<i16>(&Bbox::whole(&[10, 10])).expect("all of it");
+    for ((x, y), element) in array.indexed_iter() {
+        assert_eq!(*element, if x >= 5 && y < 5 { 7 } else { expected[[x, y]] });
+    }
+}
+
+#[test]
+fn a_pool_that_is_elsewhere_is_refused_and_a_failed_download_leaves_nothing() {
+    let place = Place::new();
+    let spec = DemoSpec::new(&[10, 10], &[5, 5], DType::I16);
+    let source = place.volume(&spec);
+    let pool = PoolOptions::new().backend(place.backend.clone()).create().expect("a pool");
+    let elsewhere = std::sync::Arc::new(Directory::new("elsewhere", place.path("")));
+    let options = place.options().pool(&pool).backend(elsewhere);
+    let refused = place.download(&*source, &Bbox::whole(&[10, 10]), &options);
+    assert!(matches!(refused, Err(Error::Array(ndarray_shm::Error::InvalidSetting { .. }))), "{refused:?}");
+    crate::place::corrupt(&place.path("volume/c/1/0"));
+    let failed = place.download(&*source, &Bbox::whole(&[10, 10]), &place.options().pool(&pool));
+    assert!(matches!(failed, Err(Error::Chunk { .. })), "{failed:?}");
+    assert_eq!(place.left(), []);
+}
