@@ -286,9 +286,11 @@ impl Ground {
         }
         // What cannot be settled now is settled by whoever finds that the seat's lock is gone.
         let settled = if self.seat < SEATS { self.give_up_seat(limit) } else { Ok(()) };
-        let id = self.segment.as_ref().map(Segment::id);
         self.mark = None;
-        self.segment = None; // and with it the lease
+        let Some(segment) = self.segment.take() else { return settled };
+        let id = Some(segment.id());
+        segment.end_lease();
+        drop(segment);
         collect(&self.home, id, true)?;
         settled
     }

@@ -3,6 +3,7 @@
 //! What only one platform promises has tests of its own beside this suite. Where a platform promises less, the test asks
 //! which one it is on (mostly the [`Place`]) and holds what is left; `docs/platforms.md` says what that is.
 
+mod arena;
 mod arrays;
 mod counted;
 mod counted_races;
@@ -28,6 +29,7 @@ use crate::support::child::Role;
 pub fn trials(place: &Place) -> Vec<Trial> {
     let parts = [
         arrays::trials,
+        arena::trials,
         guards::trials,
         render::trials,
         crashes::trials,
@@ -48,6 +50,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[&[(&str, Role)]] = &[
     arrays::ROLES,
+    arena::ROLES,
     crashes::ROLES,
     guards::ROLES,
     holder::ROLES,
