@@ -88,7 +88,10 @@ pub use half as __half;
 #[doc(hidden)]
 pub use num_complex as __num_complex;
 
-pub use crate::arena::{Arena, ArenaArray, ArenaDraft, ArenaHandle, ArenaMember, ArenaOptions, ArenaStats, Collected};
+pub use crate::arena::{
+    Arena, ArenaArray, ArenaDraft, ArenaHandle, ArenaMember, ArenaOptions, ArenaStats, Collected, CounterHandle,
+    Counters, Held, Lent, Limbo, Memory,
+};
 pub use crate::array::{
     ArrayOptions, ArrayReader, ArrayWriter, CreationMode, DType, Draft, Element, FrozenArray, Order, ReadGuard,
     SealableDraft, SharedArray, WriteGuard,

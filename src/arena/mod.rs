@@ -6,10 +6,12 @@
 mod allocate;
 mod array;
 mod block;
+mod counters;
 mod estate;
 mod geometry;
 mod ground;
 mod handle;
+mod limbo;
 mod members;
 mod options;
 mod sizes;
@@ -22,9 +24,11 @@ use std::sync::Arc;
 use ndarray::{ArrayRef, Dimension, ShapeBuilder};
 
 pub use self::array::{ArenaArray, ArenaDraft};
+pub use self::counters::{Counters, Held};
 pub use self::estate::Collected;
 use self::ground::Ground;
-pub use self::handle::ArenaHandle;
+pub use self::handle::{ArenaHandle, CounterHandle};
+pub use self::limbo::{Lent, Limbo, Memory};
 pub use self::options::ArenaOptions;
 use self::slots::SEATS;
 use crate::array::Element;
@@ -169,7 +173,7 @@ impl Arena {
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn get<T: Element, D: Dimension>(&self, handle: &ArenaHandle) -> Result<ArenaArray<T, D>> {
         self.ground.check_process()?;
-        if handle.arena() != self.ground.tag() {
+        if handle.owner() != self.ground.tag() {
             return Err(Error::InvalidSetting {
                 setting: "the handle",
                 value: handle.to_string(),
