@@ -4,9 +4,10 @@
 //! seen that it is over; FLIGHT stands for the receiver until he comes, then his bit does. So every loan ends exactly once: by its
 //! receiver's release, or with his death.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::estate::Collected;
 use super::geometry::{Geometry, SLOTS_OF_SPAN};
@@ -37,6 +38,8 @@ struct Inner {
     cursor: AtomicU32,
     /// Slots that this process has seen to be free.
     free: Mutex<Vec<u32>>,
+    /// What this process has received and not given back: of its own loans it has two holds.
+    received: Mutex<HashSet<CounterHandle>>,
 }
 
 impl Counters {
@@ -84,7 +87,12 @@ impl Counters {
     }
 
     fn of(ground: Ground) -> Self {
-        Self { inner: Arc::new(Inner { ground, cursor: AtomicU32::new(0), free: Mutex::new(Vec::new()) }) }
+        let (cursor, free, received) = (AtomicU32::new(0), Mutex::default(), Mutex::default());
+        Self { inner: Arc::new(Inner { ground, cursor, free, received }) }
+    }
+
+    fn received(&self) -> MutexGuard<'_, HashSet<CounterHandle>> {
+        self.inner.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ground(&self) -> &Ground {
@@ -113,6 +121,7 @@ impl Counters {
         if !self.ground().slots().receive(handle.slot(), handle.serial()) {
             return Err(self.spent());
         }
+        self.received().insert(*handle);
         Ok(Held { counters: self.clone(), handle: *handle, released: false })
     }
 
@@ -124,11 +133,10 @@ impl Counters {
     /// below what it is.
     pub fn release(&self, handle: &CounterHandle) -> Result<()> {
         self.check(handle)?;
-        let slots = self.ground().slots();
-        if !slots.is_held_here(handle.slot(), handle.serial()) {
+        if !self.received().remove(handle) {
             return Err(self.spent());
         }
-        match slots.release(handle.slot()) {
+        match self.ground().slots().release(handle.slot()) {
             Released::NotHeld => Err(self.spent()),
             Released::Held | Released::Freed => Ok(()),
         }
@@ -142,12 +150,11 @@ impl Counters {
     pub fn count(&self, handle: &CounterHandle) -> Result<u32> {
         self.check(handle)?;
         self.collect()?;
-        let slots = self.ground().slots();
-        if !slots.is_shared_as(handle.slot(), handle.serial()) {
-            return Err(self.spent());
+        let slot = self.ground().slot_table().get(handle.slot() as usize).filter(|slot| !slot.is_free());
+        match slot {
+            Some(slot) if self.ground().slots().is_shared_as(handle.slot(), handle.serial()) => Ok(slot.borrowers()),
+            _ => Err(self.spent()),
         }
-        let slot = self.ground().slot_table().get(handle.slot() as usize);
-        Ok(slot.map_or(0, super::slots::Slot::borrowers))
     }
 
     /// Subtracts what dead processes held or lent.

@@ -296,11 +296,6 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         }
     }
 
-    /// Whether this process holds the block that was shared under this serial.
-    pub(crate) fn is_held_here(&self, index: u32, serial: u64) -> bool {
-        self.at(index).is_some_and(|(_, held)| held.load() != 0) && self.is_shared_as(index, serial)
-    }
-
     /// Whether nobody but this process holds the block, once, and no handle to it is in flight.
     pub(crate) fn is_held_by_us_alone(&self, index: u32) -> bool {
         self.at(index).is_some_and(|(slot, held)| holders(slot.word.load()) == self.bit && held.load() == 1)

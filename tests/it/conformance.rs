@@ -7,6 +7,7 @@ mod arena;
 mod arrays;
 mod counted;
 mod counted_races;
+mod counters;
 mod crashes;
 mod errors;
 mod frozen;
@@ -40,6 +41,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         handles::trials,
         orphans::trials,
         counted_races::trials,
+        counters::trials,
         hostile::trials,
         fuzz::trials,
         lookalikes::trials,
@@ -58,5 +60,6 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     fuzz::ROLES,
     orphans::ROLES,
     counted_races::ROLES,
+    counters::ROLES,
     races::ROLES,
 ];
