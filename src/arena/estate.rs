@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::ground::{Ground, TURN_WAIT};
-use super::slots::SEATS;
+use super::slots::{SEATS, Slot};
 use crate::backend::lock_space;
 use crate::error::Result;
 use crate::segment::Turn;
@@ -67,7 +67,7 @@ impl Ground {
     pub(super) fn settle_seat(&self, seat: u32, _recover: &Turn) -> Result<usize> {
         let slots = self.slot_table();
         for carrier in self.carriers() {
-            carrier.inherit(seat, &mut |slot| slots.get(slot as usize).is_some_and(|slot| slot.keep_for_estate()));
+            carrier.inherit(seat, &mut |slot| slots.get(slot as usize).is_some_and(Slot::keep_for_estate));
         }
         let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
         self.free_loose_spans()?;
