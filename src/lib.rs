@@ -65,6 +65,7 @@
 //! `bool`, `char`, `usize` and structured elements; resizing; arrays over a network; protection against a writer that does not
 //! take the locks.
 
+mod arena;
 mod array;
 mod backend;
 mod backoff;

@@ -19,6 +19,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("share", 4),
     ("process", 4),
     ("manager", 4),
+    ("arena", 5),
     ("render", 5),
 ];
 

@@ -1,0 +1,3 @@
+//! Floor 5: many arrays in one segment.
+
+pub(crate) mod ring;
