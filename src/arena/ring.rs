@@ -42,7 +42,7 @@ pub(crate) struct Message {
 
 /// Why a message cannot be put there or taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused<E = std::convert::Infallible> {
+pub(crate) enum Refused {
     /// There is no room for another message.
     Full,
     /// There is no message.
@@ -51,8 +51,6 @@ pub(crate) enum Refused<E = std::convert::Infallible> {
     Closed,
     /// These bytes are not what anybody here could have written.
     Damaged,
-    /// The receiver could not hold the block.
-    Unheld(E),
 }
 
 /// A cell's content, as it was read at one moment.
@@ -167,19 +165,25 @@ impl<'a, W: Word> Ring<'a, W> {
     ///
     /// The block is held before the message is taken, since nobody else might keep it afterwards. A message that
     /// another receiver takes meanwhile keeps its block no longer, so `hold` may be about a block that is no more, or is
-    /// another's by now, and must then do no harm until it is undone by `release`.
-    pub(crate) fn pop<E>(
+    /// another's by now: it may refuse, and must do no harm until it is undone by `release`.
+    pub(crate) fn pop(
         self,
-        mut hold: impl FnMut(u32) -> Result<(), E>,
+        mut hold: impl FnMut(u32) -> bool,
         mut release: impl FnMut(u32),
-    ) -> Result<(u64, Message), Refused<E>> {
+    ) -> Result<(u64, Message), Refused> {
         loop {
             let head = self.head.load();
             let (place, lap) = self.at(head);
             let cell = Cell(place.load());
             match (cell.lead(lap), cell.message()) {
                 (0, Some(message)) => {
-                    hold(message.slot).map_err(Refused::Unheld)?;
+                    if !hold(message.slot) {
+                        // Who sends keeps the block as long as the message is there.
+                        if place.load() == cell.0 {
+                            return Err(Refused::Damaged);
+                        }
+                        continue;
+                    }
                     let emptied = Cell::empty(lap + 1).marked_as(cell);
                     if place.exchange(cell.0, emptied.0).is_ok() {
                         Self::advance(self.head, head);
@@ -191,7 +195,7 @@ impl<'a, W: Word> Ring<'a, W> {
                 (0, None) => return Err(Refused::Empty),
                 // Somebody took the message, and may never come to say so; there may even be another.
                 (1, _) => Self::advance(self.head, head),
-                _ => Self::unless_damaged(self.head, head).map_err(|_| Refused::Damaged)?,
+                _ => Self::unless_damaged(self.head, head)?,
             }
         }
     }

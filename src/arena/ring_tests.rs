@@ -35,7 +35,7 @@ fn message(sender: u32, slot: u32) -> Message {
 
 /// Takes a message whose block nobody counts.
 fn pop<W: Word>(ring: Ring<'_, W>) -> Result<Message, Refused> {
-    ring.pop(|_| Ok(()), |_| ()).map(|(_, message)| message)
+    ring.pop(|_| true, |_| ()).map(|(_, message)| message)
 }
 
 #[test]
@@ -144,8 +144,8 @@ fn a_block_that_cannot_be_held_stays_in_the_queue() {
     let memory = plain(1);
     let ring = memory.ring();
     ring.push(message(1, 7)).expect("room");
-    let refused = ring.pop(|slot| Err(slot), |_| panic!("it was not held"));
-    assert_eq!(refused, Err(Refused::Unheld(7)));
+    let refused = ring.pop(|_| false, |_| panic!("it was not held"));
+    assert_eq!(refused, Err(Refused::Damaged), "who sent it did not keep it");
     assert_eq!(pop(ring), Ok(message(1, 7)));
 }
 
@@ -303,6 +303,19 @@ mod model {
             change(&self.blocks[slot as usize], |word| word | 1 << seat);
         }
 
+        /// Keeps a block that somebody else does; `false` if nobody does.
+        fn hold(&self, slot: u32, seat: u32) -> bool {
+            let word = &self.blocks[slot as usize];
+            let mut current = word.load();
+            while current % LIFE != 0 {
+                match word.exchange(current, current | 1 << seat) {
+                    Ok(()) => return true,
+                    Err(now) => current = now,
+                }
+            }
+            false
+        }
+
         /// Whoever goes last frees the block, which is another's then.
         fn release(&self, slot: u32, seat: u32) {
             change(&self.blocks[slot as usize], |word| {
@@ -317,11 +330,7 @@ mod model {
 
         /// Takes a message and makes sure that its block has lived since it was sent.
         fn receive(&self, seat: u32) -> Option<u32> {
-            let hold = |slot| {
-                self.keep(slot, seat);
-                Ok::<_, ()>(())
-            };
-            match self.ring().pop(hold, |slot| self.release(slot, seat)) {
+            match self.ring().pop(|slot| self.hold(slot, seat), |slot| self.release(slot, seat)) {
                 Ok((_, message)) => Some(message.slot),
                 Err(Refused::Empty | Refused::Closed) => None,
                 Err(other) => panic!("{other:?}"),
