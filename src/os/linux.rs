@@ -131,6 +131,18 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
     Ok(())
 }
 
+/// Leaves a mapping out of forked children, so that a lock that it holds goes with this process.
+pub(crate) fn keep_from_children(mapping: &memmap2::MmapRaw) -> io::Result<()> {
+    cfg_if::cfg_if! {
+        if #[cfg(target_os = "linux")] {
+            mapping.advise(memmap2::Advice::DontFork)
+        } else {
+            let _ = mapping; // memmap2 does not know the advice here
+            Ok(())
+        }
+    }
+}
+
 /// Creates memory that has no name and can be sealed: `memfd_create(2)`.
 pub(crate) fn create_sealable() -> io::Result<File> {
     const NAME: &CStr = c"ndarray-shm";

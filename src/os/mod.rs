@@ -28,6 +28,7 @@
 //! | `daemon`: `supported`, `wait`, `Process`, .. | waiting for several sockets at once, and for the death of who is at their other end |
 //! | `daemon`: `set_apart`, `leave_session`, `keep_descriptors`, .. | a program in the background that outlives whoever started it |
 //! | `wait_on`, `wake` | sleep while a word of shared memory has a value, at most so long; wake those who do, in any process. Where that is impossible, short sleeps |
+//! | `keep_from_children` | leaves a mapping, and the locks that it holds, out of forked children where that can be |
 //! | `fork_generation` | a number that differs between a process and its forked children |
 //! | `MAPPINGS_HOLD_LOCKS`, `EMPTY_FILES_CAN_BE_MAPPED`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
 //! | `own_program`, `prepare_child` | start this program again; what a child gets and how it is bound to its parent |

@@ -231,3 +231,9 @@ pub(crate) fn owns_files_of(_user: u32) -> bool {
 pub(crate) fn path_from(bytes: Vec<u8>) -> Option<std::path::PathBuf> {
     Some(String::from_utf8(bytes).ok()?.into())
 }
+
+/// Leaves a mapping out of forked children; not done here, where locks need their descriptor anyway.
+#[allow(clippy::unnecessary_wraps)] // other systems can fail
+pub(crate) fn keep_from_children(_mapping: &memmap2::MmapRaw) -> std::io::Result<()> {
+    Ok(())
+}

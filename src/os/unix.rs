@@ -243,3 +243,9 @@ cfg_if::cfg_if! {
 pub(crate) fn is_in_file_system_of(_file: &File, _directory: &Path) -> bool {
     false
 }
+
+/// Leaves a mapping out of forked children; not done here, where locks need their descriptor anyway.
+#[allow(clippy::unnecessary_wraps)] // other systems can fail
+pub(crate) fn keep_from_children(_mapping: &memmap2::MmapRaw) -> std::io::Result<()> {
+    Ok(())
+}

@@ -96,6 +96,11 @@ impl State {
         Self(1 | if named { NAMED } else { 0 })
     }
 
+    /// The state of what is counted otherwise: only whether its name stays is said here.
+    pub(crate) fn unattended(keep: bool) -> Self {
+        Self(if keep { KEPT } else { 0 })
+    }
+
     pub(crate) fn of_bytes(bytes: [u8; 8]) -> Self {
         Self(u64::from_le_bytes(bytes))
     }
