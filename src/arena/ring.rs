@@ -14,16 +14,16 @@
 //!
 //!    empty(lap) ──push──▶ full(lap, sender, block) ──pop──▶ empty(lap + 1)
 //!                                │ inherit ▲
-//!                                └─────────┘ the sender is nobody any more
+//!                                └─────────┘ the sender is an estate now
 //! ```
 //!
 //! The cell at which the next message would go is marked *closed*; a mark is where the end of the queue is for ever, so
 //! whoever sends is either before it or refused. New memory, which is zero, is an empty queue.
 
-use crate::segment::counts::Word;
+use super::slots::{SEATS, Word};
 
-/// The sender of a message whose sender has left or died: the block is kept by nobody in particular.
-pub(crate) const NOBODY: u32 = 47;
+/// The sender of a message whose sender has left or died: an estate keeps the block.
+pub(crate) const ESTATE_SENDER: u32 = SEATS + 1;
 
 const SENDER_SHIFT: u32 = 32;
 const SENDER: u64 = 0x3f << SENDER_SHIFT;
@@ -34,7 +34,7 @@ const LAPS: u64 = u64::MAX >> LAP_SHIFT;
 /// What is in a queue: who sent it, and the block that it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// The seat of the member that sent it, or [`NOBODY`].
+    /// The seat of the member that sent it, or [`ESTATE_SENDER`].
     pub(crate) sender: u32,
     /// The number of the block's slot.
     pub(crate) slot: u32,
@@ -262,20 +262,23 @@ impl<'a, W: Word> Ring<'a, W> {
         Cell(place.load()).lead(lap) == 1
     }
 
-    /// Makes nobody the sender of what is left of a sender who sends no more.
+    /// Makes an estate of what is left of a sender who sends no more.
     ///
-    /// `keep` is called for each block first, perhaps in vain, and keeps it until no message is [found](Self::messages)
-    /// with nobody as its sender; only one caller at a time can tell. Done in part, it can be done again.
-    pub(crate) fn inherit(self, sender: u32, mut keep: impl FnMut(u32)) {
+    /// `keep` is called for each block first, perhaps in vain, and keeps it until no message of an estate is
+    /// [found](Self::messages) for it; one at a time may do either. Done in part, it can be done again.
+    pub(crate) fn inherit(self, sender: u32, mut keep: impl FnMut(u32) -> bool) {
         for place in self.cells {
-            loop {
-                let cell = Cell(place.load());
-                let Some(message) = cell.message().filter(|message| message.sender == sender) else { break };
-                keep(message.slot);
-                let heir = Cell::full(cell.0 >> LAP_SHIFT, Message { sender: NOBODY, ..message }).marked_as(cell);
-                if place.exchange(cell.0, heir.0).is_ok() {
+            let mut cell = Cell(place.load());
+            while let Some(message) = cell.message().filter(|message| message.sender == sender) {
+                let heir = Message { sender: ESTATE_SENDER, ..message };
+                // What cannot be kept was taken meanwhile, or was never anybody's.
+                let done = !keep(message.slot)
+                    || place.exchange(cell.0, Cell::full(cell.0 >> LAP_SHIFT, heir).marked_as(cell).0).is_ok();
+                let now = Cell(place.load());
+                if done && now == cell {
                     break;
                 }
+                cell = now;
             }
         }
     }

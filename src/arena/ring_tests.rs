@@ -110,9 +110,9 @@ fn what_is_there_when_it_is_closed_can_be_had_and_nothing_else_comes() {
         assert_eq!((ring.is_closed(), ring.close()), (Ok(false), Ok(true)));
         assert_eq!((ring.is_closed(), ring.close()), (Ok(true), Ok(false)));
         assert_eq!((ring.push(message(1, 9)), ring.len()), (Err(Refused::Closed), sent as usize));
-        ring.inherit(1, |_| ());
+        ring.inherit(1, |_| true);
         for slot in 0..sent {
-            assert_eq!(pop(ring), Ok(message(NOBODY, slot)));
+            assert_eq!(pop(ring), Ok(message(ESTATE_SENDER, slot)));
             assert_eq!(ring.push(message(1, 9)), Err(Refused::Closed));
         }
         assert_eq!((pop(ring), ring.is_closed(), ring.len()), (Err(Refused::Closed), Ok(true), 0));
@@ -123,18 +123,22 @@ fn what_is_there_when_it_is_closed_can_be_had_and_nothing_else_comes() {
 fn what_one_sender_sent_is_inherited_and_stays_where_it_is() {
     let memory = plain(8);
     let ring = memory.ring();
-    let sent = [message(1, 10), message(2, 20), message(1, 11), message(NOBODY, 30), message(0, 0)];
+    let sent = [message(1, 10), message(2, 20), message(1, 11), message(ESTATE_SENDER, 30), message(0, 0)];
     for message in sent {
         ring.push(message).expect("room");
     }
     let mut kept = Vec::new();
-    ring.inherit(1, |slot| kept.push(slot));
+    ring.inherit(1, |slot| {
+        kept.push(slot);
+        true
+    });
     ring.inherit(1, |_| panic!("there is nothing left"));
     assert_eq!(kept, [10, 11]);
-    let found: Vec<_> = ring.messages().filter(|message| message.sender == NOBODY).map(|found| found.slot).collect();
+    let found: Vec<_> =
+        ring.messages().filter(|message| message.sender == ESTATE_SENDER).map(|found| found.slot).collect();
     assert_eq!(found, [10, 11, 30]);
     let taken: Vec<_> = sent.iter().map(|_| pop(ring).expect("a message")).collect();
-    let after = sent.map(|sent| if sent.sender == 1 { Message { sender: NOBODY, ..sent } } else { sent });
+    let after = sent.map(|sent| if sent.sender == 1 { Message { sender: ESTATE_SENDER, ..sent } } else { sent });
     assert_eq!(taken, after);
     assert_eq!(ring.messages().count(), 0);
 }
@@ -171,7 +175,7 @@ fn foreign_bytes_are_an_error_and_not_an_endless_loop() {
         damaged += u32::from(pop(ring) == Err(Refused::Damaged));
         damaged += u32::from(ring.close().is_err());
         assert!(ring.len() <= 4);
-        ring.inherit(1, |_| ());
+        ring.inherit(1, |_| true);
         assert!(!ring.messages().any(|message| message.sender == 1));
     }
     assert!(damaged > 1000, "{damaged}");
@@ -451,7 +455,7 @@ mod model {
                     let early = memory.receive(2);
                     let killed = killed.join().expect("it ends");
                     // What the dead one kept is inherited before it is taken from it.
-                    memory.ring().inherit(0, |slot| memory.keep(slot, NOBODY));
+                    memory.ring().inherit(0, |slot| memory.hold(slot, ESTATE_SENDER));
                     memory.release(0, 0);
                     let received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
                     let times = |slot| received.iter().filter(|received| **received == slot).count();
@@ -503,7 +507,7 @@ mod model {
                 });
                 let heir = spawn(&memory, move |memory| {
                     let inherit = |memory: &Memory<Mortal<'_>>| {
-                        memory.ring().inherit(0, |slot| memory.keep(slot, NOBODY));
+                        memory.ring().inherit(0, |slot| memory.hold(slot, ESTATE_SENDER));
                         (0..2).for_each(|slot| memory.release(slot, 0));
                     };
                     if killed_after(steps, memory, inherit).is_none() {
@@ -516,7 +520,7 @@ mod model {
                 assert_eq!(drain(&memory, 2), [1]);
                 assert_eq!(memory.ring().messages().count(), 0);
                 for (slot, seat) in [(0, 1), (1, 2)] {
-                    memory.release(slot, NOBODY);
+                    memory.release(slot, ESTATE_SENDER);
                     assert_eq!(Word::load(&memory.blocks[slot as usize]), 1 << seat, "the receiver alone keeps it");
                 }
             });
