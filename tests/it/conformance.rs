@@ -17,6 +17,8 @@ mod hostile;
 mod lookalikes;
 mod names;
 mod orphans;
+mod queue_kills;
+mod queues;
 mod races;
 mod render;
 
@@ -42,6 +44,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         fuzz::trials,
         lookalikes::trials,
         names::trials,
+        queues::trials,
+        queue_kills::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
 }
@@ -56,4 +60,6 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     orphans::ROLES,
     counted_races::ROLES,
     races::ROLES,
+    queues::ROLES,
+    queue_kills::ROLES,
 ];
