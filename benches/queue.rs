@@ -106,7 +106,8 @@ mod linux {
         let mut times = times.split_off(rounds / 10); // the first ones warm up
         times.sort_unstable();
         let (median, most) = (times[times.len() / 2], times[times.len() * 99 / 100]);
-        let ratio = yardstick.map_or(String::new(), |bare| format!("{:>8.2}", median.as_secs_f64() / bare.as_secs_f64()));
+        let ratio =
+            yardstick.map_or(String::new(), |bare| format!("{:>8.2}", median.as_secs_f64() / bare.as_secs_f64()));
         let micros = |time: Duration| time.as_secs_f64() * 1e6;
         println!("  {name:<44}{:>10.2}{:>10.2}{ratio}", micros(median), micros(most));
         median

@@ -88,6 +88,10 @@ pub use half as __half;
 #[doc(hidden)]
 pub use num_complex as __num_complex;
 
+pub use crate::arena::{
+    Arena, ArenaArray, ArenaDraft, ArenaHandle, ArenaMember, ArenaMessage, ArenaOptions, ArenaStats, Collected, Queue,
+    ReceiveError, Sendable,
+};
 pub use crate::array::{
     ArrayOptions, ArrayReader, ArrayWriter, CreationMode, DType, Draft, Element, FrozenArray, Order, ReadGuard,
     SealableDraft, SharedArray, WriteGuard,

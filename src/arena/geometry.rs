@@ -167,9 +167,12 @@ mod tests {
             let mut record = SAMPLE.to_record();
             record[bit / 8] ^= 1 << (bit % 8);
             let read = Geometry::of_record(&record, SAMPLE.payload());
-            // Holes and the maker's number are told, not believed: nothing depends on them but room taken in advance.
-            let told = (32..33).contains(&bit) || bit >= 24 * 8;
-            assert_eq!(read.is_ok(), told, "bit {bit}: {read:?}");
+            // Holes and the maker's number are told, and nothing depends on them. Rounding hides a few cells: what is believed
+            // fits into the file all the same.
+            let told = bit == 32 || bit >= 24 * 8;
+            let hidden =
+                (16 * 8..24 * 8).contains(&bit) && read.as_ref().is_ok_and(|read| read.payload() == SAMPLE.payload());
+            assert!(read.is_err() || told || hidden, "bit {bit}: {read:?}");
         }
         for spans in [0, MOST_SPANS + 1, u64::MAX] {
             let mut record = SAMPLE.to_record();

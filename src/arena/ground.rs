@@ -7,9 +7,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::allocate::Memory;
 use super::event::Event;
 use super::geometry::{Geometry, MEMBER, QUEUE_HEAD, SLOT, SLOTS_OF_SPAN, SPAN};
 use super::ring::Ring;
+use super::sent::SentLists;
 use super::slots::{SEATS, Slot, Slots};
 use crate::backend::DraftOptions;
 use crate::backend::lock_space::{RECOVER, SPANS};
@@ -23,6 +25,8 @@ use crate::segment::{DraftSegment, Home, Mark, Segment, Turn, collect};
 
 /// How long anybody waits for what everybody holds for moments only.
 const TURN_WAIT: Duration = Duration::from_secs(10);
+/// How long somebody waits for it who is merely dropped: others can settle what he leaves.
+const DROP_WAIT: Duration = Duration::from_millis(100);
 
 /// One member's line of the table.
 #[repr(C)]
@@ -81,6 +85,9 @@ pub(crate) struct Ground {
     pub(super) mark: Option<Mark>,
     /// How often this process holds each block.
     held: Box<[AtomicU32]>,
+    memory: Memory,
+    /// What this process has sent.
+    pub(super) sent: SentLists,
     /// Threads of this process queue here for SPANS, instead of at the kernel's lock.
     span_turns: Mutex<()>,
     /// `None` when it was left.
@@ -134,6 +141,8 @@ impl Ground {
             seat: SEATS,
             mark: None,
             held,
+            memory: Memory::default(),
+            sent: SentLists::new(geometry.queues),
             span_turns: Mutex::new(()),
             segment: Some(segment),
         };
@@ -190,7 +199,11 @@ impl Ground {
 
     /// Waits for the right to settle estates.
     pub(crate) fn recover_turn(&self) -> Result<Turn> {
-        self.segment()?.turn(RECOVER, TURN_WAIT, &self.home)
+        self.recover_turn_within(TURN_WAIT)
+    }
+
+    pub(super) fn recover_turn_within(&self, limit: Duration) -> Result<Turn> {
+        self.segment()?.turn(RECOVER, limit, &self.home)
     }
 
     /// `count` values of a type that is atomics only, `at` bytes from the beginning.
@@ -288,8 +301,23 @@ impl Ground {
         Some(unsafe { segment.pointer().add(at) })
     }
 
+    /// Words of a block that is held, `at` bytes from the first span.
+    pub(crate) fn words_at(&self, at: u64, count: u64) -> &[AtomicU64] {
+        let end = at.saturating_add(count.saturating_mul(8));
+        if end > self.geometry.capacity() { &[] } else { self.table(self.geometry.data_at() + at, count) }
+    }
+
+    /// Where this process found free blocks.
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     /// Gives up the seat, unmaps, and removes the name if nobody else is here.
-    pub(crate) fn leave(&mut self) -> Result<()> {
+    pub(crate) fn close(mut self) -> Result<()> {
+        self.leave(TURN_WAIT)
+    }
+
+    fn leave(&mut self, limit: Duration) -> Result<()> {
         if self.segment.is_none() {
             return Ok(());
         }
@@ -299,7 +327,7 @@ impl Ground {
             return Ok(());
         }
         // What cannot be settled now is settled by whoever finds that the seat's lock is gone.
-        let settled = if self.seat < SEATS { self.give_up_seat() } else { Ok(()) };
+        let settled = if self.seat < SEATS { self.give_up_seat(limit) } else { Ok(()) };
         let id = self.segment.as_ref().map(Segment::id);
         self.mark = None;
         self.segment = None; // and with it the lease
@@ -310,6 +338,6 @@ impl Ground {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        let _reported_by_close = self.leave();
+        let _reported_by_close = self.leave(DROP_WAIT);
     }
 }

@@ -72,6 +72,12 @@ impl Ground {
         Ok(seat == self.seat || self.segment()?.is_range_locked(lock_space::seat(seat), self.home())?)
     }
 
+    /// Number of the process in a seat, to be shown.
+    pub(crate) fn process_of(&self, seat: u32) -> u32 {
+        let process = self.members().get(seat as usize).map(|member| member.process.load(Ordering::Relaxed));
+        process.and_then(|process| u32::try_from(process).ok()).unwrap_or(0)
+    }
+
     /// Says that the seat is free, and that nothing is left. The caller has its lock, and has settled everything.
     pub(super) fn clear_state(&self, seat: u32) {
         if let Some(member) = self.members().get(seat as usize) {
@@ -80,8 +86,8 @@ impl Ground {
     }
 
     /// Settles this member's own estate: messages that nobody has received yet stay valid.
-    pub(super) fn give_up_seat(&mut self) -> Result<()> {
-        let turn = self.recover_turn()?;
+    pub(super) fn give_up_seat(&mut self, limit: Duration) -> Result<()> {
+        let turn = self.recover_turn_within(limit)?;
         let settled = self.settle_seat(self.seat, &turn);
         self.seat = SEATS;
         settled.map(drop)

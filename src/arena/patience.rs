@@ -44,7 +44,8 @@ impl Patience {
     ) -> Option<R> {
         let begin = Instant::now();
         let deadline = limit.map(|limit| begin.checked_add(limit));
-        let look = if may_look() { Duration::from_nanos(self.look.load(Ordering::Relaxed).into()) } else { Duration::ZERO };
+        let look =
+            if may_look() { Duration::from_nanos(self.look.load(Ordering::Relaxed).into()) } else { Duration::ZERO };
         let look = limit.map_or(look, |limit| look.min(limit));
         if !look.is_zero() {
             loop {

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use ndarray::Dimension;
 
-use super::array::{Arena, ArenaArray};
+use super::Arena;
+use super::array::ArenaArray;
 use super::block::{Block, Description};
 use super::ground::{Ground, QueueWords};
 use super::patience::Patience;
@@ -68,7 +69,7 @@ impl Arena {
     ///
     /// [`InvalidSetting`](Error::InvalidSetting): the arena was made with fewer queues.
     pub fn queue(&self, index: u32) -> Result<Queue> {
-        let ground = self.ground();
+        let ground = &self.ground;
         if ground.queue_words(index).is_none() {
             return Err(Error::InvalidSetting {
                 setting: "the number of the queue",
@@ -322,13 +323,18 @@ impl fmt::Debug for Queue {
 #[derive(Debug)]
 pub struct ArenaMessage {
     block: Block,
+    serial: u64,
     description: Description,
 }
 
 impl ArenaMessage {
     fn of_held(ground: &Arc<Ground>, slot: u32) -> Result<Self> {
         let (block, description) = Block::of_held(ground, slot)?;
-        Ok(Self { block, description })
+        let serial = ground.slots().serial(slot).ok_or_else(|| Error::Trailer {
+            location: ground.name().to_owned(),
+            reason: format!("the array in slot {slot} was sent before it was shared"),
+        })?;
+        Ok(Self { block, serial, description })
     }
 
     /// The type of the elements.
@@ -352,10 +358,10 @@ impl ArenaMessage {
     ///
     /// They give the message back. [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch).
     pub fn into_array<T: Element, D: Dimension>(self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
-        let Self { block, description } = self;
-        ArenaArray::of_block(block, &description).map_err(|error| {
+        let Self { block, serial, description } = self;
+        ArenaArray::of_block(block, serial, &description).map_err(|error| {
             let (error, block) = error.into_parts();
-            IntoError::new(error, Self { block, description })
+            IntoError::new(error, Self { block, serial, description })
         })
     }
 }
