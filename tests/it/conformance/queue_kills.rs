@@ -40,6 +40,8 @@ pub const ROLES: &[(&str, Role)] = &[("soak-send", soak_send), ("soak-receive", 
 const CREW: usize = 2;
 /// Messages that are said to be sent before they are.
 const BATCH: u64 = 8;
+/// How long a child waits for the others before it ends the test.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Numbers that one sender has for itself.
 const OWN: u64 = 1 << 32;
 /// More than all messages on their way can take.
@@ -99,7 +101,7 @@ fn soak_send(arguments: &[String]) {
                 kept.push_back(array.clone());
                 kept.truncate(4);
             }
-            queue.send(array).expect("it is open");
+            queue.send_timeout(array, PATIENCE).expect("there will be room");
         }
         number += BATCH;
         report(&format!("sent {number}"));
@@ -112,7 +114,7 @@ fn soak_receive(arguments: &[String]) {
     let queue = arena.queue(0).expect("the first");
     loop {
         report("wait");
-        let array = match queue.recv::<u64, Ix1>() {
+        let array = match queue.recv_timeout::<u64, Ix1>(PATIENCE) {
             Ok(array) => array,
             Err(error) if error.error().is_closed() => break,
             Err(error) => panic!("{error}"),
