@@ -57,8 +57,10 @@ mod linux {
 
         #[allow(unsafe_code)]
         fn at(&self, offset: usize) -> &AtomicU32 {
+            assert!(offset < 4096 && offset % 4 == 0, "within the page, and aligned");
+            let word = self.0.as_mut_ptr().wrapping_add(offset).cast();
             // SAFETY: the page is mapped as long as `self`, nobody uses it but as atomics, and the offset is aligned.
-            unsafe { AtomicU32::from_ptr(self.0.as_mut_ptr().add(offset).cast()) }
+            unsafe { AtomicU32::from_ptr(word) }
         }
 
         fn set(&self, offset: usize, turn: u32, wakes: bool) {
@@ -199,9 +201,9 @@ mod linux {
             let index = index.parse().expect("a number");
             return if part == "near" { near(index) } else { far(index) };
         }
-        for index in 0..TABLES.len() {
-            if cpus(TABLES[index]).is_none() {
-                println!("{}: needs more CPUs than this process may use", TABLES[index].title);
+        for (index, table) in TABLES.into_iter().enumerate() {
+            if cpus(table).is_none() {
+                println!("{}: needs more CPUs than this process may use", table.title);
                 continue;
             }
             let status = start("near", index).wait().expect("it ends");

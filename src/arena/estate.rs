@@ -12,8 +12,9 @@
 //! ESTATE bits whose message has been received since are cleared by whoever comes here next.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
-use super::ground::Ground;
+use super::ground::{Ground, TURN_WAIT};
 use super::ring::{ESTATE_SENDER, Ring};
 use super::slots::{SEATS, Slot};
 use crate::backend::lock_space;
@@ -45,9 +46,14 @@ impl Ground {
 
     /// Settles what dead members have left, and ends what their estates need not keep any more.
     pub(crate) fn settle_estates(&self) -> Result<Collected> {
+        self.settle_estates_within(TURN_WAIT)
+    }
+
+    /// The same, but waits no longer than this for others who are at it.
+    pub(crate) fn settle_estates_within(&self, limit: Duration) -> Result<Collected> {
         self.check_process()?;
         let mut collected = Collected::default();
-        let recover = self.recover_turn()?;
+        let recover = self.recover_turn(limit)?;
         for seat in (0..SEATS).filter(|seat| *seat != self.seat()) {
             let range = lock_space::seat(seat);
             if !self.is_taken(seat) || !recover.try_also(range, self.home())? {

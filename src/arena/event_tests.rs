@@ -11,7 +11,7 @@ use super::{Bed, Event, SOMEBODY};
 
 /// A word on which threads sleep as on one of the kernel's: it compares and goes to sleep in one step, and for ever.
 struct Word {
-    word: AtomicU32,
+    value: AtomicU32,
     /// How many sleep, and for how many of those who were woken it is time to get up.
     sleepers: Mutex<(u32, u32)>,
     morning: Condvar,
@@ -19,11 +19,11 @@ struct Word {
 
 impl Bed for Word {
     fn load(&self) -> u32 {
-        self.word.load(Ordering::Acquire)
+        self.value.load(Ordering::Acquire)
     }
 
     fn exchange(&self, current: u32, new: u32) -> Result<(), u32> {
-        self.word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
+        self.value.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
     }
 
     fn fence() {
@@ -32,7 +32,7 @@ impl Bed for Word {
 
     fn sleep(&self, expected: u32, _limit: Duration) {
         let mut sleepers = self.sleepers.lock().expect("nobody panicked");
-        if self.word.load(Ordering::SeqCst) != expected {
+        if self.value.load(Ordering::SeqCst) != expected {
             return;
         }
         sleepers.0 += 1;
@@ -62,7 +62,7 @@ struct Box {
 
 impl Box {
     fn new() -> Arc<Self> {
-        let event = Word { word: AtomicU32::new(0), sleepers: Mutex::new((0, 0)), morning: Condvar::new() };
+        let event = Word { value: AtomicU32::new(0), sleepers: Mutex::new((0, 0)), morning: Condvar::new() };
         Arc::new(Self { messages: AtomicU64::new(0), event })
     }
 

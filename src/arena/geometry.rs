@@ -6,15 +6,16 @@
 //! queues                 256 bytes and the cells (8 bytes each, a power of two of them) for each queue, rounded up to 64
 //! span table             8 bytes for each span, rounded up to 4096
 //! slot table             256 slots of 16 bytes for each span
-//! data                   spans of 64 KiB, the first at a multiple of that
+//! data                   spans of 64 KiB, the first at a multiple of that; counters have none
 //! last page       4096   as of a counted array: flags, name, the record below, footer of kind 3
 //!
-//! record: version 1 (4) | 1 = sparse (4) | spans (8) | queues (4) | cells of a queue (4) | maker's process (4) | zeros
+//! record: version 1 (4) | 1 = sparse, 2 = counters (4) | spans (8) | queues (4) | cells of a queue (4) | maker's process (4) | zeros
 //! ```
 
 use std::ops::Range;
 
 use super::slots::SEATS;
+use crate::segment::footer::Kind;
 use crate::segment::trailer::{PAGE, RECORD};
 
 /// Bytes of a span.
@@ -32,6 +33,7 @@ pub(crate) const MOST_CELLS: u32 = 1 << 24;
 
 const VERSION: u32 = 1;
 const SPARSE: u32 = 1;
+const COUNTERS: u32 = 2;
 const FIELDS: usize = 28;
 const MEMBERS_AT: u64 = PAGE as u64;
 const QUEUES_AT: u64 = MEMBERS_AT + PAGE as u64;
@@ -45,6 +47,8 @@ pub(crate) struct Geometry {
     pub(crate) queues: u32,
     pub(crate) cells: u32,
     pub(crate) sparse: bool,
+    /// Slots only: what they count lies elsewhere.
+    pub(crate) counters: bool,
     /// Number of the process that made it.
     pub(crate) maker: u32,
 }
@@ -81,7 +85,7 @@ impl Geometry {
 
     /// Bytes that blocks can have.
     pub(crate) fn capacity(&self) -> u64 {
-        u64::from(self.spans) * SPAN
+        if self.counters { 0 } else { u64::from(self.spans) * SPAN }
     }
 
     /// Bytes before the last page. With the limits on its numbers nothing here can overflow.
@@ -91,7 +95,7 @@ impl Geometry {
 
     pub(crate) fn to_record(self) -> [u8; RECORD] {
         let mut record = [0; RECORD];
-        let flags = if self.sparse { SPARSE } else { 0 };
+        let flags = if self.sparse { SPARSE } else { 0 } | if self.counters { COUNTERS } else { 0 };
         let fields: [&[u8]; 6] = [
             &VERSION.to_le_bytes(),
             &flags.to_le_bytes(),
@@ -110,7 +114,7 @@ impl Geometry {
     /// # Errors
     ///
     /// What is wrong, in words.
-    pub(crate) fn of_record(record: &[u8; RECORD], payload: u64) -> Result<Self, String> {
+    pub(crate) fn of_record(kind: Kind, record: &[u8; RECORD], payload: u64) -> Result<Self, String> {
         let number = |range: Range<usize>| range.rev().fold(0, |number, at| number << 8 | u64::from(record[at]));
         #[allow(clippy::cast_possible_truncation)] // four bytes are read
         let small = |at: usize| number(at..at + 4) as u32;
@@ -118,8 +122,12 @@ impl Geometry {
         if version != VERSION {
             return Err(format!("its record is of version {version}, and this program reads {VERSION}"));
         }
-        if flags & !SPARSE != 0 || record[FIELDS..].iter().any(|byte| *byte != 0) {
+        if flags & !(SPARSE | COUNTERS) != 0 || record[FIELDS..].iter().any(|byte| *byte != 0) {
             return Err("bytes that must be zero are not".into());
+        }
+        let counters = flags & COUNTERS != 0;
+        if counters != (kind == Kind::Counters) {
+            return Err("footer and record do not agree whether it has data".into());
         }
         let (queues, cells, maker) = (small(16), small(20), small(24));
         let cells_fit = cells.is_power_of_two() || (cells == 0 && queues == 0);
@@ -130,7 +138,7 @@ impl Geometry {
         else {
             return Err(format!("{spans} spans cannot be"));
         };
-        let geometry = Self { spans, queues, cells, sparse: flags & SPARSE != 0, maker };
+        let geometry = Self { spans, queues, cells, sparse: flags & SPARSE != 0, counters, maker };
         if geometry.payload() != payload {
             return Err(format!("{spans} spans, {queues} queues of {cells} cells do not make {payload} bytes"));
         }
@@ -142,13 +150,18 @@ impl Geometry {
 mod tests {
     use super::*;
 
-    const SAMPLE: Geometry = Geometry { spans: 10, queues: 8, cells: 1024, sparse: true, maker: 7 };
+    const SAMPLE: Geometry = Geometry { spans: 10, queues: 8, cells: 1024, sparse: true, counters: false, maker: 7 };
 
     #[test]
     fn what_was_written_is_read() {
-        assert_eq!(Geometry::of_record(&SAMPLE.to_record(), SAMPLE.payload()), Ok(SAMPLE));
-        let least = Geometry { spans: 1, queues: 0, cells: 0, sparse: false, maker: 0 };
-        assert_eq!(Geometry::of_record(&least.to_record(), least.payload()), Ok(least));
+        assert_eq!(Geometry::of_record(Kind::Arena, &SAMPLE.to_record(), SAMPLE.payload()), Ok(SAMPLE));
+        let least = Geometry { spans: 1, queues: 0, cells: 0, sparse: false, counters: false, maker: 0 };
+        assert_eq!(Geometry::of_record(Kind::Arena, &least.to_record(), least.payload()), Ok(least));
+        let counters = Geometry { counters: true, ..least };
+        let (record, payload) = (counters.to_record(), counters.payload());
+        assert_eq!(Geometry::of_record(Kind::Counters, &record, payload), Ok(counters));
+        assert!(Geometry::of_record(Kind::Arena, &record, payload).is_err());
+        assert_eq!(counters.payload(), counters.data_at());
     }
 
     #[test]
@@ -156,7 +169,7 @@ mod tests {
         #[allow(clippy::cast_possible_truncation)] // it is less
         let spans = MOST_SPANS as u32;
         let most = Geometry { spans, queues: MOST_QUEUES, cells: MOST_CELLS, ..SAMPLE };
-        assert_eq!(Geometry::of_record(&most.to_record(), most.payload()), Ok(most));
+        assert_eq!(Geometry::of_record(Kind::Arena, &most.to_record(), most.payload()), Ok(most));
         assert!(most.payload() > most.capacity() && most.slots() > u32::MAX - 512);
     }
 
@@ -166,7 +179,7 @@ mod tests {
         for bit in 0..FIELDS * 8 {
             let mut record = SAMPLE.to_record();
             record[bit / 8] ^= 1 << (bit % 8);
-            let read = Geometry::of_record(&record, SAMPLE.payload());
+            let read = Geometry::of_record(Kind::Arena, &record, SAMPLE.payload());
             // Holes and the maker's number are told, and nothing depends on them. Rounding hides a few cells: what is believed
             // fits into the file all the same.
             let told = bit == 32 || bit >= 24 * 8;
@@ -177,11 +190,11 @@ mod tests {
         for spans in [0, MOST_SPANS + 1, u64::MAX] {
             let mut record = SAMPLE.to_record();
             record[8..16].copy_from_slice(&spans.to_le_bytes());
-            assert!(Geometry::of_record(&record, SAMPLE.payload()).is_err(), "{spans}");
+            assert!(Geometry::of_record(Kind::Arena, &record, SAMPLE.payload()).is_err(), "{spans}");
         }
         let mut record = SAMPLE.to_record();
         record[RECORD - 1] = 1;
-        assert!(Geometry::of_record(&record, SAMPLE.payload()).is_err());
-        assert!(Geometry::of_record(&SAMPLE.to_record(), SAMPLE.payload() + 1).is_err());
+        assert!(Geometry::of_record(Kind::Arena, &record, SAMPLE.payload()).is_err());
+        assert!(Geometry::of_record(Kind::Arena, &SAMPLE.to_record(), SAMPLE.payload() + 1).is_err());
     }
 }

@@ -24,9 +24,9 @@ use crate::segment::trailer::Trailer;
 use crate::segment::{DraftSegment, Home, Mark, Segment, Turn, collect};
 
 /// How long anybody waits for what everybody holds for moments only.
-const TURN_WAIT: Duration = Duration::from_secs(10);
+pub(super) const TURN_WAIT: Duration = Duration::from_secs(10);
 /// How long somebody waits for it who is merely dropped: others can settle what he leaves.
-const DROP_WAIT: Duration = Duration::from_millis(100);
+pub(super) const DROP_WAIT: Duration = Duration::from_millis(100);
 
 /// One member's line of the table.
 #[repr(C)]
@@ -121,7 +121,7 @@ impl Ground {
         manager::announce(&*home.backend);
         let name = home.location.as_str();
         let read = |trailer: &Trailer| {
-            let geometry = Geometry::of_record(&trailer.record, trailer.payload)
+            let geometry = Geometry::of_record(kind, &trailer.record, trailer.payload)
                 .map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
             Ok(((geometry, trailer.id), geometry.sparse))
         };
@@ -198,11 +198,7 @@ impl Ground {
     }
 
     /// Waits for the right to settle estates.
-    pub(crate) fn recover_turn(&self) -> Result<Turn> {
-        self.recover_turn_within(TURN_WAIT)
-    }
-
-    pub(super) fn recover_turn_within(&self, limit: Duration) -> Result<Turn> {
+    pub(crate) fn recover_turn(&self, limit: Duration) -> Result<Turn> {
         self.segment()?.turn(RECOVER, limit, &self.home)
     }
 
@@ -328,9 +324,11 @@ impl Ground {
         }
         // What cannot be settled now is settled by whoever finds that the seat's lock is gone.
         let settled = if self.seat < SEATS { self.give_up_seat(limit) } else { Ok(()) };
-        let id = self.segment.as_ref().map(Segment::id);
         self.mark = None;
-        self.segment = None; // and with it the lease
+        let Some(segment) = self.segment.take() else { return settled };
+        let id = Some(segment.id());
+        segment.end_lease();
+        drop(segment);
         collect(&self.home, id, true)?;
         settled
     }

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::ground::Ground;
+use super::ground::{Ground, TURN_WAIT};
 use super::slots::SEATS;
 use crate::backend::lock_space;
 use crate::backoff::Backoff;
@@ -48,7 +48,7 @@ impl Ground {
                         mark.give_back(range);
                         continue;
                     }
-                    let turn = self.recover_turn()?;
+                    let turn = self.recover_turn(TURN_WAIT)?;
                     self.settle_seat(seat, &turn)?;
                 }
                 let Some(member) = self.members().get(seat as usize) else { continue };
@@ -87,7 +87,7 @@ impl Ground {
 
     /// Settles this member's own estate: messages that nobody has received yet stay valid.
     pub(super) fn give_up_seat(&mut self, limit: Duration) -> Result<()> {
-        let turn = self.recover_turn_within(limit)?;
+        let turn = self.recover_turn(limit)?;
         let settled = self.settle_seat(self.seat, &turn);
         self.seat = SEATS;
         settled.map(drop)

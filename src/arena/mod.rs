@@ -6,11 +6,13 @@
 mod allocate;
 mod array;
 mod block;
+mod counters;
 mod estate;
 mod event;
 mod geometry;
 mod ground;
 mod handle;
+mod limbo;
 mod members;
 mod options;
 mod patience;
@@ -27,9 +29,11 @@ use std::sync::Arc;
 use ndarray::{ArrayRef, Dimension, ShapeBuilder};
 
 pub use self::array::{ArenaArray, ArenaDraft};
+pub use self::counters::{Counters, Held};
 pub use self::estate::Collected;
 use self::ground::Ground;
-pub use self::handle::ArenaHandle;
+pub use self::handle::{ArenaHandle, CounterHandle};
+pub use self::limbo::{Lent, Limbo, Memory};
 pub use self::options::ArenaOptions;
 pub use self::queue::{ArenaMessage, Queue, ReceiveError, Sendable};
 use self::slots::SEATS;
@@ -175,7 +179,7 @@ impl Arena {
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn get<T: Element, D: Dimension>(&self, handle: &ArenaHandle) -> Result<ArenaArray<T, D>> {
         self.ground.check_process()?;
-        if handle.arena() != self.ground.tag() {
+        if handle.owner() != self.ground.tag() {
             return Err(Error::InvalidSetting {
                 setting: "the handle",
                 value: handle.to_string(),

@@ -105,6 +105,7 @@ impl ArenaOptions {
             queues: self.queues,
             cells: self.cells.next_power_of_two(),
             sparse: self.draft.sparse,
+            counters: false,
             maker: std::process::id(),
         };
         Arena::of(Ground::create(home, Kind::Arena, geometry, self.draft, self.keep)?)

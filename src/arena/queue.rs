@@ -282,7 +282,7 @@ impl Queue {
             let has_died = |seat| self.ground.is_taken(seat) && self.ground.is_alive(seat).is_ok_and(|alive| !alive);
             if (0..SEATS).any(has_died) {
                 // Others may be at it, and nobody who waits depends on it.
-                let _settled = self.ground.settle_estates();
+                let _settled = self.ground.settle_estates_within(Duration::ZERO);
             }
         }
     }

@@ -40,12 +40,12 @@ fn pop<W: Word>(ring: Ring<'_, W>) -> Result<Message, Refused> {
 
 #[test]
 fn messages_come_in_their_order_around_and_around() {
-    for capacity in [1, 2, 4] {
+    for (capacity, count) in [(1, 1), (2, 2), (4, 4)] {
         let memory = plain(capacity);
         let ring = memory.ring();
         assert_eq!((ring.capacity(), ring.len(), pop(ring)), (capacity, 0, Err(Refused::Empty)));
         for round in 0..10 {
-            let slots = || (0..capacity as u32).map(|slot| message(round, slot + round));
+            let slots = || (0..count).map(|slot| message(round, slot + round));
             for (index, message) in slots().enumerate() {
                 assert_eq!(ring.len(), index);
                 assert_eq!(ring.push(message), Ok(u64::from(round) * capacity as u64 + index as u64));
@@ -500,7 +500,7 @@ mod model {
                 let memory = memory(2, 2);
                 memory.send(0, 0).expect("room");
                 memory.send(1, 0).expect("room");
-                let receiver = spawn(&memory, |memory| {
+                let taker = spawn(&memory, |memory| {
                     let received = memory.receive(1);
                     assert!(received.is_none_or(|slot| memory.is_kept_by(slot, 1)));
                     received
@@ -514,7 +514,7 @@ mod model {
                         killed_after(u32::MAX, memory, inherit);
                     }
                 });
-                let received = receiver.join().expect("it ends");
+                let received = taker.join().expect("it ends");
                 heir.join().expect("it ends");
                 assert_eq!(received, Some(0));
                 assert_eq!(drain(&memory, 2), [1]);

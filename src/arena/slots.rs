@@ -220,7 +220,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
     }
 
     /// Whether a block that is held is shared under this serial.
-    fn is_shared_as(&self, index: u32, serial: u64) -> bool {
+    pub(crate) fn is_shared_as(&self, index: u32, serial: u64) -> bool {
         self.at(index)
             .is_some_and(|(slot, _)| generation(slot.word.load()) == low(serial) && slot.serial.load() == serial)
     }
@@ -296,9 +296,9 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         }
     }
 
-    /// How often this process holds the block.
-    pub(crate) fn held_here(&self, index: u32) -> u32 {
-        self.at(index).map_or(0, |(_, held)| held.load() & !CHANGING)
+    /// Whether nobody but this process holds the block, once, and no handle to it is in flight.
+    pub(crate) fn is_held_by_us_alone(&self, index: u32) -> bool {
+        self.at(index).is_some_and(|(slot, held)| holders(slot.word.load()) == self.bit && held.load() == 1)
     }
 }
 
@@ -313,6 +313,12 @@ impl<W: Word> Slot<W> {
     /// How many members hold the block, estates and flights not counted.
     pub(crate) fn members(&self) -> u32 {
         (self.word.load() & (FLIGHT - 1)).count_ones()
+    }
+
+    /// How many others than its producer have a loan, or are to have it.
+    pub(crate) fn borrowers(&self) -> u32 {
+        let word = self.word.load();
+        if word & FLIGHT != 0 { 1 } else { self.members().saturating_sub(1) }
     }
 
     /// Whether nobody holds it.

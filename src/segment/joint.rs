@@ -78,6 +78,12 @@ impl Segment {
         Err(Error::Unlinked { location: name.to_owned() })
     }
 
+    /// Gives the lease up, before everything else goes: a process that another thread is just spawning has a copy of the
+    /// descriptor for a moment, and closing ours would not be enough.
+    pub(crate) fn end_lease(&self) {
+        let _goes_with_the_description = self.descriptor.as_ref().map(|kept| os::unlock(&kept.file, COUNTED));
+    }
+
     /// Opens a description of the mapped file of its own, for locks that nothing else may convert.
     pub(crate) fn describe_again(&self, home: &Home) -> Result<File> {
         self.open_again(home, Access::ReadWrite)

@@ -3,9 +3,11 @@
 //! What only one platform promises has tests of its own beside this suite. Where a platform promises less, the test asks
 //! which one it is on (mostly the [`Place`]) and holds what is left; `docs/platforms.md` says what that is.
 
+mod arena;
 mod arrays;
 mod counted;
 mod counted_races;
+mod counters;
 mod crashes;
 mod errors;
 mod frozen;
@@ -30,6 +32,7 @@ use crate::support::child::Role;
 pub fn trials(place: &Place) -> Vec<Trial> {
     let parts = [
         arrays::trials,
+        arena::trials,
         guards::trials,
         render::trials,
         crashes::trials,
@@ -40,6 +43,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         handles::trials,
         orphans::trials,
         counted_races::trials,
+        counters::trials,
         hostile::trials,
         fuzz::trials,
         lookalikes::trials,
@@ -52,6 +56,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[&[(&str, Role)]] = &[
     arrays::ROLES,
+    arena::ROLES,
     crashes::ROLES,
     guards::ROLES,
     holder::ROLES,
@@ -59,6 +64,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     fuzz::ROLES,
     orphans::ROLES,
     counted_races::ROLES,
+    counters::ROLES,
     races::ROLES,
     queues::ROLES,
     queue_kills::ROLES,
