@@ -235,6 +235,8 @@ fn soak(place: &Place, label: &str, kills: usize, kinds: &[bool]) {
         assert!(status.success(), "{status}");
         assert_eq!(soak.book.enter(&receiver.rest()), "end");
     }
+    let (got, unheard) = (soak.book.got.len(), soak.book.unheard);
+    println!("{label}: {kills} killed, {got} messages received, {unheard} perhaps taken by the dead");
     soak.book.check();
     assert!(soak.book.got.len() > kills, "they had time to do something: {}", soak.book.got.len());
     nothing_is_left(&soak.arena);

@@ -29,6 +29,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             what_a_killed_receiver_had_is_free_and_what_waits_is_not,
             a_sender_lets_go_of_what_was_received,
             arrays_of_other_arenas_and_queues_that_are_not_there_are_refused,
+            damaged_queues_are_an_error_or_hold_arrays_and_nothing_else,
         ],
     )
 }
@@ -446,4 +447,70 @@ fn arrays_of_other_arenas_and_queues_that_are_not_there_are_refused(place: &Plac
     for arena in [arena, other, none] {
         nothing_is_left(&arena);
     }
+}
+
+/// Where queues begin in the file, and how long the first is with so many cells: docs/layout.md.
+const QUEUES: u64 = 8192;
+const CELLS: u32 = 8;
+
+fn damaged_queues_are_an_error_or_hold_arrays_and_nothing_else(place: &Place) {
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    let name = place.location("queue-damaged");
+    let arena = options(place).queues(1).queue_capacity(CELLS).create(name.location(), CAPACITY).unwrap();
+    let queue = arena.queue(0).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(place.path(&name)).unwrap();
+    // Nobody but their makers may see drafts, and nobody at all what is free.
+    let shared = numbered(&arena, 7);
+    let draft = arena.draft::<u64, _>(1).unwrap();
+    let (mut damaged, mut received) = (0, 0);
+    for _ in 0..3000 {
+        let mut words = [0_u64; 32 + CELLS as usize];
+        for word in [0, 8] {
+            words[word] = next() & 15 << (next() % 60);
+        }
+        words[16] = next();
+        for cell in &mut words[32..] {
+            // Often a lap that fits, and the slots of the first blocks.
+            let (lap, sender, slot) =
+                (next() % 3, next() % 64, if next() % 2 == 0 { next() % 4 } else { next() >> 32 });
+            *cell = lap << 39 | (next() % 8 / 7) << 38 | sender << 32 | slot;
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        write_at(&file, &bytes, QUEUES);
+        assert!(queue.len() <= CELLS as usize);
+        let refused = queue.try_send(&shared).map_err(|error| error.into_parts().0);
+        damaged += u32::from(matches!(refused, Err(Error::Trailer { .. })));
+        for _ in 0..=CELLS {
+            match queue.try_recv::<u64, Ix1>() {
+                Ok(Some(array)) => {
+                    assert_eq!((array.view()[0], array.handle()), (7, shared.handle()));
+                    received += 1;
+                }
+                Ok(None) => break,
+                Err(error) if error.error().is_closed() => break,
+                Err(error) => assert!(matches!(error.error(), Error::Trailer { .. }), "{error}"),
+            }
+        }
+        let _error_or_timeout = queue.recv_any_timeout(Duration::ZERO);
+        let _error_or_done = queue.close();
+        assert!(matches!(queue.try_send(&shared).unwrap_err().error(), Error::Trailer { .. } | Error::Closed { .. }));
+    }
+    assert!(damaged > 100 && received > 100, "{damaged} {received}");
+    write_at(&file, &[0; 256 + 8 * CELLS as usize], QUEUES);
+    drop((shared, draft));
+    // What this process sent it cannot find any more: it has no way to say whether that was received.
+    arena.collect().unwrap();
+    assert!(arena.stats().unwrap().arrays <= 1);
+}
+
+fn write_at(mut file: &std::fs::File, bytes: &[u8], at: u64) {
+    use std::io::{Seek, SeekFrom, Write};
+    file.seek(SeekFrom::Start(at)).unwrap();
+    file.write_all(bytes).unwrap();
 }
