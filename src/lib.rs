@@ -89,8 +89,8 @@ pub use half as __half;
 pub use num_complex as __num_complex;
 
 pub use crate::arena::{
-    Arena, ArenaArray, ArenaDraft, ArenaHandle, ArenaMember, ArenaOptions, ArenaStats, Collected, CounterHandle,
-    Counters, Held, Lent, Limbo, Memory,
+    Arena, ArenaArray, ArenaDraft, ArenaHandle, ArenaMember, ArenaMessage, ArenaOptions, ArenaStats, Collected,
+    CounterHandle, Counters, Held, Lent, Limbo, Memory, Queue, ReceiveError, Sendable,
 };
 pub use crate::array::{
     ArrayOptions, ArrayReader, ArrayWriter, CreationMode, DType, Draft, Element, FrozenArray, Order, ReadGuard,

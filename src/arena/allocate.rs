@@ -112,6 +112,7 @@ impl Ground {
     /// [`Error::NoSpace`] when nothing is free, not even after what the dead held was freed.
     pub(super) fn allocate(&self, bytes: u64) -> Result<Taken> {
         self.check_process()?;
+        self.end_sent();
         let size = Size::of(bytes).filter(|size| size.block() <= self.geometry().capacity());
         let Some(size) = size else { return Err(self.full(bytes)) };
         let mut shelves = self.memory().shelves();

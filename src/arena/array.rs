@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ndarray::{ArrayView, ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut};
 
-use super::block::Block;
+use super::block::{Block, Description};
 use super::ground::Ground;
 use super::handle::ArenaHandle;
 use crate::array::layout::Layout;
@@ -100,8 +100,19 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     /// Takes over a hold on a shared block, if what is there are elements `T` with the axes of `D`; else releases it.
     pub(crate) fn of_held(ground: &Arc<Ground>, slot: u32, serial: u64) -> Result<Self> {
         let (block, found) = Block::of_held(ground, slot)?;
-        let layout = Layout::described::<T>(found.dtype, &found.shape, found.order, ground.name())?;
-        Ok(Self { block: Arc::new(block), serial, layout, elements: PhantomData })
+        Ok(Self::of_block(block, serial, &found)?)
+    }
+
+    /// Takes over a hold on a shared block, if what was found there are elements `T` with the axes of `D`; else gives it back.
+    pub(super) fn of_block(block: Block, serial: u64, found: &Description) -> Result<Self, IntoError<Block>> {
+        match Layout::described::<T>(found.dtype, &found.shape, found.order, block.ground().name()) {
+            Ok(layout) => Ok(Self { block: Arc::new(block), serial, layout, elements: PhantomData }),
+            Err(error) => Err(IntoError::new(error, block)),
+        }
+    }
+
+    pub(super) fn block(&self) -> &Block {
+        &self.block
     }
 
     /// Looks at the elements. No lock is needed.

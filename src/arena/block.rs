@@ -145,6 +145,7 @@ impl Drop for Block {
         if self.slot != NO_SLOT {
             let _a_forked_child_holds_nothing = self.ground.release(self.slot);
         }
+        self.ground.end_sent();
     }
 }
 

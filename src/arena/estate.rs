@@ -11,17 +11,15 @@
 //!
 //! ESTATE bits whose message has been received since are cleared by whoever comes here next.
 
-use std::sync::atomic::AtomicU64;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use super::ground::{Ground, TURN_WAIT};
+use super::ring::{ESTATE_SENDER, Ring};
 use super::slots::{SEATS, Slot};
 use crate::backend::lock_space;
 use crate::error::Result;
 use crate::segment::Turn;
-
-/// The sender of messages that an estate keeps.
-pub(crate) const ESTATE_SENDER: u32 = SEATS + 1;
 
 /// What settling estates has found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -33,41 +31,12 @@ pub struct Collected {
     pub blocks: usize,
 }
 
-/// What estates ask of a queue.
-pub(crate) trait Carrier {
-    /// Makes every message of this sender one of the estate's, if `keep` can keep its slot: that is called first.
-    fn inherit(&self, sender: u32, keep: &mut dyn FnMut(u32) -> bool);
-
-    /// Whether a message of this sender about this slot waits.
-    fn carries(&self, slot: u32, sender: u32) -> bool;
-}
-
-/// A queue that nobody has sent to.
-struct Unused;
-
-impl Carrier for Unused {
-    fn inherit(&self, _sender: u32, _keep: &mut dyn FnMut(u32) -> bool) {}
-
-    fn carries(&self, _slot: u32, _sender: u32) -> bool {
-        false
-    }
-}
-
-/// Reads the words of a queue as what carries messages.
-fn carrier(_words: &[AtomicU64]) -> impl Carrier {
-    Unused
-}
-
 impl Ground {
-    fn carriers(&self) -> impl Iterator<Item = impl Carrier> {
-        (0..self.geometry().queues).map(|queue| carrier(self.queue_words(queue)))
-    }
-
     /// Settles the estate of the member in `seat`, and returns how many blocks became free. The caller has that seat's lock.
     pub(super) fn settle_seat(&self, seat: u32, _recover: &Turn) -> Result<usize> {
         let slots = self.slot_table();
-        for carrier in self.carriers() {
-            carrier.inherit(seat, &mut |slot| slots.get(slot as usize).is_some_and(Slot::keep_for_estate));
+        for ring in self.rings() {
+            ring.inherit(seat, |slot| slots.get(slot as usize).is_some_and(Slot::keep_for_estate));
         }
         let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
         self.free_loose_spans()?;
@@ -97,9 +66,11 @@ impl Ground {
             }
             recover.give_back(range);
         }
+        // Estates get no message while RECOVER is locked: what is not found is not there.
+        let messages = self.rings().flat_map(Ring::messages).filter(|message| message.sender == ESTATE_SENDER);
+        let kept: HashSet<u32> = messages.map(|message| message.slot).collect();
         for (index, slot) in (0u32..).zip(self.touched_slots()).filter(|(_, slot)| slot.is_in_estate()) {
-            let waits = self.carriers().any(|carrier| carrier.carries(index, ESTATE_SENDER));
-            if !waits && slot.settle_estate() {
+            if !kept.contains(&index) && slot.settle_estate() {
                 collected.blocks += 1;
             }
         }

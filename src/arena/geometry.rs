@@ -3,7 +3,7 @@
 //! ```text
 //! header          4096   how many spans were ever used; zeros
 //! members         4096   64 bytes for each of 46 members: state, process
-//! queues                 256 bytes and the cells (8 bytes each) for each queue, rounded up to 64
+//! queues                 256 bytes and the cells (8 bytes each, a power of two of them) for each queue, rounded up to 64
 //! span table             8 bytes for each span, rounded up to 4096
 //! slot table             256 slots of 16 bytes for each span
 //! data                   spans of 64 KiB, the first at a multiple of that; counters have none
@@ -130,7 +130,8 @@ impl Geometry {
             return Err("footer and record do not agree whether it has data".into());
         }
         let (queues, cells, maker) = (small(16), small(20), small(24));
-        if queues > MOST_QUEUES || cells > MOST_CELLS || (queues > 0 && cells == 0) {
+        let cells_fit = cells.is_power_of_two() || (cells == 0 && queues == 0);
+        if queues > MOST_QUEUES || cells > MOST_CELLS || !cells_fit {
             return Err(format!("{queues} queues of {cells} cells cannot be"));
         }
         let Some(spans) = u32::try_from(spans).ok().filter(|spans| (1..=MOST_SPANS).contains(&u64::from(*spans)))

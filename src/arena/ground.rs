@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::allocate::Memory;
-use super::geometry::{Geometry, MEMBER, SLOT, SLOTS_OF_SPAN, SPAN};
+use super::event::Event;
+use super::geometry::{Geometry, MEMBER, QUEUE_HEAD, SLOT, SLOTS_OF_SPAN, SPAN};
+use super::ring::Ring;
+use super::sent::SentLists;
 use super::slots::{SEATS, Slot, Slots};
 use crate::backend::DraftOptions;
 use crate::backend::lock_space::{RECOVER, SPANS};
@@ -39,6 +42,33 @@ pub(super) struct Member {
 const _: () = assert!(size_of::<Member>() as u64 == MEMBER);
 const _: () = assert!(size_of::<Slot<AtomicU64>>() as u64 == SLOT);
 
+/// The head of a queue: four cache lines, of which nobody writes to two at once for the same reason.
+#[repr(C)]
+#[derive(Debug)]
+struct QueueHead {
+    head: Line<AtomicU64>,
+    tail: Line<AtomicU64>,
+    filled: Line<AtomicU32>,
+    emptied: Line<AtomicU32>,
+}
+
+/// A word with a cache line of its own.
+#[repr(C, align(64))]
+#[derive(Debug)]
+struct Line<W>(W);
+
+const _: () = assert!(size_of::<QueueHead>() as u64 == QUEUE_HEAD);
+
+/// A queue in shared memory: its messages, and what those sleep on who wait for one, or for room.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueueWords<'a> {
+    pub(crate) ring: Ring<'a, AtomicU64>,
+    /// A message was sent.
+    pub(crate) filled: Event<'a>,
+    /// A message was received.
+    pub(crate) emptied: Event<'a>,
+}
+
 /// Slots as they lie in shared memory.
 pub(crate) type SharedSlots<'a> = Slots<'a, AtomicU64, AtomicU32>;
 
@@ -60,6 +90,8 @@ pub(crate) struct Ground {
     /// How often this process holds each block.
     held: Box<[AtomicU32]>,
     memory: Memory,
+    /// What this process has sent.
+    pub(super) sent: SentLists,
     /// Threads of this process queue here for SPANS, instead of at the kernel's lock.
     span_turns: Mutex<()>,
     /// `None` when it was left.
@@ -117,6 +149,7 @@ impl Ground {
             mark: None,
             held,
             memory: Memory::default(),
+            sent: SentLists::new(geometry.queues),
             span_turns: Mutex::new(()),
             segment: Some(segment),
         };
@@ -221,12 +254,21 @@ impl Ground {
         self.table(Geometry::MEMBERS, SEATS.into())
     }
 
-    /// The words of queue `index`: 32 of its head, then its cells. Empty if there is no such queue.
-    pub(crate) fn queue_words(&self, index: u32) -> &[AtomicU64] {
+    /// Queue `index`, if there is one.
+    pub(crate) fn queue_words(&self, index: u32) -> Option<QueueWords<'_>> {
         if index >= self.geometry.queues {
-            return &[];
+            return None;
         }
-        self.table(self.geometry.queue_at(index), self.geometry.queue_words())
+        let at = self.geometry.queue_at(index);
+        let QueueHead { head, tail, filled, emptied } = self.table::<QueueHead>(at, 1).first()?;
+        let cells = self.table(at + QUEUE_HEAD, self.geometry.cells.into());
+        let ring = Ring::new(&head.0, &tail.0, cells)?;
+        Some(QueueWords { ring, filled: Event::new(&filled.0), emptied: Event::new(&emptied.0) })
+    }
+
+    /// All queues.
+    pub(crate) fn rings(&self) -> impl Iterator<Item = Ring<'_, AtomicU64>> {
+        (0..self.geometry.queues).filter_map(|index| self.queue_words(index)).map(|queue| queue.ring)
     }
 
     /// The words of the spans.

@@ -8,12 +8,17 @@ mod array;
 mod block;
 mod counters;
 mod estate;
+mod event;
 mod geometry;
 mod ground;
 mod handle;
 mod limbo;
 mod members;
 mod options;
+mod patience;
+mod queue;
+mod ring;
+mod sent;
 mod sizes;
 mod slots;
 mod spans;
@@ -30,6 +35,7 @@ use self::ground::Ground;
 pub use self::handle::{ArenaHandle, CounterHandle};
 pub use self::limbo::{Lent, Limbo, Memory};
 pub use self::options::ArenaOptions;
+pub use self::queue::{ArenaMessage, Queue, ReceiveError, Sendable};
 use self::slots::SEATS;
 use crate::array::Element;
 use crate::array::layout::{Layout, shape_like};
@@ -196,6 +202,7 @@ impl Arena {
     /// [`TimedOut`](Error::TimedOut): somebody was stopped in the middle of the same. [`Unsupported`](Error::Unsupported): this is a
     /// forked child.
     pub fn collect(&self) -> Result<Collected> {
+        self.ground.end_sent();
         self.ground.settle_estates()
     }
 

@@ -65,7 +65,7 @@ impl ArenaOptions {
         self
     }
 
-    /// Sets how many messages each queue has room for, at most 2^24.
+    /// Sets how many messages each queue has room for, at most 2^24; rounded up to a power of two.
     pub fn queue_capacity(mut self, messages: u32) -> Self {
         self.cells = messages;
         self
@@ -103,7 +103,7 @@ impl ArenaOptions {
         let geometry = Geometry {
             spans: u32::try_from(spans).unwrap_or(u32::MAX),
             queues: self.queues,
-            cells: self.cells,
+            cells: self.cells.next_power_of_two(),
             sparse: self.draft.sparse,
             counters: false,
             maker: std::process::id(),

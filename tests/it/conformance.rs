@@ -20,6 +20,8 @@ mod hostile_arena;
 mod lookalikes;
 mod names;
 mod orphans;
+mod queue_kills;
+mod queues;
 mod races;
 mod render;
 
@@ -48,6 +50,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         fuzz::trials,
         lookalikes::trials,
         names::trials,
+        queues::trials,
+        queue_kills::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
 }
@@ -65,4 +69,6 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     counted_races::ROLES,
     counters::ROLES,
     races::ROLES,
+    queues::ROLES,
+    queue_kills::ROLES,
 ];

@@ -168,7 +168,7 @@ fn spoil_tables(arguments: &[String]) {
         state ^= state << 17;
         state
     };
-    let mut attempt = |changes: &[(usize, u64)]| {
+    let attempt = |changes: &[(usize, u64)]| {
         let mut bytes = target.bytes.clone();
         for (at, value) in changes {
             bytes[*at..at + 8].copy_from_slice(&value.to_le_bytes());

@@ -102,6 +102,8 @@ fn fork_with_arena(arguments: &[String]) {
     let arena = open_in_child(arguments);
     let array = arena.from_array(&Array::from_elem(10, 1u64)).unwrap();
     let draft = arena.draft::<u64, _>(10).unwrap();
+    let queue = arena.queue(0).unwrap();
+    queue.send(&array).unwrap();
     let mut inherited = Some((arena.clone(), array.clone(), draft));
     std::panic::set_hook(Box::new(|_| ())); // one is asked for
     in_forked_child(|| {
@@ -114,10 +116,14 @@ fn fork_with_arena(arguments: &[String]) {
             arena.stats().map(drop),
             draft.share().map(drop).map_err(Into::into),
             array.clone().try_into_draft().map(drop).map_err(Into::into),
+            queue.send(&array).map_err(Into::into),
+            queue.try_recv::<u64, Ix1>().map(drop).map_err(Into::into),
+            queue.recv_any().map(drop),
+            queue.close().map(drop),
         ];
         let again = open_in_child(arguments);
         let same = again.get::<u64, Ix1>(&array.handle()).unwrap();
-        let fine = same.view().sum() == 10 && same.members() == 2;
+        let fine = same.view().sum() == 10 && same.members() == 2 && again.queue(0).unwrap().len() == 1;
         drop((array, arena, same, again));
         fine && looks.is_err()
             && refused.iter().all(|refused| {
@@ -125,6 +131,7 @@ fn fork_with_arena(arguments: &[String]) {
             })
     });
     let (_, _, draft) = inherited.expect("the parent's");
+    drop(queue.recv::<u64, Ix1>().unwrap());
     assert_eq!((array.members(), array.view().sum(), arena.stats().unwrap().arrays), (1, 10, 2));
     drop(draft.share().unwrap());
     let left: Vec<_> = arena.stats().unwrap().members.iter().map(|member| member.process).collect();
