@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ndarray::Dimension;
+use ndarray::{Dimension, IxDyn};
 
 use super::allocate::Taken;
 use super::ground::Ground;
@@ -64,7 +64,7 @@ fn shape_word(order: Order, axes: usize) -> u64 {
 pub(crate) struct Description {
     pub(crate) dtype: DType,
     pub(crate) order: Order,
-    pub(crate) shape: Vec<usize>,
+    pub(crate) shape: IxDyn,
     /// Where the elements begin, in bytes from the first span, and how many bytes they are.
     pub(crate) at: u64,
     pub(crate) bytes: u64,
@@ -170,17 +170,18 @@ impl Ground {
             let axes = usize::from(rest.to_le_bytes()[1]);
             let order = [Order::C, Order::F].into_iter().find(|order| shape_word(*order, axes) == rest);
             let order = order.filter(|_| axes <= MOST_AXES).ok_or("its order or number of axes cannot be")?;
-            let mut shape = Vec::with_capacity(axes);
+            let lengths = self.header(&taken, axes).get(FIRST_LENGTH..).ok_or("it lies outside the data")?;
+            let mut shape = IxDyn::zeros(axes);
             let mut bytes = Some(dtype.size() as u64);
-            for word in self.header(&taken, axes).iter().skip(FIRST_LENGTH) {
+            for (word, to) in lengths.iter().zip(shape.slice_mut()) {
                 let length = word.load(Ordering::Relaxed);
                 bytes = bytes.and_then(|bytes| bytes.checked_mul(length));
-                shape.push(usize::try_from(length).map_err(|_| "an axis is longer than the address space")?);
+                *to = usize::try_from(length).map_err(|_| "an axis is longer than the address space")?;
             }
             let header = header_bytes(axes);
             let end = bytes.and_then(|bytes| bytes.checked_add(header));
             match (bytes, end) {
-                (Some(bytes), Some(end)) if end <= taken.bytes && shape.len() == axes => {
+                (Some(bytes), Some(end)) if end <= taken.bytes => {
                     Ok(Description { dtype, order, shape, at: taken.at + header, bytes })
                 }
                 _ => Err("its shape does not fit its block"),
