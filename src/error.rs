@@ -234,11 +234,22 @@ pub enum Error {
         /// What is not supported, and what to do instead.
         what: Cow<'static, str>,
     },
-    /// The other end of a channel is gone, or has ended its side: nothing more will come, and nothing can be sent.
-    #[error("`{location}`: the other end of the channel was closed")]
+    /// The other end of a channel is gone, or has ended its side, or a queue was closed: nothing more will come, and
+    /// nothing can be sent.
+    #[error("`{location}`: the channel or queue was closed")]
     Closed {
-        /// The channel: the path of its socket, if it has one.
+        /// The channel: the path of its socket, if it has one. Or the arena.
         location: String,
+    },
+    /// There is no room for another message.
+    #[error("`{location}`: queue {queue} is full: {capacity} messages wait (receive some, or use a form that waits)")]
+    QueueFull {
+        /// The arena.
+        location: String,
+        /// Which of its queues.
+        queue: u32,
+        /// How many messages fit.
+        capacity: usize,
     },
     /// The message that is next is not of the type asked for. It stays: receive it as another, or skip it.
     #[error("`{location}`: the message is not what was expected: {reason}")]
@@ -293,7 +304,8 @@ predicates! {
     is_permission_denied => PermissionDenied, "Whether permissions forbid it.";
     is_unsupported => Unsupported, "Whether platform or file system cannot do it.";
     is_too_many_open_files => TooManyOpenFiles, "Whether process or system have no descriptor left.";
-    is_closed => Closed, "Whether the other end of the channel is gone.";
+    is_closed => Closed, "Whether the other end of the channel is gone, or the queue was closed.";
+    is_queue_full => QueueFull, "Whether there was no room for another message.";
     is_protocol => Protocol, "Whether the channel carried something that is no message, or was asked to.";
 }
 
@@ -356,6 +368,7 @@ impl Error {
             | Self::Manager { location, .. }
             | Self::Unsupported { location, .. }
             | Self::Closed { location }
+            | Self::QueueFull { location, .. }
             | Self::Message { location, .. }
             | Self::Protocol { location, .. }
             | Self::Os { location, .. } => *location = array.to_string(),
@@ -392,7 +405,7 @@ impl From<Error> for io::Error {
             | Error::Message { .. }
             | Error::Protocol { .. }
             | Error::Trailer { .. } => Kind::InvalidData,
-            Error::WouldBlock { .. } | Error::Incomplete { .. } => Kind::WouldBlock,
+            Error::WouldBlock { .. } | Error::Incomplete { .. } | Error::QueueFull { .. } => Kind::WouldBlock,
             Error::WouldDeadlock { .. } => Kind::Deadlock,
             Error::TimedOut { .. } => Kind::TimedOut,
             Error::PermissionDenied { .. } => Kind::PermissionDenied,

@@ -66,6 +66,7 @@
 //! `bool`, `char`, `usize` and structured elements; resizing; arrays over a network; protection against a writer that does not
 //! take the locks.
 
+mod arena;
 mod array;
 mod backend;
 mod backoff;
@@ -89,6 +90,10 @@ pub use half as __half;
 #[doc(hidden)]
 pub use num_complex as __num_complex;
 
+pub use crate::arena::{
+    Arena, ArenaArray, ArenaDraft, ArenaHandle, ArenaMember, ArenaMessage, ArenaOptions, ArenaStats, Collected,
+    CounterHandle, Counters, Held, Lent, Limbo, Memory, Queue, ReceiveError, Sendable,
+};
 pub use crate::array::{
     ArrayOptions, ArrayReader, ArrayWriter, CreationMode, DType, Draft, Element, FrozenArray, Order, ReadGuard,
     SealableDraft, SharedArray, WriteGuard,

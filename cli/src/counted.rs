@@ -31,7 +31,10 @@ impl Look {
         let Some(location) = entry.location().filter(|_| entry.kind == EntryKind::Array) else { return Self::Other };
         match inspect_in(backend, &location) {
             Ok(inspection) => Self::Counted(Box::new(Counted::new(&inspection))),
-            Err(Error::NotCounted { .. } | Error::NotFound { .. } | Error::NotAnArray { .. }) => Self::Other,
+            // Arenas and counters are reserved: they are no array.
+            Err(
+                Error::NotCounted { .. } | Error::NotFound { .. } | Error::NotAnArray { .. } | Error::Reserved { .. },
+            ) => Self::Other,
             Err(error @ Error::Trailer { .. }) => Self::Damaged(Failure::from(error).to_string()),
             Err(error) => Self::Unknown(Failure::from(error).to_string()),
         }

@@ -20,6 +20,17 @@ pub(crate) const GATE: LockRange = LockRange { start: BASE + 2, length: 1 };
 /// bytes as plain elements.
 pub(crate) const COUNTED: LockRange = LockRange { start: BASE + 3, length: 1 };
 
+/// Write-locked for an instant by whoever changes several spans of an arena.
+pub(crate) const SPANS: LockRange = LockRange { start: BASE + 16, length: 1 };
+
+/// Write-locked by whoever settles what dead members of an arena have left.
+pub(crate) const RECOVER: LockRange = LockRange { start: BASE + 17, length: 1 };
+
+/// Returns what member `seat` of an arena has write-locked for as long as its process lives.
+pub(crate) fn seat(seat: u32) -> LockRange {
+    LockRange { start: BASE + 64 + u64::from(seat), length: 1 }
+}
+
 /// Every cell: what a read or write guard of the whole array locks.
 pub(crate) const ALL_CELLS: LockRange = LockRange { start: BASE + 4096, length: 1 << 61 };
 

@@ -26,6 +26,12 @@ impl Mapping {
         Ok(Self(MmapOptions::new().len(1).map_anon()?.into()))
     }
 
+    /// Would leave the mapping out of forked children; here it holds no lock, and none is asked for.
+    #[allow(clippy::unnecessary_wraps, clippy::unused_self)] // as its counterpart
+    pub(crate) fn keep_from_children(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Returns where the bytes begin.
     pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
         self.0.as_mut_ptr()

@@ -30,6 +30,7 @@
 //! | `SOCKETS_CARRY_FILES` | whether open files can be received without ever losing one |
 //! | `daemon`: `supported`, `wait`, `Process`, .. | waiting for several sockets at once, and for the death of who is at their other end |
 //! | `daemon`: `set_apart`, `leave_session`, `keep_descriptors`, .. | a program in the background that outlives whoever started it |
+//! | `wait_on`, `wake` | sleep while a word of shared memory has a value, at most so long; wake those who do, in any process. Where that is impossible, short sleeps |
 //! | `fork_generation` | a number that differs between a process and its forked children |
 //! | `LOCKS_CONVERT` | whether `try_lock` changes a lock of the same description from one kind to the other, in one step or not at all |
 //! | `MAPPINGS_HOLD_LOCKS`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
@@ -47,36 +48,44 @@ cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android"))] {
         pub(crate) mod daemon;
         mod fill;
+        mod futex;
         mod linux;
         mod posix;
         mod room;
+        pub(crate) use self::futex::{wait_on, wake};
         pub(crate) use linux::*;
     } else if #[cfg(unix)] {
         mod base_pages;
         #[path = "no_daemon.rs"]
         pub(crate) mod daemon;
+        mod doze;
         mod fill;
         mod look;
         mod posix;
         mod unix;
         pub(crate) use base_pages::{HugeWindows, Mapping, thread_time};
+        pub(crate) use self::doze::{wait_on, wake};
         pub(crate) use unix::*;
     } else if #[cfg(windows)] {
         mod base_pages;
         #[path = "no_daemon.rs"]
         pub(crate) mod daemon;
+        mod doze;
         mod fill;
         mod look;
         mod windows;
         pub(crate) use base_pages::{HugeWindows, Mapping, thread_time};
+        pub(crate) use self::doze::{wait_on, wake};
         pub(crate) use windows::*;
     } else {
         mod base_pages;
         #[path = "no_daemon.rs"]
         pub(crate) mod daemon;
+        mod doze;
         mod look;
         mod stub;
         pub(crate) use base_pages::{HugeWindows, Mapping, thread_time};
+        pub(crate) use self::doze::{wait_on, wake};
         pub(crate) use stub::*;
     }
 }
@@ -118,6 +127,9 @@ cfg_if::cfg_if! {
 pub use self::socket::Socket;
 #[cfg(all(test, feature = "channel"))]
 pub(crate) use with_sockets;
+
+#[cfg(test)]
+mod sleep_tests;
 
 /// Who is at the other end of a socket.
 #[cfg_attr(not(feature = "channel"), allow(unreachable_pub))]

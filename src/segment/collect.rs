@@ -27,7 +27,7 @@ pub(crate) enum Found {
     Orphan,
 }
 
-/// Finds out whether a counted array is still of use to anybody, and if it is not, removes its name.
+/// Finds out whether a counted array, or an arena, is still of use to anybody, and if it is not, removes its name.
 ///
 /// With an `id`, only what leads to that file is looked at. Without `remove`, nothing is changed or locked.
 pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<Found> {
@@ -41,7 +41,7 @@ pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<F
     if id.is_some_and(|id| id != facts.id) {
         return Ok(Found::Gone);
     }
-    let trailer = Trailer::read_known(&file, &facts, name)?;
+    let trailer = Trailer::read_any(&file, &facts, name)?;
     if is_leased(&file, &home.location)? {
         return Ok(Found::Attached);
     }
@@ -54,7 +54,8 @@ pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<F
     if !os::try_lock(&alone, LockKind::Exclusive, COUNTED).map_err(|error| Error::os("lease", name, error))? {
         return Ok(Found::Attached);
     }
-    let trailer = Trailer::read(&alone, name)?;
+    let now = os::facts(&alone).map_err(|error| Error::os("look at", name, error))?;
+    let trailer = Trailer::read_any(&alone, &now, name)?;
     if trailer.file != facts.id {
         return Ok(Found::Gone);
     }

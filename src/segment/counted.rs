@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::counts::{Counts, Left, Refused, State, Ticket};
 use super::draft::DraftSegment;
+use super::footer::Kind;
 use super::locks::{self, Wait};
 use super::mapping::{fill_holes, map, map_length};
 use super::trailer::{self, PAGE, RECORD, Trailer};
@@ -91,10 +92,22 @@ impl DraftSegment {
     }
 
     /// Writes the trailer, making room for it if there is none.
-    #[allow(unsafe_code)]
     pub(crate) fn count(&mut self, id: u128, named: bool, record: &[u8; RECORD], name: &str) -> Result<()> {
+        self.write_page(Kind::Counted, id, State::new(named), record, name)
+    }
+
+    /// Writes a trailer of any kind.
+    #[allow(unsafe_code)]
+    pub(super) fn write_page(
+        &mut self,
+        kind: Kind,
+        id: u128,
+        state: State,
+        record: &[u8; RECORD],
+        name: &str,
+    ) -> Result<()> {
         let payload = self.segment().length as u64;
-        let page = trailer::new_page(payload, id, State::new(named), name, record);
+        let page = trailer::new_page(kind, payload, id, state, name, record);
         let page = page.map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
         self.grow(trailer::file_length(payload).ok_or_else(|| too_large(name))?)?;
         let at = self.segment().page_offset(name)?;
@@ -446,7 +459,7 @@ fn full(name: &str) -> Error {
 
 /// Leases a counted array, which must not be attached as a plain one: then its bytes are elements that safe code reads and
 /// writes, and not counts.
-fn lease_counted(file: &File, name: &str) -> Result<()> {
+pub(super) fn lease_counted(file: &File, name: &str) -> Result<()> {
     lease(file, COUNTED, name)?;
     match os::is_locked(file, LockKind::Exclusive, LEASE) {
         Ok(false) => Ok(()),

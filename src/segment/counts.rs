@@ -56,14 +56,17 @@ pub(crate) trait Word {
 }
 
 impl Word for AtomicU64 {
+    #[inline]
     fn load(&self) -> u64 {
         self.load(Ordering::Acquire)
     }
 
+    #[inline]
     fn store(&self, value: u64) {
         self.store(value, Ordering::Release);
     }
 
+    #[inline]
     fn exchange(&self, current: u64, new: u64) -> Result<(), u64> {
         self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
     }
@@ -94,6 +97,11 @@ impl State {
     /// The state of a new array: one handle.
     pub(crate) fn new(named: bool) -> Self {
         Self(1 | if named { NAMED } else { 0 })
+    }
+
+    /// The state of what is counted otherwise: only whether its name stays is said here.
+    pub(crate) fn unattended(keep: bool) -> Self {
+        Self(if keep { KEPT } else { 0 })
     }
 
     pub(crate) fn of_bytes(bytes: [u8; 8]) -> Self {

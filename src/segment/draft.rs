@@ -122,12 +122,21 @@ impl DraftSegment {
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
     pub(crate) fn publish(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
         let trimmed = if self.segment.membership.is_none() { self.trim() } else { Ok(()) };
+        match trimmed {
+            Ok(()) => self.publish_whole(at, mode, keep),
+            Err(error) => Err((error, self)),
+        }
+    }
+
+    /// Gives the draft its name together with whatever stands behind its bytes.
+    #[allow(clippy::result_large_err)] // as above
+    pub(super) fn publish_whole(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
         let keep = match (keep, self.recyclable) {
             (true, _) => Keep::ForGuards,
             (false, true) => Keep::ToRecycle,
             (false, false) => Keep::IfNeeded,
         };
-        let settled = trimmed.and_then(|()| self.segment.settle(&self.file, &*self.backend, keep, at.as_str()));
+        let settled = self.segment.settle(&self.file, &*self.backend, keep, at.as_str());
         let published = settled.and_then(|()| self.backend.publish(&mut self.file, at, mode));
         match published.and_then(|()| self.admit(at)) {
             Ok(()) => Ok(self.segment),

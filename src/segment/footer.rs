@@ -4,7 +4,7 @@
 //! offset  size  field (little-endian)
 //!      0     8  magic, "\x89NDSHM\r\n"
 //!      8     2  layout version, 1
-//!     10     2  kind: 1 = counted array, 2 = ledger of a renderbuffer (3 .. are set aside)
+//!     10     2  kind: 1 = counted array, 2 = ledger of a renderbuffer, 3 = arena, 4 = counters (5 .. are set aside)
 //!     12     4  length of the trailer: from the end of the payload to the end of the file, this footer included
 //!     16     8  length of the payload
 //!     24    16  random id
@@ -45,6 +45,10 @@ pub(crate) enum Kind {
     Counted = 1,
     /// Which chunks of a renderbuffer are finished.
     Ledger = 2,
+    /// Many arrays in one mapping, counted by holders.
+    Arena = 3,
+    /// Counts of memory that lies elsewhere.
+    Counters = 4,
 }
 
 /// The last 64 bytes of a file, as they were read.
@@ -97,6 +101,11 @@ impl RawFooter {
     /// Whether the bytes claim to be ours. A claim is enough to keep safe code out.
     pub(crate) fn is_ours(&self) -> bool {
         self.0[MAGIC_AT] == MAGIC
+    }
+
+    /// Whether the bytes claim to be of this kind.
+    pub(crate) fn claims(&self, kind: Kind) -> bool {
+        self.is_ours() && u16::from_le_bytes(self.field(KIND_AT)) == kind as u16
     }
 
     /// Checks every field against the length of the file.

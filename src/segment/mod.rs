@@ -8,6 +8,7 @@ pub(crate) mod counts;
 mod draft;
 pub(crate) mod footer;
 mod home;
+mod joint;
 pub(crate) mod locks;
 mod mapping;
 mod recycle;
@@ -23,6 +24,7 @@ use self::counted::{Aftermath, DROP_WAIT, Membership};
 pub(crate) use self::draft::DraftSegment;
 use self::footer::{FOOTER, Kind, RawFooter};
 pub(crate) use self::home::Home;
+pub(crate) use self::joint::{Mark, Turn};
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{fill_holes, map, map_length};
 pub(crate) use self::recycle::{is_possible as can_recycle, recycle};
@@ -403,8 +405,10 @@ fn check(file: &File, facts: &Facts, expect: Expect, location: &Location) -> Res
     match expect {
         Expect::Payload(_) if ours => Err(Error::Reserved {
             location: location.to_string(),
-            reason: if footer.is_some_and(|footer| footer.validate(Kind::Counted, facts.length).is_ok()) {
+            reason: if footer.as_ref().is_some_and(|footer| footer.validate(Kind::Counted, facts.length).is_ok()) {
                 "it is a counted array (open it as a RefcountedArray)"
+            } else if footer.is_some_and(|footer| footer.claims(Kind::Arena)) {
+                "it is an arena (open it as an Arena)"
             } else {
                 "it is bookkeeping of this crate, not an array"
             },

@@ -1,4 +1,4 @@
-//! The last page of a counted array: numbers that change, a record that does not, and the footer.
+//! The last page of a counted array or an arena: numbers that change, a record that does not, and the footer.
 //!
 //! ```text
 //! offset  size  (little-endian; the page begins at a multiple of 4096 behind the payload, zeros between)
@@ -7,9 +7,11 @@
 //!     64  2048  128 handles on their way, each a number and a deadline (8 + 8)
 //!   2112  1344  zero
 //!   3456   272  the name it has or will get: its length (2), UTF-8 (255), zeros
-//!   3728   304  the record: what the array is, in the words of share/record.rs
+//!   3728   304  the record: what it is, in the words of share/record.rs or arena/geometry.rs
 //!   4032    64  the footer, whose checksum covers name and record
 //! ```
+//!
+//! An arena has no handles on their way, and of the flags only the one that keeps its name.
 //!
 //! The bytes are input: [`Trailer`] is a copy that was checked. Only the counts are looked at again in shared memory.
 
@@ -42,6 +44,7 @@ const _: () = assert!(PAGE % align_of::<Counts>() == 0);
 /// A trailer whose constant part was checked against the file it was read from, and what changed as it was then.
 #[derive(Debug, Clone)]
 pub(crate) struct Trailer {
+    pub(crate) kind: Kind,
     pub(crate) payload: u64,
     /// Random number of this array.
     pub(crate) id: u128,
@@ -62,6 +65,7 @@ pub(crate) fn file_length(payload: u64) -> Option<u64> {
 
 /// Writes the page of an array that nobody else can reach yet.
 pub(crate) fn new_page(
+    kind: Kind,
     payload: u64,
     id: u128,
     state: State,
@@ -76,7 +80,7 @@ pub(crate) fn new_page(
     page[NAME_AT..NAME_AT + 2].copy_from_slice(&length.to_le_bytes());
     page[NAME_AT + 2..][..name.len()].copy_from_slice(name.as_bytes());
     page[RECORD_AT..FOOTER_AT].copy_from_slice(record);
-    let footer = Footer { kind: Kind::Counted, payload, trailer, id }.to_bytes(&page[NAME_AT..FOOTER_AT]);
+    let footer = Footer { kind, payload, trailer, id }.to_bytes(&page[NAME_AT..FOOTER_AT]);
     page[FOOTER_AT..].copy_from_slice(&footer);
     Ok(page)
 }
@@ -90,6 +94,23 @@ impl Trailer {
 
     /// Reads and checks the last page of an open file that has been looked at.
     pub(crate) fn read_known(file: &File, facts: &Facts, name: &str) -> Result<Self> {
+        Self::read_any(file, facts, name)?.of_kind(Kind::Counted, name)
+    }
+
+    /// Refuses what is of another kind.
+    pub(crate) fn of_kind(self, kind: Kind, name: &str) -> Result<Self> {
+        let reason = match self.kind {
+            found if found == kind => return Ok(self),
+            Kind::Counted => "it is a counted array (open it as a RefcountedArray)",
+            Kind::Arena => "it is an arena (open it as an Arena)",
+            Kind::Counters => "it is a file of counters (open it as Counters)",
+            Kind::Ledger => "it is a ledger",
+        };
+        Err(Error::Reserved { location: name.to_owned(), reason })
+    }
+
+    /// Reads and checks the last page of whatever counts its users: a counted array, an arena, counters.
+    pub(crate) fn read_any(file: &File, facts: &Facts, name: &str) -> Result<Self> {
         let not_counted = || Error::NotCounted { location: name.to_owned() };
         let start = facts.length.checked_sub(PAGE as u64).ok_or_else(not_counted)?;
         let mut page = [0; PAGE];
@@ -100,7 +121,8 @@ impl Trailer {
     }
 
     fn check(page: &[u8; PAGE], raw: &RawFooter, file: FileId, length: u64) -> Result<Self, String> {
-        let footer = raw.validate(Kind::Counted, length)?;
+        let kind = [Kind::Arena, Kind::Counters].into_iter().find(|kind| raw.claims(*kind)).unwrap_or(Kind::Counted);
+        let footer = raw.validate(kind, length)?;
         let mut record = [0; RECORD];
         record.copy_from_slice(&page[RECORD_AT..FOOTER_AT]);
         if !raw.covers(&page[NAME_AT..FOOTER_AT]) {
@@ -117,7 +139,7 @@ impl Trailer {
             (u64::from_le_bytes(number(at)), u64::from_le_bytes(number(at + 8)))
         };
         let (state, tickets) = (State::of_bytes(number(0)), (0..MOST_TICKETS).map(ticket).collect());
-        Ok(Self { payload, id: footer.id, state, tickets, name, record, file, length })
+        Ok(Self { kind, payload, id: footer.id, state, tickets, name, record, file, length })
     }
 
     /// Refuses an array that was made for another name.
@@ -160,19 +182,19 @@ mod tests {
     fn what_was_written_is_read() {
         for (payload, length) in [(0, 4096), (1, 8192), (4096, 8192), (4097, 12288)] {
             assert_eq!(file_length(payload), Some(length));
-            let page = new_page(payload, 7, State::new(true), "it", &[9; RECORD]).expect("it fits");
+            let page = new_page(Kind::Counted, payload, 7, State::new(true), "it", &[9; RECORD]).expect("it fits");
             let trailer = read(&page, length).expect("valid");
             assert_eq!((trailer.payload, trailer.id, trailer.record), (payload, 7, [9; RECORD]));
             assert_eq!(&*trailer.name, "it");
             assert_eq!((trailer.state, trailer.in_flight(Duration::ZERO).0), (State::new(true), 0));
         }
         assert_eq!(file_length(u64::MAX), None);
-        assert!(new_page(u64::MAX - 1, 7, State::new(true), "it", &[9; RECORD]).is_err());
+        assert!(new_page(Kind::Counted, u64::MAX - 1, 7, State::new(true), "it", &[9; RECORD]).is_err());
     }
 
     #[test]
     fn no_flipped_bit_of_record_or_footer_goes_unnoticed() {
-        let page = new_page(100, 7, State::new(true), "it", &[9; RECORD]).expect("it fits");
+        let page = new_page(Kind::Counted, 100, 7, State::new(true), "it", &[9; RECORD]).expect("it fits");
         for bit in NAME_AT * 8..PAGE * 8 {
             let mut page = page;
             page[bit / 8] ^= 1 << (bit % 8);

@@ -3,9 +3,11 @@
 //! What only one platform promises has tests of its own beside this suite. Where a platform promises less, the test asks
 //! which one it is on (mostly the [`Place`]) and holds what is left; `docs/platforms.md` says what that is.
 
+mod arena;
 mod arrays;
 mod counted;
 mod counted_races;
+mod counters;
 mod crashes;
 mod errors;
 mod frozen;
@@ -14,10 +16,13 @@ mod guards;
 mod handles;
 mod holder;
 mod hostile;
+mod hostile_arena;
 mod lookalikes;
 mod names;
 mod orphans;
 mod pool;
+mod queue_kills;
+mod queues;
 mod races;
 mod render;
 
@@ -29,6 +34,7 @@ use crate::support::child::Role;
 pub fn trials(place: &Place) -> Vec<Trial> {
     let parts = [
         arrays::trials,
+        arena::trials,
         guards::trials,
         render::trials,
         crashes::trials,
@@ -39,24 +45,33 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         handles::trials,
         orphans::trials,
         counted_races::trials,
+        counters::trials,
         hostile::trials,
+        hostile_arena::trials,
         fuzz::trials,
         lookalikes::trials,
         names::trials,
         pool::trials,
+        queues::trials,
+        queue_kills::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
 }
 
 pub const ROLES: &[&[(&str, Role)]] = &[
     arrays::ROLES,
+    arena::ROLES,
     crashes::ROLES,
     guards::ROLES,
     holder::ROLES,
     hostile::ROLES,
+    hostile_arena::ROLES,
     fuzz::ROLES,
     orphans::ROLES,
     pool::ROLES,
     counted_races::ROLES,
+    counters::ROLES,
     races::ROLES,
+    queues::ROLES,
+    queue_kills::ROLES,
 ];

@@ -1,5 +1,6 @@
 //! What only Linux shows: descriptors, permission bits, limits of memory and mounts, forks.
 
+mod arena;
 mod counted;
 mod descriptors;
 mod limits;
@@ -15,11 +16,28 @@ use crate::support::Place;
 use crate::support::child::Role;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    [counted::trials, descriptors::trials, limits::trials, pages::trials, pool::trials, rights::trials, shared::trials]
-        .into_iter()
-        .flat_map(|trials| trials(place))
-        .collect()
+    [
+        arena::trials,
+        counted::trials,
+        descriptors::trials,
+        limits::trials,
+        pages::trials,
+        pool::trials,
+        rights::trials,
+        shared::trials,
+    ]
+    .into_iter()
+    .flat_map(|trials| trials(place))
+    .collect()
 }
 
-pub const ROLES: &[&[(&str, Role)]] =
-    &[counted::ROLES, descriptors::ROLES, limits::ROLES, pages::ROLES, pool::ROLES, rights::ROLES, shared::ROLES];
+pub const ROLES: &[&[(&str, Role)]] = &[
+    arena::ROLES,
+    counted::ROLES,
+    descriptors::ROLES,
+    limits::ROLES,
+    pages::ROLES,
+    pool::ROLES,
+    rights::ROLES,
+    shared::ROLES,
+];

@@ -20,6 +20,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("pool", 4),
     ("process", 4),
     ("manager", 4),
+    ("arena", 5),
     ("render", 5),
 ];
 

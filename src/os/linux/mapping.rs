@@ -59,6 +59,14 @@ impl Mapping {
         unsafe { self.start.as_ptr().cast::<u8>().add(self.ahead) }
     }
 
+    /// Leaves the mapping out of forked children, so that a lock that it holds goes with this process. Nobody may look at the
+    /// bytes.
+    #[allow(unsafe_code)]
+    pub(crate) fn keep_from_children(&self) -> io::Result<()> {
+        // SAFETY: the range is our own mapping; what a forked child lacks, nobody touches there.
+        Ok(unsafe { mm::madvise(self.start.as_ptr(), self.length, Advice::LinuxDontFork) }?)
+    }
+
     /// Returns how many of the mapped bytes are mapped by huge pages.
     ///
     /// The kernel knows only what is mapped already: one page of every window that has any is mapped for that, and then all

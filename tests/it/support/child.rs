@@ -108,6 +108,11 @@ impl Child {
         self.lines.recv_timeout(limit).ok()
     }
 
+    /// Waits for the end, and returns what the child has said that was not read yet. Kill it, or let it end.
+    pub fn rest(&mut self) -> Vec<String> {
+        self.lines.iter().collect()
+    }
+
     /// Waits for exactly this line.
     pub fn expect(&mut self, line: &str) {
         assert_eq!(self.line(), line);

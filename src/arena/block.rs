@@ -1,0 +1,195 @@
+//! A block: what it says it holds, and the hold that keeps it.
+//!
+//! ```text
+//! offset  size  field (little-endian)
+//!      0     8  element type, a numpy type string, padded with NUL
+//!      8     1  order, 'C' or 'F'
+//!      9     1  number of axes, at most 32
+//!     10     6  zero
+//!     16   8 n  lengths of the axes
+//!            ..  up to a multiple of 64; then the elements
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ndarray::{Dimension, IxDyn};
+
+use super::allocate::Taken;
+use super::ground::Ground;
+use super::sizes::ALIGNMENT;
+use crate::array::layout::Layout;
+use crate::array::{DType, Element, Order};
+use crate::error::{Error, Result};
+
+/// Most axes that can be written down.
+const MOST_AXES: usize = 32;
+/// Words before the lengths.
+const FIRST_LENGTH: usize = 2;
+/// No slot has this number: there are fewer.
+const NO_SLOT: u32 = u32::MAX;
+
+/// Bytes before the elements of an array of so many axes.
+fn header_bytes(axes: usize) -> u64 {
+    (((FIRST_LENGTH + axes) * 8) as u64).next_multiple_of(ALIGNMENT)
+}
+
+const fn dtype_word(dtype: DType) -> u64 {
+    let text = dtype.as_str().as_bytes();
+    let (mut word, mut at) = ([0; 8], 0);
+    while at < text.len() {
+        word[at] = text[at];
+        at += 1;
+    }
+    u64::from_le_bytes(word)
+}
+
+/// The words of all element types.
+const DTYPE_WORDS: [u64; DType::ALL.len()] = {
+    let (mut words, mut at) = ([0; DType::ALL.len()], 0);
+    while at < words.len() {
+        words[at] = dtype_word(DType::ALL[at]);
+        at += 1;
+    }
+    words
+};
+
+fn shape_word(order: Order, axes: usize) -> u64 {
+    let order = if order == Order::F { b'F' } else { b'C' };
+    u64::from(order) | (axes as u64) << 8
+}
+
+/// What a block says it holds, checked against its size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Description {
+    pub(crate) dtype: DType,
+    pub(crate) order: Order,
+    pub(crate) shape: IxDyn,
+    /// Where the elements begin, in bytes from the first span, and how many bytes they are.
+    pub(crate) at: u64,
+    pub(crate) bytes: u64,
+}
+
+/// One hold on a block.
+#[derive(Debug)]
+pub(crate) struct Block {
+    ground: Arc<Ground>,
+    slot: u32,
+    /// Where the elements begin, in bytes from the first span.
+    at: u64,
+    bytes: u64,
+}
+
+impl Block {
+    /// Takes a block for an array, and writes down what it is.
+    pub(crate) fn allocate<T: Element, D: Dimension>(ground: &Arc<Ground>, layout: &Layout<D>) -> Result<Self> {
+        let axes = layout.dim.ndim();
+        if axes > MOST_AXES {
+            return Err(Error::InvalidSetting {
+                setting: "the shape",
+                value: format!("{axes} axes"),
+                expected: "at most 32 axes",
+            });
+        }
+        let (header, bytes) = (header_bytes(axes), layout.bytes::<T>());
+        let taken = ground.allocate(header.saturating_add(bytes))?;
+        let block = Self { ground: Arc::clone(ground), slot: taken.slot, at: taken.at + header, bytes };
+        let words = [dtype_word(T::DTYPE), shape_word(layout.order, axes)];
+        let lengths = layout.dim.slice().iter().map(|length| *length as u64);
+        for (word, value) in ground.header(&taken, axes).iter().zip(words.into_iter().chain(lengths)) {
+            word.store(value, Ordering::Relaxed);
+        }
+        Ok(block)
+    }
+
+    /// Takes over a hold that was just taken, and reads what the block is; a block that makes no sense is released.
+    pub(crate) fn of_held(ground: &Arc<Ground>, slot: u32) -> Result<(Self, Description)> {
+        let mut block = Self { ground: Arc::clone(ground), slot, at: 0, bytes: 0 };
+        let described = ground.describe(slot)?;
+        (block.at, block.bytes) = (described.at, described.bytes);
+        Ok((block, described))
+    }
+
+    pub(crate) fn ground(&self) -> &Arc<Ground> {
+        &self.ground
+    }
+
+    pub(crate) fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// Where the elements begin: a multiple of 64, valid for the bytes of the array as long as this lives.
+    ///
+    /// # Panics
+    ///
+    /// In a forked child, which holds nothing: what is there may be another array by now.
+    pub(crate) fn pointer(&self) -> *mut u8 {
+        assert!(
+            self.ground.is_own_process(),
+            "`{}`: a forked child does not hold its parent's arrays: open the arena again in the child",
+            self.ground.name()
+        );
+        let pointer = self.ground.bytes_at(0, self.at, self.bytes);
+        pointer.expect("it was located within the data, and the arena is not left while a block is held")
+    }
+
+    /// Gives up the hold, and says if there was none.
+    pub(crate) fn release(mut self) -> Result<()> {
+        let slot = std::mem::replace(&mut self.slot, NO_SLOT);
+        self.ground.release(slot)
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.slot != NO_SLOT {
+            let _a_forked_child_holds_nothing = self.ground.release(self.slot);
+        }
+        self.ground.end_sent();
+    }
+}
+
+impl Ground {
+    /// The header of a block for an array of so many axes.
+    fn header(&self, taken: &Taken, axes: usize) -> &[AtomicU64] {
+        self.words_at(taken.at, (FIRST_LENGTH + axes) as u64)
+    }
+
+    /// Reads what the block of a slot holds, which this process holds too.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Trailer`]: what it says cannot be true.
+    pub(crate) fn describe(&self, slot: u32) -> Result<Description> {
+        let read = || {
+            let taken = self.locate(slot).ok_or("its span has no such block")?;
+            let [dtype, rest] = self.header(&taken, 0) else { return Err("it lies outside the data") };
+            let (dtype, rest) = (dtype.load(Ordering::Relaxed), rest.load(Ordering::Relaxed));
+            let known = DTYPE_WORDS.iter().position(|known| *known == dtype);
+            let dtype = known.map(|known| DType::ALL[known]).ok_or("its element type is unknown")?;
+            let axes = usize::from(rest.to_le_bytes()[1]);
+            let order = [Order::C, Order::F].into_iter().find(|order| shape_word(*order, axes) == rest);
+            let order = order.filter(|_| axes <= MOST_AXES).ok_or("its order or number of axes cannot be")?;
+            let lengths = self.header(&taken, axes).get(FIRST_LENGTH..).ok_or("it lies outside the data")?;
+            let mut shape = IxDyn::zeros(axes);
+            let mut bytes = Some(dtype.size() as u64);
+            for (word, to) in lengths.iter().zip(shape.slice_mut()) {
+                let length = word.load(Ordering::Relaxed);
+                bytes = bytes.and_then(|bytes| bytes.checked_mul(length));
+                *to = usize::try_from(length).map_err(|_| "an axis is longer than the address space")?;
+            }
+            let header = header_bytes(axes);
+            let end = bytes.and_then(|bytes| bytes.checked_add(header));
+            match (bytes, end) {
+                (Some(bytes), Some(end)) if end <= taken.bytes => {
+                    Ok(Description { dtype, order, shape, at: taken.at + header, bytes })
+                }
+                _ => Err("its shape does not fit its block"),
+            }
+        };
+        read().map_err(|reason| Error::Trailer {
+            location: self.name().to_owned(),
+            reason: format!("the array in slot {slot}: {reason}"),
+        })
+    }
+}

@@ -1,0 +1,294 @@
+//! Counters: the slots of an arena without its data, for memory that lies elsewhere and belongs to its producer.
+//!
+//! One loan to one receiver is one slot. Its producer's bit keeps it from being used for another loan until the producer has
+//! seen that it is over; FLIGHT stands for the receiver until he comes, then his bit does. So every loan ends exactly once: by its
+//! receiver's release, or with his death.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::estate::Collected;
+use super::geometry::{Geometry, SLOTS_OF_SPAN};
+use super::ground::{DROP_WAIT, Ground};
+use super::handle::CounterHandle;
+use super::slots::Released;
+use crate::backend::{Backend, DraftOptions, IntoLocation, Location};
+use crate::error::{Error, Result};
+use crate::segment::Home;
+use crate::segment::footer::Kind;
+
+/// Thousands of reference counters in one file, for up to 46 processes.
+///
+/// Memory that only its producer can free (a GPU's, a pinned buffer, a mapping of his) is [lent](super::Limbo): each loan is a
+/// handle that one receiver takes over, holds, and gives back. Nobody's death leaves a count wrong: what a process held or lent is
+/// its bits in the file, and those of a dead process are cleared by whoever looks next. The file's name goes with the last process
+/// that has it open.
+///
+/// Cloning is cheap and stays the same member.
+#[derive(Clone)]
+pub struct Counters {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    ground: Ground,
+    /// The slot from which a free one is looked for.
+    cursor: AtomicU32,
+    /// Slots that this process has seen to be free.
+    free: Mutex<Vec<u32>>,
+    /// What this process has received and not given back: of its own loans it has two holds.
+    received: Mutex<HashSet<CounterHandle>>,
+}
+
+impl Counters {
+    /// Makes a file of so many counters, rounded up to a multiple of 256, under a name that must be free.
+    ///
+    /// # Errors
+    ///
+    /// As [`Arena::create`](super::Arena::create).
+    pub fn create(location: impl IntoLocation, counters: u32) -> Result<Self> {
+        Self::make(Home::new(None, location)?, counters)
+    }
+
+    /// Opens counters that somebody made.
+    ///
+    /// # Errors
+    ///
+    /// As [`Arena::open`](super::Arena::open).
+    pub fn open(location: impl IntoLocation) -> Result<Self> {
+        Ok(Self::of(Ground::open(Home::new(None, location)?, Kind::Counters)?))
+    }
+
+    /// Makes a file of counters in a given backend.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create).
+    pub fn create_in(backend: &Arc<dyn Backend>, location: impl IntoLocation, counters: u32) -> Result<Self> {
+        Self::make(Home::new(Some(backend), location)?, counters)
+    }
+
+    /// Opens counters in a given backend.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_in(backend: &Arc<dyn Backend>, location: impl IntoLocation) -> Result<Self> {
+        Ok(Self::of(Ground::open(Home::new(Some(backend), location)?, Kind::Counters)?))
+    }
+
+    fn make(home: Home, counters: u32) -> Result<Self> {
+        let spans = counters.div_ceil(SLOTS_OF_SPAN).clamp(1, u32::MAX / SLOTS_OF_SPAN);
+        let maker = std::process::id();
+        let geometry = Geometry { spans, queues: 0, cells: 0, sparse: false, counters: true, maker };
+        Ok(Self::of(Ground::create(home, Kind::Counters, geometry, DraftOptions::default(), false)?))
+    }
+
+    fn of(ground: Ground) -> Self {
+        let (cursor, free, received) = (AtomicU32::new(0), Mutex::default(), Mutex::default());
+        Self { inner: Arc::new(Inner { ground, cursor, free, received }) }
+    }
+
+    fn received(&self) -> MutexGuard<'_, HashSet<CounterHandle>> {
+        self.inner.received.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ground(&self) -> &Ground {
+        &self.inner.ground
+    }
+
+    /// Returns the file's name.
+    pub fn location(&self) -> &Location {
+        &self.ground().home().location
+    }
+
+    /// Returns how many loans can be out at once.
+    pub fn capacity(&self) -> u32 {
+        self.ground().geometry().slots()
+    }
+
+    /// Takes over what a handle lends, once: whoever comes second gets an error.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleSpent`](Error::HandleSpent): it was received already, or its producer has gone.
+    /// [`InvalidSetting`](Error::InvalidSetting): it is of other counters. [`Unsupported`](Error::Unsupported): this is a forked
+    /// child.
+    pub fn receive(&self, handle: &CounterHandle) -> Result<Held> {
+        self.check(handle)?;
+        if !self.ground().slots().receive(handle.slot(), handle.serial()) {
+            return Err(self.spent());
+        }
+        self.received().insert(*handle);
+        Ok(Held { counters: self.clone(), handle: *handle, released: false })
+    }
+
+    /// Gives back what was received and then [kept by its handle](Held::into_handle).
+    ///
+    /// # Errors
+    ///
+    /// [`HandleSpent`](Error::HandleSpent): this process does not hold it, or no more. Nothing changes then: no count falls
+    /// below what it is.
+    pub fn release(&self, handle: &CounterHandle) -> Result<()> {
+        self.check(handle)?;
+        if !self.received().remove(handle) {
+            return Err(self.spent());
+        }
+        match self.ground().slots().release(handle.slot()) {
+            Released::NotHeld => Err(self.spent()),
+            Released::Held | Released::Freed => Ok(()),
+        }
+    }
+
+    /// How many other processes wait for a loan or hold it: 0 or 1. What dead processes held is subtracted first.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleSpent`](Error::HandleSpent): the loan is over, and its producer has seen it. As [`collect`](Self::collect).
+    pub fn count(&self, handle: &CounterHandle) -> Result<u32> {
+        self.check(handle)?;
+        self.collect()?;
+        let slot = self.ground().slot_table().get(handle.slot() as usize).filter(|slot| !slot.is_free());
+        match slot {
+            Some(slot) if self.ground().slots().is_shared_as(handle.slot(), handle.serial()) => Ok(slot.borrowers()),
+            _ => Err(self.spent()),
+        }
+    }
+
+    /// Subtracts what dead processes held or lent.
+    ///
+    /// # Errors
+    ///
+    /// As [`Arena::collect`](super::Arena::collect).
+    pub fn collect(&self) -> Result<Collected> {
+        self.ground().settle_estates()
+    }
+
+    /// The same, at a time when nobody is to be waited for.
+    pub(super) fn collect_at_the_end(&self) {
+        let _others_are_at_it = self.ground().settle_estates_within(DROP_WAIT);
+    }
+
+    /// Takes a counter for one loan.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooManyHandles`]: all are taken, even when what the dead had is not counted.
+    pub(super) fn lend(&self) -> Result<CounterHandle> {
+        self.ground().check_process()?;
+        let mut slot = self.take();
+        if slot.is_none() {
+            self.collect()?;
+            slot = self.take();
+        }
+        let Some(slot) = slot else {
+            let (location, limit) = (self.ground().name().to_owned(), self.capacity().into());
+            return Err(Error::TooManyHandles { location, limit, doing: "on their way" });
+        };
+        let serial = self.ground().slots().share(slot);
+        Ok(CounterHandle::new(self.ground().tag(), slot, serial))
+    }
+
+    fn take(&self) -> Option<u32> {
+        let slots = self.ground().slots();
+        let known = || self.inner.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        while let Some(slot) = known() {
+            if slots.allocate_in_flight(slot) {
+                return Some(slot);
+            }
+        }
+        let count = self.capacity();
+        let start = self.inner.cursor.load(Ordering::Relaxed) % count;
+        let found = (start..count).chain(0..start).find(|slot| {
+            self.ground().touch(slot / SLOTS_OF_SPAN + 1);
+            slots.allocate_in_flight(*slot)
+        })?;
+        self.inner.cursor.store(found + 1, Ordering::Relaxed);
+        Some(found)
+    }
+
+    /// Whether the receiver of a loan that this process made has given it back, or has died and was settled.
+    pub(super) fn is_over(&self, handle: &CounterHandle) -> bool {
+        self.ground().slots().is_held_by_us_alone(handle.slot())
+    }
+
+    /// Ends a loan that this process made, and that is over.
+    pub(super) fn end(&self, handle: &CounterHandle) {
+        if self.ground().is_own_process() && self.ground().slots().release(handle.slot()) == Released::Freed {
+            self.inner.free.lock().unwrap_or_else(PoisonError::into_inner).push(handle.slot());
+        }
+    }
+
+    /// Takes back a loan that nobody has received; `false` if somebody has.
+    pub(super) fn recall(&self, handle: &CounterHandle) -> bool {
+        self.ground().slot_table().get(handle.slot() as usize).is_some_and(super::slots::Slot::recall)
+    }
+
+    /// Whether this process is the member that these counters were opened by.
+    pub(super) fn is_own_process(&self) -> bool {
+        self.ground().is_own_process()
+    }
+
+    fn check(&self, handle: &CounterHandle) -> Result<()> {
+        self.ground().check_process()?;
+        if handle.owner() == self.ground().tag() {
+            return Ok(());
+        }
+        Err(Error::InvalidSetting {
+            setting: "the handle",
+            value: handle.to_string(),
+            expected: "one of these counters: this is of others, or of those that had the name before",
+        })
+    }
+
+    fn spent(&self) -> Error {
+        Error::HandleSpent { location: self.ground().name().to_owned() }
+    }
+}
+
+impl fmt::Debug for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counters").field("location", self.location()).finish_non_exhaustive()
+    }
+}
+
+/// What was received: as long as it lives, or its process, the producer keeps the memory as it is.
+#[derive(Debug)]
+pub struct Held {
+    counters: Counters,
+    handle: CounterHandle,
+    released: bool,
+}
+
+impl Held {
+    /// Returns the handle that it was received by.
+    pub fn handle(&self) -> CounterHandle {
+        self.handle
+    }
+
+    /// Gives it back, and says if something is wrong: dropping does the same in silence.
+    ///
+    /// # Errors
+    ///
+    /// As [`Counters::release`].
+    pub fn release(mut self) -> Result<()> {
+        self.released = true;
+        self.counters.release(&self.handle)
+    }
+
+    /// Goes on holding it without this value, for callers that can keep bytes only: [`Counters::release`] gives it back.
+    pub fn into_handle(mut self) -> CounterHandle {
+        self.released = true;
+        self.handle
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.released {
+            let _a_forked_child_holds_nothing = self.counters.release(&self.handle);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Which bytes of an arena's file are what. Everything follows from three numbers in its record, which never change.
+//!
+//! ```text
+//! header          4096   how many spans were ever used; zeros
+//! members         4096   64 bytes for each of 46 members: state, process
+//! queues                 256 bytes and the cells (8 bytes each, a power of two of them) for each queue, rounded up to 64
+//! span table             8 bytes for each span, rounded up to 4096
+//! slot table             256 slots of 16 bytes for each span
+//! data                   spans of 64 KiB, the first at a multiple of that; counters have none
+//! last page       4096   as of a counted array: flags, name, the record below, footer of kind 3
+//!
+//! record: version 1 (4) | 1 = sparse, 2 = counters (4) | spans (8) | queues (4) | cells of a queue (4) | maker's process (4) | zeros
+//! ```
+
+use std::ops::Range;
+
+use super::slots::SEATS;
+use crate::segment::footer::Kind;
+use crate::segment::trailer::{PAGE, RECORD};
+
+/// Bytes of a span.
+pub(crate) const SPAN: u64 = 1 << 16;
+/// Slots of a span: the most blocks that it can be cut into.
+pub(crate) const SLOTS_OF_SPAN: u32 = 256;
+/// Bytes of a slot, a member, the head of a queue.
+pub(crate) const SLOT: u64 = 16;
+pub(crate) const MEMBER: u64 = 64;
+pub(crate) const QUEUE_HEAD: u64 = 256;
+/// Slots are numbered with 32 bits.
+pub(crate) const MOST_SPANS: u64 = (1 << 24) - 1;
+pub(crate) const MOST_QUEUES: u32 = 1 << 10;
+pub(crate) const MOST_CELLS: u32 = 1 << 24;
+
+const VERSION: u32 = 1;
+const SPARSE: u32 = 1;
+const COUNTERS: u32 = 2;
+const FIELDS: usize = 28;
+const MEMBERS_AT: u64 = PAGE as u64;
+const QUEUES_AT: u64 = MEMBERS_AT + PAGE as u64;
+
+const _: () = assert!(SEATS as u64 * MEMBER <= PAGE as u64);
+
+/// The numbers that everything follows from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    pub(crate) spans: u32,
+    pub(crate) queues: u32,
+    pub(crate) cells: u32,
+    pub(crate) sparse: bool,
+    /// Slots only: what they count lies elsewhere.
+    pub(crate) counters: bool,
+    /// Number of the process that made it.
+    pub(crate) maker: u32,
+}
+
+impl Geometry {
+    /// Where the members are.
+    pub(crate) const MEMBERS: u64 = MEMBERS_AT;
+
+    /// Words of a queue: its head, its cells, and what fills the last cache line.
+    pub(crate) fn queue_words(&self) -> u64 {
+        (QUEUE_HEAD + u64::from(self.cells) * 8).next_multiple_of(64) / 8
+    }
+
+    /// Where queue `index` begins.
+    pub(crate) fn queue_at(&self, index: u32) -> u64 {
+        QUEUES_AT + u64::from(index) * self.queue_words() * 8
+    }
+
+    pub(crate) fn spans_at(&self) -> u64 {
+        self.queue_at(self.queues).next_multiple_of(PAGE as u64)
+    }
+
+    pub(crate) fn slots(&self) -> u32 {
+        self.spans * SLOTS_OF_SPAN
+    }
+
+    pub(crate) fn slots_at(&self) -> u64 {
+        (self.spans_at() + u64::from(self.spans) * 8).next_multiple_of(PAGE as u64)
+    }
+
+    pub(crate) fn data_at(&self) -> u64 {
+        (self.slots_at() + u64::from(self.slots()) * SLOT).next_multiple_of(SPAN)
+    }
+
+    /// Bytes that blocks can have.
+    pub(crate) fn capacity(&self) -> u64 {
+        if self.counters { 0 } else { u64::from(self.spans) * SPAN }
+    }
+
+    /// Bytes before the last page. With the limits on its numbers nothing here can overflow.
+    pub(crate) fn payload(&self) -> u64 {
+        self.data_at() + self.capacity()
+    }
+
+    pub(crate) fn to_record(self) -> [u8; RECORD] {
+        let mut record = [0; RECORD];
+        let flags = if self.sparse { SPARSE } else { 0 } | if self.counters { COUNTERS } else { 0 };
+        let fields: [&[u8]; 6] = [
+            &VERSION.to_le_bytes(),
+            &flags.to_le_bytes(),
+            &u64::from(self.spans).to_le_bytes(),
+            &self.queues.to_le_bytes(),
+            &self.cells.to_le_bytes(),
+            &self.maker.to_le_bytes(),
+        ];
+        let bytes = fields.concat();
+        record[..bytes.len()].copy_from_slice(&bytes);
+        record
+    }
+
+    /// Reads a record, and holds it against the length of the payload.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, in words.
+    pub(crate) fn of_record(kind: Kind, record: &[u8; RECORD], payload: u64) -> Result<Self, String> {
+        let number = |range: Range<usize>| range.rev().fold(0, |number, at| number << 8 | u64::from(record[at]));
+        #[allow(clippy::cast_possible_truncation)] // four bytes are read
+        let small = |at: usize| number(at..at + 4) as u32;
+        let (version, flags, spans) = (small(0), small(4), number(8..16));
+        if version != VERSION {
+            return Err(format!("its record is of version {version}, and this program reads {VERSION}"));
+        }
+        if flags & !(SPARSE | COUNTERS) != 0 || record[FIELDS..].iter().any(|byte| *byte != 0) {
+            return Err("bytes that must be zero are not".into());
+        }
+        let counters = flags & COUNTERS != 0;
+        if counters != (kind == Kind::Counters) {
+            return Err("footer and record do not agree whether it has data".into());
+        }
+        let (queues, cells, maker) = (small(16), small(20), small(24));
+        let cells_fit = cells.is_power_of_two() || (cells == 0 && queues == 0);
+        if queues > MOST_QUEUES || cells > MOST_CELLS || !cells_fit {
+            return Err(format!("{queues} queues of {cells} cells cannot be"));
+        }
+        let Some(spans) = u32::try_from(spans).ok().filter(|spans| (1..=MOST_SPANS).contains(&u64::from(*spans)))
+        else {
+            return Err(format!("{spans} spans cannot be"));
+        };
+        let geometry = Self { spans, queues, cells, sparse: flags & SPARSE != 0, counters, maker };
+        if geometry.payload() != payload {
+            return Err(format!("{spans} spans, {queues} queues of {cells} cells do not make {payload} bytes"));
+        }
+        Ok(geometry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAMPLE: Geometry = Geometry { spans: 10, queues: 8, cells: 1024, sparse: true, counters: false, maker: 7 };
+
+    #[test]
+    fn what_was_written_is_read() {
+        assert_eq!(Geometry::of_record(Kind::Arena, &SAMPLE.to_record(), SAMPLE.payload()), Ok(SAMPLE));
+        let least = Geometry { spans: 1, queues: 0, cells: 0, sparse: false, counters: false, maker: 0 };
+        assert_eq!(Geometry::of_record(Kind::Arena, &least.to_record(), least.payload()), Ok(least));
+        let counters = Geometry { counters: true, ..least };
+        let (record, payload) = (counters.to_record(), counters.payload());
+        assert_eq!(Geometry::of_record(Kind::Counters, &record, payload), Ok(counters));
+        assert!(Geometry::of_record(Kind::Arena, &record, payload).is_err());
+        assert_eq!(counters.payload(), counters.data_at());
+    }
+
+    #[test]
+    fn the_largest_arena_overflows_nowhere() {
+        #[allow(clippy::cast_possible_truncation)] // it is less
+        let spans = MOST_SPANS as u32;
+        let most = Geometry { spans, queues: MOST_QUEUES, cells: MOST_CELLS, ..SAMPLE };
+        assert_eq!(Geometry::of_record(Kind::Arena, &most.to_record(), most.payload()), Ok(most));
+        assert!(most.payload() > most.capacity() && most.slots() > u32::MAX - 512);
+    }
+
+    /// Checksums would notice most of it, but whoever writes a lie can write its checksum too.
+    #[test]
+    fn no_lie_is_believed() {
+        for bit in 0..FIELDS * 8 {
+            let mut record = SAMPLE.to_record();
+            record[bit / 8] ^= 1 << (bit % 8);
+            let read = Geometry::of_record(Kind::Arena, &record, SAMPLE.payload());
+            // Holes and the maker's number are told, and nothing depends on them. Rounding hides a few cells: what is believed
+            // fits into the file all the same.
+            let told = bit == 32 || bit >= 24 * 8;
+            let hidden =
+                (16 * 8..24 * 8).contains(&bit) && read.as_ref().is_ok_and(|read| read.payload() == SAMPLE.payload());
+            assert!(read.is_err() || told || hidden, "bit {bit}: {read:?}");
+        }
+        for spans in [0, MOST_SPANS + 1, u64::MAX] {
+            let mut record = SAMPLE.to_record();
+            record[8..16].copy_from_slice(&spans.to_le_bytes());
+            assert!(Geometry::of_record(Kind::Arena, &record, SAMPLE.payload()).is_err(), "{spans}");
+        }
+        let mut record = SAMPLE.to_record();
+        record[RECORD - 1] = 1;
+        assert!(Geometry::of_record(Kind::Arena, &record, SAMPLE.payload()).is_err());
+        assert!(Geometry::of_record(Kind::Arena, &SAMPLE.to_record(), SAMPLE.payload() + 1).is_err());
+    }
+}

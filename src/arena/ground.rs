@@ -1,0 +1,348 @@
+//! The ground that an arena's members share: the mapped file as tables of atomics, and this process's place among the members.
+//!
+//! The one file of the arena that turns addresses into references. All references to tables are to atomics; the bytes of blocks
+//! are given away as pointers, and `array.rs` says who may look at them.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::allocate::Memory;
+use super::event::Event;
+use super::geometry::{Geometry, MEMBER, QUEUE_HEAD, SLOT, SLOTS_OF_SPAN, SPAN};
+use super::ring::Ring;
+use super::sent::SentLists;
+use super::slots::{SEATS, Slot, Slots};
+use crate::backend::DraftOptions;
+use crate::backend::lock_space::{RECOVER, SPANS};
+use crate::error::{Error, Result};
+use crate::manager;
+use crate::os;
+use crate::random;
+use crate::segment::footer::Kind;
+use crate::segment::trailer::Trailer;
+use crate::segment::{DraftSegment, Home, Mark, Segment, Turn, collect};
+
+/// How long anybody waits for what everybody holds for moments only.
+pub(super) const TURN_WAIT: Duration = Duration::from_secs(10);
+/// How long somebody waits for it who is merely dropped: others can settle what he leaves.
+pub(super) const DROP_WAIT: Duration = Duration::from_millis(100);
+
+/// One member's line of the table.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Member {
+    /// 0: nobody, and nothing is left of anybody. Else the number of those who had joined.
+    pub(super) state: AtomicU64,
+    /// Number of the process, to be shown.
+    pub(super) process: AtomicU64,
+    _rest_of_the_cache_line: [u64; 6],
+}
+
+const _: () = assert!(size_of::<Member>() as u64 == MEMBER);
+const _: () = assert!(size_of::<Slot<AtomicU64>>() as u64 == SLOT);
+
+/// The head of a queue: four cache lines, of which nobody writes to two at once for the same reason.
+#[repr(C)]
+#[derive(Debug)]
+struct QueueHead {
+    head: Line<AtomicU64>,
+    tail: Line<AtomicU64>,
+    filled: Line<AtomicU32>,
+    emptied: Line<AtomicU32>,
+}
+
+/// A word with a cache line of its own.
+#[repr(C, align(64))]
+#[derive(Debug)]
+struct Line<W>(W);
+
+const _: () = assert!(size_of::<QueueHead>() as u64 == QUEUE_HEAD);
+
+/// A queue in shared memory: its messages, and what those sleep on who wait for one, or for room.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueueWords<'a> {
+    pub(crate) ring: Ring<'a, AtomicU64>,
+    /// A message was sent.
+    pub(crate) filled: Event<'a>,
+    /// A message was received.
+    pub(crate) emptied: Event<'a>,
+}
+
+/// Slots as they lie in shared memory.
+pub(crate) type SharedSlots<'a> = Slots<'a, AtomicU64, AtomicU32>;
+
+/// A mapped arena and this process's place in it.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    home: Home,
+    geometry: Geometry,
+    /// Where the tables begin, as the geometry says.
+    spans_at: u64,
+    slots_at: u64,
+    data_at: u64,
+    /// Random number of the arena.
+    id: u128,
+    /// Of the process that joined: a forked child is no member.
+    generation: u64,
+    pub(super) seat: u32,
+    pub(super) mark: Option<Mark>,
+    /// How often this process holds each block.
+    held: Box<[AtomicU32]>,
+    memory: Memory,
+    /// What this process has sent.
+    pub(super) sent: SentLists,
+    /// Threads of this process queue here for SPANS, instead of at the kernel's lock.
+    span_turns: Mutex<()>,
+    /// `None` when it was left.
+    segment: Option<Segment>,
+}
+
+impl Ground {
+    /// Makes an arena under a name that must be free, or that only the dead have.
+    pub(crate) fn create(
+        home: Home,
+        kind: Kind,
+        geometry: Geometry,
+        options: DraftOptions,
+        keep: bool,
+    ) -> Result<Self> {
+        manager::announce(&*home.backend);
+        home.refuse_taken_by_the_living()?;
+        let id = random::number();
+        let make = || -> Result<Segment> {
+            let backend = std::sync::Arc::clone(&home.backend);
+            let mut draft = DraftSegment::new_counted(backend, geometry.payload(), options)?;
+            draft.write_record(kind, id, keep, &geometry.to_record(), home.location.as_str())?;
+            draft.publish_joint(&home)
+        };
+        let segment = make().map_err(|error| error.about(&home.location))?;
+        Self::join(home, geometry, id, segment)
+    }
+
+    /// Opens an arena that somebody made.
+    pub(crate) fn open(home: Home, kind: Kind) -> Result<Self> {
+        manager::announce(&*home.backend);
+        let name = home.location.as_str();
+        let read = |trailer: &Trailer| {
+            let geometry = Geometry::of_record(kind, &trailer.record, trailer.payload)
+                .map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
+            Ok(((geometry, trailer.id), geometry.sparse))
+        };
+        let (segment, (geometry, id)) = Segment::attach_joint(&home, kind, read)?;
+        Self::join(home, geometry, id, segment)
+    }
+
+    fn join(home: Home, geometry: Geometry, id: u128, segment: Segment) -> Result<Self> {
+        let held = bytemuck::allocation::try_zeroed_slice_box(geometry.slots() as usize).map_err(|()| {
+            Error::TooLarge { location: home.location.to_string(), shape: vec![geometry.slots() as usize], item: 4 }
+        })?;
+        let mut ground = Self {
+            home,
+            geometry,
+            spans_at: geometry.spans_at(),
+            slots_at: geometry.slots_at(),
+            data_at: geometry.data_at(),
+            id,
+            generation: os::fork_generation(),
+            seat: SEATS,
+            mark: None,
+            held,
+            memory: Memory::default(),
+            sent: SentLists::new(geometry.queues),
+            span_turns: Mutex::new(()),
+            segment: Some(segment),
+        };
+        ground.take_seat()?;
+        Ok(ground)
+    }
+
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.home.location.as_str()
+    }
+
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// What stands for the arena in handles.
+    #[allow(clippy::cast_possible_truncation)] // half of it is enough
+    pub(crate) fn tag(&self) -> u64 {
+        self.id as u64
+    }
+
+    /// This member's seat.
+    pub(crate) fn seat(&self) -> u32 {
+        self.seat
+    }
+
+    /// Refuses forked children, which are no members.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.is_own_process() {
+            return Ok(());
+        }
+        let what = "a forked child is no member of its parent's arena: open the arena again in the child".into();
+        Err(Error::Unsupported { location: self.name().to_owned(), what })
+    }
+
+    /// Whether this is the process that joined.
+    pub(crate) fn is_own_process(&self) -> bool {
+        self.generation == os::fork_generation()
+    }
+
+    pub(crate) fn segment(&self) -> Result<&Segment> {
+        self.segment.as_ref().ok_or_else(|| Error::Unlinked { location: self.name().to_owned() })
+    }
+
+    /// Waits for the right to change several spans.
+    pub(crate) fn span_turn(&self) -> Result<(std::sync::MutexGuard<'_, ()>, Turn)> {
+        let own = self.span_turns.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        Ok((own, self.segment()?.turn(SPANS, TURN_WAIT, &self.home)?))
+    }
+
+    /// Waits for the right to settle estates.
+    pub(crate) fn recover_turn(&self, limit: Duration) -> Result<Turn> {
+        self.segment()?.turn(RECOVER, limit, &self.home)
+    }
+
+    /// `count` values of a type that is atomics only, `at` bytes from the beginning.
+    #[allow(unsafe_code)]
+    fn table<T>(&self, at: u64, count: u64) -> &[T] {
+        let Some(segment) = &self.segment else { return &[] };
+        let bytes = count.checked_mul(size_of::<T>() as u64).and_then(|bytes| bytes.checked_add(at));
+        let fits = bytes.is_some_and(|end| end <= segment.length() as u64) && at % align_of::<T>() as u64 == 0;
+        let (true, Ok(offset), Ok(count)) = (fits, usize::try_from(at), usize::try_from(count)) else { return &[] };
+        // SAFETY: the table ends within the mapped bytes.
+        let first = unsafe { segment.pointer().add(offset) };
+        // SAFETY: the mapping begins on a page and the offset is aligned; it is writable and lives as long as `segment`,
+        // which is borrowed; callers name types of atomics and unused words, for which every bit pattern is a value; these
+        // bytes are changed as atomics only, by everyone: no array can be opened over a file with this footer, and this file
+        // was not opened while it was attached as one.
+        unsafe { std::slice::from_raw_parts(first.cast::<T>(), count) }
+    }
+
+    /// How many spans, from the first, were ever used.
+    fn touched_word(&self) -> Option<&AtomicU64> {
+        self.table(0, 1).first()
+    }
+
+    /// How many spans, from the first, may hold anything.
+    #[allow(clippy::cast_possible_truncation)] // it is at most a number of 32 bits
+    pub(crate) fn touched(&self) -> u32 {
+        let touched = self.touched_word().map_or(0, |word| word.load(Ordering::Acquire));
+        touched.min(self.geometry.spans.into()) as u32
+    }
+
+    /// Notes that a span is about to be used.
+    pub(crate) fn touch(&self, end: u32) {
+        if self.touched() < end {
+            let _more_by_now = self.touched_word().map(|word| word.fetch_max(end.into(), Ordering::AcqRel));
+        }
+    }
+
+    /// Counts those who join: a number that nobody else gets.
+    pub(super) fn next_member(&self) -> u64 {
+        let word = self.table::<AtomicU64>(8, 1).first();
+        word.map_or(1, |word| word.fetch_add(1, Ordering::AcqRel).wrapping_add(1).max(1))
+    }
+
+    pub(super) fn members(&self) -> &[Member] {
+        self.table(Geometry::MEMBERS, SEATS.into())
+    }
+
+    /// Queue `index`, if there is one.
+    pub(crate) fn queue_words(&self, index: u32) -> Option<QueueWords<'_>> {
+        if index >= self.geometry.queues {
+            return None;
+        }
+        let at = self.geometry.queue_at(index);
+        let QueueHead { head, tail, filled, emptied } = self.table::<QueueHead>(at, 1).first()?;
+        let cells = self.table(at + QUEUE_HEAD, self.geometry.cells.into());
+        let ring = Ring::new(&head.0, &tail.0, cells)?;
+        Some(QueueWords { ring, filled: Event::new(&filled.0), emptied: Event::new(&emptied.0) })
+    }
+
+    /// All queues.
+    pub(crate) fn rings(&self) -> impl Iterator<Item = Ring<'_, AtomicU64>> {
+        (0..self.geometry.queues).filter_map(|index| self.queue_words(index)).map(|queue| queue.ring)
+    }
+
+    /// The words of the spans.
+    pub(crate) fn spans(&self) -> &[AtomicU64] {
+        self.table(self.spans_at, self.geometry.spans.into())
+    }
+
+    /// All slots, to settle what others have left.
+    pub(crate) fn slot_table(&self) -> &[Slot<AtomicU64>] {
+        self.table(self.slots_at, self.geometry.slots().into())
+    }
+
+    /// The slots that may hold anything.
+    pub(crate) fn touched_slots(&self) -> &[Slot<AtomicU64>] {
+        let slots = self.slot_table();
+        &slots[..slots.len().min((self.touched() * SLOTS_OF_SPAN) as usize)]
+    }
+
+    /// The slots as this member holds them.
+    pub(crate) fn slots(&self) -> SharedSlots<'_> {
+        Slots::new(self.slot_table(), &self.held, self.seat)
+    }
+
+    /// Where `length` bytes are that begin `offset` bytes into span `span`; `None` if they are not all in the data.
+    #[allow(unsafe_code)]
+    pub(crate) fn bytes_at(&self, span: u32, offset: u64, length: u64) -> Option<*mut u8> {
+        let segment = self.segment.as_ref()?;
+        let start = u64::from(span).checked_mul(SPAN)?.checked_add(offset)?;
+        let end = start.checked_add(length).filter(|end| *end <= self.geometry.capacity())?;
+        debug_assert!(self.data_at + end <= segment.length() as u64);
+        let at = usize::try_from(self.data_at + start).ok()?;
+        // SAFETY: the data end where the payload ends, all of which is mapped; this ends within the data.
+        Some(unsafe { segment.pointer().add(at) })
+    }
+
+    /// Words of a block that is held, `at` bytes from the first span.
+    pub(crate) fn words_at(&self, at: u64, count: u64) -> &[AtomicU64] {
+        let end = at.saturating_add(count.saturating_mul(8));
+        if end > self.geometry.capacity() { &[] } else { self.table(self.data_at + at, count) }
+    }
+
+    /// Where this process found free blocks.
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Gives up the seat, unmaps, and removes the name if nobody else is here.
+    pub(crate) fn close(mut self) -> Result<()> {
+        self.leave(TURN_WAIT)
+    }
+
+    fn leave(&mut self, limit: Duration) -> Result<()> {
+        if self.segment.is_none() {
+            return Ok(());
+        }
+        if !self.is_own_process() {
+            self.mark = None;
+            self.segment = None;
+            return Ok(());
+        }
+        // What cannot be settled now is settled by whoever finds that the seat's lock is gone.
+        let settled = if self.seat < SEATS { self.give_up_seat(limit) } else { Ok(()) };
+        self.mark = None;
+        let Some(segment) = self.segment.take() else { return settled };
+        let id = Some(segment.id());
+        segment.end_lease();
+        drop(segment);
+        collect(&self.home, id, true)?;
+        settled
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        let _reported_by_close = self.leave(DROP_WAIT);
+    }
+}

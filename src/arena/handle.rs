@@ -1,0 +1,168 @@
+//! Handles: 24 bytes that lead to an array, or to a count, as long as somebody holds it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+
+/// Handles of one kind: the numbers are the same, the text tells them apart.
+macro_rules! handle {
+    ($(#[$attribute:meta])* $name:ident, $prefix:literal, $format:literal) => {
+        $(#[$attribute])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+        pub struct $name {
+            owner: u64,
+            slot: u32,
+            serial: u64,
+        }
+
+        impl $name {
+            /// Bytes of a handle.
+            pub const BYTES: usize = 24;
+
+            pub(super) fn new(owner: u64, slot: u32, serial: u64) -> Self {
+                Self { owner, slot, serial }
+            }
+
+            pub(super) fn owner(&self) -> u64 {
+                self.owner
+            }
+
+            pub(super) fn slot(&self) -> u32 {
+                self.slot
+            }
+
+            pub(super) fn serial(&self) -> u64 {
+                self.serial
+            }
+
+            /// Writes it down: the file's number (8 bytes), slot (4), zero (4), serial (8), little-endian.
+            pub fn to_bytes(self) -> [u8; Self::BYTES] {
+                let mut bytes = [0; Self::BYTES];
+                bytes[..8].copy_from_slice(&self.owner.to_le_bytes());
+                bytes[8..12].copy_from_slice(&self.slot.to_le_bytes());
+                bytes[16..].copy_from_slice(&self.serial.to_le_bytes());
+                bytes
+            }
+
+            /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+            ///
+            /// # Errors
+            ///
+            /// [`InvalidSetting`](Error::InvalidSetting): bytes that must be zero are not.
+            pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Result<Self> {
+                let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+                let Ok(slot) = u32::try_from(number(8)) else {
+                    let expected = "24 bytes, of which the second eight are less than 2^32";
+                    return Err(invalid(format!("{bytes:02x?}"), expected));
+                };
+                Ok(Self { owner: number(0), slot, serial: number(16) })
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}{:016x}:{:08x}:{:016x}", $prefix, self.owner, self.slot, self.serial)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Error;
+
+            fn from_str(text: &str) -> Result<Self> {
+                let read = || {
+                    let [owner, slot, serial] = numbers(text.strip_prefix($prefix)?)?;
+                    Some(Self { owner, slot: u32::try_from(slot).ok()?, serial })
+                };
+                read().ok_or_else(|| invalid(text.chars().take(80).collect(), $format))
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = Error;
+
+            fn try_from(text: String) -> Result<Self> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(handle: $name) -> Self {
+                handle.to_string()
+            }
+        }
+    };
+}
+
+handle! {
+    /// What an array of an arena can be got by, in any process that has the arena open.
+    ///
+    /// It is 24 bytes, or one line of text. It keeps nothing alive: somebody has to hold the array until it is used, or
+    /// [`Arena::get`](super::Arena::get) answers [`HandleSpent`](Error::HandleSpent). A handle never leads to another array than the
+    /// one it was made for, however often its memory was used again.
+    ///
+    /// ```
+    /// use ndarray_shm::{Arena, ArenaHandle};
+    ///
+    /// let arena = Arena::create("arena-handle-example", 1 << 20)?;
+    /// let array = arena.from_array(&ndarray::array![1.0f32, 2.0, 3.0])?;
+    /// let text = array.handle().to_string();
+    ///
+    /// // in another process
+    /// let handle: ArenaHandle = text.parse()?;
+    /// let same = Arena::open("arena-handle-example")?.get::<f32, ndarray::Ix1>(&handle)?;
+    /// assert_eq!(same.view().sum(), 6.0);
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    ArenaHandle, "ndshm-arena1:", "ndshm-arena1:ARENA:SLOT:SERIAL, in hexadecimal"
+}
+
+handle! {
+    /// What lent memory is counted by, in any process that has the counters open: 24 bytes, or one line of text.
+    ///
+    /// It stands for one loan to one receiver. Until it is received, or its producer goes, it keeps the memory; it can be received
+    /// once.
+    CounterHandle, "ndshm-counter1:", "ndshm-counter1:COUNTERS:SLOT:SERIAL, in hexadecimal"
+}
+
+/// Reads three hexadecimal numbers.
+fn numbers(text: &str) -> Option<[u64; 3]> {
+    let mut numbers = text.split(':').map(|digits| {
+        let hexadecimal = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        u64::from_str_radix(digits, 16).ok().filter(|_| hexadecimal)
+    });
+    let mut next = || numbers.next().flatten();
+    let three = [next()?, next()?, next()?];
+    numbers.next().is_none().then_some(three)
+}
+
+fn invalid(value: String, expected: &'static str) -> Error {
+    Error::InvalidSetting { setting: "the handle", value, expected }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read() {
+        let handle = ArenaHandle::new(0x1234_5678_9abc_def0, 77, 1 << 40);
+        assert_eq!(ArenaHandle::from_bytes(handle.to_bytes()).expect("its own bytes"), handle);
+        assert_eq!(handle.to_string().parse::<ArenaHandle>().expect("its own text"), handle);
+        let mut bytes = handle.to_bytes();
+        bytes[13] = 1;
+        assert!(ArenaHandle::from_bytes(bytes).is_err());
+    }
+
+    #[test]
+    fn other_text_is_refused() {
+        for text in ["", "ndshm-arena1:", "ndshm-arena1:1:2", "ndshm-arena1:1:2:3:4", "ndshm-arena1:1:+2:3", "1:2:3"] {
+            assert!(text.parse::<ArenaHandle>().is_err(), "{text}");
+        }
+        assert!("ndshm-counter1:1:2:3".parse::<CounterHandle>().is_ok());
+        assert!("ndshm-counter1:1:2:3".parse::<ArenaHandle>().is_err());
+        assert!("ndshm-arena1:1:100000000:3".parse::<ArenaHandle>().is_err());
+    }
+}

@@ -1,0 +1,325 @@
+//! Where memory waits that its producer has dropped while others still use it.
+//!
+//! The design is that of torch's CUDA tensors between processes (`torch/multiprocessing/cuda_multiprocessing.md`): the producer keeps
+//! what it has sent until its reference count, in a file of counters, says that it is used no more; the limbo is looked
+//! through whenever something is lent or dropped, and when somebody asks.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::counters::Counters;
+use super::handle::CounterHandle;
+use crate::error::{Error, IntoError, Result};
+
+/// How many may wait before somebody is warned.
+const LIMIT: usize = 1000;
+/// How many that wait are looked at when something is lent or dropped.
+const LOOKS: usize = 64;
+
+/// Memory that belongs to its producer: dropping it frees it, for everyone.
+///
+/// It may be a CPU's or a device's; all that is asked of it is its size, for [`Limbo::bytes`] and warnings.
+pub trait Memory: Send {
+    /// Returns how many bytes it is.
+    fn bytes(&self) -> u64;
+}
+
+impl<T: Memory + ?Sized> Memory for Box<T> {
+    fn bytes(&self) -> u64 {
+        (**self).bytes()
+    }
+}
+
+/// Lends memory to other processes, and keeps what was dropped meanwhile until they have given it back.
+///
+/// When the limbo and everything it has lent is dropped, or the process ends, what others still hold is left as it is: never
+/// freed under their hands, and never by this process. Handles that nobody has received are void then.
+///
+/// ```
+/// use ndarray_shm::{Counters, Limbo, Memory};
+///
+/// struct Buffer(Vec<u8>);
+/// impl Memory for Buffer {
+///     fn bytes(&self) -> u64 {
+///         self.0.len() as u64
+///     }
+/// }
+///
+/// let limbo = Limbo::new(&Counters::create("limbo-example", 1000)?);
+/// let lent = limbo.lend(Buffer(vec![7; 100]))?;
+/// let handle = lent.send()?; // together with whatever tells the receiver where the memory is
+/// drop(lent);
+/// assert_eq!(limbo.len(), 1); // it waits
+///
+/// // in another process
+/// let held = Counters::open("limbo-example")?.receive(&handle)?;
+/// held.release()?;
+///
+/// assert_eq!(limbo.collect()?, 1);
+/// assert_eq!(limbo.len(), 0);
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+pub struct Limbo<M: Memory> {
+    inner: Arc<Inner<M>>,
+}
+
+struct Inner<M: Memory> {
+    counters: Counters,
+    waiting: Mutex<VecDeque<Waiting<M>>>,
+    limit: AtomicUsize,
+    warned: AtomicBool,
+}
+
+struct Waiting<M> {
+    memory: M,
+    loans: Vec<CounterHandle>,
+}
+
+impl<M: Memory> Limbo<M> {
+    /// Makes a limbo whose loans are counted here.
+    pub fn new(counters: &Counters) -> Self {
+        let (limit, warned) = (AtomicUsize::new(LIMIT), AtomicBool::new(false));
+        Self { inner: Arc::new(Inner { counters: counters.clone(), waiting: Mutex::default(), limit, warned }) }
+    }
+
+    /// Sets how many memories may wait before a warning is logged, once; 1000 otherwise.
+    pub fn warn_above(self, limit: usize) -> Self {
+        self.inner.limit.store(limit, Ordering::Relaxed);
+        self
+    }
+
+    /// Takes memory that others are to be told of.
+    ///
+    /// Looks through some of what waits; through all of it, and for receivers that have died, if that is more than the limit.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](Error::Unsupported): this is a forked child, which is no member of the counters.
+    pub fn lend(&self, memory: M) -> Result<Lent<M>> {
+        if !self.inner.counters.is_own_process() {
+            self.inner.counters.collect()?; // says so
+        }
+        if self.len() > self.inner.limit.load(Ordering::Relaxed) {
+            self.collect()?;
+        } else {
+            self.inner.sweep(LOOKS);
+        }
+        Ok(Lent { memory: Some(memory), loans: Mutex::default(), inner: Arc::clone(&self.inner) })
+    }
+
+    /// Frees everything that waits and is held no more, what receivers held that have died included; returns how many
+    /// memories that was.
+    ///
+    /// # Errors
+    ///
+    /// As [`Counters::collect`].
+    pub fn collect(&self) -> Result<usize> {
+        self.inner.counters.collect()?;
+        Ok(self.inner.sweep(usize::MAX))
+    }
+
+    /// Returns how many memories wait.
+    pub fn len(&self) -> usize {
+        self.inner.waiting().len()
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns how many bytes wait.
+    pub fn bytes(&self) -> u64 {
+        self.inner.waiting().iter().map(|waiting| waiting.memory.bytes()).sum()
+    }
+}
+
+impl<M: Memory> Inner<M> {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Waiting<M>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the loans that are over, and returns whether others are not.
+    fn is_lent(&self, loans: &mut Vec<CounterHandle>) -> bool {
+        loans.retain(|loan| {
+            let over = self.counters.is_over(loan);
+            if over {
+                self.counters.end(loan);
+            }
+            !over
+        });
+        !loans.is_empty()
+    }
+
+    /// Looks at so many that wait, and frees those that are held no more.
+    fn sweep(&self, looks: usize) -> usize {
+        if !self.counters.is_own_process() {
+            return 0;
+        }
+        let mut free = Vec::new();
+        {
+            let mut waiting = self.waiting();
+            for _ in 0..looks.min(waiting.len()) {
+                let Some(mut one) = waiting.pop_front() else { break };
+                if self.is_lent(&mut one.loans) {
+                    waiting.push_back(one);
+                } else {
+                    free.push(one.memory);
+                }
+            }
+        }
+        // Dropped without the lock: whose memory it is, is not known here, and he may lend or drop more meanwhile.
+        free.len()
+    }
+
+    /// Keeps memory until it is held no more.
+    fn keep(&self, memory: M, loans: Vec<CounterHandle>) {
+        let mut waiting = self.waiting();
+        waiting.push_back(Waiting { memory, loans });
+        let (count, limit) = (waiting.len(), self.limit.load(Ordering::Relaxed));
+        if count > limit && !self.warned.swap(true, Ordering::Relaxed) {
+            let bytes: u64 = waiting.iter().map(|waiting| waiting.memory.bytes()).sum();
+            drop(waiting);
+            log::warn!(
+                "{count} memories ({bytes} bytes) that were lent to other processes wait to be given back; receivers that keep \
+                 everything they get keep it all in memory"
+            );
+        }
+    }
+}
+
+impl<M: Memory> Drop for Inner<M> {
+    fn drop(&mut self) {
+        self.sweep(usize::MAX);
+        if !self.waiting().is_empty() {
+            self.counters.collect_at_the_end();
+            self.sweep(usize::MAX);
+        }
+        let left = std::mem::take(&mut *self.waiting());
+        if left.is_empty() {
+            return;
+        }
+        // Others are looking at it: it must not be freed, and nobody is left who could free it later.
+        if self.counters.is_own_process() {
+            log::warn!("{} memories are left as they are, because other processes still hold them", left.len());
+        }
+        left.into_iter().for_each(|waiting| std::mem::forget(waiting.memory));
+    }
+}
+
+impl<M: Memory> fmt::Debug for Limbo<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limbo").field("counters", &self.inner.counters).field("len", &self.len()).finish()
+    }
+}
+
+/// Memory that others may have been told of. Dropped while they use it, it waits in the limbo.
+pub struct Lent<M: Memory> {
+    memory: Option<M>,
+    loans: Mutex<Vec<CounterHandle>>,
+    inner: Arc<Inner<M>>,
+}
+
+impl<M: Memory> Lent<M> {
+    fn loans(&self) -> MutexGuard<'_, Vec<CounterHandle>> {
+        self.loans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lends it once more: one handle, one receiver, one release.
+    ///
+    /// # Errors
+    ///
+    /// [`TooManyHandles`](Error::TooManyHandles): the file has no counter left. [`Unsupported`](Error::Unsupported): this is a
+    /// forked child.
+    pub fn send(&self) -> Result<CounterHandle> {
+        let mut loans = self.loans();
+        // What was given back makes room.
+        if loans.len() >= LOOKS {
+            self.inner.is_lent(&mut loans);
+        }
+        let handle = self.inner.counters.lend()?;
+        loans.push(handle);
+        Ok(handle)
+    }
+
+    /// Takes back a handle that was not delivered; `Ok(false)`: somebody has received it.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](Error::Unsupported): this is a forked child.
+    pub fn recall(&self, handle: &CounterHandle) -> Result<bool> {
+        let mut loans = self.loans();
+        if !self.inner.counters.is_own_process() {
+            self.inner.counters.collect()?; // says so
+        }
+        let recalled = loans.contains(handle) && self.inner.counters.recall(handle);
+        self.inner.is_lent(&mut loans);
+        Ok(recalled)
+    }
+
+    /// Returns how many handles are held or on their way. What dead receivers held is subtracted first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Counters::collect`].
+    pub fn count(&self) -> Result<usize> {
+        self.inner.counters.collect()?;
+        let mut loans = self.loans();
+        self.inner.is_lent(&mut loans);
+        Ok(loans.len())
+    }
+
+    /// Gives the memory back, if nobody has it and no handle is on its way.
+    ///
+    /// # Errors
+    ///
+    /// The error gives it back as it is. [`WouldBlock`](Error::WouldBlock): others hold it. As [`count`](Self::count).
+    pub fn into_memory(mut self) -> Result<M, IntoError<Self>> {
+        match self.count() {
+            Ok(0) => {}
+            Ok(_) => {
+                let location = self.inner.counters.location().to_string();
+                return Err(IntoError::new(Error::WouldBlock { location }, self));
+            }
+            Err(error) => return Err(IntoError::new(error, self)),
+        }
+        let location = || self.inner.counters.location().to_string();
+        match self.memory.take() {
+            Some(memory) => Ok(memory),
+            None => Err(IntoError::new(Error::Unlinked { location: location() }, self)), // nobody else takes it
+        }
+    }
+}
+
+impl<M: Memory> Deref for Lent<M> {
+    type Target = M;
+
+    #[allow(clippy::missing_panics_doc)] // it is there until this is consumed
+    fn deref(&self) -> &M {
+        self.memory.as_ref().expect("it is taken when this is consumed only")
+    }
+}
+
+impl<M: Memory> Drop for Lent<M> {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        let mut loans = std::mem::take(&mut *self.loans());
+        // A forked child cannot know, and must not free what its parent has lent.
+        let forked = !self.inner.counters.is_own_process();
+        if (forked && !loans.is_empty()) || self.inner.is_lent(&mut loans) {
+            self.inner.keep(memory, loans);
+        } else {
+            drop(memory);
+        }
+        self.inner.sweep(LOOKS);
+    }
+}
+
+impl<M: Memory> fmt::Debug for Lent<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lent").field("loans", &self.loans().len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,95 @@
+//! Who is here: 46 seats, each a lock that the kernel gives back when its process dies.
+//!
+//! A seat's state is 0 when nobody has it and nothing is left of anybody who had. A state other than 0 whose lock is free is a
+//! death: whoever takes that lock settles the estate (`estate.rs`) before he sets the state to 0.
+//!
+//! A process sets its state before its first bit in any slot, and back to 0 after its last.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::ground::{Ground, TURN_WAIT};
+use super::slots::SEATS;
+use crate::backend::lock_space;
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+
+/// How long a member that joins waits for seats that others are just settling.
+const JOIN_WAIT: Duration = Duration::from_secs(5);
+
+impl Ground {
+    /// Takes a seat that nobody has, or one of a dead member.
+    pub(super) fn take_seat(&mut self) -> Result<()> {
+        let mut backoff = Backoff::new(JOIN_WAIT);
+        loop {
+            if let Some(seat) = self.try_seats()? {
+                self.seat = seat;
+                return Ok(());
+            }
+            // Some may be free at any moment: of members that leave, or whose estate is being settled.
+            let all_alive = (0..SEATS).all(|seat| self.is_taken(seat) && self.is_alive(seat).unwrap_or(true));
+            if all_alive || !backoff.pause() {
+                let (location, limit) = (self.name().to_owned(), SEATS.into());
+                return Err(Error::TooManyHandles { location, limit, doing: "attached" });
+            }
+        }
+    }
+
+    fn try_seats(&mut self) -> Result<Option<u32>> {
+        let mut mark = self.segment()?.mark(self.home())?;
+        for dead_too in [false, true] {
+            for seat in 0..SEATS {
+                let range = lock_space::seat(seat);
+                if (self.is_taken(seat) && !dead_too) || !mark.try_take(range, self.home())? {
+                    continue;
+                }
+                if self.is_taken(seat) {
+                    if !dead_too {
+                        mark.give_back(range);
+                        continue;
+                    }
+                    let turn = self.recover_turn(TURN_WAIT)?;
+                    self.settle_seat(seat, &turn)?;
+                }
+                let Some(member) = self.members().get(seat as usize) else { continue };
+                member.process.store(std::process::id().into(), Ordering::Relaxed);
+                member.state.store(self.next_member(), Ordering::Release);
+                mark.settle();
+                self.mark = Some(mark);
+                return Ok(Some(seat));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the seat's state says that somebody has it, or has died in it.
+    pub(crate) fn is_taken(&self, seat: u32) -> bool {
+        self.members().get(seat as usize).is_some_and(|member| member.state.load(Ordering::Acquire) != 0)
+    }
+
+    /// Whether the process that took the seat is alive, as the kernel says.
+    pub(crate) fn is_alive(&self, seat: u32) -> Result<bool> {
+        Ok(seat == self.seat || self.segment()?.is_range_locked(lock_space::seat(seat), self.home())?)
+    }
+
+    /// Number of the process in a seat, to be shown.
+    pub(crate) fn process_of(&self, seat: u32) -> u32 {
+        let process = self.members().get(seat as usize).map(|member| member.process.load(Ordering::Relaxed));
+        process.and_then(|process| u32::try_from(process).ok()).unwrap_or(0)
+    }
+
+    /// Says that the seat is free, and that nothing is left. The caller has its lock, and has settled everything.
+    pub(super) fn clear_state(&self, seat: u32) {
+        if let Some(member) = self.members().get(seat as usize) {
+            member.state.store(0, Ordering::Release);
+        }
+    }
+
+    /// Settles this member's own estate: messages that nobody has received yet stay valid.
+    pub(super) fn give_up_seat(&mut self, limit: Duration) -> Result<()> {
+        let turn = self.recover_turn(limit)?;
+        let settled = self.settle_seat(self.seat, &turn);
+        self.seat = SEATS;
+        settled.map(drop)
+    }
+}

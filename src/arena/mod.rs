@@ -1,0 +1,280 @@
+//! Arenas: many arrays in one segment and one mapping, counted by those who hold them.
+//!
+//! Floor 5, beside renderbuffers. Whatever several processes change is one word at a time, or a bit that may be set or cleared
+//! again: nobody's death leaves a state between two, and there is no journal.
+
+mod allocate;
+mod array;
+mod block;
+mod counters;
+mod estate;
+mod event;
+mod geometry;
+mod ground;
+mod handle;
+mod limbo;
+mod members;
+mod options;
+mod patience;
+mod queue;
+mod ring;
+mod sent;
+mod sizes;
+mod slots;
+mod spans;
+
+use std::fmt;
+use std::sync::Arc;
+
+use ndarray::{ArrayRef, Dimension, ShapeBuilder};
+
+pub use self::array::{ArenaArray, ArenaDraft};
+pub use self::counters::{Counters, Held};
+pub use self::estate::Collected;
+use self::ground::Ground;
+pub use self::handle::{ArenaHandle, CounterHandle};
+pub use self::limbo::{Lent, Limbo, Memory};
+pub use self::options::ArenaOptions;
+pub use self::queue::{ArenaMessage, Queue, ReceiveError, Sendable};
+use self::slots::SEATS;
+use crate::array::Element;
+use crate::array::layout::{Layout, shape_like};
+use crate::backend::{IntoLocation, Location};
+use crate::error::{Error, Result};
+
+/// Many arrays in one segment and one mapping, for up to 46 processes.
+///
+/// Making, sharing, getting and releasing an array takes well under a microsecond, no system call, no descriptor and no mapping: a
+/// million arrays are no more to the kernel than one. Each array is held by bits, one for each process that has it; whoever gives
+/// up the last one has freed it, and nothing else says that it is free. So a process may be killed at any instruction: what it
+/// held is free as soon as somebody looks ([`collect`](Self::collect), or whoever finds no memory otherwise).
+///
+/// The arena's name goes with the last process that has it open, unless it was made with [`keep`](ArenaOptions::keep); if all were
+/// killed, [`reclaim`](crate::reclaim()) removes it. A forked child is no member: what it inherits answers errors, and it opens the
+/// arena again.
+///
+/// Cloning is cheap and stays the same member. The arena is left when the last clone, array and draft of this process is dropped.
+///
+/// ```
+/// use ndarray_shm::Arena;
+///
+/// let arena = Arena::create("arena-example", 1 << 24)?;
+/// let mut draft = arena.draft::<f32, _>((100, 100))?;
+/// draft.view_mut().fill(1.0);
+/// let array = draft.share()?;
+/// let handle = array.handle(); // 24 bytes, to be sent as one likes
+///
+/// // in another process
+/// let same = Arena::open("arena-example")?.get::<f32, ndarray::Ix2>(&handle)?;
+/// assert_eq!((same.view().sum(), same.members()), (10_000.0, 2));
+///
+/// drop((array, same)); // nobody holds it: its memory is used again
+/// assert!(arena.get::<f32, ndarray::Ix2>(&handle).is_err());
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Arena {
+    ground: Arc<Ground>,
+}
+
+/// What an arena holds at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ArenaStats {
+    /// Bytes that blocks can have.
+    pub capacity: u64,
+    /// Bytes of spans in which nothing is, and which any array can have.
+    pub unused: u64,
+    /// Arrays and drafts that somebody holds, dead processes included.
+    pub arrays: usize,
+    /// Of these, arrays that a message of a process that has gone keeps.
+    pub estates: usize,
+    /// Who has the arena open, by the number of the process, and how many arrays each holds.
+    pub members: Vec<ArenaMember>,
+}
+
+/// One who has an arena open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ArenaMember {
+    /// Number of the process, in its own pid namespace.
+    pub process: u32,
+    /// Whether it lives, as the kernel says.
+    pub is_alive: bool,
+    /// How many arrays it holds.
+    pub arrays: usize,
+}
+
+impl Arena {
+    /// Makes an arena under a name that must be free, with room for blocks of so many bytes in all, and takes the memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`ArenaOptions::create`].
+    pub fn create(location: impl IntoLocation, capacity: u64) -> Result<Self> {
+        ArenaOptions::new().create(location, capacity)
+    }
+
+    /// Opens an arena that somebody made.
+    ///
+    /// # Errors
+    ///
+    /// As [`ArenaOptions::open`].
+    pub fn open(location: impl IntoLocation) -> Result<Self> {
+        ArenaOptions::new().open(location)
+    }
+
+    /// Begins with everything that can be chosen.
+    pub fn options() -> ArenaOptions {
+        ArenaOptions::new()
+    }
+
+    #[allow(clippy::unnecessary_wraps)] // ends a chain of results
+    fn of(ground: Ground) -> Result<Self> {
+        Ok(Self { ground: Arc::new(ground) })
+    }
+
+    /// Takes memory for an array, which is filled before anyone else can see it. Its elements are whatever was there.
+    ///
+    /// # Errors
+    ///
+    /// - [`NoSpace`](Error::NoSpace): nothing is free, not even after the dead's was freed.
+    /// - [`TooLarge`](Error::TooLarge); [`InvalidSetting`](Error::InvalidSetting): more than 32 axes.
+    /// - [`Unsupported`](Error::Unsupported): this is a forked child.
+    pub fn draft<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<ArenaDraft<T, D>> {
+        let layout = Layout::new::<T>(shape, self.ground.name())?;
+        ArenaDraft::new(&self.ground, layout)
+    }
+
+    /// As [`draft`](Self::draft), with elements that are zero.
+    ///
+    /// # Errors
+    ///
+    /// As [`draft`](Self::draft).
+    pub fn zeroed<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<ArenaDraft<T, D>> {
+        let mut draft = self.draft(shape)?;
+        draft.view_mut().fill(T::zeroed());
+        Ok(draft)
+    }
+
+    /// Copies an array into the arena and shares it; Fortran order is kept, every other order of axes becomes C.
+    ///
+    /// # Errors
+    ///
+    /// As [`draft`](Self::draft).
+    pub fn from_array<T: Element, D: Dimension>(&self, array: &ArrayRef<T, D>) -> Result<ArenaArray<T, D>> {
+        let mut draft = self.draft(shape_like(array))?;
+        draft.view_mut().assign(array);
+        Ok(draft.share()?)
+    }
+
+    /// Gets the array that a handle leads to, which somebody holds.
+    ///
+    /// # Errors
+    ///
+    /// - [`HandleSpent`](Error::HandleSpent): nobody holds it any more.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has other elements, or another
+    ///   number of axes.
+    /// - [`InvalidSetting`](Error::InvalidSetting): it is another arena's.
+    /// - [`Unsupported`](Error::Unsupported): this is a forked child.
+    pub fn get<T: Element, D: Dimension>(&self, handle: &ArenaHandle) -> Result<ArenaArray<T, D>> {
+        self.ground.check_process()?;
+        if handle.owner() != self.ground.tag() {
+            return Err(Error::InvalidSetting {
+                setting: "the handle",
+                value: handle.to_string(),
+                expected: "one of this arena's: this is another's, or that of an arena which had the name before",
+            });
+        }
+        if !self.ground.slots().hold(handle.slot(), handle.serial()) {
+            return Err(Error::HandleSpent { location: self.ground.name().to_owned() });
+        }
+        ArenaArray::of_held(&self.ground, handle.slot(), handle.serial())
+    }
+
+    /// Frees what only the dead hold.
+    ///
+    /// Nobody needs to: whoever finds no memory does it too. It takes a few system calls, and looks through all arrays if
+    /// somebody has died.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`](Error::TimedOut): somebody was stopped in the middle of the same. [`Unsupported`](Error::Unsupported): this is a
+    /// forked child.
+    pub fn collect(&self) -> Result<Collected> {
+        self.ground.end_sent();
+        self.ground.settle_estates()
+    }
+
+    /// Counts what is there. Looks through everything, and disturbs nobody.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel answers when it is asked who lives. [`Unsupported`](Error::Unsupported): this is a forked child.
+    pub fn stats(&self) -> Result<ArenaStats> {
+        self.ground.check_process()?;
+        self.ground.stats()
+    }
+
+    /// Returns the arena's name.
+    pub fn location(&self) -> &Location {
+        &self.ground.home().location
+    }
+
+    /// Returns how many bytes blocks can have in all; every array takes 64 bytes beside its elements, and rounding.
+    pub fn capacity(&self) -> u64 {
+        self.ground.geometry().capacity()
+    }
+
+    /// Removes the name, if it still leads here. Whoever has the arena open keeps it.
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](Error::PermissionDenied).
+    pub fn unlink(&self) -> Result<bool> {
+        let home = self.ground.home();
+        home.backend.unlink(&home.location, Some(self.ground.segment()?.id()))
+    }
+
+    /// Leaves, and says if something went wrong: dropping does the same in silence. While this process has clones or arrays,
+    /// the arena is left when the last of them goes.
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](Error::PermissionDenied): the last one out may not remove the name.
+    pub fn close(self) -> Result<()> {
+        Arc::into_inner(self.ground).map_or(Ok(()), Ground::close)
+    }
+}
+
+impl Ground {
+    fn stats(&self) -> Result<ArenaStats> {
+        let mut held = [0usize; SEATS as usize];
+        let mut stats = ArenaStats {
+            capacity: self.geometry().capacity(),
+            unused: u64::from(self.count_spans().free) * geometry::SPAN,
+            ..ArenaStats::default()
+        };
+        for slot in self.touched_slots().iter().filter(|slot| !slot.is_free()) {
+            stats.arrays += 1;
+            stats.estates += usize::from(slot.is_in_estate());
+            for (seat, held) in (0..).zip(&mut held) {
+                *held += usize::from(slot.is_held_by(seat));
+            }
+        }
+        for (seat, arrays) in (0..).zip(held).filter(|(seat, _)| self.is_taken(*seat)) {
+            let process = self.process_of(seat);
+            stats.members.push(ArenaMember { process, is_alive: self.is_alive(seat)?, arrays });
+        }
+        Ok(stats)
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena")
+            .field("location", self.location())
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,133 @@
+//! What can be chosen when an arena is made or opened.
+
+use std::sync::Arc;
+
+use super::Arena;
+use super::geometry::{Geometry, MOST_CELLS, MOST_QUEUES, MOST_SPANS, SPAN};
+use super::ground::Ground;
+use crate::backend::{Backend, DraftOptions, IntoLocation, Pages};
+use crate::error::{Error, Result};
+use crate::segment::Home;
+use crate::segment::footer::Kind;
+
+/// Everything that can be chosen about an arena.
+///
+/// ```
+/// use ndarray_shm::ArenaOptions;
+///
+/// let arena = ArenaOptions::new().queues(0).create("arena-options-example", 1 << 20)?;
+/// assert_eq!(arena.capacity(), 1 << 20);
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "nothing is done until `create` or `open` is called"]
+pub struct ArenaOptions {
+    backend: Option<Arc<dyn Backend>>,
+    draft: DraftOptions,
+    keep: bool,
+    queues: u32,
+    cells: u32,
+}
+
+impl Default for ArenaOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ArenaOptions {
+    /// Begins with the defaults: the default backend, mode 0600, 8 queues of 1024 messages, all memory taken at once.
+    pub fn new() -> Self {
+        Self { backend: None, draft: DraftOptions::default(), keep: false, queues: 8, cells: 1024 }
+    }
+
+    /// Uses this backend instead of the default one.
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Sets the file's permission bits, exactly.
+    pub fn permissions(mut self, mode: u32) -> Self {
+        self.draft.permissions = mode;
+        self
+    }
+
+    /// Makes the name outlive everybody who has the arena open: only [`Arena::unlink`] removes it.
+    pub fn keep(mut self, keep: bool) -> Self {
+        self.keep = keep;
+        self
+    }
+
+    /// Sets how many queues there are, at most 1024.
+    pub fn queues(mut self, queues: u32) -> Self {
+        self.queues = queues;
+        self
+    }
+
+    /// Sets how many messages each queue has room for, at most 2^24; rounded up to a power of two.
+    pub fn queue_capacity(mut self, messages: u32) -> Self {
+        self.cells = messages;
+        self
+    }
+
+    /// Decides what pages the memory is taken on; [`Pages::Auto`] if not said.
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.draft.pages = pages;
+        self
+    }
+
+    /// Takes no memory in advance. Whoever fills an array may then be killed (SIGBUS) when the memory runs out.
+    pub fn sparse(mut self, sparse: bool) -> Self {
+        self.draft.pages = Pages::sparse(sparse);
+        self
+    }
+
+    /// Makes an arena with room for blocks of so many bytes in all, rounded up to 64 KiB.
+    ///
+    /// Beside it the file has 1/16 of that for the counts.
+    ///
+    /// # Errors
+    ///
+    /// - [`AlreadyExists`](Error::AlreadyExists): somebody alive has the name.
+    /// - [`NoSpace`](Error::NoSpace), [`TooLarge`](Error::TooLarge): beyond 1 TiB, or the address space.
+    /// - [`InvalidSetting`](Error::InvalidSetting): that number of queues or messages cannot be.
+    pub fn create(self, location: impl IntoLocation, capacity: u64) -> Result<Arena> {
+        let home = Home::new(self.backend.as_ref(), location)?;
+        let spans = capacity.div_ceil(SPAN).max(1);
+        if spans > MOST_SPANS {
+            let shape = vec![usize::try_from(capacity).unwrap_or(usize::MAX)];
+            return Err(Error::TooLarge { location: home.location.to_string(), shape, item: 1 });
+        }
+        if self.queues > MOST_QUEUES || self.cells > MOST_CELLS || (self.queues > 0 && self.cells == 0) {
+            return Err(Error::InvalidSetting {
+                setting: "the queues",
+                value: format!("{} of {} messages", self.queues, self.cells),
+                expected: "at most 1024 queues, of 1 to 2^24 messages each",
+            });
+        }
+        let geometry = Geometry {
+            spans: u32::try_from(spans).unwrap_or(u32::MAX),
+            queues: self.queues,
+            cells: self.cells.next_power_of_two(),
+            sparse: self.draft.pages == Pages::Sparse,
+            counters: false,
+            maker: std::process::id(),
+        };
+        Arena::of(Ground::create(home, Kind::Arena, geometry, self.draft, self.keep)?)
+    }
+
+    /// Opens an arena that somebody made. What was chosen about it is in its file; only the backend is asked of these options.
+    ///
+    /// # Errors
+    ///
+    /// - [`NotFound`](Error::NotFound), also when the last one who has it is just leaving.
+    /// - [`TooManyHandles`](Error::TooManyHandles): 46 have it open already.
+    /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): it is something else.
+    /// - [`Trailer`](Error::Trailer): what it says about itself cannot be true.
+    /// - [`PermissionDenied`](Error::PermissionDenied): everybody who has it open writes to it, to count.
+    pub fn open(self, location: impl IntoLocation) -> Result<Arena> {
+        let home = Home::new(self.backend.as_ref(), location)?;
+        Arena::of(Ground::open(home, Kind::Arena)?)
+    }
+}

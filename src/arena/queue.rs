@@ -1,0 +1,417 @@
+//! Queues of arrays between the members of an arena: what is sent is one word, whatever the size of the array.
+//!
+//! The protocol is in `ring.rs`, who keeps a block while it waits in `sent.rs`, how is waited in `patience.rs`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ndarray::Dimension;
+
+use super::Arena;
+use super::array::ArenaArray;
+use super::block::{Block, Description};
+use super::ground::{Ground, QueueWords};
+use super::patience::Patience;
+use super::ring::Refused;
+use super::slots::SEATS;
+use crate::array::{DType, Element, Order};
+use crate::error::{Error, IntoError, Result};
+
+/// How often somebody who waits asks whether members have died.
+const CHECK: Duration = Duration::from_secs(1);
+
+/// What a form that receives an array of one type gives back with its error: the array, if it is of another type, else nothing.
+pub type ReceiveError = IntoError<Option<ArenaMessage>>;
+
+/// A queue of arrays, from any members of an arena to any others.
+///
+/// Every message is received once, by one of those who receive, and those of one sender in their order. Sending an array does
+/// not copy it: the message is one word, and whoever receives it holds the same block. Until then the sender's process keeps
+/// the block, also when the array itself is dropped; it lets go of what was received whenever it sends, allocates, drops an
+/// array, or [collects](Arena::collect).
+///
+/// Anybody may be killed at any moment: nobody waits for the dead, what they have sent arrives, what they had received is
+/// released, and the next to receive gets the next message.
+///
+/// Whoever has to wait looks for some microseconds, where there is more than one CPU, and sleeps then (on Linux until the
+/// message comes, elsewhere for up to 2 ms at a time).
+///
+/// ```
+/// use ndarray::Ix1;
+/// use ndarray_shm::Arena;
+///
+/// let arena = Arena::create("queue-example", 1 << 20)?;
+/// let queue = arena.queue(0)?;
+/// queue.send(arena.from_array(&ndarray::arr1(&[1.0, 2.0]))?)?;
+///
+/// // Mostly in another process, which has opened the arena by its name.
+/// let received = queue.recv::<f64, Ix1>()?;
+/// assert_eq!(received.view().sum(), 3.0);
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+pub struct Queue {
+    ground: Arc<Ground>,
+    index: u32,
+    /// What was learnt by waiting for messages, and for room.
+    for_messages: Patience,
+    for_room: Patience,
+    /// When it was last asked whether members have died, in milliseconds since `begin`.
+    begin: Instant,
+    checked: AtomicU64,
+}
+
+impl Arena {
+    /// One of the arena's queues, which are numbered from 0.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting`](Error::InvalidSetting): the arena was made with fewer queues.
+    pub fn queue(&self, index: u32) -> Result<Queue> {
+        let ground = &self.ground;
+        if ground.queue_words(index).is_none() {
+            return Err(Error::InvalidSetting {
+                setting: "the number of the queue",
+                value: index.to_string(),
+                expected: "less than the number of queues that the arena was made with",
+            });
+        }
+        Ok(Queue::of(Arc::clone(ground), index))
+    }
+}
+
+impl Queue {
+    fn of(ground: Arc<Ground>, index: u32) -> Self {
+        let (for_messages, for_room) = (Patience::new(), Patience::new());
+        Self { ground, index, for_messages, for_room, begin: Instant::now(), checked: AtomicU64::new(0) }
+    }
+
+    /// Its number in the arena.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// How many messages fit.
+    pub fn capacity(&self) -> usize {
+        self.words().map_or(0, |words| words.ring.capacity())
+    }
+
+    /// How many messages wait, or did a moment ago.
+    pub fn len(&self) -> usize {
+        self.words().map_or(0, |words| words.ring.len())
+    }
+
+    /// Whether no message waits, or none did a moment ago.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Sends an array; waits for room.
+    ///
+    /// Sends an [`ArenaArray`], a [message](ArenaMessage) that was received, or a reference to one of them, which stays.
+    ///
+    /// # Errors
+    ///
+    /// They give the array back. [`Closed`](Error::Closed); [`InvalidSetting`](Error::InvalidSetting) for an array of another
+    /// arena; [`Unsupported`](Error::Unsupported) in a forked child; [`Trailer`](Error::Trailer) if the queue's bytes are
+    /// damaged.
+    pub fn send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
+        self.send_within(array, None)
+    }
+
+    /// Sends an array if there is room.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueFull`](Error::QueueFull), and those of [`send`](Self::send).
+    pub fn try_send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
+        let slot = match self.slot_of(&array) {
+            Ok(slot) => slot,
+            Err(error) => return Err(IntoError::new(error, array)),
+        };
+        self.ground.send(self.index, slot).map_err(|refused| IntoError::new(self.error(refused), array))
+    }
+
+    /// Sends an array; waits for room, but not longer than `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`](Error::TimedOut), and those of [`send`](Self::send).
+    pub fn send_timeout<A: Sendable>(&self, array: A, limit: Duration) -> Result<(), IntoError<A>> {
+        self.send_within(array, Some(limit))
+    }
+
+    fn send_within<A: Sendable>(&self, array: A, limit: Option<Duration>) -> Result<(), IntoError<A>> {
+        let send = || -> Result<()> {
+            let slot = self.slot_of(&array)?;
+            let attempt = || match self.ground.send(self.index, slot) {
+                Err(Refused::Full) => None,
+                other => Some(other.map_err(|refused| self.error(refused))),
+            };
+            let Some(words) = self.words() else { return Err(self.error(Refused::Damaged)) };
+            let sent = attempt().or_else(|| self.for_room.wait(words.emptied, limit, attempt, || self.check()));
+            sent.unwrap_or_else(|| Err(self.timed_out(limit)))
+        };
+        send().map_err(|error| IntoError::new(error, array))
+    }
+
+    /// The slot of an array that may be sent.
+    fn slot_of(&self, array: &impl Sendable) -> Result<u32> {
+        self.ground.check_process()?;
+        let block = array.block(sealed::Token);
+        if !Arc::ptr_eq(block.ground(), &self.ground) {
+            return Err(Error::InvalidSetting {
+                setting: "the array to be sent",
+                value: block.ground().name().to_owned(),
+                expected: "an array of the arena that the queue is in, had through the same `Arena`",
+            });
+        }
+        Ok(block.slot())
+    }
+
+    /// Receives the next array; waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Closed`](Error::Closed), when everything that was sent has been received; [`DTypeMismatch`](Error::DTypeMismatch) and
+    /// [`ShapeMismatch`](Error::ShapeMismatch) if the array is of another type, which then comes with the error: dropped, it
+    /// is released; [`Unsupported`](Error::Unsupported) in a forked child; [`Trailer`](Error::Trailer) if bytes of the queue
+    /// or the array are damaged.
+    pub fn recv<T: Element, D: Dimension>(&self) -> Result<ArenaArray<T, D>, ReceiveError> {
+        self.recv_any().map_err(nothing).and_then(typed)
+    }
+
+    /// Receives the next array, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`recv`](Self::recv).
+    pub fn try_recv<T: Element, D: Dimension>(&self) -> Result<Option<ArenaArray<T, D>>, ReceiveError> {
+        self.try_recv_any().map_err(nothing)?.map(typed).transpose()
+    }
+
+    /// Receives the next array; waits for it, but not longer than `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`](Error::TimedOut), and those of [`recv`](Self::recv).
+    pub fn recv_timeout<T: Element, D: Dimension>(&self, limit: Duration) -> Result<ArenaArray<T, D>, ReceiveError> {
+        self.recv_any_timeout(limit).map_err(nothing).and_then(typed)
+    }
+
+    /// Receives the next array, of whichever type; waits for it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`recv`](Self::recv), except that any type will do.
+    pub fn recv_any(&self) -> Result<ArenaMessage> {
+        self.recv_within(None)
+    }
+
+    /// Receives the next array, of whichever type, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`recv_any`](Self::recv_any).
+    pub fn try_recv_any(&self) -> Result<Option<ArenaMessage>> {
+        self.ground.check_process()?;
+        match self.ground.receive(self.index) {
+            Ok(slot) => ArenaMessage::of_held(&self.ground, slot).map(Some),
+            Err(Refused::Empty) => Ok(None),
+            Err(refused) => Err(self.error(refused)),
+        }
+    }
+
+    /// Receives the next array, of whichever type; waits for it, but not longer than `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`](Error::TimedOut), and those of [`recv_any`](Self::recv_any).
+    pub fn recv_any_timeout(&self, limit: Duration) -> Result<ArenaMessage> {
+        self.recv_within(Some(limit))
+    }
+
+    fn recv_within(&self, limit: Option<Duration>) -> Result<ArenaMessage> {
+        self.ground.check_process()?;
+        let attempt = || match self.ground.receive(self.index) {
+            Err(Refused::Empty) => None,
+            other => Some(other),
+        };
+        let Some(words) = self.words() else { return Err(self.error(Refused::Damaged)) };
+        let received = attempt().or_else(|| self.for_messages.wait(words.filled, limit, attempt, || self.check()));
+        let slot = received.ok_or_else(|| self.timed_out(limit))?.map_err(|refused| self.error(refused))?;
+        ArenaMessage::of_held(&self.ground, slot)
+    }
+
+    /// Ends the queue, for ever: nobody sends any more, and who receives gets what was sent before and then
+    /// [`Closed`](Error::Closed).
+    ///
+    /// Returns whether it was open. Closing takes effect in one step: what is sent at the same time is either before
+    /// the end, or refused.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](Error::Unsupported) in a forked child, [`Trailer`](Error::Trailer) if the queue's bytes are damaged.
+    pub fn close(&self) -> Result<bool> {
+        self.ground.check_process()?;
+        let words = self.words().ok_or_else(|| self.error(Refused::Damaged))?;
+        let was_open = words.ring.close().map_err(|refused| self.error(refused))?;
+        // Also where somebody else closed it, who may have been killed before he called anybody.
+        words.filled.notify_all();
+        words.emptied.notify_all();
+        Ok(was_open)
+    }
+
+    /// Whether nobody can send any more; messages may still wait.
+    pub fn is_closed(&self) -> bool {
+        self.words().is_some_and(|words| words.ring.is_closed() == Ok(true))
+    }
+
+    fn words(&self) -> Option<QueueWords<'_>> {
+        self.ground.queue_words(self.index)
+    }
+
+    /// Now and then settles what dead members have left, so that what they held can be had by those who are waited for.
+    fn check(&self) {
+        let now = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let last = self.checked.load(Ordering::Relaxed);
+        let due = u128::from(now.saturating_sub(last)) >= CHECK.as_millis();
+        if due && self.checked.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.ground.end_sent();
+            let has_died = |seat| self.ground.is_taken(seat) && self.ground.is_alive(seat).is_ok_and(|alive| !alive);
+            if (0..SEATS).any(has_died) {
+                // Others may be at it, and nobody who waits depends on it.
+                let _settled = self.ground.settle_estates_within(Duration::ZERO);
+            }
+        }
+    }
+
+    fn timed_out(&self, waited: Option<Duration>) -> Error {
+        Error::TimedOut { location: self.ground.name().to_owned(), waited: waited.unwrap_or_default() }
+    }
+
+    fn error(&self, refused: Refused) -> Error {
+        let location = self.ground.name().to_owned();
+        match refused {
+            Refused::Full => Error::QueueFull { location, queue: self.index, capacity: self.capacity() },
+            Refused::Empty => Error::WouldBlock { location },
+            Refused::Closed => Error::Closed { location },
+            Refused::Damaged => {
+                let reason = format!("queue {} has bytes that no member wrote", self.index);
+                Error::Trailer { location, reason }
+            }
+        }
+    }
+}
+
+impl Clone for Queue {
+    fn clone(&self) -> Self {
+        Self::of(Arc::clone(&self.ground), self.index)
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Queue");
+        shown.field("arena", &self.ground.name()).field("index", &self.index).field("len", &self.len());
+        shown.field("capacity", &self.capacity()).finish_non_exhaustive()
+    }
+}
+
+/// An array that was received, before it is said of which type it is.
+#[derive(Debug)]
+pub struct ArenaMessage {
+    block: Block,
+    serial: u64,
+    description: Description,
+}
+
+impl ArenaMessage {
+    fn of_held(ground: &Arc<Ground>, slot: u32) -> Result<Self> {
+        let (block, description) = Block::of_held(ground, slot)?;
+        let serial = ground.slots().serial(slot).ok_or_else(|| Error::Trailer {
+            location: ground.name().to_owned(),
+            reason: format!("the array in slot {slot} was sent before it was shared"),
+        })?;
+        Ok(Self { block, serial, description })
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.description.dtype
+    }
+
+    /// The order of the elements.
+    pub fn order(&self) -> Order {
+        self.description.order
+    }
+
+    /// The lengths of the axes.
+    pub fn shape(&self) -> &[usize] {
+        self.description.shape.slice()
+    }
+
+    /// Says of which type it is.
+    ///
+    /// # Errors
+    ///
+    /// They give the message back. [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch).
+    pub fn into_array<T: Element, D: Dimension>(self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
+        let Self { block, serial, description } = self;
+        ArenaArray::of_block(block, serial, &description).map_err(|error| {
+            let (error, block) = error.into_parts();
+            IntoError::new(error, Self { block, serial, description })
+        })
+    }
+}
+
+fn typed<T: Element, D: Dimension>(message: ArenaMessage) -> Result<ArenaArray<T, D>, ReceiveError> {
+    message.into_array().map_err(|error| {
+        let (error, message) = error.into_parts();
+        IntoError::new(error, Some(message))
+    })
+}
+
+fn nothing(error: Error) -> ReceiveError {
+    IntoError::new(error, None)
+}
+
+/// What can be sent: an [`ArenaArray`], an [`ArenaMessage`], or a reference to one.
+pub trait Sendable: sealed::Sendable {}
+
+mod sealed {
+    use super::Block;
+
+    /// Nobody else can ask for a block.
+    #[derive(Debug)]
+    pub struct Token;
+
+    pub trait Sendable {
+        #[allow(private_interfaces)] // nobody outside can name it, nor call this
+        fn block(&self, token: Token) -> &Block;
+    }
+}
+
+impl<T: Element, D: Dimension> sealed::Sendable for ArenaArray<T, D> {
+    #[allow(private_interfaces)]
+    fn block(&self, _token: sealed::Token) -> &Block {
+        self.block()
+    }
+}
+
+impl sealed::Sendable for ArenaMessage {
+    #[allow(private_interfaces)]
+    fn block(&self, _token: sealed::Token) -> &Block {
+        &self.block
+    }
+}
+
+impl<A: sealed::Sendable> sealed::Sendable for &A {
+    #[allow(private_interfaces)]
+    fn block(&self, token: sealed::Token) -> &Block {
+        (**self).block(token)
+    }
+}
+
+impl<A: sealed::Sendable> Sendable for A {}

@@ -1,0 +1,315 @@
+//! The queue with every interleaving of two or three threads, with receivers that count who keeps a block, and with one
+//! that is killed after any step.
+
+use std::cell::Cell as Plain;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use loom::model::Builder;
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU64;
+use loom::thread;
+
+use super::*;
+
+/// How often a block was free, above the bits of those who keep it.
+const LIFE: u64 = 1 << 48;
+
+type Shared = Arc<Memory<AtomicU64>>;
+
+/// A word that its user can no longer touch when it has done so many steps: it was killed.
+struct Mortal<'a> {
+    word: &'a AtomicU64,
+    steps: &'a Plain<u32>,
+}
+
+impl Mortal<'_> {
+    fn step(&self) {
+        match self.steps.get().checked_sub(1) {
+            Some(left) => self.steps.set(left),
+            None => resume_unwind(Box::new("killed")),
+        }
+    }
+}
+
+impl Word for Mortal<'_> {
+    fn load(&self) -> u64 {
+        self.step();
+        Word::load(self.word)
+    }
+
+    fn store(&self, value: u64) {
+        self.step();
+        Word::store(self.word, value);
+    }
+
+    fn exchange(&self, current: u64, new: u64) -> Result<(), u64> {
+        self.step();
+        Word::exchange(self.word, current, new)
+    }
+}
+
+/// Does something as one who is killed after so many steps; `None` if he was.
+fn killed_after<R>(steps: u32, memory: &Memory<AtomicU64>, act: impl FnOnce(&Memory<Mortal<'_>>) -> R) -> Option<R> {
+    let steps = Plain::new(steps);
+    let mortal = |word| Mortal { word, steps: &steps };
+    let memory = Memory {
+        head: mortal(&memory.head),
+        tail: mortal(&memory.tail),
+        cells: memory.cells.iter().map(mortal).collect(),
+        blocks: memory.blocks.iter().map(mortal).collect(),
+    };
+    catch_unwind(AssertUnwindSafe(|| act(&memory))).ok()
+}
+
+fn change<W: Word>(word: &W, step: impl Fn(u64) -> u64) {
+    let mut current = word.load();
+    while let Err(now) = word.exchange(current, step(current)) {
+        current = now;
+    }
+}
+
+impl<W: Word> Memory<W> {
+    fn keep(&self, slot: u32, seat: u32) {
+        change(&self.blocks[slot as usize], |word| word | 1 << seat);
+    }
+
+    /// Keeps a block that somebody else does; `false` if nobody does.
+    fn hold(&self, slot: u32, seat: u32) -> bool {
+        let word = &self.blocks[slot as usize];
+        let mut current = word.load();
+        while current % LIFE != 0 {
+            match word.exchange(current, current | 1 << seat) {
+                Ok(()) => return true,
+                Err(now) => current = now,
+            }
+        }
+        false
+    }
+
+    /// Whoever goes last frees the block, which is another's then.
+    fn release(&self, slot: u32, seat: u32) {
+        change(&self.blocks[slot as usize], |word| {
+            let left = word & !(1 << seat);
+            if word != left && left % LIFE == 0 { left + LIFE } else { left }
+        });
+    }
+
+    fn is_kept_by(&self, slot: u32, seat: u32) -> bool {
+        self.blocks[slot as usize].load() & (LIFE | 1 << seat) == 1 << seat
+    }
+
+    /// Takes a message and makes sure that its block has lived since it was sent.
+    fn receive(&self, seat: u32) -> Option<u32> {
+        match self.ring().pop(|slot| self.hold(slot, seat), |slot| self.release(slot, seat)) {
+            Ok((_, message)) => Some(message.slot),
+            Err(Refused::Empty | Refused::Closed) => None,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    /// Sends the block that this member has just made; it keeps the block until the message was taken.
+    fn send(&self, slot: u32, seat: u32) -> Option<u64> {
+        self.keep(slot, seat);
+        match self.ring().push(message(seat, slot)) {
+            Ok(position) => Some(position),
+            Err(Refused::Full | Refused::Closed) => {
+                self.release(slot, seat);
+                None
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+}
+
+fn memory(cells: usize, blocks: usize) -> Shared {
+    Arc::new(Memory::new(AtomicU64::new, cells, blocks))
+}
+
+/// Tries the orders of access with at most so many switches away from one that could go on.
+fn model(switches: usize, test: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(switches);
+    builder.check(test);
+}
+
+fn spawn<R: 'static>(memory: &Shared, act: impl FnOnce(&Memory<AtomicU64>) -> R + 'static) -> thread::JoinHandle<R> {
+    let memory = Arc::clone(memory);
+    thread::spawn(move || act(&memory))
+}
+
+/// Takes what is left.
+fn drain(memory: &Memory<AtomicU64>, seat: u32) -> Vec<u32> {
+    std::iter::from_fn(|| memory.receive(seat)).collect()
+}
+
+#[test]
+fn what_two_send_one_receives_once() {
+    for cells in [1, 2] {
+        model(3, move || {
+            let memory = memory(cells, 2);
+            let senders = [0, 1].map(|sender| spawn(&memory, move |memory| memory.send(sender, sender)));
+            let early = memory.receive(2);
+            let sent = senders.map(|sender| sender.join().expect("it ends"));
+            let mut received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
+            received.sort_unstable();
+            let expected: Vec<u32> = (0..2).filter(|sender| sent[*sender as usize].is_some()).collect();
+            assert_eq!(received, expected);
+            assert!(!expected.is_empty() && (cells == 1 || expected.len() == 2), "{sent:?}");
+            assert!(received.iter().all(|slot| memory.is_kept_by(*slot, 2)));
+        });
+    }
+}
+
+#[test]
+fn what_one_sends_one_of_two_receives_and_has_it_although_the_sender_lets_it_go() {
+    for cells in [1, 2] {
+        model(3, move || {
+            let memory = memory(cells, 2);
+            let receivers = [1, 2].map(|seat| {
+                spawn(&memory, move |memory| {
+                    let received = memory.receive(seat);
+                    assert!(received.is_none_or(|slot| memory.is_kept_by(slot, seat)));
+                    received
+                })
+            });
+            let sent = [0, 1].map(|slot| {
+                let position = memory.send(slot, 0);
+                if position.is_some_and(|position| memory.ring().is_consumed(position)) {
+                    memory.release(slot, 0);
+                }
+                position
+            });
+            let early = receivers.map(|receiver| receiver.join().expect("it ends"));
+            let late = drain(&memory, 3);
+            let mut received: Vec<u32> = early.into_iter().flatten().chain(late).collect();
+            received.sort_unstable();
+            let expected: Vec<u32> = (0..2).filter(|slot| sent[*slot as usize].is_some()).collect();
+            assert_eq!(received, expected);
+            assert!(sent[0] == Some(0) && (cells == 1 || sent[1] == Some(1)), "{sent:?}");
+        });
+    }
+}
+
+/// In one cell, so that every message is in another lap of it.
+#[test]
+fn laps_tell_one_message_from_the_next_with_the_same_block() {
+    model(3, || {
+        let memory = memory(1, 1);
+        let sender = spawn(&memory, |memory| [(), ()].map(|()| memory.ring().push(message(0, 0)).is_ok()));
+        let other = spawn(&memory, |memory| pop(memory.ring()).is_ok());
+        let own = [(), ()].map(|()| pop(memory.ring()).is_ok());
+        let sent = sender.join().expect("it ends");
+        let received = [own[0], own[1], other.join().expect("it ends"), pop(memory.ring()).is_ok()];
+        let count = |of: &[bool]| of.iter().filter(|is| **is).count();
+        assert_eq!(count(&sent), count(&received), "{sent:?} {received:?}");
+        assert_eq!((memory.ring().len(), pop(memory.ring())), (0, Err(Refused::Empty)));
+    });
+}
+
+#[test]
+fn a_sender_that_is_killed_at_any_step_stops_nobody_and_has_sent_or_not() {
+    for cells in [1, 2] {
+        for steps in 0..9 {
+            model(2, move || {
+                let memory = memory(cells, 2);
+                let killed =
+                    spawn(&memory, move |memory| killed_after(steps, memory, |memory| memory.send(0, 0)).is_none());
+                let sent = memory.send(1, 1);
+                let early = memory.receive(2);
+                let killed = killed.join().expect("it ends");
+                // What the dead one kept is inherited before it is taken from it.
+                memory.ring().inherit(0, |slot| memory.hold(slot, ESTATE_SENDER));
+                memory.release(0, 0);
+                let received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
+                let times = |slot| received.iter().filter(|received| **received == slot).count();
+                assert_eq!(times(1), usize::from(sent.is_some()));
+                assert!(times(0) <= 1 && (killed || cells == 1 || times(0) == 1), "{received:?}");
+                assert!(received.iter().all(|slot| memory.is_kept_by(*slot, 2)));
+                assert!(memory.send(1, 1).is_some(), "there is room for all that come after");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_receiver_that_is_killed_at_any_step_stops_nobody_and_loses_what_it_took_only() {
+    for steps in 0..9 {
+        model(2, move || {
+            let memory = memory(2, 2);
+            let positions = [0, 1].map(|slot| memory.send(slot, 0));
+            let killed =
+                spawn(&memory, move |memory| killed_after(steps, memory, |memory| memory.receive(1)).is_none());
+            let early = memory.receive(2);
+            let was_killed = killed.join().expect("it ends");
+            let received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
+            assert!(received == [0, 1] || received == [0] || received == [1], "{received:?}");
+            assert!(received.len() == 1 || was_killed);
+            assert!(received.iter().all(|slot| memory.is_kept_by(*slot, 2)));
+            for (slot, position) in [(0, positions[0]), (1, positions[1])] {
+                assert!(memory.ring().is_consumed(position.expect("room")));
+                memory.release(slot, 0);
+                memory.release(slot, 1); // as who finds it dead does
+                memory.release(slot, 2);
+                assert_eq!(Word::load(&memory.blocks[slot as usize]) % LIFE, 0, "nobody keeps it");
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_inherited_while_it_is_taken_is_kept_all_the_time() {
+    for steps in [u32::MAX, 0, 1, 2, 3, 4, 5, 6] {
+        model(3, move || {
+            let memory = memory(2, 2);
+            memory.send(0, 0).expect("room");
+            memory.send(1, 0).expect("room");
+            let taker = spawn(&memory, |memory| {
+                let received = memory.receive(1);
+                assert!(received.is_none_or(|slot| memory.is_kept_by(slot, 1)));
+                received
+            });
+            let heir = spawn(&memory, move |memory| {
+                let inherit = |memory: &Memory<Mortal<'_>>| {
+                    memory.ring().inherit(0, |slot| memory.hold(slot, ESTATE_SENDER));
+                    (0..2).for_each(|slot| memory.release(slot, 0));
+                };
+                if killed_after(steps, memory, inherit).is_none() {
+                    killed_after(u32::MAX, memory, inherit);
+                }
+            });
+            let received = taker.join().expect("it ends");
+            heir.join().expect("it ends");
+            assert_eq!(received, Some(0));
+            assert_eq!(drain(&memory, 2), [1]);
+            assert_eq!(memory.ring().messages().count(), 0);
+            for (slot, seat) in [(0, 1), (1, 2)] {
+                memory.release(slot, ESTATE_SENDER);
+                assert_eq!(Word::load(&memory.blocks[slot as usize]), 1 << seat, "the receiver alone keeps it");
+            }
+        });
+    }
+}
+
+#[test]
+fn who_sends_while_it_is_closed_is_either_received_or_refused() {
+    for cells in [1, 2] {
+        for sent_before in 0..=1 {
+            model(3, move || {
+                let memory = memory(cells, 3);
+                for slot in 0..sent_before {
+                    memory.send(slot, 0).expect("room");
+                }
+                let sender = spawn(&memory, |memory| memory.send(2, 1).is_some());
+                let closer = spawn(&memory, |memory| memory.ring().close());
+                let early = memory.receive(2);
+                assert_eq!(closer.join().expect("it ends"), Ok(true));
+                let sent = sender.join().expect("it ends");
+                assert_eq!(memory.send(1, 1), None, "it is closed");
+                let received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
+                let expected: Vec<u32> = (0..sent_before).chain(sent.then_some(2)).collect();
+                assert_eq!(received, expected);
+                assert_eq!(pop(memory.ring()), Err(Refused::Closed));
+            });
+        }
+    }
+}

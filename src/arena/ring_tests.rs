@@ -1,0 +1,232 @@
+//! The queue by itself: step by step, and with many threads at once. What loom tries is in `ring_model.rs`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use super::*;
+
+/// The words of a queue, and those that say who keeps each block.
+struct Memory<W> {
+    head: W,
+    tail: W,
+    cells: Vec<W>,
+    blocks: Vec<W>,
+}
+
+impl<W: Word> Memory<W> {
+    fn new(word: impl Fn(u64) -> W, cells: usize, blocks: usize) -> Self {
+        let zeros = |count| (0..count).map(|_| word(0)).collect();
+        Self { head: word(0), tail: word(0), cells: zeros(cells), blocks: zeros(blocks) }
+    }
+
+    fn ring(&self) -> Ring<'_, W> {
+        Ring::new(&self.head, &self.tail, &self.cells).expect("a power of two")
+    }
+}
+
+fn plain(cells: usize) -> Memory<AtomicU64> {
+    Memory::new(AtomicU64::new, cells, 0)
+}
+
+fn message(sender: u32, slot: u32) -> Message {
+    Message { sender, slot }
+}
+
+/// Takes a message whose block nobody counts.
+fn pop<W: Word>(ring: Ring<'_, W>) -> Result<Message, Refused> {
+    ring.pop(|_| true, |_| ()).map(|(_, message)| message)
+}
+
+#[test]
+fn messages_come_in_their_order_around_and_around() {
+    for (capacity, count) in [(1, 1), (2, 2), (4, 4)] {
+        let memory = plain(capacity);
+        let ring = memory.ring();
+        assert_eq!((ring.capacity(), ring.len(), pop(ring)), (capacity, 0, Err(Refused::Empty)));
+        for round in 0..10 {
+            let slots = || (0..count).map(|slot| message(round, slot + round));
+            for (index, message) in slots().enumerate() {
+                assert_eq!(ring.len(), index);
+                assert_eq!(ring.push(message), Ok(u64::from(round) * capacity as u64 + index as u64));
+            }
+            assert_eq!((ring.len(), ring.push(message(0, 0))), (capacity, Err(Refused::Full)));
+            for message in slots() {
+                assert_eq!(pop(ring), Ok(message));
+            }
+            assert_eq!((ring.len(), pop(ring)), (0, Err(Refused::Empty)));
+        }
+    }
+}
+
+#[test]
+fn only_powers_of_two_are_numbers_of_cells() {
+    let memory = plain(3);
+    for cells in [&memory.cells[..0], &memory.cells[..3]] {
+        assert!(Ring::new(&memory.head, &memory.tail, cells).is_none());
+    }
+}
+
+#[test]
+fn laps_are_counted_around_and_around() {
+    let memory = plain(2);
+    let last = LAPS << 1;
+    memory.head.store(last, Ordering::Relaxed);
+    memory.tail.store(last, Ordering::Relaxed);
+    memory.cells.iter().for_each(|cell| cell.store(Cell::empty(LAPS).0, Ordering::Relaxed));
+    for slot in 0..10 {
+        memory.ring().push(message(1, slot)).expect("room");
+        memory.ring().push(message(2, slot)).expect("room");
+        assert_eq!(memory.ring().push(message(3, slot)), Err(Refused::Full));
+        assert_eq!(pop(memory.ring()), Ok(message(1, slot)));
+        assert_eq!(pop(memory.ring()), Ok(message(2, slot)));
+        assert_eq!(pop(memory.ring()), Err(Refused::Empty));
+    }
+}
+
+#[test]
+fn a_message_is_consumed_when_it_has_been_taken_and_ever_after() {
+    let memory = plain(2);
+    let ring = memory.ring();
+    let first = ring.push(message(1, 1)).expect("room");
+    let second = ring.push(message(1, 2)).expect("room");
+    assert!(!ring.is_consumed(first) && !ring.is_consumed(second));
+    pop(ring).expect("a message");
+    assert!(ring.is_consumed(first) && !ring.is_consumed(second));
+    ring.push(message(1, 3)).expect("room");
+    assert!(ring.is_consumed(first) && !ring.is_consumed(second));
+    pop(ring).expect("a message");
+    assert!(ring.is_consumed(first) && ring.is_consumed(second));
+}
+
+#[test]
+fn what_is_there_when_it_is_closed_can_be_had_and_nothing_else_comes() {
+    for (capacity, sent) in [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (4, 3)] {
+        let memory = plain(capacity);
+        let ring = memory.ring();
+        for slot in 0..sent {
+            ring.push(message(1, slot)).expect("room");
+        }
+        assert_eq!((ring.is_closed(), ring.close()), (Ok(false), Ok(true)));
+        assert_eq!((ring.is_closed(), ring.close()), (Ok(true), Ok(false)));
+        assert_eq!((ring.push(message(1, 9)), ring.len()), (Err(Refused::Closed), sent as usize));
+        ring.inherit(1, |_| true);
+        for slot in 0..sent {
+            assert_eq!(pop(ring), Ok(message(ESTATE_SENDER, slot)));
+            assert_eq!(ring.push(message(1, 9)), Err(Refused::Closed));
+        }
+        assert_eq!((pop(ring), ring.is_closed(), ring.len()), (Err(Refused::Closed), Ok(true), 0));
+    }
+}
+
+#[test]
+fn what_one_sender_sent_is_inherited_and_stays_where_it_is() {
+    let memory = plain(8);
+    let ring = memory.ring();
+    let sent = [message(1, 10), message(2, 20), message(1, 11), message(ESTATE_SENDER, 30), message(0, 0)];
+    for message in sent {
+        ring.push(message).expect("room");
+    }
+    let mut kept = Vec::new();
+    ring.inherit(1, |slot| {
+        kept.push(slot);
+        true
+    });
+    ring.inherit(1, |_| panic!("there is nothing left"));
+    assert_eq!(kept, [10, 11]);
+    let found: Vec<_> =
+        ring.messages().filter(|message| message.sender == ESTATE_SENDER).map(|found| found.slot).collect();
+    assert_eq!(found, [10, 11, 30]);
+    let taken: Vec<_> = sent.iter().map(|_| pop(ring).expect("a message")).collect();
+    let after = sent.map(|sent| if sent.sender == 1 { Message { sender: ESTATE_SENDER, ..sent } } else { sent });
+    assert_eq!(taken, after);
+    assert_eq!(ring.messages().count(), 0);
+}
+
+#[test]
+fn a_block_that_cannot_be_held_stays_in_the_queue() {
+    let memory = plain(1);
+    let ring = memory.ring();
+    ring.push(message(1, 7)).expect("room");
+    let refused = ring.pop(|_| false, |_| panic!("it was not held"));
+    assert_eq!(refused, Err(Refused::Damaged), "who sent it did not keep it");
+    assert_eq!(pop(ring), Ok(message(1, 7)));
+}
+
+/// Whatever bytes there are, every operation ends, and answers with what is a message or an error.
+#[test]
+fn foreign_bytes_are_an_error_and_not_an_endless_loop() {
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        // Positions and laps that nearly fit are the interesting ones.
+        if random & 0x30 == 0 { random } else { random & 7 << (random >> 8 & 63) }
+    };
+    let mut damaged = 0;
+    for _ in 0..20_000 {
+        let memory = plain(4);
+        for word in memory.cells.iter().chain([&memory.head, &memory.tail]) {
+            word.store(next(), Ordering::Relaxed);
+        }
+        let ring = memory.ring();
+        damaged += u32::from(ring.push(message(1, 1)) == Err(Refused::Damaged));
+        damaged += u32::from(pop(ring) == Err(Refused::Damaged));
+        damaged += u32::from(ring.close().is_err());
+        assert!(ring.len() <= 4);
+        ring.inherit(1, |_| true);
+        assert!(!ring.messages().any(|message| message.sender == 1));
+    }
+    assert!(damaged > 1000, "{damaged}");
+}
+
+/// Every message exactly once, and those of one sender in their order.
+#[test]
+fn nothing_is_lost_doubled_or_overtaken_among_many_threads() {
+    const SENDERS: u32 = 4;
+    const EACH: u32 = 20_000;
+    for capacity in [1, 2, 64] {
+        let memory = plain(capacity);
+        let ring = memory.ring();
+        let received: Vec<Vec<Message>> = thread::scope(|scope| {
+            let senders: Vec<_> = (0..SENDERS)
+                .map(|sender| {
+                    scope.spawn(move || {
+                        for slot in 0..EACH {
+                            while ring.push(message(sender, slot)).is_err() {
+                                thread::yield_now();
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let receive = || {
+                let mut received = Vec::new();
+                loop {
+                    match pop(ring) {
+                        Ok(message) => received.push(message),
+                        Err(Refused::Closed) => return received,
+                        Err(Refused::Empty) => thread::yield_now(),
+                        Err(other) => panic!("{other:?}"),
+                    }
+                }
+            };
+            let receivers: Vec<_> = (0..3).map(|_| scope.spawn(receive)).collect();
+            senders.into_iter().for_each(|sender| sender.join().expect("it sends all"));
+            assert_eq!(ring.close(), Ok(true));
+            receivers.into_iter().map(|receiver| receiver.join().expect("it ends")).collect()
+        });
+        let mut times = vec![0; (SENDERS * EACH) as usize];
+        for received in &received {
+            for sender in 0..SENDERS {
+                let of_one = received.iter().filter(|message| message.sender == sender).map(|message| message.slot);
+                assert!(of_one.clone().zip(of_one.skip(1)).all(|(one, next)| one < next), "overtaken");
+            }
+            received.iter().for_each(|message| times[(message.sender * EACH + message.slot) as usize] += 1);
+        }
+        assert!(times.iter().all(|times| *times == 1));
+    }
+}
+
+#[path = "ring_model.rs"]
+mod model;

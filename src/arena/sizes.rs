@@ -1,0 +1,85 @@
+//! How large blocks are: equal parts of a span, or runs of whole spans.
+//!
+//! A small block is what so many equal blocks leave each other of a span, so little is lost at its end. The numbers are
+//! chosen so that a header of 64 bytes and elements of 256, 512, 1024, .. bytes fit, with about four steps per doubling.
+
+use super::geometry::{SLOTS_OF_SPAN, SPAN};
+
+/// Every block begins at a multiple of this, and so do its elements.
+pub(crate) const ALIGNMENT: u64 = 64;
+
+/// How many blocks a span is cut into, class by class.
+const BLOCKS: [u16; CLASSES] =
+    [256, 204, 170, 146, 128, 113, 93, 78, 68, 60, 51, 42, 36, 31, 25, 21, 18, 15, 12, 11, 9, 7, 6, 5, 4, 3, 2];
+
+/// Number of classes.
+pub(crate) const CLASSES: usize = 27;
+
+const _: () = assert!(BLOCKS[0] as u32 <= SLOTS_OF_SPAN);
+
+/// What a block is cut from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Size {
+    /// A span cut into equal blocks, by its class.
+    Small(u8),
+    /// So many spans, which are one block.
+    Run(u32),
+}
+
+impl Size {
+    /// The smallest size that has room for so many bytes; `None` if no run is that long.
+    pub(crate) fn of(bytes: u64) -> Option<Self> {
+        let class = BLOCKS.partition_point(|blocks| block_of(*blocks) < bytes);
+        match u8::try_from(class) {
+            Ok(class) if usize::from(class) < CLASSES => Some(Self::Small(class)),
+            _ => u32::try_from(bytes.div_ceil(SPAN)).ok().map(Self::Run),
+        }
+    }
+
+    /// How many blocks it is cut into.
+    pub(crate) fn blocks(self) -> u32 {
+        match self {
+            Self::Small(class) => BLOCKS.get(usize::from(class)).map_or(0, |blocks| u32::from(*blocks)),
+            Self::Run(_) => 1,
+        }
+    }
+
+    /// Bytes of a block.
+    pub(crate) fn block(self) -> u64 {
+        match self {
+            Self::Small(class) => BLOCKS.get(usize::from(class)).map_or(0, |blocks| block_of(*blocks)),
+            Self::Run(spans) => u64::from(spans) * SPAN,
+        }
+    }
+}
+
+fn block_of(blocks: u16) -> u64 {
+    SPAN / u64::from(blocks) / ALIGNMENT * ALIGNMENT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_is_the_smallest_that_fits() {
+        for bytes in 0..3 * SPAN {
+            let size = Size::of(bytes).expect("it is short");
+            assert!(size.block() >= bytes && size.block() % ALIGNMENT == 0, "{bytes}: {size:?}");
+            assert!(u64::from(size.blocks()) * size.block() <= SPAN.max(size.block()), "{bytes}: {size:?}");
+            if let Size::Small(class @ 1..) = size {
+                assert!(Size::Small(class - 1).block() < bytes, "{bytes}: {size:?}");
+            }
+        }
+        assert_eq!(Size::of(SPAN / 2 + 1), Some(Size::Run(1)));
+        assert_eq!(Size::of(SPAN + 1), Some(Size::Run(2)));
+        assert_eq!(Size::of(u64::MAX), None);
+    }
+
+    #[test]
+    fn arrays_of_powers_of_two_waste_little() {
+        for (elements, blocks) in [(256, 204), (512, 113), (1024, 60), (2048, 31), (4096, 15), (8192, 7)] {
+            assert_eq!(Size::of(elements + 64).expect("it is short").blocks(), blocks);
+        }
+    }
+}

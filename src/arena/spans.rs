@@ -1,0 +1,266 @@
+//! Spans: which are free, which are cut into blocks, which are one block together.
+//!
+//! ```text
+//! bits 63..32  epoch: counts the changes
+//! bits 31..28  0 = free, 1 = cut into blocks, 2 = head of a run, 3 = part of a run
+//! bits 27..0   the class; the number of spans of the run
+//! ```
+//!
+//! A free span is cut by one exchange. Everything else is done under SPANS. A run is put together from its parts, and the
+//! exchange that makes one of them the head is what makes it a run; it is taken apart the other way round. So parts that no
+//! head covers are what somebody was killed over, and free for whoever has SPANS next.
+//!
+//! A span is freed only by who has taken every block of it, and who takes a block looks at the span's word again afterwards:
+//! a block that is held keeps its span what it is.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::geometry::SLOTS_OF_SPAN;
+use super::ground::Ground;
+use super::sizes::{CLASSES, Size};
+use crate::error::Result;
+
+const KIND_SHIFT: u32 = 28;
+const VALUE: u64 = (1 << KIND_SHIFT) - 1;
+const FREE: u64 = 0;
+const BLOCKS: u64 = 1;
+const HEAD: u64 = 2;
+const PART: u64 = 3;
+
+/// What a span is, as its word said at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span(u64);
+
+impl Span {
+    fn kind(self) -> u64 {
+        self.0 >> KIND_SHIFT & 0xf
+    }
+
+    /// The word of the same span as something else.
+    fn become_(self, kind: u64, value: u64) -> Self {
+        Self((self.0 >> 32).wrapping_add(1) << 32 | kind << KIND_SHIFT | value & VALUE)
+    }
+
+    pub(super) fn is_free(self) -> bool {
+        self.kind() == FREE
+    }
+
+    fn is_part(self) -> bool {
+        self.kind() == PART
+    }
+
+    /// What its blocks are, if it has any.
+    #[allow(clippy::cast_possible_truncation)] // 28 bits
+    pub(super) fn size(self) -> Option<Size> {
+        let value = (self.0 & VALUE) as u32;
+        match self.kind() {
+            BLOCKS if (value as usize) < CLASSES => Some(Size::Small(value as u8)),
+            HEAD if value > 0 => Some(Size::Run(value)),
+            _ => None,
+        }
+    }
+}
+
+/// A span or run that has blocks, known by what its word was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Area {
+    pub(super) span: u32,
+    pub(super) word: Span,
+}
+
+/// What spans are used for, at one moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SpanCount {
+    pub(super) free: u32,
+}
+
+fn exchange(word: &AtomicU64, current: Span, new: Span) -> bool {
+    word.compare_exchange(current.0, new.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+}
+
+impl Ground {
+    pub(super) fn span(&self, index: u32) -> Option<Span> {
+        self.spans().get(index as usize).map(|word| Span(word.load(Ordering::Acquire)))
+    }
+
+    /// Number of the first slot of a span.
+    pub(super) fn first_slot(span: u32) -> u32 {
+        span * SLOTS_OF_SPAN
+    }
+
+    /// Takes a block of an area, looking from block `from` on; `None` if all are taken, or the area is something else by now.
+    pub(super) fn take_block(&self, area: Area, from: u32) -> Option<u32> {
+        let count = area.word.size()?.blocks();
+        if self.span(area.span)? != area.word {
+            return None;
+        }
+        let slots = self.slots();
+        for block in (from..count).chain(0..from.min(count)) {
+            let slot = Self::first_slot(area.span) + block;
+            if !slots.allocate(slot) {
+                continue;
+            }
+            if self.span(area.span)? == area.word && self.is_whole(area) {
+                return Some(block);
+            }
+            slots.release(slot);
+            return None;
+        }
+        None
+    }
+
+    /// Whether the parts of a run are what they are said to be: nobody changes them while its block is held.
+    fn is_whole(&self, area: Area) -> bool {
+        let Some(Size::Run(spans)) = area.word.size() else { return true };
+        let run = self.spans().get(area.span as usize..).and_then(|run| run.get(1..spans as usize));
+        run.is_some_and(|parts| parts.iter().all(|word| Span(word.load(Ordering::Acquire)).is_part()))
+    }
+
+    /// Cuts a free span into blocks, looking from span `from` on.
+    pub(super) fn cut_span(&self, class: u8, from: u32) -> Option<Area> {
+        let words = self.spans();
+        let from = (from as usize).min(words.len());
+        for (at, word) in words.iter().enumerate().skip(from).chain(words.iter().enumerate().take(from)) {
+            let found = Span(word.load(Ordering::Acquire));
+            let Ok(span) = u32::try_from(at) else { break };
+            if found.is_free() {
+                self.touch(span + 1);
+                let cut = found.become_(BLOCKS, class.into());
+                if exchange(word, found, cut) {
+                    return Some(Area { span, word: cut });
+                }
+            }
+        }
+        None
+    }
+
+    /// Puts a run of free spans together, looking from span `from` on.
+    pub(super) fn join_spans(&self, spans: u32, from: u32) -> Result<Option<Area>> {
+        let words = self.spans();
+        if spans as usize > words.len() || spans == 0 {
+            return Ok(None);
+        }
+        let _turn = self.span_turn()?;
+        let last = words.len() - spans as usize;
+        let from = (from as usize).min(last + 1);
+        Ok(Self::join_between(self, words, spans, from, last + 1).or_else(|| {
+            // A run may begin before the middle and end behind it.
+            Self::join_between(self, words, spans, 0, from)
+        }))
+    }
+
+    fn join_between(&self, words: &[AtomicU64], spans: u32, start: usize, end: usize) -> Option<Area> {
+        let mut at = start;
+        while at < end {
+            let run = &words[at..at + spans as usize];
+            // From its end: the last that is taken says where the next try begins.
+            if let Some(taken) = run.iter().rposition(|word| !Span(word.load(Ordering::Acquire)).is_free()) {
+                at += taken + 1;
+                continue;
+            }
+            let first = u32::try_from(at).ok()?;
+            self.touch(first + spans);
+            let as_part = |word: &AtomicU64| {
+                let found = Span(word.load(Ordering::Acquire));
+                found.is_free() && exchange(word, found, found.become_(PART, 0))
+            };
+            let got = run.iter().take_while(|word| as_part(word)).count();
+            if got == run.len() {
+                let part = Span(run[0].load(Ordering::Acquire));
+                let head = part.become_(HEAD, spans.into());
+                return exchange(&run[0], part, head).then_some(Area { span: first, word: head });
+            }
+            run[..got].iter().for_each(free_part); // somebody has cut one of them
+            at += got + 1;
+        }
+        None
+    }
+
+    /// Looks for an area of a size among those that anybody has made, from span `from` on, and takes a block of it.
+    pub(super) fn search_block(&self, size: Size, from: u32) -> Option<(Area, u32)> {
+        let touched = self.touched();
+        (from..touched).chain(0..from.min(touched)).find_map(|span| {
+            let word = self.span(span)?;
+            if word.size() != Some(size) {
+                return None;
+            }
+            let area = Area { span, word };
+            Some((area, self.take_block(area, 0)?))
+        })
+    }
+
+    /// Frees every span and run all of whose blocks are free. Returns how many spans that were.
+    pub(super) fn free_unused_spans(&self) -> Result<usize> {
+        let _turn = self.span_turn()?;
+        let words = self.spans();
+        let mut freed = 0;
+        for span in 0..self.touched() {
+            let Some((word, size)) = self.span(span).and_then(|word| Some((word, word.size()?))) else { continue };
+            freed += self.with_all_blocks(span, size, || match size {
+                Size::Small(_) => usize::from(exchange(&words[span as usize], word, word.become_(FREE, 0))),
+                Size::Run(spans) => {
+                    let Some(run) = words.get(span as usize..).and_then(|run| run.get(..spans as usize)) else {
+                        return 0;
+                    };
+                    // Without its head it is loose parts, whoever frees them.
+                    if !exchange(&run[0], word, word.become_(PART, 0)) {
+                        return 0;
+                    }
+                    run.iter().for_each(free_part);
+                    run.len()
+                }
+            });
+        }
+        Ok(freed)
+    }
+
+    /// Does something while this member has every block of a span, if all are free.
+    fn with_all_blocks(&self, span: u32, size: Size, action: impl FnOnce() -> usize) -> usize {
+        let first = Self::first_slot(span);
+        let blocks = first..first + size.blocks();
+        let table = self.slot_table();
+        if !blocks.clone().all(|slot| table.get(slot as usize).is_some_and(super::slots::Slot::is_free)) {
+            return 0;
+        }
+        let slots = self.slots();
+        let got = blocks.clone().take_while(|slot| slots.allocate(*slot)).count();
+        let done = if got == blocks.len() { action() } else { 0 };
+        blocks.take(got).for_each(|slot| {
+            slots.release(slot);
+        });
+        done
+    }
+
+    /// Frees parts of runs that have no head.
+    pub(super) fn free_loose_spans(&self) -> Result<()> {
+        let _turn = self.span_turn()?;
+        let mut covered = 0;
+        for (span, word) in (0..self.touched()).zip(self.spans()) {
+            let found = Span(word.load(Ordering::Acquire));
+            match found.size() {
+                Some(Size::Run(spans)) if span >= covered => covered = span.saturating_add(spans),
+                _ if found.is_part() && span >= covered => free_part(word),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts spans.
+    pub(super) fn count_spans(&self) -> SpanCount {
+        let free = self.spans().iter().filter(|word| Span(word.load(Ordering::Relaxed)).is_free()).count();
+        SpanCount { free: u32::try_from(free).unwrap_or(u32::MAX) }
+    }
+}
+
+/// Frees a part of a run. The caller has SPANS.
+fn free_part(word: &AtomicU64) {
+    let found = Span(word.load(Ordering::Acquire));
+    if found.is_part() {
+        exchange(word, found, found.become_(FREE, 0));
+    }
+}
+
+#[cfg(test)]
+#[path = "spans_tests.rs"]
+mod tests;

@@ -1,0 +1,35 @@
+//! Sleeping on a word of shared memory until another process has changed it: futex(2).
+
+use std::sync::atomic::AtomicU32;
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::thread::futex::{self, Flags, Nsecs, Timespec};
+
+/// How long a sleep is where the kernel refuses to wait, as in a sandbox without the call.
+const REFUSED: Duration = Duration::from_millis(1);
+
+/// Sleeps while the word is `expected`, until somebody [wakes](wake) those who sleep on it, or for `limit`.
+///
+/// It may end early for no reason: look at what is waited for, and wait again. The word is known by its place in the
+/// file, so the sleepers and who wakes them may be in different processes.
+pub(crate) fn wait_on(word: &AtomicU32, expected: u32, limit: Duration) {
+    #[allow(clippy::cast_lossless, clippy::cast_possible_wrap)] // less than a second, which fits every such type
+    let nanoseconds = limit.subsec_nanos() as Nsecs;
+    let limit_of_kernel = Timespec { tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX), tv_nsec: nanoseconds };
+    // Without the flag PRIVATE, which would mean the threads of one process.
+    match futex::wait(word, Flags::empty(), expected, Some(&limit_of_kernel)) {
+        Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
+        Err(_) => thread::sleep(REFUSED.min(limit)),
+    }
+}
+
+/// Wakes at most so many of those who sleep on the word, in whichever process; returns how many it were.
+///
+/// Change the word first: who was about to sleep then does not.
+pub(crate) fn wake(word: &AtomicU32, how_many: u32) -> usize {
+    // The kernel takes the number for a signed one.
+    let how_many = how_many.min(i32::MAX.unsigned_abs());
+    futex::wake(word, Flags::empty(), how_many).unwrap_or(0)
+}

@@ -1,0 +1,53 @@
+//! Sleeping on a word, whichever way it is done here.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{wait_on, wake};
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn who_finds_the_word_changed_does_not_sleep() {
+    let begin = Instant::now();
+    wait_on(&AtomicU32::new(1), 0, LONG);
+    assert!(begin.elapsed() < LONG);
+}
+
+#[test]
+fn a_sleep_ends_with_its_limit() {
+    let word = AtomicU32::new(0);
+    let (begin, limit) = (Instant::now(), Duration::from_millis(20));
+    while begin.elapsed() < limit {
+        wait_on(&word, 0, limit);
+    }
+    assert!(begin.elapsed() < LONG);
+}
+
+#[test]
+fn nobody_is_woken_where_nobody_sleeps() {
+    assert_eq!(wake(&AtomicU32::new(0), u32::MAX), 0);
+}
+
+#[test]
+fn a_sleeper_wakes_when_the_word_has_changed() {
+    let word = AtomicU32::new(0);
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        let sleepers = [(), ()].map(|()| {
+            scope.spawn(|| {
+                while word.load(Ordering::Acquire) == 0 {
+                    wait_on(&word, 0, LONG);
+                }
+            })
+        });
+        thread::sleep(Duration::from_millis(5));
+        word.store(1, Ordering::Release);
+        wake(&word, u32::MAX);
+        for sleeper in sleepers {
+            sleeper.join().expect("it wakes");
+        }
+    });
+    assert!(begin.elapsed() < LONG);
+}

@@ -1,0 +1,192 @@
+//! Joint segments: bookkeeping that many processes change at once, under a public name. Leased as counted arrays are, so
+//! that nobody has the same bytes as plain elements; who leaves as the last removes the name ([`collect`](super::collect)).
+
+use std::fs::File;
+use std::time::Duration;
+
+use super::counted::lease_counted;
+use super::counts::State;
+use super::draft::DraftSegment;
+use super::footer::Kind;
+use super::mapping::{fill_holes, map, map_length};
+use super::trailer::{PAGE, RECORD, Trailer};
+use super::{Home, Kept, Segment, TRIES};
+use crate::backend::lock_space::{COUNTED, LEASE};
+use crate::backend::{Access, Publish};
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::os::{self, LockKind, LockRange, Mapping};
+
+impl DraftSegment {
+    /// Writes the last page: the record, and whether the name outlives everybody who has it.
+    pub(crate) fn write_record(
+        &mut self,
+        kind: Kind,
+        id: u128,
+        keep: bool,
+        record: &[u8; RECORD],
+        name: &str,
+    ) -> Result<()> {
+        self.write_page(kind, id, State::unattended(keep), record, name)
+    }
+
+    /// Gives a draft with a record its name, and stays attached to it.
+    pub(crate) fn publish_joint(self, home: &Home) -> Result<Segment> {
+        self.lease_as(COUNTED, LEASE, home.location.as_str())?;
+        self.publish_whole(&home.location, Publish::New, true).map_err(|(error, _draft)| error)
+    }
+}
+
+impl Segment {
+    /// Opens, leases and maps what has the name, if `read` makes sense of its record; the answer says whether holes stay.
+    pub(crate) fn attach_joint<R>(
+        home: &Home,
+        kind: Kind,
+        read: impl Fn(&Trailer) -> Result<(R, bool)>,
+    ) -> Result<(Self, R)> {
+        let Home { backend, location } = home;
+        let name = location.as_str();
+        for _ in 0..TRIES {
+            let file = backend.open(location, Access::ReadWrite)?;
+            lease_counted(&file, name)?;
+            let facts = os::facts(&file).map_err(|error| Error::os("look at", name, error))?;
+            if facts.links == 0 {
+                continue;
+            }
+            let trailer = Trailer::read_any(&file, &facts, name)?.of_kind(kind, name)?;
+            trailer.refuse_copy(name)?;
+            let (found, sparse) = read(&trailer)?;
+            if !sparse && facts.allocated < facts.length {
+                fill_holes(&file, &facts, home, Access::ReadWrite)?;
+            }
+            let segment = Self {
+                map: map(&file, 0, facts.length, Access::ReadWrite, name)?,
+                length: map_length(trailer.payload, name)?,
+                file_length: facts.length,
+                id: facts.id,
+                access: Access::ReadWrite,
+                membership: None,
+                descriptor: Some(Kept::new(file, &**backend)),
+                guards_by_descriptor: true,
+                held: None,
+                aftermath: None,
+            };
+            return Ok((segment, found));
+        }
+        Err(Error::Unlinked { location: name.to_owned() })
+    }
+
+    /// Gives the lease up, before everything else goes: a process that another thread is just spawning has a copy of the
+    /// descriptor for a moment, and closing ours would not be enough.
+    pub(crate) fn end_lease(&self) {
+        let _goes_with_the_description = self.descriptor.as_ref().map(|kept| os::unlock(&kept.file, COUNTED));
+    }
+
+    /// Opens a description of the mapped file of its own, for locks that nothing else may convert.
+    pub(crate) fn describe_again(&self, home: &Home) -> Result<File> {
+        self.open_again(home, Access::ReadWrite)
+    }
+
+    /// Whether anybody has locked the range, this process included unless by the very description that is kept.
+    pub(crate) fn is_range_locked(&self, range: LockRange, home: &Home) -> Result<bool> {
+        let Some(kept) = &self.descriptor else { return Ok(false) };
+        os::is_locked(&kept.file, LockKind::Exclusive, range)
+            .map_err(|error| Error::os("ask for a lock", &home.location, error))
+    }
+}
+
+/// A description for one lock that shall go with this very process: by then its descriptor is closed, and no forked child has
+/// the mapping that keeps it. Where locks do not outlive descriptors it is kept, and forked children have it too.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    file: Option<File>,
+    mapping: Option<Mapping>,
+    generation: u64,
+}
+
+impl Mark {
+    /// Takes a lock if nobody has it.
+    pub(crate) fn try_take(&self, range: LockRange, home: &Home) -> Result<bool> {
+        let Some(file) = &self.file else { return Ok(false) };
+        os::try_lock(file, LockKind::Exclusive, range).map_err(|error| Error::os("lock", &home.location, error))
+    }
+
+    /// Gives back a lock that is not to be kept.
+    pub(crate) fn give_back(&self, range: LockRange) {
+        let _goes_with_the_description = self.file.as_ref().map(|file| os::unlock(file, range));
+    }
+
+    /// Leaves the lock to the mapping, where there is one.
+    pub(crate) fn settle(&mut self) {
+        if self.mapping.is_some() {
+            self.file = None;
+        }
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // A forked child never had the mapping, and may have something else at its address.
+        if self.generation != os::fork_generation() {
+            std::mem::forget(self.mapping.take());
+        }
+    }
+}
+
+/// A lock that is given back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    file: File,
+    range: LockRange,
+    generation: u64,
+}
+
+impl Turn {
+    /// Takes a second lock on the same description, if nobody has it.
+    pub(crate) fn try_also(&self, range: LockRange, home: &Home) -> Result<bool> {
+        os::try_lock(&self.file, LockKind::Exclusive, range).map_err(|error| Error::os("lock", &home.location, error))
+    }
+
+    /// Gives the second lock back.
+    pub(crate) fn give_back(&self, range: LockRange) {
+        let _goes_with_the_description = os::unlock(&self.file, range);
+    }
+}
+
+impl Drop for Turn {
+    /// Unlocks before closing: a process that is just being spawned may share the description. A forked child only closes.
+    fn drop(&mut self) {
+        if self.generation == os::fork_generation() {
+            let _goes_with_the_description = os::unlock(&self.file, self.range);
+        }
+    }
+}
+
+impl Segment {
+    /// Makes a description for a lock that goes with this process.
+    pub(crate) fn mark(&self, home: &Home) -> Result<Mark> {
+        let file = self.describe_again(home)?;
+        let generation = os::fork_generation();
+        if !home.backend.lock_survives_close()? {
+            return Ok(Mark { file: Some(file), mapping: None, generation });
+        }
+        let name = home.location.as_str();
+        let mapping = map(&file, 0, PAGE as u64, Access::Read, name)?;
+        mapping.keep_from_children().map_err(|error| Error::os("keep a mapping from children", name, error))?;
+        Ok(Mark { file: Some(file), mapping: Some(mapping), generation })
+    }
+
+    /// Waits for a lock that everybody holds for moments only.
+    pub(crate) fn turn(&self, range: LockRange, limit: Duration, home: &Home) -> Result<Turn> {
+        let file = self.describe_again(home)?;
+        let mut backoff = Backoff::new(limit);
+        while !os::try_lock(&file, LockKind::Exclusive, range)
+            .map_err(|error| Error::os("lock", &home.location, error))?
+        {
+            if !backoff.pause() {
+                return Err(Error::TimedOut { location: home.location.to_string(), waited: limit });
+            }
+        }
+        Ok(Turn { file, range, generation: os::fork_generation() })
+    }
+}

@@ -1,0 +1,346 @@
+//! Counters and limbo: memory that its producer dropped is freed when nobody uses it any more, and not before.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libtest_mimic::Trial;
+use ndarray_shm::{CounterHandle, Counters, Error, Held, Limbo, Memory};
+
+use crate::support::child::{Child, Role, hear, say};
+use crate::support::{Name, Place, backend_of_child};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "counters",
+        tests![
+            memory_waits_until_its_receiver_gives_it_back,
+            a_killed_receiver_is_subtracted,
+            what_a_killed_producer_lent_cannot_be_received,
+            one_loan_is_received_once_and_given_back_once,
+            what_nobody_received_can_be_taken_back,
+            memory_that_nobody_has_is_freed_at_once_or_given_back,
+            counters_are_used_again,
+            what_is_held_at_the_end_is_left_as_it_is,
+            dropping_memory_may_lend_and_drop_more,
+            receivers_are_killed_at_it_and_every_memory_is_freed,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] =
+    &[("counters-receiver", receiver), ("counters-producer", producer), ("counters-churn", churn)];
+
+/// Memory that notes what of it is there.
+#[derive(Debug)]
+struct Noted {
+    bytes: u64,
+    alive: Arc<AtomicU64>,
+}
+
+impl Noted {
+    fn new(bytes: u64, alive: &Arc<AtomicU64>) -> Self {
+        alive.fetch_add(bytes, Ordering::Relaxed);
+        Self { bytes, alive: Arc::clone(alive) }
+    }
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Memory for Noted {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+struct Scene {
+    name: Name,
+    counters: Counters,
+    limbo: Limbo<Noted>,
+    alive: Arc<AtomicU64>,
+}
+
+impl Scene {
+    fn new(place: &Place, count: u32) -> Self {
+        let name = place.location("counters");
+        let counters = Counters::create_in(&place.backend, name.as_str(), count).unwrap();
+        Self { limbo: Limbo::new(&counters), counters, alive: Arc::default(), name }
+    }
+
+    fn memory(&self, bytes: u64) -> Noted {
+        Noted::new(bytes, &self.alive)
+    }
+
+    fn alive(&self) -> u64 {
+        self.alive.load(Ordering::Relaxed)
+    }
+
+    fn receiver(&self, place: &Place) -> Child {
+        let mut child = Child::start(place, "counters-receiver", &[self.name.as_str()]);
+        child.expect("open");
+        child
+    }
+}
+
+fn open_in_child(arguments: &[String]) -> Counters {
+    Counters::open_in(&backend_of_child(), arguments[0].as_str()).unwrap()
+}
+
+/// A child that receives what it is told to, and holds it until it is told to let go.
+fn receiver(arguments: &[String]) {
+    let counters = open_in_child(arguments);
+    let mut held: Vec<Held> = Vec::new();
+    say("open");
+    loop {
+        let line = hear();
+        if let Some(handle) = line.strip_prefix("receive ") {
+            match counters.receive(&handle.parse().unwrap()) {
+                Ok(one) => {
+                    held.push(one);
+                    say("held");
+                }
+                Err(error) => say(if error.is_handle_spent() { "spent" } else { "failed" }),
+            }
+        } else if line == "release" {
+            held.drain(..).for_each(|held| held.release().unwrap());
+            say("released");
+        } else {
+            break;
+        }
+    }
+}
+
+fn memory_waits_until_its_receiver_gives_it_back(place: &Place) {
+    let scene = Scene::new(place, 100);
+    let mut child = scene.receiver(place);
+    let lent = scene.limbo.lend(scene.memory(10)).unwrap();
+    assert_eq!((lent.bytes, lent.count().unwrap()), (10, 0));
+    let handles = [lent.send().unwrap(), lent.send().unwrap()];
+    child.tell(format!("receive {}", handles[0]));
+    child.expect("held");
+    assert_eq!(lent.count().unwrap(), 2);
+    assert_eq!(handles.map(|handle| scene.counters.count(&handle).unwrap()), [1, 1]);
+    drop(lent);
+    assert_eq!((scene.limbo.len(), scene.limbo.bytes(), scene.alive()), (1, 10, 10));
+    child.tell(format!("receive {}", handles[1]));
+    child.expect("held");
+    assert_eq!(scene.limbo.collect().unwrap(), 0);
+    child.tell("release");
+    child.expect("released");
+    // Whatever is lent or dropped next frees it.
+    drop(scene.limbo.lend(scene.memory(1)).unwrap());
+    assert_eq!((scene.limbo.len(), scene.alive()), (0, 0));
+    assert!(scene.counters.count(&handles[0]).unwrap_err().is_handle_spent());
+    child.tell("end");
+    child.finish();
+}
+
+fn a_killed_receiver_is_subtracted(place: &Place) {
+    let scene = Scene::new(place, 100);
+    let (mut dies, mut lives) = (scene.receiver(place), scene.receiver(place));
+    let lent = scene.limbo.lend(scene.memory(10)).unwrap();
+    for child in [&mut dies, &mut lives] {
+        child.tell(format!("receive {}", lent.send().unwrap()));
+        child.expect("held");
+    }
+    assert_eq!(lent.count().unwrap(), 2);
+    dies.kill();
+    assert_eq!(lent.count().unwrap(), 1);
+    drop(lent);
+    assert_eq!(scene.limbo.collect().unwrap(), 0);
+    lives.kill();
+    assert_eq!((scene.limbo.collect().unwrap(), scene.alive()), (1, 0));
+}
+
+/// A child that lends something and waits.
+fn producer(arguments: &[String]) {
+    let limbo = Limbo::new(&open_in_child(arguments));
+    let lent = limbo.lend(Noted::new(1, &Arc::default())).unwrap();
+    say(lent.send().unwrap());
+    say(lent.send().unwrap());
+    hear();
+}
+
+fn what_a_killed_producer_lent_cannot_be_received(place: &Place) {
+    let scene = Scene::new(place, 1);
+    let mut child = Child::start(place, "counters-producer", &[scene.name.as_str()]);
+    let handles = [child.line(), child.line()].map(|line| line.parse::<CounterHandle>().unwrap());
+    let held = scene.counters.receive(&handles[0]).unwrap();
+    child.kill();
+    let collected = scene.counters.collect().unwrap();
+    assert_eq!((collected.members, collected.blocks), (1, 1));
+    assert!(scene.counters.receive(&handles[1]).unwrap_err().is_handle_spent());
+    held.release().unwrap();
+}
+
+fn one_loan_is_received_once_and_given_back_once(place: &Place) {
+    let scene = Scene::new(place, 100);
+    let lent = scene.limbo.lend(scene.memory(10)).unwrap();
+    let handle = CounterHandle::from_bytes(lent.send().unwrap().to_bytes()).unwrap();
+    let mut child = scene.receiver(place);
+    assert!(scene.counters.release(&handle).unwrap_err().is_handle_spent(), "it was not received");
+    assert_eq!(lent.count().unwrap(), 1);
+    let other = Counters::open_in(&place.backend, scene.name.as_str()).unwrap();
+    let kept = other.receive(&handle).unwrap().into_handle();
+    child.tell(format!("receive {handle}"));
+    child.expect("spent");
+    assert!(other.receive(&handle).unwrap_err().is_handle_spent());
+    assert!(scene.counters.release(&handle).unwrap_err().is_handle_spent(), "another has it");
+    other.release(&kept).unwrap();
+    for _ in 0..3 {
+        assert!(other.release(&kept).unwrap_err().is_handle_spent());
+        assert_eq!(lent.count().unwrap(), 0);
+    }
+    // Its counter is used again, and the old handle does not give the new loan back.
+    let again = (0..1000).map(|_| lent.send().unwrap()).find(|again| again.slot_is_of(&handle));
+    let again = other.receive(&again.expect("counters are used again")).unwrap();
+    assert!(other.release(&kept).unwrap_err().is_handle_spent());
+    again.release().unwrap();
+    child.tell("end");
+    child.finish();
+}
+
+/// What the handle's bytes say about where it is counted.
+trait SlotOf {
+    fn slot_is_of(self, other: &CounterHandle) -> bool;
+}
+
+impl SlotOf for CounterHandle {
+    fn slot_is_of(self, other: &CounterHandle) -> bool {
+        self.to_bytes()[8..12] == other.to_bytes()[8..12]
+    }
+}
+
+fn what_nobody_received_can_be_taken_back(place: &Place) {
+    let scene = Scene::new(place, 100);
+    let lent = scene.limbo.lend(scene.memory(10)).unwrap();
+    let [first, second] = [lent.send().unwrap(), lent.send().unwrap()];
+    let held = scene.counters.receive(&first).unwrap();
+    assert!(!lent.recall(&first).unwrap());
+    assert!(lent.recall(&second).unwrap() && !lent.recall(&second).unwrap());
+    assert!(scene.counters.receive(&second).unwrap_err().is_handle_spent());
+    let foreign = scene.limbo.lend(scene.memory(1)).unwrap();
+    assert!(!foreign.recall(&first).unwrap());
+    drop(held);
+    drop(lent);
+    assert_eq!(scene.alive(), 1);
+}
+
+fn memory_that_nobody_has_is_freed_at_once_or_given_back(place: &Place) {
+    let scene = Scene::new(place, 100);
+    drop(scene.limbo.lend(scene.memory(10)).unwrap());
+    assert_eq!((scene.alive(), scene.limbo.is_empty()), (0, true));
+    let lent = scene.limbo.lend(scene.memory(10)).unwrap();
+    let held = scene.counters.receive(&lent.send().unwrap()).unwrap();
+    let lent = lent.into_memory().unwrap_err();
+    assert!(matches!(lent.error(), Error::WouldBlock { .. }));
+    drop(held);
+    assert_eq!((lent.into_inner().into_memory().unwrap().bytes, scene.limbo.len()), (10, 0));
+}
+
+fn counters_are_used_again(place: &Place) {
+    let scene = Scene::new(place, 1);
+    assert_eq!(scene.counters.capacity(), 256);
+    for _ in 0..3 {
+        let lent: Vec<_> = (0..256).map(|_| scene.limbo.lend(scene.memory(1)).unwrap()).collect();
+        let handles: Vec<_> = lent.iter().map(|lent| lent.send().unwrap()).collect();
+        match lent[0].send() {
+            Err(Error::TooManyHandles { limit: 256, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        drop(lent);
+        assert_eq!((scene.limbo.len(), scene.alive()), (256, 256));
+        handles.iter().for_each(|handle| drop(scene.counters.receive(handle).unwrap()));
+        assert_eq!((scene.limbo.collect().unwrap(), scene.alive()), (256, 0));
+    }
+}
+
+fn what_is_held_at_the_end_is_left_as_it_is(place: &Place) {
+    let scene = Scene::new(place, 100);
+    let receiver = Counters::open_in(&place.backend, scene.name.as_str()).unwrap();
+    let lent = scene.limbo.lend(scene.memory(10)).unwrap();
+    let held = receiver.receive(&lent.send().unwrap()).unwrap();
+    let lost = lent.send().unwrap();
+    drop(lent);
+    drop(scene.limbo.lend(scene.memory(5)).unwrap());
+    let Scene { counters, limbo, alive, name } = scene;
+    drop((limbo, counters));
+    assert_eq!(alive.load(Ordering::Relaxed), 10, "somebody looks at it");
+    assert!(receiver.receive(&lost).unwrap_err().is_handle_spent());
+    held.release().unwrap();
+    drop(receiver);
+    assert!(!place.has(&name));
+}
+
+/// Memory that is made of other lent memory.
+struct Nested(Vec<ndarray_shm::Lent<Nested>>);
+
+impl Memory for Nested {
+    fn bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+fn dropping_memory_may_lend_and_drop_more(place: &Place) {
+    let name = place.location("nested");
+    let counters = Counters::create_in(&place.backend, name.as_str(), 100).unwrap();
+    let limbo = Limbo::new(&counters);
+    let inner = limbo.lend(Nested(Vec::new())).unwrap();
+    let inner_held = counters.receive(&inner.send().unwrap()).unwrap();
+    let outer = limbo.lend(Nested(vec![inner])).unwrap();
+    let outer_held = counters.receive(&outer.send().unwrap()).unwrap();
+    drop(outer);
+    drop(outer_held);
+    assert_eq!((limbo.collect().unwrap(), limbo.len()), (1, 1));
+    drop(inner_held);
+    assert_eq!((limbo.collect().unwrap(), limbo.len()), (1, 0));
+}
+
+/// A child that receives what comes, and gives some of it back.
+fn churn(arguments: &[String]) {
+    let counters = open_in_child(arguments);
+    let mut held: Vec<Held> = Vec::new();
+    say("open");
+    loop {
+        held.push(counters.receive(&hear().parse().unwrap()).unwrap());
+        if held.len() > 5 {
+            held.swap_remove(held.len() * 7 % 5).release().unwrap();
+        }
+    }
+}
+
+fn receivers_are_killed_at_it_and_every_memory_is_freed(place: &Place) {
+    let scene = Scene::new(place, 2000);
+    let kept = scene.limbo.lend(scene.memory(1_000_000)).unwrap();
+    let mut state = 12345u64;
+    for _ in 0..20 {
+        let mut child = Child::start(place, "counters-churn", &[scene.name.as_str()]);
+        child.expect("open");
+        let loans: Vec<_> = (0..50)
+            .map(|_| {
+                let lent = scene.limbo.lend(scene.memory(1)).unwrap();
+                let handles = [lent.send().unwrap(), kept.send().unwrap()];
+                handles.iter().for_each(|handle| child.tell(handle));
+                (lent, handles)
+            })
+            .collect();
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        std::thread::sleep(std::time::Duration::from_micros(state >> 33 & 0x7ff));
+        child.kill();
+        // What it was told of and had not received yet, its producer takes back.
+        for (lent, [handle, also]) in loans {
+            lent.recall(&handle).unwrap();
+            kept.recall(&also).unwrap();
+        }
+    }
+    assert_eq!(kept.count().unwrap(), 0);
+    scene.limbo.collect().unwrap();
+    assert_eq!((scene.limbo.len(), scene.alive()), (0, 1_000_000));
+    drop(kept);
+    assert_eq!(scene.alive(), 0);
+}

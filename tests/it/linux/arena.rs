@@ -1,0 +1,188 @@
+//! Arenas under the limits of a process, and in forked children.
+
+use libtest_mimic::Trial;
+use ndarray::{Array, Ix1};
+use ndarray_shm::{Arena, ArenaArray, ArenaHandle, ArenaOptions};
+
+use super::sandbox;
+use crate::support::child::{Child, Role, say};
+use crate::support::{Place, backend_of_child, eventually};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "linux",
+        "arena",
+        tests![
+            a_hundred_thousand_arrays_take_a_handful_of_descriptors_and_mappings,
+            a_forked_child_is_refused_and_disturbs_nothing,
+            the_death_of_a_parent_is_noticed_while_its_forked_child_lives,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[("arena-crowd", crowd), ("arena-fork", fork_with_arena), ("arena-orphan", orphan)];
+
+const CROWD: u64 = 100_000;
+
+fn open_in_child(arguments: &[String]) -> Arena {
+    ArenaOptions::new().backend(backend_of_child()).open(arguments[0].as_str()).unwrap()
+}
+
+/// A child with few descriptors that makes arrays, or gets those of another.
+fn crowd(arguments: &[String]) {
+    let arena = open_in_child(arguments);
+    let path = &arguments[1];
+    let arrays: Vec<ArenaArray<u64, Ix1>> = if std::path::Path::new(path).exists() {
+        let bytes = std::fs::read(path).unwrap();
+        let handles = bytes.chunks_exact(24).map(|bytes| ArenaHandle::from_bytes(bytes.try_into().unwrap()).unwrap());
+        handles.map(|handle| arena.get(&handle).unwrap()).collect()
+    } else {
+        let make = |number| {
+            let mut draft = arena.draft(128).unwrap();
+            draft.view_mut().fill(number);
+            draft.share().unwrap()
+        };
+        let arrays: Vec<_> = (0..CROWD).map(make).collect();
+        let handles: Vec<u8> = arrays.iter().flat_map(|array| array.handle().to_bytes()).collect();
+        std::fs::write(path, handles).unwrap();
+        arrays
+    };
+    for (number, array) in (0..).zip(&arrays) {
+        assert!(array.view().iter().all(|value| *value == number));
+    }
+    let mappings = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let own = mappings.lines().filter(|line| line.contains(arguments[0].as_str())).count();
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let files = descriptors.filter(|entry| {
+        std::fs::read_link(entry.path())
+            .is_ok_and(|target| target.display().to_string().contains(arguments[0].as_str()))
+    });
+    say(format!("{} {} {}", arrays.len(), own <= 2, files.count() <= 2));
+    crate::support::child::hear();
+}
+
+fn a_hundred_thousand_arrays_take_a_handful_of_descriptors_and_mappings(place: &Place) {
+    let place = &place.private();
+    let (name, file) = (place.location("crowd"), place.location("crowd-handles"));
+    let options = ArenaOptions::new().backend(place.backend.clone());
+    let arena = options.create(name.as_str(), (CROWD / 60 + 1) << 16).unwrap();
+    let path = place.path(&file).display().to_string();
+    let start = || {
+        let mut child = Child::spawn(sandbox::with_descriptors(place, 64, "arena-crowd", &[name.as_str(), &path]));
+        child.expect(&format!("{CROWD} true true"));
+        child
+    };
+    let (mut maker, mut getter) = (start(), start());
+    maker.kill();
+    assert_eq!(arena.collect().unwrap().blocks, 0, "the other has all of them");
+    getter.tell("end");
+    getter.finish();
+    assert_eq!(arena.stats().unwrap().arrays, 0);
+}
+
+/// Forks; the child does something and ends with what it returns, and the parent insists on success.
+#[allow(unsafe_code)]
+fn in_forked_child(act: impl FnOnce() -> bool) {
+    // SAFETY: this process has one thread; the child ends without running anything of the parent's.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or(false);
+        // SAFETY: ends the process without running anything else.
+        unsafe { libc::_exit(i32::from(!done)) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child just made; the status is a valid place to write to.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((waited, status), (child, 0), "the forked child");
+}
+
+/// A process whose forked children try everything with what they inherited.
+fn fork_with_arena(arguments: &[String]) {
+    let arena = open_in_child(arguments);
+    let array = arena.from_array(&Array::from_elem(10, 1u64)).unwrap();
+    let draft = arena.draft::<u64, _>(10).unwrap();
+    let queue = arena.queue(0).unwrap();
+    queue.send(&array).unwrap();
+    let mut inherited = Some((arena.clone(), array.clone(), draft));
+    std::panic::set_hook(Box::new(|_| ())); // one is asked for
+    in_forked_child(|| {
+        let (arena, array, draft) = inherited.take().expect("inherited");
+        let looks = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| array.view().sum()));
+        let refused = [
+            arena.draft::<u64, _>(1).map(drop),
+            arena.get::<u64, Ix1>(&array.handle()).map(drop),
+            arena.collect().map(drop),
+            arena.stats().map(drop),
+            draft.share().map(drop).map_err(Into::into),
+            array.clone().try_into_draft().map(drop).map_err(Into::into),
+            queue.send(&array).map_err(Into::into),
+            queue.try_recv::<u64, Ix1>().map(drop).map_err(Into::into),
+            queue.recv_any().map(drop),
+            queue.close().map(drop),
+        ];
+        let again = open_in_child(arguments);
+        let same = again.get::<u64, Ix1>(&array.handle()).unwrap();
+        let fine = same.view().sum() == 10 && same.members() == 2 && again.queue(0).unwrap().len() == 1;
+        drop((array, arena, same, again));
+        fine && looks.is_err()
+            && refused.iter().all(|refused| {
+                refused.as_ref().is_err_and(|error| error.is_unsupported() && error.to_string().contains("forked"))
+            })
+    });
+    let (_, _, draft) = inherited.expect("the parent's");
+    drop(queue.recv::<u64, Ix1>().unwrap());
+    assert_eq!((array.members(), array.view().sum(), arena.stats().unwrap().arrays), (1, 10, 2));
+    drop(draft.share().unwrap());
+    let left: Vec<_> = arena.stats().unwrap().members.iter().map(|member| member.process).collect();
+    assert!(left.contains(&std::process::id()) && left.len() == 2, "{left:?}");
+    say("done");
+}
+
+fn a_forked_child_is_refused_and_disturbs_nothing(place: &Place) {
+    let name = place.location("forked");
+    let arena = ArenaOptions::new().backend(place.backend.clone()).create(name.as_str(), 1 << 20).unwrap();
+    let mut child = Child::start(place, "arena-fork", &[name.as_str()]);
+    child.expect("done");
+    child.finish();
+    let stats = arena.stats().unwrap();
+    assert_eq!((stats.arrays, stats.members.len()), (0, 1));
+    arena.close().unwrap();
+    assert!(!place.has(&name));
+}
+
+/// A process that holds an array, forks a child that lives on, and waits to be killed.
+#[allow(unsafe_code)]
+fn orphan(arguments: &[String]) {
+    let arena = open_in_child(arguments);
+    let array = arena.from_array(&Array::from_elem(10, 1u64)).unwrap();
+    // SAFETY: this process has one thread, and the child only sleeps.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            std::thread::sleep(std::time::Duration::from_secs(1));
+        }
+    }
+    say(format!("{child} {}", array.handle()));
+    crate::support::child::hear();
+}
+
+#[allow(unsafe_code)]
+fn the_death_of_a_parent_is_noticed_while_its_forked_child_lives(place: &Place) {
+    let name = place.location("orphan");
+    let arena = ArenaOptions::new().backend(place.backend.clone()).create(name.as_str(), 1 << 20).unwrap();
+    let mut child = Child::start(place, "arena-orphan", &[name.as_str()]);
+    let line = child.line();
+    let (forked, handle) = line.split_once(' ').unwrap();
+    let handle: ArenaHandle = handle.parse().unwrap();
+    assert_eq!(arena.get::<u64, Ix1>(&handle).unwrap().view().sum(), 10);
+    child.kill();
+    // Where locks do not outlive descriptors, the forked child keeps its parent alive.
+    if place.backend.lock_survives_close().unwrap() {
+        assert_eq!(arena.collect().unwrap().members, 1);
+        assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().is_handle_spent());
+    }
+    // SAFETY: it is the process that the child has forked, which nobody else waits for: it was not given away again.
+    unsafe { libc::kill(forked.parse().unwrap(), libc::SIGKILL) };
+    eventually("the forked child ends", || arena.collect().unwrap().members == 1 || arena.stats().unwrap().arrays == 0);
+}
