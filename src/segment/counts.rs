@@ -56,14 +56,17 @@ pub(crate) trait Word {
 }
 
 impl Word for AtomicU64 {
+    #[inline]
     fn load(&self) -> u64 {
         self.load(Ordering::Acquire)
     }
 
+    #[inline]
     fn store(&self, value: u64) {
         self.store(value, Ordering::Release);
     }
 
+    #[inline]
     fn exchange(&self, current: u64, new: u64) -> Result<(), u64> {
         self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
     }
