@@ -140,9 +140,9 @@ impl Ground {
                 Size::Run(spans) => self.join_spans(spans, shelves.cursor)?,
             };
             let Some(area) = made else {
-                let shelf = shelves.of(size);
-                let found = self.search_block(size, shelf.searched);
-                shelf.searched = found.map_or(0, |(area, _)| area.span);
+                let known = shelves.of(size);
+                let found = self.search_block(size, known.searched);
+                known.searched = found.map_or(0, |(area, _)| area.span);
                 return Ok(found);
             };
             shelves.cursor = area.span + if let Size::Run(spans) = size { spans } else { 1 };

@@ -105,7 +105,7 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 
     /// Takes over a hold on a shared block, if what was found there are elements `T` with the axes of `D`; else gives it back.
     pub(super) fn of_block(block: Block, serial: u64, found: &Description) -> Result<Self, IntoError<Block>> {
-        match Layout::described::<T>(found.dtype, &found.shape, found.order, block.ground().name()) {
+        match Layout::described::<T>(found.dtype, found.shape.slice(), found.order, block.ground().name()) {
             Ok(layout) => Ok(Self { block: Arc::new(block), serial, layout, elements: PhantomData }),
             Err(error) => Err(IntoError::new(error, block)),
         }

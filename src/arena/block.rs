@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ndarray::Dimension;
+use ndarray::{Dimension, IxDyn};
 
 use super::allocate::Taken;
 use super::ground::Ground;
@@ -34,12 +34,25 @@ fn header_bytes(axes: usize) -> u64 {
     (((FIRST_LENGTH + axes) * 8) as u64).next_multiple_of(ALIGNMENT)
 }
 
-fn dtype_word(dtype: DType) -> u64 {
-    let mut word = [0; 8];
+const fn dtype_word(dtype: DType) -> u64 {
     let text = dtype.as_str().as_bytes();
-    word[..text.len()].copy_from_slice(text);
+    let (mut word, mut at) = ([0; 8], 0);
+    while at < text.len() {
+        word[at] = text[at];
+        at += 1;
+    }
     u64::from_le_bytes(word)
 }
+
+/// The words of all element types.
+const DTYPE_WORDS: [u64; DType::ALL.len()] = {
+    let (mut words, mut at) = ([0; DType::ALL.len()], 0);
+    while at < words.len() {
+        words[at] = dtype_word(DType::ALL[at]);
+        at += 1;
+    }
+    words
+};
 
 fn shape_word(order: Order, axes: usize) -> u64 {
     let order = if order == Order::F { b'F' } else { b'C' };
@@ -51,7 +64,7 @@ fn shape_word(order: Order, axes: usize) -> u64 {
 pub(crate) struct Description {
     pub(crate) dtype: DType,
     pub(crate) order: Order,
-    pub(crate) shape: Vec<usize>,
+    pub(crate) shape: IxDyn,
     /// Where the elements begin, in bytes from the first span, and how many bytes they are.
     pub(crate) at: u64,
     pub(crate) bytes: u64,
@@ -125,11 +138,6 @@ impl Block {
         let slot = std::mem::replace(&mut self.slot, NO_SLOT);
         self.ground.release(slot)
     }
-
-    /// Leaves the hold to somebody else.
-    pub(crate) fn into_hold(mut self) -> u32 {
-        std::mem::replace(&mut self.slot, NO_SLOT)
-    }
 }
 
 impl Drop for Block {
@@ -157,22 +165,23 @@ impl Ground {
             let taken = self.locate(slot).ok_or("its span has no such block")?;
             let [dtype, rest] = self.header(&taken, 0) else { return Err("it lies outside the data") };
             let (dtype, rest) = (dtype.load(Ordering::Relaxed), rest.load(Ordering::Relaxed));
-            let dtype = DType::ALL.iter().copied().find(|known| dtype_word(*known) == dtype);
-            let dtype = dtype.ok_or("its element type is unknown")?;
+            let known = DTYPE_WORDS.iter().position(|known| *known == dtype);
+            let dtype = known.map(|known| DType::ALL[known]).ok_or("its element type is unknown")?;
             let axes = usize::from(rest.to_le_bytes()[1]);
             let order = [Order::C, Order::F].into_iter().find(|order| shape_word(*order, axes) == rest);
             let order = order.filter(|_| axes <= MOST_AXES).ok_or("its order or number of axes cannot be")?;
-            let mut shape = Vec::with_capacity(axes);
+            let lengths = self.header(&taken, axes).get(FIRST_LENGTH..).ok_or("it lies outside the data")?;
+            let mut shape = IxDyn::zeros(axes);
             let mut bytes = Some(dtype.size() as u64);
-            for word in self.header(&taken, axes).iter().skip(FIRST_LENGTH) {
+            for (word, to) in lengths.iter().zip(shape.slice_mut()) {
                 let length = word.load(Ordering::Relaxed);
                 bytes = bytes.and_then(|bytes| bytes.checked_mul(length));
-                shape.push(usize::try_from(length).map_err(|_| "an axis is longer than the address space")?);
+                *to = usize::try_from(length).map_err(|_| "an axis is longer than the address space")?;
             }
             let header = header_bytes(axes);
             let end = bytes.and_then(|bytes| bytes.checked_add(header));
             match (bytes, end) {
-                (Some(bytes), Some(end)) if end <= taken.bytes && shape.len() == axes => {
+                (Some(bytes), Some(end)) if end <= taken.bytes => {
                     Ok(Description { dtype, order, shape, at: taken.at + header, bytes })
                 }
                 _ => Err("its shape does not fit its block"),

@@ -80,7 +80,7 @@ impl Counters {
     }
 
     fn make(home: Home, counters: u32) -> Result<Self> {
-        let spans = counters.div_ceil(SLOTS_OF_SPAN).max(1).min(u32::MAX / SLOTS_OF_SPAN);
+        let spans = counters.div_ceil(SLOTS_OF_SPAN).clamp(1, u32::MAX / SLOTS_OF_SPAN);
         let maker = std::process::id();
         let geometry = Geometry { spans, queues: 0, cells: 0, sparse: false, counters: true, maker };
         Ok(Self::of(Ground::create(home, Kind::Counters, geometry, DraftOptions::default(), false)?))

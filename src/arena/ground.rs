@@ -77,6 +77,10 @@ pub(crate) type SharedSlots<'a> = Slots<'a, AtomicU64, AtomicU32>;
 pub(crate) struct Ground {
     home: Home,
     geometry: Geometry,
+    /// Where the tables begin, as the geometry says.
+    spans_at: u64,
+    slots_at: u64,
+    data_at: u64,
     /// Random number of the arena.
     id: u128,
     /// Of the process that joined: a forked child is no member.
@@ -136,6 +140,9 @@ impl Ground {
         let mut ground = Self {
             home,
             geometry,
+            spans_at: geometry.spans_at(),
+            slots_at: geometry.slots_at(),
+            data_at: geometry.data_at(),
             id,
             generation: os::fork_generation(),
             seat: SEATS,
@@ -266,12 +273,12 @@ impl Ground {
 
     /// The words of the spans.
     pub(crate) fn spans(&self) -> &[AtomicU64] {
-        self.table(self.geometry.spans_at(), self.geometry.spans.into())
+        self.table(self.spans_at, self.geometry.spans.into())
     }
 
     /// All slots, to settle what others have left.
     pub(crate) fn slot_table(&self) -> &[Slot<AtomicU64>] {
-        self.table(self.geometry.slots_at(), self.geometry.slots().into())
+        self.table(self.slots_at, self.geometry.slots().into())
     }
 
     /// The slots that may hold anything.
@@ -291,8 +298,8 @@ impl Ground {
         let segment = self.segment.as_ref()?;
         let start = u64::from(span).checked_mul(SPAN)?.checked_add(offset)?;
         let end = start.checked_add(length).filter(|end| *end <= self.geometry.capacity())?;
-        debug_assert!(self.geometry.data_at() + end <= segment.length() as u64);
-        let at = usize::try_from(self.geometry.data_at() + start).ok()?;
+        debug_assert!(self.data_at + end <= segment.length() as u64);
+        let at = usize::try_from(self.data_at + start).ok()?;
         // SAFETY: the data end where the payload ends, all of which is mapped; this ends within the data.
         Some(unsafe { segment.pointer().add(at) })
     }
@@ -300,7 +307,7 @@ impl Ground {
     /// Words of a block that is held, `at` bytes from the first span.
     pub(crate) fn words_at(&self, at: u64, count: u64) -> &[AtomicU64] {
         let end = at.saturating_add(count.saturating_mul(8));
-        if end > self.geometry.capacity() { &[] } else { self.table(self.geometry.data_at() + at, count) }
+        if end > self.geometry.capacity() { &[] } else { self.table(self.data_at + at, count) }
     }
 
     /// Where this process found free blocks.

@@ -1,6 +1,6 @@
 //! Where memory waits that its producer has dropped while others still use it.
 //!
-//! The design is that of torch's CUDA tensors between processes (torch/multiprocessing/cuda_multiprocessing.md): the producer keeps
+//! The design is that of torch's CUDA tensors between processes (`torch/multiprocessing/cuda_multiprocessing.md`): the producer keeps
 //! what it has sent until its reference count, in a file of counters, says that it is used no more; the limbo is looked
 //! through whenever something is lent or dropped, and when somebody asks.
 

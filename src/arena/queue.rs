@@ -349,7 +349,7 @@ impl ArenaMessage {
 
     /// The lengths of the axes.
     pub fn shape(&self) -> &[usize] {
-        &self.description.shape
+        self.description.shape.slice()
     }
 
     /// Says of which type it is.

@@ -44,18 +44,22 @@ pub(crate) trait Holds {
 }
 
 impl Holds for AtomicU32 {
+    #[inline]
     fn load(&self) -> u32 {
         self.load(Ordering::Acquire)
     }
 
+    #[inline]
     fn store(&self, value: u32) {
         self.store(value, Ordering::Release);
     }
 
+    #[inline]
     fn exchange(&self, current: u32, new: u32) -> bool {
         self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
+    #[inline]
     fn pause(turn: u32) {
         if turn % 64 == 63 {
             thread::yield_now();
@@ -106,20 +110,20 @@ fn next_generation(word: u64, serial: u64) -> u64 {
 /// The slot table as one member sees it.
 #[derive(Debug)]
 pub(crate) struct Slots<'a, W, H> {
-    slots: &'a [Slot<W>],
+    table: &'a [Slot<W>],
     held: &'a [H],
     bit: u64,
 }
 
 impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
     /// Looks at the table with the eyes of the member in `seat`, whose process keeps its holds in `held`.
-    pub(crate) fn new(slots: &'a [Slot<W>], held: &'a [H], seat: u32) -> Self {
-        debug_assert!(seat < SEATS && held.len() == slots.len());
-        Self { slots, held, bit: 1 << seat }
+    pub(crate) fn new(table: &'a [Slot<W>], held: &'a [H], seat: u32) -> Self {
+        debug_assert!(seat < SEATS && held.len() == table.len());
+        Self { table, held, bit: 1 << seat }
     }
 
     fn at(&self, index: u32) -> Option<(&'a Slot<W>, &'a H)> {
-        Some((self.slots.get(index as usize)?, self.held.get(index as usize)?))
+        Some((self.table.get(index as usize)?, self.held.get(index as usize)?))
     }
 
     /// Changes a word in one step unless `step` says that there is nothing to change.
@@ -332,6 +336,7 @@ impl<W: Word> Slot<W> {
     }
 
     /// Whether its handle is on its way to somebody.
+    #[cfg(test)]
     pub(crate) fn is_in_flight(&self) -> bool {
         self.word.load() & FLIGHT != 0
     }

@@ -100,13 +100,20 @@ impl Ground {
             if !slots.allocate(slot) {
                 continue;
             }
-            if self.span(area.span)? == area.word {
+            if self.span(area.span)? == area.word && self.is_whole(area) {
                 return Some(block);
             }
             slots.release(slot);
             return None;
         }
         None
+    }
+
+    /// Whether the parts of a run are what they are said to be: nobody changes them while its block is held.
+    fn is_whole(&self, area: Area) -> bool {
+        let Some(Size::Run(spans)) = area.word.size() else { return true };
+        let run = self.spans().get(area.span as usize..).and_then(|run| run.get(1..spans as usize));
+        run.is_some_and(|parts| parts.iter().all(|word| Span(word.load(Ordering::Acquire)).is_part()))
     }
 
     /// Cuts a free span into blocks, looking from span `from` on.
@@ -253,3 +260,7 @@ fn free_part(word: &AtomicU64) {
         exchange(word, found, found.become_(FREE, 0));
     }
 }
+
+#[cfg(test)]
+#[path = "spans_tests.rs"]
+mod tests;

@@ -56,6 +56,11 @@ impl<D: Dimension> Layout<D> {
     pub(crate) fn new<T: Element>(shape: impl ShapeBuilder<Dim = D>, name: &str) -> Result<Self> {
         let shape = shape.into_shape_with_order();
         let dim = shape.raw_dim().clone();
+        Self::checked::<T>(dim, name, || order_of(shape))
+    }
+
+    /// Checks lengths for elements of type `T`; their order is asked for when they are fine.
+    fn checked<T: Element>(dim: D, name: &str, order: impl FnOnce() -> Order) -> Result<Self> {
         // ndarray wants the product of the axes that are not empty to fit too, for strides.
         let lengths = dim.slice();
         let span =
@@ -67,7 +72,7 @@ impl<D: Dimension> Layout<D> {
             return Err(Error::TooLarge { location, shape, item: size_of::<T>() });
         }
         let len = dim.size();
-        Ok(Self { order: order_of(shape), dim, len })
+        Ok(Self { order: order(), dim, len })
     }
 
     /// Checks what an array says about itself against elements of type `T` and the number of axes of `D`.
@@ -82,7 +87,10 @@ impl<D: Dimension> Layout<D> {
             expected: D::NDIM.map_or_else(|| "any".to_owned(), |axes| format!("one of {axes} axes")),
             found: format!("{shape:?}"),
         })?;
-        Self::new::<T>(dim.set_f(order == Order::F), name)
+        match order {
+            Order::C => Self::checked::<T>(dim, name, || Order::C),
+            Order::F => Self::new::<T>(dim.f(), name),
+        }
     }
 
     /// Returns the bytes that elements of type `T` take.

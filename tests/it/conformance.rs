@@ -16,6 +16,7 @@ mod guards;
 mod handles;
 mod holder;
 mod hostile;
+mod hostile_arena;
 mod lookalikes;
 mod names;
 mod orphans;
@@ -45,6 +46,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         counted_races::trials,
         counters::trials,
         hostile::trials,
+        hostile_arena::trials,
         fuzz::trials,
         lookalikes::trials,
         names::trials,
@@ -61,6 +63,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     guards::ROLES,
     holder::ROLES,
     hostile::ROLES,
+    hostile_arena::ROLES,
     fuzz::ROLES,
     orphans::ROLES,
     counted_races::ROLES,

@@ -350,8 +350,8 @@ fn a_hundred_processes_are_killed_at_it_and_nothing_is_lost(place: &Place) {
     children.iter_mut().for_each(Child::kill);
     drop(children);
     arena.collect().unwrap();
-    let stats = arena.stats().unwrap();
-    assert_eq!((stats.arrays, stats.estates, stats.members.len()), (0, 0, 1), "{stats:?}");
+    let found = arena.stats().unwrap();
+    assert_eq!((found.arrays, found.estates, found.members.len()), (0, 0, 1), "{found:?}");
     // Every byte can be had again, in whatever size.
     assert_eq!(all().unwrap().len(), 32);
     let small: Result<Vec<_>, _> = (0..32 * 204).map(|_| arena.draft::<u8, _>(256)).collect();

@@ -306,7 +306,9 @@ fn forge(arguments: &[String]) {
     }
     for (what, outcome) in outcomes {
         let error = outcome.expect_err(&what);
-        assert!(matches!(error, Error::Trailer { .. }), "{what}: {error}");
+        // Another kind of ours is not damaged, and says so.
+        let is_of_another_kind = what == format!("[3] at {}", FOOTER + 10) && error.is_reserved();
+        assert!(is_of_another_kind || matches!(error, Error::Trailer { .. }), "{what}: {error}");
     }
     // No elements, but an axis that no address space has: a lie that only this machine can tell.
     for zero in [[0, huge], [huge, 0]] {

@@ -1,0 +1,111 @@
+//! What is left of spans when somebody is killed between two of his exchanges, and how it is found.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::arena::geometry::Geometry;
+use crate::backend::{Backend, Directory, DraftOptions, Location};
+use crate::segment::Home;
+use crate::segment::footer::Kind;
+
+const SPANS: u32 = 8;
+
+fn geometry() -> Geometry {
+    Geometry { spans: SPANS, queues: 0, cells: 0, sparse: false, counters: false, maker: 0 }
+}
+
+/// An arena of two members, in a directory that goes with it.
+fn members() -> (tempfile::TempDir, Ground, Ground) {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let backend: Arc<dyn Backend> = Arc::new(Directory::new("test", directory.path()));
+    let home = Home { backend, location: Location::new("spans").expect("a name") };
+    let one = Ground::create(home.clone(), Kind::Arena, geometry(), DraftOptions::default(), false).expect("room");
+    let two = Ground::open(home, Kind::Arena).expect("it is there");
+    (directory, one, two)
+}
+
+fn kinds(ground: &Ground) -> Vec<u64> {
+    (0..SPANS).map(|span| ground.span(span).expect("there are so many").kind()).collect()
+}
+
+/// Sets a span's word as one exchange of a member would have.
+fn set(ground: &Ground, span: u32, kind: u64, value: u64) {
+    let word = &ground.spans()[span as usize];
+    ground.touch(span + 1);
+    word.store(Span(word.load(Ordering::Relaxed)).become_(kind, value).0, Ordering::Relaxed);
+}
+
+#[test]
+fn a_run_is_made_used_and_taken_apart() {
+    let (_directory, one, two) = members();
+    let area = one.join_spans(3, 0).expect("a turn").expect("free spans");
+    assert_eq!(kinds(&one), [HEAD, PART, PART, FREE, FREE, FREE, FREE, FREE]);
+    assert_eq!(two.take_block(area, 0), Some(0));
+    assert_eq!(one.take_block(area, 0), None);
+    assert_eq!(one.free_unused_spans().expect("a turn"), 0, "somebody has it");
+    two.release(Ground::first_slot(area.span)).expect("it was held");
+    assert_eq!(one.free_unused_spans().expect("a turn"), 3);
+    assert_eq!(kinds(&one), [FREE; SPANS as usize]);
+    assert_eq!(two.take_block(area, 0), None, "it is something else by now");
+    assert!(two.slots().allocate(0), "and the slot is free");
+}
+
+#[test]
+fn a_run_is_found_around_what_is_taken() {
+    let (_directory, one, _two) = members();
+    for span in [1, 4] {
+        set(&one, span, BLOCKS, 0);
+    }
+    assert_eq!(one.join_spans(4, 0).expect("a turn"), None);
+    assert_eq!(one.join_spans(3, 2).expect("a turn").expect("at the end").span, 5);
+    assert_eq!(one.join_spans(2, 7).expect("a turn").expect("in the middle").span, 2);
+    assert_eq!(one.join_spans(1, 9).expect("a turn").expect("at the beginning").span, 0);
+    assert_eq!(one.join_spans(1, 0).expect("a turn"), None);
+    assert_eq!(one.join_spans(9, 0).expect("a turn"), None);
+}
+
+/// A member is killed after each exchange of making and of taking apart a run of three.
+#[test]
+fn every_state_between_two_exchanges_is_cleaned_up() {
+    let making = [&[PART][..], &[PART, PART], &[PART, PART, PART]];
+    let taking_apart = [&[PART, PART, PART][..], &[FREE, PART, PART], &[FREE, FREE, PART]];
+    for state in making.iter().chain(&taking_apart) {
+        let (_directory, one, two) = members();
+        set(&one, 0, HEAD, 2);
+        set(&one, 1, PART, 0);
+        for (span, kind) in (2..).zip(*state) {
+            set(&one, span, *kind, 0);
+        }
+        one.free_loose_spans().expect("a turn");
+        assert_eq!(kinds(&one), [HEAD, PART, FREE, FREE, FREE, FREE, FREE, FREE], "{state:?}");
+        drop(two);
+    }
+}
+
+#[test]
+fn blocks_that_a_dead_member_had_while_it_freed_a_span_are_free() {
+    let (_directory, one, two) = members();
+    let area = one.cut_span(26, 0).expect("a free span");
+    // It has claimed one of two blocks, and is dead: its seat's state stays, its lock goes.
+    assert_eq!(two.take_block(area, 0), Some(0));
+    assert_eq!(one.free_unused_spans().expect("a turn"), 0);
+    let turn = one.recover_turn(std::time::Duration::from_secs(1)).expect("a turn");
+    assert_eq!(one.settle_seat(two.seat(), &turn).expect("a turn"), 1);
+    assert_eq!(one.settle_seat(two.seat(), &turn).expect("again"), 0);
+    drop(turn);
+    assert_eq!(one.free_unused_spans().expect("a turn"), 1);
+}
+
+#[test]
+fn a_run_whose_parts_are_not_is_not_used() {
+    let (_directory, one, _two) = members();
+    set(&one, 6, HEAD, 5);
+    let beyond = Area { span: 6, word: one.span(6).expect("it is there") };
+    assert_eq!(one.take_block(beyond, 0), None);
+    set(&one, 2, HEAD, 2);
+    set(&one, 3, BLOCKS, 0);
+    let overlapping = Area { span: 2, word: one.span(2).expect("it is there") };
+    assert_eq!(one.take_block(overlapping, 0), None);
+    assert!(one.slot_table().iter().all(super::super::slots::Slot::is_free));
+    assert_eq!(one.locate(Ground::first_slot(6)), None);
+}

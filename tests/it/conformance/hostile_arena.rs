@@ -1,0 +1,217 @@
+//! Arenas whose bytes lie: whatever they are, the answer is an error or something sane, and nobody dies of it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use libtest_mimic::Trial;
+use ndarray::{Array, Ix1, Ix2};
+use ndarray_shm::{Arena, ArenaHandle, ArenaOptions, Backend, Counters, Error, Location, Reclaim};
+
+use super::hostile::{PAGE, run, seal};
+use crate::support::child::{Role, say};
+use crate::support::{Place, backend_of_child};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "hostile_arena",
+        tests![
+            lies_about_the_geometry_are_not_believed,
+            any_bytes_in_the_tables_are_survived,
+            no_arena_is_cut_short_or_longer,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] =
+    &[("forge-geometry", forge_geometry), ("spoil-tables", spoil_tables), ("cut-arena", cut_arena)];
+
+const RECORD: usize = 3728;
+const SPANS: u64 = 4;
+// As src/arena/geometry.rs has it, for one queue of 24 cells.
+const MEMBERS_AT: usize = PAGE;
+const QUEUES_AT: usize = 2 * PAGE;
+const SPANS_AT: usize = 3 * PAGE;
+const SLOTS_AT: usize = 4 * PAGE;
+const DATA_AT: usize = 1 << 16;
+
+struct Target {
+    backend: Arc<dyn Backend>,
+    location: Location,
+    path: PathBuf,
+    handles: Vec<ArenaHandle>,
+    bytes: Vec<u8>,
+}
+
+impl Target {
+    /// The bytes of an arena whose member has three arrays; in a copy it is a dead one.
+    fn new(arguments: &[String]) -> Self {
+        let backend = backend_of_child();
+        let location: Location = arguments[0].parse().unwrap();
+        let path = backend.directory().join(location.as_str());
+        let arena = Self::options(&backend).keep(true).create(&location, SPANS << 16).unwrap();
+        let small = arena.from_array(&Array::from_elem((3, 5), 7u64)).unwrap();
+        let line = arena.from_array(&Array::from_elem(100, 9u64)).unwrap();
+        let run = arena.from_array(&Array::from_elem((100, 100), 1u64)).unwrap();
+        let handles = vec![small.handle(), line.handle(), run.handle()];
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(bytes.len(), DATA_AT + (SPANS << 16) as usize + PAGE);
+        assert_eq!(bytes[DATA_AT..DATA_AT + 3], *b"<u8");
+        assert!(arena.unlink().unwrap());
+        Self { backend, location, path, handles, bytes }
+    }
+
+    fn options(backend: &Arc<dyn Backend>) -> ArenaOptions {
+        ArenaOptions::new().backend(backend.clone()).queues(1).queue_capacity(24)
+    }
+
+    /// Does everything that can be done with an arena of these bytes. Returns how opening ended.
+    fn attempt(&self, bytes: &[u8]) -> Result<(), Error> {
+        let _left_from_before = self.backend.unlink(&self.location, None);
+        std::fs::write(&self.path, bytes).unwrap();
+        Reclaim::new().dry_run(true).run(&self.backend).unwrap();
+        assert!(Counters::open_in(&self.backend, &self.location).is_err());
+        let arena = Self::options(&self.backend).open(&self.location)?;
+        self.use_all(&arena);
+        arena.close().map(drop).or(Ok(()))
+    }
+
+    fn use_all(&self, arena: &Arena) {
+        let held: Vec<_> = self
+            .handles
+            .iter()
+            .flat_map(|handle| {
+                let line = arena.get::<u64, Ix1>(handle).map(|array| array.view().iter().fold(0, |sum, x| sum ^ x));
+                let grid = arena.get::<u64, Ix2>(handle);
+                let _any = (line, grid.as_ref().map(|array| array.view().iter().fold(0, |sum, x| sum ^ x)));
+                grid
+            })
+            .collect();
+        let _any = arena.stats();
+        for bytes in [0, 100, 1000, 30_000, 60_000, 100_000, 250_000] {
+            if let Ok(mut draft) = arena.draft::<u8, _>(bytes) {
+                draft.view_mut().fill(0xff);
+                let array = draft.share().unwrap();
+                assert_eq!(array.view().len(), bytes);
+                let _any = arena.get::<u8, Ix1>(&array.handle());
+                let _any = array.try_into_draft();
+            }
+        }
+        let _any = arena.collect();
+        drop(held);
+        let _any = (arena.collect(), arena.stats());
+    }
+}
+
+fn forge_geometry(arguments: &[String]) {
+    let target = Target::new(arguments);
+    assert!(target.attempt(&target.bytes).is_ok(), "the builder can tell the truth");
+    let page = target.bytes.len() - PAGE;
+    let try_all = |at: usize, values: &[&[u8]]| {
+        for value in values {
+            let mut bytes = target.bytes.clone();
+            bytes[page + at..page + at + value.len()].copy_from_slice(value);
+            seal(&mut bytes);
+            match target.attempt(&bytes) {
+                Err(Error::Trailer { .. } | Error::Reserved { .. }) => {}
+                // Rounding hides a few cells; whether there are holes, and who made it, is only told.
+                Ok(())
+                    if bytes == target.bytes
+                        || (16..24).contains(&(at - RECORD))
+                        || [4, 24].contains(&(at - RECORD)) => {}
+                other => panic!("{value:?} at {at}: {other:?}"),
+            }
+        }
+        say("alive");
+    };
+    let fields: [(usize, usize); 6] = [(0, 4), (4, 4), (8, 8), (16, 4), (20, 4), (24, 4)];
+    for (at, size) in fields {
+        for number in [0, 1, 2, 3, 5, 6, 24, 25, 1 << 10, 1 << 24, 1 << 31, u64::from(u32::MAX), 1 << 48, u64::MAX] {
+            try_all(RECORD + at, &[&number.to_le_bytes()[..size]]);
+        }
+    }
+    for at in 28..304 {
+        let mut bytes = target.bytes.clone();
+        bytes[page + RECORD + at] = 1;
+        seal(&mut bytes);
+        assert!(matches!(target.attempt(&bytes), Err(Error::Trailer { .. })), "{at}");
+    }
+    say("done");
+}
+
+fn lies_about_the_geometry_are_not_believed(place: &Place) {
+    run(place, "forge-geometry");
+}
+
+fn spoil_tables(arguments: &[String]) {
+    let target = Target::new(arguments);
+    let words: Vec<usize> = [
+        0..16,
+        MEMBERS_AT..MEMBERS_AT + 64 * 3,
+        QUEUES_AT..QUEUES_AT + 8,
+        SPANS_AT..SPANS_AT + 8 * SPANS as usize,
+        SLOTS_AT..SLOTS_AT + 64,
+        SLOTS_AT + (256 * 16)..SLOTS_AT + (256 * 16) + 32,
+        SLOTS_AT + 2 * (256 * 16)..SLOTS_AT + 2 * (256 * 16) + 32,
+        DATA_AT..DATA_AT + 64,
+        DATA_AT + (1 << 16)..DATA_AT + (1 << 16) + 64,
+        DATA_AT + (2 << 16)..DATA_AT + (2 << 16) + 64,
+    ]
+    .into_iter()
+    .flat_map(|part| part.step_by(8))
+    .collect();
+    let mut state = 1u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let attempt = |changes: &[(usize, u64)]| {
+        let mut bytes = target.bytes.clone();
+        for (at, value) in changes {
+            bytes[*at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        let _any_error = target.attempt(&bytes);
+    };
+    for at in &words {
+        let honest = u64::from_le_bytes(target.bytes[*at..at + 8].try_into().unwrap());
+        for bit in (0..64).step_by(if *at < DATA_AT { 1 } else { 5 }) {
+            attempt(&[(*at, honest ^ 1 << bit)]);
+        }
+        for value in [0, u64::MAX, 1 << 63, (1 << 46) - 1, 3 << 28, 2 << 28 | 4, 2 << 28 | 0x0fff_ffff] {
+            attempt(&[(*at, value)]);
+        }
+        say("alive");
+    }
+    for _ in 0..300 {
+        let changes: Vec<_> = (0..5).map(|_| (words[random() as usize % words.len()], random())).collect();
+        attempt(&changes);
+    }
+    say("done");
+}
+
+fn any_bytes_in_the_tables_are_survived(place: &Place) {
+    run(place, "spoil-tables");
+}
+
+fn cut_arena(arguments: &[String]) {
+    let target = Target::new(arguments);
+    let honest = &target.bytes;
+    let refused = |bytes: &[u8]| match target.attempt(bytes) {
+        Err(Error::NotCounted { .. } | Error::Trailer { .. }) => {}
+        other => panic!("{} bytes: {other:?}", bytes.len()),
+    };
+    for cut in [1, 8, 63, 64, PAGE - 1, PAGE, PAGE + 1, 1 << 16, honest.len() - 64, honest.len() - 1, honest.len()] {
+        refused(&honest[..honest.len() - cut]);
+        refused(&honest[cut..]);
+    }
+    refused(&[&honest[..], &[0; PAGE]].concat());
+    refused(&[&honest[..], &honest[honest.len() - PAGE..]].concat());
+    say("done");
+}
+
+fn no_arena_is_cut_short_or_longer(place: &Place) {
+    run(place, "cut-arena");
+}
