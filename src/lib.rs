@@ -27,6 +27,8 @@
 //! | let many workers paint it at once, and survive their deaths | [`RenderBuffer`] |
 //! | share an array that goes with its last user, and describes itself | [`RefcountedArray`] |
 //! | hand it to another process | [`Handle`]; `Channel`, with the feature `channel` |
+//! | have thousands or millions of them, in one mapping | [`Arena`] |
+//! | pass them from process to process in a microsecond | [`Queue`] of an [`Arena`] |
 //! | share something that never changes again, without locks | [`FrozenArray`] |
 //! | synchronise by other means | `unsafe` [`SharedArray::view`], or [`SharedArray::raw_view`] |
 //!
