@@ -92,8 +92,8 @@ pub use crate::array::{
     SealableDraft, SharedArray, WriteGuard,
 };
 pub use crate::backend::{
-    Access, Backend, Directory, DraftFile, DraftOptions, Entry, EntryKind, IntoLocation, Location, Publish,
-    RESERVED_PREFIX, default_backend, set_emulate_shm,
+    Access, Backend, Directory, DraftFile, DraftOptions, Entry, EntryKind, IntoLocation, Location, PageUse, Pages,
+    Publish, RESERVED_PREFIX, default_backend, set_emulate_shm,
 };
 pub use crate::error::{Error, IntoError, Result};
 pub use crate::os::FileId;

@@ -7,7 +7,7 @@ use ndarray::{ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::layout::{Layout, Order};
 use super::{Element, SealableDraft, SharedArray, view};
-use crate::backend::{Backend, DraftOptions, IntoLocation, Location, Publish, default_backend};
+use crate::backend::{Backend, DraftOptions, IntoLocation, Location, PageUse, Publish, default_backend};
 use crate::error::{IntoError, Result};
 use crate::segment::{DraftSegment, Home};
 
@@ -76,6 +76,15 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     /// Returns the order of the axes in memory.
     pub fn order(&self) -> Order {
         self.layout.order
+    }
+
+    /// Tells on what pages the elements are; see [`SharedArray::pages`].
+    ///
+    /// # Errors
+    ///
+    /// [`Os`](crate::Error::Os): /proc is not mounted.
+    pub fn pages(&self) -> Result<PageUse> {
+        self.memory.segment().pages(NAMELESS)
     }
 
     /// Looks at the elements.

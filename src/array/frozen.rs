@@ -12,6 +12,7 @@ use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 use super::draft::NAMELESS;
 use super::layout::{Layout, Order};
 use super::{Element, view};
+use crate::backend::{self, PageUse, Pages};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os;
@@ -60,7 +61,7 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
             },
             _ => Error::os("make sealable memory", NAMELESS, error),
         })?;
-        file.set_len(needed).and_then(|()| os::reserve(&file, needed, true)).map_err(|error| {
+        file.set_len(needed).and_then(|()| backend::reserve(&file, needed, Pages::Auto)).map_err(|error| {
             if os::is_out_of_room(&error) {
                 no_space(os::Room { bytes: 0, bound: os::Bound::Machine })
             } else {
@@ -85,6 +86,15 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
         // SAFETY: no other process has this descriptor, and in this one `&mut self` keeps everyone else out.
         let view = unsafe { view::exclusive(&self.segment, &self.layout) };
         view.expect("a draft is mapped for writing")
+    }
+
+    /// Tells on what pages the elements are; see [`SharedArray::pages`](super::SharedArray::pages).
+    ///
+    /// # Errors
+    ///
+    /// [`Os`](Error::Os): /proc is not mounted.
+    pub fn pages(&self) -> Result<PageUse> {
+        self.segment.pages(NAMELESS)
     }
 
     /// Seals the array: nobody, this process included, can ever change it again.
@@ -137,7 +147,7 @@ struct Frozen<T: Element, D: Dimension> {
     view: ArrayView<'static, T, D>,
     layout: Layout<D>,
     file: Option<File>,
-    _segment: Segment,
+    segment: Segment,
 }
 
 impl<T: Element, D: Dimension> FrozenArray<T, D> {
@@ -196,12 +206,21 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
         // SAFETY: the mapping does not move with `segment`, lives exactly as long as the value that is built here, and
         // views with this lifetime are not given away.
         let view = unsafe { view.raw_view().deref_into_view() };
-        Ok(Self { frozen: Arc::new(Frozen { view, layout, file: Some(file), _segment: segment }) })
+        Ok(Self { frozen: Arc::new(Frozen { view, layout, file: Some(file), segment }) })
     }
 
     /// Looks at the elements. No lock is needed.
     pub fn view(&self) -> ArrayView<'_, T, D> {
         self.frozen.view.view()
+    }
+
+    /// Tells on what pages the elements are; see [`SharedArray::pages`](super::SharedArray::pages).
+    ///
+    /// # Errors
+    ///
+    /// [`Os`](Error::Os): /proc is not mounted.
+    pub fn pages(&self) -> Result<PageUse> {
+        self.frozen.segment.pages(NAMELESS)
     }
 
     /// Returns the order of the axes in memory.

@@ -8,7 +8,7 @@ use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::layout::Layout;
 use super::{ArrayReader, ArrayWriter, Draft, Element, SharedArray};
-use crate::backend::{Access, Backend, DraftOptions, IntoLocation, Publish};
+use crate::backend::{Access, Backend, DraftOptions, IntoLocation, Pages, Publish};
 use crate::error::{Error, Result};
 use crate::os::LockKind;
 use crate::segment::locks::Wait;
@@ -97,7 +97,13 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
     ///
     /// A process that touches memory that is not there is killed (SIGBUS); in /dev/shm, by reading too.
     pub fn sparse(mut self, sparse: bool) -> Self {
-        self.draft.sparse = sparse;
+        self.draft.pages = Pages::sparse(sparse);
+        self
+    }
+
+    /// Chooses what memory a new array gets; [`Pages::Auto`] if not said.
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.draft.pages = pages;
         self
     }
 
@@ -244,7 +250,7 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
     fn attach(&self, home: &Home, layout: &Layout<D>, access: Access, held: Option<LockKind>) -> Result<Segment> {
         let how = Attach {
             access,
-            sparse: self.draft.sparse,
+            sparse: self.draft.pages == Pages::Sparse,
             keep_descriptor: self.keep_descriptor,
             held: held.map(|kind| (kind, self.wait)),
             farewell: None,

@@ -9,7 +9,7 @@ use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, RawArrayView, RawArr
 use super::layout::{Layout, Order, shape_like};
 use super::{ArrayOptions, ArrayReader, ArrayWriter, DType, Element, ReadGuard, WriteGuard, view};
 use crate::backend::lock_space::ALL_CELLS;
-use crate::backend::{Access, Backend, IntoLocation, Location};
+use crate::backend::{Access, Backend, IntoLocation, Location, PageUse};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
@@ -213,6 +213,19 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     pub fn is_sparse(&self) -> Result<bool> {
         let facts = self.segment.facts(&self.home)?;
         Ok(facts.allocated < facts.length)
+    }
+
+    /// Tells on what pages the elements are, as the kernel says: whether [`Pages`](crate::Pages) were had.
+    ///
+    /// Not for every day: a page of each window that could be a huge one is mapped, if it has memory, and the kernel goes through
+    /// all pages of this process that are mapped before these, some milliseconds for each GiB of base pages. Off Linux
+    /// everything is on base pages.
+    ///
+    /// # Errors
+    ///
+    /// [`Os`](Error::Os): /proc is not mounted.
+    pub fn pages(&self) -> Result<PageUse> {
+        self.segment.pages(self.home.location.as_str())
     }
 
     /// Waits for reading access.

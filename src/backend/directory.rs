@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use super::lock_space::{LEASE, NAME};
 use super::{
-    Access, Backend, Companion, DraftFile, DraftOptions, Entry, EntryKind, Location, Publish, RESERVED_PREFIX,
+    Access, Backend, Companion, DraftFile, DraftOptions, Entry, EntryKind, Location, Pages, Publish, RESERVED_PREFIX,
     selection,
 };
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::os::{self, Bound, Facts, FileId, LockKind, Room};
+use crate::os::{self, Bound, Facts, FileId, LockKind, Mapping, Room};
 
 /// Drafts up to this many bytes in all are made without reading the limits first: that takes longer than the draft.
 const UNCHECKED_BYTES: u64 = 1 << 20;
@@ -139,8 +139,8 @@ impl Directory {
         self.no_space(needed, room)
     }
 
-    /// Takes room for every byte; a file that is `exclusive` nobody else can reach.
-    fn fill_holes(&self, file: &File, exclusive: bool) -> Result<()> {
+    /// Takes room for every byte; of a file that nobody else can reach, on pages of the kind that is given.
+    fn fill_holes(&self, file: &File, exclusive: Option<Pages>) -> Result<()> {
         let op = "reserve room";
         let facts = os::facts(file).map_err(|error| self.explain(op, error))?;
         let needed = facts.length.saturating_sub(facts.allocated);
@@ -148,7 +148,11 @@ impl Directory {
             return Ok(());
         }
         self.check_room(needed)?;
-        os::reserve(file, facts.length, exclusive).map_err(|error| match error.kind() {
+        let reserved = match exclusive {
+            Some(pages) => super::reserve(file, facts.length, pages),
+            None => os::reserve(file, facts.length, false),
+        };
+        reserved.map_err(|error| match error.kind() {
             io::ErrorKind::Unsupported => Error::Unsupported {
                 location: self.path.display().to_string(),
                 what: "a file has holes that this file system cannot fill; open it with options().sparse(true) or \
@@ -265,7 +269,7 @@ impl Directory {
             None => os::reopen(draft.file(), true),
         };
         let witness = witness.map_err(explain)?;
-        let mapping = memmap2::MmapOptions::new().len(1).map_raw(draft.file()).map_err(explain)?;
+        let mapping = Mapping::of_empty(draft.file(), true).map_err(explain)?;
         let locked = || os::is_locked(&witness, LockKind::Exclusive, LEASE).map_err(explain);
         if !os::try_lock(draft.file(), LockKind::Shared, LEASE).map_err(explain)? {
             return Ok(Some(false));
@@ -314,7 +318,7 @@ unsafe impl Backend for Directory {
 
     fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile> {
         self.check_length(length)?;
-        if !options.sparse {
+        if options.pages.are_reserved() {
             self.check_room(length)?;
         }
         let draft = match os::create_nameless(&self.path, options.permissions) {
@@ -326,19 +330,20 @@ unsafe impl Backend for Directory {
         let draft = draft.map_err(|error| self.out_of_room("make a draft", length, error))?;
         let file = draft.file();
         // Room first: some systems take it only behind what a file has already.
-        if !options.sparse {
-            os::reserve(file, length, true).map_err(|error| self.out_of_room("reserve room", length, error))?;
+        if options.pages.are_reserved() {
+            let reserved = super::reserve(file, length, options.pages);
+            reserved.map_err(|error| self.out_of_room("reserve room", length, error))?;
         }
         file.set_len(length).map_err(|error| self.out_of_room("size a draft", length, error))?;
         Ok(draft)
     }
 
     fn reserve(&self, file: &File) -> Result<()> {
-        self.fill_holes(file, false)
+        self.fill_holes(file, None)
     }
 
-    fn reserve_draft(&self, draft: &DraftFile) -> Result<()> {
-        self.fill_holes(draft.file(), true)
+    fn reserve_draft(&self, draft: &DraftFile, pages: Pages) -> Result<()> {
+        self.fill_holes(draft.file(), Some(pages))
     }
 
     fn publish(&self, draft: &mut DraftFile, at: &Location, mode: Publish) -> Result<()> {

@@ -6,6 +6,8 @@
 mod directory;
 mod location;
 pub(crate) mod lock_space;
+mod pages;
+mod reserve;
 mod selection;
 
 use std::fmt;
@@ -16,6 +18,8 @@ use std::time::{Duration, SystemTime};
 pub use self::directory::Directory;
 pub(crate) use self::location::Companion;
 pub use self::location::{IntoLocation, Location, RESERVED_PREFIX};
+pub use self::pages::{PageUse, Pages};
+pub(crate) use self::reserve::reserve;
 pub(crate) use self::selection::remembered;
 pub use self::selection::{default_backend, set_emulate_shm};
 use crate::error::Result;
@@ -65,7 +69,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// As [`reserve`](Self::reserve).
-    fn reserve_draft(&self, draft: &DraftFile) -> Result<()> {
+    fn reserve_draft(&self, draft: &DraftFile, pages: Pages) -> Result<()> {
+        let _ = pages; // this one has no choice
         self.reserve(draft.file())
     }
 
@@ -156,13 +161,13 @@ pub enum Publish {
 pub struct DraftOptions {
     /// Permission bits, exact (no umask).
     pub permissions: u32,
-    /// Take no room in advance. Writing may then kill the process (SIGBUS) when the room runs out.
-    pub sparse: bool,
+    /// What memory is taken in advance.
+    pub pages: Pages,
 }
 
 impl Default for DraftOptions {
     fn default() -> Self {
-        Self { permissions: 0o600, sparse: false }
+        Self { permissions: 0o600, pages: Pages::default() }
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod bell;
 mod children;
+mod huge;
+mod mapping;
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -16,6 +18,8 @@ use rustix::io::Errno;
 
 pub(crate) use self::bell::Bell;
 pub(crate) use self::children::{EndWatch, create_report, own_program, prepare_child};
+pub(crate) use self::huge::HugeWindows;
+pub(crate) use self::mapping::Mapping;
 use super::fill::fill;
 pub(crate) use super::posix::*;
 pub(crate) use super::room::{available, available_memory, holes_take_memory};
@@ -31,9 +35,6 @@ pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = true;
 
 /// What is said to have failed where a mapping does, with the likely reason.
 pub(crate) const MAPPING: &str = "mapping it (address space or vm.max_map_count used up?)";
-
-/// Whether a mapping of an empty file is possible, and so can hold its lock.
-pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = true;
 
 /// fallocate(2) is called for this many bytes at a time, so that a signal interrupts little and nothing is done twice.
 const RESERVE_STEP: u64 = 1 << 28;

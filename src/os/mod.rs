@@ -14,6 +14,8 @@
 //! | `is_in_file_system_of` | whether what is known of a directory is true of a file |
 //! | `facts` | identity, links, length, owner, mode of an open file |
 //! | `reserve` | takes the room now, of a new file before it has its length: afterwards no access fails for want of room |
+//! | `Mapping` | bytes of a file in memory, where huge pages fit; how many of them are on huge pages |
+//! | `HugeWindows` | the parts of a file that could each be a huge page, and can be put onto one |
 //! | `available`, `available_memory` | how much `reserve` could take in a directory or in memory, and which limit is the nearest |
 //! | `try_lock`, `lock`, `unlock`, `is_locked` | byte-range locks that belong to the open file description |
 //! | `unlink`, `sweep` | take a name away while others use the file; remove what could not be removed then |
@@ -28,7 +30,7 @@
 //! | `daemon`: `supported`, `wait`, `Process`, .. | waiting for several sockets at once, and for the death of who is at their other end |
 //! | `daemon`: `set_apart`, `leave_session`, `keep_descriptors`, .. | a program in the background that outlives whoever started it |
 //! | `fork_generation` | a number that differs between a process and its forked children |
-//! | `MAPPINGS_HOLD_LOCKS`, `EMPTY_FILES_CAN_BE_MAPPED`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
+//! | `MAPPINGS_HOLD_LOCKS`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
 //! | `own_program`, `prepare_child` | start this program again; what a child gets and how it is bound to its parent |
 //! | `create_report`, `inherited_report` | a file without a name, or one that vanishes, for the last words of children |
 //! | `EndWatch`, `Bell`, `Stop` | wait for the end of any of several children; end that wait, or one of `daemon`; end a child |
@@ -52,21 +54,27 @@ cfg_if::cfg_if! {
         pub(crate) mod daemon;
         mod fill;
         mod look;
+        mod plain_mapping;
         mod posix;
         mod unix;
+        pub(crate) use plain_mapping::{HugeWindows, Mapping};
         pub(crate) use unix::*;
     } else if #[cfg(windows)] {
         #[path = "no_daemon.rs"]
         pub(crate) mod daemon;
         mod fill;
         mod look;
+        mod plain_mapping;
         mod windows;
+        pub(crate) use plain_mapping::{HugeWindows, Mapping};
         pub(crate) use windows::*;
     } else {
         #[path = "no_daemon.rs"]
         pub(crate) mod daemon;
         mod look;
+        mod plain_mapping;
         mod stub;
+        pub(crate) use plain_mapping::{HugeWindows, Mapping};
         pub(crate) use stub::*;
     }
 }

@@ -40,9 +40,17 @@ pub(crate) fn available(directory: &Path) -> io::Result<Room> {
 
 /// Whether a hole of this file takes memory when it is merely read, and kills the reader when there is none.
 pub(crate) fn holes_take_memory(file: &std::fs::File) -> bool {
+    kind(file).is_some_and(|kind| [TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind))
+}
+
+/// Whether a file is on a tmpfs, as memory without a name is.
+pub(super) fn is_on_tmpfs(file: &std::fs::File) -> bool {
+    kind(file) == Some(TMPFS_MAGIC)
+}
+
+fn kind(file: &std::fs::File) -> Option<u64> {
     #[allow(clippy::cast_sign_loss, clippy::cast_lossless, clippy::unnecessary_cast)] // as in `available`
-    let kind = |statistics: rustix::fs::StatFs| statistics.f_type as u64 & 0xffff_ffff;
-    rustix::fs::fstatfs(file).map(kind).is_ok_and(|kind| [TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind))
+    rustix::fs::fstatfs(file).ok().map(|statistics| statistics.f_type as u64 & 0xffff_ffff)
 }
 
 /// Returns how many bytes of memory this process could take now, as far as the system says.

@@ -17,7 +17,6 @@ pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
 
 pub(crate) const SHARED_MEMORY: Option<&str> = None;
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
-pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = false;
 pub(crate) const MAPPING: &str = "mapping it";
 
 /// What every function here answers.

@@ -33,9 +33,6 @@ pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
 /// What is said to have failed where a mapping does, with the likely reason.
 pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
 
-/// Whether a mapping of an empty file is possible. Nobody promises it, and with the descriptor kept nobody needs it.
-pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = false;
-
 /// Refuses: a file without a name could never be given one.
 pub(crate) fn create_nameless(_directory: &Path, _mode: u32) -> io::Result<File> {
     Err(io::ErrorKind::Unsupported.into())

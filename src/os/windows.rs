@@ -48,9 +48,6 @@ pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
 /// What is said to have failed where a mapping does, with the likely reason.
 pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
 
-/// Whether a mapping of an empty file is possible: `CreateFileMapping` refuses it.
-pub(crate) const EMPTY_FILES_CAN_BE_MAPPED: bool = false;
-
 /// Handles that a process may have. A limit of the handle table, not a setting.
 const MOST_HANDLES: u64 = 1 << 24;
 

@@ -14,7 +14,7 @@ use super::pair::Pair;
 use crate::array::layout::Layout;
 use crate::array::{Element, Order, SharedArray, view};
 use crate::backend::lock_space::cell;
-use crate::backend::{Backend, DraftOptions, IntoLocation, Location, Publish};
+use crate::backend::{Backend, DraftOptions, IntoLocation, Location, Pages, Publish};
 use crate::backoff::Backoff;
 use crate::error::{Error, IntoError, Result};
 use crate::os::LockKind;
@@ -71,7 +71,13 @@ impl RenderOptions {
 
     /// Takes memory only when it is painted. A painter that touches memory that is not there is killed (SIGBUS).
     pub fn sparse(mut self, sparse: bool) -> Self {
-        self.draft.sparse = sparse;
+        self.draft.pages = Pages::sparse(sparse);
+        self
+    }
+
+    /// Chooses what memory a new buffer gets; [`Pages::Auto`] if not said.
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.draft.pages = pages;
         self
     }
 

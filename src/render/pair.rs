@@ -11,7 +11,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::ledger::{LedgerFile, LedgerSegment, Record, Work};
-use crate::backend::{Access, Backend, Companion, DraftOptions, Location, Publish};
+use crate::backend::{Access, Backend, Companion, DraftOptions, Location, Pages, Publish};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, FileId};
@@ -95,10 +95,10 @@ impl Pair {
         let partial = companion(home, Companion::Partial)?;
         let ledger_home = companion(home, Companion::Ledger)?;
         // Room is taken only by the one that wins the name, or a crowd of beginners would fill the memory.
-        let unreserved = DraftOptions { sparse: true, ..how };
+        let unreserved = DraftOptions { pages: Pages::Sparse, ..how };
         let mut payload = DraftSegment::new(Arc::clone(backend), bytes, unreserved)?;
         let record = Record { work: work.clone(), payload: payload.segment().id(), boot: os::boot_id() };
-        let ledger = LedgerSegment::draft(backend, &record, DraftOptions { sparse: false, ..how })?;
+        let ledger = LedgerSegment::draft(backend, &record, DraftOptions { pages: Pages::Base, ..how })?;
         let ledger = match ledger.publish(&ledger_home.location, Publish::New, false) {
             Ok(segment) => LedgerSegment::of(segment, ledger_home, record)?,
             Err((Error::AlreadyExists { .. }, _)) => return Ok(None),
@@ -112,7 +112,7 @@ impl Pair {
             }
             // A payload that is there has no ledger, so it is nobody's; it may have the room that is needed.
             remove(&**backend, &partial.location)?;
-            if how.sparse { Ok(()) } else { payload.reserve() }
+            if how.pages.are_reserved() { payload.reserve(how.pages) } else { Ok(()) }
         };
         if let Err(error) = make() {
             let _the_first_error_counts = ledger.unlink();

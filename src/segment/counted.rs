@@ -7,8 +7,6 @@
 use std::fs::File;
 use std::time::Duration;
 
-use memmap2::MmapRaw;
-
 use super::counts::{Counts, Left, Refused, State, Ticket};
 use super::draft::DraftSegment;
 use super::locks::{self, Wait};
@@ -18,7 +16,7 @@ use super::{Attach, Farewell, Found, Home, Kept, Segment, TRIES, collect, lease}
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Publish};
 use crate::error::{Error, Result};
-use crate::os::{self, FileId, LockKind};
+use crate::os::{self, FileId, LockKind, Mapping};
 
 /// How long the last one out waits for others who are at the name, if he is merely dropped, and if he is closed.
 pub(super) const DROP_WAIT: Duration = Duration::from_millis(100);
@@ -29,7 +27,7 @@ const CLOSE_WAIT: Duration = Duration::from_secs(10);
 pub(super) struct Membership {
     home: Home,
     /// The page with the counts, where it is not behind the payload in the same mapping.
-    page: Option<MmapRaw>,
+    page: Option<Mapping>,
     /// Whether a handle was counted, and is still to be subtracted.
     counted: bool,
     generation: u64,
@@ -281,7 +279,7 @@ impl Segment {
         }
     }
 
-    fn join(&mut self, home: &Home, page: Option<MmapRaw>, counted: bool, farewell: Option<Farewell>) {
+    fn join(&mut self, home: &Home, page: Option<Mapping>, counted: bool, farewell: Option<Farewell>) {
         let (home, generation) = (home.clone(), os::fork_generation());
         self.membership = Some(Membership { home, page, counted, generation, farewell });
     }

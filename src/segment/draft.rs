@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::mapping::map;
 use super::{Home, Segment, lease};
-use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Publish};
+use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Pages, Publish};
 use crate::error::{Error, Result};
 use crate::os::{self, Bound, LockRange};
 
@@ -45,8 +45,8 @@ impl DraftSegment {
     }
 
     /// Takes room for the whole draft, if it was made sparse.
-    pub(crate) fn reserve(&self) -> Result<()> {
-        self.backend.reserve_draft(&self.file)
+    pub(crate) fn reserve(&self, pages: Pages) -> Result<()> {
+        self.backend.reserve_draft(&self.file, pages)
     }
 
     /// Makes the file longer, so that there is room behind the segment's bytes.
@@ -61,7 +61,8 @@ impl DraftSegment {
             return Err(Error::NoSpace { location: name, needed: room, available: largest, advice });
         }
         self.file.file().set_len(room).map_err(|error| Error::os("make room for a trailer", &name, error))?;
-        let reserved = if self.options.sparse { Ok(()) } else { self.reserve() };
+        // A page or two are missing: none of them is worth a huge one.
+        let reserved = if self.options.pages.are_reserved() { self.reserve(Pages::Base) } else { Ok(()) };
         let mapped = reserved.and_then(|()| map(self.file.file(), 0, room, Access::ReadWrite, &name));
         match mapped {
             Ok(map) => self.segment.map = map,

@@ -2,12 +2,10 @@
 
 use std::fs::File;
 
-use memmap2::{MmapOptions, MmapRaw};
-
 use super::{Home, unlinked};
 use crate::backend::Access;
 use crate::error::{Error, Result};
-use crate::os::{self, Facts};
+use crate::os::{self, Facts, Mapping};
 
 /// Takes the room that a foreign file only promises, where touching its holes would take it.
 pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access) -> Result<()> {
@@ -43,18 +41,13 @@ pub(super) fn map_length(length: u64, name: &str) -> Result<usize> {
     })
 }
 
-/// An empty file is mapped too, one byte long and never touched: the mapping carries the lease. Where that cannot be, the
-/// descriptor is kept and carries it, and any memory will do.
-pub(super) fn map(file: &File, start: u64, length: u64, access: Access, name: &str) -> Result<MmapRaw> {
-    if length == 0 && !os::EMPTY_FILES_CAN_BE_MAPPED {
-        let memory = MmapOptions::new().len(1).map_anon();
-        return memory.map(MmapRaw::from).map_err(|error| Error::os("make a mapping", name, error));
-    }
-    let mut options = MmapOptions::new();
-    options.offset(start).len(map_length(length, name)?.max(1));
-    let mapped = match access {
-        Access::Read => options.map_raw_read_only(file),
-        Access::ReadWrite => options.map_raw(file),
+/// An empty file is mapped too, never to be touched: the mapping carries the lease. Where that cannot be, the descriptor is
+/// kept and carries it, and any memory will do.
+pub(super) fn map(file: &File, start: u64, length: u64, access: Access, name: &str) -> Result<Mapping> {
+    let write = access == Access::ReadWrite;
+    let mapped = match map_length(length, name)? {
+        0 => Mapping::of_empty(file, write),
+        length => Mapping::new(file, start, length, write),
     };
     mapped.map_err(|error| Error::os(os::MAPPING, name, error))
 }

@@ -16,8 +16,6 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use memmap2::MmapRaw;
-
 pub(crate) use self::collect::{Found, collect};
 pub(crate) use self::counted::Entry;
 use self::counted::{Aftermath, DROP_WAIT, Membership};
@@ -27,10 +25,10 @@ pub(crate) use self::home::Home;
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{fill_holes, map, map_length};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
-use crate::backend::{Access, Backend, DraftFile, Location};
+use crate::backend::{Access, Backend, DraftFile, Location, PageUse};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::os::{self, Facts, FileId, LockKind, LockRange};
+use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
 /// How long an attachment waits for its lease while somebody decides whether the segment is an orphan.
 const LEASE_WAIT: Duration = Duration::from_secs(5);
@@ -74,7 +72,7 @@ impl Attach {
 /// Mapped bytes and their lease, which lasts exactly as long as the mapping.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    map: MmapRaw,
+    map: Mapping,
     /// Bytes of the payload.
     length: usize,
     /// Bytes of the file.
@@ -218,6 +216,14 @@ impl Segment {
     /// Returns how many bytes there are.
     pub(crate) fn length(&self) -> usize {
         self.length
+    }
+
+    /// Asks the kernel on what pages the bytes are.
+    pub(crate) fn pages(&self, name: &str) -> Result<PageUse> {
+        let length = self.length as u64;
+        // Behind the bytes there may be bookkeeping.
+        let huge = self.map.huge_bytes().map_err(|error| Error::os("ask for the pages of", name, error))?.min(length);
+        Ok(PageUse { huge, base: length - huge })
     }
 
     /// Leaves the end of a draft's file to bookkeeping.

@@ -11,7 +11,7 @@ use super::refcounted::{RefcountedArray, read, share_as};
 use super::strategy::SharingStrategy;
 use crate::array::layout::Layout;
 use crate::array::{ArrayReader, CreationMode, Draft, Element};
-use crate::backend::{Access, Backend, DraftOptions, IntoLocation, Publish, default_backend};
+use crate::backend::{Access, Backend, DraftOptions, IntoLocation, Pages, Publish, default_backend};
 use crate::error::{Error, Result};
 use crate::manager;
 use crate::os::LockKind;
@@ -73,7 +73,13 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
 
     /// Takes memory only when it is touched. A process that touches memory that is not there is killed (SIGBUS).
     pub fn sparse(mut self, sparse: bool) -> Self {
-        self.draft.sparse = sparse;
+        self.draft.pages = Pages::sparse(sparse);
+        self
+    }
+
+    /// Chooses what memory a new array gets; [`Pages::Auto`] if not said.
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.draft.pages = pages;
         self
     }
 
@@ -265,7 +271,7 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
     ) -> Result<(Segment, Layout<D>, u128)> {
         let how = Attach {
             access,
-            sparse: self.draft.sparse,
+            sparse: self.draft.pages == Pages::Sparse,
             keep_descriptor: self.keep_descriptor,
             held: held.map(|kind| (kind, self.wait)),
             farewell: Some(manager::remind),

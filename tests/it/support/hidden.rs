@@ -5,7 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ndarray_shm::{Access, Backend, Directory, DraftFile, DraftOptions, Entry, FileId, Location, Publish, Result};
+use ndarray_shm::{
+    Access, Backend, Directory, DraftFile, DraftOptions, Entry, FileId, Location, Pages, Publish, Result,
+};
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
@@ -32,7 +34,7 @@ unsafe impl Backend for HiddenDrafts {
         file.set_permissions(std::fs::Permissions::from_mode(options.permissions)).expect("a mode");
         file.set_len(length).expect("a length");
         let draft = DraftFile::hidden(file, path);
-        if !options.sparse {
+        if options.pages != Pages::Sparse {
             self.reserve(draft.file())?;
         }
         Ok(draft)

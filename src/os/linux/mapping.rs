@@ -1,0 +1,229 @@
+//! Linux: files in memory, at addresses where huge pages can be mapped as such.
+//!
+//! A huge page of a file is mapped as one only where address and offset agree modulo its size; elsewhere it is 512 small
+//! ones again, each with a fault of its own. No flag of mmap(2) asks for that, so a place is looked for first.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::ptr::NonNull;
+
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+
+use super::huge::{SMALLEST_HUGE_PAGE, huge_page_size};
+
+/// How often a place is looked for anew, because another thread took the one that was found.
+const TRIES: u32 = 16;
+
+/// Bytes of a file, mapped shared. They are unmapped when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    /// Where the mapping begins: on a page.
+    start: NonNull<c_void>,
+    /// How many bytes are mapped.
+    length: usize,
+    /// Where the bytes begin that were asked for.
+    ahead: usize,
+}
+
+// SAFETY: it owns addresses, not what is there: whoever reads or writes through them proves that he may.
+#[allow(unsafe_code)]
+unsafe impl Send for Mapping {}
+// SAFETY: as above; nothing here changes through a shared reference.
+#[allow(unsafe_code)]
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `length` bytes, at least one, from `offset` on, for writing too if `write`.
+    ///
+    /// What is beyond the end of the file can be mapped, and kills whoever touches it.
+    pub(crate) fn new(file: &File, offset: u64, length: usize, write: bool) -> io::Result<Self> {
+        let page = rustix::param::page_size();
+        let ahead = usize::try_from(offset % page as u64).unwrap_or(0);
+        let offset = offset - ahead as u64;
+        let length = length.checked_add(ahead).ok_or(io::ErrorKind::OutOfMemory)?;
+        let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let start = place(file, offset, length, protection)?;
+        Ok(Self { start, length, ahead })
+    }
+
+    /// Maps an empty file, one byte that nobody touches: the mapping can hold its lock.
+    pub(crate) fn of_empty(file: &File, write: bool) -> io::Result<Self> {
+        Self::new(file, 0, 1, write)
+    }
+
+    /// Returns where the bytes begin.
+    #[allow(unsafe_code)]
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+        // SAFETY: `new` added `ahead` to the length of this very mapping.
+        unsafe { self.start.as_ptr().cast::<u8>().add(self.ahead) }
+    }
+
+    /// Returns how many of the mapped bytes are mapped by huge pages.
+    ///
+    /// The kernel knows only what is mapped already: one page of every window that has any is mapped for that, and then all
+    /// mappings of the process are read (`/proc/self/smaps`), which takes a time that grows with their pages.
+    pub(crate) fn huge_bytes(&self) -> io::Result<u64> {
+        if self.length < SMALLEST_HUGE_PAGE {
+            return Ok(0);
+        }
+        let begin = self.start.as_ptr() as usize;
+        let (end, size) = (begin + self.length, huge_page_size());
+        for window in (begin.next_multiple_of(size)..end).step_by(size).take_while(|window| end - window >= size) {
+            let window = self.start.as_ptr().wrapping_byte_add(window - begin);
+            if is_in_memory(window) {
+                populate(window);
+            }
+        }
+        let maps = BufReader::new(File::open("/proc/self/smaps")?);
+        mapped_huge(maps, begin, end)
+    }
+
+    /// Returns the address and the length of everything that is mapped.
+    pub(super) fn range(&self) -> (*mut c_void, usize) {
+        (self.start.as_ptr(), self.length)
+    }
+}
+
+impl Drop for Mapping {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: the range is one that `new` got, nobody else unmaps it, and whoever uses its bytes borrows or owns `self`.
+        let _nothing_can_be_done = unsafe { mm::munmap(self.start.as_ptr(), self.length) };
+    }
+}
+
+/// Maps where huge pages fit, if the mapping can have any; anywhere, if no such place is found.
+fn place(file: &File, offset: u64, length: usize, protection: ProtFlags) -> io::Result<NonNull<c_void>> {
+    let anywhere = || map_near(std::ptr::null_mut(), file, offset, length, protection);
+    if length < SMALLEST_HUGE_PAGE || length < huge_page_size() {
+        return anywhere();
+    }
+    let size = huge_page_size();
+    let fits =
+        |start: NonNull<c_void>| (start.as_ptr() as u64).wrapping_sub(offset).trailing_zeros() >= size.trailing_zeros();
+    for _ in 0..TRIES {
+        let Some(free) = free_place(length, size, offset) else { break };
+        let start = map_near(free, file, offset, length, protection)?;
+        if fits(start) {
+            return Ok(start);
+        }
+        unmap(start.as_ptr(), length)?;
+    }
+    anywhere()
+}
+
+/// Looks for free addresses of this length that agree with an offset modulo the size of a huge page.
+///
+/// They are given free again: another thread may be quicker. (Mapping over a range that is kept would need no second try,
+/// but where that fails, nobody knows whether the range is still ours to unmap.)
+fn free_place(length: usize, size: usize, offset: u64) -> Option<*mut c_void> {
+    let reserved = length.checked_add(size)?;
+    let start = reserve_addresses(reserved).ok()?;
+    unmap(start.as_ptr(), reserved).ok()?;
+    let remainder = usize::try_from(offset % size as u64).ok()?;
+    let skip = remainder.wrapping_sub(start.as_ptr() as usize) % size;
+    Some(start.as_ptr().wrapping_byte_add(skip))
+}
+
+#[allow(unsafe_code)]
+fn reserve_addresses(length: usize) -> io::Result<NonNull<c_void>> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: without a fixed address the kernel takes one where nothing is mapped.
+    let start = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), length, ProtFlags::empty(), flags) }?;
+    NonNull::new(start).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Maps a file at an address if nothing is there, else anywhere.
+#[allow(unsafe_code)]
+fn map_near(
+    wanted: *mut c_void,
+    file: &File,
+    offset: u64,
+    length: usize,
+    protection: ProtFlags,
+) -> io::Result<NonNull<c_void>> {
+    // SAFETY: the address is a wish, not `MAP_FIXED`: nothing that is mapped is replaced.
+    let start = unsafe { mm::mmap(wanted, length, protection, MapFlags::SHARED, file, offset) }?;
+    NonNull::new(start).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Unmaps what one of the functions above has just mapped, and nobody has seen yet.
+#[allow(unsafe_code)]
+fn unmap(start: *mut c_void, length: usize) -> io::Result<()> {
+    // SAFETY: both callers give a range that they got from mmap(2) and never looked into.
+    Ok(unsafe { mm::munmap(start, length) }?)
+}
+
+/// Whether a page of a mapping has memory; mapping it would give it some. Who may not ask is told that it has.
+#[allow(unsafe_code)]
+fn is_in_memory(page: *mut c_void) -> bool {
+    let mut answer = 0;
+    // SAFETY: for a length of one byte one byte is written, to `answer`; the page itself is not touched.
+    let asked = unsafe { libc::mincore(page, 1, &raw mut answer) };
+    asked == 0 && answer & 1 == 1
+}
+
+/// Maps a page as reading it would, but without a signal where there is none. Before Linux 5.14 nothing is done.
+#[allow(unsafe_code)]
+fn populate(page: *mut c_void) {
+    // SAFETY: this advice changes no byte and needs no page to be there.
+    let _asked_of_the_kernel_afterwards =
+        unsafe { mm::madvise(page, rustix::param::page_size(), Advice::LinuxPopulateRead) };
+}
+
+/// Reads how many bytes of the mappings between two addresses are mapped by huge pages, in the format of `/proc/PID/smaps`.
+fn mapped_huge(maps: impl BufRead, begin: usize, end: usize) -> io::Result<u64> {
+    let mut ours = false;
+    let mut bytes = 0;
+    for line in maps.lines() {
+        let line = line?;
+        let (first, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        if let Some(field) = first.strip_suffix(':') {
+            if ours && ["ShmemPmdMapped", "FilePmdMapped"].contains(&field) {
+                bytes += rest.trim().trim_end_matches(" kB").parse::<u64>().map_or(0, |kilobytes| kilobytes * 1024);
+            }
+        } else if let Some((from, to)) = first.split_once('-') {
+            let number = |text| usize::from_str_radix(text, 16).ok();
+            let (Some(from), Some(to)) = (number(from), number(to)) else { continue };
+            if from >= end {
+                break;
+            }
+            ours = to > begin;
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_mappings_in_the_range_count() {
+        let mapping = |range: &str, huge: u64| {
+            format!(
+                "{range} rw-s 00000000 00:19 7 /dev/shm/x\nSize: 4096 kB\nShmemPmdMapped:  {huge} kB\nVmFlags: rd wr\n"
+            )
+        };
+        let maps = ["1000-2000", "2000-5000", "5000-6000", "6000-9000"].map(|range| mapping(range, 2048)).concat();
+        assert_eq!(mapped_huge(maps.as_bytes(), 0x2000, 0x6000).expect("text"), 2 * 2048 * 1024);
+        assert_eq!(mapped_huge(maps.as_bytes(), 0x9000, 0xa000).expect("text"), 0);
+        assert_eq!(mapped_huge("garbage\n".as_bytes(), 0, 1).expect("text"), 0);
+    }
+
+    #[test]
+    fn large_mappings_are_where_huge_pages_fit_whatever_the_offset() {
+        let file = tempfile::tempfile().expect("a file");
+        let (page, size) = (rustix::param::page_size() as u64, huge_page_size());
+        file.set_len(4 * size as u64).expect("a length");
+        for offset in [0, page, 3 * page, size as u64, size as u64 + page] {
+            for length in [size, size + 1, 2 * size + 12345] {
+                let mapping = Mapping::new(&file, offset, length, true).expect("a mapping");
+                assert_eq!((mapping.as_mut_ptr() as u64).wrapping_sub(offset) % size as u64, 0, "{offset} {length}");
+            }
+        }
+        let inside = Mapping::new(&file, page + 5, 7, false).expect("a mapping");
+        assert_eq!(inside.as_mut_ptr() as u64 % page, 5);
+    }
+}
