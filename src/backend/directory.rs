@@ -345,7 +345,9 @@ unsafe impl Backend for Directory {
             let reserved = super::reserve(file, length, options.pages);
             reserved.map_err(|error| self.out_of_room("reserve room", length, error))?;
         }
-        file.set_len(length).map_err(|error| self.out_of_room("size a draft", length, error))?;
+        if !(options.pages.are_reserved() && os::RESERVING_SETS_LENGTH) {
+            file.set_len(length).map_err(|error| self.out_of_room("size a draft", length, error))?;
+        }
         Ok(draft)
     }
 

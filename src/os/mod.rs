@@ -30,6 +30,7 @@
 //! | `daemon`: `supported`, `wait`, `Process`, .. | waiting for several sockets at once, and for the death of who is at their other end |
 //! | `daemon`: `set_apart`, `leave_session`, `keep_descriptors`, .. | a program in the background that outlives whoever started it |
 //! | `fork_generation` | a number that differs between a process and its forked children |
+//! | `RESERVING_SETS_LENGTH` | whether a shorter file has got its length when its room was taken |
 //! | `MAPPINGS_HOLD_LOCKS`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
 //! | `own_program`, `prepare_child` | start this program again; what a child gets and how it is bound to its parent |
 //! | `create_report`, `inherited_report` | a file without a name, or one that vanishes, for the last words of children |
