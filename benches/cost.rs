@@ -34,12 +34,10 @@ fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");
     let plan = Plan { repetitions: if quick { 3 } else { 7 }, quick };
     let mut charts = BTreeMap::new();
-    for (name, chart) in [
-        ("size", plan.sizes()),
-        ("number", plan.numbers()),
-        ("attachments", plan.attachments()),
-        ("processes", plan.processes()),
-    ] {
+    let sizes = plan.sizes().into_iter();
+    for (name, chart) in
+        sizes.chain([("number", plan.numbers()), ("attachments", plan.attachments()), ("processes", plan.processes())])
+    {
         chart.print();
         charts.insert(name, chart.json());
     }
@@ -95,35 +93,36 @@ struct Plan {
 
 impl Plan {
     /// Creating and filling, attaching and reading, dropping, from a page to 4 GiB.
-    fn sizes(&self) -> Chart {
-        const SERIES: [&str; 8] = [
-            "create and fill",
-            "calls: create, fill",
-            "warm copy",
-            "attach and read",
-            "calls: attach, read",
-            "warm read",
-            "drop and unlink",
-            "calls: drop, unlink",
-        ];
+    fn sizes(&self) -> [(&'static str, Chart); 3] {
         let largest = if self.quick { GIB / 16 } else { 4 * GIB };
         let values: Vec<usize> =
             std::iter::successors(Some(4096), |bytes| Some(bytes * 4)).take_while(|bytes| *bytes <= largest).collect();
-        let mut points = vec![Vec::new(); SERIES.len()];
+        let mut charts = [
+            ("size-create", "Create an array and fill it by copying", vec!["ndarray-shm", "system calls", "warm copy"]),
+            ("size-attach", "Attach to an array and read it once", vec!["ndarray-shm", "system calls", "warm read"]),
+            ("size-drop", "Drop an array and its name", vec!["ndarray-shm", "system calls"]),
+        ]
+        .map(|(name, title, series)| {
+            let series = series.into_iter().map(|label| (label, Vec::new())).collect();
+            (name, Chart { title, x: "size in bytes", unit: "us", values: values.clone(), series })
+        });
         for bytes in &values {
-            let mut times = vec![Vec::new(); SERIES.len()];
+            let mut times: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
             let (source, mut target) = (vec![1_u8; *bytes], vec![0_u8; *bytes]);
             // Small ones are too quick to be timed one by one.
             let batch = (1 << 20) / bytes.min(&(1 << 20));
             for _ in 0..self.repetitions {
-                for (series, time) in size_once(&source, &mut target, batch) {
-                    times[series].push(time / batch as f64);
+                for (place, time) in size_once(&source, &mut target, batch) {
+                    times.entry(place).or_default().push(time / batch as f64);
                 }
             }
-            points.iter_mut().zip(times).for_each(|(points, times)| points.push(median(times)));
+            for (number, (_, chart)) in charts.iter_mut().enumerate() {
+                for (series, (_, points)) in chart.series.iter_mut().enumerate() {
+                    points.push(median(times.remove(&(number, series)).unwrap_or_default()));
+                }
+            }
         }
-        let series = SERIES.into_iter().zip(points).collect();
-        Chart { title: "One array, by its size", x: "size in bytes", unit: "us", values, series }
+        charts
     }
 
     /// Making and attaching many arrays of 1 KiB that all stay attached.
@@ -190,11 +189,13 @@ fn floats(bytes: &[u8]) -> &[f32] {
     bytemuck::cast_slice(bytes)
 }
 
-/// Times everything once for a size; the numbers are the places in the chart's series.
-fn size_once(source: &[u8], target: &mut [u8], batch: usize) -> Vec<(usize, f64)> {
+/// Times everything once for a size, a batch at a time: for each chart of sizes, and each of its series.
+fn size_once(source: &[u8], target: &mut [u8], batch: usize) -> BTreeMap<(usize, usize), f64> {
     let bytes = source.len();
-    let mut times: BTreeMap<usize, f64> = BTreeMap::new();
-    let mut add = |series: usize, begin: Instant| *times.entry(series).or_default() += micros(begin.elapsed());
+    let mut times = BTreeMap::new();
+    let mut add = |chart, series, begin: Instant| {
+        *times.entry((chart, series)).or_insert(0.0) += micros(begin.elapsed());
+    };
     let cold = |huge| yardstick::touch(if bytes < 1 << 20 { 0 } else { bytes * 3 / 2 }, huge);
     cold(true);
     for _ in 0..batch {
@@ -203,16 +204,16 @@ fn size_once(source: &[u8], target: &mut [u8], batch: usize) -> Vec<(usize, f64)
             view.as_slice_mut().expect("in order").copy_from_slice(source);
         });
         let array = array.expect("room");
-        add(0, begin);
+        add(0, 0, begin);
         let begin = Instant::now();
         let same = SharedArray::<u8, _>::open(NAME, bytes).expect("it is there");
         yardstick::sum(floats(same.read().expect("a guard").as_slice().expect("in order")));
-        add(3, begin);
+        add(1, 0, begin);
         drop(same);
         let begin = Instant::now();
         drop(array);
         unlink(NAME).expect("it is there");
-        add(6, begin);
+        add(2, 0, begin);
     }
     #[cfg(target_os = "linux")]
     {
@@ -220,30 +221,30 @@ fn size_once(source: &[u8], target: &mut [u8], batch: usize) -> Vec<(usize, f64)
         for _ in 0..batch {
             let begin = Instant::now();
             let map = calls::create(NAME, bytes, true, |memory| memory.copy_from_slice(source)).expect("room");
-            add(1, begin);
+            add(0, 1, begin);
             let begin = Instant::now();
             // SAFETY: nobody writes to it.
             #[allow(unsafe_code)]
             let same = unsafe { memmap2::Mmap::map(&calls::open(NAME).expect("it is there")) };
             let same = same.expect("a mapping");
             yardstick::sum(floats(&same));
-            add(4, begin);
+            add(1, 1, begin);
             drop(same);
             let begin = Instant::now();
             drop(map);
             calls::unlink(NAME).expect("it is there");
-            add(7, begin);
+            add(2, 1, begin);
         }
     }
     for _ in 0..batch {
         let begin = Instant::now();
         target.copy_from_slice(source);
-        add(2, begin);
+        add(0, 2, begin);
         let begin = Instant::now();
         yardstick::sum(floats(target));
-        add(5, begin);
+        add(1, 2, begin);
     }
-    times.into_iter().collect()
+    times
 }
 
 /// Makes so many arrays and attaches to each, keeping all; then the same by bare calls on the same files.

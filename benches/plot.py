@@ -5,8 +5,7 @@ from html import escape
 
 WIDTH = 760
 COLOURS = ["#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#64748b", "#b45309"]
-ROLES = {"ours": "#c2410c", "yardstick": "#94a3b8"}
-PEER = "#60a5fa"
+ROLES = {"ours": "#c2410c", "other": "#fdba74", "yardstick": "#94a3b8", "peer": "#60a5fa"}
 
 
 def svg(height, title, parts):
@@ -34,9 +33,8 @@ def bars(title, values, number):
     parts = [text(10, 20, title + (", logarithmic" if logarithmic else ""), kind="title")]
     for index, (label, value, role) in enumerate(values):
         y = 34 + index * step
-        colour = ROLES.get(role, PEER)
         parts.append(text(left - 8, y + 13, label, "end"))
-        parts.append(f'<rect x="{left}" y="{y}" width="{length(value):.1f}" height="{step - 6}" fill="{colour}"/>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{length(value):.1f}" height="{step - 6}" fill="{ROLES[role]}"/>')
         parts.append(text(left + length(value) + 5, y + 13, number(value)))
     return svg(40 + len(values) * step, title, parts)
 

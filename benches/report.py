@@ -10,6 +10,7 @@ from pathlib import Path
 
 import plot
 
+LATENCIES = (("99 %", "p99"), ("least", "least"))
 DOCS = Path(__file__).parent.parent / "docs"
 
 
@@ -57,12 +58,18 @@ def size_of(results):
 
 def topics(results):
     gbps, size = rate(results["bytes"]), size_of(results)
-    latencies = (("p99, us", lambda row: number(micro(row["p99"]))), ("least, us", lambda row: number(micro(row["least"]))))
+    latencies = tuple((f"{name}, us", lambda row, key=key: number(micro(row[key]))) for name, key in LATENCIES)
     counts = (
         ("us each", lambda row: number(micro(row["seconds"]))),
         ("descriptors", lambda row: number(row["descriptors"])),
         ("mappings", lambda row: number(row["mappings"])),
         ("ended by", lambda row: (row.get("ended") or "").replace("|", " ")[:60]),
+    )
+    whole = (
+        ("us each, sent and read there", lambda row: number(micro(row["whole"])) if "whole" in row else ""),
+        ("arrays", lambda row: number(row["made"])),
+        ("descriptors", lambda row: number(row["descriptors"])),
+        ("mappings", lambda row: number(row["mappings"])),
     )
     reads = (("read again, GB/s", lambda row: number(gbps(row["warm"]))),)
     known = {
@@ -71,9 +78,9 @@ def topics(results):
         "attach": Topic(f"Attach {size} in another process and read it once", "GB/s", True, gbps, extra=reads),
         "recycle": Topic(f"Fill {size} of recycled memory", "GB/s", True, gbps),
         "many": Topic("Arrays of 1 KiB open at once with 1,024 descriptors", "arrays", True, float, "made", extra=counts),
+        "arena": Topic("Make very many arrays of 1 KiB, and keep them", "us each", False, micro, extra=whole),
         "small": Topic("Create, fill, publish and drop 4 KiB", "us", False, micro),
         "round-trip": Topic("1 MiB to another process and back, not copied", "us", False, micro, extra=latencies),
-        "arena": Topic("Arrays of 1 KiB in an arena: made, sent, read, dropped", "us each", False, micro, extra=counts[1:3]),
     }
     return {name: topic for name, topic in known.items() if (topic.source or name) in results["topics"]}
 
@@ -81,14 +88,14 @@ def topics(results):
 def table(lines):
     """Markdown with aligned columns; numbers to the right."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    numeric = [all(re.fullmatch(r"[\d.,%x -]*", line[column]) for line in lines[1:]) for column in range(len(widths))]
+    numeric = [all(re.fullmatch(r"[\d.,% ]*", line[column]) for line in lines[1:]) for column in range(len(widths))]
 
     def show(line):
         cells = (cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(line, widths, numeric))
         return f"| {' | '.join(cells)} |"
 
-    ruler = "|".join("-" * (width + 1) + ":" if right else "-" * (width + 2) for width, right in zip(widths, numeric))
-    return "\n".join([show(lines[0]), f"|{ruler}|", *map(show, lines[1:])])
+    ruler = ("-" * (width + 1) + (":" if right else "-") for width, right in zip(widths, numeric))
+    return "\n".join([show(lines[0]), f"|{'|'.join(ruler)}|", *map(show, lines[1:])])
 
 
 def group_table(topic, rows):
@@ -170,9 +177,8 @@ def costs(cost):
     """The tables and plots of the cost model."""
     for name, chart in cost["charts"].items():
         lines = [[chart["x"], *(f"{series['label']}, {chart['unit']}" for series in chart["series"])]]
-        for index, x in enumerate(chart["values"]):
-            cells = [number(series["points"][index]) if series["points"][index] else "" for series in chart["series"]]
-            lines.append([chart["names"][index] if "names" in chart else f"{x:,}", *cells])
+        for x, *points in zip(chart["values"], *(series["points"] for series in chart["series"])):
+            lines.append([plot.short(x, "size" in chart["x"]), *(number(point) if point else "" for point in points)])
         yield name, chart, table(lines)
 
 
@@ -194,7 +200,8 @@ def document(results, cost):
     if cost:
         for name, chart, body in costs(cost):
             file = f"cost-{name}.svg"
-            (plots / file).write_text(plot.lines(chart["title"], chart["x"], chart["unit"], chart["values"], chart["series"]))
+            drawn = (chart[key] for key in ("title", "x", "unit", "values", "series"))
+            (plots / file).write_text(plot.lines(*drawn))
             parts[f"cost-{name}"] = f"![{chart['title']}](performance/{file})\n\n{body}"
     page = DOCS / "performance.md"
     text = page.read_text()
