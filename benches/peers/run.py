@@ -194,7 +194,6 @@ def main():
     prefix = f"ndshm-bench-{os.getpid()}"
     source = Path("/dev/shm") / f"{prefix}-source"
     options.environment = os.environ | {"BENCH_PREFIX": prefix, "BENCH_SOURCE": str(source), "NDSHM_MANAGER": "off"}
-    # Removed when this ends, and until then their resource trackers may complain about what is gone.
     try:
         with open(source, "wb") as file:
             block = array.array("f", [float(index % 1000) for index in range(MIB // 4)]).tobytes()
@@ -217,7 +216,6 @@ def main():
         for left in [*Path("/dev/shm").glob(f"{prefix}*"), *Path("/tmp").glob(f"{prefix}*")]:
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
     print(report.overview(results))
-    # Topics that were not asked for keep what an earlier run of the same size found.
     options.output.write_text(json.dumps(results, indent=1))
     print(f"{results['seconds']} s; samples in {options.output}")
 

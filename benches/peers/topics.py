@@ -72,7 +72,8 @@ def recycle(options):
     """Filling memory that was filled before."""
     rows = [
         warm_copy(options.bytes, 1, "0"),
-        case("ours-draft", "recycle", options.bytes, label="ndarray-shm, a draft filled again", cpus="0"),
+        case("ours", "recycle", options.bytes, label="ndarray-shm, a draft from a pool", cpus="0"),
+        case("ours-published", "recycle", options.bytes, label="the same, published too", role="other", cpus="0"),
         case("iceoryx2", "recycle", options.bytes, label="iceoryx2, a loan from its pool", cpus="0"),
     ]
     return {"": rows}
@@ -83,6 +84,17 @@ def many(options):
     count = 3000 if options.quick else 100_000
     names = [name for name in LABELS if name != "iceoryx2"]  # a service each: minutes
     return {"": [case(name, "many", 1024, count, descriptors=1024, fresh=True) for name in names]}
+
+
+def arena(options):
+    """As many as one likes, in an arena, beside the peers that end latest."""
+    count, most = (10_000, 3000) if options.quick else (1_000_000, 100_000)
+    rows = [
+        case("ours", "arena", 1024, count, label="ndarray-shm, arena, in two processes", descriptors=64),
+        case("SharedArray", "many", 1024, most, descriptors=1024, fresh=True),
+        case("torch-name", "many", 1024, most, descriptors=1024, fresh=True),
+    ]
+    return {"": rows}
 
 
 def small(options):
@@ -102,21 +114,26 @@ def round_trip(options):
     count = 100 if options.quick else 1000
 
     def waiting(way):
+        words = ["round-trip", way, MIB, count]
         return [
-            case("calls", "round-trip", way, MIB, count, label="a futex in shared memory", role="yardstick"),
-            case("ours-name", "round-trip", way, MIB, count, label="ndarray-shm, channel, by name"),
-            case("ours-descriptor", "round-trip", way, MIB, count, label="ndarray-shm, channel, by descriptor", role="other"),
-            case("iceoryx2", "round-trip", way, MIB, count, label="iceoryx2, events"),
-            case("ipc-channel", "round-trip", way, MIB, count),
-            case("python", "round-trip", way, MIB, count, label="multiprocessing.shared_memory, pipe"),
-            case("torch-descriptor", "round-trip", way, MIB, count, label="torch, file_descriptor, pipe"),
-            case("torch-name", "round-trip", way, MIB, count, label="torch, file_system, pipe"),
+            case("calls", *words, label="a futex in shared memory", role="yardstick"),
+            case("ours-queue", *words, label="ndarray-shm, queue"),
+            case("ours-queue-new", *words, label="ndarray-shm, queue, a new array each way", role="other"),
+            case("ours-name", *words, label="ndarray-shm, channel, by name", role="other"),
+            case("ours-descriptor", *words, label="ndarray-shm, channel, by descriptor", role="other"),
+            case("iceoryx2", *words, label="iceoryx2, a new loan each way, events"),
+            case("ipc-channel", *words),
+            case("python", *words, label="multiprocessing.shared_memory, pipe"),
+            case("torch-descriptor", *words, label="torch, file_descriptor, pipe"),
+            case("torch-name", *words, label="torch, file_system, pipe"),
         ]
 
     words = ["round-trip", "polling", MIB, count * 20]
     polling = [
         case("calls", *words, label="a word in shared memory", role="yardstick", fresh=True),
-        case("iceoryx2", *words, fresh=True),
+        case("ours-queue", *words, label="ndarray-shm, queue", fresh=True),
+        case("ours-queue-new", *words, label="ndarray-shm, queue, a new array each way", role="other", fresh=True),
+        case("iceoryx2", *words, label="iceoryx2, a new loan each way", fresh=True),
     ]
     return {
         "waiting, both processes on one CPU": waiting("one-cpu"),
@@ -125,4 +142,12 @@ def round_trip(options):
     }
 
 
-TOPICS = {"fill": fill, "attach": attach, "recycle": recycle, "many": many, "small": small, "round-trip": round_trip}
+TOPICS = {
+    "fill": fill,
+    "attach": attach,
+    "recycle": recycle,
+    "many": many,
+    "arena": arena,
+    "small": small,
+    "round-trip": round_trip,
+}

@@ -8,9 +8,11 @@
 //! bench-peers attach CASE BYTES                attach in a second process and read, twice
 //! bench-peers small CASE BYTES COUNT           create, fill, publish and drop small ones, one after the other
 //! bench-peers many CASE BYTES COUNT            keep as many at once as can be had
-//! bench-peers round-trip CASE WAY BYTES COUNT  hand one to another process and back; WAY: one-cpu, two-cpus, polling
+//! bench-peers arena ours BYTES COUNT           very many at once, in two processes
+//! bench-peers round-trip CASE WAY BYTES COUNT  hand one to another and back; WAY: one-cpu, two-cpus, polling
 //! ```
 
+mod arena;
 mod machine;
 mod messages;
 mod peers;
@@ -54,6 +56,8 @@ fn run(words: &[&str]) -> Failable<()> {
         ["attach-reader", case, bytes] => segments::read(case, bytes.parse()?),
         ["small", case, bytes, count] => segments::small(case, bytes.parse()?, count.parse()?),
         ["many", case, bytes, count] => segments::many(case, bytes.parse()?, count.parse()?),
+        ["arena", _, bytes, count] => arena::share(bytes.parse()?, count.parse()?),
+        ["arena-reader", name, count] => arena::read(name, count.parse()?),
         ["round-trip", case, way, bytes, count] => round_trip::ask(case, way, bytes.parse()?, count.parse()?),
         ["round-trip-answer", case, way, bytes, address] => round_trip::answer(case, way, bytes.parse()?, address),
         _ => Err("see the first lines of main.rs".into()),

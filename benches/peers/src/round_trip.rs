@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use memmap2::MmapMut;
 use ndarray::Ix1;
-use ndarray_shm::{Channel, ChannelListener, RefcountedArray, SharingStrategy};
+use ndarray_shm::{Arena, ArenaArray, Channel, ChannelListener, Queue, RefcountedArray, SharingStrategy};
 use rustix::thread::futex;
 use serde_json::json;
 
@@ -114,6 +114,8 @@ fn side(case: &str, way: &str, bytes: usize, address: &str, asks: bool) -> Faila
     let wait = if way == "polling" { Pause::Spin } else { Pause::Futex };
     Ok(match case {
         "calls" => Box::new(Words::new(address, bytes, asks, wait)?),
+        "ours-queue" => Box::new(OurQueue::new(address, bytes, asks, way == "polling", false)?),
+        "ours-queue-new" => Box::new(OurQueue::new(address, bytes, asks, way == "polling", true)?),
         "ours-name" | "ours-descriptor" => Box::new(OurChannel { channel: Channel::connect(address)?, array: None }),
         #[cfg(feature = "ipc-channel")]
         "ipc-channel" => {
@@ -216,6 +218,57 @@ impl Side for OurChannel {
         let array = received.arrays.pop().ok_or("an array")?.attach::<u8, Ix1>()?;
         // SAFETY: as in `pass`.
         let number = unsafe { array.raw_view().as_ptr().cast::<u64>().read_volatile() };
+        self.array = Some(array);
+        Ok(number)
+    }
+}
+
+/// This crate's queues: the array that came is passed on, or a new one is made each time, as a loan is.
+struct OurQueue {
+    arena: Arena,
+    send: Queue,
+    receive: Queue,
+    array: Option<ArenaArray<u64, Ix1>>,
+    elements: usize,
+    polls: bool,
+    always_new: bool,
+}
+
+impl OurQueue {
+    fn new(name: &str, bytes: usize, asks: bool, polls: bool, always_new: bool) -> Failable<Self> {
+        let arena = if asks { Arena::create(name, 16 * bytes as u64)? } else { Arena::open(name)? };
+        let (send, receive) = if asks { (0, 1) } else { (1, 0) };
+        let (send, receive) = (arena.queue(send)?, arena.queue(receive)?);
+        Ok(Self { arena, send, receive, array: None, elements: bytes / 8, polls, always_new })
+    }
+}
+
+impl Side for OurQueue {
+    fn pass(&mut self, number: u64) -> Failable<()> {
+        let array = match self.array.take() {
+            // What is shared does not change any more: another number is another array.
+            Some(array) if !self.always_new && array.view()[0] == number => array,
+            _ => {
+                let mut draft = self.arena.draft::<u64, _>(self.elements)?;
+                draft.view_mut()[0] = number;
+                draft.share()?
+            }
+        };
+        Ok(self.send.send(array)?)
+    }
+
+    fn wait(&mut self) -> Failable<u64> {
+        let array = if self.polls {
+            loop {
+                match self.receive.try_recv::<u64, Ix1>()? {
+                    Some(array) => break array,
+                    None => std::hint::spin_loop(),
+                }
+            }
+        } else {
+            self.receive.recv::<u64, Ix1>()?
+        };
+        let number = array.view()[0];
         self.array = Some(array);
         Ok(number)
     }

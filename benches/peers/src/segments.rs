@@ -101,8 +101,7 @@ pub fn many(case: &str, bytes: usize, count: usize) -> Failable<()> {
     crate::serve(|_| {
         let (mut kept, mut ended) = (Vec::new(), None);
         let mut names = Vec::new();
-        let entries = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
-        let descriptors = entries("/proc/self/fd");
+        let (descriptors, _) = costs();
         let begin = Instant::now();
         while kept.len() < count {
             let name = fresh_name();
@@ -124,11 +123,12 @@ pub fn many(case: &str, bytes: usize, count: usize) -> Failable<()> {
         if ended.is_some() {
             kept.pop();
         }
+        let (open, mappings) = costs();
         let facts = json!({
             "made": made,
             "seconds": seconds / made.max(1) as f64,
-            "descriptors": entries("/proc/self/fd").saturating_sub(descriptors),
-            "mappings": std::fs::read_to_string("/proc/self/maps").map_or(0, |text| text.lines().count()),
+            "descriptors": open.saturating_sub(descriptors),
+            "mappings": mappings,
             "ended": ended,
         });
         drop(kept);
@@ -137,4 +137,10 @@ pub fn many(case: &str, bytes: usize, count: usize) -> Failable<()> {
         }
         Ok(facts)
     })
+}
+
+/// How many descriptors and mappings this process has.
+pub fn costs() -> (usize, usize) {
+    let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    (descriptors, std::fs::read_to_string("/proc/self/maps").map_or(0, |text| text.lines().count()))
 }
