@@ -17,7 +17,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ndarray_shm::{Error, SharedArray, unlink};
+use ndarray::Ix1;
+use ndarray_shm::{Arena, Error, SharedArray, unlink};
 use serde_json::{Value, json};
 #[cfg(target_os = "linux")]
 use yardstick::calls;
@@ -26,6 +27,8 @@ use yardstick::calls;
 const WORK: &str = "NDSHM_BENCH_WORK";
 const NAME: &str = "bench-cost";
 const GIB: usize = 1 << 30;
+/// Twice as many mappings are what a process may have, nearly.
+const MOST_SINGLE: usize = 10_000;
 
 fn main() {
     if let Ok(work) = std::env::var(WORK) {
@@ -125,14 +128,19 @@ impl Plan {
         charts
     }
 
-    /// Making and attaching many arrays of 1 KiB that all stay attached.
+    /// Making and attaching many arrays of 1 KiB that all stay attached: each by itself, or all in an arena.
     fn numbers(&self) -> Chart {
-        let values = if self.quick { vec![1, 10, 100, 1000] } else { vec![1, 10, 100, 1000, 10_000, 30_000] };
-        let mut series = vec![("create", Vec::new()), ("attach", Vec::new()), ("calls: attach", Vec::new())];
+        let last = if self.quick { 1000 } else { 1_000_000 };
+        let values: Vec<usize> =
+            std::iter::successors(Some(1), |count| Some(count * 10)).take_while(|count| *count <= last).collect();
+        let labels = ["create", "attach", "system calls: attach", "arena: make", "arena: get"];
+        let mut series: Vec<_> = labels.map(|label| (label, Vec::new())).into();
         for count in &values {
             let mut times = vec![Vec::new(); series.len()];
             for _ in 0..self.repetitions {
-                numbers_once(*count).into_iter().for_each(|(series, time)| times[series].push(time / *count as f64));
+                let single = if *count <= MOST_SINGLE { numbers_once(*count) } else { Vec::new() };
+                let once = single.into_iter().chain(arena_once(*count));
+                once.for_each(|(series, time)| times[series].push(time / *count as f64));
             }
             series.iter_mut().zip(times).for_each(|((_, points), times)| points.push(median(times)));
         }
@@ -268,6 +276,19 @@ fn numbers_once(count: usize) -> Vec<(usize, f64)> {
     drop(arrays);
     names.iter().for_each(|name| drop(unlink(name.as_str())));
     assert_eq!(failed, None, "{count} arrays");
+    times
+}
+
+/// Makes so many arrays in an arena and gets each by its handle, keeping all.
+fn arena_once(count: usize) -> [(usize, f64); 2] {
+    let arena = Arena::create(NAME, (count * 1536) as u64).expect("room");
+    let begin = Instant::now();
+    let made: Vec<_> = (0..count).map(|_| arena.draft::<u8, _>(1024).expect("room").share().expect("ours")).collect();
+    let time = micros(begin.elapsed());
+    let begin = Instant::now();
+    let got: Vec<_> = made.iter().map(|array| arena.get::<u8, Ix1>(&array.handle()).expect("it is held")).collect();
+    let times = [(3, time), (4, micros(begin.elapsed()))];
+    drop((made, got));
     times
 }
 
