@@ -78,7 +78,7 @@ def topics(results):
         "attach": Topic(f"Attach {size} in another process and read it once", "GB/s", True, gbps, extra=reads),
         "recycle": Topic(f"Fill {size} of recycled memory", "GB/s", True, gbps),
         "many": Topic("Arrays of 1 KiB open at once with 1,024 descriptors", "arrays", True, float, "made", extra=counts),
-        "arena": Topic("Make very many arrays of 1 KiB, and keep them", "us each", False, micro, extra=whole),
+        "arena": Topic("Make very many arrays of 1 KiB and keep them", "us each", False, micro, extra=whole),
         "small": Topic("Create, fill, publish and drop 4 KiB", "us", False, micro),
         "round-trip": Topic("1 MiB to another process and back, not copied", "us", False, micro, extra=latencies),
     }

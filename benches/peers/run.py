@@ -145,7 +145,8 @@ def summary(row):
 def machine(options):
     """What was measured on, and with what."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    models = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    processor = next(models, platform.machine())
     pages = Path("/sys/kernel/mm/transparent_hugepage")
     facts = {
         "processor": processor,
