@@ -165,16 +165,28 @@ impl Directory {
 
     /// Turns an error about a file of this directory into ours.
     fn explain_at(&self, op: &'static str, at: &Location, error: io::Error) -> Error {
-        let facts = os::facts_at(&self.path_of(at)).ok();
-        if let Some(found) = facts.as_ref().and_then(|facts| facts.other) {
-            if os::is_not_a_file(&error) || error.kind() == io::ErrorKind::PermissionDenied {
+        let denial = error.kind() == io::ErrorKind::PermissionDenied;
+        // That nothing has a name, or something has it, is the usual answer, and needs no second look.
+        if denial || os::is_not_a_file(&error) {
+            let facts = os::facts_at(&self.path_of(at)).ok();
+            if let Some(found) = facts.as_ref().and_then(|facts| facts.other) {
                 return Error::NotAnArray { location: at.to_string(), found };
             }
-        }
-        if error.kind() == io::ErrorKind::PermissionDenied {
-            return denied(at.to_string(), facts, "this user may not open, rename or remove it");
+            if denial {
+                return denied(at.to_string(), facts, "this user may not open, rename or remove it");
+            }
         }
         Error::os(op, at, error)
+    }
+
+    fn open_with_facts(&self, at: &Location, access: Access) -> Result<(File, Facts)> {
+        let file = os::open(&self.path_of(at), access == Access::ReadWrite)
+            .map_err(|error| self.explain_at("open", at, error))?;
+        let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
+        match facts.other {
+            Some(found) => Err(Error::NotAnArray { location: at.to_string(), found }),
+            None => Ok((file, facts)),
+        }
     }
 
     /// Opens the file at a name and write-locks its NAME, so that nobody else removes or replaces it meanwhile.
@@ -183,18 +195,17 @@ impl Directory {
     fn hold_name(&self, at: &Location, limit: Duration) -> Result<Option<(File, Facts)>> {
         let path = self.path_of(at);
         for _ in 0..TRIES {
-            let (file, kind) = match self.open(at, Access::ReadWrite) {
-                Ok(file) => (file, LockKind::Exclusive),
+            let ((file, facts), kind) = match self.open_with_facts(at, Access::ReadWrite) {
+                Ok(opened) => (opened, LockKind::Exclusive),
                 Err(Error::NotFound { .. }) => return Ok(None),
                 // A file that nobody may write to can still be unlinked by its owner; the lock is then a weaker one.
-                Err(Error::PermissionDenied { .. }) => match self.open(at, Access::Read) {
+                Err(Error::PermissionDenied { .. }) => match self.open_with_facts(at, Access::Read) {
                     Err(Error::NotFound { .. }) => return Ok(None),
                     other => (other?, LockKind::Shared),
                 },
                 Err(error) => return Err(error),
             };
             lock_name(&file, kind, at, limit)?;
-            let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
             match os::facts_at(&path) {
                 Ok(now) if now.id == facts.id => return Ok(Some((file, facts))),
                 Ok(_) => {} // replaced between opening and locking
@@ -334,7 +345,9 @@ unsafe impl Backend for Directory {
             let reserved = super::reserve(file, length, options.pages);
             reserved.map_err(|error| self.out_of_room("reserve room", length, error))?;
         }
-        file.set_len(length).map_err(|error| self.out_of_room("size a draft", length, error))?;
+        if !(options.pages.are_reserved() && os::RESERVING_SETS_LENGTH) {
+            file.set_len(length).map_err(|error| self.out_of_room("size a draft", length, error))?;
+        }
         Ok(draft)
     }
 
@@ -367,13 +380,7 @@ unsafe impl Backend for Directory {
     }
 
     fn open(&self, at: &Location, access: Access) -> Result<File> {
-        let file = os::open(&self.path_of(at), access == Access::ReadWrite)
-            .map_err(|error| self.explain_at("open", at, error))?;
-        let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
-        match facts.other {
-            Some(found) => Err(Error::NotAnArray { location: at.to_string(), found }),
-            None => Ok(file),
-        }
+        self.open_with_facts(at, access).map(|(file, _)| file)
     }
 
     fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()> {

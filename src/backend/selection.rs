@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Backend, Directory};
@@ -25,7 +25,7 @@ pub fn set_emulate_shm(emulate: Option<bool>) {
 /// Returns the backend that is used when none is given.
 ///
 /// The first of these that applies: what [`set_emulate_shm`] said; the environment variable `EMULATE_SHM` (1, true, yes
-/// or 0, false, no); real shared memory if this process can write to it; emulation by files.
+/// or 0, false, no); real shared memory if this process can write to it, which is asked until it can; emulation by files.
 ///
 /// # Errors
 ///
@@ -39,9 +39,21 @@ pub fn default_backend() -> Result<Arc<dyn Backend>> {
     };
     Ok(match emulate {
         Some(false) => shm()?,
-        None if os::SHARED_MEMORY.is_some_and(|path| os::is_writable_directory(Path::new(path))) => shm()?,
+        None if shm_is_writable() => shm()?,
         Some(true) | None => emulated()?,
     })
+}
+
+/// Whether this process can write to real shared memory. A yes is remembered: asking takes as long as a tenth of making a
+/// small array, and arrays of one process stay in one place.
+fn shm_is_writable() -> bool {
+    static WRITABLE: AtomicBool = AtomicBool::new(false);
+    if WRITABLE.load(Ordering::Relaxed) {
+        return true;
+    }
+    let writable = os::SHARED_MEMORY.is_some_and(|path| os::is_writable_directory(Path::new(path)));
+    WRITABLE.store(writable, Ordering::Relaxed);
+    writable
 }
 
 fn emulate_from(value: Option<OsString>) -> Result<Option<bool>> {

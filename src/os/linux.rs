@@ -39,6 +39,9 @@ pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = true;
 /// What is said to have failed where a mapping does, with the likely reason.
 pub(crate) const MAPPING: &str = "mapping it (address space or vm.max_map_count used up?)";
 
+/// Whether a file that room was taken in has that length already.
+pub(crate) const RESERVING_SETS_LENGTH: bool = true;
+
 /// fallocate(2) is called for this many bytes at a time, so that a signal interrupts little and nothing is done twice.
 const RESERVE_STEP: u64 = 1 << 28;
 

@@ -33,6 +33,7 @@
 //! | `wait_on`, `wake` | sleep while a word of shared memory has a value, at most so long; wake those who do, in any process. Where that is impossible, short sleeps |
 //! | `fork_generation` | a number that differs between a process and its forked children |
 //! | `LOCKS_CONVERT` | whether `try_lock` changes a lock of the same description from one kind to the other, in one step or not at all |
+//! | `RESERVING_SETS_LENGTH` | whether a shorter file has got its length when its room was taken |
 //! | `MAPPINGS_HOLD_LOCKS`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
 //! | `own_program`, `prepare_child` | start this program again; what a child gets and how it is bound to its parent |
 //! | `create_report`, `inherited_report` | a file without a name, or one that vanishes, for the last words of children |

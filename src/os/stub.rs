@@ -19,6 +19,7 @@ pub(crate) const SHARED_MEMORY: Option<&str> = None;
 pub(crate) const LOCKS_CONVERT: bool = false;
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
 pub(crate) const MAPPING: &str = "mapping it";
+pub(crate) const RESERVING_SETS_LENGTH: bool = false;
 
 /// What every function here answers.
 fn unsupported<T>() -> io::Result<T> {

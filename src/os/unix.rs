@@ -36,6 +36,9 @@ pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
 /// What is said to have failed where a mapping does, with the likely reason.
 pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
 
+/// Whether a file that room was taken in has that length already.
+pub(crate) const RESERVING_SETS_LENGTH: bool = false;
+
 /// Refuses: a file without a name could never be given one.
 pub(crate) fn create_nameless(_directory: &Path, _mode: u32) -> io::Result<File> {
     Err(io::ErrorKind::Unsupported.into())

@@ -52,6 +52,9 @@ pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
 /// What is said to have failed where a mapping does, with the likely reason.
 pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
 
+/// Whether a file that room was taken in has that length already.
+pub(crate) const RESERVING_SETS_LENGTH: bool = false;
+
 /// Handles that a process may have. A limit of the handle table, not a setting.
 const MOST_HANDLES: u64 = 1 << 24;
 

@@ -1,0 +1,225 @@
+"""Measures this library beside its peers in one run: every case is a process of its own, and they take turns.
+
+scripts/bench-peers builds what this needs and calls it; `--help` there says how. Nothing but the standard library.
+"""
+
+import argparse
+import array
+import json
+import os
+import platform
+import resource
+import select
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import report
+from topics import MIB, TOPICS, Row
+
+HERE = Path(__file__).parent
+GIB = 1 << 30
+PYTHON_PEERS = ["numpy", "torch", "cloud-volume", "SharedArray"]
+RUST_PEERS = ["shared_memory", "memmap2", "ipc-channel", "iceoryx2", "rustix"]
+
+
+class Worker:
+    """A process that answers lines with lines of JSON."""
+
+    def __init__(self, options, row):
+        program = [options.python, HERE / "peers.py"] if row.python else [options.program]
+        pin = ["taskset", "-c", row.cpus] if row.cpus else []
+        self.complaints = tempfile.TemporaryFile("w+")
+        limit = (row.descriptors, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        self.process = subprocess.Popen(
+            pin + program + row.words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.complaints,
+            env=options.environment,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit) if row.descriptors else None,
+        )
+        self.read()
+
+    def ask(self, line):
+        try:
+            print(line, file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            pass  # why is among its complaints
+        return self.read()
+
+    def read(self, limit=300):
+        # One line is asked for and one comes: nothing can be in the buffer that select() does not see.
+        ready, _, _ = select.select([self.process.stdout], [], [], limit)
+        line = self.process.stdout.readline() if ready else ""
+        if line:
+            reply = json.loads(line)
+            if "error" in reply:
+                raise RuntimeError(reply["error"])
+            return reply
+        if not ready:
+            self.process.kill()
+            raise RuntimeError(f"no answer for {limit} s")
+        self.process.wait()
+        self.complaints.seek(0)
+        lines = self.complaints.read().strip().splitlines() or [f"ended with {self.process.returncode}"]
+        raise RuntimeError(lines[-1])
+
+    def end(self):
+        try:
+            self.process.stdin.close()
+            self.process.wait(60)
+        except (OSError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self.complaints.close()
+
+
+def stolen():
+    """Ticks that the host took from this machine, and all ticks."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    return ticks[7], sum(ticks)
+
+
+def measure(options, rows, repetitions):
+    """Lets every case have its turn, so many times; each time another one is first."""
+    workers = {}
+
+    def end(row):
+        if id(row) in workers:
+            workers.pop(id(row)).end()
+
+    def turn(row):
+        if row.touch:
+            options.machine.ask(f"touch {row.touch} {options.bytes * 3 // 2}")
+        if id(row) not in workers:
+            workers[id(row)] = Worker(options, row)
+            if row.fresh:
+                workers[id(row)].ask(row.line)
+        before = stolen()
+        sample = workers[id(row)].ask(row.line)
+        after = stolen()
+        row.samples.append(sample)
+        row.steal.append((after[0] - before[0]) / max(after[1] - before[1], 1))
+
+    try:
+        for repetition in range(repetitions):
+            shift = repetition * len(rows) // repetitions
+            for row in rows[shift:] + rows[:shift]:
+                if row.missing:
+                    continue
+                try:
+                    turn(row)
+                except (RuntimeError, OSError, json.JSONDecodeError) as error:
+                    row.missing = str(error)
+                    print(f"  {row.label}: {error}", file=sys.stderr)
+                if row.fresh or row.missing:
+                    end(row)
+    finally:
+        for row in rows:
+            end(row)
+
+
+def summary(row):
+    """Medians of everything that was measured, and the samples."""
+    result = {"label": row.label, "role": row.role}
+    if not row.samples:
+        return result | {"missing": row.missing or "not measured"}
+    for key, value in row.samples[0].items():
+        values = [sample[key] for sample in row.samples]
+        if isinstance(value, (int, float)):
+            result[key] = statistics.median(values)
+            result[f"{key} samples"] = values
+        else:
+            result[key] = value
+    return result | {"steal": sum(row.steal) / len(row.steal)} | ({"missing": row.missing} if row.missing else {})
+
+
+def machine(options):
+    """What was measured on, and with what."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    processor = next(models, platform.machine())
+    pages = Path("/sys/kernel/mm/transparent_hugepage")
+    facts = {
+        "processor": processor,
+        "CPUs": os.cpu_count(),
+        "memory, GiB": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB),
+        "system": f"{platform.system()} {platform.release()}",
+        "load before": f"{os.getloadavg()[0]:.1f}",
+    }
+    for name in ("enabled", "shmem_enabled"):
+        if (pages / name).exists():
+            chosen = (pages / name).read_text().split("[")[1].split("]")[0]
+            facts[f"transparent_hugepage/{name}"] = chosen
+    return facts
+
+
+def versions(options):
+    """Of every peer; None if it could not be had."""
+    script = "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
+    script += "    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: found[name] = None\n"
+    script += "print(json.dumps(found | {'Python': sys.version.split()[0]}))"
+    found = json.loads(subprocess.check_output([options.python, "-c", script, *PYTHON_PEERS], text=True))
+    lock = (HERE / "Cargo.lock").read_text().split("[[package]]")
+    for name in RUST_PEERS:
+        lines = [part.split('version = "')[1].split('"')[0] for part in lock if f'name = "{name}"\n' in part]
+        found[name] = None if name in options.missing else max(lines, default=None)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="scripts/bench-peers")
+    parser.add_argument("topics", nargs="*", metavar="topic", help=", ".join(TOPICS) + "; all if none is named")
+    parser.add_argument("--quick", action="store_true", help="3 repetitions and 64 MiB: does it work?")
+    parser.add_argument("--repetitions", type=int, help="7 if not said")
+    parser.add_argument("--mib", type=int, help="the size of large arrays; 1024 if not said")
+    parser.add_argument("--output", type=Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--program", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--python", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--missing", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := set(options.topics) - set(TOPICS):
+        parser.error(f"no such topic: {', '.join(unknown)}")
+    options.bytes = (options.mib or (64 if options.quick else 1024)) * MIB
+    options.missing = options.missing.split()
+    repetitions = options.repetitions or (3 if options.quick else 7)
+
+    prefix = f"ndshm-bench-{os.getpid()}"
+    source = Path("/dev/shm") / f"{prefix}-source"
+    options.environment = os.environ | {"BENCH_PREFIX": prefix, "BENCH_SOURCE": str(source), "NDSHM_MANAGER": "off"}
+    try:
+        with open(source, "wb") as file:
+            block = array.array("f", [float(index % 1000) for index in range(MIB // 4)]).tobytes()
+            for _ in range(options.bytes // MIB):
+                file.write(block)
+        options.machine = Worker(options, Row("", "", ["machine"]))
+        begin = time.time()
+        results = {"date": time.strftime("%Y-%m-%d"), "machine": machine(options), "versions": versions(options)}
+        results |= {"bytes": options.bytes, "repetitions": repetitions, "quick": options.quick, "topics": {}}
+        print(report.heading(results), flush=True)
+        for topic in options.topics or TOPICS:
+            groups = TOPICS[topic](options)
+            for rows in groups.values():
+                measure(options, rows, repetitions)
+            results["topics"][topic] = {name: [summary(row) for row in rows] for name, rows in groups.items()}
+            print(report.topic(results, topic), flush=True)
+        results["seconds"] = round(time.time() - begin)
+        options.machine.end()
+    finally:
+        for left in [*Path("/dev/shm").glob(f"{prefix}*"), *Path("/tmp").glob(f"{prefix}*")]:
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+    print(report.overview(results))
+    options.output.write_text(json.dumps(results, indent=1))
+    print(f"{results['seconds']} s; samples in {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+//! The yardsticks: what the machine does without any library, and what every case measures itself with.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::time::Instant;
+
+use memmap2::{Mmap, MmapMut, MmapOptions};
+use rustix::mm::{Advice, madvise};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use serde_json::json;
+
+use crate::Failable;
+
+/// What is copied into segments: one file for all processes, read once so that it is mapped and warm.
+pub struct Source {
+    map: Mmap,
+    bytes: usize,
+    threads: usize,
+}
+
+impl Source {
+    pub fn new(bytes: usize, threads: usize) -> Failable<Self> {
+        let path = std::env::var("BENCH_SOURCE").map_err(|_| "BENCH_SOURCE names the file that is copied")?;
+        // SAFETY: the driver wrote it, and nobody changes it.
+        let map = unsafe { MmapOptions::new().len(bytes).map(&File::open(path)?)? };
+        black_box(map.iter().step_by(4096).fold(0_u8, |sum, byte| sum.wrapping_add(*byte)));
+        Ok(Self { map, bytes, threads })
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.map[..self.bytes]
+    }
+
+    /// Copies it to where it is wanted, with as many threads as were asked for.
+    pub fn copy_to(&self, target: &mut [u8]) {
+        copy(self.bytes(), target, self.threads);
+    }
+}
+
+fn copy(source: &[u8], target: &mut [u8], threads: usize) {
+    if threads < 2 {
+        return target.copy_from_slice(source);
+    }
+    let part = source.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        for (from, to) in source.chunks(part).zip(target.chunks_mut(part)) {
+            scope.spawn(|| to.copy_from_slice(from));
+        }
+    });
+}
+
+/// Adds up floats as fast as memory gives them.
+pub fn sum(values: &[f32]) -> f32 {
+    const LANES: usize = 64;
+    let mut sums = [0.0_f32; LANES];
+    let (whole, rest) = values.split_at(values.len() / LANES * LANES);
+    for part in whole.chunks_exact(LANES) {
+        for (sum, value) in sums.iter_mut().zip(part) {
+            *sum += value;
+        }
+    }
+    black_box(sums.iter().sum::<f32>() + rest.iter().sum::<f32>())
+}
+
+pub fn floats(bytes: &[u8]) -> &[f32] {
+    // SAFETY: every pattern of bits is a float.
+    unsafe { bytes.align_to::<f32>().1 }
+}
+
+/// Keeps this process on the given CPUs.
+pub fn pin(cpus: &[usize]) -> Failable<()> {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+fn private(bytes: usize, huge: bool) -> Failable<MmapMut> {
+    let mut map = MmapMut::map_anon(bytes)?;
+    let advice = if huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+    // SAFETY: the mapping is ours, and the advice changes no byte.
+    unsafe { madvise(map.as_mut_ptr().cast(), bytes, advice)? };
+    map.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+    Ok(map)
+}
+
+/// Answers `touch` (a virtual machine's host takes free memory back: this makes it ours again, untimed), `copy` (between
+/// warm private buffers) and `read` (of a warm private buffer).
+pub fn serve() -> Failable<()> {
+    // Kept warm from one line to the next.
+    let mut target: Option<(Source, MmapMut)> = None;
+    crate::serve(|words| {
+        let mut begin = Instant::now();
+        match words {
+            ["touch", kind, bytes] => drop(private(bytes.parse()?, *kind == "huge")?),
+            ["copy", bytes, threads] => {
+                let (bytes, threads) = (bytes.parse()?, threads.parse()?);
+                if target.as_ref().is_none_or(|(source, _)| source.bytes != bytes) {
+                    target = Some((Source::new(bytes, threads)?, private(bytes, false)?));
+                }
+                let (source, target) = target.as_mut().ok_or("made above")?;
+                source.threads = threads;
+                begin = Instant::now();
+                source.copy_to(target);
+            }
+            ["read", _] => {
+                let (_, target) = target.as_ref().ok_or("copy comes first")?;
+                begin = Instant::now();
+                sum(floats(target));
+            }
+            ["forget"] => target = None,
+            _ => return Err("touch KIND BYTES, copy BYTES THREADS, read BYTES or forget".into()),
+        }
+        Ok(json!({"seconds": begin.elapsed().as_secs_f64()}))
+    })
+}

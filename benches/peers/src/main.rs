@@ -1,0 +1,70 @@
+//! The Rust side of `scripts/bench-peers`: one process per case, which does its work once for every line it is sent and
+//! answers each with a line of JSON.
+//!
+//! ```text
+//! bench-peers machine                          touch KIND BYTES | copy BYTES THREADS | read BYTES
+//! bench-peers fill CASE BYTES THREADS          create a segment, copy BENCH_SOURCE into it, take it down
+//! bench-peers recycle CASE BYTES               fill memory that was used before
+//! bench-peers attach CASE BYTES                attach in a second process and read, twice
+//! bench-peers small CASE BYTES COUNT           create, fill, publish and drop small ones, one after the other
+//! bench-peers many CASE BYTES COUNT            keep as many at once as can be had
+//! bench-peers arena ours BYTES COUNT           very many at once, in two processes
+//! bench-peers round-trip CASE WAY BYTES COUNT  hand one to another and back; WAY: one-cpu, two-cpus, polling
+//! ```
+
+mod arena;
+mod machine;
+mod messages;
+mod peers;
+mod recycled;
+mod round_trip;
+mod segments;
+
+use std::io::{BufRead, Write};
+
+use serde_json::{Value, json};
+
+type Failable<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// Answers every line of standard input, until it ends. What goes wrong is an answer too.
+fn serve(mut answer: impl FnMut(&[&str]) -> Failable<Value>) -> Failable<()> {
+    println!("{}", json!({"ready": true}));
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let reply = answer(&words).unwrap_or_else(|error| json!({"error": error.to_string()}));
+        println!("{reply}");
+        std::io::stdout().flush()?;
+    }
+    Ok(())
+}
+
+/// Returns a name that nobody has; all begin alike, so that what is left after a crash can be found.
+fn fresh_name() -> String {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let prefix = std::env::var("BENCH_PREFIX").unwrap_or_else(|_| "ndshm-bench".into());
+    format!("{prefix}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn run(words: &[&str]) -> Failable<()> {
+    match words {
+        ["machine"] => machine::serve(),
+        ["fill", case, bytes, threads] => segments::fill(case, bytes.parse()?, threads.parse()?),
+        ["recycle", case, bytes] => recycled::fill(case, bytes.parse()?),
+        ["attach", case, bytes] => segments::attach(case, bytes.parse()?),
+        ["attach-reader", case, bytes] => segments::read(case, bytes.parse()?),
+        ["small", case, bytes, count] => segments::small(case, bytes.parse()?, count.parse()?),
+        ["many", case, bytes, count] => segments::many(case, bytes.parse()?, count.parse()?),
+        ["arena", _, bytes, count] => arena::share(bytes.parse()?, count.parse()?),
+        ["arena-reader", name, count] => arena::read(name, count.parse()?),
+        ["round-trip", case, way, bytes, count] => round_trip::ask(case, way, bytes.parse()?, count.parse()?),
+        ["round-trip-answer", case, way, bytes, address] => round_trip::answer(case, way, bytes.parse()?, address),
+        _ => Err("see the first lines of main.rs".into()),
+    }
+}
+
+fn main() -> Failable<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+}

@@ -1,0 +1,85 @@
+"""Draws plots as SVG by hand: bars for what is compared, lines for what grows. Nothing but the standard library."""
+
+import math
+from html import escape
+
+WIDTH = 760
+COLOURS = ["#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#64748b", "#b45309"]
+ROLES = {"ours": "#c2410c", "other": "#fdba74", "yardstick": "#94a3b8", "peer": "#60a5fa"}
+
+
+def svg(height, title, parts):
+    style = "text{font:12px sans-serif;fill:#334155}.title{font-weight:bold;font-size:13px}.grid{stroke:#e2e8f0}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
+    back = f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>'
+    return "\n".join([head, f"<title>{escape(title)}</title>", f"<style>{style}</style>", back, *parts, "</svg>", ""])
+
+
+def text(x, y, words, anchor="start", kind=""):
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(words)}</text>'
+
+
+def bars(title, values, number):
+    """One bar for each (label, value, role); a logarithmic scale where values differ more than fiftyfold."""
+    left, right, step = 260, WIDTH - 70, 22
+    most, least = max(value for _, value, _ in values), min(value for _, value, _ in values)
+    logarithmic = most / least > 50
+    floor = 10 ** math.floor(math.log10(least)) / 2
+
+    def length(value):
+        share = math.log(value / floor) / math.log(most / floor) if logarithmic else value / most
+        return max(share * (right - left), 1)
+
+    parts = [text(10, 20, title + (", logarithmic" if logarithmic else ""), kind="title")]
+    for index, (label, value, role) in enumerate(values):
+        y = 34 + index * step
+        parts.append(text(left - 8, y + 13, label, "end"))
+        parts.append(f'<rect x="{left}" y="{y}" width="{length(value):.1f}" height="{step - 6}" fill="{ROLES[role]}"/>')
+        parts.append(text(left + length(value) + 5, y + 13, number(value)))
+    return svg(40 + len(values) * step, title, parts)
+
+
+def decades(least, most):
+    return [10.0**power for power in range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)]
+
+
+def short(value, binary):
+    """1024 as 1 Ki where sizes are meant, 1000 as 1k else."""
+    base, names = (1024, ["", " KiB", " MiB", " GiB"]) if binary else (1000, ["", "k", "M", "G"])
+    place = 0
+    while value >= base and place < len(names) - 1:
+        value, place = value / base, place + 1
+    return f"{value:g}{names[place]}"
+
+
+def lines(title, x_name, unit, xs, series):
+    """One line for each series of {label, points}, on logarithmic axes; a point may be None."""
+    height, left, right, top = 380, 70, WIDTH - 20, 60
+    bottom = height - 50
+    points = [point for one in series for point in one["points"] if point]
+    low, high = decades(min(points), max(points))[0], decades(min(points), max(points))[-1]
+
+    def x_of(value):
+        return left + (right - left) * math.log(value / xs[0]) / math.log(xs[-1] / xs[0])
+
+    def y_of(value):
+        return bottom - (bottom - top) * math.log(value / low) / math.log(high / low)
+
+    parts = [text(10, 20, f"{title} ({unit})", kind="title")]
+    for value in decades(low, high):
+        parts.append(f'<path d="M{left} {y_of(value):.1f}H{right}" class="grid"/>')
+        parts.append(text(left - 8, y_of(value) + 4, f"{value:g}", "end"))
+    for value in xs[:: max(1, len(xs) // 8)]:
+        parts.append(f'<path d="M{x_of(value):.1f} {top}V{bottom}" class="grid"/>')
+        parts.append(text(x_of(value), bottom + 18, short(value, "size" in x_name), "middle"))
+    parts.append(text((left + right) / 2, height - 10, x_name, "middle"))
+    at = left
+    for colour, one in zip(COLOURS, series):
+        known = [(x_of(x), y_of(y)) for x, y in zip(xs, one["points"]) if y]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in known)
+        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in known]
+        parts.append(f'<rect x="{at}" y="32" width="10" height="10" fill="{colour}"/>')
+        parts.append(text(at + 14, 42, one["label"]))
+        at += 34 + 7 * len(one["label"])
+    return svg(height, title, parts)

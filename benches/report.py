@@ -1,0 +1,219 @@
+"""Turns what was measured into tables, plots, and the generated parts of docs/performance.md.
+
+    report.py PEERS.json [COST.json]    writes docs/performance.md and docs/performance/*.svg
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import plot
+
+LATENCIES = (("99 %", "p99"), ("least", "least"))
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def rate(size):
+    """Turns seconds into GB/s."""
+    return lambda seconds: size / seconds / 1e9
+
+
+def micro(seconds):
+    return seconds * 1e6
+
+
+def number(value):
+    """Three significant digits, and no exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+class Topic:
+    """How a topic is shown: what it is called, its measure, and which way is better."""
+
+    def __init__(self, title, unit, more, convert, key="seconds", source="", extra=()):
+        self.title, self.unit, self.more, self.convert = title, unit, more, convert
+        self.key, self.source, self.extra = key, source, extra
+
+    def value(self, row):
+        return self.convert(row[self.key]) if self.key in row else None
+
+    def best(self, rows, role):
+        values = [(self.value(row), row) for row in rows if row["role"] == role and self.value(row) is not None]
+        if not values:
+            return None, None
+        return (max if self.more else min)(values, key=lambda pair: pair[0])
+
+    def times(self, value, other):
+        """How many times better a value is than another."""
+        return value / other if self.more else other / value
+
+
+def size_of(results):
+    mib = results["bytes"] >> 20
+    return f"{mib >> 10} GiB" if mib % 1024 == 0 else f"{mib} MiB"
+
+
+def topics(results):
+    gbps, size = rate(results["bytes"]), size_of(results)
+    latencies = tuple((f"{name}, us", lambda row, key=key: number(micro(row[key]))) for name, key in LATENCIES)
+    counts = (
+        ("us each", lambda row: number(micro(row["seconds"]))),
+        ("descriptors", lambda row: number(row["descriptors"])),
+        ("mappings", lambda row: number(row["mappings"])),
+        ("ended by", lambda row: (row.get("ended") or "").replace("|", " ")[:60]),
+    )
+    whole = (
+        ("us each, sent and read there", lambda row: number(micro(row["whole"])) if "whole" in row else ""),
+        ("arrays", lambda row: number(row["made"])),
+        ("descriptors", lambda row: number(row["descriptors"])),
+        ("mappings", lambda row: number(row["mappings"])),
+    )
+    reads = (("read again, GB/s", lambda row: number(gbps(row["warm"]))),)
+    known = {
+        "fill": Topic(f"Create {size} and fill it by copying, cold", "GB/s", True, gbps),
+        "drop": Topic(f"Drop {size}", "ms", False, lambda seconds: seconds * 1e3, "drop", "fill"),
+        "attach": Topic(f"Attach {size} in another process and read it once", "GB/s", True, gbps, extra=reads),
+        "recycle": Topic(f"Fill {size} of recycled memory", "GB/s", True, gbps),
+        "many": Topic("Arrays of 1 KiB open at once with 1,024 descriptors", "arrays", True, float, "made", extra=counts),
+        "arena": Topic("Make very many arrays of 1 KiB and keep them", "us each", False, micro, extra=whole),
+        "small": Topic("Create, fill, publish and drop 4 KiB", "us", False, micro),
+        "round-trip": Topic("1 MiB to another process and back, not copied", "us", False, micro, extra=latencies),
+    }
+    return {name: topic for name, topic in known.items() if (topic.source or name) in results["topics"]}
+
+
+def table(lines):
+    """Markdown with aligned columns; numbers to the right."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    numeric = [all(re.fullmatch(r"[\d.,% ]*", line[column]) for line in lines[1:]) for column in range(len(widths))]
+
+    def show(line):
+        cells = (cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(line, widths, numeric))
+        return f"| {' | '.join(cells)} |"
+
+    ruler = ("-" * (width + 1) + (":" if right else "-") for width, right in zip(widths, numeric))
+    return "\n".join([show(lines[0]), f"|{'|'.join(ruler)}|", *map(show, lines[1:])])
+
+
+def group_table(topic, rows):
+    yardstick, _ = topic.best(rows, "yardstick")
+    peer, _ = topic.best(rows, "peer")
+    head = ["", topic.unit, *(["of the yardstick"] if yardstick else []), *(["times the best peer"] if peer else [])]
+    lines = [[*head, *(name for name, _ in topic.extra), "steal"]]
+    for row in rows:
+        value = topic.value(row)
+        if value is None:
+            lines.append([row["label"], f"missing: {row['missing'][:80]}", *[""] * (len(lines[0]) - 2)])
+            continue
+        label = f"**{row['label']}**" if row["role"] == "ours" else row["label"]
+        compared = [f"{value / yardstick:.2f}"] if yardstick else []
+        if peer:
+            compared.append(f"{topic.times(value, peer):.2f}" if row["role"] != "yardstick" else "")
+        extra = [show(row) for _, show in topic.extra]
+        lines.append([label, number(value), *compared, *extra, f"{row['steal']:.1%}"])
+    return table(lines)
+
+
+def shown(results, name):
+    """One topic: its title and a table for each group."""
+    topic = topics(results)[name]
+    parts = []
+    for group, rows in results["topics"][topic.source or name].items():
+        if topic.source:
+            rows = [row for row in rows if topic.key in row]
+        parts.append((f"{topic.title}{', ' if group else ''}{group}", group_table(topic, rows)))
+    return parts
+
+
+def topic(results, name):
+    """For the terminal; what was measured along with it too."""
+    names = [name, *(other for other, found in topics(results).items() if found.source == name)]
+    return "\n".join(f"\n{title}\n\n{body}" for each in names for title, body in shown(results, each))
+
+
+def overview(results):
+    """One line for each comparison: the best peer, ours, and the limit."""
+    lines = [["", "best peer", "ndarray-shm", "times better", "limit", "of the limit"]]
+    for name, topic in topics(results).items():
+        for group, rows in results["topics"][topic.source or name].items():
+            own, _ = topic.best(rows, "ours")
+            peer, best = topic.best(rows, "peer")
+            limit, _ = topic.best(rows, "yardstick")
+            if topic.key == "seconds" and name == "attach" and own:
+                limit = max(topic.convert(row["warm"]) for row in rows if row["role"] == "ours")
+            title = f"{topic.title}{', ' if group else ''}{group}"
+            unit = f" {topic.unit}"
+            lines.append(
+                [
+                    title,
+                    f"{number(peer)}{unit} ({best['label']})" if peer else "",
+                    f"{number(own)}{unit}" if own else "",
+                    f"{topic.times(own, peer):.2f}" if own and peer else "",
+                    f"{number(limit)}{unit}" if limit else "",
+                    f"{own / limit:.2f}" if own and limit else "",
+                ]
+            )
+    return "\n" + table(lines)
+
+
+def heading(results):
+    machine = ", ".join(f"{name}: {value}" for name, value in results["machine"].items())
+    missing = [name for name, version in results["versions"].items() if version is None]
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if version)
+    lines = [
+        f"{results['date']}. {machine}.",
+        f"{versions}.",
+        f"Medians of {results['repetitions']}; the cases of a table took turns.",
+        *([f"MISSING, and so not compared with: {', '.join(missing)}."] if missing else []),
+        *(["A quick run: it shows that everything works, not how fast it is."] if results["quick"] else []),
+    ]
+    return "\n".join(lines)
+
+
+def costs(cost):
+    """The tables and plots of the cost model."""
+    for name, chart in cost["charts"].items():
+        lines = [[chart["x"], *(f"{series['label']}, {chart['unit']}" for series in chart["series"])]]
+        for x, *points in zip(chart["values"], *(series["points"] for series in chart["series"])):
+            lines.append([plot.short(x, "size" in chart["x"]), *(number(point) if point else "" for point in points)])
+        yield name, chart, table(lines)
+
+
+def document(results, cost):
+    """Writes the plots, and everything between the markers of docs/performance.md."""
+    plots = DOCS / "performance"
+    plots.mkdir(exist_ok=True)
+    parts = {"overview": overview(results).strip(), "machine": heading(results)}
+    for name, topic in topics(results).items():
+        body = "\n\n".join(f"{title}:\n\n{body}" for title, body in shown(results, name))
+        bars = []
+        for group, rows in results["topics"][topic.source or name].items():
+            values = [(row["label"], topic.value(row), row["role"]) for row in rows if topic.value(row)]
+            file = "-".join(re.findall(r"\w+", f"{name} {group}")) + ".svg"
+            title = f"{topic.title}{', ' if group else ''}{group} ({topic.unit})"
+            (plots / file).write_text(plot.bars(title, values, number))
+            bars.append(f"![{title}](performance/{file})")
+        parts[name] = "\n\n".join([*bars, body])
+    if cost:
+        for name, chart, body in costs(cost):
+            file = f"cost-{name}.svg"
+            drawn = (chart[key] for key in ("title", "x", "unit", "values", "series"))
+            (plots / file).write_text(plot.lines(*drawn))
+            parts[f"cost-{name}"] = f"![{chart['title']}](performance/{file})\n\n{body}"
+    page = DOCS / "performance.md"
+    text = page.read_text()
+    for name, part in parts.items():
+        begin, end = f"<!-- generated: {name} -->", "<!-- end -->"
+        if begin not in text:
+            print(f"{page.name} has no place for {name}", file=sys.stderr)
+            continue
+        before, rest = text.split(begin, 1)
+        text = f"{before}{begin}\n{part}\n{end}{rest.split(end, 1)[1]}"
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    document(*(json.loads(Path(path).read_text()) for path in [*sys.argv[1:3]]), *[None] * (3 - len(sys.argv)))
