@@ -18,6 +18,7 @@ mod linux {
     use memmap2::MmapRaw;
     use ndarray::Ix1;
     use ndarray_shm::{Arena, ArenaArray, Queue};
+    use rustix::process::{Signal, set_parent_process_death_signal};
     use rustix::thread::{CpuSet, Pid, futex, sched_getaffinity, sched_setaffinity};
 
     const ELEMENTS: usize = 1 << 18;
@@ -197,6 +198,8 @@ mod linux {
 
     pub(super) fn main() {
         if let Ok(part) = std::env::var(PART) {
+            // Who waits for another that was killed would wait for ever.
+            set_parent_process_death_signal(Some(Signal::KILL)).expect("prctl(2)");
             let (part, index) = part.split_once(' ').expect("two words");
             let index = index.parse().expect("a number");
             return if part == "near" { near(index) } else { far(index) };

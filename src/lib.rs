@@ -26,7 +26,8 @@
 //! | let many workers paint it at once, and survive their deaths | [`RenderBuffer`] |
 //! | share an array that goes with its last user, and describes itself | [`RefcountedArray`] |
 //! | hand it to another process | [`Handle`]; `Channel`, with the feature `channel` |
-//! | share many arrays, thousands or millions, with no system call for each | [`Arena`] |
+//! | have thousands or millions of them, in one mapping | [`Arena`] |
+//! | pass them from process to process in a microsecond | [`Queue`] of an [`Arena`] |
 //! | lend memory of my own, and know when it is used no more | [`Limbo`], [`Counters`] |
 //! | share something that never changes again, without locks | [`FrozenArray`] |
 //! | synchronise by other means | `unsafe` [`SharedArray::view`], or [`SharedArray::raw_view`] |
