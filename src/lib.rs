@@ -29,6 +29,7 @@
 //! | hand it to another process | [`Handle`]; `Channel`, with the feature `channel` |
 //! | have thousands or millions of them, in one mapping | [`Arena`] |
 //! | pass them from process to process in a microsecond | [`Queue`] of an [`Arena`] |
+//! | lend memory of my own, and know when it is used no more | [`Limbo`], [`Counters`] |
 //! | share something that never changes again, without locks | [`FrozenArray`] |
 //! | synchronise by other means | `unsafe` [`SharedArray::view`], or [`SharedArray::raw_view`] |
 //!

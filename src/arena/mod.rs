@@ -44,8 +44,8 @@ use crate::error::{Error, Result};
 
 /// Many arrays in one segment and one mapping, for up to 46 processes.
 ///
-/// Making, sharing, getting and releasing an array takes well under a microsecond, no system call, no descriptor and no mapping: a
-/// million arrays are no more to the kernel than one. Each array is held by bits, one for each process that has it; whoever gives
+/// Making, sharing, getting and releasing a small array takes well under a microsecond, no system call, no descriptor and no mapping:
+/// a million arrays are no more to the kernel than one. Each array is held by bits, one for each process that has it; whoever gives
 /// up the last one has freed it, and nothing else says that it is free. So a process may be killed at any instruction: what it
 /// held is free as soon as somebody looks ([`collect`](Self::collect), or whoever finds no memory otherwise).
 ///

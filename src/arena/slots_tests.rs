@@ -380,6 +380,33 @@ mod model {
     }
 
     #[test]
+    fn two_threads_that_hold_at_once_both_hold() {
+        loom::model(|| {
+            let (model, serial) = Model::shared();
+            let other = beside(&model, move |model| model.table.seen_by(1).hold(0, serial));
+            assert!(model.table.seen_by(1).hold(0, serial));
+            assert!(other.join().expect("it ends"), "the member in seat 0 holds it all the time");
+            assert_eq!([model.release(1), model.release(1)], [Released::Held; 2]);
+            assert_eq!(model.release(1), Released::NotHeld);
+            assert_eq!((model.table.slots[0].members(), model.release(0)), (1, Released::Freed));
+        });
+    }
+
+    #[test]
+    fn who_holds_while_another_thread_of_his_process_gives_up_is_not_turned_away() {
+        loom::model(|| {
+            let (model, serial) = Model::shared();
+            assert!(model.table.seen_by(1).hold(0, serial));
+            let other = beside(&model, move |model| model.table.seen_by(1).hold(0, serial));
+            assert_eq!(model.release(1), Released::Held);
+            assert!(other.join().expect("it ends"), "the member in seat 0 holds it all the time");
+            assert!(model.table.slots[0].is_held_by(1));
+            assert_eq!(model.release(1), Released::Held);
+            assert_eq!(model.table.slots[0].members(), 1);
+        });
+    }
+
+    #[test]
     fn a_handle_in_flight_is_received_once() {
         loom::model(|| {
             let model = Model::new();

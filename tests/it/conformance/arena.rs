@@ -340,14 +340,14 @@ fn a_hundred_processes_are_killed_at_it_and_nothing_is_lost(place: &Place) {
         for child in &mut children {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             std::thread::sleep(std::time::Duration::from_micros(state >> 33 & 0x3fff));
-            child.kill(); // a panic of the child would have ended it with a code
+            child.kill_alive();
             *child = start();
         }
         if kill % 8 == 0 {
             arena.collect().unwrap();
         }
     }
-    children.iter_mut().for_each(Child::kill);
+    children.iter_mut().for_each(Child::kill_alive);
     drop(children);
     arena.collect().unwrap();
     let found = arena.stats().unwrap();

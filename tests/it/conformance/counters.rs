@@ -331,7 +331,7 @@ fn receivers_are_killed_at_it_and_every_memory_is_freed(place: &Place) {
             .collect();
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(std::time::Duration::from_micros(state >> 33 & 0x7ff));
-        child.kill();
+        child.kill_alive();
         // What it was told of and had not received yet, its producer takes back.
         for (lent, [handle, also]) in loans {
             lent.recall(&handle).unwrap();

@@ -133,6 +133,13 @@ impl Child {
         self.process.wait().expect("it can be waited for");
     }
 
+    /// Kills the child, which must not have ended by a panic before.
+    pub fn kill_alive(&mut self) {
+        self.kill();
+        let status = self.end();
+        assert_ne!(status.code(), Some(101), "the child had panicked before it was killed");
+    }
+
     /// Waits for the end, whatever it is.
     pub fn end(&mut self) -> ExitStatus {
         self.stdin = None;
