@@ -84,16 +84,16 @@ def many(options):
     """Arrays of 1 KiB open at once with 1,024 descriptors."""
     count = 3000 if options.quick else 100_000
     names = [name for name in LABELS if name != "iceoryx2"]  # a service each: minutes
-    return {"": [case(name, "many", 1024, count, descriptors=1024, fresh=True) for name in names]}
+    return {"": [case(name, "many", 1024, count, descriptors=1024) for name in names]}
 
 
 def arena(options):
     """As many as one likes, in an arena, beside the peers that end latest."""
-    count, most = (10_000, 3000) if options.quick else (1_000_000, 100_000)
+    count, most = (10_000, 3000) if options.quick else (1_000_000, 10_000)
     rows = [
         case("ours", "arena", 1024, count, label="ndarray-shm, arena, in two processes", descriptors=64),
-        case("SharedArray", "many", 1024, most, descriptors=1024, fresh=True),
-        case("torch-name", "many", 1024, most, descriptors=1024, fresh=True),
+        case("SharedArray", "many", 1024, most, descriptors=1024),
+        case("torch-name", "many", 1024, most, descriptors=1024),
     ]
     return {"": rows}
 
