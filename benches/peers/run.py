@@ -151,7 +151,7 @@ def machine(options):
         "processor": processor,
         "CPUs": os.cpu_count(),
         "memory, GiB": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "load before": f"{os.getloadavg()[0]:.1f}",
     }
     for name in ("enabled", "shmem_enabled"):
