@@ -140,7 +140,9 @@ pub enum Error {
         location: String,
     },
     /// As many handles as can be counted are attached, or on their way.
-    #[error("`{location}`: {limit} handles are {doing} already, and there is no room to count more")]
+    #[error(
+        "`{location}`: {limit} handles are {doing} already, and there is no room to count more: wait until some are dropped"
+    )]
     TooManyHandles {
         /// The name asked for.
         location: String,

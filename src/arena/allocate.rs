@@ -15,6 +15,8 @@ use crate::error::{Error, Result};
 
 /// Memories of one process.
 const SHELVES: usize = 8;
+/// How often room is looked for anew, because others changed spans meanwhile.
+const TRIES: u32 = 64;
 /// How many spans are looked through for free blocks before another is cut.
 const LOOKS: usize = 8;
 
@@ -124,8 +126,15 @@ impl Ground {
         if found.is_none() {
             // What is held by the dead, and what stands empty in another size, is room too.
             self.settle_estates()?;
-            self.free_unused_spans()?;
-            found = self.find(size, &mut shelves)?;
+            for _ in 0..TRIES {
+                // While others look for room they hold for a moment what is free, or cut it for themselves.
+                let before = self.span_changes();
+                self.free_unused_spans()?;
+                found = self.find(size, &mut shelves)?;
+                if found.is_some() || self.span_changes() == before {
+                    break;
+                }
+            }
         }
         let (area, block) = found.ok_or_else(|| self.full(bytes))?;
         shelves.of(size).remember(area, block, self);

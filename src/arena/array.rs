@@ -11,8 +11,9 @@ use std::sync::Arc;
 use ndarray::{ArrayView, ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut};
 
 use super::block::{Block, Description};
-use super::ground::Ground;
+use super::ground::{DROP_WAIT, Ground};
 use super::handle::ArenaHandle;
+use super::slots::Slot;
 use crate::array::layout::Layout;
 use crate::array::{Element, Order};
 use crate::error::{Error, IntoError, Result};
@@ -144,7 +145,7 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     /// How many members of the arena hold it now; processes that were killed count until somebody notices.
     pub fn members(&self) -> u32 {
         let table = self.block.ground().slot_table();
-        table.get(self.block.slot() as usize).map_or(0, super::slots::Slot::members)
+        table.get(self.block.slot() as usize).map_or(0, Slot::members)
     }
 
     /// Makes it a draft again, without copying: if nobody else has it, here or elsewhere. Handles to it lead nowhere then.
@@ -164,11 +165,14 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
             IntoError::new(error, Self { block, serial, layout: layout.clone(), elements })
         };
         let block = Arc::try_unwrap(block).map_err(&held)?;
-        if block.ground().slots().take_back(block.slot()) {
-            Ok(ArenaDraft { block, layout, elements })
-        } else {
-            Err(held(Arc::new(block)))
+        let ground = block.ground();
+        let mut taken = ground.slots().take_back(block.slot());
+        // It may be kept only for a message of a dead member that was received long ago.
+        if !taken && ground.slot_table().get(block.slot() as usize).is_some_and(Slot::is_in_estate) {
+            let _others_are_at_it = ground.settle_estates_within(DROP_WAIT);
+            taken = ground.slots().take_back(block.slot());
         }
+        if taken { Ok(ArenaDraft { block, layout, elements }) } else { Err(held(Arc::new(block))) }
     }
 
     /// Gives the array up, and says if something is wrong: dropping does the same in silence.

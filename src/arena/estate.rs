@@ -33,13 +33,15 @@ pub struct Collected {
 
 impl Ground {
     /// Settles the estate of the member in `seat`, and returns how many blocks became free. The caller has that seat's lock.
-    pub(super) fn settle_seat(&self, seat: u32, _recover: &Turn) -> Result<usize> {
+    ///
+    /// Waits no longer than this for those who change spans; the seat stays dead then, and is settled by whoever comes next.
+    pub(super) fn settle_seat(&self, seat: u32, _recover: &Turn, limit: Duration) -> Result<usize> {
         let slots = self.slot_table();
         for ring in self.rings() {
             ring.inherit(seat, |slot| slots.get(slot as usize).is_some_and(Slot::keep_for_estate));
         }
         let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
-        self.free_loose_spans()?;
+        self.free_loose_spans(limit)?;
         self.clear_state(seat);
         Ok(freed)
     }
@@ -61,7 +63,7 @@ impl Ground {
             }
             // Asked again: it may have left, or been settled, before its lock was had.
             if self.is_taken(seat) {
-                collected.blocks += self.settle_seat(seat, &recover)?;
+                collected.blocks += self.settle_seat(seat, &recover, limit)?;
                 collected.members += 1;
             }
             recover.give_back(range);

@@ -3,9 +3,9 @@
 //! The one file of the arena that turns addresses into references. All references to tables are to atomics; the bytes of blocks
 //! are given away as pointers, and `array.rs` says who may look at them.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 use super::allocate::Memory;
 use super::event::Event;
@@ -15,6 +15,7 @@ use super::sent::SentLists;
 use super::slots::{SEATS, Slot, Slots};
 use crate::backend::DraftOptions;
 use crate::backend::lock_space::{RECOVER, SPANS};
+use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::manager;
 use crate::os;
@@ -198,10 +199,21 @@ impl Ground {
         self.segment.as_ref().ok_or_else(|| Error::Unlinked { location: self.name().to_owned() })
     }
 
-    /// Waits for the right to change several spans.
-    pub(crate) fn span_turn(&self) -> Result<(std::sync::MutexGuard<'_, ()>, Turn)> {
-        let own = self.span_turns.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        Ok((own, self.segment()?.turn(SPANS, TURN_WAIT, &self.home)?))
+    /// Waits for the right to change several spans, no longer than this.
+    pub(crate) fn span_turn(&self, limit: Duration) -> Result<(MutexGuard<'_, ()>, Turn)> {
+        let began = Instant::now();
+        let mut backoff = Backoff::new(limit);
+        let own = loop {
+            match self.span_turns.try_lock() {
+                Ok(own) => break own,
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if backoff.pause() => {}
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::TimedOut { location: self.name().to_owned(), waited: limit });
+                }
+            }
+        };
+        Ok((own, self.segment()?.turn(SPANS, limit.saturating_sub(began.elapsed()), &self.home)?))
     }
 
     /// Waits for the right to settle estates.

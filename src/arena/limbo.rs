@@ -75,6 +75,8 @@ struct Inner<M: Memory> {
 
 struct Waiting<M> {
     memory: M,
+    /// Of the memory: asked once, since whose code answers is not known here.
+    bytes: u64,
     loans: Vec<CounterHandle>,
 }
 
@@ -97,13 +99,15 @@ impl<M: Memory> Limbo<M> {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): this is a forked child, which is no member of the counters.
-    pub fn lend(&self, memory: M) -> Result<Lent<M>> {
-        if !self.inner.counters.is_own_process() {
-            self.inner.counters.collect()?; // says so
-        }
-        if self.len() > self.inner.limit.load(Ordering::Relaxed) {
-            self.collect()?;
+    /// The error gives the memory back. [`Unsupported`](Error::Unsupported): this is a forked child, which is no member of the
+    /// counters. Otherwise those of [`collect`](Self::collect).
+    pub fn lend(&self, memory: M) -> Result<Lent<M>, IntoError<M>> {
+        // In a forked child collecting says what is wrong.
+        let is_too_much = || self.len() > self.inner.limit.load(Ordering::Relaxed);
+        if !self.inner.counters.is_own_process() || is_too_much() {
+            if let Err(error) = self.collect() {
+                return Err(IntoError::new(error, memory));
+            }
         } else {
             self.inner.sweep(LOOKS);
         }
@@ -133,7 +137,7 @@ impl<M: Memory> Limbo<M> {
 
     /// Returns how many bytes wait.
     pub fn bytes(&self) -> u64 {
-        self.inner.waiting().iter().map(|waiting| waiting.memory.bytes()).sum()
+        self.inner.waiting().iter().map(|waiting| waiting.bytes).sum()
     }
 }
 
@@ -177,11 +181,12 @@ impl<M: Memory> Inner<M> {
 
     /// Keeps memory until it is held no more.
     fn keep(&self, memory: M, loans: Vec<CounterHandle>) {
+        let bytes = memory.bytes();
         let mut waiting = self.waiting();
-        waiting.push_back(Waiting { memory, loans });
+        waiting.push_back(Waiting { memory, bytes, loans });
         let (count, limit) = (waiting.len(), self.limit.load(Ordering::Relaxed));
         if count > limit && !self.warned.swap(true, Ordering::Relaxed) {
-            let bytes: u64 = waiting.iter().map(|waiting| waiting.memory.bytes()).sum();
+            let bytes: u64 = waiting.iter().map(|waiting| waiting.bytes).sum();
             drop(waiting);
             log::warn!(
                 "{count} memories ({bytes} bytes) that were lent to other processes wait to be given back; receivers that keep \
@@ -193,12 +198,15 @@ impl<M: Memory> Inner<M> {
 
 impl<M: Memory> Drop for Inner<M> {
     fn drop(&mut self) {
-        self.sweep(usize::MAX);
-        if !self.waiting().is_empty() {
-            self.counters.collect_at_the_end();
+        if self.counters.is_own_process() {
             self.sweep(usize::MAX);
+            if !self.waiting().is_empty() {
+                self.counters.collect_at_the_end();
+                self.sweep(usize::MAX);
+            }
         }
-        let left = std::mem::take(&mut *self.waiting());
+        // Not locked: in a forked child the lock may be one that nobody gives back.
+        let left = std::mem::take(self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner));
         if left.is_empty() {
             return;
         }
@@ -306,10 +314,14 @@ impl<M: Memory> Deref for Lent<M> {
 impl<M: Memory> Drop for Lent<M> {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
+        // A forked child cannot know, and must not free what its parent has lent; nor may it wait for locks that a thread of
+        // its parent had.
+        if !self.inner.counters.is_own_process() {
+            std::mem::forget(memory);
+            return;
+        }
         let mut loans = std::mem::take(&mut *self.loans());
-        // A forked child cannot know, and must not free what its parent has lent.
-        let forked = !self.inner.counters.is_own_process();
-        if (forked && !loans.is_empty()) || self.inner.is_lent(&mut loans) {
+        if self.inner.is_lent(&mut loans) {
             self.inner.keep(memory, loans);
         } else {
             drop(memory);

@@ -13,6 +13,7 @@ use super::slots::SEATS;
 use crate::backend::lock_space;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
+use crate::os;
 
 /// How long a member that joins waits for seats that others are just settling.
 const JOIN_WAIT: Duration = Duration::from_secs(5);
@@ -36,6 +37,7 @@ impl Ground {
     }
 
     fn try_seats(&mut self) -> Result<Option<u32>> {
+        let children = os::forked_children();
         let mut mark = self.segment()?.mark(self.home())?;
         for dead_too in [false, true] {
             for seat in 0..SEATS {
@@ -49,12 +51,17 @@ impl Ground {
                         continue;
                     }
                     let turn = self.recover_turn(TURN_WAIT)?;
-                    self.settle_seat(seat, &turn)?;
+                    self.settle_seat(seat, &turn, TURN_WAIT)?;
+                }
+                mark.settle();
+                // A child that another thread forked meanwhile has the description too, and would hide this process's death:
+                // let it have the seat until it ends.
+                if os::forked_children() != children && mark.is_settled() {
+                    return Ok(None);
                 }
                 let Some(member) = self.members().get(seat as usize) else { continue };
                 member.process.store(std::process::id().into(), Ordering::Relaxed);
                 member.state.store(self.next_member(), Ordering::Release);
-                mark.settle();
                 self.mark = Some(mark);
                 return Ok(Some(seat));
             }
@@ -88,7 +95,7 @@ impl Ground {
     /// Settles this member's own estate: messages that nobody has received yet stay valid.
     pub(super) fn give_up_seat(&mut self, limit: Duration) -> Result<()> {
         let turn = self.recover_turn(limit)?;
-        let settled = self.settle_seat(self.seat, &turn);
+        let settled = self.settle_seat(self.seat, &turn, limit);
         self.seat = SEATS;
         settled.map(drop)
     }

@@ -14,9 +14,10 @@
 //! a block that is held keeps its span what it is.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::geometry::SLOTS_OF_SPAN;
-use super::ground::Ground;
+use super::ground::{Ground, TURN_WAIT};
 use super::sizes::{CLASSES, Size};
 use crate::error::Result;
 
@@ -140,7 +141,7 @@ impl Ground {
         if spans as usize > words.len() || spans == 0 {
             return Ok(None);
         }
-        let _turn = self.span_turn()?;
+        let _turn = self.span_turn(TURN_WAIT)?;
         let last = words.len() - spans as usize;
         let from = (from as usize).min(last + 1);
         Ok(Self::join_between(self, words, spans, from, last + 1).or_else(|| {
@@ -191,7 +192,7 @@ impl Ground {
 
     /// Frees every span and run all of whose blocks are free. Returns how many spans that were.
     pub(super) fn free_unused_spans(&self) -> Result<usize> {
-        let _turn = self.span_turn()?;
+        let _turn = self.span_turn(TURN_WAIT)?;
         let words = self.spans();
         let mut freed = 0;
         for span in 0..self.touched() {
@@ -232,8 +233,8 @@ impl Ground {
     }
 
     /// Frees parts of runs that have no head.
-    pub(super) fn free_loose_spans(&self) -> Result<()> {
-        let _turn = self.span_turn()?;
+    pub(super) fn free_loose_spans(&self, limit: Duration) -> Result<()> {
+        let _turn = self.span_turn(limit)?;
         let mut covered = 0;
         for (span, word) in (0..self.touched()).zip(self.spans()) {
             let found = Span(word.load(Ordering::Acquire));
@@ -244,6 +245,11 @@ impl Ground {
             }
         }
         Ok(())
+    }
+
+    /// A number that is another one as soon as any span has become something else.
+    pub(super) fn span_changes(&self) -> u64 {
+        self.spans().iter().fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Acquire) >> 32))
     }
 
     /// Counts spans.

@@ -76,7 +76,7 @@ fn every_state_between_two_exchanges_is_cleaned_up() {
         for (span, kind) in (2..).zip(*state) {
             set(&one, span, *kind, 0);
         }
-        one.free_loose_spans().expect("a turn");
+        one.free_loose_spans(TURN_WAIT).expect("a turn");
         assert_eq!(kinds(&one), [HEAD, PART, FREE, FREE, FREE, FREE, FREE, FREE], "{state:?}");
         drop(two);
     }
@@ -90,8 +90,8 @@ fn blocks_that_a_dead_member_had_while_it_freed_a_span_are_free() {
     assert_eq!(two.take_block(area, 0), Some(0));
     assert_eq!(one.free_unused_spans().expect("a turn"), 0);
     let turn = one.recover_turn(std::time::Duration::from_secs(1)).expect("a turn");
-    assert_eq!(one.settle_seat(two.seat(), &turn).expect("a turn"), 1);
-    assert_eq!(one.settle_seat(two.seat(), &turn).expect("again"), 0);
+    assert_eq!(one.settle_seat(two.seat(), &turn, TURN_WAIT).expect("a turn"), 1);
+    assert_eq!(one.settle_seat(two.seat(), &turn, TURN_WAIT).expect("again"), 0);
     drop(turn);
     assert_eq!(one.free_unused_spans().expect("a turn"), 1);
 }

@@ -226,6 +226,11 @@ impl DraftFile {
         self.hidden.as_deref()
     }
 
+    /// Whether this is the process that made it, and no forked child.
+    pub(crate) fn is_own_process(&self) -> bool {
+        self.generation == os::fork_generation()
+    }
+
     /// Notes that the file has a hidden name by now.
     pub(crate) fn set_path(&mut self, path: PathBuf) {
         self.hidden = Some(path);
@@ -239,7 +244,7 @@ impl DraftFile {
 
 impl Drop for DraftFile {
     fn drop(&mut self) {
-        if let Some(path) = self.hidden.as_ref().filter(|_| self.generation == os::fork_generation()) {
+        if let Some(path) = self.hidden.as_ref().filter(|_| self.is_own_process()) {
             let _already_gone = os::unlink(path);
         }
     }

@@ -256,8 +256,14 @@ cfg_if::cfg_if! {
 
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
+static CHILDREN: AtomicU64 = AtomicU64::new(0);
+
 extern "C" fn count_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+extern "C" fn count_child() {
+    CHILDREN.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Returns a number that a forked child does not share with its parent.
@@ -267,10 +273,17 @@ extern "C" fn count_fork() {
 pub(crate) fn fork_generation() -> u64 {
     static REGISTER: Once = Once::new();
     REGISTER.call_once(|| {
-        // SAFETY: `count_fork` only adds to an atomic, which is async-signal-safe, and lives as long as the program.
-        let _out_of_memory = unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+        // SAFETY: both functions only add to an atomic, which is async-signal-safe, and live as long as the program.
+        let _out_of_memory = unsafe { libc::pthread_atfork(None, Some(count_child), Some(count_fork)) };
     });
     FORKS.load(Ordering::Relaxed)
+}
+
+/// Returns how many children this process has forked since it was first asked: each has a copy of every descriptor that was
+/// open then. Children that are spawned do not count.
+pub(crate) fn forked_children() -> u64 {
+    fork_generation();
+    CHILDREN.load(Ordering::Acquire)
 }
 
 /// Returns the effective user's number.

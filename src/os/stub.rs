@@ -133,6 +133,11 @@ pub(crate) fn fork_generation() -> u64 {
     0
 }
 
+/// Returns how many children this process has forked: none.
+pub(crate) fn forked_children() -> u64 {
+    0
+}
+
 pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
     None
 }

@@ -98,6 +98,11 @@ pub(crate) fn fork_generation() -> u64 {
     0
 }
 
+/// Returns how many children this process has forked: none.
+pub(crate) fn forked_children() -> u64 {
+    0
+}
+
 /// Returns how long a file may be that this process makes; here no limit is known.
 pub(crate) fn largest_file() -> u64 {
     u64::MAX

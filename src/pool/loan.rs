@@ -157,6 +157,8 @@ impl<T: Element, D: Dimension> PooledDraft<T, D> {
     }
 
     /// Takes the draft out of the pool for good: it becomes an ordinary one.
+    ///
+    /// If its memory was used before and it is shared by descriptor, without a name, it can have none later.
     pub fn into_draft(self) -> Draft<T, D> {
         let (mut memory, layout, keep_descriptor) = self.loan.end().0.into_parts();
         memory.set_recyclable(false);

@@ -159,6 +159,8 @@ pub struct PoolStats {
 ///   one with `numpy.memmap`, **sees its memory being used again**: give it arrays that are no pool's.
 /// - Memory is used again on Linux. Elsewhere nobody can know that he is alone, so each request takes new memory, and everything
 ///   else is as said here.
+/// - Publishing takes two steps here, the name and then the locks. Whoever opens the name of a process that is stopped between them
+///   gets `TimedOut` after five seconds.
 /// - A forked child's copy of a pool is empty and stays empty, and what the child has of its parent's drafts and arrays gives
 ///   nothing back. It may make a pool of its own.
 ///

@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::ledger::{LedgerFile, LedgerSegment, Record, Work};
 use crate::backend::lock_space::LEASE;
@@ -18,6 +19,9 @@ use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
 use crate::pool::Pool;
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment};
+
+/// How long discarding waits for a pool that is just about to use the payload's memory.
+const PIN_WAIT: Duration = Duration::from_secs(5);
 
 /// Payload and ledger of one buffer, attached.
 #[derive(Debug)]
@@ -210,17 +214,29 @@ impl Pair {
 pub(super) fn discard(backend: &dyn Backend, location: &Location) -> Result<bool> {
     // The payload is opened before the ledger goes, so that it is not the one of somebody who begins in between.
     let partial = location.companion(Companion::Partial)?;
-    let payload = pin(backend, &partial)?;
-    if let Some((file, _)) = &payload {
-        // Leased, it is nobody's to use again: a pool could make it the payload of a buffer that somebody begins in between.
-        os::try_lock(file, LockKind::Shared, LEASE).map_err(|error| Error::os("lease", &partial, error))?;
-    }
+    let payload = pin_leased(backend, &partial)?;
     let ledger = remove(backend, &location.companion(Companion::Ledger)?)?;
     let payload = match payload {
         Some((_pinned, id)) => backend.unlink(&partial, Some(id))?,
         None => false,
     };
     Ok(ledger || payload)
+}
+
+/// Opens and leases what has the name now. Leased, it is nobody's to use again: a pool could make it the payload of a buffer that
+/// somebody begins meanwhile.
+fn pin_leased(backend: &dyn Backend, at: &Location) -> Result<Option<(File, FileId)>> {
+    let mut backoff = Backoff::new(PIN_WAIT);
+    loop {
+        let Some((file, id)) = pin(backend, at)? else { return Ok(None) };
+        if os::try_lock(&file, LockKind::Shared, LEASE).map_err(|error| Error::os("lease", at, error))? {
+            return Ok(Some((file, id)));
+        }
+        // A pool has just taken it back, or is about to let others have it: look again what has the name.
+        if !backoff.pause() {
+            return Err(Error::TimedOut { location: at.to_string(), waited: PIN_WAIT });
+        }
+    }
 }
 
 /// Refuses, before anything is painted, what could not be replaced when all is.

@@ -127,9 +127,11 @@ impl DraftSegment {
         keep: bool,
         farewell: Option<Farewell>,
     ) -> Result<Segment, (Error, Self)> {
+        let (name, was_alone) = (home.location.as_str(), self.is_alone());
+        let own = self.refuse_forked_child(name);
         // Not before: as a plain draft it was kept from those who might still know the file.
-        let alone = self.open_to_others(home.location.as_str());
-        if let Err(error) = alone.and_then(|()| self.lease_as(COUNTED, LEASE, home.location.as_str())) {
+        let opened = own.and_then(|()| self.open_to_others(name)).and_then(|()| self.lease_as(COUNTED, LEASE, name));
+        if let Err(error) = opened {
             return Err((error, self));
         }
         self.segment_mut().join(home, None, true, farewell);
@@ -141,6 +143,9 @@ impl DraftSegment {
         segment.map_err(|(error, mut draft)| {
             draft.segment_mut().membership = None;
             let _nobody_can_have_another = draft.lease_as(LEASE, COUNTED, home.location.as_str());
+            if was_alone {
+                let _nobody_else_has_it = draft.isolate();
+            }
             (error, draft)
         })
     }
@@ -312,8 +317,10 @@ impl Segment {
         }
     }
 
+    /// Where the last page begins, if the file is as long as one with a last page.
     fn page_offset(&self, name: &str) -> Result<usize> {
-        map_length(self.file_length - PAGE as u64, name)
+        let begin = self.file_length.checked_sub(PAGE as u64).filter(|begin| begin % PAGE as u64 == 0);
+        map_length(begin.ok_or_else(|| too_large(name))?, name)
     }
 
     /// The counts in shared memory; `None` for a plain segment.
@@ -388,7 +395,8 @@ impl Segment {
             Error::NotFound { location } if had_name => Error::Unlinked { location },
             Error::NotFound { location } => Error::Unsupported {
                 location,
-                what: "files that are nameless on this file system can have no name later; share it by file_system"
+                what: "it can have no name any more: files that are nameless on this file system never can, nor can \
+                       memory that a pool had used before; share it by file_system"
                     .into(),
             },
             other => other,

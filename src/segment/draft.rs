@@ -71,10 +71,11 @@ impl DraftSegment {
         self.backend.reserve_draft(&self.file, pages)
     }
 
-    /// Makes the file longer, so that there is room behind the segment's bytes.
+    /// Gives the file this length, so that there is exactly so much room behind the segment's bytes.
     pub(super) fn grow(&mut self, room: u64) -> Result<()> {
         if self.segment.file_length >= room {
-            return Ok(());
+            // Memory that was used before may be longer, and the trailer is looked for at the end of the file.
+            return self.shrink(room);
         }
         let name = self.backend.directory().display().to_string();
         let largest = os::largest_file();
@@ -100,9 +101,13 @@ impl DraftSegment {
 
     /// Takes the room behind the segment's bytes away again: what is published as a plain array is its elements.
     fn trim(&mut self) -> Result<()> {
-        let (file, length) = (self.file.file(), self.segment.length as u64);
+        self.shrink(self.segment.length as u64)
+    }
+
+    fn shrink(&mut self, length: u64) -> Result<()> {
+        let file = self.file.file();
         let name = self.backend.directory().display().to_string();
-        let failed = |error| Error::os("take the room of a trailer back", &name, error);
+        let failed = |error| Error::os("take room back", &name, error);
         if os::facts(file).map_err(failed)?.length == length {
             return Ok(());
         }
@@ -121,11 +126,21 @@ impl DraftSegment {
     /// Gives the draft its name; on failure it is given back as it was.
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
     pub(crate) fn publish(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
-        let trimmed = if self.segment.membership.is_none() { self.trim() } else { Ok(()) };
-        match trimmed {
+        let own = self.refuse_forked_child(at.as_str());
+        let is_plain = self.segment.membership.is_none();
+        match own.and_then(|()| if is_plain { self.trim() } else { Ok(()) }) {
             Ok(()) => self.publish_whole(at, mode, keep),
             Err(error) => Err((error, self)),
         }
+    }
+
+    /// Refuses the copy of a draft that a forked child has: its parent writes to the same memory.
+    pub(super) fn refuse_forked_child(&self, name: &str) -> Result<()> {
+        if self.file.is_own_process() {
+            return Ok(());
+        }
+        let what = "the draft belongs to the process that this one was forked from (make another one here)".into();
+        Err(Error::Unsupported { location: name.to_owned(), what })
     }
 
     /// Gives the draft its name together with whatever stands behind its bytes.

@@ -122,6 +122,11 @@ impl Mark {
             self.file = None;
         }
     }
+
+    /// Whether the mapping alone has the lock.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.file.is_none()
+    }
 }
 
 impl Drop for Mark {

@@ -21,6 +21,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             elements_and_axes_are_what_was_asked_for_or_an_error,
             memory_is_used_again_for_other_sizes,
             a_full_arena_says_so_and_recovers,
+            room_is_found_while_others_look_for_it_too,
             who_is_the_only_holder_can_fill_it_again,
             a_killed_process_holds_nothing,
             a_hundred_processes_are_killed_at_it_and_nothing_is_lost,
@@ -36,8 +37,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     )
 }
 
-pub const ROLES: &[(&str, Role)] =
-    &[("arena-peer", peer), ("arena-churn", churn), ("arena-many", many), ("arena-member", member)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("arena-peer", peer),
+    ("arena-churn", churn),
+    ("arena-many", many),
+    ("arena-member", member),
+    ("arena-seeker", seeker),
+];
 
 const MIB: u64 = 1 << 20;
 
@@ -51,6 +57,37 @@ fn create(place: &Place, name: &Name, capacity: u64) -> Arena {
 
 fn open_in_child(arguments: &[String]) -> Arena {
     ArenaOptions::new().backend(backend_of_child()).open(arguments[0].as_str()).unwrap()
+}
+
+/// A child that has one draft at a time, of ever another size, and counts how often there was no room.
+fn seeker(arguments: &[String]) {
+    let arena = open_in_child(arguments);
+    let sizes = [100, 900, 3000, 9000, 14_000, 20_000, 30_000, 60_000];
+    let mut state: u64 = arguments[1].parse::<u64>().unwrap() + 12_345;
+    say("open");
+    hear();
+    let mut refused = 0;
+    for _ in 0..20_000 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        match arena.draft::<u8, _>(sizes[(state >> 61) as usize]) {
+            Ok(_dropped_at_once) => {}
+            Err(error) if error.is_no_space() => refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    say(refused);
+}
+
+/// Four spans, of which three processes have one at most each.
+fn room_is_found_while_others_look_for_it_too(place: &Place) {
+    let name = place.location("arena-seekers");
+    let arena = create(place, &name, MIB / 4);
+    let mut seekers = [1, 2, 3].map(|seed| Child::start(place, "arena-seeker", &[name.as_str(), &seed.to_string()]));
+    seekers.iter_mut().for_each(|seeker| seeker.expect("open"));
+    seekers.iter_mut().for_each(|seeker| seeker.tell("go"));
+    seekers.iter_mut().for_each(|seeker| seeker.expect("0"));
+    drop(seekers);
+    assert_eq!(arena.stats().unwrap().arrays, 0);
 }
 
 /// A child that gets what it is told to and holds it until it is told to let go.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, ShapeBuilder};
 use ndarray_shm::{
-    Error, Location, NextClaim, Order, Pool, PoolOptions, PooledArray, RenderOptions, SharedArray, SharingStrategy,
-    render,
+    Error, Location, NextClaim, Order, Pool, PoolOptions, PooledArray, RefcountedArray, RenderOptions, SharedArray,
+    SharingStrategy, render,
 };
 
 use super::holder::variant;
@@ -42,6 +42,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             memory_with_a_second_name_is_not_used_again,
             memory_whose_hidden_name_was_removed_is_not_used_again,
             what_leaves_the_pool_is_like_any_other,
+            longer_memory_becomes_a_counted_array_like_any_other,
             threads_share_a_pool,
             a_buffer_is_painted_into_the_memory_of_the_last,
             a_painter_in_another_process_keeps_the_memory,
@@ -58,6 +59,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("pool-rounds", rounds),
     ("pool-owner", owner),
     ("pool-painter", painter),
+    ("pool-counted", counted),
 ];
 
 const LENGTH: usize = 5000;
@@ -585,6 +587,37 @@ fn what_leaves_the_pool_is_like_any_other(place: &Place) {
     drop((counted, other));
     drop(pool);
     assert_eq!(everything(place), [] as [&str; 0]);
+}
+
+/// The trailer is looked for at the end of the file, wherever the memory ended before.
+fn longer_memory_becomes_a_counted_array_like_any_other(place: &Place) {
+    let place = &place.private();
+    let pool = pool(place);
+    for (before, now) in [(1_000_001, 900_000), (1_024_000, 900_000), (904_096, 900_000), (900_001, 900_000)] {
+        let name = place.location("longer");
+        drop(pool.take::<u8, _>(before).unwrap().publish(name.location()).unwrap());
+        let mut draft = pool.take::<u8, _>(now).unwrap();
+        assert_eq!(draft.is_recycled(), Place::RECYCLES);
+        draft.view_mut().fill(5);
+        let counted = draft.into_draft().share(SharingStrategy::FileSystem).unwrap();
+        let location = counted.location().unwrap().clone();
+        let mut child = Child::start(place, "pool-counted", &[location.as_str()]);
+        child.expect(&format!("{now} elements, 5 at both ends, 2 handles"));
+        child.end();
+        assert_eq!(counted.refcount(), 1);
+        drop(counted);
+        assert!(!everything(place).contains(&location.to_string()), "{before}");
+    }
+    drop(pool);
+    assert_eq!(everything(place), [] as [&str; 0]);
+}
+
+fn counted(arguments: &[String]) {
+    let options = RefcountedArray::<u8, Ix1>::options().backend(backend_of_child());
+    let array = options.open(arguments[0].as_str()).unwrap();
+    let view = array.read().unwrap();
+    assert_eq!((view[0], view[view.len() - 1]), (5, 5));
+    say(format!("{} elements, 5 at both ends, {} handles", view.len(), array.refcount()));
 }
 
 fn unlink_in(place: &Place, name: &Name) {

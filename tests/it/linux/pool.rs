@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use libtest_mimic::Trial;
-use ndarray_shm::{Error, PoolOptions, SharedArray};
+use ndarray_shm::{Error, PoolOptions, SharedArray, SharingStrategy};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;
@@ -71,6 +71,10 @@ fn forks(arguments: &[String]) {
         assert!(matches!(refused.error(), Error::Unsupported { .. }));
         drop(refused);
         let refused = draft.take().unwrap().publish(name("draft")).unwrap_err();
+        assert!(matches!(refused.error(), Error::Unsupported { .. }));
+        let refused = refused.into_inner().into_draft().publish(name("draft")).unwrap_err();
+        assert!(matches!(refused.error(), Error::Unsupported { .. }));
+        let refused = refused.into_inner().share(SharingStrategy::FileSystem).unwrap_err();
         assert!(matches!(refused.error(), Error::Unsupported { .. }));
         drop(refused);
         drop(array.take());
