@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ndarray_shm::{Location, Order};
+use ndarray_shm_volume::VolumeUrl;
 
 use crate::{help, units};
 
@@ -50,8 +51,8 @@ pub(crate) enum Command {
 #[expect(clippy::struct_excessive_bools, reason = "a command line is made of switches")]
 #[command(after_help = help::CODES, after_long_help = help::DOWNLOAD)]
 pub(crate) struct DownloadArgs {
-    /// Directory of a Zarr array, version 2 or 3
-    pub(crate) source: PathBuf,
+    /// Path or URL of a volume: Zarr or Precomputed, local or behind http, https or s3
+    pub(crate) source: VolumeUrl,
     /// Name of the array to make
     #[arg(long, short, value_name = "NAME")]
     pub(crate) location: Location,
@@ -234,7 +235,7 @@ pub(crate) struct SocketArgs {
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
     /// The volume, as the parent opened it
-    pub(crate) source: PathBuf,
+    pub(crate) source: VolumeUrl,
     /// Public name of the renderbuffer
     #[arg(long)]
     pub(crate) location: Location,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ndarray::{ArrayViewD, Axis, Dimension as _, IxDyn, ShapeBuilder as _, Slice};
 use ndarray_shm::{Backend, Element, EntryKind, Location, Order, SharedArray, render, with_element};
 use ndarray_shm_volume::demo::{DemoSpec, write_volume};
-use ndarray_shm_volume::{Bbox, ChunkSource, Elements, Scratch, StopFlag, open_volume};
+use ndarray_shm_volume::{Bbox, ChunkSource, Elements, Scratch, StopFlag, VolumeUrl, open_volume};
 use serde::Serialize;
 
 use crate::cli::{DEMO_LOCATION, DemoArgs};
@@ -23,7 +23,7 @@ use crate::report::{self, Column, Table};
 use crate::{host, interrupt, places, units};
 
 /// Elements along each axis of the part that is held against the formula.
-const SAMPLE: u64 = 8;
+const SAMPLE: i64 = 8;
 
 /// What was done, as `demo --json` prints it.
 #[derive(Debug, Serialize)]
@@ -136,11 +136,12 @@ impl<'a> Stage<'a> {
         self.check_stop()?;
         write_volume(path, spec)?;
         self.check_stop()?;
-        let source = open_volume(path)?;
+        let url = VolumeUrl::local(path);
+        let source = open_volume(&url)?;
         let bbox = Bbox::whole(&source.meta().shape);
         let display = Display::new(name, self.args.json);
         let job = Job {
-            source_path: path,
+            url: &url,
             source: &*source,
             bbox: &bbox,
             location,
@@ -213,26 +214,15 @@ fn compare<T: Element + PartialEq>(
     let array: SharedArray<T, IxDyn> =
         SharedArray::options().backend(Arc::clone(backend)).open_readonly(location, shape)?;
     let guard = array.read()?;
-    let counts: Vec<usize> = Bbox::whole(&meta.shape)
-        .shape()
-        .iter()
-        .zip(Bbox::whole(&meta.chunk_shape).shape())
-        .map(|(length, chunk)| length.div_ceil(chunk))
-        .collect();
     let mut scratch = Scratch::new();
-    for chunk in ndarray::indices(IxDyn(&counts)) {
-        let region: Vec<Range<u64>> = chunk
-            .as_array_view()
-            .iter()
-            .zip(meta.chunk_shape.iter().zip(&meta.shape))
-            .map(|(&at, (&length, &end))| {
-                let start = at as u64 * length;
-                start..(start + length).min(end)
-            })
-            .collect();
-        source.decode(&region, &mut scratch)?;
+    for region in meta.chunks(&meta.domain()) {
+        source.read(&region, &mut scratch)?;
+        if let Some(fill) = &meta.fill {
+            scratch.fill_if_missing(fill);
+        }
         let painted = part(guard.view(), &region);
         let is_same = match scratch.elements::<T>(&region)? {
+            Elements::Missing => false,
             Elements::Fill(value) => painted.iter().all(|element| *element == value),
             Elements::Block(block) => painted == block,
         };
@@ -240,12 +230,13 @@ fn compare<T: Element + PartialEq>(
             return Err(difference(&region, "the volume, read again,"));
         }
     }
-    let middle: Vec<Range<u64>> = meta
-        .shape
+    let middle: Vec<Range<i64>> = meta
+        .domain()
+        .ranges()
         .iter()
-        .map(|length| {
-            let start = (length / 2).saturating_sub(SAMPLE / 2);
-            start..(start + SAMPLE).min(*length)
+        .map(|range| {
+            let start = (range.end / 2 - SAMPLE / 2).max(0);
+            start..(start + SAMPLE).min(range.end)
         })
         .collect();
     if part(guard.view(), &middle) != spec.expected::<T>(&Bbox::new(middle.clone())?)? {
@@ -255,9 +246,9 @@ fn compare<T: Element + PartialEq>(
 }
 
 /// Cuts a region out of a view of the whole volume.
-fn part<'a, T>(mut whole: ArrayViewD<'a, T>, region: &[Range<u64>]) -> ArrayViewD<'a, T> {
+fn part<'a, T>(mut whole: ArrayViewD<'a, T>, region: &[Range<i64>]) -> ArrayViewD<'a, T> {
     // What is in memory has coordinates that fit.
-    let coordinate = |at: u64| isize::try_from(at).unwrap_or(isize::MAX);
+    let coordinate = |at: i64| isize::try_from(at).unwrap_or(isize::MAX);
     for (axis, range) in region.iter().enumerate() {
         let slice = Slice::from(coordinate(range.start)..coordinate(range.end));
         whole.slice_axis_inplace(Axis(axis), slice);
@@ -265,7 +256,7 @@ fn part<'a, T>(mut whole: ArrayViewD<'a, T>, region: &[Range<u64>]) -> ArrayView
     whole
 }
 
-fn difference(region: &[Range<u64>], from: &str) -> Failure {
+fn difference(region: &[Range<i64>], from: &str) -> Failure {
     let axes: Vec<String> = region.iter().map(|range| format!("{}:{}", range.start, range.end)).collect();
     Failure::new(Exit::Failed, format!("{from} has other elements in the region {}", axes.join(",")))
         .advice("this is a fault of ndshm: please report it, with the output of `ndshm doctor`")

@@ -1,14 +1,13 @@
 //! `ndshm download`: paints a region of a volume into an array, shows how far it is, and says how to open the result.
 
 use std::io::Write;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ndarray_shm::{Backend, Directory, Location, Order, default_backend, set_emulate_shm};
 use ndarray_shm_volume::{
-    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, ProcessWorkers, StopFlag, Workers,
+    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, ProcessWorkers, StopFlag, VolumeUrl, Workers,
     download_to_shared_memory, open_volume,
 };
 use serde::Serialize;
@@ -25,18 +24,18 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
     let backend = backend(args.emulate)?;
     let source = open_volume(&args.source)?;
     let bbox = match &args.bbox {
-        Some(text) => Bbox::parse(text, &source.meta().shape).map_err(|error| {
+        Some(text) => Bbox::parse(text, &source.meta().domain()).map_err(|error| {
             Failure::from(error).advice(format!(
-                "the volume has the shape {}: give --bbox one START:STOP within it for each of its axes, or leave \
+                "the volume is {}: give --bbox one START:STOP within it for each of its axes, or leave \
                  --bbox away for all of it",
-                bounds(&source.meta().shape)
+                source.meta().domain()
             ))
         })?,
-        None => Bbox::whole(&source.meta().shape),
+        None => source.meta().domain(),
     };
     let display = Display::new(args.location.as_str(), args.quiet);
     let job = Job {
-        source_path: &args.source,
+        url: &args.source,
         source: &*source,
         bbox: &bbox,
         location: &args.location,
@@ -69,7 +68,7 @@ pub(crate) fn backend(emulate: bool) -> Result<Arc<dyn Backend>, Failure> {
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
     /// What a worker process opens; the same volume as `source`.
-    pub(crate) source_path: &'a Path,
+    pub(crate) url: &'a VolumeUrl,
     pub(crate) source: &'a dyn ChunkSource,
     pub(crate) bbox: &'a Bbox,
     pub(crate) location: &'a Location,
@@ -93,7 +92,7 @@ impl Job<'_> {
             count => count,
         };
         let workers = if self.processes {
-            let (source, location) = (self.source_path.to_owned(), self.location.clone());
+            let (source, location) = (self.url.clone(), self.location.clone());
             let backend = Arc::clone(self.backend);
             Workers::Processes(ProcessWorkers::new(count, move || {
                 worker::command(&program, &source, &*backend, &location)
@@ -224,9 +223,4 @@ impl Report {
         }
         Ok(())
     }
-}
-
-fn bounds(shape: &[u64]) -> String {
-    let axes: Vec<String> = shape.iter().map(|length| format!("0:{length}")).collect();
-    axes.join(",")
 }

@@ -8,14 +8,14 @@ use std::process::Command;
 use std::sync::Arc;
 
 use ndarray_shm::{Backend, Directory, Location};
-use ndarray_shm_volume::{open_volume, paint_as_worker};
+use ndarray_shm_volume::{VolumeUrl, open_volume, paint_as_worker};
 
 use crate::cli::WorkerArgs;
 use crate::exit::{Exit, Failure};
 use crate::interrupt;
 
 /// Returns the command that runs this program as a worker.
-pub(crate) fn command(program: &Path, source: &Path, backend: &dyn Backend, location: &Location) -> Command {
+pub(crate) fn command(program: &Path, source: &VolumeUrl, backend: &dyn Backend, location: &Location) -> Command {
     let mut command = Command::new(program);
     command
         .arg("worker")
@@ -26,7 +26,7 @@ pub(crate) fn command(program: &Path, source: &Path, backend: &dyn Backend, loca
         .arg("--directory")
         .arg(backend.directory())
         .arg("--")
-        .arg(source);
+        .arg(source.to_string());
     command
 }
 

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use ndarray::Ix3;
 use ndarray_shm::{DType, Pool, PoolOptions, unlink};
 use ndarray_shm_volume::demo::{self, Codec, DemoSpec};
-use ndarray_shm_volume::{Bbox, ChunkSource, DownloadOptions, Workers, download_to_shared_memory, open_volume};
+use ndarray_shm_volume::{
+    Bbox, ChunkSource, DownloadOptions, VolumeUrl, Workers, download_to_shared_memory, open_volume,
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse::<usize>().ok());
@@ -19,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let path = directory.path().join(format!("volume-{edge}"));
         let spec = DemoSpec::new(&[256, 512, 512], &[edge; 3], DType::U8).codec(Codec::Uncompressed).complete(true);
         demo::write_volume(&path, &spec)?;
-        let source = open_volume(&path)?;
+        let source = open_volume(&VolumeUrl::local(&path))?;
         let pool = PoolOptions::new().create()?;
         let (mut with, mut without) = (Vec::new(), Vec::new());
         for _ in 0..rounds {

@@ -10,19 +10,19 @@ use crate::error::{Error, Result};
 
 /// A box in the coordinates of a volume: one half-open range of elements for each axis.
 ///
-/// Written `0:64,0:128,5:9`, axes in the volume's order. A box holds at least one element; it may have no axes, like a
+/// Written `0:64,-16:128,5:9`, axes in the volume's order; coordinates may be negative where the volume begins there. A box holds at least one element; it may have no axes, like a
 /// volume that is a single element.
 ///
 /// ```
 /// use ndarray_shm_volume::Bbox;
 ///
-/// let bbox = Bbox::parse("5:9,:,100:", &[64, 32, 128])?;
+/// let bbox = Bbox::parse("5:9,:,100:", &Bbox::whole(&[64, 32, 128]))?;
 /// assert_eq!(bbox.to_string(), "5:9,0:32,100:128");
 /// assert_eq!(bbox.shape(), [4, 32, 28]);
 /// # Ok::<(), ndarray_shm_volume::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Bbox(Vec<Range<u64>>);
+pub struct Bbox(Vec<Range<i64>>);
 
 impl Bbox {
     /// Makes a box of one range for each axis.
@@ -30,39 +30,43 @@ impl Bbox {
     /// # Errors
     ///
     /// [`Bbox`](Error::Bbox) if a range is empty or runs backwards.
-    pub fn new(ranges: Vec<Range<u64>>) -> Result<Self> {
+    pub fn new(ranges: Vec<Range<i64>>) -> Result<Self> {
         let bbox = Self(ranges);
         bbox.check_not_empty()?;
         Ok(bbox)
     }
 
-    /// Returns the box that is all of a volume of this shape.
+    /// Returns the box that is all of a volume of this shape, if it begins at 0.
     ///
     /// Where an axis has no elements the box has none either, and downloading it is an error.
     pub fn whole(shape: &[u64]) -> Self {
-        Self(shape.iter().map(|length| 0..*length).collect())
+        Self(shape.iter().map(|length| 0..to_i64(*length)).collect())
     }
 
-    /// Reads a box whose ranges may be open: `:` is all of an axis, `5:` begins at 5, `:9` ends before 9.
+    /// Returns the box of this shape that begins at `origin`.
+    pub fn at(origin: &[i64], shape: &[u64]) -> Self {
+        Self(origin.iter().zip(shape).map(|(start, length)| *start..start.saturating_add_unsigned(*length)).collect())
+    }
+
+    /// Reads a box whose ranges may be open: `:` is all of an axis of `domain`, `5:` begins at 5, `:9` ends before 9.
     ///
     /// # Errors
     ///
-    /// [`Bbox`](Error::Bbox) if the text is not one range for each axis of `shape`, or if a range is empty or leaves
-    /// the volume.
-    pub fn parse(text: &str, shape: &[u64]) -> Result<Self> {
+    /// [`Bbox`](Error::Bbox) if the text is not one range for each axis of `domain`, or if a range is empty or leaves it.
+    pub fn parse(text: &str, domain: &Self) -> Result<Self> {
         let axes = axes(text);
-        if axes.len() != shape.len() {
-            return Err(wrong_axes(text, axes.len(), shape));
+        if axes.len() != domain.0.len() {
+            return Err(wrong_axes(text, axes.len(), domain));
         }
         let ranges: Result<Vec<_>> =
-            axes.iter().zip(shape).map(|(axis, length)| range(text, axis, Some(*length))).collect();
+            axes.iter().zip(&domain.0).map(|(axis, whole)| range(text, axis, Some(whole))).collect();
         let bbox = Self::new(ranges?)?;
-        bbox.check_within(shape)?;
+        bbox.check_within(domain)?;
         Ok(bbox)
     }
 
     /// Returns the range of each axis.
-    pub fn ranges(&self) -> &[Range<u64>] {
+    pub fn ranges(&self) -> &[Range<i64>] {
         &self.0
     }
 
@@ -70,26 +74,39 @@ impl Bbox {
     ///
     /// Lengths beyond the address space are given as `usize::MAX`: no array has them.
     pub fn shape(&self) -> Vec<usize> {
-        self.0.iter().map(|range| to_usize(range.end.saturating_sub(range.start))).collect()
+        self.0.iter().map(length).collect()
     }
 
-    /// Checks that the box has elements and that all of them lie in a volume of this shape.
+    /// Checks that the box has elements and that all of them lie in `domain`.
     ///
     /// # Errors
     ///
     /// [`Bbox`](Error::Bbox) naming the axis.
-    pub fn check_within(&self, shape: &[u64]) -> Result<()> {
-        if self.0.len() != shape.len() {
-            return Err(wrong_axes(&self.to_string(), self.0.len(), shape));
+    pub fn check_within(&self, domain: &Self) -> Result<()> {
+        if self.0.len() != domain.0.len() {
+            return Err(wrong_axes(&self.to_string(), self.0.len(), domain));
         }
         self.check_not_empty()?;
-        for (axis, (range, length)) in self.0.iter().zip(shape).enumerate() {
-            if range.end > *length {
-                let reason = format!("axis {axis} ends at {length}: stop there or before");
+        for (axis, (range, whole)) in self.0.iter().zip(&domain.0).enumerate() {
+            if range.end > whole.end {
+                let reason = format!("axis {axis} ends at {}: stop there or before", whole.end);
+                return Err(Error::bbox(self, reason));
+            }
+            if range.start < whole.start {
+                let reason = format!("axis {axis} begins at {}: start there or later", whole.start);
                 return Err(Error::bbox(self, reason));
             }
         }
         Ok(())
+    }
+
+    /// Returns what both boxes have in common, if they have as many axes and overlap.
+    pub fn intersection(&self, other: &Self) -> Option<Self> {
+        if self.0.len() != other.0.len() {
+            return None;
+        }
+        let ranges = self.0.iter().zip(&other.0).map(|(a, b)| a.start.max(b.start)..a.end.min(b.end)).collect();
+        Self::new(ranges).ok()
     }
 
     fn check_not_empty(&self) -> Result<()> {
@@ -117,7 +134,7 @@ impl FromStr for Bbox {
 }
 
 /// Writes ranges as [`Bbox`] does.
-pub(crate) fn ranges_text(ranges: &[Range<u64>]) -> String {
+pub(crate) fn ranges_text(ranges: &[Range<i64>]) -> String {
     let texts: Vec<String> = ranges.iter().map(|range| format!("{}:{}", range.start, range.end)).collect();
     texts.join(",")
 }
@@ -127,11 +144,21 @@ pub(crate) fn to_usize(coordinate: u64) -> usize {
     usize::try_from(coordinate).unwrap_or(usize::MAX)
 }
 
+/// Coordinates beyond the range of `i64` become its end: no volume has them.
+pub(crate) fn to_i64(coordinate: u64) -> i64 {
+    i64::try_from(coordinate).unwrap_or(i64::MAX)
+}
+
+/// Returns how many coordinates a range has; beyond the address space that is `usize::MAX`.
+pub(crate) fn length(range: &Range<i64>) -> usize {
+    if range.start >= range.end { 0 } else { to_usize(range.end.abs_diff(range.start)) }
+}
+
 fn axes(text: &str) -> Vec<&str> {
     if text.trim().is_empty() { Vec::new() } else { text.split(',').map(str::trim).collect() }
 }
 
-fn range(text: &str, axis: &str, length: Option<u64>) -> Result<Range<u64>> {
+fn range(text: &str, axis: &str, whole: Option<&Range<i64>>) -> Result<Range<i64>> {
     let wrong = |what: &str| {
         Error::bbox(
             text,
@@ -141,22 +168,24 @@ fn range(text: &str, axis: &str, length: Option<u64>) -> Result<Range<u64>> {
     let Some((start, stop)) = axis.split_once(':') else {
         return Err(wrong("is not a range"));
     };
-    let end = |part: &str, open: Option<u64>| -> Result<u64> {
-        match (part.trim(), open) {
+    let end = |part: &str, open: Option<i64>| -> Result<i64> {
+        let part = part.trim();
+        let digits = part.strip_prefix('-').unwrap_or(part);
+        match (part, open) {
             ("", Some(open)) => Ok(open),
             ("", None) => Err(wrong("has an open end, which means nothing without a volume")),
             // `parse` alone would take "+5".
-            (digits, _) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-                digits.parse().map_err(|_| wrong("is beyond any volume"))
+            _ if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                part.parse().map_err(|_| wrong("is beyond any volume"))
             }
-            _ => Err(wrong("is not made of whole numbers from 0 on")),
+            _ => Err(wrong("is not made of whole numbers")),
         }
     };
-    Ok(end(start, length.map(|_| 0))?..end(stop, length)?)
+    Ok(end(start, whole.map(|whole| whole.start))?..end(stop, whole.map(|whole| whole.end))?)
 }
 
-fn wrong_axes(text: &str, found: usize, shape: &[u64]) -> Error {
-    let reason = format!("it has {found} axes, but the volume has {} (shape {shape:?})", shape.len());
+fn wrong_axes(text: &str, found: usize, domain: &Bbox) -> Error {
+    let reason = format!("it has {found} axes, but the volume has {} ({domain})", domain.0.len());
     Error::bbox(text, reason)
 }
 
@@ -166,7 +195,9 @@ mod tests {
 
     #[test]
     fn a_box_is_read_as_it_is_written() {
-        for text in ["0:1", "0:64,0:128,5:9", "7:8,18446744073709551614:18446744073709551615"] {
+        for text in
+            ["0:1", "0:64,0:128,5:9", "7:8,9223372036854775806:9223372036854775807", "-7:8,-9223372036854775808:-9"]
+        {
             assert_eq!(text.parse::<Bbox>().expect(text).to_string(), text);
         }
         let spaced: Bbox = " 0 : 2 , 3:4 ".parse().expect("blanks do no harm");
@@ -175,10 +206,12 @@ mod tests {
 
     #[test]
     fn open_ends_are_those_of_the_volume() {
-        let bbox = Bbox::parse(":,5:,:9", &[3, 8, 10]).expect("it lies in the volume");
+        let bbox = Bbox::parse(":,5:,:9", &Bbox::whole(&[3, 8, 10])).expect("it lies in the volume");
         assert_eq!(bbox.to_string(), "0:3,5:8,0:9");
         assert_eq!(bbox.shape(), [3, 3, 9]);
-        assert_eq!(Bbox::parse("", &[]).expect("a volume without axes"), Bbox::whole(&[]));
+        let negative = Bbox::parse(":,-4:", &Bbox::at(&[-10, -10], &[20, 10])).expect("it lies in the volume");
+        assert_eq!(negative.to_string(), "-10:10,-4:0");
+        assert_eq!(Bbox::parse("", &Bbox::whole(&[])).expect("a volume without axes"), Bbox::whole(&[]));
     }
 
     #[test]
@@ -186,7 +219,8 @@ mod tests {
         let message = |text: &str| text.parse::<Bbox>().expect_err(text).to_string();
         assert!(message("5").contains("`5` is not a range"));
         assert!(message("0:4,").contains("`` is not a range"));
-        assert!(message("-1:4").contains("whole numbers"));
+        assert!(message("-:4").contains("whole numbers"));
+        assert!(message("--1:4").contains("whole numbers"));
         assert!(message("+1:4").contains("whole numbers"));
         assert!(message("0:4:2").contains("whole numbers"));
         assert!(message("0:x").contains("whole numbers"));
@@ -198,10 +232,13 @@ mod tests {
 
     #[test]
     fn a_box_must_lie_in_its_volume() {
-        let message = |text: &str| Bbox::parse(text, &[4, 8]).expect_err(text).to_string();
+        let message = |text: &str| Bbox::parse(text, &Bbox::at(&[0, -2], &[4, 10])).expect_err(text).to_string();
         assert!(message("0:4").contains("1 axes, but the volume has 2"));
         assert!(message("0:4,0:9").contains("axis 1 ends at 8"));
+        assert!(message("0:4,-3:8").contains("axis 1 begins at -2"));
         assert!(message("4:,0:8").contains("axis 0 is empty"));
-        assert!(Bbox::whole(&[4, 0]).check_within(&[4, 0]).expect_err("empty").to_string().contains("axis 1"));
+        assert!(
+            Bbox::whole(&[4, 0]).check_within(&Bbox::whole(&[4, 0])).expect_err("empty").to_string().contains("axis 1")
+        );
     }
 }

@@ -12,15 +12,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A cause that came from another crate, kept for [`source`](std::error::Error::source) only.
 pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Everything that can go wrong while a volume is painted into an array.
+/// Everything that can go wrong between volumes and arrays.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// What the path leads to is no volume that can be read.
-    #[error("`{path}`: {reason}", path = path.display())]
+    #[error("`{volume}`: {reason}")]
     Source {
-        /// The path that was opened.
-        path: PathBuf,
+        /// The volume that was opened, or the metadata document of it that is wrong: a path or a URL.
+        volume: String,
         /// What is there, and what to do.
         reason: String,
         /// What the reader of the format said.
@@ -28,10 +28,10 @@ pub enum Error {
         cause: Option<Cause>,
     },
     /// The volume's elements are of a type that arrays in shared memory do not have.
-    #[error("`{path}`: elements of type {dtype} cannot be shared (supported: {SUPPORTED})", path = path.display())]
+    #[error("`{volume}`: elements of type {dtype} cannot be shared (supported: {SUPPORTED})")]
     UnsupportedDType {
-        /// The volume.
-        path: PathBuf,
+        /// The volume: a path or a URL.
+        volume: String,
         /// The type, as the volume's metadata writes it.
         dtype: String,
     },
@@ -45,6 +45,51 @@ pub enum Error {
         /// What the codec or the file system said.
         #[source]
         cause: Cause,
+    },
+    /// A chunk is not stored, and neither the format nor the caller says what its elements are then.
+    #[error(
+        "chunk `{chunk}` (region {region}) is not stored: ask for missing chunks to be filled if that is how this volume \
+         leaves out background"
+    )]
+    Missing {
+        /// The file or key of the chunk.
+        chunk: String,
+        /// The part of the volume that was asked for.
+        region: String,
+    },
+    /// The store did not answer, or refused, after as many attempts as it is worth.
+    #[error("{op} `{object}` failed")]
+    Store {
+        /// What was being done.
+        op: &'static str,
+        /// The object: a path or a URL.
+        object: String,
+        /// What the store said last.
+        #[source]
+        cause: Cause,
+    },
+    /// What should lead to a volume does not.
+    #[error("`{url}`: {reason}")]
+    Url {
+        /// The URL as it was given.
+        url: String,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
+    /// The region does not fit the objects that the volume is stored in.
+    #[error(
+        "region `{region}` cuts through what is stored as one object of shape {stored:?} (grid begins at {origin:?}): choose \
+         {aligned} or allow read-modify-write"
+    )]
+    Alignment {
+        /// The region as it was given.
+        region: String,
+        /// Elements along each axis of one stored object.
+        stored: Vec<u64>,
+        /// Where their grid begins.
+        origin: Vec<i64>,
+        /// The smallest region around it that fits.
+        aligned: String,
     },
     /// The region is not one, or not one of this volume.
     #[error("region `{bbox}`: {reason}")]
@@ -104,8 +149,8 @@ pub enum Error {
 const SUPPORTED: &str = "8 to 64 bit integers, float16, bfloat16, float32, float64, complex64, complex128";
 
 impl Error {
-    pub(crate) fn no_volume(path: impl Into<PathBuf>, reason: impl Into<String>) -> Self {
-        Self::Source { path: path.into(), reason: reason.into(), cause: None }
+    pub(crate) fn no_volume(volume: impl fmt::Display, reason: impl Into<String>) -> Self {
+        Self::Source { volume: volume.to_string(), reason: reason.into(), cause: None }
     }
 
     pub(crate) fn io(op: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {

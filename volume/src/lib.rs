@@ -7,13 +7,13 @@
 //! ```
 //! use ndarray_shm::{DType, Order, unlink};
 //! use ndarray_shm_volume::demo::{self, DemoSpec};
-//! use ndarray_shm_volume::{Bbox, DownloadOptions, Workers, download_to_shared_memory, open_volume};
+//! use ndarray_shm_volume::{DownloadOptions, VolumeUrl, Workers, download_to_shared_memory, open_volume};
 //!
 //! let directory = std::env::temp_dir().join(format!("volume-example-{}", std::process::id()));
 //! demo::write_volume(&directory, &DemoSpec::new(&[48, 64, 64], &[16, 32, 32], DType::F32))?;
 //!
-//! let volume = open_volume(&directory)?;
-//! let bbox = Bbox::whole(&volume.meta().shape);
+//! let volume = open_volume(&VolumeUrl::local(&directory))?;
+//! let bbox = volume.meta().domain();
 //! let location = format!("volume-example-{}", std::process::id()).parse()?;
 //! let options = DownloadOptions::new().order(Order::F).workers(Workers::Threads(2));
 //! let done = download_to_shared_memory(&*volume, &bbox, &location, &options)?;
@@ -37,21 +37,26 @@ mod copy;
 pub mod demo;
 mod download;
 mod error;
-mod fingerprint;
-mod options;
-mod paint;
-mod processes;
+mod grid;
+mod open;
+mod plan;
 mod progress;
-mod source;
-mod threads;
-mod watch;
+mod scratch;
+mod store;
+mod upload;
+mod volume;
 mod zarr;
 
 pub use crate::bbox::Bbox;
-pub use crate::download::{Downloaded, download_to_shared_memory, paint_as_worker};
+pub use crate::download::{
+    DownloadOptions, Downloaded, ProcessWorkers, Workers, download_to_shared_memory, paint_as_worker,
+};
 pub use crate::error::{Error, Result};
-pub use crate::options::{DownloadOptions, Workers};
-pub use crate::processes::ProcessWorkers;
+pub use crate::grid::Cells;
+pub use crate::open::{Encoding, NewVolume, ScaleInfo, VolumeOptions, create_volume, open_volume};
+pub use crate::plan::{Shard, plan};
 pub use crate::progress::{DownloadProgress, Progress, StopFlag};
-pub use crate::source::{ChunkSource, Elements, Scratch, VolumeMeta};
-pub use crate::zarr::open_volume;
+pub use crate::scratch::{Elements, Scratch};
+pub use crate::store::url::{VolumeFormat, VolumeUrl};
+pub use crate::upload::{Alignment, UploadOptions, Uploaded, upload_from_shared_memory};
+pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};

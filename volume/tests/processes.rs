@@ -17,8 +17,8 @@ use ndarray::Ix3;
 use ndarray_shm::{DType, Directory, EntryKind, Order, RenderOptions, render};
 use ndarray_shm_volume::demo::{Codec, DemoSpec};
 use ndarray_shm_volume::{
-    Bbox, ChunkSource, Error, ProcessWorkers, Result, Scratch, StopFlag, VolumeMeta, Workers, open_volume,
-    paint_as_worker,
+    Bbox, ChunkSource, Error, Fetched, ProcessWorkers, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl, Workers,
+    open_volume, paint_as_worker,
 };
 
 use self::place::{Place, corrupt};
@@ -81,7 +81,7 @@ impl ChunkSource for Unusual {
         self.volume.identity()
     }
 
-    fn decode(&self, region: &[Range<u64>], scratch: &mut Scratch) -> Result<()> {
+    fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
         let count = 1 + self.count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         if count == self.chunk {
             match self.behaviour.as_str() {
@@ -97,7 +97,7 @@ impl ChunkSource for Unusual {
         if self.behaviour == "slow" {
             std::thread::sleep(Duration::from_millis(50));
         }
-        self.volume.decode(region, scratch)
+        self.volume.decode(region, fetched, scratch)
     }
 }
 
@@ -125,7 +125,7 @@ fn worker(behaviour: &str) -> ExitCode {
         mark.try_lock().expect("a lock as long as I live");
         mark
     });
-    let volume = match open_volume(&variable(VOLUME)) {
+    let volume = match open_volume(&VolumeUrl::local(variable(VOLUME))) {
         Ok(volume) => volume,
         Err(error) => {
             eprintln!("{error}");

@@ -43,11 +43,11 @@ impl Document {
         // Without links, and without the `\\?\` that Windows would put in front: people read it in messages.
         let root = match dunce::canonicalize(path) {
             Ok(root) if root.is_dir() => root,
-            Ok(_) => return Err(Error::no_volume(path, not_a_directory(path))),
+            Ok(_) => return Err(Error::no_volume(path.display(), not_a_directory(path))),
             // On Windows a URL is no name that a file could have.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFilename) => {
                 return Err(Error::no_volume(
-                    path,
+                    path.display(),
                     "there is no such directory (volumes are read from local directories only)",
                 ));
             }
@@ -61,7 +61,7 @@ impl Document {
                 Err(error) => return Err(Error::io("reading", file, error)),
             };
             let json: Value = serde_json::from_slice(&bytes).map_err(|error| Error::Source {
-                path: file.clone(),
+                volume: file.display().to_string(),
                 reason: "this is no JSON document: the metadata is damaged".to_owned(),
                 cause: Some(Box::new(error)),
             })?;
@@ -70,7 +70,7 @@ impl Document {
             document.check_is_array()?;
             return Ok(document);
         }
-        Err(Error::no_volume(path, what_it_is_instead(&root)))
+        Err(Error::no_volume(path.display(), what_it_is_instead(&root)))
     }
 
     /// Returns the directory of the array, without links.
@@ -89,12 +89,12 @@ impl Document {
             (Version::V3, Value::String(text)) => dtype_v3(text),
             (Version::V3, Value::Object(object)) => object.get("name").and_then(Value::as_str).and_then(dtype_v3),
             (_, Value::Null) => {
-                return Err(Error::no_volume(&self.root, "the metadata names no element type: it is damaged"));
+                return Err(Error::no_volume(self.root.display(), "the metadata names no element type: it is damaged"));
             }
             _ => None,
         };
         found.ok_or_else(|| Error::UnsupportedDType {
-            path: self.root.clone(),
+            volume: self.root.display().to_string(),
             dtype: written.as_str().map_or_else(|| written.to_string(), str::to_owned),
         })
     }
@@ -107,7 +107,7 @@ impl Document {
             Version::V3 => serde_json::from_value(json).map(ArrayMetadata::V3),
         };
         metadata.map_err(|error| Error::Source {
-            path: self.root.clone(),
+            volume: self.root.display().to_string(),
             reason: "the metadata of this Zarr array is damaged".to_owned(),
             cause: Some(Box::new(error)),
         })
@@ -138,10 +138,11 @@ impl Document {
         }
         match self.json["node_type"].as_str() {
             Some("array") => Ok(()),
-            Some("group") => Err(Error::no_volume(&self.root, group(&self.root))),
-            _ => {
-                Err(Error::no_volume(&self.root, "its zarr.json describes neither an array nor a group: it is damaged"))
-            }
+            Some("group") => Err(Error::no_volume(self.root.display(), group(&self.root))),
+            _ => Err(Error::no_volume(
+                self.root.display(),
+                "its zarr.json describes neither an array nor a group: it is damaged",
+            )),
         }
     }
 }

@@ -9,7 +9,8 @@ use ndarray::{Ix2, IxDyn};
 use ndarray_shm::{DType, EntryKind, Order, render};
 use ndarray_shm_volume::demo::{self, DemoSpec};
 use ndarray_shm_volume::{
-    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, Result, Scratch, StopFlag, VolumeMeta, Workers, open_volume,
+    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, Fetched, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl,
+    Workers, open_volume,
 };
 
 use crate::place::{Place, corrupt};
@@ -37,11 +38,11 @@ impl ChunkSource for Stopping<'_> {
     fn identity(&self) -> String {
         self.volume.identity()
     }
-    fn decode(&self, region: &[Range<u64>], scratch: &mut Scratch) -> Result<()> {
+    fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
         if self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.stop.stop();
         }
-        self.volume.decode(region, scratch)
+        self.volume.decode(region, fetched, scratch)
     }
 }
 
@@ -141,7 +142,7 @@ fn another_region_order_or_volume_under_the_same_name_is_a_mismatch() {
 
     let other = place.path("other");
     demo::write_volume(&other, &spec()).expect("an equal volume elsewhere");
-    let other = open_volume(&other).expect("the other volume");
+    let other = open_volume(&VolumeUrl::local(&other)).expect("the other volume");
     refused(&*other, "0:40,0:40", &place.options());
 
     // The same path, shape and type, but written anew.
@@ -206,10 +207,10 @@ impl ChunkSource for Slow<'_> {
     fn identity(&self) -> String {
         self.0.identity()
     }
-    fn decode(&self, region: &[Range<u64>], scratch: &mut Scratch) -> Result<()> {
+    fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
         *self.1.lock().expect("the count") += 1;
         std::thread::sleep(Duration::from_millis(20));
-        self.0.decode(region, scratch)
+        self.0.decode(region, fetched, scratch)
     }
 }
 

@@ -7,7 +7,9 @@ use std::sync::Mutex;
 use ndarray::{Ix2, Ix3};
 use ndarray_shm::{DType, EntryKind, Order, SharedArray};
 use ndarray_shm_volume::demo::{Codec, DemoSpec, Pattern};
-use ndarray_shm_volume::{Bbox, ChunkSource, DownloadProgress, Error, Progress, Result, Scratch, VolumeMeta, Workers};
+use ndarray_shm_volume::{
+    Bbox, ChunkSource, DownloadProgress, Error, Fetched, Progress, Result, Scratch, VolumeMeta, Workers,
+};
 
 use crate::place::Place;
 
@@ -19,7 +21,7 @@ fn regions_that_fit_no_chunk_arrive() {
     for text in
         ["0:16,0:20,0:24", "1:2,3:4,5:6", "15:17,19:21,23:25", "39:40,49:50,59:60", "7:33,:,24:48", "16:32,20:40,24:48"]
     {
-        place.check::<u16>(&*source, &spec, &Bbox::parse(text, spec.shape()).expect(text));
+        place.check::<u16>(&*source, &spec, &Bbox::parse(text, &Bbox::whole(spec.shape())).expect(text));
     }
 }
 
@@ -117,8 +119,12 @@ impl ChunkSource for Counting {
     fn identity(&self) -> String {
         "a volume that counts".to_owned()
     }
-    fn decode(&self, region: &[Range<u64>], scratch: &mut Scratch) -> Result<()> {
-        let chunk = region.iter().zip(&self.meta.chunk_shape).map(|(range, length)| range.start / length).collect();
+    fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
+        let chunk = region
+            .iter()
+            .zip(&self.meta.chunk_shape)
+            .map(|(range, length)| range.start.unsigned_abs() / length)
+            .collect();
         *self.decoded.lock().expect("the counts").entry(chunk).or_default() += 1;
         scratch.fill(&[1]);
         Ok(())
@@ -129,7 +135,7 @@ impl ChunkSource for Counting {
 fn every_chunk_is_decoded_once_wherever_the_region_begins() {
     let place = Place::new();
     let (shape, chunk_shape) = (vec![64, 64], vec![16, 10]);
-    let meta = VolumeMeta { shape, chunk_shape, dtype: DType::U8, description: "a test".to_owned() };
+    let meta = VolumeMeta::new(&shape, &chunk_shape, DType::U8);
     let source = Counting { meta, decoded: Mutex::default() };
     let done = place.download(&source, &"15:49,9:41".parse().expect("a region"), &place.options()).expect("a download");
     let decoded = source.decoded.into_inner().expect("the counts");

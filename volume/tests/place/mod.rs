@@ -8,7 +8,7 @@ use ndarray::{ArrayD, IxDyn};
 use ndarray_shm::{Backend, Directory, Element, EntryKind, Location, Order, render};
 use ndarray_shm_volume::demo::{self, DemoSpec};
 use ndarray_shm_volume::{
-    Bbox, ChunkSource, DownloadOptions, Downloaded, Result, download_to_shared_memory, open_volume,
+    Bbox, ChunkSource, DownloadOptions, Downloaded, Result, VolumeUrl, download_to_shared_memory, open_volume,
 };
 
 /// A directory for volumes, a backend and a location.
@@ -55,7 +55,7 @@ impl Place {
     pub(crate) fn volume(&self, spec: &DemoSpec) -> Box<dyn ChunkSource> {
         let path = self.path("volume");
         demo::write_volume(&path, spec).expect("a volume");
-        open_volume(&path).expect("the volume that was written")
+        open_volume(&VolumeUrl::local(&path)).expect("the volume that was written")
     }
 
     /// Returns options that paint into this place's backend.

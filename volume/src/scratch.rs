@@ -1,67 +1,17 @@
-//! What a volume is to the painters: a grid of chunks, each of which can be decoded on its own.
-//!
-//! Formats implement [`ChunkSource`]; nothing above this file knows which one it talks to. A source never sees the array:
-//! it decodes into a [`Scratch`], whose elements are then copied to where they belong.
+//! Where a chunk is decoded into before it is copied to its place.
 
 use std::fmt;
 use std::ops::Range;
 
-use ndarray::{ArrayViewD, Axis, IxDyn, Slice};
-use ndarray_shm::{DType, Element};
+use ndarray::{ArrayViewD, Axis, IxDyn, ShapeBuilder as _, Slice};
+use ndarray_shm::{Element, Order};
 
-use crate::bbox::{ranges_text, to_usize};
+use crate::bbox::{length, ranges_text};
 use crate::error::{Cause, Error, Result};
-
-/// What a volume is made of.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeMeta {
-    /// Elements along each axis.
-    pub shape: Vec<u64>,
-    /// Elements along each axis of what is decoded in one piece; none of them 0. The grid of chunks begins at the origin
-    /// and the last chunk of an axis may reach beyond the volume.
-    pub chunk_shape: Vec<u64>,
-    /// Type of the elements.
-    pub dtype: DType,
-    /// The format in a few words, for people: "Zarr v3, zstd".
-    pub description: String,
-}
-
-impl VolumeMeta {
-    /// Checks that the chunks tile the volume, which every source promises.
-    pub(crate) fn check(&self, identity: &str) -> Result<()> {
-        if self.chunk_shape.len() != self.shape.len() || self.chunk_shape.contains(&0) {
-            let reason =
-                format!("chunks of shape {:?} cannot tile a volume of shape {:?}", self.chunk_shape, self.shape);
-            return Err(Error::no_volume(identity, reason));
-        }
-        Ok(())
-    }
-}
-
-/// A volume that can be read chunk by chunk, by many threads at once.
-pub trait ChunkSource: fmt::Debug + Send + Sync {
-    /// Returns shape, chunks and element type.
-    fn meta(&self) -> &VolumeMeta;
-
-    /// Returns one line that says which volume this is, the same in every process that opens it, and another one when
-    /// the volume has been replaced by another. Unfinished work is resumed only under an equal identity.
-    fn identity(&self) -> String;
-
-    /// Decodes a part of one chunk.
-    ///
-    /// `region` is in the volume's coordinates, one range for each axis, not empty, and lies in one chunk and in the
-    /// volume. On return `scratch` holds its elements, native endian; a chunk that was never written gives the
-    /// volume's fill value.
-    ///
-    /// # Errors
-    ///
-    /// [`Chunk`](Error::Chunk), naming the chunk.
-    fn decode(&self, region: &[Range<u64>], scratch: &mut Scratch) -> Result<()>;
-}
 
 /// Where a chunk is decoded into before it is copied to its place; each worker has one and uses it again and again.
 ///
-/// A source calls [`fill`](Self::fill) or [`block`](Self::block); the painter takes the [`elements`](Self::elements).
+/// A source calls [`missing`](Self::missing), [`fill`](Self::fill) or [`block`](Self::block); the painter takes the [`elements`](Self::elements).
 #[derive(Default)]
 pub struct Scratch {
     content: Content,
@@ -73,10 +23,12 @@ pub struct Scratch {
 enum Content {
     #[default]
     Nothing,
+    Missing,
     Fill(Vec<u8>),
     Block {
         bytes: Vec<u8>,
         shape: Vec<usize>,
+        order: Order,
         window: Vec<Range<usize>>,
     },
 }
@@ -84,6 +36,8 @@ enum Content {
 /// What a source decoded.
 #[derive(Debug)]
 pub enum Elements<'a, T> {
+    /// They were never stored.
+    Missing,
     /// The same value everywhere.
     Fill(T),
     /// One value for each element of the region, which is the shape of the view.
@@ -96,23 +50,35 @@ impl Scratch {
         Self::default()
     }
 
+    /// Says that the region was never stored.
+    pub fn missing(&mut self) {
+        self.content = Content::Missing;
+    }
+
     /// Says that every element of the region is this one, given as native bytes.
     pub fn fill(&mut self, element: &[u8]) {
         self.content = Content::Fill(element.to_vec());
     }
 
-    /// Hands over a decoded block, in C order and native bytes, and which window of it is the region.
+    /// Fills the region with this element, given as native bytes, if it was never stored.
+    pub fn fill_if_missing(&mut self, element: &[u8]) {
+        if matches!(self.content, Content::Missing) {
+            self.fill(element);
+        }
+    }
+
+    /// Hands over a decoded block in native bytes, its shape and order, and which window of it is the region.
     ///
     /// A block may be larger than the region so that a chunk that was decoded whole need not be cut out first.
-    pub fn block(&mut self, bytes: Vec<u8>, shape: Vec<usize>, window: Vec<Range<usize>>) {
-        self.content = Content::Block { bytes, shape, window };
+    pub fn block(&mut self, bytes: Vec<u8>, shape: Vec<usize>, order: Order, window: Vec<Range<usize>>) {
+        self.content = Content::Block { bytes, shape, order, window };
     }
 
     /// Takes back the memory of the last block, to decode the next one into. It has any length and content.
     pub fn take_memory(&mut self) -> Vec<u8> {
         match std::mem::take(&mut self.content) {
             Content::Block { bytes, .. } => bytes,
-            Content::Nothing | Content::Fill(_) => Vec::new(),
+            Content::Nothing | Content::Missing | Content::Fill(_) => Vec::new(),
         }
     }
 
@@ -122,7 +88,7 @@ impl Scratch {
     ///
     /// [`Chunk`](Error::Chunk) if the source handed over a number of bytes that does not fit its own shape and the
     /// element type, a window that is not in the block, or one of another shape than the region's.
-    pub fn elements<T: Element>(&mut self, region: &[Range<u64>]) -> Result<Elements<'_, T>> {
+    pub fn elements<T: Element>(&mut self, region: &[Range<i64>]) -> Result<Elements<'_, T>> {
         let broken = |what: String| {
             let cause: Cause = format!("the source broke its promise: {what}").into();
             let region = ranges_text(region);
@@ -130,21 +96,22 @@ impl Scratch {
         };
         match &self.content {
             Content::Nothing => Err(broken("it decoded nothing".to_owned())),
+            Content::Missing => Ok(Elements::Missing),
             Content::Fill(element) => match bytemuck::try_pod_read_unaligned(element) {
                 Ok(value) => Ok(Elements::Fill(value)),
                 Err(_) => Err(broken(format!("a fill value of {} bytes for {}", element.len(), T::DTYPE))),
             },
-            Content::Block { bytes, shape, window } => {
+            Content::Block { bytes, shape, order, window } => {
                 let elements = match bytemuck::try_cast_slice(bytes) {
                     Ok(elements) => Some(elements),
                     Err(_) => realigned::<T>(bytes, &mut self.aligned),
                 };
                 let block = elements
-                    .and_then(|elements| ArrayViewD::from_shape(IxDyn(shape), elements).ok())
+                    .and_then(|elements| ArrayViewD::from_shape(IxDyn(shape).set_f(*order == Order::F), elements).ok())
                     .ok_or_else(|| broken(format!("{} bytes for the shape {shape:?} of {}", bytes.len(), T::DTYPE)))?;
                 let cut = cut(block, window)
                     .ok_or_else(|| broken(format!("the window {window:?} of a block of shape {shape:?}")))?;
-                let lengths = region.iter().map(|range| to_usize(range.end.saturating_sub(range.start)));
+                let lengths = region.iter().map(length);
                 if !lengths.eq(cut.shape().iter().copied()) {
                     return Err(broken(format!("a block of shape {:?}", cut.shape())));
                 }
@@ -158,8 +125,11 @@ impl fmt::Debug for Scratch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.content {
             Content::Nothing => f.write_str("Scratch(nothing)"),
+            Content::Missing => f.write_str("Scratch(missing)"),
             Content::Fill(element) => write!(f, "Scratch(fill {element:?})"),
-            Content::Block { shape, window, .. } => write!(f, "Scratch(block {shape:?}, window {window:?})"),
+            Content::Block { shape, order, window, .. } => {
+                write!(f, "Scratch(block {shape:?} in {order} order, window {window:?})")
+            }
         }
     }
 }
@@ -196,7 +166,7 @@ mod tests {
             let mut bytes = vec![0; skip];
             bytes.extend_from_slice(bytemuck::cast_slice(&values));
             let mut scratch = Scratch::new();
-            scratch.block(bytes.split_off(skip), vec![3, 4], vec![1..3, 0..2]);
+            scratch.block(bytes.split_off(skip), vec![3, 4], Order::C, vec![1..3, 0..2]);
             let Elements::Block(view) = scratch.elements::<u16>(&[4..6, 8..10]).expect("it fits") else {
                 panic!("a block")
             };
@@ -214,13 +184,13 @@ mod tests {
         assert!(scratch.elements::<u8>(&[0..2, 0..3]).is_err());
         scratch.fill(&[1, 2, 3]);
         assert!(scratch.elements::<u16>(&[0..2, 0..3]).is_err());
-        scratch.block(vec![0; 5], vec![2, 3], vec![0..2, 0..3]);
+        scratch.block(vec![0; 5], vec![2, 3], Order::C, vec![0..2, 0..3]);
         assert!(scratch.elements::<u8>(&[0..2, 0..3]).is_err());
-        scratch.block(vec![0; 6], vec![2, 3], vec![0..2, 0..4]);
+        scratch.block(vec![0; 6], vec![2, 3], Order::C, vec![0..2, 0..4]);
         assert!(scratch.elements::<u8>(&[0..2, 0..3]).is_err());
-        scratch.block(vec![0; 6], vec![2, 3], vec![]);
+        scratch.block(vec![0; 6], vec![2, 3], Order::C, vec![]);
         assert!(scratch.elements::<u8>(&[0..2, 0..3]).is_err());
-        scratch.block(vec![0; 6], vec![3, 2], vec![0..3, 0..2]);
+        scratch.block(vec![0; 6], vec![3, 2], Order::C, vec![0..3, 0..2]);
         assert!(scratch.elements::<u8>(&[0..2, 0..3]).is_err());
         assert_eq!(scratch.take_memory().len(), 6);
     }

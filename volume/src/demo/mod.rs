@@ -164,7 +164,7 @@ impl DemoSpec {
     ///
     /// [`Bbox`](Error::Bbox) if it is not in the volume, [`Array`](Error::Array) if `T` is not the volume's element type.
     pub fn expected<T: Element>(&self, bbox: &Bbox) -> Result<ArrayD<T>> {
-        bbox.check_within(&self.shape)?;
+        bbox.check_within(&Bbox::whole(&self.shape))?;
         if T::DTYPE != self.dtype {
             let (expected, found) = (T::DTYPE.to_string(), self.dtype.to_string());
             let location = "a demo volume".to_owned();
@@ -174,7 +174,13 @@ impl DemoSpec {
         let (mut place, mut bytes) = (Vec::new(), Vec::new());
         Ok(ArrayD::from_shape_fn(IxDyn(&bbox.shape()), |inside| {
             place.clear();
-            place.extend(inside.as_array_view().iter().zip(bbox.ranges()).map(|(at, range)| range.start + *at as u64));
+            place.extend(
+                inside
+                    .as_array_view()
+                    .iter()
+                    .zip(bbox.ranges())
+                    .map(|(at, range)| range.start.unsigned_abs() + *at as u64),
+            );
             bytes.clear();
             self.element(&place, &mut bytes);
             bytemuck::pod_read_unaligned(&bytes)
@@ -201,7 +207,7 @@ impl DemoSpec {
 
     fn check(&self, directory: &Path) -> Result<()> {
         let axes = self.shape.len();
-        let wrong = |what: &str| Err(Error::no_volume(directory, what));
+        let wrong = |what: &str| Err(Error::no_volume(directory.display(), what));
         let divides = |(shard, chunk): (&u64, &u64)| *shard > 0 && shard % chunk == 0;
         if self.chunk_shape.len() != axes || self.chunk_shape.contains(&0) {
             return wrong("the chunks of a demo volume need a length of at least 1 along each of its axes");
@@ -309,7 +315,7 @@ pub fn write_volume(directory: &Path, spec: &DemoSpec) -> Result<()> {
     spec.check(directory)?;
     let json = spec.metadata();
     let refused = |error: Box<dyn std::error::Error + Send + Sync>| Error::Source {
-        path: directory.to_owned(),
+        volume: directory.display().to_string(),
         reason: "a volume like this cannot be written".to_owned(),
         cause: Some(error),
     };

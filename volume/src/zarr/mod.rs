@@ -9,7 +9,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use ndarray_shm::DType;
+use ndarray_shm::{DType, Order};
 use zarrs::array::{
     Array, ArrayBytes, ArrayError, ArrayShardedExt as _, ArrayShardedReadableExt as _, ArrayShardedReadableExtCache,
     ArraySubset, CodecOptions,
@@ -19,7 +19,8 @@ use zarrs::filesystem::FilesystemStore;
 use self::document::Document;
 use crate::bbox::{ranges_text, to_usize};
 use crate::error::{Error, Result};
-use crate::source::{ChunkSource, Scratch, VolumeMeta};
+use crate::scratch::Scratch;
+use crate::volume::{ChunkSource, Fetched, VolumeMeta};
 
 /// A chunk is read in part where less than one element in this many is wanted: fewer bytes, but a seek for each row.
 const PARTIAL_READ: u64 = 8;
@@ -37,7 +38,7 @@ const SHARD_INDEX_ENTRY: u64 = 16;
 /// - [`Source`](Error::Source): nothing is there, it is a Zarr group (the message lists its arrays), another format, or
 ///   a Zarr array with damaged metadata, a codec or a chunk grid that is not supported;
 /// - [`UnsupportedDType`](Error::UnsupportedDType): its elements cannot be in shared memory.
-pub fn open_volume(path: &Path) -> Result<Box<dyn ChunkSource>> {
+pub(crate) fn open(path: &Path) -> Result<Box<dyn ChunkSource>> {
     let document = Document::read(path)?;
     let dtype = document.dtype()?;
     let source = ZarrSource::open(&document, dtype)?;
@@ -67,7 +68,7 @@ impl ZarrSource {
     fn open(document: &Document, dtype: DType) -> Result<Self> {
         let root = document.root().to_owned();
         let unreadable = |cause: Box<dyn std::error::Error + Send + Sync>| Error::Source {
-            path: root.clone(),
+            volume: root.display().to_string(),
             reason: "this Zarr array cannot be read".to_owned(),
             cause: Some(cause),
         };
@@ -101,7 +102,16 @@ impl ZarrSource {
             return Err(unreadable(format!("a fill value of {} bytes for elements of {dtype}", fill.len()).into()));
         }
         let description = document.describe(shards.is_some());
-        let meta = VolumeMeta { shape, chunk_shape: inner.unwrap_or(outer), dtype, description };
+        let meta = VolumeMeta {
+            origin: vec![0; shape.len()],
+            shape,
+            chunk_shape: inner.unwrap_or_else(|| outer.clone()),
+            stored_shape: outer,
+            dtype,
+            fill: Some(fill.clone()),
+            axes: Vec::new(),
+            description,
+        };
         // The workers are the parallelism: were each chunk decoded by several threads too, they would outnumber the
         // processors.
         let options = CodecOptions::default().with_concurrent_target(1);
@@ -124,16 +134,17 @@ impl ZarrSource {
                 let bytes: ArrayBytes<'static> = self.array.retrieve_chunk_subset_opt(indices, &part, &self.options)?;
                 let shape: Vec<usize> = window.iter().map(|range| to_usize(range.end - range.start)).collect();
                 let all = shape.iter().map(|length| 0..*length).collect();
-                scratch.block(bytes.into_fixed()?.into_owned(), shape, all);
+                scratch.block(bytes.into_fixed()?.into_owned(), shape, Order::C, all);
                 return Ok(());
             }
             None => self.array.retrieve_chunk_if_exists_opt(indices, &self.options)?,
         };
         match chunk {
-            None => scratch.fill(&self.fill),
+            None => scratch.missing(),
             Some(bytes) => scratch.block(
                 bytes.into_fixed()?.into_owned(),
                 self.meta.chunk_shape.iter().map(|length| to_usize(*length)).collect(),
+                Order::C,
                 window.iter().map(|range| to_usize(range.start)..to_usize(range.end)).collect(),
             ),
         }
@@ -141,11 +152,13 @@ impl ZarrSource {
     }
 
     /// Returns the file that a chunk is stored in.
-    fn file_of(&self, region: &[Range<u64>]) -> PathBuf {
+    fn file_of(&self, region: &[Range<i64>]) -> PathBuf {
         let stored: Vec<u64> = match self.array.chunk_shape(&vec![0; region.len()]) {
-            Ok(lengths) => {
-                region.iter().zip(lengths.iter()).map(|(range, length)| range.start / length.get()).collect()
-            }
+            Ok(lengths) => region
+                .iter()
+                .zip(lengths.iter())
+                .map(|(range, length)| range.start.unsigned_abs() / length.get())
+                .collect(),
             Err(_) => vec![0; region.len()],
         };
         // Part by part, so that all separators are those of the platform.
@@ -164,15 +177,18 @@ impl ChunkSource for ZarrSource {
         self.identity.clone()
     }
 
-    fn decode(&self, region: &[Range<u64>], scratch: &mut Scratch) -> Result<()> {
+    fn decode(&self, region: &[Range<i64>], _fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
         let failed = |cause: Box<dyn std::error::Error + Send + Sync>| Error::Chunk {
             chunk: self.file_of(region).display().to_string(),
             region: ranges_text(region),
             cause,
         };
         let meta = &self.meta;
+        let named = region;
+        let region: Vec<Range<u64>> =
+            region.iter().map(|range| range.start.unsigned_abs()..range.end.unsigned_abs()).collect();
         if region.len() != meta.shape.len() {
-            return Err(Error::bbox(ranges_text(region), format!("the volume has {} axes", meta.shape.len())));
+            return Err(Error::bbox(ranges_text(named), format!("the volume has {} axes", meta.shape.len())));
         }
         let indices: Vec<u64> =
             region.iter().zip(&meta.chunk_shape).map(|(range, length)| range.start / length).collect();
@@ -182,9 +198,9 @@ impl ChunkSource for ZarrSource {
                 && (range.end - 1) / meta.chunk_shape[axis] == indices[axis]
         });
         if !in_one_chunk {
-            return Err(Error::bbox(ranges_text(region), "it does not lie in one chunk of the volume"));
+            return Err(Error::bbox(ranges_text(named), "it does not lie in one chunk of the volume"));
         }
-        self.decode_chunk(&indices, region, scratch).map_err(|error| failed(Box::new(error)))
+        self.decode_chunk(&indices, &region, scratch).map_err(|error| failed(Box::new(error)))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ndarray_shm::{Backend, Order, Pool};
 
-use crate::processes::ProcessWorkers;
+use crate::download::processes::ProcessWorkers;
 use crate::progress::{Progress, StopFlag};
 
 /// Who decodes and paints.

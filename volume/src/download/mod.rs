@@ -3,6 +3,13 @@
 //! Begins or resumes the renderbuffer, lets workers paint it, and decides what happens to it at the end: it gets its name,
 //! it is thrown away, or it is left for another run.
 
+mod fingerprint;
+mod options;
+mod paint;
+mod processes;
+mod threads;
+mod watch;
+
 use std::any::Any;
 use std::sync::Arc;
 
@@ -12,16 +19,15 @@ use ndarray_shm::{
     with_element,
 };
 
+pub use self::options::{DownloadOptions, Workers};
+pub use self::processes::ProcessWorkers;
 use crate::bbox::{Bbox, to_usize};
 use crate::error::{Error, Result};
-use crate::fingerprint;
-use crate::options::{DownloadOptions, Workers};
-use crate::paint::{self, Ended, Work};
-use crate::processes;
+
+use crate::download::paint::{Ended, Work};
+use crate::download::watch::{Outcome, Watch};
 use crate::progress::StopFlag;
-use crate::source::ChunkSource;
-use crate::threads;
-use crate::watch::{Outcome, Watch};
+use crate::volume::ChunkSource;
 
 /// A finished download.
 #[derive(Debug, Clone)]
@@ -95,13 +101,13 @@ impl Downloaded {
 /// use ndarray::Ix3;
 /// use ndarray_shm::{DType, unlink};
 /// use ndarray_shm_volume::demo::{self, DemoSpec};
-/// use ndarray_shm_volume::{Bbox, DownloadOptions, download_to_shared_memory, open_volume};
+/// use ndarray_shm_volume::{Bbox, DownloadOptions, VolumeUrl, download_to_shared_memory, open_volume};
 ///
 /// let directory = std::env::temp_dir().join(format!("download-example-{}", std::process::id()));
 /// demo::write_volume(&directory, &DemoSpec::new(&[40, 40, 40], &[16, 16, 16], DType::U16))?;
 ///
-/// let volume = open_volume(&directory)?;
-/// let bbox = Bbox::parse("10:30,:,5:", &volume.meta().shape)?;
+/// let volume = open_volume(&VolumeUrl::local(&directory))?;
+/// let bbox = Bbox::parse("10:30,:,5:", &volume.meta().domain())?;
 /// let location = format!("download-example-{}", std::process::id()).parse()?;
 /// let done = download_to_shared_memory(&*volume, &bbox, &location, &DownloadOptions::new())?;
 /// assert_eq!(done.shape, [20, 40, 35]);
@@ -119,7 +125,7 @@ pub fn download_to_shared_memory(
 ) -> Result<Downloaded> {
     let meta = source.meta();
     meta.check(&source.identity())?;
-    bbox.check_within(&meta.shape)?;
+    bbox.check_within(&meta.domain())?;
     let job = Job { source, bbox, location, options };
     with_element!(meta.dtype, T => job.run::<T>(), else => Err(unsupported(source)))
 }
@@ -176,7 +182,7 @@ fn join<T: Element>(
 }
 
 fn unsupported(source: &dyn ChunkSource) -> Error {
-    Error::UnsupportedDType { path: source.identity().into(), dtype: source.meta().dtype.to_string() }
+    Error::UnsupportedDType { volume: source.identity(), dtype: source.meta().dtype.to_string() }
 }
 
 /// One download.
@@ -209,11 +215,12 @@ impl Job<'_> {
 
     /// Begins the buffer, joins those who paint the same, or resumes what was left.
     fn begin<T: Element>(&self, backend: &Arc<dyn Backend>) -> Result<RenderBuffer<T, IxDyn>> {
-        let lengths = &self.source.meta().chunk_shape;
+        let meta = self.source.meta();
+        let lengths = &meta.chunk_shape;
         let chunk: Vec<usize> = lengths.iter().map(|length| to_usize(*length)).collect();
         // The buffer keeps the volume's chunk boundaries, so that no chunk is decoded twice.
-        let ranges = self.bbox.ranges().iter().zip(lengths);
-        let offset: Vec<usize> = ranges.map(|(range, length)| to_usize(range.start % length)).collect();
+        let starts = self.bbox.ranges().iter().zip(&meta.origin).map(|(range, origin)| range.start.abs_diff(*origin));
+        let offset: Vec<usize> = starts.zip(lengths).map(|(start, length)| to_usize(start % length)).collect();
         let shape = IxDyn(&self.bbox.shape()).set_f(self.options.order == Order::F);
         let line = fingerprint::write(self.source, self.bbox, self.options.order);
         let options = RenderOptions::new().replace(self.options.replace);

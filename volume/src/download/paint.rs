@@ -9,11 +9,12 @@ use std::time::Duration;
 use ndarray::IxDyn;
 use ndarray_shm::{ChunkClaim, Element, NextClaim, RenderBuffer};
 
-use crate::bbox::Bbox;
+use crate::bbox::{Bbox, ranges_text};
 use crate::copy::Copier;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::progress::StopFlag;
-use crate::source::{ChunkSource, Elements, Scratch};
+use crate::scratch::{Elements, Scratch};
+use crate::volume::ChunkSource;
 
 /// How long a worker waits for chunks that others paint before it looks at the flags again.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -77,8 +78,15 @@ fn paint_chunk<T: Element>(
     copier: &mut Copier<T>,
 ) -> Result<()> {
     let region = in_volume(claim.region(), work.bbox);
-    work.source.decode(&region, scratch)?;
+    work.source.read(&region, scratch)?;
+    if let Some(fill) = &work.source.meta().fill {
+        scratch.fill_if_missing(fill);
+    }
     match scratch.elements::<T>(&region)? {
+        Elements::Missing => {
+            let region = ranges_text(&region);
+            return Err(Error::Missing { chunk: region.clone(), region });
+        }
         Elements::Fill(value) => {
             claim.view_mut().fill(value);
         }
@@ -89,9 +97,9 @@ fn paint_chunk<T: Element>(
 }
 
 /// Moves a region of the buffer to the volume's coordinates.
-pub(crate) fn in_volume(region: &[Range<usize>], bbox: &Bbox) -> Vec<Range<u64>> {
-    let moved = |(range, origin): (&Range<usize>, &Range<u64>)| {
-        origin.start + range.start as u64..origin.start + range.end as u64
+pub(crate) fn in_volume(region: &[Range<usize>], bbox: &Bbox) -> Vec<Range<i64>> {
+    let moved = |(range, origin): (&Range<usize>, &Range<i64>)| {
+        origin.start.saturating_add_unsigned(range.start as u64)..origin.start.saturating_add_unsigned(range.end as u64)
     };
     region.iter().zip(bbox.ranges()).map(moved).collect()
 }

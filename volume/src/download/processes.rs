@@ -16,10 +16,10 @@ use ndarray::IxDyn;
 use ndarray_shm::process::{ChildError, Ending, Processes, SpawnOptions};
 use ndarray_shm::{Element, NextClaim, RenderBuffer};
 
+use crate::download::paint::{Work, in_volume, worker_count};
+use crate::download::watch::{Outcome, Watch};
 use crate::error::Error;
-use crate::paint::{Work, in_volume, worker_count};
-use crate::source::Scratch;
-use crate::watch::{Outcome, Watch};
+use crate::scratch::Scratch;
 
 /// How long the last chunk or the caller's wish to stop may go unnoticed; the end of a worker is seen at once.
 const LOOK: Duration = Duration::from_millis(20);
@@ -116,7 +116,7 @@ pub(crate) fn paint<T: Element>(
 fn broken_chunk<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &Work<'_>) -> Option<Error> {
     let Ok(NextClaim::Chunk(claim)) = buffer.claim_next() else { return None };
     let region = in_volume(claim.region(), work.bbox);
-    work.source.decode(&region, &mut Scratch::new()).err()
+    work.source.read(&region, &mut Scratch::new()).err()
 }
 
 /// The workers. Dropped, it kills those that have not been dismissed, which is safe, and waits until they are gone.

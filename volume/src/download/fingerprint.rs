@@ -5,7 +5,7 @@ use ndarray_shm::{Location, Order};
 
 use crate::bbox::Bbox;
 use crate::error::Result;
-use crate::source::ChunkSource;
+use crate::volume::ChunkSource;
 
 /// Longest identity that is written out; paths may be longer than a fingerprint.
 const LONGEST_IDENTITY: usize = 2048;
@@ -32,14 +32,14 @@ pub(crate) fn region(line: &str, source: &dyn ChunkSource, location: &Location) 
         return Err(ndarray_shm::Error::Mismatch { location, what: "volume", expected, found }.into());
     };
     let bbox = if bbox.is_empty() { Bbox::whole(&[]) } else { bbox.parse()? };
-    bbox.check_within(&source.meta().shape)?;
+    bbox.check_within(&source.meta().domain())?;
     Ok(bbox)
 }
 
 fn volume(source: &dyn ChunkSource) -> String {
     let meta = source.meta();
     let identity = one_line(&source.identity());
-    format!("dtype={} shape={:?} chunks={:?} {identity}", meta.dtype, meta.shape, meta.chunk_shape)
+    format!("dtype={} domain={} chunks={:?} {identity}", meta.dtype, meta.domain(), meta.chunk_shape)
 }
 
 fn one_line(identity: &str) -> String {
@@ -63,7 +63,8 @@ mod tests {
 
     use super::*;
     use crate::error::Error;
-    use crate::source::{Scratch, VolumeMeta};
+    use crate::scratch::Scratch;
+    use crate::volume::{Fetched, VolumeMeta};
 
     #[derive(Debug)]
     struct Named(VolumeMeta, String);
@@ -75,7 +76,7 @@ mod tests {
         fn identity(&self) -> String {
             self.1.clone()
         }
-        fn decode(&self, _region: &[Range<u64>], scratch: &mut Scratch) -> Result<()> {
+        fn decode(&self, _region: &[Range<i64>], _fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
             scratch.fill(&[0]);
             Ok(())
         }
@@ -83,8 +84,7 @@ mod tests {
 
     fn named(shape: &[u64], identity: &str) -> Named {
         let chunk_shape = vec![4; shape.len()];
-        let description = "a test".to_owned();
-        Named(VolumeMeta { shape: shape.to_vec(), chunk_shape, dtype: DType::U8, description }, identity.to_owned())
+        Named(VolumeMeta::new(shape, &chunk_shape, DType::U8), identity.to_owned())
     }
 
     #[test]

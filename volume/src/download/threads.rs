@@ -8,10 +8,10 @@ use std::time::Duration;
 use ndarray::IxDyn;
 use ndarray_shm::{Element, RenderBuffer};
 
+use crate::download::paint::{self, Ended, Work, worker_count};
+use crate::download::watch::{Outcome, Watch};
 use crate::error::{Error, Result};
-use crate::paint::{self, Ended, Work, worker_count};
 use crate::progress::StopFlag;
-use crate::watch::{Outcome, Watch};
 
 /// How long nothing may be heard of the painters before progress is looked at, since others may paint too.
 const PATIENCE: Duration = Duration::from_millis(50);

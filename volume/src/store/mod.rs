@@ -1,0 +1,72 @@
+//! Where objects are kept: files of a directory, or a server's answers, under one contract.
+//!
+//! A store knows keys and bytes. It knows no volume and no format; it retries what is worth it and says in words what is not.
+//! Calls wait for the answer: whoever wants many at a time calls from many threads.
+
+mod local;
+#[cfg(feature = "remote")]
+mod remote;
+pub(crate) mod url;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::store::url::{Place, VolumeUrl};
+
+/// An object, as it was found.
+#[derive(Debug)]
+pub(crate) struct Object {
+    /// Its bytes, as they are stored.
+    pub(crate) bytes: Vec<u8>,
+    /// Whether the bytes are a gzip stream that is no part of the object itself: the `Content-Encoding` of a server, or the suffix
+    /// `.gz` of a file.
+    pub(crate) gzip: bool,
+    /// Tells this object from another that may stand in its place later: its time of change, or what a server calls its tag.
+    pub(crate) version: String,
+}
+
+/// Objects under keys, such as `0/0-64_0-64_0-64`: parts separated by `/`, none of them empty, `.` or `..`.
+///
+/// Every error is a [`Store`](crate::Error::Store) that names the object. What is not there is `None`, not an error.
+pub(crate) trait Store: fmt::Debug + Send + Sync {
+    /// Returns the path or URL of a key, for people.
+    fn locate(&self, key: &str) -> String;
+
+    /// Whether answers come over a network.
+    fn is_remote(&self) -> bool;
+
+    /// Reads an object.
+    fn get(&self, key: &str) -> Result<Option<Object>>;
+
+    /// Reads a part of an object that is stored without `gzip`. A range that reaches beyond its end is an error.
+    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<Vec<u8>>>;
+
+    /// Reads the last bytes of an object that is stored without `gzip`; all of it if it is shorter.
+    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<Vec<u8>>>;
+
+    /// Writes an object in place of the one that is there: others see the one or the other, never a part. `gzip` says that the bytes
+    /// are a gzip stream, as in [`Object`].
+    fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()>;
+
+    /// Removes an object, however it is encoded. Returns whether it was there.
+    fn delete(&self, key: &str) -> Result<bool>;
+
+    /// Lists the names directly under a prefix, `""` being the root: objects as they are, groups with a `/` at the end; sorted.
+    fn list(&self, prefix: &str) -> Result<Vec<String>>;
+}
+
+/// Opens the store that a URL means.
+pub(crate) fn open(url: &VolumeUrl) -> Result<Arc<dyn Store>> {
+    match url.place() {
+        Place::Local(path) => Ok(Arc::new(local::LocalStore::new(path))),
+        #[cfg(feature = "remote")]
+        Place::Remote(url) => remote::open(url),
+        #[cfg(not(feature = "remote"))]
+        Place::Remote(url) => Err(crate::error::Error::Url {
+            url: url.clone(),
+            reason: "this program was built without remote stores: build it with the feature `remote`".to_owned(),
+        }),
+    }
+}

@@ -1,0 +1,122 @@
+//! How an upload is done: what the caller may choose, and what is chosen otherwise.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ndarray_shm::{Backend, Order};
+
+use crate::bbox::Bbox;
+use crate::progress::{Progress, StopFlag};
+
+/// What happens where a region cuts through stored objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Alignment {
+    /// That is an error.
+    #[default]
+    Require,
+    /// Such objects are read, changed and written back, each under a lock that holds among the processes of this machine.
+    ReadModifyWrite,
+}
+
+/// How an upload is done.
+pub struct UploadOptions<'a> {
+    pub(crate) order: Order,
+    pub(crate) cutout: Option<Bbox>,
+    pub(crate) alignment: Alignment,
+    pub(crate) skip_background: bool,
+    pub(crate) workers: usize,
+    pub(crate) requests: usize,
+    pub(crate) backend: Option<Arc<dyn Backend>>,
+    pub(crate) progress: &'a dyn Progress,
+    pub(crate) stop: StopFlag,
+}
+
+impl<'a> UploadOptions<'a> {
+    /// Begins with the defaults: an array in C order, all of it, aligned, every chunk stored, a thread for each processor.
+    pub fn new() -> Self {
+        Self {
+            order: Order::C,
+            cutout: None,
+            alignment: Alignment::Require,
+            skip_background: false,
+            workers: 0,
+            requests: 0,
+            backend: None,
+            progress: &(),
+            stop: StopFlag::new(),
+        }
+    }
+
+    /// Says in which order the array is in memory.
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// Writes only this part of the array's region, in the volume's coordinates.
+    pub fn cutout(mut self, cutout: Bbox) -> Self {
+        self.cutout = Some(cutout);
+        self
+    }
+
+    /// Chooses what happens where the region cuts through stored objects.
+    pub fn alignment(mut self, alignment: Alignment) -> Self {
+        self.alignment = alignment;
+        self
+    }
+
+    /// Does not store objects that hold nothing but the volume's fill value (0 where it has none), and removes what was stored there.
+    pub fn skip_background(mut self, skip: bool) -> Self {
+        self.skip_background = skip;
+        self
+    }
+
+    /// Chooses how many threads encode; 0 is one for each processor.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Chooses how many requests a remote store gets at a time; 0 is a default.
+    pub fn requests(mut self, requests: usize) -> Self {
+        self.requests = requests;
+        self
+    }
+
+    /// Looks for the array in this backend instead of the [default](ndarray_shm::default_backend).
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Tells how far it is.
+    pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// Lets this flag stop the work between two objects.
+    pub fn stop(mut self, stop: &StopFlag) -> Self {
+        self.stop = stop.clone();
+        self
+    }
+}
+
+impl Default for UploadOptions<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for UploadOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UploadOptions")
+            .field("order", &self.order)
+            .field("cutout", &self.cutout)
+            .field("alignment", &self.alignment)
+            .field("skip_background", &self.skip_background)
+            .field("workers", &self.workers)
+            .field("backend", &self.backend)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,194 @@
+//! What a volume is to those who paint and write: a grid of chunks, each of which is fetched, decoded, encoded and stored alone.
+//!
+//! Formats implement [`ChunkSource`] and [`ChunkSink`]; nothing above this file knows which one it talks to. A source never sees
+//! the array: it decodes into a [`Scratch`], whose elements are then copied to where they belong. Waiting (fetch, store) and
+//! computing (decode, encode) are apart, so that many requests can be under way while few processors are busy.
+
+use std::fmt;
+use std::ops::Range;
+
+use ndarray_shm::{DType, Order};
+
+use crate::bbox::Bbox;
+use crate::error::{Error, Result};
+use crate::grid::Cells;
+use crate::scratch::Scratch;
+
+/// What a volume is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeMeta {
+    /// Coordinates of the first element. Zarr volumes begin at 0; Precomputed ones at their `voxel_offset`.
+    pub origin: Vec<i64>,
+    /// Elements along each axis.
+    pub shape: Vec<u64>,
+    /// Elements along each axis of what is decoded in one piece; none of them 0. The grid of chunks begins at the origin
+    /// and the last chunk of an axis may reach beyond the volume.
+    pub chunk_shape: Vec<u64>,
+    /// Elements along each axis of what is stored as one object and so can only be written whole: a chunk, or a shard of many.
+    /// A multiple of the chunk along each axis.
+    pub stored_shape: Vec<u64>,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// The value of elements that were never written, as native bytes; `None` where the format does not say, so that a missing
+    /// chunk may as well be a lost one.
+    pub fill: Option<Vec<u8>>,
+    /// Names of the axes, slowest or fastest first as in `shape`; empty where the volume does not name them.
+    pub axes: Vec<String>,
+    /// The format in a few words, for people: "Zarr v3, zstd".
+    pub description: String,
+}
+
+impl VolumeMeta {
+    /// Describes a volume that begins at 0, whose chunks are stored one by one, and of which nothing else is known.
+    pub fn new(shape: &[u64], chunk_shape: &[u64], dtype: DType) -> Self {
+        Self {
+            origin: vec![0; shape.len()],
+            shape: shape.to_vec(),
+            chunk_shape: chunk_shape.to_vec(),
+            stored_shape: chunk_shape.to_vec(),
+            dtype,
+            fill: None,
+            axes: Vec::new(),
+            description: String::new(),
+        }
+    }
+
+    /// Returns the box of all elements.
+    pub fn domain(&self) -> Bbox {
+        Bbox::at(&self.origin, &self.shape)
+    }
+
+    /// Walks the chunks that a region touches, each cut off where the region ends.
+    pub fn chunks(&self, bbox: &Bbox) -> Cells {
+        Cells::new(bbox, &self.origin, &self.chunk_shape)
+    }
+
+    /// Walks the stored objects that a region touches, each cut off where the region ends.
+    pub fn stored(&self, bbox: &Bbox) -> Cells {
+        Cells::new(bbox, &self.origin, &self.stored_shape)
+    }
+
+    /// Checks that the chunks tile the volume, which every source promises.
+    pub(crate) fn check(&self, identity: &str) -> Result<()> {
+        let axes = self.shape.len();
+        let tiles = |lengths: &[u64]| lengths.len() == axes && !lengths.contains(&0);
+        let whole =
+            self.stored_shape.iter().zip(&self.chunk_shape).all(|(stored, chunk)| *chunk > 0 && stored % chunk == 0);
+        if !tiles(&self.chunk_shape) || !tiles(&self.stored_shape) || !whole || self.origin.len() != axes {
+            let reason = format!(
+                "chunks of shape {:?}, stored by {:?}, cannot tile a volume of shape {:?} that begins at {:?}",
+                self.chunk_shape, self.stored_shape, self.shape, self.origin
+            );
+            return Err(Error::no_volume(identity, reason));
+        }
+        Ok(())
+    }
+}
+
+/// What a [`fetch`](ChunkSource::fetch) brought.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub enum Fetched {
+    /// Nothing yet: the source fetches while it decodes.
+    #[default]
+    Later,
+    /// The chunk is not stored.
+    Missing,
+    /// The bytes of one chunk, as they are stored.
+    Packed(Vec<u8>),
+}
+
+impl Fetched {
+    /// Returns how many bytes it holds.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Later | Self::Missing => 0,
+            Self::Packed(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether it holds no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A volume that can be read chunk by chunk, by many threads at once.
+///
+/// Every `region` is in the volume's coordinates, one range for each axis, not empty, and lies in one chunk and in the volume.
+pub trait ChunkSource: fmt::Debug + Send + Sync {
+    /// Returns shape, chunks and element type.
+    fn meta(&self) -> &VolumeMeta;
+
+    /// Returns one line that says which volume this is, the same in every process that opens it, and another one when
+    /// the volume has been replaced by another. Unfinished work is resumed only under an equal identity.
+    fn identity(&self) -> String;
+
+    /// Whether fetching waits for a network, so that many fetches at a time are worth their threads.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// Fetches what decoding a region takes: waits much and computes little.
+    ///
+    /// # Errors
+    ///
+    /// [`Chunk`](Error::Chunk) or [`Store`](Error::Store), naming the chunk.
+    fn fetch(&self, _region: &[Range<i64>]) -> Result<Fetched> {
+        Ok(Fetched::Later)
+    }
+
+    /// Decodes a part of one chunk from what was fetched for the same region.
+    ///
+    /// On return `scratch` holds the region's elements, native endian, or the news that they were never stored.
+    ///
+    /// # Errors
+    ///
+    /// [`Chunk`](Error::Chunk), naming the chunk.
+    fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()>;
+
+    /// Fetches and decodes.
+    ///
+    /// # Errors
+    ///
+    /// Those of both.
+    fn read(&self, region: &[Range<i64>], scratch: &mut Scratch) -> Result<()> {
+        self.decode(region, self.fetch(region)?, scratch)
+    }
+}
+
+/// Where the elements of a chunk come from that is to be stored.
+pub trait Gather {
+    /// Puts the elements of a region into `bytes`, native and dense, in the given order of axes, in place of what is there.
+    ///
+    /// # Errors
+    ///
+    /// What reading elements that are to be kept comes to.
+    fn gather(&self, region: &[Range<i64>], order: Order, bytes: &mut Vec<u8>) -> Result<()>;
+}
+
+/// A volume that can be written, one stored object at a time, by many threads at once.
+///
+/// Every `region` is one cell of the grid of [`stored_shape`](VolumeMeta::stored_shape), cut off where the volume ends.
+pub trait ChunkSink: ChunkSource {
+    /// Encodes what is to be stored for a region; asks `from` for its elements, chunk by chunk if it likes.
+    ///
+    /// # Errors
+    ///
+    /// [`Chunk`](Error::Chunk): the encoding cannot represent the elements. What `from` answers.
+    fn encode(&self, region: &[Range<i64>], from: &dyn Gather) -> Result<Vec<u8>>;
+
+    /// Stores it, in place of what is there: others see the old object or the new one, never a part.
+    ///
+    /// # Errors
+    ///
+    /// [`Store`](Error::Store), naming the object.
+    fn store(&self, region: &[Range<i64>], packed: Vec<u8>) -> Result<()>;
+
+    /// Takes the object away, if there is one: reading then finds it missing.
+    ///
+    /// # Errors
+    ///
+    /// [`Store`](Error::Store), naming the object.
+    fn erase(&self, region: &[Range<i64>]) -> Result<()>;
+}
