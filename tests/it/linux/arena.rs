@@ -6,6 +6,7 @@ use ndarray_shm::{Arena, ArenaArray, ArenaHandle, ArenaOptions};
 
 use super::sandbox;
 use crate::support::child::{Child, Role, say};
+use crate::support::forks::in_forked_child;
 use crate::support::{Place, backend_of_child, eventually};
 use crate::tests;
 
@@ -79,22 +80,6 @@ fn a_hundred_thousand_arrays_take_a_handful_of_descriptors_and_mappings(place: &
     getter.tell("end");
     getter.finish();
     assert_eq!(arena.stats().unwrap().arrays, 0);
-}
-
-/// Forks; the child does something and ends with what it returns, and the parent insists on success.
-#[allow(unsafe_code)]
-fn in_forked_child(act: impl FnOnce() -> bool) {
-    // SAFETY: this process has one thread; the child ends without running anything of the parent's.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or(false);
-        // SAFETY: ends the process without running anything else.
-        unsafe { libc::_exit(i32::from(!done)) };
-    }
-    let mut status = -1;
-    // SAFETY: waits for the child just made; the status is a valid place to write to.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!((waited, status), (child, 0), "the forked child");
 }
 
 /// A process whose forked children try everything with what they inherited.

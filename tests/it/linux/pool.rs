@@ -7,6 +7,7 @@ use libtest_mimic::Trial;
 use ndarray_shm::{Error, PoolOptions, SharedArray, SharingStrategy};
 
 use crate::support::child::{Child, Role, hear, say};
+use crate::support::forks::{fork, wait};
 use crate::support::machine::open_files;
 use crate::support::{Place, backend_of_child};
 use crate::tests;
@@ -25,27 +26,6 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] = &[("pool-forks", forks), ("pool-fork-holds", fork_holds)];
 
 const LENGTH: usize = 3000;
-
-/// Forks; returns the child's number.
-#[allow(unsafe_code)]
-fn fork(act: impl FnOnce() -> bool) -> i32 {
-    // SAFETY: this process has one thread; the child ends without running anything of the parent's.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or(false);
-        // SAFETY: ends the process without running anything else.
-        unsafe { libc::_exit(i32::from(!done)) };
-    }
-    child
-}
-
-#[allow(unsafe_code)]
-fn wait(child: i32) {
-    let mut status = -1;
-    // SAFETY: waits for a child of this process; the status is a valid place to write to.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!((waited, status), (child, 0), "the forked child");
-}
 
 /// A process that forks in the middle of everything.
 fn forks(arguments: &[String]) {

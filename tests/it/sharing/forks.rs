@@ -9,6 +9,7 @@ use ndarray_shm::{Channel, Socket};
 use super::meeting::{Meeting, Traces, all, attach, leaving_nothing, names, share, strategies};
 use crate::support::Place;
 use crate::support::child::{ROLE, Role, program};
+use crate::support::forks::in_forked_child;
 use crate::support::{backend_of_child, machine::open_files};
 use crate::tests;
 
@@ -29,22 +30,6 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] =
     &[("fork-and-add", fork_and_add), ("fork-with-channel", fork_with_channel), ("inheritor", inheritor)];
-
-/// Forks; the child does something and ends with what it returns, and the parent insists on success.
-#[allow(unsafe_code)]
-fn in_forked_child(act: impl FnOnce() -> bool) {
-    // SAFETY: this process has one thread; the child ends without running anything of the parent's.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or(false);
-        // SAFETY: ends the process without running anything else.
-        unsafe { libc::_exit(i32::from(!done)) };
-    }
-    let mut status = -1;
-    // SAFETY: waits for the child just made; the status is a valid place to write to.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!((waited, status), (child, 0), "the forked child");
-}
 
 /// A process whose forked children add one to arrays that they inherited.
 fn fork_and_add(arguments: &[String]) {

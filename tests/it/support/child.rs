@@ -159,3 +159,14 @@ impl Drop for Child {
         let _already_waited = self.process.wait();
     }
 }
+
+/// Lets signals of the terminal end this process and its children: a shell starts what runs in the background without
+/// that, and it is inherited.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+pub fn hear_the_terminal() {
+    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP] {
+        // SAFETY: no handler is installed, and no other thread runs yet.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}

@@ -2,6 +2,8 @@
 
 pub mod child;
 #[cfg(target_os = "linux")]
+pub mod forks;
+#[cfg(target_os = "linux")]
 mod hidden;
 pub mod machine;
 mod meddling;

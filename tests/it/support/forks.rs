@@ -1,0 +1,27 @@
+//! Forked children, which inherit memory and descriptors. For processes with one thread.
+#![allow(unsafe_code)]
+
+/// Forks; the child does something and ends with whether it was true. Returns the child's number.
+pub fn fork(act: impl FnOnce() -> bool) -> i32 {
+    // SAFETY: this process has one thread; the child ends without running anything of the parent's.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or(false);
+        // SAFETY: ends the process without running anything else.
+        unsafe { libc::_exit(i32::from(!done)) };
+    }
+    child
+}
+
+/// Waits for a forked child's end and insists on success.
+pub fn wait(child: i32) {
+    let mut status = -1;
+    // SAFETY: waits for a child of this process; the status is a valid place to write to.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((waited, status), (child, 0), "the forked child");
+}
+
+/// Forks and waits.
+pub fn in_forked_child(act: impl FnOnce() -> bool) {
+    wait(fork(act));
+}
