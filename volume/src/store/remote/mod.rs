@@ -7,6 +7,8 @@
 mod connect;
 mod failure;
 mod io_threads;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload,
 };
 
-use self::connect::Server;
+use self::connect::{Server, Settings};
 use self::failure::Failure;
 use self::io_threads::IoThreads;
 use crate::error::{Error, Result};
@@ -44,18 +46,22 @@ struct RemoteStore {
 
 /// Opens the store that a URL means.
 pub(crate) fn open(place: &str) -> Result<Arc<dyn Store>> {
+    open_with(place, &Settings::of_environment())
+}
+
+fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
     let shown = url::shown(place);
     let unusable = |reason: String| Error::Url { url: shown.clone(), reason };
-    let patience = match std::env::var(PATIENCE.0) {
-        Ok(text) => match text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+    let patience = match settings.get(PATIENCE.0) {
+        Some(text) => match text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
             Some(patience) => patience,
             None => return Err(unusable(format!("{} is `{text}`, which is no number of seconds", PATIENCE.0))),
         },
-        Err(_) => PATIENCE.1,
+        None => PATIENCE.1,
     };
     let io = IoThreads::current().map_err(|error| unusable(format!("cannot start threads for requests: {error}")))?;
     let server = io
-        .wait(connect::connect(place, patience))
+        .wait(connect::connect(place, settings, patience))
         .map_err(|forked| unusable(forked.to_string()))?
         .map_err(|failure| unusable(failure.to_string()))?;
     Ok(Arc::new(RemoteStore { io, server, shown, patience }))
