@@ -11,7 +11,8 @@ use object_store::http::HttpBuilder;
 use object_store::{BackoffConfig, ClientOptions, HeaderMap, HeaderValue, ObjectStore, RetryConfig};
 
 use super::failure::Failure;
-use crate::store::url;
+use super::lengths::WithLengths;
+use crate::store::url::Web;
 
 /// How long a connection may take to be made. A server that is being restarted refuses at once.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -19,8 +20,11 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// How long a server may be silent in the middle of an answer. Answers of any length may take as long as they keep coming.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// The longest pause between two attempts: as long as a server may be up before it is noticed.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The first pause between two attempts.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest: so much later it is noticed that a server is up again.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A server that can be asked.
 #[derive(Debug)]
@@ -94,7 +98,9 @@ fn unusable(error: &object_store::Error) -> Failure {
 }
 
 fn retries(patience: Duration) -> RetryConfig {
-    let backoff = BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: LONGEST_PAUSE, base: 2.0 };
+    // Longer than the first pause, or the range that the next is drawn from would be empty.
+    let max_backoff = patience.clamp(2 * FIRST_PAUSE, LONGEST_PAUSE);
+    let backoff = BackoffConfig { init_backoff: FIRST_PAUSE, max_backoff, base: 2.0 };
     // Time is the limit, not a number of attempts: an outage of a minute is many quick refusals.
     RetryConfig { backoff, max_retries: usize::MAX, retry_timeout: patience }
 }
@@ -116,7 +122,7 @@ fn client_with(headers: HeaderMap) -> ClientOptions {
 }
 
 fn web(place: &str, patience: Duration) -> Result<Server, Failure> {
-    let url = url::Web::split(place);
+    let url = Web::split(place);
     let mut headers = HeaderMap::new();
     // Google's servers unpack what is stored under gzip for whoever does not say that he can do it.
     let accepted = if url.host().ends_with("googleapis.com") { "gzip" } else { "identity" };
@@ -128,6 +134,7 @@ fn web(place: &str, patience: Duration) -> Result<Server, Failure> {
     }
     let objects = HttpBuilder::new()
         .with_url(url.without_user())
+        .with_http_connector(WithLengths)
         .with_client_options(client_with(headers).with_allow_http(true))
         .with_retry(retries(patience))
         .build()

@@ -7,6 +7,7 @@
 mod connect;
 mod failure;
 mod io_threads;
+mod lengths;
 #[cfg(test)]
 mod tests;
 
@@ -21,7 +22,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload,
 };
 
-use self::connect::{Server, Settings};
+use self::connect::{FIRST_PAUSE, LONGEST_PAUSE, Server, Settings};
 use self::failure::Failure;
 use self::io_threads::IoThreads;
 use crate::error::{Error, Result};
@@ -95,12 +96,12 @@ impl RemoteStore {
 
     async fn again_and_again<T>(&self, path: &Path, mut request: impl AsyncFnMut(&Path) -> Answer<T>) -> Answer<T> {
         let begin = Instant::now();
-        let mut pause = Duration::from_millis(100);
+        let mut pause = FIRST_PAUSE;
         loop {
             match request(path).await {
                 Err(failure) if failure.may_pass() && begin.elapsed() < self.patience => {
                     tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(Duration::from_secs(5));
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 Err(failure) if begin.elapsed() >= self.patience => {
                     return Err(failure.after(format!("tried for {:.0?}", begin.elapsed())));
