@@ -45,7 +45,9 @@ pub(super) struct Settings(Vec<(String, String)>);
 impl Settings {
     /// Takes the environment's. What is empty or no text is as if it were not there.
     pub(super) fn of_environment() -> Self {
-        Self::new(std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))))
+        Self::new(
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
+        )
     }
 
     pub(super) fn new(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
@@ -86,8 +88,9 @@ pub(super) async fn connect(place: &str, settings: &Settings, patience: Duration
                 "az" => "azure",
                 other => other,
             };
-            let text =
-                format!("this program was built without `{scheme}://`: build ndarray-shm-volume with the feature `{feature}`");
+            let text = format!(
+                "this program was built without `{scheme}://`: build ndarray-shm-volume with the feature `{feature}`"
+            );
             Err(Failure::last(text))
         }
     }
@@ -160,8 +163,7 @@ async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration)
     ];
     let is_anonymous = !credentials.into_iter().any(|key| has(&builder, key))
         || settings.get("AWS_SKIP_SIGNATURE").is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1");
-    let endpoint =
-        builder.get_config_value(&Key::S3Endpoint).or_else(|| builder.get_config_value(&Key::Endpoint));
+    let endpoint = builder.get_config_value(&Key::S3Endpoint).or_else(|| builder.get_config_value(&Key::Endpoint));
     if endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
         // Whoever names such an endpoint has said it already.
         builder = builder.with_allow_http(true);

@@ -210,7 +210,8 @@ fn answers_without_length_or_tag_are_read_whole() {
         assert!(found.bytes == bytes && found.gzip == gzip, "{key}");
     }
     let proxied = HttpServer::without_tags(directory.path());
-    let proxy = FaultyProxy::start(&proxied.url(), |request| (request.number < 3).then_some(Fault::TruncatedWithoutTag));
+    let proxy =
+        FaultyProxy::start(&proxied.url(), |request| (request.number < 3).then_some(Fault::TruncatedWithoutTag));
     let found = web(&proxy.url(), "20").get("c/0/1/2").expect("it comes whole").expect("it is there");
     assert!(found.bytes == noise(3, 1_000_003));
     assert_eq!(proxy.requests().len(), 4);
@@ -235,7 +236,8 @@ fn who_may_not_know_whether_it_exists_is_told_so_or_nothing() {
     proxy.decide(|_| Some(Fault::Status(403)));
     assert!(web(&proxy.url(), "1").get("0/1").is_err(), "only S3 means nothing by it");
     let secret = proxy.url().replace("http://", "http://me:secret@") + "/v?signature=secret";
-    for error in [web(&secret, "1").get("0/1").expect_err("refused"), web(&secret, "1").list("").expect_err("refused")] {
+    for error in [web(&secret, "1").get("0/1").expect_err("refused"), web(&secret, "1").list("").expect_err("refused")]
+    {
         let text = format!("{} {error:?}", words(&error));
         assert!(!text.contains("secret"), "{text}");
     }

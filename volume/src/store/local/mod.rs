@@ -5,6 +5,9 @@
 //! `find DIRECTORY -name '.ndshm-*.partial' -delete` removes them when nobody writes. Nothing is forced to the disk: a machine that
 //! loses power may lose what was written in its last seconds, so whoever must know writes again.
 
+#[cfg(test)]
+mod tests;
+
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
 use std::ops::Range;
@@ -83,9 +86,8 @@ fn open(path: &Path) -> io::Result<Option<(File, Metadata)>> {
 /// Reads so many bytes, or as many as there are.
 fn read(file: File, length: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
     let memory = usize::try_from(length).ok().filter(|_| length <= LARGEST_OBJECT);
-    let memory = memory.ok_or_else(|| {
-        wrong(format!("{length} bytes are more than one object may have here ({LARGEST_OBJECT})"))
-    })?;
+    let memory = memory
+        .ok_or_else(|| wrong(format!("{length} bytes are more than one object may have here ({LARGEST_OBJECT})")))?;
     bytes.clear();
     bytes.try_reserve_exact(memory)?;
     file.take(length).read_to_end(bytes)?;
