@@ -71,7 +71,6 @@ fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
 /// What came for a request.
 struct Received {
     bytes: Vec<u8>,
-    range: Range<u64>,
     meta: ObjectMeta,
     gzip: bool,
 }
@@ -157,7 +156,7 @@ impl RemoteStore {
         };
         // What a server announces is not yet there: memory is taken as bytes come.
         let mut bytes = Vec::with_capacity(memory.min(PART));
-        let (range, meta) = (found.range.clone(), found.meta.clone());
+        let meta = found.meta.clone();
         let GetResultPayload::Stream(mut body) = found.payload;
         while let Some(piece) = body.next().await {
             let piece = piece.map_err(|error| Failure::of_body(&error))?;
@@ -170,7 +169,7 @@ impl RemoteStore {
             let came = bytes.len();
             return Err(Failure::passing(format!("the answer had {came} bytes, where {memory} were announced")));
         }
-        Ok(Some(Received { bytes, range, meta, gzip }))
+        Ok(Some(Received { bytes, meta, gzip }))
     }
 
     async fn send(&self, path: &Path, payload: PutPayload, gzip: bool) -> Answer<()> {
@@ -250,7 +249,7 @@ impl Store for RemoteStore {
     fn get(&self, key: &str) -> Result<Option<Object>> {
         let received = self.ask("reading", key, async |path| self.receive(path, None).await)?;
         Ok(received.map(|received| {
-            let Received { bytes, gzip, meta, .. } = received;
+            let Received { bytes, gzip, meta } = received;
             let version = meta.e_tag.unwrap_or_else(|| meta.last_modified.timestamp_millis().to_string());
             Object { bytes, gzip, version }
         }))
