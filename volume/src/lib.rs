@@ -38,10 +38,12 @@ pub mod demo;
 mod download;
 mod error;
 mod grid;
+pub mod markers;
 mod open;
 mod plan;
 mod progress;
 mod scratch;
+mod shard;
 mod store;
 mod upload;
 mod volume;
@@ -54,9 +56,12 @@ pub use crate::download::{
 pub use crate::error::{Error, Result};
 pub use crate::grid::Cells;
 pub use crate::open::{Encoding, NewVolume, ScaleInfo, VolumeOptions, create_volume, open_volume};
-pub use crate::plan::{Shard, plan};
+pub use crate::plan::plan;
 pub use crate::progress::{DownloadProgress, Progress, StopFlag};
 pub use crate::scratch::{Elements, Scratch};
+pub use crate::shard::Shard;
 pub use crate::store::url::{VolumeFormat, VolumeUrl};
-pub use crate::upload::{Alignment, UploadOptions, Uploaded, upload_from_shared_memory};
+pub use crate::upload::{
+    Alignment, UploadOptions, Uploaded, upload_from_array, upload_from_file, upload_from_shared_memory,
+};
 pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};
