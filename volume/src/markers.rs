@@ -172,7 +172,7 @@ mod tests {
         let file = directory.path().join(key(marker(1).shard));
         let whole = marker(1).to_json().to_string();
         for text in
-            ["", "{}", "[1]", &whole[..whole.len() / 2], &whole.replace("-4:8", "8:-4"), &whole.replace("3", "-3")]
+            ["", "{}", "[1]", &whole[..whole.len() / 2], &whole.replace("-4:8", "8:-4"), &whole.replace('3', "-3")]
         {
             std::fs::write(&file, text).expect("a file");
             let error = read(&place, marker(1).shard).expect_err(text).to_string();

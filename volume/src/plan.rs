@@ -110,9 +110,9 @@ fn best(numbers: &[Range<u64>], parts: usize, axes: &[usize]) -> Option<Cut> {
             let Ok(given) = usize::try_from(fair.clamp(least, most)) else { continue };
             let Ok(offset) = u64::try_from(before) else { continue };
             let halves = [(before_cells, given as u128), (behind_cells, (parts - given) as u128)];
-            let fuller =
-                if halves[0].0.saturating_mul(halves[1].1) > halves[1].0.saturating_mul(halves[0].1) { 0 } else { 1 };
-            let cut = Cut { axis, at: start + offset, parts: given, fullest: halves[fuller] };
+            let first = halves[0].0.saturating_mul(halves[1].1) > halves[1].0.saturating_mul(halves[0].1);
+            let cut =
+                Cut { axis, at: start + offset, parts: given, fullest: if first { halves[0] } else { halves[1] } };
             if best.is_none_or(|best| cut.is_better(&best)) {
                 best = Some(cut);
             }

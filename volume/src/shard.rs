@@ -118,7 +118,8 @@ fn slurm(id: usize, given: Option<usize>, variable: &impl Fn(&str) -> Option<Str
     let step = variable(SLURM_STEP).map_or(Ok(1), |step| number(SLURM_STEP, &step))?;
     let described =
         format!("{SLURM_ID}={id} {SLURM_MIN}={min} {SLURM_MAX}={max} {SLURM_COUNT}={count} {SLURM_STEP}={step}");
-    let whole = step > 0 && min <= id && id <= max && (id - min) % step == 0 && (max - min) % step == 0;
+    let whole =
+        step > 0 && min <= id && id <= max && (id - min).is_multiple_of(step) && (max - min).is_multiple_of(step);
     if !whole || (max - min) / step + 1 != count {
         let reason = format!(
             "the array has gaps, so that the place of a task in it is not known ({described}): submit it as --array=0-N, or say \

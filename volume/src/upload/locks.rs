@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn who_gives_up_waiting_gets_nothing_and_a_failure_frees_the_lock() {
         let volume = format!("another test of locks {}", std::process::id());
-        let region = [0..1_i64];
+        let region = [0..1_i64, 0..1];
         let outer = locked(&volume, &region, &|| false, || {
             let asked = AtomicUsize::new(0);
             let give_up = || asked.fetch_add(1, Ordering::SeqCst) > 2;

@@ -238,7 +238,9 @@ impl<'a, T: Element> Work<'a, T> {
                 let started = named.spawn_scoped(scope, move || {
                     let alarm = Alarm(&self.abort);
                     // Whether anybody listens is no concern of the thread.
-                    let end = (task.work)(&|| drop(sender.send(())));
+                    let end = (task.work)(&|| {
+                        let _heard = sender.send(());
+                    });
                     match end {
                         Ok(()) => std::mem::forget(alarm),
                         Err(error) => self.fail(error),
@@ -291,10 +293,13 @@ impl<'a, T: Element> Work<'a, T> {
     }
 }
 
-/// What one thread does. It calls what it gets after each object.
+/// Calls what it gets after each object.
+type Job<'a> = Box<dyn FnOnce(&dyn Fn()) -> Result<()> + Send + 'a>;
+
+/// What one thread does.
 struct Task<'a> {
     name: &'static str,
-    work: Box<dyn FnOnce(&dyn Fn()) -> Result<()> + Send + 'a>,
+    work: Job<'a>,
 }
 
 /// Stops the colleagues of a thread that fails or panics.
