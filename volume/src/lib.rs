@@ -38,6 +38,7 @@ pub mod demo;
 mod download;
 mod error;
 mod grid;
+mod gzip;
 mod open;
 mod plan;
 mod progress;
