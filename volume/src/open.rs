@@ -136,6 +136,23 @@ pub struct NewVolume {
     pub resolution: Vec<f64>,
 }
 
+impl NewVolume {
+    /// Describes a volume that begins at 0, is not packed, has no shards and elements of 1 nm; Zarr in version 3. Its fields can be changed.
+    pub fn new(format: VolumeFormat, shape: &[u64], chunk_shape: &[u64], dtype: DType) -> Self {
+        Self {
+            format,
+            version: if format == VolumeFormat::Zarr { 3 } else { 1 },
+            origin: vec![0; shape.len()],
+            shape: shape.to_vec(),
+            chunk_shape: chunk_shape.to_vec(),
+            shard_shape: None,
+            dtype,
+            encoding: Encoding::Raw,
+            resolution: Vec::new(),
+        }
+    }
+}
+
 /// Makes a volume without chunks, for writing.
 ///
 /// # Errors
