@@ -38,6 +38,7 @@ pub mod demo;
 mod download;
 mod error;
 mod grid;
+mod missing;
 mod open;
 mod plan;
 mod progress;
@@ -49,10 +50,11 @@ mod zarr;
 
 pub use crate::bbox::Bbox;
 pub use crate::download::{
-    DownloadOptions, Downloaded, ProcessWorkers, Workers, download_to_shared_memory, paint_as_worker,
+    DownloadOptions, Downloaded, ProcessWorkers, Spent, Workers, download_to_shared_memory, paint_as_worker,
 };
 pub use crate::error::{Error, Result};
 pub use crate::grid::Cells;
+pub use crate::missing::{FillValue, Missing};
 pub use crate::open::{Encoding, NewVolume, ScaleInfo, VolumeOptions, create_volume, open_volume};
 pub use crate::plan::{Shard, plan};
 pub use crate::progress::{DownloadProgress, Progress, StopFlag};
