@@ -57,6 +57,16 @@ pub enum Error {
         /// The part of the volume that was asked for.
         region: String,
     },
+    /// What missing chunks are to be filled with is no element of the volume.
+    #[error("fill value `{value}` for elements of {dtype}: {reason}")]
+    FillValue {
+        /// The value as it was given.
+        value: String,
+        /// The type of the elements.
+        dtype: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The store did not answer, or refused, after as many attempts as it is worth.
     #[error("{op} `{object}` failed")]
     Store {

@@ -40,6 +40,7 @@ mod error;
 mod grid;
 mod gzip;
 pub mod markers;
+mod missing;
 mod open;
 mod plan;
 mod precomputed;
@@ -53,10 +54,11 @@ mod zarr;
 
 pub use crate::bbox::Bbox;
 pub use crate::download::{
-    DownloadOptions, Downloaded, ProcessWorkers, Workers, download_to_shared_memory, paint_as_worker,
+    DownloadOptions, Downloaded, ProcessWorkers, Spent, Workers, download_to_shared_memory, paint_as_worker,
 };
 pub use crate::error::{Error, Result};
 pub use crate::grid::Cells;
+pub use crate::missing::{FillValue, Missing};
 pub use crate::open::{Encoding, NewVolume, ScaleInfo, VolumeOptions, create_volume, open_volume};
 pub use crate::plan::plan;
 pub use crate::progress::{DownloadProgress, Progress, StopFlag};

@@ -47,6 +47,7 @@ pub(crate) struct Work<'a, T> {
     abort: StopFlag,
     failure: Mutex<Option<Error>>,
     tally: Tally,
+    begun: Instant,
 }
 
 /// What was done so far.
@@ -82,6 +83,7 @@ impl<'a, T: Element> Work<'a, T> {
             abort: StopFlag::new(),
             failure: Mutex::new(None),
             tally: Tally::default(),
+            begun: Instant::now(),
         }
     }
 
@@ -278,8 +280,16 @@ impl<'a, T: Element> Work<'a, T> {
     }
 
     fn tell(&self) {
-        let (done, total) = (self.tally.done(), self.units.total());
-        self.options.progress.update(DownloadProgress { done, total, painted_here: done });
+        let done = self.tally.done();
+        self.options.progress.update(DownloadProgress {
+            done,
+            total: self.units.total(),
+            painted_here: done,
+            bytes: self.tally.bytes.load(Ordering::Relaxed),
+            bytes_total: self.units.count(self.units.cutout.ranges()) * size_of::<T>() as u64,
+            fetched: self.tally.stored_bytes.load(Ordering::Relaxed),
+            elapsed: self.begun.elapsed(),
+        });
     }
 
     /// The first error is the one that is told.
