@@ -31,10 +31,10 @@ pub(crate) fn samples() -> BTreeMap<&'static str, (Vec<u8>, bool)> {
 
 fn libdeflated(bytes: &[u8]) -> Vec<u8> {
     let mut packer = libdeflater::Compressor::new(libdeflater::CompressionLvl::fastest());
-    let mut packed = vec![0; packer.gzip_compress_bound(bytes.len())];
-    let length = packer.gzip_compress(bytes, &mut packed).expect("room enough");
-    packed.truncate(length);
-    packed
+    let mut stream = vec![0; packer.gzip_compress_bound(bytes.len())];
+    let length = packer.gzip_compress(bytes, &mut stream).expect("room enough");
+    stream.truncate(length);
+    stream
 }
 
 /// Everything that reading promises, on a store that has the [`samples`].
