@@ -69,6 +69,10 @@ impl Settings {
     }
 }
 
+#[cfg_attr(
+    not(any(feature = "s3", feature = "gcs", feature = "azure")),
+    expect(unused_variables, clippy::unused_async)
+)]
 /// Connects to nothing yet, except that a bucket of S3 is asked for its region if nobody said it.
 pub(super) async fn connect(place: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
     let (scheme, rest) = place.split_once("://").unwrap_or(("", place));
@@ -82,7 +86,6 @@ pub(super) async fn connect(place: &str, settings: &Settings, patience: Duration
         #[cfg(feature = "azure")]
         "az" => azure(bucket, prefix, settings, patience),
         _ => {
-            let _unused_without_clouds = (bucket, prefix, settings);
             let feature = match scheme {
                 "gs" => "gcs",
                 "az" => "azure",

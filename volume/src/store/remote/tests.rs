@@ -188,7 +188,7 @@ fn a_server_that_is_gone_for_good_is_an_error_in_bounded_time() {
         store.put("0/1", vec![3], false).expect_err("gone"),
         store.list("").expect_err("gone"),
     ];
-    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_mins(1), "{:?}", begin.elapsed());
     for error in &errors[..3] {
         let text = words(error);
         assert!(text.contains("`s3://test/v/0/1` failed"), "{text}");
