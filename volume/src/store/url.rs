@@ -313,8 +313,7 @@ pub(crate) fn shown(text: &str) -> String {
     let (authority, path) = path.split_at(path.find('/').unwrap_or(path.len()));
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     // Not a port: a password with a slash, which is no URL any more, but a password still.
-    let is_torn =
-        host.rsplit_once(':').is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit() || byte == b']'));
+    let is_torn = host.rsplit_once(':').is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit() || byte == b']'));
     if is_torn && path.contains('@') {
         return format!("{front}…{query}");
     }

@@ -53,9 +53,8 @@ pub(super) async fn connect(place: &str, patience: Duration) -> Result<Server, F
                 "az" => "azure",
                 other => other,
             };
-            let text = format!(
-                "this program was built without `{scheme}://`: build ndarray-shm-volume with the feature `{feature}`"
-            );
+            let text =
+                format!("this program was built without `{scheme}://`: build ndarray-shm-volume with the feature `{feature}`");
             Err(Failure::last(text))
         }
     }
@@ -139,7 +138,8 @@ async fn s3(bucket: &str, prefix: &str, patience: Duration) -> Result<Server, Fa
     ];
     let is_anonymous = !credentials.into_iter().any(|key| has(&builder, key))
         || std::env::var("AWS_SKIP_SIGNATURE").is_ok_and(|value| value.eq_ignore_ascii_case("true") || value == "1");
-    let endpoint = builder.get_config_value(&Key::S3Endpoint).or_else(|| builder.get_config_value(&Key::Endpoint));
+    let endpoint =
+        builder.get_config_value(&Key::S3Endpoint).or_else(|| builder.get_config_value(&Key::Endpoint));
     if endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
         // Whoever names such an endpoint has said it already.
         builder = builder.with_allow_http(true);

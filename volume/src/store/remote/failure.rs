@@ -70,9 +70,7 @@ impl Failure {
 }
 
 fn chain(error: &object_store::Error) -> impl Iterator<Item = &(dyn StdError + 'static)> {
-    std::iter::successors(Some(error as &(dyn StdError + 'static)), |error: &&(dyn StdError + 'static)| {
-        (*error).source()
-    })
+    std::iter::successors(Some(error as &(dyn StdError + 'static)), |error: &&(dyn StdError + 'static)| (*error).source())
 }
 
 fn is_broken_connection(error: &object_store::Error) -> bool {

@@ -144,9 +144,7 @@ impl RemoteStore {
         let length = found.range.end.saturating_sub(found.range.start);
         let memory = usize::try_from(length).ok().filter(|_| length <= LARGEST_OBJECT);
         let Some(memory) = memory else {
-            return Err(Failure::last(format!(
-                "{length} bytes are more than one object may have here ({LARGEST_OBJECT})"
-            )));
+            return Err(Failure::last(format!("{length} bytes are more than one object may have here ({LARGEST_OBJECT})")));
         };
         // What a server announces is not yet there: memory is taken as bytes come.
         let mut bytes = Vec::with_capacity(memory.min(PART));
