@@ -41,6 +41,7 @@ mod grid;
 mod gzip;
 mod open;
 mod plan;
+mod precomputed;
 mod progress;
 mod scratch;
 mod store;

@@ -5,7 +5,7 @@ use ndarray_shm::DType;
 use crate::error::{Error, Result};
 use crate::store::url::{Place, VolumeFormat, VolumeUrl};
 use crate::volume::{ChunkSink, ChunkSource};
-use crate::zarr;
+use crate::{precomputed, store, zarr};
 
 /// One scale of a volume, also called mip or level: the same picture at one resolution.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,6 +47,9 @@ impl VolumeOptions {
     /// - [`UnsupportedDType`](Error::UnsupportedDType): its elements cannot be in shared memory;
     /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached.
     pub fn open(&self, url: &VolumeUrl) -> Result<Box<dyn ChunkSource>> {
+        if url.expected_format() == Some(VolumeFormat::Precomputed) {
+            return precomputed::open(store::open(url)?, self.mip);
+        }
         match url.place() {
             Place::Local(path) => zarr::open(path),
             Place::Remote(place) => {
@@ -61,6 +64,9 @@ impl VolumeOptions {
     ///
     /// Those of [`open`](Self::open), and [`Source`](Error::Source) if it can be read but not written.
     pub fn open_writable(&self, url: &VolumeUrl) -> Result<Box<dyn ChunkSink>> {
+        if url.expected_format() == Some(VolumeFormat::Precomputed) {
+            return precomputed::open_writable(store::open(url)?, self.mip);
+        }
         Err(Error::no_volume(url, "volumes cannot be written yet"))
     }
 
@@ -70,6 +76,9 @@ impl VolumeOptions {
     ///
     /// Those of [`open`](Self::open).
     pub fn scales(&self, url: &VolumeUrl) -> Result<Vec<ScaleInfo>> {
+        if url.expected_format() == Some(VolumeFormat::Precomputed) {
+            return precomputed::scales(&store::open(url)?);
+        }
         Err(Error::no_volume(url, "scales cannot be listed yet"))
     }
 }
@@ -133,6 +142,9 @@ pub struct NewVolume {
 ///
 /// [`Source`](Error::Source): something is there already, or the format does not have what is asked for.
 /// [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached or written.
-pub fn create_volume(url: &VolumeUrl, _new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
+pub fn create_volume(url: &VolumeUrl, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
+    if new.format == VolumeFormat::Precomputed {
+        return precomputed::create(store::open(url)?, new);
+    }
     Err(Error::no_volume(url, "volumes cannot be made yet"))
 }

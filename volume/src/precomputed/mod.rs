@@ -1,0 +1,71 @@
+//! Neuroglancer Precomputed: volumes of the axes x, y, z and channel, described by a document called `info`.
+//!
+//! The only room that knows this format. It reads and writes single chunks, and reads shards; every document, index and chunk is
+//! input. Compression of the elements is in `encoding` and the rooms below it, which know no stores.
+
+mod create;
+mod encoding;
+mod info;
+mod key;
+mod pictures;
+mod segmentation;
+mod sharding;
+mod shards;
+mod volume;
+
+use std::sync::Arc;
+
+pub(crate) use self::create::create;
+use self::info::{INFO, Info};
+use self::volume::PrecomputedVolume;
+use crate::error::Result;
+use crate::open::ScaleInfo;
+use crate::store::Store;
+use crate::volume::{ChunkSink, ChunkSource};
+
+/// Unit of resolutions.
+const UNIT: &str = "nm";
+
+/// Whether there is a description, of whatever it be: what is wrong with it is said when it is opened.
+pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
+    Ok(store.get(INFO)?.is_some())
+}
+
+/// Opens a scale for reading.
+///
+/// # Errors
+///
+/// - [`Source`](crate::Error::Source): there is no such volume or scale, its description is damaged or is one of something else, or its
+///   chunks are encoded as cannot be read;
+/// - [`UnsupportedDType`](crate::Error::UnsupportedDType): its elements cannot be in shared memory;
+/// - [`Store`](crate::Error::Store): the store cannot be reached.
+pub(crate) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSource>> {
+    Ok(Box::new(PrecomputedVolume::open(store, mip)?))
+}
+
+/// Opens a scale for reading and writing.
+///
+/// Chunks that are raw or `compressed_segmentation` are wrapped in gzip, as CloudVolume does.
+///
+/// # Errors
+///
+/// Those of [`open`], and [`Source`](crate::Error::Source) if the scale is sharded.
+pub(crate) fn open_writable(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSink>> {
+    Ok(Box::new(PrecomputedVolume::open(store, mip)?.writable()?))
+}
+
+/// Lists the scales, the finest first, also those whose chunks cannot be read.
+///
+/// # Errors
+///
+/// Those of [`open`], but for encodings.
+pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
+    let scales = Info::read(&**store)?.scales.into_iter();
+    let described = scales.map(|scale| ScaleInfo {
+        key: scale.key,
+        meta: scale.meta,
+        resolution: scale.resolution,
+        unit: UNIT.to_owned(),
+    });
+    Ok(described.collect())
+}
