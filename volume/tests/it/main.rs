@@ -5,6 +5,9 @@ mod place;
 
 mod formats;
 mod interrupted;
+mod missing;
+mod other_places;
 mod pooled;
 mod refused;
 mod regions;
+mod remote;
