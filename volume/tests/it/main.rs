@@ -11,3 +11,4 @@ mod pooled;
 mod refused;
 mod regions;
 mod remote;
+mod zarr;
