@@ -140,6 +140,24 @@ pub enum Error {
         /// Chunks there are.
         total: usize,
     },
+    /// A thread that writes panicked. What it had stored is whole, and the same call again does no harm.
+    #[error("writing ended after {done} of {total} objects: {report}")]
+    Writing {
+        /// What the thread said.
+        report: String,
+        /// Objects that were stored by then.
+        done: usize,
+        /// Objects there are.
+        total: usize,
+    },
+    /// Which part of the work is meant cannot be known.
+    #[error("part `{part}`: {reason}")]
+    Shard {
+        /// The part as it was given, or what stands for it.
+        part: String,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
     /// The array itself could not be made, opened, painted or finished.
     #[error(transparent)]
     Array(#[from] ndarray_shm::Error),

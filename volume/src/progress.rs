@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// How far a download is.
+/// How far a download is, or an upload; its chunks are the objects it stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DownloadProgress {
     /// Chunks that are painted, by whomever.
@@ -20,7 +20,7 @@ pub struct DownloadProgress {
     pub bytes: u64,
     /// Bytes of the array.
     pub bytes_total: u64,
-    /// Bytes that this call's workers fetched, as they are stored. 0 where the volume is fetched while it is decoded.
+    /// Bytes that this call's workers fetched, or in an upload stored, as they are stored. 0 where the volume is fetched while it is decoded.
     pub fetched: u64,
     /// Time since painting began.
     pub elapsed: Duration,

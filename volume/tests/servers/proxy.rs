@@ -1,7 +1,7 @@
 //! A proxy between client and server that counts requests, fails as it is told, and can go away and come back.
 
 use std::fmt;
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{self, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -231,8 +231,13 @@ fn one_request(shared: &Shared, mut client: &TcpStream) -> io::Result<bool> {
     let mut body = Vec::new();
     server.read_to_end(&mut body)?;
     let head = if fault == Some(Fault::TruncatedWithoutTag) { head.without("etag") } else { head };
-    let whole = request.method == "HEAD" || body.len() as u64 == head.length() || head.value("transfer-encoding").is_some();
-    let end = if matches!(fault, Some(Fault::Truncated | Fault::TruncatedWithoutTag)) || !whole { body.len() / 2 } else { body.len() };
+    let whole =
+        request.method == "HEAD" || body.len() as u64 == head.length() || head.value("transfer-encoding").is_some();
+    let end = if matches!(fault, Some(Fault::Truncated | Fault::TruncatedWithoutTag)) || !whole {
+        body.len() / 2
+    } else {
+        body.len()
+    };
     client.write_all(head.without("connection").text("Connection: close\r\n").as_bytes())?;
     client.write_all(&body[..end])?;
     client.shutdown(Shutdown::Both)?;

@@ -47,8 +47,7 @@ impl IoThreads {
         }
         let runtime =
             Builder::new_multi_thread().worker_threads(THREADS).thread_name("ndshm-io").enable_all().build()?;
-        let threads: &'static Self =
-            Box::leak(Box::new(Self { process, runtime, requests: Semaphore::new(REQUESTS) }));
+        let threads: &'static Self = Box::leak(Box::new(Self { process, runtime, requests: Semaphore::new(REQUESTS) }));
         *current = Some(threads);
         Ok(threads)
     }
