@@ -3,6 +3,7 @@
 //! The binary is also the processes that its tests start: with a role in the environment it plays that instead of running tests.
 
 mod formats;
+mod parts;
 #[cfg(target_os = "linux")] // where CloudVolume has real shared memory
 mod peers;
 #[path = "../place/mod.rs"]
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         processes::without_a_common_lock_they_would,
         processes::a_killed_upload_is_finished_by_the_same_call,
         processes::a_holder_of_locks_that_is_killed_leaves_them_free,
+        parts::four_tasks_together_write_the_whole_in_any_order,
         formats::a_new_volume_is_made_from_an_array_in_shared_memory,
         formats::two_that_change_the_same_shards_lose_nothing,
         formats::background_of_a_zarr_volume_is_not_stored,

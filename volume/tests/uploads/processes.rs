@@ -16,9 +16,9 @@ use crate::raw::Raw;
 
 /// Set: which role to play.
 pub(crate) const ROLE: &str = "UPLOAD_TEST_ROLE";
-const VOLUME: &str = "UPLOAD_TEST_VOLUME";
-const ARRAYS: &str = "UPLOAD_TEST_ARRAYS";
-const LOCATION: &str = "UPLOAD_TEST_LOCATION";
+pub(crate) const VOLUME: &str = "UPLOAD_TEST_VOLUME";
+pub(crate) const ARRAYS: &str = "UPLOAD_TEST_ARRAYS";
+pub(crate) const LOCATION: &str = "UPLOAD_TEST_LOCATION";
 
 /// Rounds of two processes that change the same objects.
 const ROUNDS: u16 = 60;
@@ -39,6 +39,14 @@ pub(crate) fn role() -> Option<ExitCode> {
         None if role == "s3" => {
             crate::formats::in_s3();
             0
+        }
+        None if role == "task" => {
+            let (volume, arrays) = (variable(VOLUME), variable(ARRAYS));
+            return Some(ExitCode::from(crate::parts::task(
+                Path::new(&volume),
+                Path::new(&arrays),
+                &variable(LOCATION),
+            )));
         }
         None => panic!("{role} is no role"),
     };
