@@ -4,7 +4,7 @@
 //! standard input. Whoever uses them includes this folder: `#[path = "../servers/mod.rs"] mod servers;`.
 
 // Each test uses its own part of this.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, unused_imports)]
 
 mod proxy;
 

@@ -1,5 +1,8 @@
 //! What leads to a volume: a path or a URL, with the format in front where it is not clear.
 
+#[cfg(test)]
+mod tests;
+
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -183,17 +186,19 @@ fn local_path(rest: &str) -> std::result::Result<PathBuf, String> {
         "." => path.strip_prefix('/').unwrap_or(path).to_owned(),
         "~" => rest.to_owned(),
         _ => {
+            let (host, rest) = (without_user(host), without_user(rest));
             return Err(format!(
                 "`{host}` would be another machine: write file:///{rest} for a path from the root, or {rest} for one from here"
             ));
         }
     };
+    // Of the text: a local path may lead up, and is then written `%2E%2E`.
+    if leads_up(&path) {
+        return Err(LEADS_UP.to_owned());
+    }
     let bytes = percent_decoded(&path);
     if bytes.contains(&0) {
         return Err("it has a NUL character".to_owned());
-    }
-    if bytes.split(|byte| matches!(byte, b'/' | b'\\')).any(|part| part == b"..") {
-        return Err(LEADS_UP.to_owned());
     }
     let is_drive = matches!(bytes.as_slice(), [b'/', letter, b':', ..] if letter.is_ascii_alphabetic());
     let bytes = if cfg!(windows) && is_drive { bytes[1..].to_vec() } else { bytes };
@@ -223,8 +228,10 @@ fn local_text(path: &Path) -> String {
                 [_, b':', ..] if cfg!(windows) => text.push('/'),
                 _ => text.push_str("./"),
             }
-            for byte in bytes {
+            for (at, byte) in bytes.iter().enumerate() {
                 match byte {
+                    // A part that leads up, which as text would be refused.
+                    b'.' if bytes.get(at + 1) == Some(&b'.') => text.push_str("%2E"),
                     b'/' | b'-' | b'_' | b'.' | b'~' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
                         text.push(char::from(*byte));
                     }
@@ -283,9 +290,9 @@ fn bucket_place(scheme: &str, rest: &str) -> std::result::Result<String, String>
         return Err(format!("it names no bucket: {scheme}://BUCKET/KEY"));
     }
     if bucket.contains(['@', '?', '#', ':']) {
-        return Err(format!(
-            "`{bucket}` cannot be the name of a bucket; which server and which credentials are meant is said in the environment"
-        ));
+        return Err("the name of a bucket has no @, ?, # or colon; which server and which credentials are meant is said in the \
+                    environment"
+            .to_owned());
     }
     if leads_up(rest) {
         return Err(LEADS_UP.to_owned());
@@ -311,7 +318,7 @@ pub(crate) fn shown(text: &str) -> String {
     let front = &text[..text.len() - rest.len()];
     let (path, query) = rest.split_once('?').map_or((rest, ""), |(path, _)| (path, "?…"));
     let (authority, path) = path.split_at(path.find('/').unwrap_or(path.len()));
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let host = without_user(authority);
     // Not a port: a password with a slash, which is no URL any more, but a password still.
     let is_torn =
         host.rsplit_once(':').is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit() || byte == b']'));
@@ -319,6 +326,10 @@ pub(crate) fn shown(text: &str) -> String {
         return format!("{front}…{query}");
     }
     format!("{front}{host}{path}{query}")
+}
+
+fn without_user(text: &str) -> &str {
+    text.rsplit_once('@').map_or(text, |(_, host)| host)
 }
 
 /// Appends a key to a URL that is shown.
