@@ -7,16 +7,22 @@
 mod matrix;
 mod python;
 mod reading;
+#[path = "../servers/mod.rs"]
+mod servers;
 mod table;
 mod writing;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use self::matrix::{Kept, rows, written};
 use self::python::{PYTHON, World};
+use self::servers::S3Server;
+
+/// Set: the environment is that of the S3 server, and this process is the one that runs the tests.
+const INNER: &str = "VOLUME_TEST_ORACLES";
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -27,11 +33,13 @@ fn main() -> ExitCode {
              environment with them (tests/it/python/requirements.txt) and sets it."
         );
     }
+    if has_python && !arguments.list && std::env::var_os(INNER).is_none() {
+        return beside_a_server();
+    }
     let world = Arc::new(World::new());
     let trials: Vec<Trial> = trials(&world).into_iter().map(|trial| trial.with_ignored_flag(!has_python)).collect();
-    let is_whole = !arguments.list && has_python;
     let conclusion = libtest_mimic::run(&arguments, trials);
-    let is_whole = is_whole && conclusion.num_filtered_out == 0 && conclusion.num_ignored == 0;
+    let is_whole = !arguments.list && conclusion.num_filtered_out == 0 && conclusion.num_ignored == 0;
     if is_whole && !conclusion.has_failed() {
         if let Err(stale) = table::check(&world.outcomes()) {
             eprintln!("{stale}");
@@ -39,6 +47,26 @@ fn main() -> ExitCode {
         }
     }
     conclusion.exit_code()
+}
+
+/// Runs this program again where S3 is a server of ours: stores take it from the environment, which a running process does not change.
+fn beside_a_server() -> ExitCode {
+    let server = S3Server::start();
+    let program = std::env::current_exe().expect("this program's path");
+    let status = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .envs(S3Server::environment(&server.endpoint()))
+        .env(INNER, "1")
+        .status()
+        .expect("this program starts");
+    match status.code() {
+        Some(0) => ExitCode::SUCCESS,
+        Some(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        None => {
+            eprintln!("the tests ended by {status}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn trials(world: &Arc<World>) -> Vec<Trial> {

@@ -11,10 +11,14 @@ use ndarray_shm::{Backend, Directory, Location};
 use serde_json::{Value, json};
 
 use crate::matrix::Kept;
+use crate::servers::HttpServer;
 use crate::table::Outcome;
 
 /// The interpreter that has the oracles.
 pub(crate) const PYTHON: &str = "NDSHM_TEST_PYTHON";
+
+/// Where both sides find the S3 server.
+pub(crate) const ENDPOINT: &str = "AWS_ENDPOINT_URL";
 
 /// What all tests share; it goes away with everything in it, whatever they do.
 #[derive(Debug)]
@@ -24,7 +28,7 @@ pub(crate) struct World {
     pub(crate) backend: Arc<dyn Backend>,
     outcomes: Mutex<Vec<Outcome>>,
     count: AtomicUsize,
-    bucket: OnceLock<()>,
+    web: OnceLock<HttpServer>,
 }
 
 /// `oracle.py`, which answers questions one after the other.
@@ -48,7 +52,7 @@ impl World {
             backend,
             outcomes: Mutex::default(),
             count: AtomicUsize::new(0),
-            bucket: OnceLock::new(),
+            web: OnceLock::new(),
         }
     }
 
@@ -80,7 +84,20 @@ impl World {
         let text = path.to_str().expect("a path in UTF-8");
         match kept {
             Kept::Files => Ok((json!({ "file": text }), format!("file://{text}"))),
-            Kept::S3 | Kept::Http => Err(format!("{kept} is not there yet: {:?}", self.bucket)),
+            Kept::S3 => {
+                let endpoint = std::env::var(ENDPOINT).expect("main started the server");
+                let key = path.file_name().and_then(|name| name.to_str()).expect("a name");
+                Ok((
+                    json!({ "s3": { "endpoint": endpoint, "bucket": "test", "key": key } }),
+                    format!("s3://test/{key}"),
+                ))
+            }
+            // Written as files, which a server shows.
+            Kept::Http => {
+                let web = self.web.get_or_init(|| HttpServer::start(&self.directory.path().join("served")));
+                let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
+                Ok((json!({ "file": text }), format!("{}/{name}", web.url())))
+            }
         }
     }
 
@@ -104,7 +121,6 @@ impl Oracles {
             .arg("-B") // leaves no compiled files in the source tree
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/oracle.py"))
             .env("HOME", home)
-            .envs([("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test"), ("AWS_REGION", "us-east-1")])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
