@@ -19,7 +19,7 @@ use crate::raw::Raw;
 const TASKS: usize = 4;
 
 /// How long a test waits for what must come.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 /// The region of the array; its border cuts through objects.
 const REGION: &str = "-9:46,3:20";

@@ -24,7 +24,7 @@ pub(crate) const LOCATION: &str = "UPLOAD_TEST_LOCATION";
 const ROUNDS: u16 = 60;
 
 /// How long a test waits for what must come.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
@@ -110,7 +110,7 @@ pub(crate) fn two_processes_that_write_halves_of_the_same_objects_lose_nothing()
     let mut raw = halves(&place.path("volume"));
     let last = raw.read_all::<u16>(&raw.meta.domain(), 0);
     assert!(last.iter().all(|element| *element == ROUNDS), "{last}");
-    raw.suffix = "together".to_owned();
+    raw.suffix.push_str("together");
     assert_eq!(locks(&raw), 0);
 }
 
