@@ -6,8 +6,9 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use ndarray_shm_volume as volume;
+use serde::Serialize;
 
-use crate::host;
+use crate::{host, report};
 
 /// The exit codes that `--help` documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +99,26 @@ impl Failure {
             let _ = writeln!(out, "  what to do: {advice}");
         }
     }
+}
+
+impl Failure {
+    /// Prints it as JSON, unless there is nothing to say.
+    pub(crate) fn print_json(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Some((error, because)) = self.messages.split_first() else { return Ok(()) };
+        report::json(out, &Told { error, because, advice: self.advice.as_deref() })?;
+        out.flush()
+    }
+}
+
+/// A failure, as every command with `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Told<'a> {
+    /// What went wrong.
+    error: &'a str,
+    /// Why, one cause after the other.
+    because: &'a [String],
+    /// What to do about it, or `null`.
+    advice: Option<&'a str>,
 }
 
 /// The error and its causes in one line, for JSON.

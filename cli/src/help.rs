@@ -12,6 +12,7 @@ Exit codes:
   2    the command line, the bounding box or a setting makes no sense
   3    nothing has this name; for `manager status` and `manager stop`: there is none
   130  interrupted (Ctrl-C, Ctrl-Break, SIGTERM, SIGHUP)
+With --json the standard output has one JSON document even then: error, because (a list of causes), advice (or null).
 
 Environment:
   EMULATE_SHM         1, true or yes: use files in the emulated directory instead of /dev/shm; 0, false or no: never
@@ -109,6 +110,74 @@ have it; one of them may be null. Both have:
   ledger                     dtype, order, shape, chunk_shape, chunk_offset (elements of the first chunk that lie
                              before the array), chunks_done, chunks_total, fingerprint (what is painted); or null
   ledger_error               why the ledger cannot be read, or null
+
+",
+    codes!()
+);
+
+/// How arrays are described that do not describe themselves.
+macro_rules! layout {
+    () => {
+        "\
+A plain array is nothing but the bytes of its elements, so --dtype and --shape must say what they are, and --order, unless
+it is c. Counted arrays and renderbuffers say it themselves."
+    };
+}
+
+pub(crate) const VIEW: &str = concat!(
+    "\
+Two axes make the picture, the others are cut at one index: by --slice, else in the middle (channels: the first). Axes
+are called by number, or by letter: x is the one that is contiguous in memory (the last one in C order, the first one in F
+order), then y, z and c; --axes names them otherwise, as in --axes zyx. x goes to the right, y down.
+
+",
+    layout!(),
+    " The array is
+only read, while nobody writes to it; of a renderbuffer that is not finished, chunks that are missing are 0.
+
+Fields of --json:
+  location, dtype, shape  the array
+  slice                   where the other axes are cut: \"z=10\"
+  width, height           pixels of the picture
+  right, down, every      the axes that go to the right and down (null if there is only one), of which every Nth
+                          element is shown
+  range                   the values that are black and white; null for labels
+  partial                 whether the array is a renderbuffer that is not finished
+  file                    the PNG file
+
+",
+    codes!()
+);
+
+pub(crate) const EXPORT: &str = concat!(
+    "\
+",
+    layout!(),
+    " The array is
+only read, while nobody writes to it; the file has its name when all of it is written, and its order is the array's.
+
+Fields of --json:
+  location            the array
+  file                the file
+  dtype, shape, order what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  bytes               size of the elements
+  python              lines that read the file
+
+",
+    codes!()
+);
+
+pub(crate) const IMPORT: &str = concat!(
+    "\
+The array has its name when all of the file is read, and the order of the file. Room for all of it is taken first. Elements
+with the other byte order are turned round. Python objects, texts and records are refused.
+
+Fields of --json:
+  file                    the file
+  location, backend, path where the array is
+  dtype, shape, order     what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  bytes                   its size
+  python                  lines that open the array
 
 ",
     codes!()
