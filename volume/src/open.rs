@@ -1,11 +1,16 @@
 //! From a URL to a volume: which format is there, which of its scales is meant, and what a new one is to be like.
 
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+
 use ndarray_shm::DType;
 
 use crate::error::{Error, Result};
 use crate::store::url::{Place, VolumeFormat, VolumeUrl};
+use crate::store::{self, Store};
 use crate::volume::{ChunkSink, ChunkSource};
-use crate::zarr;
+use crate::{precomputed, zarr};
 
 /// One scale of a volume, also called mip or level: the same picture at one resolution.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,11 +52,9 @@ impl VolumeOptions {
     /// - [`UnsupportedDType`](Error::UnsupportedDType): its elements cannot be in shared memory;
     /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached.
     pub fn open(&self, url: &VolumeUrl) -> Result<Box<dyn ChunkSource>> {
-        match url.place() {
-            Place::Local(path) => zarr::open(path),
-            Place::Remote(place) => {
-                Err(Error::Url { url: place.clone(), reason: "remote volumes cannot be read yet".to_owned() })
-            }
+        match found(url)? {
+            (VolumeFormat::Zarr, store) => zarr::open(store, self.mip),
+            (VolumeFormat::Precomputed, store) => precomputed::open(store, self.mip),
         }
     }
 
@@ -61,7 +64,10 @@ impl VolumeOptions {
     ///
     /// Those of [`open`](Self::open), and [`Source`](Error::Source) if it can be read but not written.
     pub fn open_writable(&self, url: &VolumeUrl) -> Result<Box<dyn ChunkSink>> {
-        Err(Error::no_volume(url, "volumes cannot be written yet"))
+        match found(url)? {
+            (VolumeFormat::Zarr, store) => zarr::open_writable(store, self.mip),
+            (VolumeFormat::Precomputed, store) => precomputed::open_writable(store, self.mip),
+        }
     }
 
     /// Lists the scales of a volume, the finest first.
@@ -70,7 +76,10 @@ impl VolumeOptions {
     ///
     /// Those of [`open`](Self::open).
     pub fn scales(&self, url: &VolumeUrl) -> Result<Vec<ScaleInfo>> {
-        Err(Error::no_volume(url, "scales cannot be listed yet"))
+        match found(url)? {
+            (VolumeFormat::Zarr, store) => zarr::scales(&store),
+            (VolumeFormat::Precomputed, store) => precomputed::scales(&store),
+        }
     }
 }
 
@@ -127,12 +136,98 @@ pub struct NewVolume {
     pub resolution: Vec<f64>,
 }
 
+impl NewVolume {
+    /// Describes a volume that begins at 0, is not packed, has no shards and elements of 1 nm; Zarr in version 3. Its fields can be changed.
+    pub fn new(format: VolumeFormat, shape: &[u64], chunk_shape: &[u64], dtype: DType) -> Self {
+        Self {
+            format,
+            version: if format == VolumeFormat::Zarr { 3 } else { 1 },
+            origin: vec![0; shape.len()],
+            shape: shape.to_vec(),
+            chunk_shape: chunk_shape.to_vec(),
+            shard_shape: None,
+            dtype,
+            encoding: Encoding::Raw,
+            resolution: Vec::new(),
+        }
+    }
+}
+
 /// Makes a volume without chunks, for writing.
 ///
 /// # Errors
 ///
 /// [`Source`](Error::Source): something is there already, or the format does not have what is asked for.
 /// [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached or written.
-pub fn create_volume(url: &VolumeUrl, _new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
-    Err(Error::no_volume(url, "volumes cannot be made yet"))
+pub fn create_volume(url: &VolumeUrl, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
+    if let Some(expected) = url.expected_format().filter(|expected| *expected != new.format) {
+        let reason = format!("its URL says {expected:?}, but {:?} is to be made", new.format);
+        return Err(Error::no_volume(url, reason));
+    }
+    let store = store::open(&absolute(url)?)?;
+    match new.format {
+        VolumeFormat::Zarr => zarr::create(store, new),
+        VolumeFormat::Precomputed => precomputed::create(store, new),
+    }
+}
+
+/// Opens the store of a volume that is there, and says which format it has.
+fn found(url: &VolumeUrl) -> Result<(VolumeFormat, Arc<dyn Store>)> {
+    let store = store::open(&existing(url)?)?;
+    if let Some(format) = url.expected_format() {
+        return Ok((format, store));
+    }
+    if zarr::found(&store)? {
+        return Ok((VolumeFormat::Zarr, store));
+    }
+    if precomputed::found(&store)? {
+        return Ok((VolumeFormat::Precomputed, store));
+    }
+    let look_alike = match store.get("attributes.json")? {
+        Some(_) => " (it looks like N5, which is not supported)",
+        None => "",
+    };
+    let reason = format!("this is no volume: it has neither zarr.json nor .zarray nor info{look_alike}");
+    Err(Error::no_volume(url, reason))
+}
+
+/// Returns the URL of a volume that is there, without links: every process has to call it the same.
+fn existing(url: &VolumeUrl) -> Result<VolumeUrl> {
+    let Place::Local(path) = url.place() else { return Ok(url.clone()) };
+    // Without the `\\?\` that Windows would put in front: people read it in messages.
+    match dunce::canonicalize(path) {
+        Ok(root) if root.is_dir() => Ok(VolumeUrl::local(root)),
+        Ok(_) => Err(Error::no_volume(path.display(), not_a_directory(path))),
+        // On Windows a URL is no name that a file could have.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFilename) => {
+            Err(Error::no_volume(path.display(), "there is no such directory"))
+        }
+        Err(error) => Err(Error::io("opening", path, error)),
+    }
+}
+
+/// Returns the URL of a volume that need not be there yet.
+fn absolute(url: &VolumeUrl) -> Result<VolumeUrl> {
+    let Place::Local(path) = url.place() else { return Ok(url.clone()) };
+    if path.is_dir() {
+        return existing(url);
+    }
+    let path = std::path::absolute(path).map_err(|error| Error::io("looking for", path, error))?;
+    // The part that is there is without links as soon as the volume is opened; names should stay the same then.
+    let mut root = path.as_path();
+    let mut missing = Vec::new();
+    while let (Err(_), Some(parent), Some(name)) = (dunce::canonicalize(root), root.parent(), root.file_name()) {
+        missing.push(name);
+        root = parent;
+    }
+    let mut found = dunce::canonicalize(root).map_err(|error| Error::io("looking for", root, error))?;
+    found.extend(missing.iter().rev());
+    Ok(VolumeUrl::local(found))
+}
+
+fn not_a_directory(path: &Path) -> &'static str {
+    match path.file_name().and_then(|name| name.to_str()) {
+        Some("zarr.json" | ".zarray" | ".zgroup" | "info") => "this is a metadata file: give the directory it is in",
+        _ => "this is a file, but a Zarr array is a directory (unpack it if it is an archive), as all volumes are",
+    }
 }

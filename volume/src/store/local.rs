@@ -96,6 +96,12 @@ impl Store for LocalStore {
         read().map(Some).map_err(|error| failed("reading", &path, error))
     }
 
+    fn size(&self, key: &str) -> Result<Option<u64>> {
+        let path = self.path(key);
+        let Some(file) = self.open("reading", &path)? else { return Ok(None) };
+        file.metadata().map(|facts| Some(facts.len())).map_err(|error| failed("reading", &path, error))
+    }
+
     fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()> {
         let (path, other) =
             if gzip { (self.packed_path(key), self.path(key)) } else { (self.path(key), self.packed_path(key)) };

@@ -3,6 +3,7 @@
 //! A store knows keys and bytes. It knows no volume and no format; it retries what is worth it and says in words what is not.
 //! Calls wait for the answer: whoever wants many at a time calls from many threads.
 
+mod key;
 mod local;
 #[cfg(feature = "remote")]
 mod remote;
@@ -14,6 +15,9 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::store::url::{Place, VolumeUrl};
+
+/// The longest object that is read whole, 8 GiB: what lies about its length must not take all memory.
+const LARGEST_OBJECT: u64 = 8 << 30;
 
 /// An object, as it was found.
 #[derive(Debug)]
@@ -46,6 +50,9 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Reads the last bytes of an object that is stored without `gzip`; all of it if it is shorter.
     fn get_suffix(&self, key: &str, length: u64) -> Result<Option<Vec<u8>>>;
 
+    /// Returns how many bytes an object has, as it is stored; reads nothing of it.
+    fn size(&self, key: &str) -> Result<Option<u64>>;
+
     /// Writes an object in place of the one that is there: others see the one or the other, never a part. `gzip` says that the bytes
     /// are a gzip stream, as in [`Object`].
     fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()>;
@@ -65,7 +72,7 @@ pub(crate) fn open(url: &VolumeUrl) -> Result<Arc<dyn Store>> {
         Place::Remote(url) => remote::open(url),
         #[cfg(not(feature = "remote"))]
         Place::Remote(url) => Err(crate::error::Error::Url {
-            url: url.clone(),
+            url: url::shown(url),
             reason: "this program was built without remote stores: build it with the feature `remote`".to_owned(),
         }),
     }

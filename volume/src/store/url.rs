@@ -1,5 +1,6 @@
 //! What leads to a volume: a path or a URL, with the format in front where it is not clear.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -18,17 +19,34 @@ pub enum VolumeFormat {
 
 /// Where a volume is: `volume.zarr`, `precomputed://file:///data/em`, `zarr://s3://bucket/key`, `https://host/path`.
 ///
-/// Without a format in front, it is looked for what is there.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// Without a format in front, it is looked for what is there. A path is taken as it is, `~` and `%` too; what stands behind `file://`
+/// and `https://` is a URL, in which `%20` is a space. Keys of buckets (`s3://`, `gs://`, `az://`) are taken as they are.
+///
+/// Printed, it hides passwords and signatures; [`to_argument`](Self::to_argument) gives the whole text, which reads back as the same.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm_volume::{VolumeFormat, VolumeUrl};
+///
+/// let url: VolumeUrl = "precomputed://https://me:secret@example.org/em/?key=123".parse()?;
+/// assert_eq!(url.expected_format(), Some(VolumeFormat::Precomputed));
+/// assert_eq!(url.to_string(), "precomputed://https://example.org/em?…");
+/// assert_eq!(url.to_argument().parse::<VolumeUrl>()?, url);
+/// assert!("ftp://example.org/em".parse::<VolumeUrl>().is_err());
+/// # Ok::<(), ndarray_shm_volume::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct VolumeUrl {
     format: Option<VolumeFormat>,
     place: Place,
 }
 
 /// The part of a URL that a store is opened with.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Place {
     Local(PathBuf),
+    /// A scheme in small letters, and no slash at the end. It may have secrets: print what [`shown`] makes of it.
     Remote(String),
 }
 
@@ -49,8 +67,24 @@ impl VolumeUrl {
         self.format
     }
 
+    /// Writes it so that another process reads the same from it, whatever characters it is made of, passwords and signatures too.
+    pub fn to_argument(&self) -> String {
+        match &self.place {
+            Place::Local(path) => format!("{}{}", self.prefix(), local_text(path)),
+            Place::Remote(url) => format!("{}{url}", self.prefix()),
+        }
+    }
+
     pub(crate) fn place(&self) -> &Place {
         &self.place
+    }
+
+    fn prefix(&self) -> &'static str {
+        match self.format {
+            Some(VolumeFormat::Zarr) => "zarr://",
+            Some(VolumeFormat::Precomputed) => "precomputed://",
+            None => "",
+        }
     }
 }
 
@@ -64,22 +98,33 @@ impl FromStr for VolumeUrl {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let (format, rest) = match text.split_once("://") {
-            Some(("precomputed", rest)) => (Some(VolumeFormat::Precomputed), rest),
-            Some(("zarr" | "zarr2" | "zarr3", rest)) => (Some(VolumeFormat::Zarr), rest),
-            _ => (None, text),
+        let wrong = |reason: String| Error::Url { url: shown(text), reason };
+        let (format, rest) = match scheme(text) {
+            Some((name, rest)) => match name.as_str() {
+                "precomputed" => (Some(VolumeFormat::Precomputed), rest),
+                "zarr" | "zarr2" | "zarr3" => (Some(VolumeFormat::Zarr), rest),
+                _ => (None, text),
+            },
+            None => (None, text),
         };
-        let place = match rest.split_once("://") {
+        let place = match scheme(rest) {
+            None if rest.is_empty() => return Err(wrong("it names nothing: say a path or a URL".to_owned())),
+            None if rest.contains('\0') => return Err(wrong("it has a NUL character".to_owned())),
             None => Place::Local(PathBuf::from(rest)),
-            Some(("file", path)) => Place::Local(PathBuf::from(path)),
-            Some(("http" | "https" | "s3" | "gs" | "az", _)) => Place::Remote(rest.to_owned()),
-            Some((scheme, _)) => {
-                let reason = format!(
-                    "`{scheme}://` is not known: use file, http, https, s3, gs or az, with precomputed:// or zarr:// in front \
-                     where the format is not clear"
-                );
-                return Err(Error::Url { url: text.to_owned(), reason });
-            }
+            Some((name, rest)) => match name.as_str() {
+                "file" => Place::Local(local_path(rest).map_err(wrong)?),
+                "http" | "https" => Place::Remote(web_place(&name, rest).map_err(wrong)?),
+                "s3" | "gs" | "az" => Place::Remote(bucket_place(&name, rest).map_err(wrong)?),
+                "precomputed" | "zarr" | "zarr2" | "zarr3" => {
+                    return Err(wrong("it names two formats".to_owned()));
+                }
+                _ => {
+                    return Err(wrong(format!(
+                        "`{name}://` is not known: use file, http, https, s3, gs or az, with precomputed:// or zarr:// in front \
+                         where the format is not clear (a path that looks like this needs ./ in front)"
+                    )));
+                }
+            },
         };
         Ok(Self { format, place })
     }
@@ -87,15 +132,257 @@ impl FromStr for VolumeUrl {
 
 impl fmt::Display for VolumeUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.format {
-            Some(VolumeFormat::Zarr) => f.write_str("zarr://")?,
-            Some(VolumeFormat::Precomputed) => f.write_str("precomputed://")?,
-            None => {}
-        }
+        f.write_str(self.prefix())?;
         match &self.place {
-            Place::Local(path) if self.format.is_some() => write!(f, "file://{}", path.display()),
-            Place::Local(path) => write!(f, "{}", path.display()),
-            Place::Remote(url) => f.write_str(url),
+            Place::Local(path) => f.write_str(&local_text(path)),
+            Place::Remote(url) => f.write_str(&shown(url)),
         }
+    }
+}
+
+/// Secrets are not even for debuggers.
+impl fmt::Debug for VolumeUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VolumeUrl({self})")
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(path) => write!(f, "Local({})", path.display()),
+            Self::Remote(url) => write!(f, "Remote({})", shown(url)),
+        }
+    }
+}
+
+/// Splits off what looks like a scheme: letters and digits in front of `://`. One letter is a drive.
+fn scheme(text: &str) -> Option<(String, &str)> {
+    let (name, rest) = text.split_once("://")?;
+    let is_name = name.len() > 1 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'));
+    // `./a://b` is a path.
+    (is_name && !name.starts_with('.')).then(|| (name.to_ascii_lowercase(), rest))
+}
+
+fn leads_up(path: &str) -> bool {
+    path.split(['/', '\\']).any(|part| part == "..")
+}
+
+const LEADS_UP: &str = "`..` is not taken in a URL: write where it leads";
+
+/// The path that stands behind `file://`.
+fn local_path(rest: &str) -> std::result::Result<PathBuf, String> {
+    let (host, path) = match rest.find('/') {
+        Some(at) => rest.split_at(at),
+        None => (rest, ""),
+    };
+    let path = match host {
+        "" => path.to_owned(),
+        _ if host.eq_ignore_ascii_case("localhost") => path.to_owned(),
+        // No name of a machine: what follows is a path from here, or from whatever `~` is to the caller.
+        "." => path.strip_prefix('/').unwrap_or(path).to_owned(),
+        "~" => rest.to_owned(),
+        _ => {
+            return Err(format!(
+                "`{host}` would be another machine: write file:///{rest} for a path from the root, or {rest} for one from here"
+            ));
+        }
+    };
+    let bytes = percent_decoded(&path);
+    if bytes.contains(&0) {
+        return Err("it has a NUL character".to_owned());
+    }
+    if bytes.split(|byte| matches!(byte, b'/' | b'\\')).any(|part| part == b"..") {
+        return Err(LEADS_UP.to_owned());
+    }
+    let is_drive = matches!(bytes.as_slice(), [b'/', letter, b':', ..] if letter.is_ascii_alphabetic());
+    let bytes = if cfg!(windows) && is_drive { bytes[1..].to_vec() } else { bytes };
+    os_string(bytes).map(PathBuf::from)
+}
+
+/// Whatever bytes a file system takes as a name.
+#[cfg(unix)]
+fn os_string(bytes: Vec<u8>) -> std::result::Result<OsString, String> {
+    Ok(std::os::unix::ffi::OsStringExt::from_vec(bytes))
+}
+
+#[cfg(not(unix))]
+fn os_string(bytes: Vec<u8>) -> std::result::Result<OsString, String> {
+    String::from_utf8(bytes).map(OsString::from).map_err(|error| format!("it is no path here: {error}"))
+}
+
+/// A path as it is where that reads back as the same, else as a URL that does.
+fn local_text(path: &Path) -> String {
+    match path.to_str() {
+        Some(text) if !text.is_empty() && !text.contains("://") && !text.contains('\0') => text.to_owned(),
+        _ => {
+            let mut text = "file://".to_owned();
+            let bytes = path.as_os_str().as_encoded_bytes();
+            match bytes {
+                [b'/', ..] => {}
+                [_, b':', ..] if cfg!(windows) => text.push('/'),
+                _ => text.push_str("./"),
+            }
+            for byte in bytes {
+                match byte {
+                    b'/' | b'-' | b'_' | b'.' | b'~' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
+                        text.push(char::from(*byte));
+                    }
+                    byte => text.push_str(&format!("%{byte:02X}")),
+                }
+            }
+            text
+        }
+    }
+}
+
+/// Two hexadecimal digits behind a `%` are a byte; everything else is itself.
+fn percent_decoded(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let digit = |at: usize| tail.get(at).and_then(|byte| char::from(*byte).to_digit(16));
+        match (first, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => {
+                bytes.extend(u8::try_from(high * 16 + low));
+                rest = &tail[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    bytes
+}
+
+fn web_place(scheme: &str, rest: &str) -> std::result::Result<String, String> {
+    let rest = rest.split_once('#').map_or(rest, |(rest, _fragment)| rest);
+    let (path, query) = match rest.split_once('?') {
+        Some((path, query)) => (path, format!("?{query}")),
+        None => (rest, String::new()),
+    };
+    if path.chars().any(char::is_control) || percent_decoded(path).contains(&0) {
+        return Err("it has a control character".to_owned());
+    }
+    if leads_up(path) || leads_up(&String::from_utf8_lossy(&percent_decoded(path))) {
+        return Err(LEADS_UP.to_owned());
+    }
+    let path = path.trim_end_matches('/');
+    let place = format!("{scheme}://{path}{query}");
+    if Web::split(&place).host().is_empty() {
+        return Err("it names no host".to_owned());
+    }
+    Ok(place)
+}
+
+fn bucket_place(scheme: &str, rest: &str) -> std::result::Result<String, String> {
+    let rest = rest.trim_end_matches('/');
+    let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+    if bucket.is_empty() {
+        return Err(format!("it names no bucket: {scheme}://BUCKET/KEY"));
+    }
+    if bucket.contains(['@', '?', '#', ':']) {
+        return Err(format!(
+            "`{bucket}` cannot be the name of a bucket; which server and which credentials are meant is said in the environment"
+        ));
+    }
+    if leads_up(rest) {
+        return Err(LEADS_UP.to_owned());
+    }
+    if let Some(complaint) = super::key::complaint(key).filter(|_| !key.is_empty()) {
+        return Err(complaint);
+    }
+    Ok(format!("{scheme}://{rest}"))
+}
+
+/// A URL as people may see it: without user, password and query, which may be a signature. `text` may be anything.
+pub(crate) fn shown(text: &str) -> String {
+    let mut rest = text;
+    while let Some((name, behind)) = scheme(rest) {
+        rest = behind;
+        if !matches!(name.as_str(), "precomputed" | "zarr" | "zarr2" | "zarr3") {
+            break;
+        }
+    }
+    if rest.len() == text.len() {
+        return text.to_owned();
+    }
+    let front = &text[..text.len() - rest.len()];
+    let (path, query) = rest.split_once('?').map_or((rest, ""), |(path, _)| (path, "?…"));
+    let (authority, path) = path.split_at(path.find('/').unwrap_or(path.len()));
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    // Not a port: a password with a slash, which is no URL any more, but a password still.
+    let is_torn =
+        host.rsplit_once(':').is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit() || byte == b']'));
+    if is_torn && path.contains('@') {
+        return format!("{front}…{query}");
+    }
+    format!("{front}{host}{path}{query}")
+}
+
+/// Appends a key to a URL that is shown.
+#[cfg(feature = "remote")]
+pub(crate) fn join(shown: &str, key: &str) -> String {
+    match shown.split_once('?') {
+        Some((path, query)) => format!("{path}/{key}?{query}"),
+        None => format!("{shown}/{key}"),
+    }
+}
+
+/// The parts of a URL of a web server.
+#[derive(Clone, Copy)]
+pub(crate) struct Web<'a> {
+    scheme: &'a str,
+    user: Option<&'a str>,
+    host: &'a str,
+    rest: &'a str,
+}
+
+impl<'a> Web<'a> {
+    pub(crate) fn split(url: &'a str) -> Self {
+        let (scheme, rest) = url.split_once("://").unwrap_or(("https", url));
+        let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        let (user, host) = match authority.rsplit_once('@') {
+            Some((user, host)) => (Some(user), host),
+            None => (None, authority),
+        };
+        Self { scheme, user, host, rest }
+    }
+
+    /// Returns the host's name or address, without a port.
+    pub(crate) fn host(&self) -> &'a str {
+        match self.host.rsplit_once(':') {
+            Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+            _ => self.host,
+        }
+    }
+
+    /// Whether it has a user or a query.
+    #[cfg(feature = "remote")]
+    pub(crate) fn has_secrets(&self) -> bool {
+        self.user.is_some() || self.rest.contains('?')
+    }
+
+    #[cfg(feature = "remote")]
+    pub(crate) fn without_user(&self) -> String {
+        format!("{}://{}{}", self.scheme, self.host, self.rest)
+    }
+
+    /// Returns user and password as the header of requests that says them.
+    #[cfg(feature = "remote")]
+    pub(crate) fn basic_authorization(&self) -> Option<String> {
+        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let (name, password) = self.user?.split_once(':').unwrap_or((self.user?, ""));
+        let plain = [percent_decoded(name), b":".to_vec(), percent_decoded(password)].concat();
+        let mut text = "Basic ".to_owned();
+        for three in plain.chunks(3) {
+            let bits = (0..3).fold(0_usize, |bits, at| bits << 8 | usize::from(three.get(at).copied().unwrap_or(0)));
+            for at in 0..4 {
+                let digit = char::from(DIGITS[bits >> (18 - 6 * at) & 63]);
+                text.push(if at <= three.len() { digit } else { '=' });
+            }
+        }
+        Some(text)
     }
 }

@@ -1,100 +1,138 @@
-//! The metadata document of a Zarr array: finding it, saying what is there instead, and the volume's identity.
+//! Metadata documents of Zarr arrays and groups: finding them, saying what is there instead, and the volume's identity.
 
-use std::fs;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
 
 use ndarray_shm::DType;
 use serde_json::Value;
 use zarrs::array::ArrayMetadata;
 
 use crate::error::{Error, Result};
+use crate::gzip;
+use crate::store::{Object, Store};
 
-/// File that describes a version 3 array or group.
-const V3: &str = "zarr.json";
-/// File that describes a version 2 array.
-const V2: &str = ".zarray";
-/// File that describes a version 2 group.
-const V2_GROUP: &str = ".zgroup";
+/// Document of a version 3 array or group.
+pub(super) const V3: &str = "zarr.json";
+/// Document of a version 2 array.
+pub(super) const V2: &str = ".zarray";
+/// Document of a version 2 group.
+pub(super) const V2_GROUP: &str = ".zgroup";
+/// Document of what a version 2 array or group has besides.
+pub(super) const V2_ATTRIBUTES: &str = ".zattrs";
 
 /// How many arrays of a group a message lists.
 const LISTED: usize = 12;
 
+/// How many names in a group are looked at for that; each takes a request.
+const LOOKED_AT: usize = 64;
+
+/// Most bytes of a document that came packed.
+const MOST_BYTES: usize = 64 << 20;
+
 /// A metadata document, read once.
 #[derive(Debug)]
 pub(super) struct Document {
-    root: PathBuf,
-    version: Version,
+    /// The path or URL of what it describes.
+    volume: String,
+    /// The path or URL of the document.
+    name: String,
+    /// The key of what it describes; `""` for all of the store.
+    prefix: String,
+    kind: Kind,
     json: Value,
     /// Tells this document from any other that may stand in its place later.
     mark: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Version {
-    V2,
-    V3,
+pub(super) enum Kind {
+    ArrayV2,
+    ArrayV3,
+    GroupV2,
+    GroupV3,
 }
 
 impl Document {
-    /// Finds the document of the array in a directory.
-    pub(super) fn read(path: &Path) -> Result<Self> {
-        // Without links, and without the `\\?\` that Windows would put in front: people read it in messages.
-        let root = match dunce::canonicalize(path) {
-            Ok(root) if root.is_dir() => root,
-            Ok(_) => return Err(Error::no_volume(path.display(), not_a_directory(path))),
-            // On Windows a URL is no name that a file could have.
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFilename) => {
-                return Err(Error::no_volume(
-                    path.display(),
-                    "there is no such directory (volumes are read from local directories only)",
-                ));
-            }
-            Err(error) => return Err(Error::io("opening", path, error)),
-        };
-        for (name, version) in [(V3, Version::V3), (V2, Version::V2)] {
-            let file = root.join(name);
-            let bytes = match fs::read(&file) {
-                Ok(bytes) => bytes,
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                Err(error) => return Err(Error::io("reading", file, error)),
+    /// Finds the document under a prefix, if there is one.
+    pub(super) fn read(store: &Arc<dyn Store>, prefix: &str) -> Result<Option<Self>> {
+        for (file, kind) in [(V3, Kind::ArrayV3), (V2, Kind::ArrayV2), (V2_GROUP, Kind::GroupV2)] {
+            let key = join(prefix, file);
+            let Some(object) = store.get(&key)? else { continue };
+            let name = store.locate(&key);
+            let volume = name.strip_suffix(file).unwrap_or(&name).trim_end_matches(['/', '\\']).to_owned();
+            let bytes = unpacked(object.bytes, object.gzip, &name)?;
+            let json = parse(&bytes, &name)?;
+            let kind = match (kind, json["node_type"].as_str()) {
+                (Kind::ArrayV3, Some("array")) => Kind::ArrayV3,
+                (Kind::ArrayV3, Some("group")) => Kind::GroupV3,
+                (Kind::ArrayV3, _) => {
+                    return Err(Error::no_volume(name, "this describes neither an array nor a group: it is damaged"));
+                }
+                (kind, _) => kind,
             };
-            let json: Value = serde_json::from_slice(&bytes).map_err(|error| Error::Source {
-                volume: file.display().to_string(),
-                reason: "this is no JSON document: the metadata is damaged".to_owned(),
-                cause: Some(Box::new(error)),
-            })?;
-            let mark = mark(&file, &bytes)?;
-            let document = Self { root, version, json, mark };
-            document.check_is_array()?;
-            return Ok(document);
+            let (length, checksum) = (bytes.len(), crc32fast::hash(&bytes));
+            let mark = format!("metadata {length} bytes, crc32 {checksum:08x}, version {}", object.version);
+            return Ok(Some(Self { volume, name, prefix: prefix.to_owned(), kind, json, mark }));
         }
-        Err(Error::no_volume(path.display(), what_it_is_instead(&root)))
+        Ok(None)
     }
 
-    /// Returns the directory of the array, without links.
-    pub(super) fn root(&self) -> &Path {
-        &self.root
+    /// Makes the document that a new array is going to have.
+    pub(super) fn planned(store: &Arc<dyn Store>, kind: Kind, json: Value) -> Self {
+        let name = store.locate(if kind == Kind::ArrayV2 { V2 } else { V3 });
+        Self { volume: name.clone(), name, prefix: String::new(), kind, json, mark: String::new() }
+    }
+
+    /// Whether an array is described, not a group.
+    pub(super) fn is_array(&self) -> bool {
+        matches!(self.kind, Kind::ArrayV2 | Kind::ArrayV3)
+    }
+
+    /// Returns the path or URL of what is described.
+    pub(super) fn volume(&self) -> &str {
+        &self.volume
+    }
+
+    /// Returns the path or URL of the document.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the key of what is described.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Returns the attributes: what users and conventions have added.
+    pub(super) fn attributes(&self, store: &Arc<dyn Store>) -> Result<Value> {
+        if matches!(self.kind, Kind::ArrayV3 | Kind::GroupV3) {
+            return Ok(self.json["attributes"].clone());
+        }
+        let key = join(&self.prefix, V2_ATTRIBUTES);
+        let Some(object) = store.get(&key)? else { return Ok(Value::Null) };
+        let name = store.locate(&key);
+        parse(&unpacked(object.bytes, object.gzip, &name)?, &name)
+    }
+
+    /// Returns the names of the axes, if all have one.
+    pub(super) fn axes(&self) -> Vec<String> {
+        let names = self.json["dimension_names"].as_array().map(Vec::as_slice).unwrap_or_default();
+        names.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<_>>().unwrap_or_default()
     }
 
     /// Returns the type of the elements.
     pub(super) fn dtype(&self) -> Result<DType> {
-        let written = match self.version {
-            Version::V2 => &self.json["dtype"],
-            Version::V3 => &self.json["data_type"],
-        };
-        let found = match (self.version, written) {
-            (Version::V2, Value::String(text)) => dtype_v2(text),
-            (Version::V3, Value::String(text)) => dtype_v3(text),
-            (Version::V3, Value::Object(object)) => object.get("name").and_then(Value::as_str).and_then(dtype_v3),
+        let written = if self.kind == Kind::ArrayV2 { &self.json["dtype"] } else { &self.json["data_type"] };
+        let found = match (self.kind, written) {
             (_, Value::Null) => {
-                return Err(Error::no_volume(self.root.display(), "the metadata names no element type: it is damaged"));
+                return Err(Error::no_volume(&self.name, "the metadata names no element type: it is damaged"));
             }
+            (Kind::ArrayV2, Value::String(text)) => dtype_v2(text),
+            (_, Value::String(text)) => dtype_v3(text),
+            (Kind::ArrayV3, Value::Object(object)) => object.get("name").and_then(Value::as_str).and_then(dtype_v3),
             _ => None,
         };
         found.ok_or_else(|| Error::UnsupportedDType {
-            volume: self.root.display().to_string(),
+            volume: self.volume.clone(),
             dtype: written.as_str().map_or_else(|| written.to_string(), str::to_owned),
         })
     }
@@ -102,12 +140,12 @@ impl Document {
     /// Returns the document as zarrs takes it.
     pub(super) fn metadata(&self) -> Result<ArrayMetadata> {
         let json = self.json.clone();
-        let metadata = match self.version {
-            Version::V2 => serde_json::from_value(json).map(ArrayMetadata::V2),
-            Version::V3 => serde_json::from_value(json).map(ArrayMetadata::V3),
+        let metadata = match self.kind {
+            Kind::ArrayV2 => serde_json::from_value(json).map(ArrayMetadata::V2),
+            _ => serde_json::from_value(json).map(ArrayMetadata::V3),
         };
         metadata.map_err(|error| Error::Source {
-            volume: self.root.display().to_string(),
+            volume: self.name.clone(),
             reason: "the metadata of this Zarr array is damaged".to_owned(),
             cause: Some(Box::new(error)),
         })
@@ -115,51 +153,74 @@ impl Document {
 
     /// Returns where the volume is and which metadata it had, in one line.
     ///
-    /// The time of the last change belongs to it: a volume that was written anew is another one, even if it has the same
-    /// shape.
-    #[allow(clippy::unnecessary_debug_formatting)] // It quotes what would break the line.
+    /// The time of the last change, or the server's tag, belongs to it: a volume that was written anew is another one, even if it
+    /// has the same shape.
     pub(super) fn identity(&self) -> String {
-        format!("zarr {:?} {}", self.root, self.mark)
+        format!("zarr {:?} {}", self.volume, self.mark)
     }
 
     /// Says in a few words what it is.
     pub(super) fn describe(&self, sharded: bool) -> String {
-        let (version, packing) = match self.version {
-            Version::V2 => ("Zarr v2", self.json["compressor"]["id"].as_str().map(str::to_owned)),
-            Version::V3 => ("Zarr v3", packing_v3(&self.json["codecs"])),
+        let (version, packing) = match self.kind {
+            Kind::ArrayV2 => ("Zarr v2", self.json["compressor"]["id"].as_str().map(str::to_owned)),
+            _ => ("Zarr v3", packing_v3(&self.json["codecs"])),
         };
         let packing = packing.unwrap_or_else(|| "uncompressed".to_owned());
         format!("{version}, {packing}{}", if sharded { ", sharded" } else { "" })
     }
-
-    fn check_is_array(&self) -> Result<()> {
-        if self.version == Version::V2 {
-            return Ok(());
-        }
-        match self.json["node_type"].as_str() {
-            Some("array") => Ok(()),
-            Some("group") => Err(Error::no_volume(self.root.display(), group(&self.root))),
-            _ => Err(Error::no_volume(
-                self.root.display(),
-                "its zarr.json describes neither an array nor a group: it is damaged",
-            )),
-        }
-    }
 }
 
-/// Length, checksum and time of a document: any of them changes when the volume is written anew.
-fn mark(file: &Path, bytes: &[u8]) -> Result<String> {
-    let modified =
-        fs::metadata(file).and_then(|facts| facts.modified()).map_err(|error| Error::io("reading", file, error))?;
-    let checksum = crc32fast::hash(bytes);
-    Ok(format!("metadata {} bytes, crc32 {checksum:08x}, modified {}", bytes.len(), seconds(modified)))
+/// Puts a prefix in front of a key.
+pub(super) fn join(prefix: &str, key: &str) -> String {
+    if prefix.is_empty() { key.to_owned() } else { format!("{prefix}/{key}") }
 }
 
-fn seconds(time: SystemTime) -> String {
-    match time.duration_since(UNIX_EPOCH) {
-        Ok(after) => format!("{}.{:09}", after.as_secs(), after.subsec_nanos()),
-        Err(before) => format!("-{}.{:09}", before.duration().as_secs(), before.duration().subsec_nanos()),
+/// Says what is wrong with a group, and what the arrays in it are.
+pub(super) fn group(store: &Arc<dyn Store>, prefix: &str) -> String {
+    // A store that cannot list, as over HTTP, has no list to show.
+    let names = store.list(prefix).unwrap_or_default();
+    let folders = names.iter().filter_map(|name| name.strip_suffix('/'));
+    let is_array = |name: &str| {
+        let found = Document::read(store, &join(prefix, name));
+        matches!(found, Ok(Some(document)) if document.is_array())
+    };
+    let mut arrays: Vec<&str> = folders.take(LOOKED_AT).filter(|name| is_array(name)).collect();
+    arrays.sort_unstable();
+    let more = arrays.len().saturating_sub(LISTED);
+    arrays.truncate(LISTED);
+    let list = match (arrays.is_empty(), more) {
+        (true, _) => return "this is a Zarr group, not an array: give the path of one of the arrays in it".to_owned(),
+        (false, 0) => arrays.join(", "),
+        (false, more) => format!("{} and {more} more", arrays.join(", ")),
+    };
+    format!("this is a Zarr group, not an array: add the name of one of its arrays ({list})")
+}
+
+/// Returns an object without the gzip stream that is no part of it.
+pub(super) fn unwrapped(object: Object, limit: usize) -> Result<Vec<u8>, crate::error::Cause> {
+    if !object.gzip {
+        return Ok(object.bytes);
     }
+    let mut bytes = Vec::new();
+    gzip::unpack(&object.bytes, limit, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn unpacked(bytes: Vec<u8>, gzip: bool, name: &str) -> Result<Vec<u8>> {
+    let object = Object { bytes, gzip, version: String::new() };
+    unwrapped(object, MOST_BYTES).map_err(|cause| Error::Source {
+        volume: name.to_owned(),
+        reason: "this document cannot be unpacked".to_owned(),
+        cause: Some(cause),
+    })
+}
+
+fn parse(bytes: &[u8], name: &str) -> Result<Value> {
+    serde_json::from_slice(bytes).map_err(|error| Error::Source {
+        volume: name.to_owned(),
+        reason: "this is no JSON document: the metadata is damaged".to_owned(),
+        cause: Some(Box::new(error)),
+    })
 }
 
 fn dtype_v2(text: &str) -> Option<DType> {
@@ -214,54 +275,4 @@ fn packing_v3(codecs: &Value) -> Option<String> {
         }
     }
     (!names.is_empty()).then(|| names.join(" and "))
-}
-
-fn not_a_directory(path: &Path) -> String {
-    match path.file_name().and_then(|name| name.to_str()) {
-        Some(V3 | V2 | V2_GROUP) => "this is a metadata file: give the directory it is in".to_owned(),
-        _ => "this is a file, but a Zarr array is a directory (unpack it if it is an archive)".to_owned(),
-    }
-}
-
-fn what_it_is_instead(root: &Path) -> String {
-    let has = |name: &str| root.join(name).exists();
-    if has(V2_GROUP) {
-        return group(root);
-    }
-    let look_alike = if has("info") {
-        " (it looks like Neuroglancer Precomputed, which is not supported yet)"
-    } else if has("attributes.json") {
-        " (it looks like N5, which is not supported yet)"
-    } else {
-        ""
-    };
-    format!("this directory is no Zarr array: it has neither zarr.json nor .zarray{look_alike}")
-}
-
-fn group(root: &Path) -> String {
-    let mut arrays: Vec<String> = fs::read_dir(root)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|entry| is_array(&entry.path()))
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
-    arrays.sort_unstable();
-    let more = arrays.len().saturating_sub(LISTED);
-    arrays.truncate(LISTED);
-    let list = match (arrays.is_empty(), more) {
-        (true, _) => return "this is a Zarr group, not an array: give the path of one of the arrays in it".to_owned(),
-        (false, 0) => arrays.join(", "),
-        (false, more) => format!("{} and {more} more", arrays.join(", ")),
-    };
-    format!("this is a Zarr group, not an array: add the name of one of its arrays ({list})")
-}
-
-fn is_array(directory: &Path) -> bool {
-    let is_v3 = || {
-        let text = fs::read(directory.join(V3)).ok()?;
-        let json: Value = serde_json::from_slice(&text).ok()?;
-        Some(json["node_type"] == "array")
-    };
-    directory.join(V2).is_file() || is_v3().unwrap_or(false)
 }

@@ -1,226 +1,126 @@
-//! Zarr arrays, versions 2 and 3, in a directory of the local file system.
+//! Zarr arrays, versions 2 and 3, and pyramids of them (OME-Zarr), in any store.
 //!
 //! The only room, with `demo`, that knows the crate zarrs. None of its types leaves; its messages do, as causes.
-//! Nothing here writes.
+//!
+//! A document says what is there (`document`, `multiscales`), codecs how a chunk becomes bytes (`codecs`, `unpack`, `shard`),
+//! and an array puts both together with a store (`array`, `indexes`, `sink`).
 
+mod array;
+mod codecs;
+mod create;
 mod document;
+mod indexes;
+mod multiscales;
+mod place;
+mod shard;
+mod sink;
+mod unpack;
 
-use std::fmt;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use ndarray_shm::{DType, Order};
-use zarrs::array::{
-    Array, ArrayBytes, ArrayError, ArrayShardedExt as _, ArrayShardedReadableExt as _, ArrayShardedReadableExtCache,
-    ArraySubset, CodecOptions,
-};
-use zarrs::filesystem::FilesystemStore;
-
+use self::array::ZarrArray;
 use self::document::Document;
-use crate::bbox::{ranges_text, to_usize};
+use self::multiscales::Multiscales;
 use crate::error::{Error, Result};
-use crate::scratch::Scratch;
-use crate::volume::{ChunkSource, Fetched, VolumeMeta};
+use crate::open::{NewVolume, ScaleInfo};
+use crate::store::Store;
+use crate::volume::{ChunkSink, ChunkSource};
 
-/// A chunk is read in part where less than one element in this many is wanted: fewer bytes, but a seek for each row.
-const PARTIAL_READ: u64 = 8;
+/// Whether a Zarr array or group is there.
+pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
+    for file in [document::V3, document::V2, document::V2_GROUP] {
+        if store.get(file)?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
 
-/// Memory for indexes of shards, which are kept so that each is read once.
-const SHARD_INDEX_BYTES: u64 = 64 << 20;
-
-/// Bytes of one entry in a shard's index: offset and length.
-const SHARD_INDEX_ENTRY: u64 = 16;
-
-/// Opens the volume in a local directory: a Zarr array, version 2 or 3.
+/// Opens one scale for reading: an array, which has one, or one of a group that has several.
 ///
 /// # Errors
 ///
-/// - [`Source`](Error::Source): nothing is there, it is a Zarr group (the message lists its arrays), another format, or
-///   a Zarr array with damaged metadata, a codec or a chunk grid that is not supported;
+/// - [`Source`](Error::Source): nothing is there, it is a group without scales (the message lists its arrays), it has damaged
+///   metadata, a codec or a chunk grid that is not supported, or not so many scales;
 /// - [`UnsupportedDType`](Error::UnsupportedDType): its elements cannot be in shared memory.
-pub(crate) fn open(path: &Path) -> Result<Box<dyn ChunkSource>> {
-    let document = Document::read(path)?;
-    let dtype = document.dtype()?;
-    let source = ZarrSource::open(&document, dtype)?;
-    Ok(Box::new(source))
+pub(crate) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSource>> {
+    Ok(Box::new(open_scale(&store, mip)?))
 }
 
-/// An array whose chunks are files.
-struct ZarrSource {
-    meta: VolumeMeta,
-    identity: String,
-    root: PathBuf,
-    array: Array<FilesystemStore>,
-    fill: Vec<u8>,
-    options: CodecOptions,
-    shards: Option<Shards>,
+/// Opens one scale for reading and writing.
+///
+/// # Errors
+///
+/// Those of [`open`].
+pub(crate) fn open_writable(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSink>> {
+    Ok(Box::new(open_scale(&store, mip)?))
 }
 
-/// A sharded array is painted by its inner chunks. A shard is a file, often of gigabytes, and decoding one whole would
-/// take that much memory in each worker; an inner chunk is found through the shard's index, which is kept, and read and
-/// decoded alone. That holds if the shard itself is not packed once more: then it is one chunk.
-struct Shards {
-    cache: ArrayShardedReadableExtCache,
-    capacity: usize,
+/// Lists the scales, the finest first.
+///
+/// # Errors
+///
+/// Those of [`open`].
+pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
+    let document = root(store)?;
+    if document.is_array() {
+        let meta = ZarrArray::open(store, &document)?.meta;
+        let said = create::resolution(&document.attributes(store)?);
+        let (resolution, unit) = said.filter(|(said, _)| said.len() == meta.shape.len()).unwrap_or_default();
+        return Ok(vec![ScaleInfo { key: String::new(), meta, resolution, unit }]);
+    }
+    let scales = Multiscales::read(store, &document)?;
+    let info = |dataset: &multiscales::Dataset| {
+        let array = open_dataset(store, &document, &scales, dataset)?;
+        let (key, unit) = (dataset.path.clone(), scales.unit.clone());
+        let fits = dataset.resolution.len() == array.meta.shape.len();
+        let resolution = if fits { dataset.resolution.clone() } else { Vec::new() };
+        Ok(ScaleInfo { key, meta: array.meta, resolution, unit })
+    };
+    scales.datasets.iter().map(info).collect()
 }
 
-impl ZarrSource {
-    fn open(document: &Document, dtype: DType) -> Result<Self> {
-        let root = document.root().to_owned();
-        let unreadable = |cause: Box<dyn std::error::Error + Send + Sync>| Error::Source {
-            volume: root.display().to_string(),
-            reason: "this Zarr array cannot be read".to_owned(),
-            cause: Some(cause),
-        };
-        let store = FilesystemStore::new(&root).map_err(|error| unreadable(Box::new(error)))?;
-        // Constructed from the very document that was looked at, not from what may be there by now.
-        let array = Array::new_with_metadata(store.into(), "/", document.metadata()?)
-            .map_err(|error| unreadable(Box::new(error)))?;
-        let grid = array.chunk_grid().metadata();
-        if !matches!(grid.name(), "regular" | "regular_bounded") {
-            return Err(unreadable(format!("chunk grid `{}`: only regular ones are supported", grid.name()).into()));
-        }
-        let shape = array.shape().to_vec();
-        let outer: Vec<u64> = match array.chunk_shape(&vec![0; shape.len()]) {
-            Ok(lengths) => lengths.iter().map(|length| length.get()).collect(),
-            // Only an array without elements has no first chunk.
-            Err(_) => vec![1; shape.len()],
-        };
-        // Beyond that even zarrs' own arithmetic fails.
-        let bytes = outer.iter().try_fold(dtype.size() as u64, |so_far, length| so_far.checked_mul(*length));
-        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-            return Err(unreadable(format!("chunks of shape {outer:?} are larger than the address space").into()));
-        }
-        let inner: Option<Vec<u64>> = array
-            .is_exclusively_sharded()
-            .then(|| array.effective_subchunk_shape())
-            .flatten()
-            .map(|lengths| lengths.iter().map(|length| length.get()).collect());
-        let shards = inner.as_ref().map(|inner| Shards::new(&array, &outer, inner));
-        let fill = array.fill_value().as_ne_bytes().to_vec();
-        if fill.len() != dtype.size() {
-            return Err(unreadable(format!("a fill value of {} bytes for elements of {dtype}", fill.len()).into()));
-        }
-        let description = document.describe(shards.is_some());
-        let meta = VolumeMeta {
-            origin: vec![0; shape.len()],
-            shape,
-            chunk_shape: inner.unwrap_or_else(|| outer.clone()),
-            stored_shape: outer,
-            dtype,
-            fill: Some(fill.clone()),
-            axes: Vec::new(),
-            description,
-        };
-        // The workers are the parallelism: were each chunk decoded by several threads too, they would outnumber the
-        // processors.
-        let options = CodecOptions::default().with_concurrent_target(1);
-        Ok(Self { meta, identity: document.identity(), root, array, fill, options, shards })
-    }
-
-    fn decode_chunk(&self, indices: &[u64], region: &[Range<u64>], scratch: &mut Scratch) -> Result<(), ArrayError> {
-        let origin = indices.iter().zip(&self.meta.chunk_shape).map(|(index, length)| index * length);
-        let window: Vec<Range<u64>> =
-            region.iter().zip(origin).map(|(range, origin)| range.start - origin..range.end - origin).collect();
-        let wanted: u64 = window.iter().map(|range| range.end - range.start).product();
-        let whole = self.meta.chunk_shape.iter().fold(1u64, |so_far, length| so_far.saturating_mul(*length));
-        let chunk: Option<ArrayBytes<'static>> = match &self.shards {
-            Some(shards) => {
-                shards.make_room();
-                Some(self.array.retrieve_subchunk_opt(&shards.cache, indices, &self.options)?)
-            }
-            None if wanted < whole / PARTIAL_READ => {
-                let part = ArraySubset::new_with_ranges(&window);
-                let bytes: ArrayBytes<'static> = self.array.retrieve_chunk_subset_opt(indices, &part, &self.options)?;
-                let shape: Vec<usize> = window.iter().map(|range| to_usize(range.end - range.start)).collect();
-                let all = shape.iter().map(|length| 0..*length).collect();
-                scratch.block(bytes.into_fixed()?.into_owned(), shape, Order::C, all);
-                return Ok(());
-            }
-            None => self.array.retrieve_chunk_if_exists_opt(indices, &self.options)?,
-        };
-        match chunk {
-            None => scratch.missing(),
-            Some(bytes) => scratch.block(
-                bytes.into_fixed()?.into_owned(),
-                self.meta.chunk_shape.iter().map(|length| to_usize(*length)).collect(),
-                Order::C,
-                window.iter().map(|range| to_usize(range.start)..to_usize(range.end)).collect(),
-            ),
-        }
-        Ok(())
-    }
-
-    /// Returns the file that a chunk is stored in.
-    fn file_of(&self, region: &[Range<i64>]) -> PathBuf {
-        let stored: Vec<u64> = match self.array.chunk_shape(&vec![0; region.len()]) {
-            Ok(lengths) => region
-                .iter()
-                .zip(lengths.iter())
-                .map(|(range, length)| range.start.unsigned_abs() / length.get())
-                .collect(),
-            Err(_) => vec![0; region.len()],
-        };
-        // Part by part, so that all separators are those of the platform.
-        let mut file = self.root.clone();
-        file.extend(self.array.chunk_key(&stored).as_str().split('/'));
-        file
-    }
+/// Makes an array without chunks.
+///
+/// # Errors
+///
+/// [`Source`](Error::Source): something is there already, or Zarr does not have what is asked for.
+/// [`Store`](Error::Store): it cannot be written.
+pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
+    Ok(Box::new(create::create(&store, new)?))
 }
 
-impl ChunkSource for ZarrSource {
-    fn meta(&self) -> &VolumeMeta {
-        &self.meta
-    }
-
-    fn identity(&self) -> String {
-        self.identity.clone()
-    }
-
-    fn decode(&self, region: &[Range<i64>], _fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
-        let failed = |cause: Box<dyn std::error::Error + Send + Sync>| Error::Chunk {
-            chunk: self.file_of(region).display().to_string(),
-            region: ranges_text(region),
-            cause,
-        };
-        let meta = &self.meta;
-        let named = region;
-        let region: Vec<Range<u64>> =
-            region.iter().map(|range| range.start.unsigned_abs()..range.end.unsigned_abs()).collect();
-        if region.len() != meta.shape.len() {
-            return Err(Error::bbox(ranges_text(named), format!("the volume has {} axes", meta.shape.len())));
-        }
-        let indices: Vec<u64> =
-            region.iter().zip(&meta.chunk_shape).map(|(range, length)| range.start / length).collect();
-        let in_one_chunk = region.iter().enumerate().all(|(axis, range)| {
-            range.start < range.end
-                && range.end <= meta.shape[axis]
-                && (range.end - 1) / meta.chunk_shape[axis] == indices[axis]
-        });
-        if !in_one_chunk {
-            return Err(Error::bbox(ranges_text(named), "it does not lie in one chunk of the volume"));
-        }
-        self.decode_chunk(&indices, &region, scratch).map_err(|error| failed(Box::new(error)))
-    }
+fn root(store: &Arc<dyn Store>) -> Result<Document> {
+    Document::read(store, "")?.ok_or_else(|| {
+        let place = store.locate("");
+        let place = place.trim_end_matches(['/', '\\']);
+        Error::no_volume(place, "this is no Zarr array: it has neither zarr.json nor .zarray")
+    })
 }
 
-impl fmt::Debug for ZarrSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZarrSource").field("root", &self.root).field("meta", &self.meta).finish_non_exhaustive()
+fn open_scale(store: &Arc<dyn Store>, mip: usize) -> Result<ZarrArray> {
+    let document = root(store)?;
+    let missing = |count: usize, name: &str| {
+        let reason = format!("there is no scale {mip}: it has {count}, counted from 0");
+        Error::no_volume(name, reason)
+    };
+    if document.is_array() {
+        return if mip == 0 { ZarrArray::open(store, &document) } else { Err(missing(1, document.volume())) };
     }
+    let scales = Multiscales::read(store, &document)?;
+    let dataset = scales.datasets.get(mip).ok_or_else(|| missing(scales.datasets.len(), document.volume()))?;
+    open_dataset(store, &document, &scales, dataset)
 }
 
-impl Shards {
-    fn new(array: &Array<FilesystemStore>, outer: &[u64], inner: &[u64]) -> Self {
-        let entries: u64 = outer.iter().zip(inner).map(|(outer, inner)| outer.div_ceil(*inner)).product();
-        let capacity = SHARD_INDEX_BYTES / entries.saturating_mul(SHARD_INDEX_ENTRY).max(1);
-        Self { cache: ArrayShardedReadableExtCache::new(array), capacity: to_usize(capacity).max(16) }
+fn open_dataset(
+    store: &Arc<dyn Store>,
+    group: &Document,
+    scales: &Multiscales,
+    dataset: &multiscales::Dataset,
+) -> Result<ZarrArray> {
+    let mut array = ZarrArray::open(store, &Multiscales::document(store, group, dataset)?)?;
+    if scales.axes.len() == array.meta.shape.len() {
+        array.meta.axes.clone_from(&scales.axes);
     }
-
-    /// Forgets all indexes when there are too many; those still needed are read again.
-    fn make_room(&self) {
-        if self.cache.len() > self.capacity {
-            self.cache.clear();
-        }
-    }
+    Ok(array)
 }

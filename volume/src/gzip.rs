@@ -1,0 +1,171 @@
+//! gzip and zlib streams, whole and in memory, to a size that is known to be enough.
+//!
+//! libdeflate does it in one call and twice as fast as streaming; streams of several members, which it does not know, are
+//! streamed. A stream is input: one that holds more than it may is an error that costs no more memory than it may.
+
+use std::io::Read as _;
+
+use libdeflater::{CompressionLvl, Compressor, DecompressionError, Decompressor};
+
+use crate::error::Cause;
+
+/// What a gzip member begins with: its signature and the only method there is.
+const SIGNATURE: [u8; 3] = [0x1f, 0x8b, 8];
+
+/// Bytes of the shortest member: a header, an empty block and the trailer.
+const SHORTEST: usize = 20;
+
+/// Deflate cannot shrink further than this.
+const BEST_RATIO: usize = 1032;
+
+/// Whether these bytes begin as a gzip stream does.
+pub(crate) fn is_gzip(bytes: &[u8]) -> bool {
+    bytes.starts_with(&SIGNATURE)
+}
+
+/// Unpacks a gzip stream of one or several members into `into`, in place of what is there.
+///
+/// Nothing is looked for behind a member that ends exactly at the limit.
+///
+/// # Errors
+///
+/// The stream is damaged, or holds more than `limit` bytes.
+pub(crate) fn unpack(bytes: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
+    if bytes.len() < SHORTEST || !is_gzip(bytes) {
+        return Err("this is no gzip stream, or only the beginning of one".into());
+    }
+    // The last four bytes say how long the last member is, which usually is the only one. They may lie.
+    let said = bytes.last_chunk().map_or(0, |length| u32::from_le_bytes(*length) as usize);
+    let several = || bytes[SHORTEST - 2..].windows(SIGNATURE.len()).any(|window| window == SIGNATURE);
+    if said <= limit && said / BEST_RATIO <= bytes.len() {
+        into.resize(said, 0);
+        match Decompressor::new().gzip_decompress(bytes, into) {
+            // No further member could add anything that the caller wants.
+            Ok(length) if length == limit => return Ok(()),
+            Ok(length) if !several() => {
+                into.truncate(length);
+                return Ok(());
+            }
+            Err(DecompressionError::BadData) if !several() => return Err("the gzip stream is damaged".into()),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    if said > limit && !several() {
+        return Err(too_long(limit));
+    }
+    stream(flate2::bufread::MultiGzDecoder::new(bytes), limit, into)
+}
+
+/// Unpacks a zlib stream into `into`, in place of what is there.
+///
+/// # Errors
+///
+/// The stream is damaged, or holds more than `limit` bytes.
+pub(crate) fn unpack_zlib(bytes: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
+    let most = limit.min(bytes.len().saturating_mul(BEST_RATIO));
+    into.resize(most, 0);
+    match Decompressor::new().zlib_decompress(bytes, into) {
+        Ok(length) => {
+            into.truncate(length);
+            Ok(())
+        }
+        Err(DecompressionError::InsufficientSpace) => Err(too_long(limit)),
+        Err(DecompressionError::BadData) => Err("the zlib stream is damaged".into()),
+    }
+}
+
+/// Packs bytes as one gzip member.
+///
+/// # Errors
+///
+/// None that is known; libdeflate could say so.
+pub(crate) fn pack(bytes: &[u8]) -> Result<Vec<u8>, Cause> {
+    let mut compressor = Compressor::new(CompressionLvl::default());
+    let mut packed = vec![0; compressor.gzip_compress_bound(bytes.len())];
+    let length = compressor.gzip_compress(bytes, &mut packed)?;
+    packed.truncate(length);
+    Ok(packed)
+}
+
+fn stream(decoder: impl std::io::Read, limit: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
+    into.clear();
+    decoder.take((limit as u64).saturating_add(1)).read_to_end(into)?;
+    if into.len() > limit { Err(too_long(limit)) } else { Ok(()) }
+}
+
+fn too_long(limit: usize) -> Cause {
+    format!("what is packed here is longer than the {limit} bytes there can be").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    fn text(length: usize) -> Vec<u8> {
+        (0..length).map(|at| u8::try_from(at * at / 7 % 251).expect("small")).collect()
+    }
+
+    #[test]
+    fn what_was_packed_comes_back() {
+        for length in [0, 1, 100, 70_000] {
+            let packed = pack(&text(length)).expect("packed");
+            assert!(is_gzip(&packed));
+            for limit in [length, length + 1, length + 1_000_000] {
+                let mut into = vec![7; 5];
+                unpack(&packed, limit, &mut into).expect("it fits");
+                assert_eq!(into, text(length));
+            }
+        }
+    }
+
+    #[test]
+    fn members_are_put_together() {
+        for (first, second) in [(100, 100), (5, 70_000), (70_000, 5), (0, 9), (9, 0)] {
+            let packed = [pack(&text(first)).expect("packed"), pack(&text(second)).expect("packed")].concat();
+            let mut into = Vec::new();
+            unpack(&packed, 100_000, &mut into).expect("it fits");
+            assert_eq!(into, [text(first), text(second)].concat(), "{first} and {second}");
+            if first > 0 && second > 0 {
+                assert!(unpack(&packed, first + second - 1, &mut into).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn a_bomb_is_an_error_that_takes_no_memory() {
+        let bomb = pack(&vec![0; 50 << 20]).expect("packed");
+        let mut into = Vec::new();
+        for lie in [None, Some(10u32), Some(u32::MAX)] {
+            let mut bomb = bomb.clone();
+            if let Some(lie) = lie {
+                let end = bomb.len() - 4;
+                bomb[end..].copy_from_slice(&lie.to_le_bytes());
+            }
+            assert!(unpack(&bomb, 1000, &mut into).is_err());
+        }
+        let mut zlib = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
+        zlib.write_all(&vec![0; 50 << 20]).expect("packed");
+        let bomb = zlib.finish().expect("packed");
+        assert!(unpack_zlib(&bomb, 1000, &mut into).expect_err("a bomb").to_string().contains("1000 bytes"));
+        assert!(into.capacity() < 4096, "{}", into.capacity());
+        unpack_zlib(&bomb, 50 << 20, &mut into).expect("no bomb for whom it fits");
+        assert_eq!(into.len(), 50 << 20);
+    }
+
+    #[test]
+    fn a_damaged_stream_is_an_error() {
+        let packed = pack(&text(5000)).expect("packed");
+        let mut into = Vec::new();
+        for end in 0..packed.len() {
+            assert!(unpack(&packed[..end], 5000, &mut into).is_err(), "cut at {end}");
+        }
+        for at in [0, 1, 2, 30, packed.len() / 2, packed.len() - 1, packed.len() - 8] {
+            let mut damaged = packed.clone();
+            damaged[at] ^= 0x55;
+            assert!(unpack(&damaged, 5000, &mut into).is_err(), "byte {at}");
+        }
+        assert!(unpack_zlib(&packed, 5000, &mut into).is_err());
+    }
+}

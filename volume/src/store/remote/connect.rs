@@ -1,0 +1,198 @@
+//! From a URL to a client of the server it names: credentials, time limits, what is asked for in every request.
+//!
+//! Settings come from the environment, under the names that the servers' own tools use: `AWS_*`, `GOOGLE_*`, `AZURE_*`. Where it has
+//! no credentials, requests are not signed, which is how public buckets are read; nobody waits for the metadata service of a cloud
+//! that this machine may not be in, unless `AWS_METADATA_ENDPOINT` says where it is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::http::HttpBuilder;
+use object_store::{BackoffConfig, ClientOptions, HeaderMap, HeaderValue, ObjectStore, RetryConfig};
+
+use super::failure::Failure;
+use crate::store::url;
+
+/// How long a connection may take to be made. A server that is being restarted refuses at once.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// How long a server may be silent in the middle of an answer. Answers of any length may take as long as they keep coming.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// The longest pause between two attempts: as long as a server may be up before it is noticed.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A server that can be asked.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) objects: Arc<dyn ObjectStore>,
+    /// What stands in front of every key.
+    pub(super) prefix: String,
+    /// Whether it is a web server, which only answers requests for objects.
+    pub(super) is_web: bool,
+    /// Whether requests say nothing about who asks.
+    pub(super) is_anonymous: bool,
+}
+
+/// Connects to nothing yet, except that a bucket of S3 is asked for its region if nobody said it.
+pub(super) async fn connect(place: &str, patience: Duration) -> Result<Server, Failure> {
+    let (scheme, rest) = place.split_once("://").unwrap_or(("", place));
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    match scheme {
+        "http" | "https" => web(place, patience),
+        #[cfg(feature = "s3")]
+        "s3" => s3(bucket, prefix, patience).await,
+        #[cfg(feature = "gcs")]
+        "gs" => gcs(bucket, prefix, patience),
+        #[cfg(feature = "azure")]
+        "az" => azure(bucket, prefix, patience),
+        _ => {
+            let _unused_without_clouds = (bucket, prefix);
+            let feature = match scheme {
+                "gs" => "gcs",
+                "az" => "azure",
+                other => other,
+            };
+            let text = format!(
+                "this program was built without `{scheme}://`: build ndarray-shm-volume with the feature `{feature}`"
+            );
+            Err(Failure::last(text))
+        }
+    }
+}
+
+fn unusable(error: &object_store::Error) -> Failure {
+    Failure::of_request(error)
+}
+
+fn retries(patience: Duration) -> RetryConfig {
+    let backoff = BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: LONGEST_PAUSE, base: 2.0 };
+    // Time is the limit, not a number of attempts: an outage of a minute is many quick refusals.
+    RetryConfig { backoff, max_retries: usize::MAX, retry_timeout: patience }
+}
+
+/// `accept_encoding` keeps servers from packing, or unpacking, on the way: what is stored is what must arrive.
+fn client(accept_encoding: &'static str) -> ClientOptions {
+    let mut headers = HeaderMap::new();
+    headers.insert("accept-encoding", HeaderValue::from_static(accept_encoding));
+    client_with(headers)
+}
+
+fn client_with(headers: HeaderMap) -> ClientOptions {
+    ClientOptions::new()
+        .with_timeout_disabled()
+        .with_connect_timeout(CONNECT)
+        .with_read_timeout(SILENCE)
+        .with_user_agent(HeaderValue::from_static(concat!("ndarray-shm/", env!("CARGO_PKG_VERSION"))))
+        .with_default_headers(headers)
+}
+
+fn web(place: &str, patience: Duration) -> Result<Server, Failure> {
+    let url = url::Web::split(place);
+    let mut headers = HeaderMap::new();
+    // Google's servers unpack what is stored under gzip for whoever does not say that he can do it.
+    let accepted = if url.host().ends_with("googleapis.com") { "gzip" } else { "identity" };
+    headers.insert("accept-encoding", HeaderValue::from_static(accepted));
+    if let Some(user) = url.basic_authorization() {
+        let mut value = HeaderValue::from_str(&user).map_err(|error| Failure::last(error.to_string()))?;
+        value.set_sensitive(true);
+        headers.insert("authorization", value);
+    }
+    let objects = HttpBuilder::new()
+        .with_url(url.without_user())
+        .with_client_options(client_with(headers).with_allow_http(true))
+        .with_retry(retries(patience))
+        .build()
+        .map_err(|error| unusable(&error))?;
+    let is_anonymous = !url.has_secrets();
+    Ok(Server { objects: Arc::new(objects), prefix: String::new(), is_web: true, is_anonymous })
+}
+
+/// Hands what the environment sets under names that begin with `family` to a builder that knows them.
+#[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+fn from_environment<B, K: std::str::FromStr>(family: &str, builder: B, set: impl Fn(B, K, String) -> B) -> B {
+    std::env::vars_os().fold(builder, |builder, (name, value)| match (name.to_str(), value.to_str()) {
+        (Some(name), Some(value)) if name.starts_with(family) && !value.is_empty() => {
+            match name.to_ascii_lowercase().parse() {
+                Ok(key) => set(builder, key, value.to_owned()),
+                Err(_) => builder,
+            }
+        }
+        _ => builder,
+    })
+}
+
+#[cfg(feature = "s3")]
+async fn s3(bucket: &str, prefix: &str, patience: Duration) -> Result<Server, Failure> {
+    use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key, resolve_bucket_region};
+
+    let mut builder = AmazonS3Builder::new().with_client_options(client("identity"));
+    builder = from_environment("AWS_", builder, AmazonS3Builder::with_config);
+    let has = |builder: &AmazonS3Builder, key: Key| builder.get_config_value(&key).is_some();
+    let credentials = [
+        Key::AccessKeyId,
+        Key::SecretAccessKey,
+        Key::WebIdentityTokenFile,
+        Key::ContainerCredentialsRelativeUri,
+        Key::ContainerCredentialsFullUri,
+        Key::MetadataEndpoint,
+    ];
+    let is_anonymous = !credentials.into_iter().any(|key| has(&builder, key))
+        || std::env::var("AWS_SKIP_SIGNATURE").is_ok_and(|value| value.eq_ignore_ascii_case("true") || value == "1");
+    let endpoint = builder.get_config_value(&Key::S3Endpoint).or_else(|| builder.get_config_value(&Key::Endpoint));
+    if endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
+        // Whoever names such an endpoint has said it already.
+        builder = builder.with_allow_http(true);
+    }
+    if endpoint.is_none() && !has(&builder, Key::Region) && !has(&builder, Key::DefaultRegion) {
+        let region = resolve_bucket_region(bucket, &client("identity")).await.map_err(|error| unusable(&error))?;
+        builder = builder.with_region(region);
+    }
+    let objects = builder
+        .with_bucket_name(bucket)
+        .with_skip_signature(is_anonymous)
+        .with_retry(retries(patience))
+        .build()
+        .map_err(|error| unusable(&error))?;
+    Ok(Server { objects: Arc::new(objects), prefix: prefix.to_owned(), is_web: false, is_anonymous })
+}
+
+#[cfg(feature = "gcs")]
+fn gcs(bucket: &str, prefix: &str, patience: Duration) -> Result<Server, Failure> {
+    use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey as Key};
+
+    // Without this Google unpacks what is stored under gzip, and says no length.
+    let mut builder = GoogleCloudStorageBuilder::new().with_client_options(client("gzip"));
+    builder = from_environment("GOOGLE_", builder, GoogleCloudStorageBuilder::with_config);
+    let signs_in = std::env::home_dir()
+        .is_some_and(|home| home.join(".config/gcloud/application_default_credentials.json").exists());
+    let is_anonymous = !signs_in
+        && [Key::ServiceAccount, Key::ServiceAccountKey, Key::ApplicationCredentials]
+            .into_iter()
+            .all(|key| builder.get_config_value(&key).is_none());
+    let objects = builder
+        .with_bucket_name(bucket)
+        .with_skip_signature(is_anonymous)
+        .with_retry(retries(patience))
+        .build()
+        .map_err(|error| unusable(&error))?;
+    Ok(Server { objects: Arc::new(objects), prefix: prefix.to_owned(), is_web: false, is_anonymous })
+}
+
+#[cfg(feature = "azure")]
+fn azure(container: &str, prefix: &str, patience: Duration) -> Result<Server, Failure> {
+    use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
+
+    let mut builder = MicrosoftAzureBuilder::new().with_client_options(client("identity"));
+    builder = from_environment("AZURE_", builder, MicrosoftAzureBuilder::with_config);
+    let is_anonymous = [Key::AccessKey, Key::SasKey, Key::ClientSecret, Key::Token, Key::MsiEndpoint]
+        .into_iter()
+        .all(|key| builder.get_config_value(&key).is_none());
+    let objects = builder
+        .with_container_name(container)
+        .with_skip_signature(is_anonymous)
+        .with_retry(retries(patience))
+        .build()
+        .map_err(|error| unusable(&error))?;
+    Ok(Server { objects: Arc::new(objects), prefix: prefix.to_owned(), is_web: false, is_anonymous })
+}

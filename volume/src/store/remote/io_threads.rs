@@ -1,0 +1,84 @@
+//! The threads on which requests wait, and how a caller waits for one: whoever calls from many threads has many requests.
+//!
+//! One runtime serves the whole process; it starts with the first remote store and only moves bytes. What is computed from
+//! them is computed by the callers. It cannot live on in a forked child, whose only thread is the one that forked: a store that was
+//! opened before says so there, and one that is opened anew gets threads and connections of its own.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+
+/// How many threads move bytes; a few gigabits per second take less than one.
+const THREADS: usize = 2;
+
+/// How many requests this process has under way at a time, whatever its callers do: fewer than the descriptors that a process
+/// usually may have.
+const REQUESTS: usize = 256;
+
+/// The threads of one process, and the right to use them.
+#[derive(Debug)]
+pub(super) struct IoThreads {
+    process: u32,
+    runtime: Runtime,
+    requests: Semaphore,
+}
+
+/// Kept until the process ends: ending a runtime waits for its threads, and those that a forked child inherits are not there.
+static CURRENT: Mutex<Option<&'static IoThreads>> = Mutex::new(None);
+
+/// This is a child that was forked after its parent opened the store.
+#[derive(Debug, thiserror::Error)]
+#[error("this process was forked after the volume was opened: open it again here")]
+pub(super) struct Forked;
+
+impl IoThreads {
+    /// Returns those of this process; starts them if there are none yet.
+    pub(super) fn current() -> io::Result<&'static Self> {
+        let process = std::process::id();
+        let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(threads) = current.filter(|threads| threads.process == process) {
+            return Ok(threads);
+        }
+        let runtime =
+            Builder::new_multi_thread().worker_threads(THREADS).thread_name("ndshm-io").enable_all().build()?;
+        let threads: &'static Self = Box::leak(Box::new(Self { process, runtime, requests: Semaphore::new(REQUESTS) }));
+        *current = Some(threads);
+        Ok(threads)
+    }
+
+    /// Waits for a request. The calling thread runs it and sleeps between its steps; it may itself be a thread of some other
+    /// asynchronous runtime, which then waits too.
+    pub(super) fn wait<F: Future>(&self, request: F) -> Result<F::Output, Forked> {
+        if self.process != std::process::id() {
+            return Err(Forked);
+        }
+        let _context = self.runtime.enter();
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut context = Context::from_waker(&waker);
+        // A caller inside another runtime has a budget of steps there, which nobody would refill while it waits here.
+        let mut bounded = pin!(tokio::task::unconstrained(async {
+            let _permit = self.requests.acquire().await;
+            request.await
+        }));
+        loop {
+            match bounded.as_mut().poll(&mut context) {
+                Poll::Ready(answer) => return Ok(answer),
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

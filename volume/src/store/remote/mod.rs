@@ -1,0 +1,327 @@
+//! Objects that a server has: HTTP, S3, Google Cloud Storage, Azure.
+//!
+//! What may pass is tried again: refused and broken connections, silence, answers of the kind 429 and 5xx, bodies that end too early
+//! (the rest is asked for if the server says by a tag that it is still the same object, else all of it). What remains is an error
+//! once [`PATIENCE`] is over. Bytes arrive as they are stored: nothing here unpacks them.
+
+mod connect;
+mod failure;
+mod io_threads;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use object_store::path::Path;
+use object_store::{
+    Attribute, Attributes, GetOptions, GetRange, GetResultPayload, ObjectMeta, ObjectStore as _, ObjectStoreExt as _,
+    PutMultipartOptions, PutOptions, PutPayload,
+};
+
+use self::connect::Server;
+use self::failure::Failure;
+use self::io_threads::IoThreads;
+use crate::error::{Error, Result};
+use crate::store::{LARGEST_OBJECT, Object, Store, key, url};
+
+/// How long the same request is tried again, unless the environment says otherwise in seconds: two minutes, so that a
+/// server may be restarted meanwhile.
+const PATIENCE: (&str, Duration) = ("NDSHM_RETRY_SECONDS", Duration::from_secs(120));
+
+/// Objects longer than this are sent in parts, so that a part lost costs little and none takes longer than a server may be silent.
+const PART: usize = 16 << 20;
+
+/// A bucket and a prefix in it, or a directory of a web server.
+#[derive(Debug)]
+struct RemoteStore {
+    io: &'static IoThreads,
+    server: Server,
+    /// The URL as people may see it.
+    shown: String,
+    patience: Duration,
+}
+
+/// Opens the store that a URL means.
+pub(crate) fn open(place: &str) -> Result<Arc<dyn Store>> {
+    let shown = url::shown(place);
+    let unusable = |reason: String| Error::Url { url: shown.clone(), reason };
+    let patience = match std::env::var(PATIENCE.0) {
+        Ok(text) => match text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+            Some(patience) => patience,
+            None => return Err(unusable(format!("{} is `{text}`, which is no number of seconds", PATIENCE.0))),
+        },
+        Err(_) => PATIENCE.1,
+    };
+    let io = IoThreads::current().map_err(|error| unusable(format!("cannot start threads for requests: {error}")))?;
+    let server = io
+        .wait(connect::connect(place, patience))
+        .map_err(|forked| unusable(forked.to_string()))?
+        .map_err(|failure| unusable(failure.to_string()))?;
+    Ok(Arc::new(RemoteStore { io, server, shown, patience }))
+}
+
+/// What came for a request.
+struct Received {
+    bytes: Vec<u8>,
+    range: Range<u64>,
+    meta: ObjectMeta,
+    gzip: bool,
+}
+
+impl RemoteStore {
+    /// Waits for a request that is one of many attempts, or all of them.
+    fn ask<T>(&self, op: &'static str, key: &str, request: impl AsyncFnMut(&Path) -> Answer<T>) -> Result<Option<T>> {
+        let failed = |failure: Failure| Error::Store { op, object: self.locate(key), cause: Box::new(failure) };
+        if let Some(complaint) = key::complaint(key) {
+            return Err(failed(Failure::last(complaint)));
+        }
+        let path = self.path(key).map_err(failed)?;
+        let forked = |error: io_threads::Forked| failed(Failure::last(error.to_string()));
+        self.io.wait(self.again_and_again(&path, request)).map_err(forked)?.map_err(failed)
+    }
+
+    fn path(&self, key: &str) -> std::result::Result<Path, Failure> {
+        let prefix = &self.server.prefix;
+        let separator = if prefix.is_empty() || key.is_empty() { "" } else { "/" };
+        Path::parse(format!("{prefix}{separator}{key}")).map_err(|error| Failure::last(error.to_string()))
+    }
+
+    async fn again_and_again<T>(&self, path: &Path, mut request: impl AsyncFnMut(&Path) -> Answer<T>) -> Answer<T> {
+        let begin = Instant::now();
+        let mut pause = Duration::from_millis(100);
+        loop {
+            match request(path).await {
+                Err(failure) if failure.may_pass() && begin.elapsed() < self.patience => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_secs(5));
+                }
+                Err(failure) if begin.elapsed() >= self.patience => {
+                    return Err(failure.after(format!("tried for {:.0?}", begin.elapsed())));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Sorts what a server answers instead of an object: nothing is there, or an error.
+    fn refused<T>(&self, error: &object_store::Error) -> Answer<T> {
+        match error {
+            object_store::Error::NotFound { .. } => Ok(None),
+            // S3 says so of objects that do not exist, to whoever may not list the bucket. Nothing that could expire was sent, so
+            // it is no failure of today; with credentials it may be, and then missing chunks must not become background.
+            object_store::Error::PermissionDenied { .. } if self.server.is_anonymous && !self.server.is_web => Ok(None),
+            error if self.server.is_anonymous && failure::is_denied(error) => Ok(None),
+            error if failure::is_denied(error) => Err(Failure::last(
+                "access denied: these credentials may not read it, or may not list the bucket, and then S3 also says so of \
+                 objects that do not exist",
+            )),
+            error => Err(Failure::of_request(error)),
+        }
+    }
+
+    /// Fetches an object or a part of it; an error that may pass if it does not come whole.
+    async fn receive(&self, path: &Path, range: Option<GetRange>) -> Answer<Received> {
+        let wanted = range.clone();
+        let options = GetOptions { range, ..GetOptions::default() };
+        let found = match self.server.objects.get_opts(path, options).await {
+            Ok(found) => found,
+            Err(object_store::Error::NotSupported { .. }) if wanted.is_some() => {
+                return Err(Failure::about_range("this server cannot send a part of an object (HTTP range requests)"));
+            }
+            Err(error) => return self.refused(&error),
+        };
+        let gzip = is_gzip(&found.attributes)?;
+        if gzip && wanted.is_some() {
+            return Err(Failure::last("it is stored with Content-Encoding gzip, so no part of it can be read alone"));
+        }
+        if let Some(GetRange::Bounded(wanted)) = &wanted {
+            if *wanted != found.range {
+                let size = found.meta.size;
+                return Err(Failure::last(format!("bytes {wanted:?} were wanted, and the object has {size}")));
+            }
+        }
+        let length = found.range.end.saturating_sub(found.range.start);
+        let memory = usize::try_from(length).ok().filter(|_| length <= LARGEST_OBJECT);
+        let Some(memory) = memory else {
+            return Err(Failure::last(format!(
+                "{length} bytes are more than one object may have here ({LARGEST_OBJECT})"
+            )));
+        };
+        // What a server announces is not yet there: memory is taken as bytes come.
+        let mut bytes = Vec::with_capacity(memory.min(PART));
+        let (range, meta) = (found.range.clone(), found.meta.clone());
+        let GetResultPayload::Stream(mut body) = found.payload;
+        while let Some(piece) = body.next().await {
+            let piece = piece.map_err(|error| Failure::of_body(&error))?;
+            if bytes.len() + piece.len() > memory {
+                break;
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        if bytes.len() != memory {
+            let came = bytes.len();
+            return Err(Failure::passing(format!("the answer had {came} bytes, where {memory} were announced")));
+        }
+        Ok(Some(Received { bytes, range, meta, gzip }))
+    }
+
+    async fn send(&self, path: &Path, payload: PutPayload, gzip: bool) -> Answer<()> {
+        let mut attributes = Attributes::new();
+        if gzip {
+            attributes.insert(Attribute::ContentEncoding, "gzip".into());
+        }
+        let objects = &self.server.objects;
+        let sent = if payload.content_length() <= PART {
+            objects.put_opts(path, payload, PutOptions { attributes, ..PutOptions::default() }).await.map(|_| ())
+        } else {
+            let options = PutMultipartOptions { attributes, ..PutMultipartOptions::default() };
+            self.send_in_parts(path, payload, options).await
+        };
+        sent.map(Some).map_err(|error| Failure::of_request(&error))
+    }
+
+    async fn send_in_parts(
+        &self,
+        path: &Path,
+        payload: PutPayload,
+        options: PutMultipartOptions,
+    ) -> object_store::Result<()> {
+        let mut upload = self.server.objects.put_multipart_opts(path, options).await?;
+        let sent = async {
+            for piece in &payload {
+                for begin in (0..piece.len()).step_by(PART) {
+                    let part = piece.slice(begin..piece.len().min(begin + PART));
+                    upload.put_part(part.into()).await?;
+                }
+            }
+            upload.complete().await.map(|_| ())
+        };
+        let sent = sent.await;
+        if sent.is_err() {
+            // Parts of what never became an object cost their owner money. If this fails too there is nothing left to do.
+            let _gone = upload.abort().await;
+        }
+        sent
+    }
+
+    fn writable(&self, op: &'static str, key: &str) -> Result<()> {
+        if !self.server.is_web {
+            return Ok(());
+        }
+        let cause = "web servers are read only: write to s3://, gs://, az:// or a directory".into();
+        Err(Error::Store { op, object: self.locate(key), cause })
+    }
+}
+
+/// What is there, nothing, or a failure.
+type Answer<T> = std::result::Result<Option<T>, Failure>;
+
+/// Whether an object is packed, by what the server says of it. Encodings that nobody here can undo are errors.
+fn is_gzip(attributes: &Attributes) -> std::result::Result<bool, Failure> {
+    let Some(encoding) = attributes.get(&Attribute::ContentEncoding) else { return Ok(false) };
+    let mut names = encoding
+        .split(',')
+        .map(|name| name.trim().to_ascii_lowercase())
+        .filter(|name| !matches!(name.as_str(), "" | "identity" | "aws-chunked"));
+    match (names.next().as_deref(), names.next()) {
+        (None, _) => Ok(false),
+        (Some("gzip" | "x-gzip"), None) => Ok(true),
+        _ => Err(Failure::last(format!("Content-Encoding `{}` is not supported, only gzip", &**encoding))),
+    }
+}
+
+impl Store for RemoteStore {
+    fn locate(&self, key: &str) -> String {
+        url::join(&self.shown, key)
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Object>> {
+        let received = self.ask("reading", key, async |path| self.receive(path, None).await)?;
+        Ok(received.map(|received| {
+            let Received { bytes, gzip, meta, .. } = received;
+            let version = meta.e_tag.unwrap_or_else(|| meta.last_modified.timestamp_millis().to_string());
+            Object { bytes, gzip, version }
+        }))
+    }
+
+    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<Vec<u8>>> {
+        if range.is_empty() {
+            return Ok(self.size(key)?.map(|_| Vec::new()));
+        }
+        let wanted = GetRange::Bounded(range);
+        let received = self.ask("reading", key, async |path| self.receive(path, Some(wanted.clone())).await)?;
+        Ok(received.map(|received| received.bytes))
+    }
+
+    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<Vec<u8>>> {
+        let asked = self.ask("reading", key, async |path| {
+            match self.receive(path, Some(GetRange::Suffix(length))).await {
+                // Not every server counts from the end, and some refuse to when the object is shorter.
+                Err(failure) if failure.is_about_range() => Ok(Some(None)),
+                other => Ok(other?.map(Some)),
+            }
+        })?;
+        match asked {
+            None => Ok(None),
+            Some(Some(received)) => Ok(Some(received.bytes)),
+            Some(None) => {
+                let Some(size) = self.size(key)? else { return Ok(None) };
+                self.get_range(key, size.saturating_sub(length)..size)
+            }
+        }
+    }
+
+    fn size(&self, key: &str) -> Result<Option<u64>> {
+        self.ask("reading", key, async |path| match self.server.objects.head(path).await {
+            Ok(meta) => Ok(Some(meta.size)),
+            Err(error) => self.refused(&error),
+        })
+    }
+
+    fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()> {
+        self.writable("writing", key)?;
+        let payload = PutPayload::from(bytes);
+        self.ask("writing", key, async |path| self.send(path, payload.clone(), gzip).await).map(|_| ())
+    }
+
+    fn delete(&self, key: &str) -> Result<bool> {
+        self.writable("removing", key)?;
+        if self.size(key)?.is_none() {
+            return Ok(false);
+        }
+        let gone = self.ask("removing", key, async |path| match self.server.objects.delete(path).await {
+            Ok(()) => Ok(Some(())),
+            Err(error) => self.refused(&error),
+        })?;
+        Ok(gone.is_some())
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<String>> {
+        let failed = |failure| Error::Store { op: "listing", object: self.locate(prefix), cause: Box::new(failure) };
+        if self.server.is_web {
+            return Err(failed(Failure::last("web servers do not say which objects they have")));
+        }
+        if let Some(complaint) = key::complaint(prefix).filter(|_| !prefix.is_empty()) {
+            return Err(failed(Failure::last(complaint)));
+        }
+        let path = self.path(prefix).map_err(failed)?;
+        let request = async |path: &Path| {
+            let listed = self.server.objects.list_with_delimiter(Some(path)).await;
+            let listed = listed.map_err(|error| Failure::of_request(&error))?;
+            let name = |path: &Path| path.filename().unwrap_or_default().to_owned();
+            let objects = listed.objects.iter().map(|object| name(&object.location));
+            let groups = listed.common_prefixes.iter().map(|group| format!("{}/", name(group)));
+            let mut names: Vec<String> = objects.chain(groups).collect();
+            names.sort();
+            Ok(Some(names))
+        };
+        let listed = self.io.wait(self.again_and_again(&path, request));
+        let listed = listed.map_err(|forked| failed(Failure::last(forked.to_string())))?.map_err(failed)?;
+        Ok(listed.unwrap_or_default())
+    }
+}

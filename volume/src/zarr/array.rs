@@ -1,0 +1,337 @@
+//! A Zarr array in a store: which object a chunk is in, and what is fetched of it.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use ndarray_shm::{DType, Order};
+use zarrs::array::Array;
+use zarrs::storage::store::MemoryStore;
+
+use crate::bbox::{ranges_text, to_usize};
+use crate::error::{Cause, Error, Result};
+use crate::scratch::Scratch;
+use crate::store::Store;
+use crate::volume::{ChunkSource, Fetched, VolumeMeta};
+use crate::zarr::codecs::{Chain, Elements};
+use crate::zarr::document::{Document, join, unwrapped};
+use crate::zarr::indexes::Indexes;
+use crate::zarr::shard::{self, Index, Shards};
+use crate::zarr::unpack::Expected;
+
+/// An array whose chunks are objects, or parts of objects that are shards.
+pub(super) struct ZarrArray {
+    pub(super) meta: VolumeMeta,
+    identity: String,
+    pub(super) store: Arc<dyn Store>,
+    prefix: String,
+    /// Knows keys, and has nothing stored.
+    array: Array<MemoryStore>,
+    /// The codecs of what is stored as one object.
+    pub(super) chain: Chain,
+    pub(super) fill: Vec<u8>,
+    /// Where an object is a shard and nothing else, its chunks are read one by one. Decoding one whole, often gigabytes, would
+    /// take that much memory in each worker. A shard that is packed once more is one chunk.
+    pub(super) indexes: Option<Indexes>,
+}
+
+/// A region as numbers that are surely not negative.
+type Region = Vec<Range<u64>>;
+
+/// Where the bytes of a chunk are.
+struct Stored {
+    key: String,
+    /// Its number in its shard.
+    in_shard: Option<(Vec<u64>, u64)>,
+    /// The part of the chunk's bytes that holds all that is wanted, if that is worth a request of its own.
+    slab: Option<Slab>,
+}
+
+/// A part of a chunk that is contiguous where it is stored.
+struct Slab {
+    bytes: Range<u64>,
+    shape: Vec<usize>,
+    window: Vec<Range<usize>>,
+}
+
+impl ZarrArray {
+    /// Makes the array that a document describes.
+    pub(super) fn open(store: &Arc<dyn Store>, document: &Document) -> Result<Self> {
+        let dtype = document.dtype()?;
+        let unreadable = |cause: Cause| Error::Source {
+            volume: document.name().to_owned(),
+            reason: "this Zarr array cannot be read".to_owned(),
+            cause: Some(cause),
+        };
+        // Constructed from the very document that was looked at, not from what may be there by now.
+        let array = Array::new_with_metadata(Arc::new(MemoryStore::new()), "/", document.metadata()?)
+            .map_err(|error| unreadable(Box::new(error)))?;
+        check_extensions(&array).map_err(unreadable)?;
+        Self::with(store, document, array, dtype).map_err(unreadable)
+    }
+
+    fn with(
+        store: &Arc<dyn Store>,
+        document: &Document,
+        array: Array<MemoryStore>,
+        dtype: DType,
+    ) -> Result<Self, Cause> {
+        let shape = array.shape().to_vec();
+        if shape.iter().any(|length| i64::try_from(*length).is_err()) {
+            return Err(format!("its shape {shape:?} is beyond any coordinate").into());
+        }
+        // Also an array without elements has such a shape, but no first chunk to have it.
+        let outer = match array.chunk_shape(&vec![0; shape.len()]) {
+            Ok(lengths) => lengths,
+            Err(_) => vec![std::num::NonZeroU64::MIN; shape.len()],
+        };
+        let fill = array.fill_value().as_ne_bytes().to_vec();
+        if fill.len() != dtype.size() {
+            return Err(format!("a fill value of {} bytes for elements of {dtype}", fill.len()).into());
+        }
+        let elements = Elements { dtype, data_type: array.data_type().clone(), fill: array.fill_value().clone() };
+        let chain = Chain::new(array.codecs(), &elements, &outer)?;
+        let stored_shape: Vec<u64> = outer.iter().map(|length| length.get()).collect();
+        let shards = chain.only_shards();
+        let chunk_shape = match shards {
+            Some(shards) => shards.chunk().shape().iter().map(|length| *length as u64).collect(),
+            None => stored_shape.clone(),
+        };
+        let indexes = shards.map(|shards| Indexes::new(shards.index_bytes()));
+        let meta = VolumeMeta {
+            origin: vec![0; shape.len()],
+            shape,
+            chunk_shape,
+            stored_shape,
+            dtype,
+            fill: Some(fill.clone()),
+            axes: document.axes(),
+            description: document.describe(shards.is_some()),
+        };
+        Ok(Self {
+            meta,
+            identity: document.identity(),
+            store: Arc::clone(store),
+            prefix: document.prefix().to_owned(),
+            array,
+            chain,
+            fill,
+            indexes,
+        })
+    }
+
+    /// Returns the key of the object with these numbers along each axis.
+    pub(super) fn key(&self, stored: &[u64]) -> String {
+        join(&self.prefix, self.array.chunk_key(stored).as_str())
+    }
+
+    /// Returns a region that lies in one cell of a grid, and the numbers of the cell.
+    pub(super) fn cell(&self, named: &[Range<i64>], cell: &[u64]) -> Result<(Region, Vec<u64>)> {
+        let wrong = |reason: String| Err(Error::bbox(ranges_text(named), reason));
+        if named.len() != self.meta.shape.len() {
+            return wrong(format!("the volume has {} axes", self.meta.shape.len()));
+        }
+        let lies_within = |((range, length), cell): ((&Range<i64>, &u64), &u64)| {
+            let region = u64::try_from(range.start).ok()?..u64::try_from(range.end).ok()?;
+            let number = region.start / cell;
+            let fits = region.start < region.end && region.end <= *length && (region.end - 1) / cell == number;
+            fits.then_some((region, number))
+        };
+        match named.iter().zip(&self.meta.shape).zip(cell).map(lies_within).collect::<Option<Vec<_>>>() {
+            Some(axes) => Ok(axes.into_iter().unzip()),
+            None => wrong("it does not lie in one chunk of the volume".to_owned()),
+        }
+    }
+
+    /// Finds out where a region is stored.
+    fn stored(&self, named: &[Range<i64>]) -> Result<(Stored, Vec<Range<usize>>)> {
+        let (region, chunk) = self.cell(named, &self.meta.chunk_shape)?;
+        let window: Vec<Range<usize>> = region
+            .iter()
+            .zip(&self.meta.chunk_shape)
+            .map(|(range, length)| {
+                let start = range.start % length;
+                to_usize(start)..to_usize(start + (range.end - range.start))
+            })
+            .collect();
+        let shards = self.chain.only_shards();
+        let (stored, in_shard) = match shards {
+            None => (chunk, None),
+            Some(shards) => {
+                let counts = shards.counts();
+                let shard: Vec<u64> = chunk.iter().zip(counts).map(|(at, count)| at / count).collect();
+                let inside: Vec<u64> = chunk.iter().zip(counts).map(|(at, count)| at % count).collect();
+                let number = shard::number(&inside, counts);
+                (shard.clone(), Some((shard, number)))
+            }
+        };
+        let codecs = shards.map_or(&self.chain, Shards::chunk);
+        let slab = codecs.stored_plainly().and_then(|order| slab(&codecs.shape(), order, &window, self.meta.dtype));
+        Ok((Stored { key: self.key(&stored), in_shard, slab }, window))
+    }
+
+    /// What went wrong with an object. On a disk it is that file that has to be repaired; what a server did not answer, the
+    /// store has said in its own words.
+    pub(super) fn failed(&self, key: &str, region: &[Range<i64>]) -> impl Fn(Cause) -> Error {
+        let (chunk, region) = (self.store.locate(key), ranges_text(region));
+        move |cause| Error::Chunk { chunk: chunk.clone(), region: region.clone(), cause }
+    }
+
+    fn store_failed(&self, error: Error, key: &str, region: &[Range<i64>]) -> Error {
+        match error {
+            Error::Store { cause, .. } if !self.store.is_remote() => self.failed(key, region)(cause),
+            error => error,
+        }
+    }
+
+    fn fetch_index(&self, shards: &Shards, key: &str, region: &[Range<i64>]) -> Result<Option<Index>> {
+        let length = shards.index_bytes();
+        let bytes = if shards.index_first() {
+            self.store.get_range(key, 0..length)
+        } else {
+            self.store.get_suffix(key, length)
+        };
+        match bytes.map_err(|error| self.store_failed(error, key, region))? {
+            None => Ok(None),
+            Some(bytes) => shards.read_index(bytes).map(Some).map_err(self.failed(key, region)),
+        }
+    }
+
+    fn fetch_stored(&self, stored: &Stored, region: &[Range<i64>]) -> Result<Option<Vec<u8>>> {
+        let key = &stored.key;
+        let mut range = stored.slab.as_ref().map(|slab| slab.bytes.clone());
+        if let (Some((shard, number)), Some(shards), Some(indexes)) =
+            (&stored.in_shard, self.chain.only_shards(), &self.indexes)
+        {
+            let Some(index) = indexes.get(shard, || self.fetch_index(shards, key, region))? else { return Ok(None) };
+            let place = shards.locate(&index, *number, None).map_err(self.failed(key, region))?;
+            let Some(place) = place else { return Ok(None) };
+            range = Some(match range {
+                Some(slab) => place.start.saturating_add(slab.start)..place.start.saturating_add(slab.end),
+                None => place,
+            });
+        }
+        if let Some(range) = range {
+            let bytes = self.store.get_range(key, range).map_err(|error| self.store_failed(error, key, region))?;
+            if bytes.is_none() && stored.in_shard.is_some() {
+                return Err(self.failed(key, region)("the shard is gone, though its index was here".into()));
+            }
+            return Ok(bytes);
+        }
+        let Some(object) = self.store.get(key).map_err(|error| self.store_failed(error, key, region))? else {
+            return Ok(None);
+        };
+        let (Expected::Exactly(limit) | Expected::AtMost(limit)) = self.chain.packed();
+        unwrapped(object, limit).map(Some).map_err(self.failed(key, region))
+    }
+}
+
+impl ChunkSource for ZarrArray {
+    fn meta(&self) -> &VolumeMeta {
+        &self.meta
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
+    fn is_remote(&self) -> bool {
+        self.store.is_remote()
+    }
+
+    fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
+        let (stored, _) = self.stored(region)?;
+        Ok(self.fetch_stored(&stored, region)?.map_or(Fetched::Missing, Fetched::Packed))
+    }
+
+    fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
+        let (stored, window) = self.stored(region)?;
+        let packed = match fetched {
+            Fetched::Later => self.fetch_stored(&stored, region)?,
+            Fetched::Missing => None,
+            Fetched::Packed(bytes) => Some(bytes),
+        };
+        let Some(mut packed) = packed else {
+            scratch.missing();
+            return Ok(());
+        };
+        let codecs = self.chain.only_shards().map_or(&self.chain, Shards::chunk);
+        if let (Some(slab), Some(order)) = (stored.slab, codecs.stored_plainly()) {
+            codecs.make_native(&mut packed);
+            scratch.block(packed, slab.shape, order, slab.window);
+            return Ok(());
+        }
+        let memory = scratch.take_memory();
+        let (bytes, order) = codecs.decode(packed, memory).map_err(self.failed(&stored.key, region))?;
+        scratch.block(bytes, codecs.shape(), order, window);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ZarrArray {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZarrArray")
+            .field("volume", &self.store.locate(&self.prefix))
+            .field("meta", &self.meta)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Refuses what would change where chunks are, and how large.
+fn check_extensions(array: &Array<MemoryStore>) -> Result<(), Cause> {
+    let grid = array.chunk_grid().metadata();
+    if grid.name() != "regular" {
+        return Err(format!("chunk grid `{}`: only regular ones are supported", grid.name()).into());
+    }
+    let keys = array.chunk_key_encoding().metadata();
+    if !matches!(keys.name(), "default" | "v2") {
+        return Err(format!("chunk key encoding `{}`: only default and v2 are supported", keys.name()).into());
+    }
+    if !array.storage_transformers().create_metadatas().is_empty() {
+        return Err("it has storage transformers, which are not supported".into());
+    }
+    Ok(())
+}
+
+/// Returns the contiguous part of a plainly stored chunk that a window lies in, if it is at most half of the chunk.
+fn slab(shape: &[usize], order: Order, window: &[Range<usize>], dtype: DType) -> Option<Slab> {
+    // From the slowest axis to the fastest.
+    let axes: Vec<usize> =
+        if order == Order::C { (0..shape.len()).collect() } else { (0..shape.len()).rev().collect() };
+    // Along the axes in front of this one the window is one element thick.
+    let cut = axes.iter().position(|axis| window[*axis].len() > 1).unwrap_or(axes.len());
+    let (mut start, mut stride) = (0u64, dtype.size() as u64);
+    let mut slab = Slab { bytes: 0..0, shape: shape.to_vec(), window: window.to_vec() };
+    for (place, axis) in axes.iter().enumerate().rev() {
+        if place <= cut {
+            start = start.checked_add((window[*axis].start as u64).checked_mul(stride)?)?;
+            slab.shape[*axis] = window[*axis].len();
+            slab.window[*axis] = 0..window[*axis].len();
+        }
+        stride = stride.checked_mul(shape[*axis] as u64)?;
+    }
+    let length = slab.shape.iter().try_fold(dtype.size() as u64, |size, length| size.checked_mul(*length as u64))?;
+    slab.bytes = start..start.checked_add(length)?;
+    (length <= stride / 2).then_some(slab)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slab_of_a_window_is_what_lies_around_it() {
+        let slab_of = |window: [Range<usize>; 3], order| {
+            let slab = slab(&[4, 5, 6], order, &window, DType::U16)?;
+            Some((slab.bytes, slab.shape, slab.window))
+        };
+        assert_eq!(slab_of([0..4, 0..5, 0..6], Order::C), None);
+        assert_eq!(slab_of([0..3, 0..1, 0..1], Order::C), None, "more than half");
+        assert_eq!(slab_of([1..3, 1..2, 2..6], Order::C), Some((60..180, vec![2, 5, 6], vec![0..2, 1..2, 2..6])));
+        assert_eq!(slab_of([3..4, 1..3, 2..6], Order::C), Some((192..216, vec![1, 2, 6], vec![0..1, 0..2, 2..6])));
+        assert_eq!(slab_of([3..4, 1..2, 2..5], Order::C), Some((196..202, vec![1, 1, 3], vec![0..1, 0..1, 0..3])));
+        assert_eq!(slab_of([3..4, 1..2, 2..3], Order::C), Some((196..198, vec![1, 1, 1], vec![0..1, 0..1, 0..1])));
+        assert_eq!(slab_of([0..4, 1..3, 5..6], Order::F), Some((208..224, vec![4, 2, 1], vec![0..4, 0..2, 0..1])));
+        assert!(slab(&[], Order::C, &[], DType::U16).is_none());
+    }
+}

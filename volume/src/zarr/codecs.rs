@@ -1,0 +1,265 @@
+//! How one chunk becomes bytes and how bytes become a chunk: pure computing, no store.
+//!
+//! zarrs says which codecs there are and in which order; it is also the one that encodes. Decoding is our own where it is
+//! frequent or dangerous: packed bytes are unpacked up to a limit, elements that lie as they are needed are not touched, and
+//! shards are taken apart with a distrust of their index.
+
+use std::borrow::Cow;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use ndarray_shm::{DType, Order};
+use zarrs::array::codec::{
+    BloscCodec, BytesCodec, Bz2Codec, GzipCodec, ShardingCodec, TransposeCodec, ZlibCodec, ZstdCodec,
+};
+use zarrs::array::{
+    ArrayBytes, ArrayToArrayCodecTraits, ArrayToBytesCodecTraits, BytesRepresentation, BytesToBytesCodecTraits,
+    CodecChain, CodecMetadataOptions, CodecOptions, CodecTraits, DataType, FillValue,
+};
+
+use crate::error::Cause;
+use crate::zarr::shard::Shards;
+use crate::zarr::unpack::{Expected, Packing};
+
+/// What packed bytes may be longer than zarrs expects of the worst case: other writers pack differently.
+const SLACK: u64 = 64 << 10;
+
+/// The type of an array's elements and their value where nothing is stored, as zarrs knows them.
+#[derive(Debug, Clone)]
+pub(super) struct Elements {
+    pub(super) dtype: DType,
+    pub(super) data_type: DataType,
+    pub(super) fill: FillValue,
+}
+
+/// The codecs of chunks of one shape.
+#[derive(Debug)]
+pub(super) struct Chain {
+    codecs: Arc<CodecChain>,
+    elements: Elements,
+    shape: Vec<NonZeroU64>,
+    /// Bytes of a decoded chunk.
+    size: usize,
+    /// Most bytes that a stored chunk may have.
+    packed: Expected,
+    /// In the order of encoding.
+    stages: Vec<Stage>,
+    serialized: Serialized,
+    /// In which order elements lie, where that is all that the codecs of arrays have changed.
+    order: Option<Order>,
+}
+
+/// A codec that packs bytes.
+#[derive(Debug)]
+struct Stage {
+    codec: Arc<dyn BytesToBytesCodecTraits>,
+    packing: Option<Packing>,
+    unpacked: BytesRepresentation,
+    expected: Expected,
+}
+
+/// How elements are written one after the other.
+#[derive(Debug)]
+enum Serialized {
+    /// As they are in memory.
+    Native,
+    /// With the bytes of each number, so many, the other way round.
+    Swapped(usize),
+    Shards(Box<Shards>),
+    /// In a way that only zarrs knows.
+    Otherwise,
+}
+
+/// A chunk, an array in its steps from what is decoded to what is written as bytes.
+type Representation = (Vec<NonZeroU64>, DataType, FillValue);
+
+impl Chain {
+    pub(super) fn new(codecs: Arc<CodecChain>, elements: &Elements, shape: &[NonZeroU64]) -> Result<Self, Cause> {
+        let lengths: Vec<u64> = shape.iter().map(|length| length.get()).collect();
+        let size = lengths.iter().try_fold(elements.dtype.size() as u64, |size, length| size.checked_mul(*length));
+        // Beyond that even zarrs' own arithmetic fails. Half of it leaves room for what packing may add.
+        let Some(size) = size.and_then(|size| isize::try_from(size).ok()).filter(|size| *size <= isize::MAX / 4) else {
+            return Err(format!("chunks of shape {lengths:?} are larger than the address space").into());
+        };
+        let size = size.unsigned_abs();
+        let (last_shape, last_type, last_fill) = representations(&codecs, elements, shape)?.pop().ok_or("no codecs")?;
+        let serializer = codecs.array_to_bytes_codec();
+        let serialized = if serializer.as_any().is::<BytesCodec>() {
+            let endian = configured(&**serializer, "endian");
+            let width = match elements.dtype {
+                DType::Complex64 | DType::Complex128 => elements.dtype.size() / 2,
+                _ => elements.dtype.size(),
+            };
+            let foreign = if cfg!(target_endian = "little") { "big" } else { "little" };
+            match (endian.as_ref().and_then(|endian| endian.as_str()), width) {
+                _ if last_type != elements.data_type => Serialized::Otherwise,
+                (Some(endian), 2..) if endian == foreign => Serialized::Swapped(width),
+                _ => Serialized::Native,
+            }
+        } else if serializer.as_any().is::<ShardingCodec>() {
+            let elements = Elements { dtype: elements.dtype, data_type: last_type.clone(), fill: last_fill.clone() };
+            Serialized::Shards(Box::new(Shards::new(&**serializer, &elements, &last_shape)?))
+        } else {
+            Serialized::Otherwise
+        };
+        let mut unpacked = serializer.encoded_representation(&last_shape, &last_type, &last_fill)?;
+        let mut stages = Vec::new();
+        for codec in codecs.bytes_to_bytes_codecs() {
+            let packed = codec.encoded_representation(&unpacked);
+            let expected = expected(unpacked, size)?;
+            stages.push(Stage { codec: Arc::clone(codec), packing: packing_of(&**codec), unpacked, expected });
+            unpacked = packed;
+        }
+        let packed = expected(unpacked, size)?;
+        let order = order(codecs.array_to_array_codecs(), shape.len());
+        Ok(Self { codecs, elements: elements.clone(), shape: shape.to_vec(), size, packed, stages, serialized, order })
+    }
+
+    /// Returns the elements along each axis.
+    pub(super) fn shape(&self) -> Vec<usize> {
+        self.shape.iter().map(|length| crate::bbox::to_usize(length.get())).collect()
+    }
+
+    /// Returns how many bytes a stored chunk may have.
+    pub(super) fn packed(&self) -> Expected {
+        self.packed
+    }
+
+    /// Returns the shards that chunks are, if they are that and nothing else.
+    pub(super) fn only_shards(&self) -> Option<&Shards> {
+        match &self.serialized {
+            Serialized::Shards(shards) if self.stages.is_empty() && self.codecs.array_to_array_codecs().is_empty() => {
+                Some(shards)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns in which order the elements are stored, if they are stored as they are, so that a part can be read alone.
+    pub(super) fn stored_plainly(&self) -> Option<Order> {
+        let plain = self.stages.is_empty() && matches!(self.serialized, Serialized::Native | Serialized::Swapped(_));
+        if plain { self.order } else { None }
+    }
+
+    /// Makes elements that were stored plainly native.
+    pub(super) fn make_native(&self, bytes: &mut [u8]) {
+        if let Serialized::Swapped(width) = self.serialized {
+            bytes.chunks_exact_mut(width).for_each(<[u8]>::reverse);
+        }
+    }
+
+    /// Decodes a chunk; uses `memory` where that saves taking other. Returns its elements, native, and their order.
+    pub(super) fn decode(&self, packed: Vec<u8>, memory: Vec<u8>) -> Result<(Vec<u8>, Order), Cause> {
+        let options = options();
+        let (mut bytes, mut spare) = (packed, memory);
+        for stage in self.stages.iter().rev() {
+            if let Some(packing) = stage.packing {
+                packing.unpack(&bytes, stage.expected, &mut spare)?;
+                std::mem::swap(&mut bytes, &mut spare);
+            } else {
+                bytes = stage.codec.decode(Cow::Owned(bytes), &stage.unpacked, &options)?.into_owned();
+                stage.expected.check(bytes.len())?;
+            }
+        }
+        let arrays = self.codecs.array_to_array_codecs();
+        let mut decoded = match &self.serialized {
+            Serialized::Native | Serialized::Swapped(_) => {
+                if bytes.len() != self.size {
+                    return Err(format!("it has {} bytes, where {} belong", bytes.len(), self.size).into());
+                }
+                self.make_native(&mut bytes);
+                ArrayBytes::from(bytes)
+            }
+            Serialized::Shards(shards) => ArrayBytes::from(shards.decode_whole(&bytes)?),
+            Serialized::Otherwise => {
+                let steps = representations(&self.codecs, &self.elements, &self.shape)?;
+                let (shape, data_type, fill) = steps.last().ok_or("no codecs")?;
+                let serializer = self.codecs.array_to_bytes_codec();
+                serializer.decode(Cow::Owned(bytes), shape, data_type, fill, &options)?
+            }
+        };
+        let order = if let Some(order) = self.order {
+            order
+        } else {
+            let steps = representations(&self.codecs, &self.elements, &self.shape)?;
+            for (codec, (shape, data_type, fill)) in arrays.iter().zip(&steps).rev() {
+                decoded = codec.decode(decoded, shape, data_type, fill, &options)?;
+            }
+            Order::C
+        };
+        let bytes = decoded.into_fixed()?.into_owned();
+        Expected::Exactly(self.size).check(bytes.len())?;
+        Ok((bytes, order))
+    }
+
+    /// Encodes the elements of a whole chunk, native and in C order.
+    pub(super) fn encode(&self, elements: Vec<u8>) -> Result<Vec<u8>, Cause> {
+        let Elements { data_type, fill, .. } = &self.elements;
+        let packed = self.codecs.encode(elements.into(), &self.shape, data_type, fill, &options())?;
+        Ok(packed.into_owned())
+    }
+}
+
+/// The workers are the parallelism: were each chunk decoded by several threads too, they would outnumber the processors.
+pub(super) fn options() -> CodecOptions {
+    CodecOptions::default().with_concurrent_target(1)
+}
+
+/// Returns one entry of a codec's configuration.
+pub(super) fn configured<C: CodecTraits + ?Sized>(codec: &C, key: &str) -> Option<serde_json::Value> {
+    let configuration = codec.configuration_v3(&CodecMetadataOptions::default())?;
+    serde_json::to_value(&configuration).ok()?.get(key).cloned()
+}
+
+/// Returns what a chunk is before each codec of arrays, and behind the last.
+fn representations(
+    codecs: &CodecChain,
+    elements: &Elements,
+    shape: &[NonZeroU64],
+) -> Result<Vec<Representation>, Cause> {
+    let mut all = vec![(shape.to_vec(), elements.data_type.clone(), elements.fill.clone())];
+    for codec in codecs.array_to_array_codecs() {
+        if let Some((shape, data_type, fill)) = all.last() {
+            all.push(codec.encoded_representation(shape, data_type, fill)?);
+        }
+    }
+    Ok(all)
+}
+
+fn expected(bytes: BytesRepresentation, size: usize) -> Result<Expected, Cause> {
+    let most = |most: u64| Ok(Expected::AtMost(usize::try_from(most.saturating_mul(2).saturating_add(SLACK))?));
+    match bytes {
+        BytesRepresentation::FixedSize(size) => Ok(Expected::Exactly(usize::try_from(size)?)),
+        BytesRepresentation::BoundedSize(bound) => most(bound),
+        BytesRepresentation::UnboundedSize => most(size as u64),
+    }
+}
+
+fn packing_of(codec: &dyn BytesToBytesCodecTraits) -> Option<Packing> {
+    let codec = codec.as_any();
+    Some(match () {
+        () if codec.is::<GzipCodec>() => Packing::Gzip,
+        () if codec.is::<ZlibCodec>() => Packing::Zlib,
+        () if codec.is::<ZstdCodec>() => Packing::Zstd,
+        () if codec.is::<Bz2Codec>() => Packing::Bz2,
+        () if codec.is::<BloscCodec>() => Packing::Blosc,
+        () => return None,
+    })
+}
+
+/// Returns the order of elements that these codecs come to, if it is C or F and nothing else is done to them.
+fn order(codecs: &[Arc<dyn ArrayToArrayCodecTraits>], axes: usize) -> Option<Order> {
+    let mut order: Vec<usize> = (0..axes).collect();
+    for codec in codecs {
+        if !codec.as_any().is::<TransposeCodec>() {
+            return None;
+        }
+        let moved: Vec<usize> = serde_json::from_value(configured(&**codec, "order")?).ok()?;
+        order = moved.iter().map(|from| order.get(*from).copied()).collect::<Option<_>>()?;
+    }
+    match () {
+        () if order.iter().copied().eq(0..axes) => Some(Order::C),
+        () if order.iter().copied().eq((0..axes).rev()) => Some(Order::F),
+        () => None,
+    }
+}

@@ -1,0 +1,201 @@
+//! Makes new arrays. All there is to make is one document, so that a volume is there whole or not at all.
+
+use std::sync::Arc;
+
+use ndarray_shm::DType;
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+use crate::open::{Encoding, NewVolume};
+use crate::store::Store;
+use crate::zarr::array::ZarrArray;
+use crate::zarr::document::{Document, Kind, V2, V2_ATTRIBUTES, V2_GROUP, V3};
+
+/// Most bytes that blosc can pack at once, less what it adds.
+const MOST_BLOSC: u64 = (1 << 31) - 17;
+
+/// Makes an array without chunks.
+pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArray> {
+    let name = store.locate("").trim_end_matches(['/', '\\']).to_owned();
+    check(new).map_err(|reason| Error::no_volume(&name, reason))?;
+    let (kind, file) = if new.version == 2 { (Kind::ArrayV2, V2) } else { (Kind::ArrayV3, V3) };
+    let json = if new.version == 2 { metadata_v2(new) } else { metadata_v3(new) };
+    // What cannot be opened must not be written.
+    ZarrArray::open(store, &Document::planned(store, kind, json.clone()))?;
+    refuse_to_replace(store, &name)?;
+    if let (Kind::ArrayV2, Some(attributes)) = (kind, attributes(new)) {
+        // In front of the document that makes it a volume.
+        store.put(V2_ATTRIBUTES, text(&attributes), false)?;
+    }
+    store.put(file, text(&json), false)?;
+    match Document::read(store, "")? {
+        Some(document) => ZarrArray::open(store, &document),
+        None => Err(Error::no_volume(name, "it was made, but is already gone")),
+    }
+}
+
+fn refuse_to_replace(store: &Arc<dyn Store>, name: &str) -> Result<()> {
+    let there = "there is something already: choose another place, or remove it first";
+    for file in [V3, V2, V2_GROUP, "info"] {
+        if store.get(file)?.is_some() {
+            return Err(Error::no_volume(store.locate(file), there));
+        }
+    }
+    // Left by somebody who was killed before the volume was there, attributes are nothing yet.
+    match store.list("")?.iter().find(|name| *name != V2_ATTRIBUTES) {
+        Some(other) => Err(Error::no_volume(name, format!("{there} (`{other}`)"))),
+        None => Ok(()),
+    }
+}
+
+fn check(new: &NewVolume) -> Result<(), String> {
+    let axes = new.shape.len();
+    let tiles = |lengths: &[u64]| lengths.len() == axes && !lengths.contains(&0);
+    if !tiles(&new.chunk_shape) {
+        return Err(format!("chunks of shape {:?} cannot tile a volume of shape {:?}", new.chunk_shape, new.shape));
+    }
+    if !matches!(new.version, 2 | 3) {
+        return Err(format!("there is no Zarr version {}: choose 2 or 3", new.version));
+    }
+    if let Some(shard) = &new.shard_shape {
+        if new.version == 2 {
+            return Err("Zarr version 2 has no shards: choose version 3".to_owned());
+        }
+        if !tiles(shard) || shard.iter().zip(&new.chunk_shape).any(|(shard, chunk)| shard % chunk != 0) {
+            return Err(format!("shards of shape {shard:?} are no multiples of chunks of shape {:?}", new.chunk_shape));
+        }
+    }
+    if new.origin.iter().any(|origin| *origin != 0) {
+        return Err(format!("Zarr volumes begin at 0, not at {:?}", new.origin));
+    }
+    if !new.resolution.is_empty() && new.resolution.len() != axes {
+        return Err(format!("the resolution {:?} is not one number for each of {axes} axes", new.resolution));
+    }
+    if new.resolution.iter().any(|length| !length.is_finite()) {
+        return Err(format!("the resolution {:?} is not made of numbers", new.resolution));
+    }
+    if new.version == 2 && new.dtype == DType::Bf16 {
+        return Err("Zarr version 2 has no bfloat16: choose version 3".to_owned());
+    }
+    if dtype_v3(new.dtype).is_none() {
+        return Err(format!("Zarr has no elements of type {}", new.dtype));
+    }
+    let chunk = new.chunk_shape.iter().fold(new.dtype.size() as u64, |size, length| size.saturating_mul(*length));
+    match new.encoding {
+        Encoding::Blosc if chunk > MOST_BLOSC => Err(format!("blosc cannot pack chunks of {chunk} bytes")),
+        Encoding::Raw | Encoding::Gzip | Encoding::Zstd | Encoding::Blosc => Ok(()),
+        other => Err(format!("Zarr has no encoding {other:?}: choose Raw, Gzip, Zstd or Blosc")),
+    }
+}
+
+fn metadata_v2(new: &NewVolume) -> Value {
+    let order = if new.dtype.size() == 1 { '|' } else { '<' };
+    let kind = new.dtype.as_str().trim_start_matches(['<', '|']);
+    json!({
+        "zarr_format": 2,
+        "shape": new.shape,
+        "chunks": new.chunk_shape,
+        "dtype": format!("{order}{kind}"),
+        "order": "C",
+        "fill_value": fill_value(new.dtype),
+        "filters": null,
+        "compressor": match new.encoding {
+            Encoding::Gzip => json!({"id": "gzip", "level": 5}),
+            Encoding::Zstd => json!({"id": "zstd", "level": 3}),
+            Encoding::Blosc => json!({"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}),
+            _ => Value::Null,
+        },
+        // One folder for each axis: millions of names in one would be slow.
+        "dimension_separator": "/",
+    })
+}
+
+fn metadata_v3(new: &NewVolume) -> Value {
+    let mut codecs = vec![match new.dtype.size() {
+        1 => json!({"name": "bytes"}),
+        _ => json!({"name": "bytes", "configuration": {"endian": "little"}}),
+    }];
+    codecs.extend(match new.encoding {
+        Encoding::Gzip => Some(json!({"name": "gzip", "configuration": {"level": 5}})),
+        Encoding::Zstd => Some(json!({"name": "zstd", "configuration": {"level": 3, "checksum": false}})),
+        Encoding::Blosc => Some(json!({"name": "blosc", "configuration": {
+            "cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": new.dtype.size(), "blocksize": 0,
+        }})),
+        _ => None,
+    });
+    if new.shard_shape.is_some() {
+        codecs = vec![json!({"name": "sharding_indexed", "configuration": {
+            "chunk_shape": new.chunk_shape,
+            "codecs": codecs,
+            "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+            "index_location": "end",
+        }})];
+    }
+    json!({
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": new.shape,
+        "data_type": dtype_v3(new.dtype),
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": new.shard_shape.as_ref().unwrap_or(&new.chunk_shape)},
+        },
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": fill_value(new.dtype),
+        "codecs": codecs,
+        "attributes": attributes(new).unwrap_or_else(|| json!({})),
+    })
+}
+
+/// Zarr itself has no resolution; these are the attributes in which tensorstore keeps it.
+fn attributes(new: &NewVolume) -> Option<Value> {
+    let units: Vec<String> = new.resolution.iter().map(|length| format!("{length} nm")).collect();
+    (!units.is_empty()).then(|| json!({"dimension_units": units}))
+}
+
+/// Reads the attributes that [`attributes`] makes: lengths and their common unit.
+pub(super) fn resolution(attributes: &Value) -> Option<(Vec<f64>, String)> {
+    let mut common = None;
+    let mut lengths = Vec::new();
+    for axis in attributes["dimension_units"].as_array()? {
+        let text = axis.as_str()?.trim();
+        let (number, unit) = text.split_once(' ').unwrap_or(("1", text));
+        lengths.push(number.parse().ok()?);
+        if *common.get_or_insert(unit) != unit {
+            return None;
+        }
+    }
+    Some((lengths, common?.to_owned()))
+}
+
+fn fill_value(dtype: DType) -> Value {
+    match dtype {
+        DType::Complex64 | DType::Complex128 => json!([0.0, 0.0]),
+        DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => json!(0.0),
+        _ => json!(0),
+    }
+}
+
+fn dtype_v3(dtype: DType) -> Option<&'static str> {
+    Some(match dtype {
+        DType::U8 => "uint8",
+        DType::U16 => "uint16",
+        DType::U32 => "uint32",
+        DType::U64 => "uint64",
+        DType::I8 => "int8",
+        DType::I16 => "int16",
+        DType::I32 => "int32",
+        DType::I64 => "int64",
+        DType::F16 => "float16",
+        DType::Bf16 => "bfloat16",
+        DType::F32 => "float32",
+        DType::F64 => "float64",
+        DType::Complex64 => "complex64",
+        DType::Complex128 => "complex128",
+        _ => return None,
+    })
+}
+
+fn text(json: &Value) -> Vec<u8> {
+    format!("{json:#}\n").into_bytes()
+}

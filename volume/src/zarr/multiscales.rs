@@ -1,0 +1,131 @@
+//! OME-Zarr: a group whose arrays are the same picture at several resolutions.
+//!
+//! Version 0.4 keeps its description in `.zattrs`, version 0.5 in the attributes of `zarr.json` under `ome`.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::store::Store;
+use crate::zarr::document::{Document, group, join};
+
+/// What a group says about its scales.
+#[derive(Debug)]
+pub(super) struct Multiscales {
+    /// Names of the axes; empty if they have none.
+    pub(super) axes: Vec<String>,
+    /// Unit of the axes that have one.
+    pub(super) unit: String,
+    /// The finest first.
+    pub(super) datasets: Vec<Dataset>,
+}
+
+/// One scale.
+#[derive(Debug)]
+pub(super) struct Dataset {
+    /// The path of its array in the group.
+    pub(super) path: String,
+    /// Size of one element along each axis; empty if it is not said.
+    pub(super) resolution: Vec<f64>,
+}
+
+impl Multiscales {
+    /// Reads the description that is in a group's document.
+    ///
+    /// # Errors
+    ///
+    /// [`Source`](Error::Source): the group is no such picture (the message lists its arrays), or its description is damaged.
+    pub(super) fn read(store: &Arc<dyn Store>, document: &Document) -> Result<Self> {
+        let attributes = document.attributes(store)?;
+        let described = [&attributes["ome"]["multiscales"], &attributes["multiscales"]];
+        let Some(pictures) = described.iter().find_map(|pictures| pictures.as_array()) else {
+            return Err(Error::no_volume(document.volume(), group(store, document.prefix())));
+        };
+        // Several pictures in one group are rare, and the first is what viewers show.
+        let picture = pictures.first().unwrap_or(&Value::Null);
+        let damaged = |what: &str| {
+            let reason = format!("its attributes describe scales, but {what}: they are damaged");
+            Error::no_volume(document.name(), reason)
+        };
+        let datasets = picture["datasets"].as_array().filter(|datasets| !datasets.is_empty());
+        let datasets = datasets.ok_or_else(|| damaged("name no datasets"))?;
+        let axes = picture["axes"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let names: Option<Vec<String>> =
+            axes.iter().map(|axis| axis["name"].as_str().or(axis.as_str()).map(str::to_owned)).collect();
+        let mut units: Vec<&str> = axes
+            .iter()
+            .filter(|axis| !matches!(axis["type"].as_str(), Some("time" | "channel")))
+            .filter_map(|axis| axis["unit"].as_str())
+            .map(abbreviated)
+            .collect();
+        units.dedup();
+        let common = scale(picture);
+        let mut scales = Vec::new();
+        for dataset in datasets {
+            let path = dataset["path"].as_str().ok_or_else(|| damaged("one of them has no path"))?;
+            if !is_within(path) {
+                return Err(damaged(&format!("the path `{path}` of one leads out of the group")));
+            }
+            let mut resolution = scale(dataset);
+            if resolution.len() == common.len() {
+                resolution.iter_mut().zip(&common).for_each(|(own, common)| *own *= common);
+            } else if resolution.is_empty() {
+                resolution.clone_from(&common);
+            }
+            scales.push(Dataset { path: path.to_owned(), resolution });
+        }
+        Ok(Self { axes: names.unwrap_or_default(), unit: units.join(", "), datasets: scales })
+    }
+
+    /// Returns the document of one scale.
+    ///
+    /// # Errors
+    ///
+    /// [`Source`](Error::Source): it is not there, or is no array.
+    pub(super) fn document(store: &Arc<dyn Store>, group: &Document, dataset: &Dataset) -> Result<Document> {
+        match Document::read(store, &join(group.prefix(), &dataset.path))? {
+            Some(document) if document.is_array() => Ok(document),
+            _ => {
+                let reason = format!("its attributes name the scale `{}`, but there is no such array", dataset.path);
+                Err(Error::no_volume(group.name(), reason))
+            }
+        }
+    }
+}
+
+/// Returns what the transformations of a picture or dataset multiply coordinates by.
+fn scale(described: &Value) -> Vec<f64> {
+    let transformations = described["coordinateTransformations"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let scale = transformations.iter().find_map(|transformation| transformation["scale"].as_array());
+    scale.and_then(|scale| scale.iter().map(Value::as_f64).collect()).unwrap_or_default()
+}
+
+/// Whether a path of a dataset stays in its group, on every platform.
+fn is_within(path: &str) -> bool {
+    path.split('/').all(|part| !matches!(part, "" | "." | "..") && !part.contains(['\\', ':', '\0']))
+}
+
+fn abbreviated(unit: &str) -> &str {
+    match unit {
+        "angstrom" => "Å",
+        "nanometer" => "nm",
+        "micrometer" => "µm",
+        "millimeter" => "mm",
+        "meter" => "m",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_lead_out_of_the_group_are_known() {
+        assert!(is_within("0") && is_within("scale0/image"));
+        for path in ["", "/", "/etc", "..", "a/../b", "a//b", "a/", ".", r"a\b", "C:", "a\0"] {
+            assert!(!is_within(path), "{path:?}");
+        }
+    }
+}

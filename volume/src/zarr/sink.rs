@@ -1,0 +1,114 @@
+//! Writing a Zarr array: elements are gathered, chunks that reach beyond the volume filled up, shards put together.
+
+use std::ops::Range;
+
+use ndarray_shm::Order;
+
+use crate::bbox::length;
+use crate::error::{Error, Result};
+use crate::volume::{ChunkSink, Gather};
+use crate::zarr::array::ZarrArray;
+use crate::zarr::codecs::Chain;
+use crate::zarr::place;
+use crate::zarr::shard::{Shards, numbers};
+
+impl ZarrArray {
+    /// Gathers the elements of a chunk; `region` is the part of it that is in the volume.
+    fn gather(&self, region: &[Range<i64>], chain: &Chain, from: &dyn Gather, key: &str) -> Result<Vec<u8>> {
+        let mut elements = Vec::new();
+        from.gather(region, Order::C, &mut elements)?;
+        let failed = self.failed(key, region);
+        let (cut, shape): (Vec<usize>, _) = (region.iter().map(length).collect(), chain.shape());
+        let needed = cut.iter().product::<usize>().checked_mul(self.meta.dtype.size());
+        if needed != Some(elements.len()) {
+            return Err(failed(format!("{} bytes were given for a region of shape {cut:?}", elements.len()).into()));
+        }
+        if cut == shape {
+            return Ok(elements);
+        }
+        let window: Vec<Range<usize>> = cut.iter().map(|length| 0..*length).collect();
+        let whole = place::filled(&shape, &self.fill).and_then(|mut whole| {
+            place::put(&elements, &cut, Order::C, &mut whole, &shape, &window)?;
+            Ok(whole)
+        });
+        whole.map_err(failed)
+    }
+
+    /// Encodes a shard, chunk by chunk. Chunks that nobody could tell from missing ones are left out.
+    fn encode_shard(&self, shards: &Shards, region: &[Range<i64>], from: &dyn Gather, key: &str) -> Result<Vec<u8>> {
+        let lengths = shards.chunk().shape();
+        let chunks = numbers(shards.counts()).map(|at| {
+            let part: Vec<Range<i64>> = at
+                .iter()
+                .zip(&lengths)
+                .zip(region)
+                .map(|((at, length), range)| {
+                    let start = range.start.saturating_add_unsigned(at.saturating_mul(*length as u64));
+                    start..start.saturating_add_unsigned(*length as u64).min(range.end)
+                })
+                .collect();
+            if part.iter().any(Range::is_empty) {
+                return Ok(None);
+            }
+            let elements = self.gather(&part, shards.chunk(), from, key)?;
+            if elements.chunks_exact(self.fill.len()).all(|element| element == self.fill) {
+                return Ok(None);
+            }
+            shards.chunk().encode(elements).map(Some).map_err(self.failed(key, &part))
+        });
+        shards.assemble(chunks, self.failed(key, region))
+    }
+
+    /// Returns the number of the object that a region is.
+    fn object(&self, region: &[Range<i64>]) -> Result<Vec<u64>> {
+        let (lengths, numbers) = self.cell(region, &self.meta.stored_shape)?;
+        let is_whole = lengths.iter().zip(&numbers).zip(self.meta.stored_shape.iter().zip(&self.meta.shape)).all(
+            |((range, number), (stored, length))| {
+                let start = number.saturating_mul(*stored);
+                range.start == start && range.end == start.saturating_add(*stored).min(*length)
+            },
+        );
+        if is_whole {
+            return Ok(numbers);
+        }
+        let text = crate::bbox::ranges_text(region);
+        Err(Error::bbox(text, "it is only a part of what is stored as one object"))
+    }
+
+    /// An index that was read before an object was replaced would lead astray.
+    fn forget(&self, object: &[u64]) {
+        if let Some(indexes) = &self.indexes {
+            indexes.forget(object);
+        }
+    }
+}
+
+impl ChunkSink for ZarrArray {
+    fn encode(&self, region: &[Range<i64>], from: &dyn Gather) -> Result<Vec<u8>> {
+        let object = self.object(region)?;
+        // Others may have replaced it since: what is gathered from it now must be what is there now.
+        self.forget(&object);
+        let key = self.key(&object);
+        match self.chain.only_shards() {
+            Some(shards) => self.encode_shard(shards, region, from, &key),
+            None => {
+                let elements = self.gather(region, &self.chain, from, &key)?;
+                self.chain.encode(elements).map_err(self.failed(&key, region))
+            }
+        }
+    }
+
+    fn store(&self, region: &[Range<i64>], packed: Vec<u8>) -> Result<()> {
+        let object = self.object(region)?;
+        let done = self.store.put(&self.key(&object), packed, false);
+        self.forget(&object);
+        done
+    }
+
+    fn erase(&self, region: &[Range<i64>]) -> Result<()> {
+        let object = self.object(region)?;
+        let done = self.store.delete(&self.key(&object));
+        self.forget(&object);
+        done.map(|_was_there| ())
+    }
+}

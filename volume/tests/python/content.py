@@ -1,0 +1,56 @@
+"""Elements from seeds: one definition for every format, store and program."""
+
+import ml_dtypes
+import numpy
+
+KINDS = ("noise", "smooth", "labels")
+
+
+def dtype(name):
+    """The numpy type of a name; "bfloat16" is one that numpy itself does not know."""
+    return numpy.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def content(kind, name, shape, seed):
+    """An array of this kind: noise cannot be packed, smooth is what cameras see, labels are boxes of equal elements.
+
+    The boxes of labels are larger than chunks, and some are 0: writers leave such chunks out.
+    """
+    kind_of = {"noise": noise, "smooth": smooth, "labels": labels}[kind]
+    array = numpy.ascontiguousarray(kind_of(dtype(name), tuple(shape), seed))
+    assert array.shape == tuple(shape) and array.dtype == dtype(name)
+    if numpy.count_nonzero(array) * 2 < array.size:
+        raise ValueError(f"{kind} {name} {shape} is mostly 0, as a volume is that was not read at all")
+    return array
+
+
+def noise(kind, shape, seed):
+    generator = numpy.random.Generator(numpy.random.PCG64(seed))
+    count = int(numpy.prod(shape)) * kind.itemsize
+    return numpy.frombuffer(generator.bytes(count), kind).reshape(shape)
+
+
+def smooth(kind, shape, seed):
+    axes = numpy.meshgrid(*(numpy.arange(length) for length in shape), indexing="ij")
+    wave = sum(numpy.sin((0.5 + axis) / (9 + number) + seed) for number, axis in enumerate(axes))
+    wave = 0.5 + wave / (2 * len(shape))
+    if kind.kind in "iu":
+        limits = numpy.iinfo(kind)
+        # Beyond 2^53 a float64 has no neighbours to be smooth with.
+        low, high = max(limits.min, -(2**53)), min(limits.max, 2**53)
+        return (low + wave * (float(high) - low)).astype(kind)
+    if kind.kind == "c":
+        return (wave - 2j * wave).astype(kind)
+    return (wave.astype("float32") - 0.25).astype(kind)
+
+
+def labels(kind, shape, seed):
+    generator = numpy.random.Generator(numpy.random.PCG64(seed))
+    boxes = tuple(-(-length // 19) for length in shape)
+    bits = generator.bytes(int(numpy.prod(boxes)) * kind.itemsize)
+    values = numpy.frombuffer(bits, kind).reshape(boxes).copy()
+    # One box in five, spread evenly so that no seed leaves most of it empty; the first box is never 0.
+    values.reshape(-1)[4::5] = 0
+    for axis, length in enumerate(shape):
+        values = numpy.repeat(values, 19, axis=axis).take(range(length), axis=axis)
+    return values

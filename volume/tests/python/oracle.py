@@ -1,0 +1,136 @@
+"""CloudVolume, tensorstore and zarr-python write, make and read volumes for a test that compares.
+
+One process for all of them, since importing them takes seconds. One line of JSON asks, one line of JSON answers:
+
+    {"do": "write", "oracle": "cloudvolume", "volume": {..}, "kind": "noise", "seed": 1}
+    {"do": "read", "oracle": .., "volume": .., "bbox": [[0, 16], ..], "into": path}
+
+A volume is {"place": {"file": path} or {"s3": {"endpoint", "bucket", "key"}}, "format", "encoding", "dtype", "shape", "chunk",
+"origin"}. Elements travel through files, dense, in C order, little-endian.
+
+No oracle is trusted: what it wrote must be what it reads back itself, before anybody else is compared with it.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+
+import numpy
+
+import content
+import mirror
+import oracle_cloudvolume
+import oracle_tensorstore
+import oracle_zarr
+
+ORACLES = {"cloudvolume": oracle_cloudvolume, "tensorstore": oracle_tensorstore, "zarr-python": oracle_zarr}
+
+# Elements are whole numbers from 0 to 255; what quality 85 or more does to smooth pictures is far below this.
+JPEG_LOSS = 20
+
+
+def domain(volume):
+    return [[start, start + length] for start, length in zip(volume["origin"], volume["shape"])]
+
+
+def read_array(oracle, volume, bbox):
+    """What an oracle reads, of the right shape and type."""
+    module = ORACLES[oracle]
+    if "s3" in volume["place"] and not module.KNOWS_S3:
+        with tempfile.TemporaryDirectory() as directory:
+            mirror.from_s3(volume["place"]["s3"], directory)
+            array = module.read({**volume, "place": {"file": directory}}, bbox)
+    else:
+        array = module.read(volume, bbox)
+    array = numpy.asarray(array)
+    shape = tuple(end - start for start, end in bbox)
+    if array.shape != shape:
+        raise ValueError(f"{oracle} reads an array of shape {array.shape} instead of {shape}")
+    return array.astype(content.dtype(volume["dtype"]), copy=False)
+
+
+def difference(found, expected, tolerance):
+    """Says how two arrays differ, byte for byte or by more than the tolerance; "" if they do not."""
+    if tolerance:
+        wrong = numpy.abs(found.astype("float64") - expected.astype("float64")) > tolerance
+    else:
+        size = found.dtype.itemsize
+        bytes_of = lambda array: numpy.ascontiguousarray(array).reshape(-1).view("u1").reshape(*array.shape, size)
+        wrong = numpy.any(bytes_of(found) != bytes_of(expected), axis=-1)
+    if not wrong.any():
+        return ""
+    first = tuple(int(index) for index in numpy.argwhere(wrong)[0])
+    return f"{int(wrong.sum())} of {wrong.size} elements differ, first {first}: {found[first]} instead of {expected[first]}"
+
+
+def write(oracle, volume, kind, seed):
+    array = content.content(kind, volume["dtype"], volume["shape"], seed)
+    make_volume(oracle, volume, array)
+    back = read_array(oracle, volume, domain(volume))
+    wrong = difference(back, array, JPEG_LOSS if volume["encoding"] == "jpeg" else 0)
+    if wrong:
+        raise ValueError(f"{oracle} does not read back what it wrote: {wrong}")
+    return {}
+
+
+def make(oracle, volume):
+    """A volume without elements."""
+    make_volume(oracle, volume, None)
+    return {}
+
+
+def make_volume(oracle, volume, array):
+    module = ORACLES[oracle]
+    if "s3" in volume["place"] and not module.KNOWS_S3:
+        with tempfile.TemporaryDirectory() as directory:
+            module.make({**volume, "place": {"file": directory}}, array)
+            mirror.to_s3(directory, volume["place"]["s3"])
+    else:
+        module.make(volume, array)
+
+
+def read(oracle, volume, bbox, into):
+    """The elements of a region, as an oracle reads them."""
+    numpy.ascontiguousarray(read_array(oracle, volume, bbox)).tofile(into)
+    return {}
+
+
+def generate(volume, kind, seed, into):
+    """The elements that a volume is to have."""
+    content.content(kind, volume["dtype"], volume["shape"], seed).tofile(into)
+    return {}
+
+
+def compare(oracle, volume, expected, tolerance):
+    """Whether an oracle reads these elements; the answer says how they differ."""
+    elements = numpy.fromfile(expected, "u1").view(content.dtype(volume["dtype"])).reshape(volume["shape"])
+    return {"difference": difference(read_array(oracle, volume, domain(volume)), elements, tolerance)}
+
+
+def bucket(endpoint, name):
+    """Makes a bucket."""
+    mirror.client(endpoint).create_bucket(Bucket=name)
+    return {}
+
+
+COMMANDS = {command.__name__: command for command in (write, make, read, generate, compare, bucket)}
+
+
+def main():
+    # What the oracles print is no answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    print(json.dumps({"ready": sorted(ORACLES)}), file=answers, flush=True)
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            answer = COMMANDS[question.pop("do")](**question)
+        except Exception as error:
+            where = [f"{frame.name} line {frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+            answer = {"error": f"{type(error).__name__}: {error} ({' > '.join(where[1:])})"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+main()
