@@ -59,7 +59,9 @@ impl Described {
                     (kind, counted.dtype.parse()?, counted.shape, counted.order.parse()?)
                 }
                 Look::Damaged(error) | Look::Unknown(error) => {
-                    return Err(Failure::new(Exit::Failed, error).while_doing(format!("cannot tell what `{location}` is")));
+                    return Err(
+                        Failure::new(Exit::Failed, error).while_doing(format!("cannot tell what `{location}` is"))
+                    );
                 }
                 Look::Other => {
                     let (dtype, shape) = args.both(location, entry.len)?;
@@ -79,10 +81,13 @@ impl Described {
 
     /// Whether what was said is what it is.
     fn agree(&self, args: &LayoutArgs) -> Result<(), Failure> {
-        let shape = args.shape.as_ref().is_none_or(|shape| {
-            shape.0.iter().copied().eq(self.shape.iter().map(|length| *length as u64))
-        });
-        if shape && args.dtype.is_none_or(|dtype| dtype == self.dtype) && args.order.is_none_or(|order| order == self.order)
+        let shape = args
+            .shape
+            .as_ref()
+            .is_none_or(|shape| shape.0.iter().copied().eq(self.shape.iter().map(|length| *length as u64)));
+        if shape
+            && args.dtype.is_none_or(|dtype| dtype == self.dtype)
+            && args.order.is_none_or(|order| order == self.order)
         {
             return Ok(());
         }
@@ -148,13 +153,16 @@ impl LayoutArgs {
         };
         let needed = shape.0.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length));
         if needed != Some(bytes) {
-            let lengths: Vec<usize> = shape.0.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect();
+            let lengths: Vec<usize> =
+                shape.0.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect();
             let needed = needed.map_or_else(|| "more than can be counted".to_owned(), |bytes| format!("{bytes} bytes"));
             let message = format!(
                 "`{location}` has {bytes} bytes, but {} elements of type {dtype} have {needed}",
                 units::shape(&lengths)
             );
-            return Err(Failure::new(Exit::Usage, message).advice(format!("{plain}: --dtype and --shape must fit them")));
+            return Err(
+                Failure::new(Exit::Usage, message).advice(format!("{plain}: --dtype and --shape must fit them"))
+            );
         }
         // Lengths beyond the address space fit no array that is there, unless another is 0.
         Ok((dtype, shape.0.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect()))

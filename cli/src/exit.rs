@@ -149,7 +149,11 @@ impl From<volume::Error> for Failure {
     fn from(error: volume::Error) -> Self {
         let exit = match &error {
             volume::Error::Array(inner) => Exit::from(inner),
-            volume::Error::Bbox { .. } => Exit::Usage,
+            volume::Error::Bbox { .. }
+            | volume::Error::Alignment { .. }
+            | volume::Error::FillValue { .. }
+            | volume::Error::Shard { .. }
+            | volume::Error::Url { .. } => Exit::Usage,
             volume::Error::Interrupted { .. } => Exit::Interrupted,
             _ => Exit::Failed,
         };

@@ -81,7 +81,8 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failur
 fn write<T: Element>(array: &Described, file: &mut Output, stop: &StopFlag) -> Result<(), Failure> {
     array.read::<T, _>(|view| {
         let elements = view.as_slice_memory_order().ok_or_else(|| {
-            Failure::new(Exit::Failed, "the array is not contiguous").advice("this is a fault of ndshm: please report it")
+            Failure::new(Exit::Failed, "the array is not contiguous")
+                .advice("this is a fault of ndshm: please report it")
         })?;
         for block in cast_slice::<T, u8>(elements).chunks(BLOCK) {
             if stop.is_stopped() {

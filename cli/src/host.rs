@@ -148,7 +148,8 @@ mod imp {
 }
 
 pub(crate) use imp::{
-    descriptor_limits, makes_nameless_files, may_make_files, permit_as_usual, raise_descriptor_limit, reserve, room, user,
+    descriptor_limits, makes_nameless_files, may_make_files, permit_as_usual, raise_descriptor_limit, reserve, room,
+    user,
 };
 
 /// Whether writing failed because nobody reads any more.

@@ -115,7 +115,12 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn import<T: Element>(mut self, args: &ImportArgs, backend: &Arc<dyn Backend>, stop: &StopFlag) -> Result<(), Failure> {
+    fn import<T: Element>(
+        mut self,
+        args: &ImportArgs,
+        backend: &Arc<dyn Backend>,
+        stop: &StopFlag,
+    ) -> Result<(), Failure> {
         let shape = IxDyn(&self.shape).set_f(self.header.order == Order::F);
         let mode = if args.replace { CreationMode::Replace } else { CreationMode::CreateNew };
         let options = SharedArray::<T, IxDyn>::options().backend(Arc::clone(backend)).mode(mode);
@@ -125,7 +130,8 @@ impl<'a> Source<'a> {
 
     fn fill<T: Element>(&mut self, mut view: ArrayViewMutD<'_, T>, stop: &StopFlag) -> Result<(), Failure> {
         let elements = view.as_slice_memory_order_mut().ok_or_else(|| {
-            Failure::new(Exit::Failed, "the array is not contiguous").advice("this is a fault of ndshm: please report it")
+            Failure::new(Exit::Failed, "the array is not contiguous")
+                .advice("this is a fault of ndshm: please report it")
         })?;
         for block in cast_slice_mut::<T, u8>(elements).chunks_mut(BLOCK) {
             if stop.is_stopped() {

@@ -23,14 +23,18 @@ mod logind;
 mod manager;
 mod npy;
 mod output;
+mod part;
 mod picture;
 mod places;
+mod plan;
 mod plane;
 mod progress;
 mod python;
 mod report;
+mod scales;
 mod units;
 mod unlink;
+mod upload;
 mod view;
 mod words;
 mod worker;
@@ -73,6 +77,8 @@ fn main() -> ExitCode {
 fn run(command: &Command, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {
         Command::Download(args) => download::run(args, out),
+        Command::Upload(args) => upload::run(args, out),
+        Command::Plan(args) => plan::run(args, out),
         Command::Ls(args) => list::run(args, out),
         Command::Info(args) => info::run(args, out),
         Command::View(args) => view::run(args, out),

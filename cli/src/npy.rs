@@ -130,7 +130,9 @@ impl Header {
 /// Says why elements of a type are not taken, and what can be done.
 fn refusal(descr: &str, kind: &str) -> String {
     match kind.as_bytes().first() {
-        Some(b'O') => "its elements are Python objects, which cannot be shared: save it with a numeric dtype".to_owned(),
+        Some(b'O') => {
+            "its elements are Python objects, which cannot be shared: save it with a numeric dtype".to_owned()
+        }
         Some(b'b') => "its elements are bool: --dtype uint8 takes them for numbers".to_owned(),
         Some(b'V') => format!(
             "its elements, {descr:?}, have no type that NumPy knows: if they are bfloat16, say --dtype bfloat16"
@@ -303,7 +305,9 @@ mod tests {
         assert_eq!(stored("=i2", None), Ok(Stored { dtype: DType::I16, turned: None }));
         assert_eq!(stored("|b1", Some(DType::U8)), Ok(Stored { dtype: DType::U8, turned: None }));
         assert_eq!(stored("<V2", Some(DType::Bf16)), Ok(Stored { dtype: DType::Bf16, turned: None }));
-        for (descr, says) in [("|O", "objects"), ("|b1", "bool"), ("<U3", "<U3"), ("<M8[ns]", "M8"), ("", "\"\""), ("é", "é")] {
+        for (descr, says) in
+            [("|O", "objects"), ("|b1", "bool"), ("<U3", "<U3"), ("<M8[ns]", "M8"), ("", "\"\""), ("é", "é")]
+        {
             assert!(stored(descr, None).expect_err(descr).contains(says), "{descr}");
         }
         assert!(stored("|O8", Some(DType::U64)).is_err(), "addresses are no numbers");

@@ -58,7 +58,11 @@ impl Place {
             let number = letters.iter().position(|letter| letter == axis).or_else(|| axis.parse().ok());
             let Some(number) = number.filter(|number| *number < axes) else {
                 let message = format!("the array has no axis `{axis}`");
-                return Err(usage(message).advice(format!("its axes are {}, or 0 to {}", letters.join(", "), axes.max(1) - 1)));
+                return Err(usage(message).advice(format!(
+                    "its axes are {}, or 0 to {}",
+                    letters.join(", "),
+                    axes.max(1) - 1
+                )));
             };
             if *index >= shape[number] {
                 let message = format!("axis {axis} has {} elements: {axis}={index} is none of them", shape[number]);
@@ -121,7 +125,9 @@ impl Plane {
         let elements = width.checked_mul(height).filter(|elements| *elements <= MOST_ELEMENTS);
         let Some(elements) = elements else {
             let message = format!("a picture of {width} x {height} is too large");
-            return Err(Failure::new(Exit::Usage, message).advice("--every 8 takes every 8th element of both axes only"));
+            return Err(
+                Failure::new(Exit::Usage, message).advice("--every 8 takes every 8th element of both axes only")
+            );
         };
         let mut plane = Self { dtype: T::DTYPE, width, height, bytes: vec![0; elements * size_of::<T>()] };
         let whole: Vec<Range<usize>> = array.shape.iter().map(|length| 0..*length).collect();
@@ -191,7 +197,8 @@ impl Plane {
         self.bytes.chunks_exact(self.dtype.size()).map(|element| {
             let mut bits = [0; 16];
             bits[..element.len()].copy_from_slice(element);
-            let [low, high] = [&bits[..8], &bits[8..]].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()));
+            let [low, high] =
+                [&bits[..8], &bits[8..]].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()));
             low ^ high
         })
     }

@@ -53,7 +53,8 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         (None, Some(columns)) => Some((usize::from(columns), usize::MAX)),
         (None, None) if args.json || !io::stdout().is_terminal() => {
             let message = "the standard output is no terminal, so there is nothing to draw on";
-            return Err(Failure::new(Exit::Usage, message).advice("--out FILE.png writes a picture; --columns N draws all the same"));
+            return Err(Failure::new(Exit::Usage, message)
+                .advice("--out FILE.png writes a picture; --columns N draws all the same"));
         }
         (None, None) => {
             let (lines, columns) = Term::stdout().size();
