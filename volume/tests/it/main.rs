@@ -8,3 +8,4 @@ mod interrupted;
 mod pooled;
 mod refused;
 mod regions;
+mod zarr;
