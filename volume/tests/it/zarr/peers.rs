@@ -83,8 +83,8 @@ fn what_is_written_here_is_read_by_zarr_python_and_tensorstore() {
         }
     }
     assert!(volumes.len() > 70, "{}", volumes.len());
-    let wrong: Vec<String> = serde_json::from_str(&python(&["check".as_ref()], &json!(volumes).to_string()))
-        .expect("what is wrong");
+    let wrong: Vec<String> =
+        serde_json::from_str(&python(&["check".as_ref()], &json!(volumes).to_string())).expect("what is wrong");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -108,7 +108,10 @@ fn written(path: &Path, dtype: DType, version: u8, sharded: bool, encoding: Enco
     assert_eq!(source.identity(), sink.identity());
     assert!(read(&*source, &source.meta().domain()).expect("its elements") == elements, "{}", path.display());
     let scales = VolumeOptions::new().scales(&url).expect("its scales");
-    assert_eq!((scales.len(), scales[0].resolution.as_slice(), scales[0].unit.as_str()), (1, &[40.0, 4.5, 4.5][..], "nm"));
+    assert_eq!(
+        (scales.len(), scales[0].resolution.as_slice(), scales[0].unit.as_str()),
+        (1, &[40.0, 4.5, 4.5][..], "nm")
+    );
     let expected = path.with_extension("elements");
     fs::write(&expected, &elements).expect("elements");
     let zarr_python = !matches!(dtype, DType::Bf16);
