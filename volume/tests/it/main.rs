@@ -8,7 +8,10 @@ mod servers;
 
 mod formats;
 mod interrupted;
+mod missing;
+mod other_places;
 mod pooled;
 mod refused;
 mod regions;
+mod remote;
 mod zarr;

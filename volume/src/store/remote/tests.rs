@@ -197,6 +197,16 @@ fn a_server_that_is_gone_for_good_is_an_error_in_bounded_time() {
 }
 
 #[test]
+fn a_server_that_is_silent_is_an_error_in_bounded_time() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let store = web(&format!("http://{}/v", listener.local_addr().expect("an address")), "1");
+    let begin = Instant::now();
+    let text = words(&store.get("info").expect_err("silence"));
+    assert!(text.contains("/v/info") && text.contains("tim"), "{text}");
+    assert!(begin.elapsed() < Duration::from_mins(1), "{:?}", begin.elapsed());
+}
+
+#[test]
 fn answers_without_length_or_tag_are_read_whole() {
     if python("answers_without_length_or_tag_are_read_whole").is_none() {
         return;
