@@ -6,6 +6,7 @@ mod place;
 mod formats;
 mod interrupted;
 mod pooled;
+mod precomputed;
 mod refused;
 mod regions;
 mod zarr;
