@@ -2,12 +2,16 @@
 
 #[path = "../place/mod.rs"]
 mod place;
+#[cfg(feature = "remote")]
+#[path = "../servers/mod.rs"]
+mod servers;
 
 mod formats;
 mod interrupted;
 mod missing;
 mod other_places;
 mod pooled;
+mod precomputed;
 mod refused;
 mod regions;
 mod remote;
