@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     fn at(done: usize) -> DownloadProgress {
-        DownloadProgress { done, total: 8, painted_here: done }
+        DownloadProgress { done, total: 8, painted_here: done, ..DownloadProgress::default() }
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn an_empty_region_is_complete() {
-        let nothing = DownloadProgress { done: 0, total: 0, painted_here: 0 };
+        let nothing = DownloadProgress::default();
         assert_eq!(line(&nothing), "0 of 0 chunks (100 %)");
     }
 

@@ -65,6 +65,11 @@ impl Bbox {
         Ok(bbox)
     }
 
+    /// Returns for how many axes a text has ranges.
+    pub(crate) fn axes_in(text: &str) -> usize {
+        axes(text).len()
+    }
+
     /// Returns the range of each axis.
     pub fn ranges(&self) -> &[Range<i64>] {
         &self.0

@@ -57,6 +57,16 @@ pub enum Error {
         /// The part of the volume that was asked for.
         region: String,
     },
+    /// What missing chunks are to be filled with is no element of the volume.
+    #[error("fill value `{value}` for elements of {dtype}: {reason}")]
+    FillValue {
+        /// The value as it was given.
+        value: String,
+        /// The type of the elements.
+        dtype: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The store did not answer, or refused, after as many attempts as it is worth.
     #[error("{op} `{object}` failed")]
     Store {
@@ -129,6 +139,24 @@ pub enum Error {
         done: usize,
         /// Chunks there are.
         total: usize,
+    },
+    /// A thread that writes panicked. What it had stored is whole, and the same call again does no harm.
+    #[error("writing ended after {done} of {total} objects: {report}")]
+    Writing {
+        /// What the thread said.
+        report: String,
+        /// Objects that were stored by then.
+        done: usize,
+        /// Objects there are.
+        total: usize,
+    },
+    /// Which part of the work is meant cannot be known.
+    #[error("part `{part}`: {reason}")]
+    Shard {
+        /// The part as it was given, or what stands for it.
+        part: String,
+        /// What is wrong with it, and what to do.
+        reason: String,
     },
     /// The array itself could not be made, opened, painted or finished.
     #[error(transparent)]

@@ -39,11 +39,15 @@ mod download;
 mod error;
 mod grid;
 mod gzip;
+pub mod markers;
+mod missing;
 mod open;
 mod plan;
 mod precomputed;
 mod progress;
 mod scratch;
+mod shard;
+mod spare;
 mod store;
 mod upload;
 mod volume;
@@ -51,14 +55,19 @@ mod zarr;
 
 pub use crate::bbox::Bbox;
 pub use crate::download::{
-    DownloadOptions, Downloaded, ProcessWorkers, Workers, download_to_shared_memory, paint_as_worker,
+    DownloadOptions, Downloaded, ProcessWorkers, Spent, Workers, download, download_to_file, download_to_shared_memory,
+    file_location, paint_as_worker,
 };
 pub use crate::error::{Error, Result};
 pub use crate::grid::Cells;
+pub use crate::missing::{FillValue, Missing};
 pub use crate::open::{Encoding, NewVolume, ScaleInfo, VolumeOptions, create_volume, open_volume};
-pub use crate::plan::{Shard, plan};
+pub use crate::plan::plan;
 pub use crate::progress::{DownloadProgress, Progress, StopFlag};
 pub use crate::scratch::{Elements, Scratch};
+pub use crate::shard::Shard;
 pub use crate::store::url::{VolumeFormat, VolumeUrl};
-pub use crate::upload::{Alignment, UploadOptions, Uploaded, upload_from_shared_memory};
+pub use crate::upload::{
+    Alignment, UploadOptions, Uploaded, upload_from_array, upload_from_file, upload_from_shared_memory,
+};
 pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};

@@ -5,16 +5,52 @@ use std::io::{self, Read as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
-/// How far a download is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How far a download is, or an upload; its chunks are the objects it stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DownloadProgress {
     /// Chunks that are painted, by whomever.
     pub done: usize,
     /// Chunks there are.
     pub total: usize,
-    /// Chunks that were painted since this call began.
+    /// Chunks that were painted since this call began, by its workers and by others who joined the same work.
     pub painted_here: usize,
+    /// Bytes of the array that are painted. Chunks at the edges are smaller than others; this goes by their mean.
+    pub bytes: u64,
+    /// Bytes of the array.
+    pub bytes_total: u64,
+    /// Bytes that this call's workers fetched, or in an upload stored, as they are stored. 0 where the volume is fetched while it is decoded.
+    pub fetched: u64,
+    /// Time since painting began.
+    pub elapsed: Duration,
+}
+
+impl DownloadProgress {
+    /// Returns the bytes of the array that are painted per second, without what an earlier call had painted; `None` as long as
+    /// nothing says so.
+    pub fn rate(&self) -> Option<f64> {
+        let seconds = self.elapsed.as_secs_f64();
+        let here = self.share(self.painted_here);
+        (here > 0 && seconds > 0.0).then(|| as_f64(here) / seconds)
+    }
+
+    /// Returns how long it will take to the end, if it goes on like this.
+    pub fn time_left(&self) -> Option<Duration> {
+        let seconds = as_f64(self.bytes_total.saturating_sub(self.bytes)) / self.rate()?;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+
+    /// Returns how many bytes so many of the chunks have.
+    pub(crate) fn share(&self, chunks: usize) -> u64 {
+        let bytes = u128::from(self.bytes_total) * chunks as u128 / (self.total as u128).max(1);
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // for people
+fn as_f64(bytes: u64) -> f64 {
+    bytes as f64
 }
 
 /// Hears how far a download is, on the thread that called it.
@@ -77,5 +113,20 @@ impl StopFlag {
 impl fmt::Debug for StopFlag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "StopFlag({})", if self.is_stopped() { "raised" } else { "not raised" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_painted_before_says_nothing_about_how_fast_it_is() {
+        let begin = DownloadProgress { done: 50, total: 100, bytes: 500, bytes_total: 1000, ..Default::default() };
+        assert_eq!((begin.rate(), begin.time_left()), (None, None));
+        let later =
+            DownloadProgress { done: 60, painted_here: 10, bytes: 600, elapsed: Duration::from_secs(2), ..begin };
+        assert_eq!((later.rate(), later.time_left()), (Some(50.0), Some(Duration::from_secs(8))));
+        assert_eq!(DownloadProgress::default().time_left(), None);
     }
 }

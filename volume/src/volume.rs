@@ -58,6 +58,21 @@ impl VolumeMeta {
         Bbox::at(&self.origin, &self.shape)
     }
 
+    /// Reads a region whose ranges may be open, as [`Bbox::parse`] does. A region that lacks the last axis means all of it if
+    /// that axis is called `c` or `channel`; given, it chooses channels.
+    ///
+    /// # Errors
+    ///
+    /// [`Bbox`](Error::Bbox) if the text is not one range for each axis, or if a range is empty or leaves the volume.
+    pub fn parse_bbox(&self, text: &str) -> Result<Bbox> {
+        let channels = self.axes.last().is_some_and(|name| matches!(name.as_str(), "c" | "channel" | "channels"));
+        if channels && Bbox::axes_in(text) + 1 == self.shape.len() {
+            let all = if self.shape.len() == 1 { ":".to_owned() } else { format!("{text},:") };
+            return Bbox::parse(&all, &self.domain());
+        }
+        Bbox::parse(text, &self.domain())
+    }
+
     /// Walks the chunks that a region touches, each cut off where the region ends.
     pub fn chunks(&self, bbox: &Bbox) -> Cells {
         Cells::new(bbox, &self.origin, &self.chunk_shape)
@@ -191,4 +206,22 @@ pub trait ChunkSink: ChunkSource {
     ///
     /// [`Store`](Error::Store), naming the object.
     fn erase(&self, region: &[Range<i64>]) -> Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_without_channels_means_all_of_them() {
+        let mut meta = VolumeMeta::new(&[8, 8, 8, 3], &[4, 4, 4, 3], DType::U8);
+        assert!(meta.parse_bbox("0:4,:,2:").is_err(), "nobody said that the last axis is channels");
+        meta.axes = ["x", "y", "z", "c"].map(str::to_owned).to_vec();
+        assert_eq!(meta.parse_bbox("0:4,:,2:").expect("all channels").to_string(), "0:4,0:8,2:8,0:3");
+        assert_eq!(meta.parse_bbox("0:4,:,2:,1:2").expect("one channel").to_string(), "0:4,0:8,2:8,1:2");
+        assert!(meta.parse_bbox("0:4,:").is_err());
+        assert!(meta.parse_bbox("0:4,:,:,:,:").is_err());
+        meta.axes = ["c", "z", "y", "x"].map(str::to_owned).to_vec();
+        assert!(meta.parse_bbox("0:4,:,2:").is_err(), "the last axis is not the channels'");
+    }
 }

@@ -1,5 +1,5 @@
-//! What is being painted, in one line: the region, the order and the volume, so that nobody paints two of them under one
-//! name, and a worker process learns from the buffer which region is its job.
+//! What is being painted, in one line: the region, the order, what missing chunks become and the volume, so that nobody paints two
+//! of them under one name, and a worker process learns from the buffer what its job is.
 
 use ndarray_shm::{Location, Order};
 
@@ -12,28 +12,58 @@ const LONGEST_IDENTITY: usize = 2048;
 
 const BBOX: &str = "bbox=";
 const ORDER: &str = " order=";
+const MISSING: &str = " missing=";
 
-/// Writes the line.
-pub(crate) fn write(source: &dyn ChunkSource, bbox: &Bbox, order: Order) -> String {
-    format!("{BBOX}{bbox}{ORDER}{order} {}", volume(source))
+/// What stands for an error in the place of a missing chunk's elements.
+const ERROR: &str = "error";
+
+/// What a worker process learns from the line.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) bbox: Bbox,
+    /// The bytes of each element of a missing chunk; `None` if that is an error.
+    pub(crate) missing: Option<Vec<u8>>,
 }
 
-/// Reads the region from a line, if the rest of it says that the volume is this one.
-pub(crate) fn region(line: &str, source: &dyn ChunkSource, location: &Location) -> Result<Bbox> {
+/// Writes the line.
+pub(crate) fn write(source: &dyn ChunkSource, bbox: &Bbox, order: Order, missing: Option<&[u8]>) -> String {
+    let missing = missing.map_or_else(|| ERROR.to_owned(), hexadecimal);
+    format!("{BBOX}{bbox}{ORDER}{order}{MISSING}{missing} {}", volume(source))
+}
+
+/// Reads what is wanted from a line, if the rest of it says that the volume is this one.
+pub(crate) fn wanted(line: &str, source: &dyn ChunkSource, location: &Location) -> Result<Wanted> {
     let expected = volume(source);
-    let bbox = line
+    let parts = line
         .strip_prefix(BBOX)
         .and_then(|rest| rest.split_once(ORDER))
-        .and_then(|(bbox, rest)| Some((bbox, rest.split_once(' ')?.1)))
-        .filter(|(_, found)| *found == expected)
-        .map(|(bbox, _)| bbox);
-    let Some(bbox) = bbox else {
+        .and_then(|(bbox, rest)| Some((bbox, rest.split_once(MISSING)?.1.split_once(' ')?)))
+        .filter(|(_, (_, found))| *found == expected)
+        .and_then(|(bbox, (missing, _))| Some((bbox, element(missing, source.meta().dtype.size())?)));
+    let Some((bbox, missing)) = parts else {
         let (location, found) = (location.to_string(), line.to_owned());
         return Err(ndarray_shm::Error::Mismatch { location, what: "volume", expected, found }.into());
     };
     let bbox = if bbox.is_empty() { Bbox::whole(&[]) } else { bbox.parse()? };
     bbox.check_within(&source.meta().domain())?;
-    Ok(bbox)
+    Ok(Wanted { bbox, missing })
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Reads the bytes of one element; `Some(None)` if the text says that a missing chunk is an error.
+#[allow(clippy::option_option)] // "no such text", "an error" and "these bytes" are three things
+fn element(text: &str, size: usize) -> Option<Option<Vec<u8>>> {
+    if text == ERROR {
+        return Some(None);
+    }
+    if text.len() != 2 * size {
+        return None;
+    }
+    let byte = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
+    (0..size).map(|index| byte(2 * index)).collect::<Option<Vec<u8>>>().map(Some)
 }
 
 fn volume(source: &dyn ChunkSource) -> String {
@@ -92,19 +122,25 @@ mod tests {
         let location = Location::new("a-name").expect("a location");
         let volume = named(&[8, 8], "somewhere\nelse order=F");
         let bbox: Bbox = "1:5,0:8".parse().expect("a box");
-        let line = write(&volume, &bbox, Order::F);
+        for missing in [None, Some(vec![0xa7])] {
+            let line = write(&volume, &bbox, Order::F, missing.as_deref());
+            let expected = Wanted { bbox: bbox.clone(), missing };
+            assert_eq!(wanted(&line, &volume, &location).expect("the same volume"), expected);
+        }
+        let line = write(&volume, &bbox, Order::F, None);
         assert_eq!(line.lines().count(), 1);
-        assert_eq!(region(&line, &volume, &location).expect("the same volume"), bbox);
         for other in [named(&[8, 9], "somewhere\nelse order=F"), named(&[8, 8], "elsewhere")] {
-            let error = region(&line, &other, &location).expect_err("another volume");
+            let error = wanted(&line, &other, &location).expect_err("another volume");
             assert!(matches!(error, Error::Array(ndarray_shm::Error::Mismatch { .. })), "{error}");
         }
-        for line in ["", "bbox=0:8,0:8", "painted by hand"] {
-            assert!(region(line, &volume, &location).is_err(), "{line}");
+        let longer = line.replace("=error", "=0011");
+        let (odd, none) = (line.replace("=error", "=é"), line.replace(" missing=error", ""));
+        for line in ["", "bbox=0:8,0:8", "painted by hand", &longer, &odd, &none] {
+            assert!(wanted(line, &volume, &location).is_err(), "{line}");
         }
         let point = named(&[], "a point");
-        let line = write(&point, &Bbox::whole(&[]), Order::C);
-        assert_eq!(region(&line, &point, &location).expect("no axes").ranges(), []);
+        let line = write(&point, &Bbox::whole(&[]), Order::C, None);
+        assert_eq!(wanted(&line, &point, &location).expect("no axes").bbox.ranges(), []);
     }
 
     #[test]

@@ -3,15 +3,21 @@
 //! Begins or resumes the renderbuffer, lets workers paint it, and decides what happens to it at the end: it gets its name,
 //! it is thrown away, or it is left for another run.
 
+mod budget;
 mod fingerprint;
 mod options;
+mod other_places;
 mod paint;
 mod processes;
+mod report;
+mod spent;
 mod threads;
+mod walk;
 mod watch;
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
 use ndarray_shm::{
@@ -20,11 +26,17 @@ use ndarray_shm::{
 };
 
 pub use self::options::{DownloadOptions, Workers};
+pub use self::other_places::{download, download_to_file, file_location};
 pub use self::processes::ProcessWorkers;
+pub use self::spent::Spent;
 use crate::bbox::{Bbox, to_usize};
 use crate::error::{Error, Result};
 
+use crate::download::fingerprint::Wanted;
 use crate::download::paint::{Ended, Work};
+use crate::download::report::Voice;
+use crate::download::spent::{Tally, Totals};
+use crate::download::walk::Walk;
 use crate::download::watch::{Outcome, Watch};
 use crate::progress::StopFlag;
 use crate::volume::ChunkSource;
@@ -43,12 +55,16 @@ pub struct Downloaded {
     pub order: Order,
     /// Chunks the region touches.
     pub chunks: usize,
-    /// Chunks that were painted since this call began: by its workers, and by others who joined the same work.
+    /// Chunks that this call's workers painted. A worker process that was killed may have painted one more than it told.
     pub painted: usize,
-    /// Chunks that were painted before this call.
+    /// Chunks that were painted before this call. The rest of them was painted by others who joined the same work.
     pub resumed: usize,
     /// Bytes of the array.
     pub bytes: u64,
+    /// Bytes that were fetched, as they are stored; 0 where the volume is fetched while it is decoded.
+    pub fetched: u64,
+    /// Where the time went.
+    pub spent: Spent,
     /// What went wrong without stopping the work, such as the loss of a worker.
     pub warnings: Vec<String>,
     backend: Arc<dyn Backend>,
@@ -123,10 +139,26 @@ pub fn download_to_shared_memory(
     location: &Location,
     options: &DownloadOptions<'_>,
 ) -> Result<Downloaded> {
+    let backend = match &options.backend {
+        Some(backend) => Arc::clone(backend),
+        None => default_backend()?,
+    };
+    download_as(source, bbox, location, options, &backend, options.keep_partial)
+}
+
+/// Downloads to a backend that need not be the one of the options.
+fn download_as(
+    source: &dyn ChunkSource,
+    bbox: &Bbox,
+    location: &Location,
+    options: &DownloadOptions<'_>,
+    backend: &Arc<dyn Backend>,
+    keep_partial: bool,
+) -> Result<Downloaded> {
     let meta = source.meta();
     meta.check(&source.identity())?;
     bbox.check_within(&meta.domain())?;
-    let job = Job { source, bbox, location, options };
+    let job = Job { source, bbox, location, options, backend, keep_partial };
     with_element!(meta.dtype, T => job.run::<T>(), else => Err(unsupported(source)))
 }
 
@@ -148,10 +180,10 @@ pub fn paint_as_worker(
 ) -> Result<usize> {
     source.meta().check(&source.identity())?;
     let line = render::ledger(&backend, location)?.fingerprint;
-    let bbox = fingerprint::region(&line, source, location)?;
+    let wanted = fingerprint::wanted(&line, source, location)?;
     with_element!(
         source.meta().dtype,
-        T => join::<T>(source, backend, location, &bbox, &line, stop),
+        T => join::<T>(source, backend, location, &wanted, &line, stop),
         else => Err(unsupported(source))
     )
 }
@@ -160,7 +192,7 @@ fn join<T: Element>(
     source: &dyn ChunkSource,
     backend: Arc<dyn Backend>,
     location: &Location,
-    bbox: &Bbox,
+    wanted: &Wanted,
     line: &str,
     stop: &StopFlag,
 ) -> Result<usize> {
@@ -170,10 +202,34 @@ fn join<T: Element>(
         let (location, expected, found) = (location.to_string(), line.to_owned(), buffer.fingerprint().to_owned());
         return Err(ndarray_shm::Error::Mismatch { location, what: "fingerprint", expected, found }.into());
     }
-    let work = Work { source, bbox, stop, abort: &StopFlag::new() };
-    let mut painted = 0;
-    match paint::paint(&buffer, &work, &mut || painted += 1)? {
-        Ended::Complete => Ok(painted),
+    let (tally, voice) = (Tally::default(), Voice::of_this_process());
+    let work = Work {
+        source,
+        bbox: &wanted.bbox,
+        missing: wanted.missing.as_deref(),
+        requests: voice.requests(),
+        in_flight: voice.in_flight(),
+        stop,
+        abort: &StopFlag::new(),
+        walk: &Walk::default(),
+        tally: &tally,
+        heard: &|| voice.tell(&tally),
+    };
+    // The number of processes is the parallelism.
+    let ends = if source.is_remote() {
+        threads::run(&buffer, &work, 1, &mut |_| {})
+    } else {
+        vec![paint::paint(&buffer, &work)]
+    };
+    voice.tell(&tally);
+    let mut ended = Ended::Complete;
+    for end in ends {
+        if end? == Ended::Stopped {
+            ended = Ended::Stopped;
+        }
+    }
+    match ended {
+        Ended::Complete => Ok(usize::try_from(tally.totals().painted).unwrap_or(usize::MAX)),
         Ended::Stopped => {
             let progress = buffer.progress();
             Err(Error::Interrupted { done: progress.done, total: progress.total })
@@ -192,29 +248,46 @@ struct Job<'a> {
     bbox: &'a Bbox,
     location: &'a Location,
     options: &'a DownloadOptions<'a>,
+    backend: &'a Arc<dyn Backend>,
+    keep_partial: bool,
 }
 
 impl Job<'_> {
     fn run<T: Element>(&self) -> Result<Downloaded> {
-        let backend = match &self.options.backend {
-            Some(backend) => Arc::clone(backend),
-            None => default_backend()?,
+        let missing = self.options.missing.element(self.source.meta())?;
+        let start = Instant::now();
+        let buffer = self.begin::<T>(missing.as_deref())?;
+        let making = start.elapsed();
+        let (walk, tally, abort) = (Walk::default(), Tally::default(), StopFlag::new());
+        let work = Work {
+            source: self.source,
+            bbox: self.bbox,
+            missing: missing.as_deref(),
+            requests: self.options.requests,
+            in_flight: self.options.in_flight,
+            stop: &self.options.stop,
+            abort: &abort,
+            walk: &walk,
+            tally: &tally,
+            heard: &|| {},
         };
-        let buffer = self.begin::<T>(&backend)?;
-        let abort = StopFlag::new();
-        let work = Work { source: self.source, bbox: self.bbox, stop: &self.options.stop, abort: &abort };
         let mut watch = Watch::new(self.options.progress, &buffer);
         let outcome = match &self.options.workers {
-            _ if watch.tell(&buffer).is_complete() => Outcome::Complete,
+            _ if watch.tell(&buffer, Totals::default()).is_complete() => Outcome::Complete,
             Workers::Threads(count) => threads::paint(&buffer, &work, *count, &mut watch),
             Workers::Processes(workers) => processes::paint(&buffer, &work, workers, &mut watch),
         };
-        watch.tell(&buffer);
-        self.end(buffer, outcome, backend, watch)
+        let totals = match self.options.workers {
+            Workers::Threads(_) => tally.totals(),
+            Workers::Processes(_) => watch.totals,
+        };
+        watch.tell(&buffer, totals);
+        watch.totals.spent.making = making;
+        self.end(buffer, outcome, watch)
     }
 
     /// Begins the buffer, joins those who paint the same, or resumes what was left.
-    fn begin<T: Element>(&self, backend: &Arc<dyn Backend>) -> Result<RenderBuffer<T, IxDyn>> {
+    fn begin<T: Element>(&self, missing: Option<&[u8]>) -> Result<RenderBuffer<T, IxDyn>> {
         let meta = self.source.meta();
         let lengths = &meta.chunk_shape;
         let chunk: Vec<usize> = lengths.iter().map(|length| to_usize(*length)).collect();
@@ -222,14 +295,14 @@ impl Job<'_> {
         let starts = self.bbox.ranges().iter().zip(&meta.origin).map(|(range, origin)| range.start.abs_diff(*origin));
         let offset: Vec<usize> = starts.zip(lengths).map(|(start, length)| to_usize(start % length)).collect();
         let shape = IxDyn(&self.bbox.shape()).set_f(self.options.order == Order::F);
-        let line = fingerprint::write(self.source, self.bbox, self.options.order);
+        let line = fingerprint::write(self.source, self.bbox, self.options.order, missing);
         let options = RenderOptions::new().replace(self.options.replace);
         let options = match &self.options.pool {
             // The backend comes last: a pool that is elsewhere is refused.
             Some(pool) => options.pool(pool),
             None => options,
         };
-        let options = options.backend(Arc::clone(backend));
+        let options = options.backend(Arc::clone(self.backend));
         Ok(options.chunk_offset(&offset).create(self.location, shape, IxDyn(&chunk), &line)?)
     }
 
@@ -237,7 +310,6 @@ impl Job<'_> {
         &self,
         buffer: RenderBuffer<T, IxDyn>,
         outcome: Outcome,
-        backend: Arc<dyn Backend>,
         watch: Watch<'_>,
     ) -> Result<Downloaded> {
         let progress = buffer.progress();
@@ -263,12 +335,14 @@ impl Job<'_> {
                     dtype: T::DTYPE,
                     order,
                     chunks: total,
-                    painted: total - watch.resumed,
+                    painted: usize::try_from(watch.totals.painted).unwrap_or(usize::MAX),
                     resumed: watch.resumed,
                     bytes: shape.iter().map(|length| *length as u64).product::<u64>() * size,
                     shape,
+                    fetched: watch.totals.fetched,
+                    spent: watch.totals.spent,
                     warnings: watch.warnings,
-                    backend,
+                    backend: Arc::clone(self.backend),
                     _pooled: pooled.map(|array| Arc::new(array) as Arc<dyn Any + Send + Sync>),
                 })
             }
@@ -290,7 +364,7 @@ impl Job<'_> {
 
     /// Throws unfinished work away, unless it is to be kept.
     fn leave<T: Element>(&self, buffer: RenderBuffer<T, IxDyn>) {
-        if !self.options.keep_partial {
+        if !self.keep_partial {
             // Why the download ended is the news, not that its remains could not be removed.
             let _remains = buffer.discard();
         }

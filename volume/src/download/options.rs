@@ -6,7 +6,14 @@ use std::sync::Arc;
 use ndarray_shm::{Backend, Order, Pool};
 
 use crate::download::processes::ProcessWorkers;
+use crate::missing::Missing;
 use crate::progress::{Progress, StopFlag};
+
+/// Fetches at a time, unless something else is said: what a browser allows for one server, twice.
+pub(crate) const REQUESTS: usize = 16;
+
+/// Bytes on their way at a time, unless something else is said.
+pub(crate) const IN_FLIGHT: u64 = 32 << 20;
 
 /// Who decodes and paints.
 #[derive(Debug)]
@@ -21,6 +28,9 @@ pub enum Workers {
 pub struct DownloadOptions<'a> {
     pub(crate) order: Order,
     pub(crate) workers: Workers,
+    pub(crate) missing: Missing,
+    pub(crate) requests: usize,
+    pub(crate) in_flight: u64,
     pub(crate) replace: bool,
     pub(crate) backend: Option<Arc<dyn Backend>>,
     pub(crate) progress: &'a dyn Progress,
@@ -30,12 +40,15 @@ pub struct DownloadOptions<'a> {
 }
 
 impl<'a> DownloadOptions<'a> {
-    /// Begins with the defaults: C order, a thread for each processor, the default backend, nothing replaced, nobody told,
-    /// never stopped, no partial work kept.
+    /// Begins with the defaults: C order, a thread for each processor, missing chunks as the volume says, 16 requests and 32 MiB at
+    /// a time, the default backend, nothing replaced, nobody told, never stopped, no partial work kept.
     pub fn new() -> Self {
         Self {
             order: Order::C,
             workers: Workers::Threads(0),
+            missing: Missing::AsStored,
+            requests: REQUESTS,
+            in_flight: IN_FLIGHT,
             replace: false,
             backend: None,
             progress: &(),
@@ -54,6 +67,29 @@ impl<'a> DownloadOptions<'a> {
     /// Chooses who paints.
     pub fn workers(mut self, workers: Workers) -> Self {
         self.workers = workers;
+        self
+    }
+
+    /// Chooses what is done about chunks that are not stored.
+    ///
+    /// It is part of what is painted: unfinished work is resumed, and joined, only by who wants the same.
+    pub fn missing(mut self, missing: Missing) -> Self {
+        self.missing = missing;
+        self
+    }
+
+    /// Chooses how many requests a remote volume gets at a time; worker processes divide them. 0 is the default, 16.
+    ///
+    /// A volume on this machine is read by those who decode it.
+    pub fn requests(mut self, requests: usize) -> Self {
+        self.requests = if requests == 0 { REQUESTS } else { requests };
+        self
+    }
+
+    /// Chooses how many bytes of a remote volume may be fetched and not yet decoded; worker processes divide them. 0 is the
+    /// default, 32 MiB. Whatever it is, one chunk can always be fetched.
+    pub fn in_flight(mut self, bytes: u64) -> Self {
+        self.in_flight = if bytes == 0 { IN_FLIGHT } else { bytes };
         self
     }
 
@@ -111,6 +147,9 @@ impl fmt::Debug for DownloadOptions<'_> {
         f.debug_struct("DownloadOptions")
             .field("order", &self.order)
             .field("workers", &self.workers)
+            .field("missing", &self.missing)
+            .field("requests", &self.requests)
+            .field("in_flight", &self.in_flight)
             .field("replace", &self.replace)
             .field("backend", &self.backend)
             .field("stop", &self.stop)

@@ -1,99 +1,125 @@
-//! One worker's loop: claim a chunk, decode it into a temporary, copy it to its place, commit.
+//! What becomes of one claimed chunk: decode it into a temporary, copy it to its place, commit.
 //!
 //! The temporary is deliberate. A codec that writes straight into the array would need `&mut` to all of it, which is false
 //! while other processes paint; a claim is exclusive for its own chunk only, and a copy costs little beside decoding.
 
 use std::ops::Range;
-use std::time::Duration;
 
 use ndarray::IxDyn;
-use ndarray_shm::{ChunkClaim, Element, NextClaim, RenderBuffer};
+use ndarray_shm::{ChunkClaim, Element, RenderBuffer};
 
 use crate::bbox::{Bbox, ranges_text};
 use crate::copy::Copier;
+use crate::download::spent::{Phase, Stopwatch, Tally};
+use crate::download::walk::{Step, Walk};
 use crate::error::{Error, Result};
 use crate::progress::StopFlag;
 use crate::scratch::{Elements, Scratch};
-use crate::volume::ChunkSource;
-
-/// How long a worker waits for chunks that others paint before it looks at the flags again.
-const PATIENCE: Duration = Duration::from_millis(50);
+use crate::volume::{ChunkSource, Fetched};
 
 /// Returns how many workers to use where 0 means one for each processor.
 pub(crate) fn worker_count(asked: usize) -> usize {
     if asked == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { asked }
 }
 
-/// What one worker needs to know.
-#[derive(Debug, Clone, Copy)]
+/// What the workers of one process need to know and have in common.
+#[derive(Clone, Copy)]
 pub(crate) struct Work<'a> {
     pub(crate) source: &'a dyn ChunkSource,
     pub(crate) bbox: &'a Bbox,
+    /// The bytes of each element of a missing chunk; `None` if that is an error.
+    pub(crate) missing: Option<&'a [u8]>,
+    /// How many fetches at a time a remote source gets.
+    pub(crate) requests: usize,
+    /// How many bytes may be on their way from it.
+    pub(crate) in_flight: u64,
     /// Raised by the caller.
     pub(crate) stop: &'a StopFlag,
     /// Raised by a worker that failed, for its colleagues.
     pub(crate) abort: &'a StopFlag,
+    pub(crate) walk: &'a Walk,
+    pub(crate) tally: &'a Tally,
+    /// Is called after each chunk.
+    pub(crate) heard: &'a (dyn Fn() + Sync),
+}
+
+impl<'a> Work<'a> {
+    pub(crate) fn flags(&self) -> [&'a StopFlag; 2] {
+        [self.stop, self.abort]
+    }
 }
 
 /// Why a worker's loop ended without an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Every chunk is painted.
+    /// Every chunk is painted, or being painted by a colleague of the same process.
     Complete,
     /// A flag was raised.
     Stopped,
 }
 
-/// Paints until nothing is left, or a flag is raised. `heard` is called after each chunk.
-pub(crate) fn paint<T: Element>(
-    buffer: &RenderBuffer<T, IxDyn>,
-    work: &Work<'_>,
-    heard: &mut dyn FnMut(),
-) -> Result<Ended> {
-    let (mut scratch, mut copier) = (Scratch::new(), Copier::new());
+/// Fetches, decodes and paints until nothing is left, or a flag is raised: the whole work of a worker whose source is near.
+pub(crate) fn paint<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &Work<'_>) -> Result<Ended> {
+    let mut painter = Painter::new(work);
+    let mut watch = Stopwatch::start(work.tally);
     loop {
-        if work.stop.is_stopped() || work.abort.is_stopped() {
-            return Ok(Ended::Stopped);
-        }
-        let next = match buffer.claim_next()? {
-            // Others are at work on all that is left: one of them may die, and its chunk is ours then.
-            NextClaim::Busy => buffer.claim_next_wait(PATIENCE)?,
-            next => next,
+        let claim = match work.walk.next(buffer, work.flags())? {
+            Step::Chunk(claim) => claim,
+            Step::Complete => return Ok(Ended::Complete),
+            Step::Stopped => return Ok(Ended::Stopped),
         };
-        match next {
-            NextClaim::Chunk(claim) => {
-                paint_chunk(claim, work, &mut scratch, &mut copier)?;
-                heard();
-            }
-            NextClaim::Busy => {}
-            NextClaim::AllDone => return Ok(Ended::Complete),
-        }
+        watch.was(Phase::Claiming);
+        let region = in_volume(claim.region(), work.bbox);
+        let fetched = work.source.fetch(&region)?;
+        work.tally.fetched(fetched.len());
+        watch.was(Phase::Fetching);
+        painter.paint(claim, &region, fetched, &mut watch)?;
     }
 }
 
-fn paint_chunk<T: Element>(
-    mut claim: ChunkClaim<'_, T, IxDyn>,
-    work: &Work<'_>,
-    scratch: &mut Scratch,
-    copier: &mut Copier<T>,
-) -> Result<()> {
-    let region = in_volume(claim.region(), work.bbox);
-    work.source.read(&region, scratch)?;
-    if let Some(fill) = &work.source.meta().fill {
-        scratch.fill_if_missing(fill);
+/// Paints one chunk after the other, with the same memory.
+pub(crate) struct Painter<'a, T> {
+    work: Work<'a>,
+    scratch: Scratch,
+    copier: Copier<T>,
+}
+
+impl<'a, T: Element> Painter<'a, T> {
+    pub(crate) fn new(work: &Work<'a>) -> Self {
+        Self { work: *work, scratch: Scratch::new(), copier: Copier::new() }
     }
-    match scratch.elements::<T>(&region)? {
-        Elements::Missing => {
-            let region = ranges_text(&region);
-            return Err(Error::Missing { chunk: region.clone(), region });
+
+    /// Paints a chunk and marks it as finished. Background is painted here too, by whoever has the claim: never over a chunk that
+    /// another painted, and never left to what the memory held before.
+    pub(crate) fn paint(
+        &mut self,
+        mut claim: ChunkClaim<'_, T, IxDyn>,
+        region: &[Range<i64>],
+        fetched: Fetched,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<()> {
+        self.work.source.decode(region, fetched, &mut self.scratch)?;
+        if let Some(fill) = self.work.missing {
+            self.scratch.fill_if_missing(fill);
         }
-        Elements::Fill(value) => {
-            claim.view_mut().fill(value);
+        let elements = self.scratch.elements::<T>(region)?;
+        watch.was(Phase::Decoding);
+        match elements {
+            Elements::Missing => {
+                let region = ranges_text(region);
+                return Err(Error::Missing { chunk: region.clone(), region });
+            }
+            Elements::Fill(value) => {
+                claim.view_mut().fill(value);
+            }
+            Elements::Block(block) => self.copier.copy(&block, claim.view_mut()),
         }
-        Elements::Block(block) => copier.copy(&block, claim.view_mut()),
+        claim.commit()?;
+        self.work.tally.painted();
+        (self.work.heard)();
+        watch.was(Phase::Copying);
+        Ok(())
     }
-    claim.commit()?;
-    Ok(())
 }
 
 /// Moves a region of the buffer to the volume's coordinates.

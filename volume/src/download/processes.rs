@@ -14,9 +14,11 @@ use std::time::Duration;
 
 use ndarray::IxDyn;
 use ndarray_shm::process::{ChildError, Ending, Processes, SpawnOptions};
-use ndarray_shm::{Element, NextClaim, RenderBuffer};
+use ndarray_shm::{Element, Location, NextClaim, RenderBuffer};
 
 use crate::download::paint::{Work, in_volume, worker_count};
+use crate::download::report::{self, Ear};
+use crate::download::spent::Totals;
 use crate::download::watch::{Outcome, Watch};
 use crate::error::Error;
 use crate::scratch::Scratch;
@@ -39,7 +41,7 @@ const LINE_BYTES: u64 = 1000;
 /// Worker processes, and how one is started.
 pub struct ProcessWorkers {
     count: usize,
-    command: Box<dyn Fn() -> Command + Send + Sync>,
+    command: Box<dyn Fn(&Location) -> Command + Send + Sync>,
 }
 
 impl ProcessWorkers {
@@ -47,11 +49,17 @@ impl ProcessWorkers {
     ///
     /// The program must open the same volume and call [`paint_as_worker`](crate::paint_as_worker) with the same backend and
     /// location. Its standard input becomes a pipe that ends when it should stop
-    /// ([`StopFlag::stop_when_stdin_ends`](crate::StopFlag::stop_when_stdin_ends)); its standard output is closed; the last
-    /// lines of its standard error end up in the error or warning about it. On Unix it gets a process group of its own, on
+    /// ([`StopFlag::stop_when_stdin_ends`](crate::StopFlag::stop_when_stdin_ends)); its standard output becomes
+    /// a pipe on which `paint_as_worker` tells what it did, and which is read for nothing else; the last lines of its standard error
+    /// end up in the error or warning about it. Its environment says how many requests it may make at a time. On Unix it gets a process group of its own, on
     /// Windows a console of its own without a window, so that Ctrl-C reaches only the parent, which then dismisses it. On
     /// Linux it is killed when the parent dies.
     pub fn new(count: usize, command: impl Fn() -> Command + Send + Sync + 'static) -> Self {
+        Self::with_location(count, move |_| command())
+    }
+
+    /// The same where the command depends on the array's location, which [`download`](crate::download) makes up.
+    pub fn with_location(count: usize, command: impl Fn(&Location) -> Command + Send + Sync + 'static) -> Self {
         Self { count, command: Box::new(command) }
     }
 }
@@ -71,7 +79,7 @@ pub(crate) fn paint<T: Element>(
 ) -> Outcome {
     let left = buffer.progress();
     let count = worker_count(workers.count).min(left.total - left.done).max(1);
-    let mut crew = match Crew::start(count, workers) {
+    let mut crew = match Crew::start(count, workers, work, buffer.location()) {
         Ok(crew) => crew,
         Err(error) => return Outcome::Lost { report: format!("no worker could be started: {error}") },
     };
@@ -87,7 +95,7 @@ pub(crate) fn paint<T: Element>(
             losses.push(message);
         }
         if complete {
-            crew.dismiss();
+            watch.totals = crew.dismiss();
             // The kernel gives a dying worker's chunk to others a moment before it says that the worker is dead.
             while let Some(end) = crew.next_end(Duration::ZERO) {
                 if end.is_death() {
@@ -97,13 +105,13 @@ pub(crate) fn paint<T: Element>(
             return Outcome::Complete;
         }
         if work.stop.is_stopped() {
-            crew.dismiss();
+            watch.totals = crew.dismiss();
             return Outcome::Stopped;
         }
         if crew.present == 0 {
             break;
         }
-        watch.tell_now_and_then(buffer);
+        watch.tell_now_and_then(buffer, crew.totals());
     }
     if gave_up && let Some(error) = broken_chunk(buffer, work) {
         return Outcome::Failed(error);
@@ -125,21 +133,30 @@ struct Crew {
     processes: Processes,
     /// Letting go of them tells the workers to end.
     leashes: Vec<ChildStdin>,
+    ears: Vec<Ear>,
     voices: Vec<Voice>,
     /// How many have not been seen to end.
     present: usize,
 }
 
 impl Crew {
-    fn start(count: usize, workers: &ProcessWorkers) -> ndarray_shm::Result<Self> {
-        let options = SpawnOptions::new().keep_going(true).configure(|_, command| {
-            command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    fn start(
+        count: usize,
+        workers: &ProcessWorkers,
+        work: &Work<'_>,
+        location: &Location,
+    ) -> ndarray_shm::Result<Self> {
+        let (requests, in_flight) = (work.requests, work.in_flight);
+        let options = SpawnOptions::new().keep_going(true).configure(move |_, command| {
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            report::brief(command, requests, in_flight, count);
             keep_from_ctrl_c(command);
         });
-        let mut processes = options.spawn_commands(count, |_| (workers.command)())?;
+        let mut processes = options.spawn_commands(count, |_| (workers.command)(location))?;
         let leashes = (0..count).filter_map(|index| processes.take_stdin(index)).collect();
+        let ears = (0..count).map(|index| Ear::listen(processes.take_stdout(index))).collect();
         let voices = (0..count).map(|index| Voice::listen(processes.take_stderr(index))).collect();
-        Ok(Self { processes, leashes, voices, present: count })
+        Ok(Self { processes, leashes, ears, voices, present: count })
     }
 
     fn next_end(&mut self, limit: Duration) -> Option<End> {
@@ -161,10 +178,20 @@ impl Crew {
         format!("worker {number} ended before the work was done ({how}){}", self.voices[*index].last_words())
     }
 
-    /// Tells all to end, and gives them time to.
-    fn dismiss(&mut self) {
+    /// Returns what all of them did, as far as they told.
+    fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        self.ears.iter().for_each(|ear| totals.add(&ear.totals()));
+        totals
+    }
+
+    /// Tells all to end, and gives them time to; returns what they did.
+    fn dismiss(&mut self) -> Totals {
         self.leashes.clear();
         let _ended = self.processes.join_timeout(DISMISSAL);
+        // One after the other, but all of them have ended: only a process that one left behind makes this wait.
+        let _all_silent = self.ears.iter().all(|ear| ear.wait(LAST_WORDS));
+        self.totals()
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use ndarray::IxDyn;
 use ndarray_shm::{Element, RenderBuffer, RenderProgress};
 
+use crate::download::spent::Totals;
 use crate::error::Error;
 use crate::progress::{DownloadProgress, Progress};
 
@@ -34,27 +35,50 @@ pub(crate) struct Watch<'a> {
     /// Chunks that were painted when the work began.
     pub(crate) resumed: usize,
     pub(crate) warnings: Vec<String>,
+    /// What the workers did.
+    pub(crate) totals: Totals,
+    bytes_total: u64,
+    began: Instant,
     last: Option<Instant>,
 }
 
 impl<'a> Watch<'a> {
     pub(crate) fn new<T: Element>(progress: &'a dyn Progress, buffer: &RenderBuffer<T, IxDyn>) -> Self {
-        Self { progress, resumed: buffer.progress().done, warnings: Vec::new(), last: None }
+        let bytes_total = buffer.shape().iter().fold(size_of::<T>() as u64, |bytes, n| bytes.saturating_mul(*n as u64));
+        Self {
+            progress,
+            resumed: buffer.progress().done,
+            warnings: Vec::new(),
+            totals: Totals::default(),
+            bytes_total,
+            began: Instant::now(),
+            last: None,
+        }
     }
 
     /// Tells how far it is now.
-    pub(crate) fn tell<T: Element>(&mut self, buffer: &RenderBuffer<T, IxDyn>) -> RenderProgress {
+    pub(crate) fn tell<T: Element>(&mut self, buffer: &RenderBuffer<T, IxDyn>, totals: Totals) -> RenderProgress {
         let now = buffer.progress();
-        let painted_here = now.done.saturating_sub(self.resumed);
-        self.progress.update(DownloadProgress { done: now.done, total: now.total, painted_here });
+        self.totals = totals;
+        let mut progress = DownloadProgress {
+            done: now.done,
+            total: now.total,
+            painted_here: now.done.saturating_sub(self.resumed),
+            bytes: 0,
+            bytes_total: self.bytes_total,
+            fetched: totals.fetched,
+            elapsed: self.began.elapsed(),
+        };
+        progress.bytes = progress.share(now.done);
+        self.progress.update(progress);
         self.last = Some(Instant::now());
         now
     }
 
     /// Tells how far it is now, if that was not told a moment ago.
-    pub(crate) fn tell_now_and_then<T: Element>(&mut self, buffer: &RenderBuffer<T, IxDyn>) {
+    pub(crate) fn tell_now_and_then<T: Element>(&mut self, buffer: &RenderBuffer<T, IxDyn>, totals: Totals) {
         if self.last.is_none_or(|last| last.elapsed() >= PROGRESS_INTERVAL) {
-            self.tell(buffer);
+            self.tell(buffer, totals);
         }
     }
 

@@ -1,13 +1,33 @@
 //! The way back: an array in shared memory becomes a region of a volume.
+//!
+//! Everything that can be known to be wrong is an error before the first object is stored. The array is attached for reading
+//! only, with writers kept out until the end; nothing here can change or unlink it.
 
+mod gather;
+mod locks;
 mod options;
+mod queue;
+mod threads;
+mod units;
 
-use ndarray_shm::Location;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
+use ndarray_shm::{
+    ArrayReader, Backend, Directory, Element, Location, Order, SharedArray, default_backend, with_element,
+};
 
 pub use self::options::{Alignment, UploadOptions};
 use crate::bbox::Bbox;
 use crate::error::{Error, Result};
+use crate::upload::threads::Work;
+use crate::upload::units::Units;
 use crate::volume::ChunkSink;
+
+/// How long an array that somebody writes is waited for before the flag is looked at again.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// A finished upload.
 #[derive(Debug, Clone)]
@@ -29,19 +49,142 @@ pub struct Uploaded {
 
 /// Writes an array in shared memory into a region of a volume.
 ///
-/// The array is only read, and never unlinked. It has the shape of `bbox` and the volume's element type.
+/// The array has the shape of `bbox`, the volume's element type, and the [order](UploadOptions::order) that is said; its file holds
+/// the elements and nothing else, whoever made it. It is only read, and never unlinked, however this ends. If somebody writes
+/// to it under the array's locks, this waits, and keeps writers out until it is done.
+///
+/// All of `bbox` is written, or the [cutout](UploadOptions::cutout). Doing it again stores the same objects again.
 ///
 /// # Errors
 ///
+/// Before anything is stored:
 /// - [`Array`](Error::Array): there is no such array, or its size is another one.
-/// - [`Bbox`](Error::Bbox), [`Alignment`](Error::Alignment): the region is not in the volume, or cuts through stored objects.
-/// - [`Chunk`](Error::Chunk), [`Store`](Error::Store): an object could not be encoded or stored. Doing it again does no harm.
+/// - [`Bbox`](Error::Bbox): what is to be written is not in the volume, or the cutout not in the array's region.
+/// - [`Alignment`](Error::Alignment): what is to be written cuts through stored objects, and they are not to be
+///   [changed](Alignment::ReadModifyWrite).
+///
+/// After some objects may have been stored; doing it again does no harm:
+/// - [`Chunk`](Error::Chunk), [`Store`](Error::Store): an object could not be encoded, stored, or, for changing a part of it, read.
 /// - [`Interrupted`](Error::Interrupted): the flag was raised.
+/// - [`Writing`](Error::Writing): a thread panicked.
 pub fn upload_from_shared_memory(
     sink: &dyn ChunkSink,
-    _bbox: &Bbox,
-    _location: &Location,
-    _options: &UploadOptions<'_>,
+    bbox: &Bbox,
+    location: &Location,
+    options: &UploadOptions<'_>,
 ) -> Result<Uploaded> {
-    Err(Error::no_volume(sink.identity(), "volumes cannot be written yet"))
+    let units = Units::of(sink, bbox, options)?;
+    let backend = match &options.backend {
+        Some(backend) => Arc::clone(backend),
+        None => default_backend()?,
+    };
+    with_element!(sink.meta().dtype, T => {
+        let array = open::<T>(&backend, location, bbox, &units, options)?;
+        write(sink, &array.view(), bbox, &units, options)
+    }, else => Err(unsupported(sink)))
+}
+
+/// Writes a file that holds the elements of an array, and nothing else, into a region of a volume.
+///
+/// The file is opened for reading only. Otherwise as [`upload_from_shared_memory`]. Whoever shortens the file meanwhile by other means
+/// than this project's locks ends the program, as with every file that is mapped.
+///
+/// # Errors
+///
+/// Those of [`upload_from_shared_memory`].
+pub fn upload_from_file(
+    sink: &dyn ChunkSink,
+    bbox: &Bbox,
+    path: &Path,
+    options: &UploadOptions<'_>,
+) -> Result<Uploaded> {
+    let units = Units::of(sink, bbox, options)?;
+    let absolute = dunce::canonicalize(path).map_err(|error| Error::io("opening", path, error))?;
+    let (Some(directory), Some(name)) = (absolute.parent(), absolute.file_name().and_then(|name| name.to_str())) else {
+        let what = std::io::Error::new(std::io::ErrorKind::InvalidFilename, "its name is not UTF-8, or it has none");
+        return Err(Error::io("opening", path, what));
+    };
+    let location: Location = name.parse()?;
+    // A directory of any kind is a backend; its arrays are files of exactly these bytes.
+    let backend: Arc<dyn Backend> = Arc::new(Directory::new("files", directory));
+    with_element!(sink.meta().dtype, T => {
+        let array = open::<T>(&backend, &location, bbox, &units, options)?;
+        write(sink, &array.view(), bbox, &units, options)
+    }, else => Err(unsupported(sink)))
+}
+
+/// Writes an array of this process, with any strides, into a region of a volume.
+///
+/// # Errors
+///
+/// [`Array`](Error::Array): its shape is not that of `bbox`, or its element type not the volume's. Otherwise those of
+/// [`upload_from_shared_memory`].
+///
+/// # Examples
+///
+/// A new volume from an array:
+///
+/// ```no_run
+/// use ndarray_shm::DType;
+/// use ndarray_shm_volume::{Encoding, NewVolume, UploadOptions, VolumeFormat, create_volume, upload_from_array};
+///
+/// # fn example(new: &NewVolume) -> Result<(), Box<dyn std::error::Error>> {
+/// let array = ndarray::ArrayD::<u8>::zeros(vec![100, 100, 40]);
+/// let volume = create_volume(&"zarr://new.zarr".parse()?, new)?;
+/// let done = upload_from_array(&*volume, &volume.meta().domain(), &array.view(), &UploadOptions::new())?;
+/// assert_eq!(done.bytes, 100 * 100 * 40);
+/// # Ok(())
+/// # }
+/// ```
+pub fn upload_from_array<T: Element>(
+    sink: &dyn ChunkSink,
+    bbox: &Bbox,
+    array: &ArrayViewD<'_, T>,
+    options: &UploadOptions<'_>,
+) -> Result<Uploaded> {
+    let units = Units::of(sink, bbox, options)?;
+    let location = || "the array in memory".to_owned();
+    if T::DTYPE != sink.meta().dtype {
+        let (expected, found) = (sink.meta().dtype.to_string(), T::DTYPE.to_string());
+        return Err(ndarray_shm::Error::DTypeMismatch { location: location(), expected, found }.into());
+    }
+    if array.shape() != bbox.shape() {
+        let (expected, found) = (format!("{:?}", bbox.shape()), format!("{:?}", array.shape()));
+        return Err(ndarray_shm::Error::ShapeMismatch { location: location(), expected, found }.into());
+    }
+    write(sink, array, bbox, &units, options)
+}
+
+/// Attaches for reading; waits while somebody writes, until the flag is raised.
+fn open<T: Element>(
+    backend: &Arc<dyn Backend>,
+    location: &Location,
+    bbox: &Bbox,
+    units: &Units,
+    options: &UploadOptions<'_>,
+) -> Result<ArrayReader<T, IxDyn>> {
+    loop {
+        if options.stop.is_stopped() {
+            return Err(Error::Interrupted { done: 0, total: units.total() });
+        }
+        let array = SharedArray::<T, IxDyn>::options().backend(Arc::clone(backend)).timeout(PATIENCE);
+        match array.open_reader(location.clone(), IxDyn(&bbox.shape()).set_f(options.order == Order::F)) {
+            Err(ndarray_shm::Error::TimedOut { .. }) => {}
+            other => return Ok(other?),
+        }
+    }
+}
+
+fn write<T: Element>(
+    sink: &dyn ChunkSink,
+    array: &ArrayViewD<'_, T>,
+    bbox: &Bbox,
+    units: &Units,
+    options: &UploadOptions<'_>,
+) -> Result<Uploaded> {
+    Work::new(sink, array.view(), bbox, units, options).run()
+}
+
+fn unsupported(sink: &dyn ChunkSink) -> Error {
+    Error::UnsupportedDType { volume: sink.identity(), dtype: sink.meta().dtype.to_string() }
 }

@@ -158,7 +158,12 @@ fn progress_begins_with_nothing_and_ends_with_everything() {
     let heard = Heard::default();
     place.download(&*source, &Bbox::whole(&[64, 64]), &place.options().progress(&heard)).expect("a download");
     let heard = heard.0.into_inner().expect("the list");
-    assert_eq!(heard.first(), Some(&DownloadProgress { done: 0, total: 64, painted_here: 0 }));
-    assert_eq!(heard.last(), Some(&DownloadProgress { done: 64, total: 64, painted_here: 64 }));
-    assert!(heard.windows(2).all(|pair| pair[0].done <= pair[1].done));
+    let (first, last) = (heard[0], heard[heard.len() - 1]);
+    assert_eq!((first.done, first.total, first.painted_here, first.bytes, first.bytes_total), (0, 64, 0, 0, 64 * 64));
+    assert_eq!(
+        (last.done, last.total, last.painted_here, last.bytes, last.bytes_total),
+        (64, 64, 64, 64 * 64, 64 * 64)
+    );
+    assert_eq!((first.rate(), last.time_left()), (None, Some(std::time::Duration::ZERO)));
+    assert!(heard.windows(2).all(|pair| pair[0].done <= pair[1].done && pair[0].elapsed <= pair[1].elapsed));
 }

@@ -1,0 +1,108 @@
+//! What worker processes tell of themselves, and are told: a line on a pipe after each chunk, and one variable.
+//!
+//! Nothing depends on it but numbers for people: which chunks are finished says the buffer's ledger, whoever lives.
+
+use std::io::{self, BufRead as _, BufReader, Read, Write as _};
+use std::process::Command;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::download::options::{IN_FLIGHT, REQUESTS};
+use crate::download::spent::{Tally, Totals};
+
+/// What a worker may ask of a remote volume, as two numbers: requests and bytes at a time. Where it is set, the standard output is
+/// a pipe for lines.
+const VARIABLE: &str = "NDARRAY_SHM_VOLUME_WORKER";
+
+/// Lines are read at most this often, so that a process of many tiny chunks does not wake its parent for each.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Longest line, in bytes.
+const LINE_BYTES: u64 = 300;
+
+/// Tells the parent what this process does, if it has one that listens.
+#[derive(Debug)]
+pub(crate) struct Voice {
+    told: Option<(usize, u64)>,
+}
+
+impl Voice {
+    pub(crate) fn of_this_process() -> Self {
+        let told = std::env::var(VARIABLE).ok().and_then(|value| {
+            let (requests, in_flight) = value.split_once(' ')?;
+            Some((requests.parse().ok()?, in_flight.parse().ok()?))
+        });
+        Self { told }
+    }
+
+    pub(crate) fn requests(&self) -> usize {
+        self.told.map_or(REQUESTS, |(requests, _)| requests)
+    }
+
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.told.map_or(IN_FLIGHT, |(_, in_flight)| in_flight)
+    }
+
+    pub(crate) fn tell(&self, tally: &Tally) {
+        if self.told.is_some() {
+            // Whether anybody listens is no concern of the painter.
+            let _heard = io::stdout().lock().write_all(tally.totals().to_line().as_bytes());
+        }
+    }
+}
+
+/// Divides what may be asked of a volume among worker processes, and tells one of them its part.
+pub(crate) fn brief(command: &mut Command, requests: usize, in_flight: u64, workers: usize) {
+    let part = (requests.div_ceil(workers.max(1)), in_flight / workers.max(1) as u64);
+    command.env(VARIABLE, format!("{} {}", part.0, part.1));
+}
+
+/// Hears what a worker process tells.
+#[derive(Debug)]
+pub(crate) struct Ear {
+    latest: Arc<Mutex<Totals>>,
+    /// Disconnected when the worker can tell no more.
+    silence: mpsc::Receiver<()>,
+}
+
+impl Ear {
+    pub(crate) fn listen(stdout: Option<impl Read + Send + 'static>) -> Self {
+        let latest = Arc::new(Mutex::new(Totals::default()));
+        let (sender, silence) = mpsc::channel::<()>();
+        if let Some(stdout) = stdout {
+            let latest = Arc::clone(&latest);
+            // Ends with the pipe. It is never joined: a process that the worker left behind may hold the pipe open.
+            let listener = thread::Builder::new().name("worker-stdout".to_owned());
+            let _heard = listener.spawn(move || {
+                let _silence = sender;
+                let mut stdout = BufReader::with_capacity(1 << 16, stdout);
+                let mut line = Vec::new();
+                while let Ok(1..) = stdout.by_ref().take(LINE_BYTES).read_until(b'\n', &mut line) {
+                    if let Some(totals) = std::str::from_utf8(&line).ok().and_then(Totals::of_line) {
+                        let mut latest = latest.lock().unwrap_or_else(PoisonError::into_inner);
+                        if totals.painted >= latest.painted {
+                            *latest = totals;
+                        }
+                    }
+                    line.clear();
+                    if stdout.buffer().is_empty() {
+                        thread::sleep(PAUSE);
+                    }
+                }
+            });
+        }
+        Self { latest, silence }
+    }
+
+    /// Returns what the worker has done, as far as it told.
+    pub(crate) fn totals(&self) -> Totals {
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the worker can tell no more.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        self.silence.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected)
+    }
+}

@@ -1,0 +1,183 @@
+//! Where the time goes: what each worker adds up while it works, and what is told of it at the end.
+//!
+//! A few relaxed additions for each chunk, on counters that all workers of a process share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Where the time went, summed over all workers: with two of them, two seconds pass in one.
+///
+/// The first touch of new memory is part of [`copy`](Self::copy) where it was not part of [`making`](Self::making).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Spent {
+    /// Making the array before any worker began: room, pages, zeros. One thread's time.
+    pub making: Duration,
+    /// Claiming chunks, and waiting for those that others painted.
+    pub claiming: Duration,
+    /// Fetching bytes. For a volume that is fetched while it is decoded, see there.
+    pub fetching: Duration,
+    /// Decoding them.
+    pub decoding: Duration,
+    /// Copying elements to their places, and marking chunks as finished.
+    pub copying: Duration,
+    /// Waiting: fetchers for room, decoders for bytes.
+    pub waiting: Duration,
+}
+
+/// What the workers did so far.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    painted: AtomicU64,
+    fetched: AtomicU64,
+    claiming: AtomicU64,
+    fetching: AtomicU64,
+    decoding: AtomicU64,
+    copying: AtomicU64,
+    waiting: AtomicU64,
+}
+
+/// What a worker does at the moment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Phase {
+    Claiming,
+    Fetching,
+    Decoding,
+    Copying,
+    Waiting,
+}
+
+impl Tally {
+    /// Adds a painted chunk.
+    pub(crate) fn painted(&self) {
+        self.painted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds bytes that were fetched.
+    pub(crate) fn fetched(&self, bytes: usize) {
+        self.fetched.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn spent(&self, phase: Phase, time: Duration) {
+        let counter = match phase {
+            Phase::Claiming => &self.claiming,
+            Phase::Fetching => &self.fetching,
+            Phase::Decoding => &self.decoding,
+            Phase::Copying => &self.copying,
+            Phase::Waiting => &self.waiting,
+        };
+        counter.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Returns the numbers as they stand.
+    pub(crate) fn totals(&self) -> Totals {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let time = |counter: &AtomicU64| Duration::from_nanos(read(counter));
+        let spent = Spent {
+            making: Duration::ZERO,
+            claiming: time(&self.claiming),
+            fetching: time(&self.fetching),
+            decoding: time(&self.decoding),
+            copying: time(&self.copying),
+            waiting: time(&self.waiting),
+        };
+        Totals { painted: read(&self.painted), fetched: read(&self.fetched), spent }
+    }
+}
+
+/// What workers did in all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Totals {
+    /// Chunks.
+    pub(crate) painted: u64,
+    /// Bytes that were fetched.
+    pub(crate) fetched: u64,
+    pub(crate) spent: Spent,
+}
+
+/// What the line of a worker process begins with.
+const LINE: &str = "ndarray-shm-volume worker:";
+
+impl Totals {
+    /// Adds what others did.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.painted = self.painted.saturating_add(other.painted);
+        self.fetched = self.fetched.saturating_add(other.fetched);
+        let (a, b) = (&mut self.spent, &other.spent);
+        a.making = a.making.saturating_add(b.making);
+        a.claiming = a.claiming.saturating_add(b.claiming);
+        a.fetching = a.fetching.saturating_add(b.fetching);
+        a.decoding = a.decoding.saturating_add(b.decoding);
+        a.copying = a.copying.saturating_add(b.copying);
+        a.waiting = a.waiting.saturating_add(b.waiting);
+    }
+
+    /// Writes them as the line by which a worker process tells them.
+    pub(crate) fn to_line(self) -> String {
+        let Spent { claiming, fetching, decoding, copying, waiting, .. } = self.spent;
+        let [a, b, c, d, e] = [claiming, fetching, decoding, copying, waiting].map(|time| time.as_nanos());
+        format!("{LINE} {} {} {a} {b} {c} {d} {e}\n", self.painted, self.fetched)
+    }
+
+    /// Reads such a line. What a worker says else on its standard output is none.
+    pub(crate) fn of_line(line: &str) -> Option<Self> {
+        let mut numbers = line.strip_prefix(LINE)?.split_ascii_whitespace().map(str::parse::<u64>);
+        let mut next = || numbers.next()?.ok();
+        let (painted, fetched) = (next()?, next()?);
+        let mut time = || next().map(Duration::from_nanos);
+        let spent = Spent {
+            making: Duration::ZERO,
+            claiming: time()?,
+            fetching: time()?,
+            decoding: time()?,
+            copying: time()?,
+            waiting: time()?,
+        };
+        Some(Self { painted, fetched, spent })
+    }
+}
+
+/// Looks at the clock between two phases.
+#[derive(Debug)]
+pub(crate) struct Stopwatch<'a> {
+    tally: &'a Tally,
+    last: Instant,
+}
+
+impl<'a> Stopwatch<'a> {
+    pub(crate) fn start(tally: &'a Tally) -> Self {
+        Self { tally, last: Instant::now() }
+    }
+
+    /// Says what was done since the last time.
+    pub(crate) fn was(&mut self, phase: Phase) {
+        let now = Instant::now();
+        self.tally.spent(phase, now.duration_since(self.last));
+        self.last = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_worker_tells_is_what_it_did() {
+        let tally = Tally::default();
+        tally.painted();
+        tally.fetched(77);
+        tally.spent(Phase::Fetching, Duration::from_nanos(5));
+        tally.spent(Phase::Fetching, Duration::from_nanos(6));
+        tally.spent(Phase::Waiting, Duration::from_secs(1));
+        let totals = tally.totals();
+        assert_eq!((totals.painted, totals.fetched, totals.spent.fetching.as_nanos()), (1, 77, 11));
+        assert_eq!(Totals::of_line(&totals.to_line()), Some(totals));
+        let mut both = totals;
+        both.add(&totals);
+        assert_eq!((both.painted, both.spent.waiting), (2, Duration::from_secs(2)));
+        for line in ["", "tests::a_test: test", LINE, "ndarray-shm-volume worker: 1 2 3 4 5 6", "worker: 1 2 3 4 5 6 7"]
+        {
+            assert_eq!(Totals::of_line(line), None, "{line}");
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The threads of an upload: what each of them does, and what is said of it when all have ended.
+//!
+//! Objects that are written whole come first. For local volumes each thread encodes and stores; where storing waits for a network,
+//! some encode and many store. Objects that are only changed come last; whoever takes one does all of it, under its lock.
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use ndarray::ArrayViewD;
+use ndarray_shm::Element;
+
+use crate::bbox::Bbox;
+use crate::error::{Error, Result};
+use crate::grid::Cells;
+use crate::progress::{DownloadProgress, StopFlag};
+use crate::upload::Uploaded;
+use crate::upload::gather::FromArray;
+use crate::upload::locks::locked;
+use crate::upload::options::UploadOptions;
+use crate::upload::queue::{Packed, Queue};
+use crate::upload::units::Units;
+use crate::volume::ChunkSink;
+
+/// Progress is told at most this often, the first and last time excepted.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Requests that a remote store gets at a time, if nobody says.
+const REQUESTS: usize = 16;
+
+/// Encoded bytes that wait for being stored, or are just being stored.
+const QUEUE_BYTES: usize = 64 << 20;
+
+/// One upload.
+pub(crate) struct Work<'a, T> {
+    sink: &'a dyn ChunkSink,
+    array: ArrayViewD<'a, T>,
+    bbox: &'a Bbox,
+    units: &'a Units,
+    options: &'a UploadOptions<'a>,
+    identity: String,
+    /// Raised by a thread that failed, for its colleagues.
+    abort: StopFlag,
+    failure: Mutex<Option<Error>>,
+    tally: Tally,
+    begun: Instant,
+}
+
+/// What was done so far.
+#[derive(Debug, Default)]
+struct Tally {
+    stored: AtomicUsize,
+    background: AtomicUsize,
+    bytes: AtomicU64,
+    stored_bytes: AtomicU64,
+}
+
+impl Tally {
+    fn done(&self) -> usize {
+        self.stored.load(Ordering::Relaxed) + self.background.load(Ordering::Relaxed)
+    }
+}
+
+impl<'a, T: Element> Work<'a, T> {
+    pub(crate) fn new(
+        sink: &'a dyn ChunkSink,
+        array: ArrayViewD<'a, T>,
+        bbox: &'a Bbox,
+        units: &'a Units,
+        options: &'a UploadOptions<'a>,
+    ) -> Self {
+        Self {
+            sink,
+            array,
+            bbox,
+            units,
+            options,
+            identity: sink.identity(),
+            abort: StopFlag::new(),
+            failure: Mutex::new(None),
+            tally: Tally::default(),
+            begun: Instant::now(),
+        }
+    }
+
+    /// Does all of it.
+    pub(crate) fn run(self) -> Result<Uploaded> {
+        self.tell();
+        let total = self.units.total();
+        let workers = match self.options.workers {
+            0 => thread::available_parallelism().map_or(1, usize::from),
+            asked => asked,
+        };
+        let workers = workers.min(total).max(1);
+        let requests = match (self.sink.is_remote(), self.options.requests) {
+            (false, _) => 0,
+            (true, 0) => REQUESTS,
+            (true, asked) => asked,
+        };
+        self.write_whole(workers, requests.min(total));
+        if !self.units.are_whole() {
+            let cells = Mutex::new(self.units.cells());
+            let crew: Vec<Task<'_>> = (0..workers.max(requests).min(total).max(1))
+                .map(|_| Task { name: "change", work: Box::new(|heard| self.change(&cells, heard)) })
+                .collect();
+            self.crew(crew);
+        }
+        self.tell();
+        let done = self.tally.done();
+        match self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(Error::Writing { report, .. }) => Err(Error::Writing { report, done, total }),
+            Some(error) => Err(error),
+            None if done < total => Err(Error::Interrupted { done, total }),
+            None => Ok(Uploaded {
+                bbox: self.units.cutout.clone(),
+                stored: self.tally.stored.into_inner(),
+                background: self.tally.background.into_inner(),
+                bytes: self.tally.bytes.into_inner(),
+                stored_bytes: self.tally.stored_bytes.into_inner(),
+                warnings: Vec::new(),
+            }),
+        }
+    }
+
+    /// Writes the objects of which the array has all.
+    fn write_whole(&self, workers: usize, requests: usize) {
+        let cells = Mutex::new(self.units.cells());
+        if requests == 0 {
+            let crew = (0..workers).map(|_| Task {
+                name: "write",
+                work: Box::new(|heard| {
+                    self.encode_each(&cells, |packed| {
+                        self.store(packed)?;
+                        heard();
+                        Ok(true)
+                    })
+                }),
+            });
+            return self.crew(crew.collect());
+        }
+        let queue = Queue::new(QUEUE_BYTES, workers);
+        // Storing threads first: where too few threads can be had, encoders without them would wait for ever.
+        let storing = (0..requests).map(|_| Task {
+            name: "store",
+            work: Box::new(|heard| {
+                let give_up = || self.is_over();
+                while let Some(stored) = queue.take(&give_up, |packed| self.store(packed)) {
+                    stored?;
+                    heard();
+                }
+                Ok(())
+            }),
+        });
+        let encoding = (0..workers).map(|_| Task {
+            name: "encode",
+            work: Box::new(|_| {
+                let _leaving = Leaving(&queue);
+                self.encode_each(&cells, |packed| Ok(queue.give(packed, &|| self.is_over())))
+            }),
+        });
+        self.crew(storing.chain(encoding).collect());
+    }
+
+    /// Encodes one object after the other until none is left, a flag is raised, or `give` says no.
+    fn encode_each(&self, cells: &Mutex<Cells>, mut give: impl FnMut(Packed) -> Result<bool>) -> Result<()> {
+        let from = FromArray::new(self.sink, self.array.view(), self.bbox, self.units);
+        while let Some(region) = self.next(cells, true) {
+            let bytes = self.encode(&region, &from)?;
+            if !give(Packed { region, bytes })? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes one object after the other of which the array has only a part.
+    fn change(&self, cells: &Mutex<Cells>, heard: &dyn Fn()) -> Result<()> {
+        let from = FromArray::new(self.sink, self.array.view(), self.bbox, self.units);
+        while let Some(region) = self.next(cells, false) {
+            let changed = locked(&self.identity, &region, &|| self.is_over(), || {
+                let bytes = self.encode(&region, &from)?;
+                self.store(Packed { region: region.clone(), bytes })
+            })?;
+            if changed.is_none() {
+                break;
+            }
+            heard();
+        }
+        Ok(())
+    }
+
+    /// Returns the next object that is written whole, or that is not, unless a flag is raised.
+    fn next(&self, cells: &Mutex<Cells>, whole: bool) -> Option<Vec<Range<i64>>> {
+        if self.is_over() {
+            return None;
+        }
+        cells.lock().unwrap_or_else(PoisonError::into_inner).find(|region| self.units.cover(region) == whole)
+    }
+
+    fn encode(&self, region: &[Range<i64>], from: &FromArray<'_, T>) -> Result<Option<Vec<u8>>> {
+        if self.options.skip_background && from.is_background(region)? {
+            return Ok(None);
+        }
+        self.sink.encode(region, from).map(Some)
+    }
+
+    fn store(&self, packed: Packed) -> Result<()> {
+        let Packed { region, bytes } = packed;
+        let elements = self.units.count(&region);
+        match bytes {
+            None => {
+                self.sink.erase(&region)?;
+                self.tally.background.fetch_add(1, Ordering::Relaxed);
+            }
+            Some(bytes) => {
+                let length = bytes.len() as u64;
+                self.sink.store(&region, bytes)?;
+                self.tally.stored.fetch_add(1, Ordering::Relaxed);
+                self.tally.stored_bytes.fetch_add(length, Ordering::Relaxed);
+            }
+        }
+        self.tally.bytes.fetch_add(elements * size_of::<T>() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Runs every task on a thread of its own until all have ended, and tells the caller meanwhile how far they are.
+    fn crew(&self, tasks: Vec<Task<'_>>) {
+        let asked = tasks.len();
+        let (sender, news) = mpsc::channel();
+        thread::scope(|scope| {
+            let mut threads: Vec<ScopedJoinHandle<'_, ()>> = Vec::with_capacity(asked);
+            let mut refused = None;
+            for (number, task) in tasks.into_iter().enumerate() {
+                let sender: Sender<()> = sender.clone();
+                let named = thread::Builder::new().name(format!("{}-{number}", task.name));
+                let started = named.spawn_scoped(scope, move || {
+                    let alarm = Alarm(&self.abort);
+                    // Whether anybody listens is no concern of the thread.
+                    let end = (task.work)(&|| {
+                        let _heard = sender.send(());
+                    });
+                    match end {
+                        Ok(()) => std::mem::forget(alarm),
+                        Err(error) => self.fail(error),
+                    }
+                });
+                match started {
+                    Ok(thread) => threads.push(thread),
+                    Err(error) => {
+                        refused = Some(error);
+                        break;
+                    }
+                }
+            }
+            drop(sender);
+            if let Some(error) = refused {
+                self.fail(Error::io("starting a thread for", "an upload", error));
+            }
+            let mut told = Instant::now();
+            loop {
+                match news.recv_timeout(PROGRESS_INTERVAL) {
+                    Err(RecvTimeoutError::Disconnected) => break,
+                    Ok(()) if told.elapsed() < PROGRESS_INTERVAL => {}
+                    Ok(()) | Err(RecvTimeoutError::Timeout) => {
+                        self.tell();
+                        told = Instant::now();
+                    }
+                }
+            }
+            for thread in threads {
+                if let Err(panic) = thread.join() {
+                    self.fail(panicked(&*panic));
+                }
+            }
+        });
+    }
+
+    fn tell(&self) {
+        let done = self.tally.done();
+        self.options.progress.update(DownloadProgress {
+            done,
+            total: self.units.total(),
+            painted_here: done,
+            bytes: self.tally.bytes.load(Ordering::Relaxed),
+            bytes_total: self.units.count(self.units.cutout.ranges()) * size_of::<T>() as u64,
+            fetched: self.tally.stored_bytes.load(Ordering::Relaxed),
+            elapsed: self.begun.elapsed(),
+        });
+    }
+
+    /// The first error is the one that is told.
+    fn fail(&self, error: Error) {
+        self.abort.stop();
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    fn is_over(&self) -> bool {
+        self.abort.is_stopped() || self.options.stop.is_stopped()
+    }
+}
+
+/// Calls what it gets after each object.
+type Job<'a> = Box<dyn FnOnce(&dyn Fn()) -> Result<()> + Send + 'a>;
+
+/// What one thread does.
+struct Task<'a> {
+    name: &'static str,
+    work: Job<'a>,
+}
+
+/// Stops the colleagues of a thread that fails or panics.
+struct Alarm<'a>(&'a StopFlag);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// Tells the storing threads that an encoder has ended, also when it panics.
+struct Leaving<'a>(&'a Queue);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let message = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "without a message".to_owned());
+    Error::Writing { report: format!("a thread panicked: {message}"), done: 0, total: 0 }
+}

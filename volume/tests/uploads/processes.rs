@@ -1,0 +1,184 @@
+//! Uploads by several processes, some of which are killed.
+
+use std::path::Path;
+use std::process::{Child, Command, ExitCode};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ndarray::{ArrayD, IxDyn};
+use ndarray_shm::{Backend as _, DType, Directory, SharedArray};
+use ndarray_shm_volume::{
+    Alignment, Bbox, ChunkSource as _, UploadOptions, VolumeMeta, upload_from_array, upload_from_shared_memory,
+};
+
+use crate::place::Place;
+use crate::raw::Raw;
+
+/// Set: which role to play.
+pub(crate) const ROLE: &str = "UPLOAD_TEST_ROLE";
+const VOLUME: &str = "UPLOAD_TEST_VOLUME";
+const ARRAYS: &str = "UPLOAD_TEST_ARRAYS";
+const LOCATION: &str = "UPLOAD_TEST_LOCATION";
+
+/// Rounds of two processes that change the same objects.
+const ROUNDS: u16 = 60;
+
+/// How long a test waits for what must come.
+const LONG: Duration = Duration::from_secs(60);
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
+}
+
+/// Plays a role, if the environment has one.
+pub(crate) fn role() -> Option<ExitCode> {
+    let role = std::env::var(ROLE).ok()?;
+    let lost = match role.split_once(' ') {
+        None if role == "upload" => upload_slowly(),
+        Some((half, suffix)) => change_half(half == "left", suffix),
+        None if role == "s3" => {
+            crate::formats::in_s3();
+            0
+        }
+        None => panic!("{role} is no role"),
+    };
+    Some(if lost == 0 { ExitCode::SUCCESS } else { ExitCode::from(9) })
+}
+
+fn play(role: &str, place: &Place) -> Child {
+    Command::new(std::env::current_exe().expect("this program"))
+        .env(ROLE, role)
+        .env(VOLUME, place.path("volume"))
+        .env(ARRAYS, place.backend.directory())
+        .env(LOCATION, place.location.as_str())
+        .spawn()
+        .expect("a process")
+}
+
+/// Every object is half the one's, half the other's.
+fn halves(directory: &Path) -> Raw {
+    let mut meta = VolumeMeta::new(&[8, 64], &[2, 64], DType::U16);
+    meta.fill = Some(vec![0, 0]);
+    let mut raw = Raw::new(directory, meta);
+    // Between reading and writing back: time to lose what the other wrote.
+    raw.delay = Duration::from_millis(1);
+    raw
+}
+
+/// Writes its half of every object again and again, and counts how often it is not there afterwards. What is put behind the
+/// volume's identity decides whether the two know of each other.
+fn change_half(left: bool, suffix: &str) -> usize {
+    let mut raw = halves(Path::new(&variable(VOLUME)));
+    raw.suffix = suffix.replace("alone", if left { "left" } else { "right" });
+    let half: Bbox = if left { "0:8,0:32" } else { "0:8,32:64" }.parse().expect("a box");
+    let options = UploadOptions::new().alignment(Alignment::ReadModifyWrite).workers(2);
+    let mut lost = 0;
+    for round in 1..=ROUNDS {
+        let array = ArrayD::from_elem(IxDyn(&[8, 32]), round);
+        upload_from_array(&raw, &half, &array.view(), &options).expect("an upload");
+        lost += usize::from(raw.read_all::<u16>(&half, 0) != array);
+    }
+    lost
+}
+
+/// Returns the files of locks that a volume left.
+fn locks(raw: &Raw) -> usize {
+    let prefix = format!("ndshm-write-{:08x}-", crc32fast::hash(raw.identity().as_bytes()));
+    let place = Directory::shm().or_else(|_| Directory::emulated()).expect("a place of locks");
+    place.list().expect("its files").iter().filter(|entry| entry.name.starts_with(&prefix)).count()
+}
+
+fn both_halves(suffix: &str) -> (Place, bool) {
+    let place = Place::new();
+    let mut children = [play(&format!("left {suffix}"), &place), play(&format!("right {suffix}"), &place)];
+    let ends = children.each_mut().map(|child| child.wait().expect("its end").code());
+    assert!(ends.iter().all(|code| matches!(code, Some(0 | 9))), "{ends:?}");
+    (place, ends == [Some(0); 2])
+}
+
+pub(crate) fn two_processes_that_write_halves_of_the_same_objects_lose_nothing() {
+    let (place, kept) = both_halves("together");
+    assert!(kept);
+    let mut raw = halves(&place.path("volume"));
+    let last = raw.read_all::<u16>(&raw.meta.domain(), 0);
+    assert!(last.iter().all(|element| *element == ROUNDS), "{last}");
+    raw.suffix = "together".to_owned();
+    assert_eq!(locks(&raw), 0);
+}
+
+/// The test above would notice.
+pub(crate) fn without_a_common_lock_they_would() {
+    let (_place, kept) = both_halves("alone");
+    assert!(!kept, "{ROUNDS} rounds without a lost half");
+}
+
+/// 40 objects, which take a while; in two columns that a region can cut through.
+fn slow(directory: &Path) -> Raw {
+    let mut meta = VolumeMeta::new(&[80, 8], &[4, 4], DType::U16);
+    meta.fill = Some(vec![0, 0]);
+    let mut raw = Raw::new(directory, meta);
+    raw.delay = Duration::from_millis(10);
+    raw
+}
+
+const REGION: &str = "0:80,0:6";
+
+fn array() -> ArrayD<u16> {
+    let mut next = 0;
+    ArrayD::from_shape_simple_fn(IxDyn(&[80, 6]), || {
+        next += 1;
+        next
+    })
+}
+
+fn upload_slowly() -> usize {
+    let raw = slow(Path::new(&variable(VOLUME)));
+    let backend = Arc::new(Directory::new("test", variable(ARRAYS)));
+    let location = variable(LOCATION).parse().expect("a location");
+    let options = UploadOptions::new().backend(backend).alignment(Alignment::ReadModifyWrite).workers(2);
+    let region = REGION.parse().expect("a box");
+    let done = upload_from_shared_memory(&raw, &region, &location, &options).expect("an upload");
+    assert_eq!(done.stored, 40);
+    0
+}
+
+/// Kills an upload when it has stored a number of objects.
+fn kill_at(place: &Place, raw: &Raw, objects: usize) {
+    let mut child = play("upload", place);
+    let since = Instant::now();
+    while raw.objects().len() < objects {
+        assert!(since.elapsed() < LONG && child.try_wait().expect("its state").is_none(), "it must be at work");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().expect("a kill");
+    assert!(!child.wait().expect("its end").success());
+}
+
+fn check_kills(place: &Place, at: &[usize]) {
+    let raw = slow(&place.path("volume"));
+    let array = array();
+    let options = SharedArray::<u16, IxDyn>::options().backend(Arc::clone(&place.backend));
+    let shared = options.create_with(place.location.clone(), IxDyn(&[80, 6]), |mut to| to.assign(&array));
+    let shared = shared.expect("an array");
+    for objects in at {
+        kill_at(place, &raw, *objects);
+        assert!(shared.try_read().expect("nobody has it").view() == array, "the array is as it was");
+        assert!(locks(&raw) <= 2, "one for each thread, at most");
+    }
+    assert!(play("upload", place).wait().expect("its end").success());
+    assert_eq!(raw.objects().len(), 40);
+    assert_eq!(raw.read_all::<u16>(&REGION.parse().expect("a box"), 0), array);
+    assert_eq!(raw.read_all::<u16>(&"0:80,6:8".parse().expect("a box"), 1).sum(), 0, "what is beside it is as it was");
+    assert_eq!(locks(&raw), 0);
+}
+
+pub(crate) fn a_killed_upload_is_finished_by_the_same_call() {
+    for place in Place::of_each_kind() {
+        check_kills(&place, &[1, 5, 15]);
+    }
+}
+
+/// Objects that are only changed come last: the locks are held when it is killed.
+pub(crate) fn a_holder_of_locks_that_is_killed_leaves_them_free() {
+    check_kills(&Place::new(), &[22, 30, 38]);
+}

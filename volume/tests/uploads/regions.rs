@@ -1,0 +1,424 @@
+//! What arrives in a volume, what is refused before anything does, and what becomes of the array: nothing.
+
+use std::fs;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use ndarray::{ArrayD, ArrayViewD, Axis, IxDyn, ShapeBuilder as _, Slice};
+use ndarray_shm::{DType, Element, Location, Order, SharedArray};
+use ndarray_shm_volume::{
+    Alignment, Bbox, ChunkSource as _, DownloadProgress, Error, Progress, Result, StopFlag, UploadOptions, Uploaded,
+    VolumeMeta, upload_from_array, upload_from_file, upload_from_shared_memory,
+};
+
+use crate::place::Place;
+use crate::raw::Raw;
+
+fn bbox(text: &str) -> Bbox {
+    text.parse().expect(text)
+}
+
+/// Two axes of 10 and 12, chunks of 4 and 3, from -5 and 100 on.
+fn meta() -> VolumeMeta {
+    let mut meta = VolumeMeta::new(&[10, 12], &[4, 3], DType::U16);
+    meta.origin = vec![-5, 100];
+    meta
+}
+
+fn options(place: &Place) -> UploadOptions<'static> {
+    UploadOptions::new().backend(Arc::clone(&place.backend))
+}
+
+/// Elements that are all different, from `first` on, in C order of their places.
+fn counted(shape: &[usize], first: u16) -> ArrayD<u16> {
+    let mut next = first;
+    ArrayD::from_shape_simple_fn(IxDyn(shape), || {
+        next = next.wrapping_add(1);
+        next
+    })
+}
+
+/// Puts an array in shared memory, in this order.
+fn share<T: Element>(place: &Place, array: &ArrayD<T>, order: Order) -> SharedArray<T, IxDyn> {
+    let options = SharedArray::<T, IxDyn>::options().backend(Arc::clone(&place.backend));
+    let shape = IxDyn(array.shape()).set_f(order == Order::F);
+    options.create_with(place.location.clone(), shape, |mut to| to.assign(array)).expect("an array")
+}
+
+fn upload(place: &Place, raw: &Raw, region: &str, options: &UploadOptions<'_>) -> Result<Uploaded> {
+    upload_from_shared_memory(raw, &bbox(region), &place.location, options)
+}
+
+/// Returns the part of an array that begins at the corner of `all` that lies in `part`.
+fn window<'a, T>(array: &'a ArrayD<T>, all: &Bbox, part: &Bbox) -> ArrayViewD<'a, T> {
+    let mut view = array.view();
+    for (axis, (all, part)) in all.ranges().iter().zip(part.ranges()).enumerate() {
+        let at = |end: i64| usize::try_from(end - all.start).expect("inside");
+        view.slice_axis_inplace(Axis(axis), Slice::from(at(part.start)..at(part.end)));
+    }
+    view
+}
+
+/// Numbers that look random and are the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+
+    fn inside(&mut self, bbox: &Bbox) -> Bbox {
+        let ranges = bbox.ranges().iter().map(|range| {
+            let length = u64::try_from(range.end - range.start).expect("not empty");
+            let skip = self.below(length);
+            let start = range.start.saturating_add_unsigned(skip);
+            start..start.saturating_add_unsigned(1 + self.below(length - skip))
+        });
+        Bbox::new(ranges.collect()).expect("not empty")
+    }
+}
+
+/// Uploads into one volume again and again, and keeps by itself what should be in it.
+fn check_many<T: Element + PartialEq>(numbers: &mut Numbers, dtype: DType, value: impl Fn(u64) -> T) {
+    let place = Place::new();
+    let axes = usize::try_from(1 + numbers.below(4)).expect("small");
+    let chunk: Vec<u64> = (0..axes).map(|_| 1 + numbers.below(6)).collect();
+    let shape: Vec<u64> = chunk.iter().map(|length| 1 + numbers.below(length * 4)).collect();
+    let mut meta = VolumeMeta::new(&shape, &chunk, dtype);
+    meta.stored_shape = chunk.iter().map(|length| length * (1 + numbers.below(3))).collect();
+    meta.origin = (0..axes).map(|_| i64::try_from(numbers.below(100)).expect("small") - 50).collect();
+    let fill = value(0);
+    meta.fill = Some(bytemuck::bytes_of(&fill).to_vec());
+    let mut raw = Raw::new(&place.path("volume"), meta);
+    raw.order = if numbers.below(2) == 0 { Order::C } else { Order::F };
+    raw.remote = numbers.below(2) == 0;
+    let domain = raw.meta.domain();
+    let mut expected = ArrayD::from_elem(IxDyn(&domain.shape()), fill);
+    for round in 0..4 {
+        let all = numbers.inside(&domain);
+        let part = numbers.inside(&all);
+        let array = ArrayD::from_shape_simple_fn(IxDyn(&all.shape()), || value(1 + numbers.below(250)));
+        let order = if numbers.below(2) == 0 { Order::C } else { Order::F };
+        let shared = share(&place, &array, order);
+        let options = options(&place)
+            .order(order)
+            .cutout(part.clone())
+            .alignment(Alignment::ReadModifyWrite)
+            .skip_background(numbers.below(2) == 0)
+            .workers(usize::try_from(numbers.below(4)).expect("small"));
+        let done = upload_from_shared_memory(&raw, &all, &place.location, &options).expect("an upload");
+        let context = format!("round {round}: {part} of {all} in {:?}, array in {order} order", raw.meta);
+        let objects = raw.meta.stored(&part).total();
+        assert_eq!((done.stored + done.background) as u64, objects, "{context}");
+        assert_eq!(done.bytes, (part.shape().iter().product::<usize>() * size_of::<T>()) as u64, "{context}");
+        let mut to = expected.view_mut();
+        for (axis, (all, part)) in domain.ranges().iter().zip(part.ranges()).enumerate() {
+            let at = |end: i64| usize::try_from(end - all.start).expect("inside");
+            to.slice_axis_inplace(Axis(axis), Slice::from(at(part.start)..at(part.end)));
+        }
+        to.assign(&window(&array, &all, &part));
+        assert!(raw.read_all(&domain, fill) == expected, "{context}");
+        assert!(shared.read().expect("the array is still there").view() == array, "{context}");
+        assert!(place.backend.unlink(&place.location, None).expect("unlink"));
+    }
+}
+
+pub(crate) fn every_element_arrives_whatever_the_shapes_and_orders() {
+    let mut numbers = Numbers(11);
+    for _ in 0..40 {
+        check_many::<u8>(&mut numbers, DType::U8, |n| u8::try_from(n).expect("small"));
+        check_many::<i16>(&mut numbers, DType::I16, |n| i16::try_from(n).expect("small") - 100);
+        check_many::<f64>(&mut numbers, DType::F64, |n| n as f64 / 3.0);
+    }
+    check_many::<u64>(&mut numbers, DType::U64, |n| n << 40);
+}
+
+pub(crate) fn arrays_of_this_process_may_have_any_strides() {
+    let place = Place::new();
+    let raw = Raw::new(&place.path("volume"), meta());
+    let array = counted(&[24, 10], 1);
+    let view = array.slice_axis(Axis(0), Slice::new(0, None, -2)).reversed_axes();
+    let done = upload_from_array(&raw, &raw.meta.domain(), &view, &UploadOptions::new()).expect("an upload");
+    assert_eq!((done.stored, done.bytes), (12, 240));
+    assert_eq!(raw.read_all::<u16>(&raw.meta.domain(), 0), view);
+    let refused = upload_from_array(&raw, &raw.meta.domain(), &array.view(), &UploadOptions::new());
+    assert!(matches!(refused, Err(Error::Array(ndarray_shm::Error::ShapeMismatch { .. }))), "{refused:?}");
+    let other = ArrayD::<i16>::zeros(IxDyn(&[10, 12]));
+    let refused = upload_from_array(&raw, &raw.meta.domain(), &other.view(), &UploadOptions::new());
+    assert!(matches!(refused, Err(Error::Array(ndarray_shm::Error::DTypeMismatch { .. }))), "{refused:?}");
+}
+
+pub(crate) fn what_is_wrong_is_refused_before_anything_is_stored() {
+    let place = Place::new();
+    let raw = Raw::new(&place.path("volume"), meta());
+    let message = |region: &str, options: &UploadOptions<'_>| {
+        let error = upload(&place, &raw, region, options).expect_err("it is wrong");
+        (error.to_string(), error)
+    };
+    let (_, error) = message("-5:5,100:112", &options(&place));
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::NotFound { .. })), "{error}");
+    let shared = share(&place, &counted(&[10, 12], 1), Order::C);
+
+    let (text, _) = message("-5:5,100:111", &options(&place).alignment(Alignment::ReadModifyWrite));
+    assert!(text.contains("240 bytes") && text.contains("220"), "{text}");
+    let (text, error) = message("-5:5,100:111", &options(&place));
+    assert!(matches!(error, Error::Alignment { .. }) && text.contains("-5:5,100:112"), "{text}");
+    let (text, _) = message("-6:4,100:112", &options(&place));
+    assert!(text.contains("axis 0 begins at -5"), "{text}");
+    let (text, _) = message("-5:5,101:113", &options(&place));
+    assert!(text.contains("axis 1 ends at 112"), "{text}");
+    let (text, _) = message("-5:5", &options(&place));
+    assert!(text.contains("1 axes"), "{text}");
+    let (text, error) = message("-5:5,100:112", &options(&place).cutout(bbox("-5:5,100:113")));
+    assert!(
+        matches!(error, Error::Bbox { .. }) && text.contains("cut out of the array's region -5:5,100:112"),
+        "{text}"
+    );
+    let (text, _) = message("-5:5,106:118", &options(&place).cutout(bbox("-5:5,106:115")));
+    assert!(text.contains("axis 1 ends at 112"), "{text}");
+    let stopped = StopFlag::new();
+    stopped.stop();
+    let (_, error) = message("-5:5,100:112", &options(&place).stop(&stopped));
+    assert!(matches!(error, Error::Interrupted { done: 0, total: 12 }), "{error}");
+
+    assert_eq!(raw.objects(), []);
+    assert!(shared.read().expect("it is still there").view() == counted(&[10, 12], 1));
+}
+
+/// `CloudVolume` has these as `autocrop`, with regions that begin before the volume.
+pub(crate) fn an_array_that_reaches_beyond_the_volume_is_cropped_by_a_cutout() {
+    let place = Place::new();
+    let mut meta = VolumeMeta::new(&[8, 8], &[4, 4], DType::U16);
+    meta.fill = Some(vec![0, 0]);
+    let raw = Raw::new(&place.path("volume"), meta);
+    let array = counted(&[8, 8], 1);
+    share(&place, &array, Order::F);
+    let all = bbox("-4:4,-2:6");
+    let cropped = all.intersection(&raw.meta.domain()).expect("they overlap");
+    assert_eq!(cropped.to_string(), "0:4,0:6");
+    let crop = options(&place).order(Order::F).cutout(cropped.clone());
+    assert!(matches!(upload(&place, &raw, "-4:4,-2:6", &crop), Err(Error::Alignment { .. })));
+    let crop = crop.alignment(Alignment::ReadModifyWrite);
+    let done = upload(&place, &raw, "-4:4,-2:6", &crop).expect("an upload");
+    assert_eq!((done.stored, done.bytes, &done.bbox), (2, 48, &cropped));
+    assert_eq!(raw.read_all::<u16>(&cropped, 0), window(&array, &all, &cropped));
+    assert_eq!(raw.read_all::<u16>(&bbox("0:4,6:8"), 9).sum(), 0, "what is beside it is the fill value");
+}
+
+pub(crate) fn background_is_left_out_and_taken_away() {
+    let place = Place::new();
+    let mut meta = meta();
+    meta.fill = Some(vec![7, 0]);
+    let mut raw = Raw::new(&place.path("volume"), meta);
+    let domain = raw.meta.domain();
+    let mut array = counted(&[10, 12], 100);
+    let shared = share(&place, &array, Order::C);
+    assert_eq!(upload(&place, &raw, "-5:5,100:112", &options(&place)).expect("all of it").stored, 12);
+    array.slice_axis_mut(Axis(0), Slice::from(4..)).fill(7);
+    array[[9, 11]] = 8;
+    shared.write().expect("a guard").assign(&array);
+    for remote in [false, true] {
+        raw.remote = remote;
+        let done = upload(&place, &raw, "-5:5,100:112", &options(&place).skip_background(true)).expect("an upload");
+        assert_eq!((done.stored, done.background, done.bytes), (5, 7, 240));
+        assert_eq!(raw.objects().len(), 5);
+        assert_eq!(raw.read_all::<u16>(&domain, 7), array);
+    }
+    // Without being asked for, background is stored like everything else.
+    assert_eq!(upload(&place, &raw, "-5:5,100:112", &options(&place)).expect("all of it").stored, 12);
+    assert_eq!(raw.objects().len(), 12);
+
+    // A part of an object that becomes background is not all of it.
+    drop(shared);
+    assert!(place.backend.unlink(&place.location, None).expect("unlink"));
+    share(&place, &ArrayD::from_elem(IxDyn(&[2, 2]), 7_u16), Order::C);
+    let change = options(&place).alignment(Alignment::ReadModifyWrite).skip_background(true);
+    let done = upload(&place, &raw, "-5:-3,101:103", &change).expect("a part of one object");
+    assert_eq!((done.stored, done.background), (1, 0));
+    let done = upload(&place, &raw, "-1:1,101:103", &change).expect("a part of an object that is background");
+    assert_eq!((done.stored, done.background), (0, 1));
+    array.slice_each_axis_mut(|axis| Slice::from(axis.axis.index()..2 + axis.axis.index())).fill(7);
+    assert_eq!(raw.read_all::<u16>(&domain, 7), array);
+}
+
+pub(crate) fn the_same_upload_again_stores_the_same_objects() {
+    let place = Place::new();
+    let raw = Raw::new(&place.path("volume"), meta());
+    share(&place, &counted(&[10, 12], 1), Order::F);
+    let options = options(&place).order(Order::F);
+    upload(&place, &raw, "-5:5,100:112", &options).expect("once");
+    let once = raw.objects();
+    upload(&place, &raw, "-5:5,100:112", &options).expect("twice");
+    assert_eq!(raw.objects(), once);
+    let cutout = options.cutout(bbox("-1:3,101:102")).alignment(Alignment::ReadModifyWrite);
+    upload(&place, &raw, "-5:5,100:112", &cutout).expect("a part of it");
+    assert_eq!(raw.objects(), once);
+}
+
+/// `CloudVolume` writes to, and removes, the file it is to read (its `upload_from_file` with `parallel`).
+pub(crate) fn a_file_is_read_and_never_changed() {
+    let place = Place::new();
+    let raw = Raw::new(&place.path("volume"), meta());
+    let file = place.path("elements of mine.bin");
+    let array = counted(&[10, 12], 1);
+    let bytes: Vec<u8> = array.t().iter().flat_map(|element| element.to_le_bytes()).collect();
+    fs::write(&file, &bytes).expect("a file");
+    let mut rights = fs::metadata(&file).expect("the file").permissions();
+    rights.set_readonly(true);
+    fs::set_permissions(&file, rights).expect("read-only");
+    let before = fs::metadata(&file).expect("the file").modified().expect("a time");
+    let options = UploadOptions::new().order(Order::F).workers(4);
+    let all = raw.meta.domain();
+    let done = upload_from_file(&raw, &all, &file, &options).expect("an upload");
+    assert_eq!((done.stored, done.bytes), (12, 240));
+    assert_eq!(raw.read_all::<u16>(&all, 0), array);
+    let error = upload_from_file(&raw, &bbox("-5:3,100:112"), &file, &options).expect_err("too large").to_string();
+    assert!(error.contains("240 bytes"), "{error}");
+    assert!(upload_from_file(&raw, &all, &place.path("nothing"), &options).is_err());
+    assert!(upload_from_file(&raw, &all, &place.path("volume"), &options).is_err(), "a directory");
+    assert_eq!(fs::read(&file).expect("the file"), bytes);
+    assert_eq!(fs::metadata(&file).expect("the file").modified().expect("a time"), before);
+    let beside: Vec<_> = fs::read_dir(place.path(""))
+        .expect("the directory")
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect();
+    assert_eq!(beside.len(), 3, "nothing is made beside it: {beside:?}");
+}
+
+pub(crate) fn the_first_error_names_its_object_and_ends_all_threads() {
+    for remote in [false, true] {
+        let place = Place::new();
+        let mut raw = Raw::new(&place.path("volume"), VolumeMeta::new(&[400, 4], &[4, 4], DType::U16));
+        raw.remote = remote;
+        raw.delay = Duration::from_millis(2);
+        raw.broken = Some("at_40_0".to_owned());
+        let array = counted(&[400, 4], 1);
+        let shared = share(&place, &array, Order::C);
+        let options = options(&place).workers(3).requests(5);
+        let error = upload(&place, &raw, "0:400,0:4", &options).expect_err("one object cannot be stored");
+        assert!(matches!(&error, Error::Store { object, .. } if object == "at_40_0"), "{error}");
+        assert_eq!(raw.storing.load(Ordering::SeqCst), 0);
+        let stored = raw.objects().len();
+        assert!((5..80).contains(&stored), "{stored} of 100");
+
+        raw.broken = None;
+        raw.panicking = Some("at_80_0".to_owned());
+        let error = upload(&place, &raw, "0:400,0:4", &options).expect_err("a thread panics");
+        let Error::Writing { report, total: 100, .. } = &error else { panic!("{error}") };
+        assert!(report.contains("as it was told to"), "{report}");
+
+        raw.panicking = None;
+        assert!(shared.read().expect("it is still there").view() == array);
+        assert_eq!(upload(&place, &raw, "0:400,0:4", &options).expect("all is well").stored, 100);
+        assert_eq!(raw.read_all::<u16>(&raw.meta.domain(), 0), array);
+    }
+}
+
+/// Raises a flag when it hears of a number of objects.
+struct Listener {
+    heard: Mutex<Vec<DownloadProgress>>,
+    stop: StopFlag,
+    at: usize,
+}
+
+impl Progress for Listener {
+    fn update(&self, progress: DownloadProgress) {
+        if progress.done >= self.at {
+            self.stop.stop();
+        }
+        self.heard.lock().expect("the list").push(progress);
+    }
+}
+
+pub(crate) fn an_upload_tells_how_far_it_is_and_can_be_stopped() {
+    for remote in [false, true] {
+        let place = Place::new();
+        let mut raw = Raw::new(&place.path("volume"), VolumeMeta::new(&[400, 4], &[4, 4], DType::U16));
+        raw.remote = remote;
+        raw.delay = Duration::from_millis(5);
+        share(&place, &counted(&[400, 4], 1), Order::C);
+        let listener = Listener { heard: Mutex::default(), stop: StopFlag::new(), at: 10 };
+        let options = options(&place).workers(2).requests(2).progress(&listener).stop(&listener.stop);
+        let error = upload(&place, &raw, "0:400,0:4", &options).expect_err("it was stopped");
+        let Error::Interrupted { done, total: 100 } = error else { panic!("{error}") };
+        assert_eq!(done, raw.objects().len());
+        let heard = listener.heard.into_inner().expect("the list");
+        assert!(heard.is_sorted_by_key(|progress| progress.done) && heard.len() >= 3, "{heard:?}");
+        assert_eq!((heard[0].done, heard[heard.len() - 1].done), (0, done));
+        assert!((10..100).contains(&done), "{done}");
+    }
+}
+
+pub(crate) fn a_remote_store_gets_many_requests_at_a_time() {
+    let place = Place::new();
+    let mut raw = Raw::new(&place.path("volume"), VolumeMeta::new(&[256, 4], &[4, 4], DType::U16));
+    raw.delay = Duration::from_millis(10);
+    share(&place, &counted(&[256, 4], 1), Order::C);
+    let options = options(&place).workers(1).requests(8);
+    upload(&place, &raw, "0:256,0:4", &options).expect("an upload");
+    assert_eq!(raw.most.swap(0, Ordering::SeqCst), 1, "a local one has its workers");
+    raw.remote = true;
+    upload(&place, &raw, "0:256,0:4", &options).expect("an upload");
+    let most = raw.most.swap(0, Ordering::SeqCst);
+    assert!((4..=8).contains(&most), "{most}");
+    // Changing objects waits for the network too.
+    let change = options.cutout(bbox("0:256,0:2")).alignment(Alignment::ReadModifyWrite);
+    upload(&place, &raw, "0:256,0:4", &change).expect("an upload");
+    let most = raw.most.load(Ordering::SeqCst);
+    assert!((4..=8).contains(&most), "{most}");
+}
+
+pub(crate) fn who_writes_to_the_array_is_waited_for() {
+    for place in Place::of_each_kind() {
+        let raw = Raw::new(&place.path("volume"), meta());
+        let shared = share(&place, &counted(&[10, 12], 1), Order::C);
+        let mut guard = shared.write().expect("a guard");
+        let stop = StopFlag::new();
+        thread::scope(|scope| {
+            let (place, raw) = (&place, &raw);
+            let stopped = scope.spawn(|| upload(place, raw, "-5:5,100:112", &options(place).stop(&stop)));
+            thread::sleep(Duration::from_millis(150));
+            assert!(!stopped.is_finished());
+            stop.stop();
+            let stopped = stopped.join().expect("no panic");
+            assert!(matches!(stopped, Err(Error::Interrupted { done: 0, total: 12 })), "{stopped:?}");
+
+            let waiting = scope.spawn(|| upload(place, raw, "-5:5,100:112", &options(place)));
+            thread::sleep(Duration::from_millis(100));
+            assert_eq!(raw.objects(), []);
+            guard.fill(9);
+            drop(guard);
+            waiting.join().expect("no panic").expect("an upload");
+        });
+        assert!(raw.read_all::<u16>(&raw.meta.domain(), 0).iter().all(|element| *element == 9));
+    }
+}
+
+/// Somebody who wants to write while an upload reads waits for its end.
+pub(crate) fn writers_are_kept_out_until_the_end() {
+    let place = Place::new();
+    let mut raw = Raw::new(&place.path("volume"), meta());
+    raw.delay = Duration::from_millis(20);
+    let array = counted(&[10, 12], 1);
+    let shared = share(&place, &array, Order::C);
+    thread::scope(|scope| {
+        let uploading = scope.spawn(|| upload(&place, &raw, "-5:5,100:112", &options(&place).workers(1)));
+        while raw.stored.load(Ordering::SeqCst) == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(matches!(shared.try_write().err(), Some(ndarray_shm::Error::WouldBlock { .. })));
+        shared.write().expect("a guard, in the end").fill(0);
+        uploading.join().expect("no panic").expect("an upload");
+    });
+    assert_eq!(raw.read_all::<u16>(&raw.meta.domain(), 0), array);
+}
+
+/// Names that lead out of the directory of arrays are none.
+pub(crate) fn a_location_is_a_name_and_no_path() {
+    for name in ["../x", "/tmp/../x", "a/b", "..", "/dev/shm/x"] {
+        assert!(Location::new(name).is_err(), "{name}");
+    }
+}
