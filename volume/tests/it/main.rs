@@ -3,6 +3,7 @@
 #[path = "../place/mod.rs"]
 mod place;
 
+mod cloudvolume_defects;
 mod formats;
 mod interrupted;
 mod missing;
