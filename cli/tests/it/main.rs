@@ -12,5 +12,7 @@ mod listing;
 #[cfg(target_os = "linux")]
 mod managing;
 mod refusals;
+#[cfg(unix)] // shell scripts
+mod scaling;
 mod scene;
 mod volume;
