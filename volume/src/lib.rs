@@ -47,6 +47,7 @@ mod precomputed;
 mod progress;
 mod scratch;
 mod shard;
+mod spare;
 mod store;
 mod upload;
 mod volume;

@@ -139,7 +139,7 @@ impl HttpServer {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("tags")]), _scratch: None }
     }
 
-    /// The same, whose answers have no ETag.
+    /// The same, whose answers have no tag.
     pub fn without_tags(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory]), _scratch: None }
     }

@@ -30,7 +30,7 @@ use crate::store::{LARGEST_OBJECT, Object, Store, key, url};
 
 /// How long the same request is tried again, unless the environment says otherwise in seconds: two minutes, so that a
 /// server may be restarted meanwhile.
-const PATIENCE: (&str, Duration) = ("NDSHM_RETRY_SECONDS", Duration::from_secs(120));
+const PATIENCE: (&str, Duration) = ("NDSHM_RETRY_SECONDS", Duration::from_mins(2));
 
 /// Objects longer than this are sent in parts, so that a part lost costs little and none takes longer than a server may be silent.
 const PART: usize = 16 << 20;
@@ -141,11 +141,11 @@ impl RemoteStore {
         if gzip && wanted.is_some() {
             return Err(Failure::last("it is stored with Content-Encoding gzip, so no part of it can be read alone"));
         }
-        if let Some(GetRange::Bounded(wanted)) = &wanted {
-            if *wanted != found.range {
-                let size = found.meta.size;
-                return Err(Failure::last(format!("bytes {wanted:?} were wanted, and the object has {size}")));
-            }
+        if let Some(GetRange::Bounded(wanted)) =
+            wanted.filter(|wanted| *wanted != GetRange::Bounded(found.range.clone()))
+        {
+            let size = found.meta.size;
+            return Err(Failure::last(format!("bytes {wanted:?} were wanted, and the object has {size}")));
         }
         let length = found.range.end.saturating_sub(found.range.start);
         let memory = usize::try_from(length).ok().filter(|_| length <= LARGEST_OBJECT);
