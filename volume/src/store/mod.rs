@@ -3,6 +3,8 @@
 //! A store knows keys and bytes. It knows no volume and no format; it retries what is worth it and says in words what is not.
 //! Calls wait for the answer: whoever wants many at a time calls from many threads.
 
+#[cfg(test)]
+mod conformance;
 mod key;
 mod local;
 #[cfg(feature = "remote")]

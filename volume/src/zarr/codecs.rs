@@ -161,6 +161,7 @@ impl Chain {
                 stage.expected.check(bytes.len())?;
             }
         }
+        crate::spare::give(spare);
         let arrays = self.codecs.array_to_array_codecs();
         let mut decoded = match &self.serialized {
             Serialized::Native | Serialized::Swapped(_) => {

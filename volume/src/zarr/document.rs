@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ndarray_shm::DType;
-use serde_json::Value;
+use serde_json::{Value, json};
 use zarrs::array::ArrayMetadata;
 
 use crate::error::{Error, Result};
@@ -139,7 +139,17 @@ impl Document {
 
     /// Returns the document as zarrs takes it.
     pub(super) fn metadata(&self) -> Result<ArrayMetadata> {
-        let json = self.json.clone();
+        let mut json = self.json.clone();
+        if let (Kind::ArrayV2, Some(fill @ Value::Null), Ok(dtype)) =
+            (self.kind, json.get_mut("fill_value"), self.dtype())
+        {
+            // The format leaves open what is read then. All peers read 0, and tensorstore writes so: it leaves out chunks of zeros.
+            *fill = match dtype {
+                DType::Complex64 | DType::Complex128 => json!([0.0, 0.0]),
+                DType::F16 | DType::F32 | DType::F64 => json!(0.0),
+                _ => json!(0),
+            };
+        }
         let metadata = match self.kind {
             Kind::ArrayV2 => serde_json::from_value(json).map(ArrayMetadata::V2),
             _ => serde_json::from_value(json).map(ArrayMetadata::V3),

@@ -5,6 +5,10 @@ mod place;
 
 mod formats;
 mod interrupted;
+mod missing;
+mod other_places;
 mod pooled;
 mod refused;
 mod regions;
+mod remote;
+mod zarr;

@@ -78,6 +78,9 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def handle_error(self, *_):
+        """A client that goes away in the middle is none."""
+
 
 server = Server(("127.0.0.1", 0), Files)
 threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -7,6 +7,7 @@ them again; a KEY that ends in `.gz` is stored without the ending, under Content
 is always there.
 """
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ def fill(directory):
 
 
 def main():
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     port, directory = int(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None
     fill(directory)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)

@@ -4,7 +4,7 @@
 //! standard input. Whoever uses them includes this folder: `#[path = "../servers/mod.rs"] mod servers;`.
 
 // Each test uses its own part of this.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, unused_imports)]
 
 mod proxy;
 
@@ -18,8 +18,10 @@ pub use self::proxy::{Fault, FaultyProxy, Request};
 pub fn python(test: &str) -> Option<PathBuf> {
     let python = std::env::var_os("NDSHM_TEST_PYTHON").map(PathBuf::from);
     if python.is_none() {
-        let _told =
-            writeln!(std::io::stderr(), "NOT RUN: {test} needs NDSHM_TEST_PYTHON, a Python with moto[server] (scripts/test)");
+        let _told = writeln!(
+            std::io::stderr(),
+            "NOT RUN: {test} needs NDSHM_TEST_PYTHON, a Python with moto[server] (scripts/test)"
+        );
     }
     python
 }
@@ -137,7 +139,7 @@ impl HttpServer {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("tags")]), _scratch: None }
     }
 
-    /// The same, whose answers have no ETag.
+    /// The same, whose answers have no tag.
     pub fn without_tags(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory]), _scratch: None }
     }
@@ -151,7 +153,8 @@ impl HttpServer {
     pub fn nginx(directory: &Path) -> Option<Self> {
         let places = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx", "/opt/homebrew/bin/nginx"];
         let Some(nginx) = places.into_iter().map(Path::new).find(|place| place.exists()) else {
-            let _told = writeln!(std::io::stderr(), "NOT RUN: nginx is not installed (Debian: apt install nginx-light)");
+            let _told =
+                writeln!(std::io::stderr(), "NOT RUN: nginx is not installed (Debian: apt install nginx-light)");
             return None;
         };
         let scratch = tempfile::tempdir().expect("a temporary directory");

@@ -2,11 +2,14 @@
 //!
 //! The binary is also the processes that its tests start: with a role in the environment it plays that instead of running tests.
 
+mod formats;
 #[path = "../place/mod.rs"]
 mod place;
 mod processes;
 mod raw;
 mod regions;
+#[path = "../servers/mod.rs"]
+mod servers;
 
 use std::process::ExitCode;
 
@@ -43,6 +46,10 @@ fn main() -> ExitCode {
         processes::without_a_common_lock_they_would,
         processes::a_killed_upload_is_finished_by_the_same_call,
         processes::a_holder_of_locks_that_is_killed_leaves_them_free,
+        formats::a_new_volume_is_made_from_an_array_in_shared_memory,
+        formats::two_that_change_the_same_shards_lose_nothing,
+        formats::background_of_a_zarr_volume_is_not_stored,
+        formats::parts_of_a_volume_in_s3_are_written_and_marked,
     ];
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }

@@ -15,7 +15,7 @@ use crate::place::Place;
 use crate::raw::Raw;
 
 /// Set: which role to play.
-const ROLE: &str = "UPLOAD_TEST_ROLE";
+pub(crate) const ROLE: &str = "UPLOAD_TEST_ROLE";
 const VOLUME: &str = "UPLOAD_TEST_VOLUME";
 const ARRAYS: &str = "UPLOAD_TEST_ARRAYS";
 const LOCATION: &str = "UPLOAD_TEST_LOCATION";
@@ -36,6 +36,10 @@ pub(crate) fn role() -> Option<ExitCode> {
     let lost = match role.split_once(' ') {
         None if role == "upload" => upload_slowly(),
         Some((half, suffix)) => change_half(half == "left", suffix),
+        None if role == "s3" => {
+            crate::formats::in_s3();
+            0
+        }
         None => panic!("{role} is no role"),
     };
     Some(if lost == 0 { ExitCode::SUCCESS } else { ExitCode::from(9) })

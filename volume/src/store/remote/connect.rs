@@ -11,16 +11,20 @@ use object_store::http::HttpBuilder;
 use object_store::{BackoffConfig, ClientOptions, HeaderMap, HeaderValue, ObjectStore, RetryConfig};
 
 use super::failure::Failure;
-use crate::store::url;
+use super::lengths::WithLengths;
+use crate::store::url::Web;
 
 /// How long a connection may take to be made. A server that is being restarted refuses at once.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// How long a server may be silent in the middle of an answer. Answers of any length may take as long as they keep coming.
+/// How long a server may be silent, in the middle of an answer too. Answers of any length may take as long as they keep coming.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// The longest pause between two attempts: as long as a server may be up before it is noticed.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The first pause between two attempts.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest: so much later it is noticed that a server is up again.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A server that can be asked.
 #[derive(Debug)]
@@ -34,20 +38,54 @@ pub(super) struct Server {
     pub(super) is_anonymous: bool,
 }
 
+/// Names and values, as those of the environment.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Settings(Vec<(String, String)>);
+
+impl Settings {
+    /// Takes the environment's. What is empty or no text is as if it were not there.
+    pub(super) fn of_environment() -> Self {
+        Self::new(
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
+        )
+    }
+
+    pub(super) fn new(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self(pairs.into_iter().filter(|(_, value)| !value.is_empty()).collect())
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find_map(|(known, value)| (known == name).then_some(value.as_str()))
+    }
+
+    /// Hands those whose names begin with `family` to a builder that knows them.
+    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+    fn apply<B, K: std::str::FromStr>(&self, family: &str, builder: B, set: impl Fn(B, K, &str) -> B) -> B {
+        let family = self.0.iter().filter(|(name, _)| name.starts_with(family));
+        family.fold(builder, |builder, (name, value)| match name.to_ascii_lowercase().parse() {
+            Ok(key) => set(builder, key, value),
+            Err(_) => builder,
+        })
+    }
+}
+
+#[cfg_attr(
+    not(any(feature = "s3", feature = "gcs", feature = "azure")),
+    expect(unused_variables, clippy::unused_async)
+)]
 /// Connects to nothing yet, except that a bucket of S3 is asked for its region if nobody said it.
-pub(super) async fn connect(place: &str, patience: Duration) -> Result<Server, Failure> {
+pub(super) async fn connect(place: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
     let (scheme, rest) = place.split_once("://").unwrap_or(("", place));
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     match scheme {
         "http" | "https" => web(place, patience),
         #[cfg(feature = "s3")]
-        "s3" => s3(bucket, prefix, patience).await,
+        "s3" => s3(bucket, prefix, settings, patience).await,
         #[cfg(feature = "gcs")]
-        "gs" => gcs(bucket, prefix, patience),
+        "gs" => gcs(bucket, prefix, settings, patience),
         #[cfg(feature = "azure")]
-        "az" => azure(bucket, prefix, patience),
+        "az" => azure(bucket, prefix, settings, patience),
         _ => {
-            let _unused_without_clouds = (bucket, prefix);
             let feature = match scheme {
                 "gs" => "gcs",
                 "az" => "azure",
@@ -66,29 +104,33 @@ fn unusable(error: &object_store::Error) -> Failure {
 }
 
 fn retries(patience: Duration) -> RetryConfig {
-    let backoff = BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: LONGEST_PAUSE, base: 2.0 };
+    // Longer than the first pause, or the range that the next is drawn from would be empty.
+    let max_backoff = patience.clamp(2 * FIRST_PAUSE, LONGEST_PAUSE);
+    let backoff = BackoffConfig { init_backoff: FIRST_PAUSE, max_backoff, base: 2.0 };
     // Time is the limit, not a number of attempts: an outage of a minute is many quick refusals.
     RetryConfig { backoff, max_retries: usize::MAX, retry_timeout: patience }
 }
 
 /// `accept_encoding` keeps servers from packing, or unpacking, on the way: what is stored is what must arrive.
-fn client(accept_encoding: &'static str) -> ClientOptions {
+fn client(accept_encoding: &'static str, patience: Duration) -> ClientOptions {
     let mut headers = HeaderMap::new();
     headers.insert("accept-encoding", HeaderValue::from_static(accept_encoding));
-    client_with(headers)
+    client_with(headers, patience)
 }
 
-fn client_with(headers: HeaderMap) -> ClientOptions {
+fn client_with(headers: HeaderMap, patience: Duration) -> ClientOptions {
+    // Who has little patience has little for a single attempt.
+    let at_most = patience.max(Duration::from_secs(1));
     ClientOptions::new()
         .with_timeout_disabled()
-        .with_connect_timeout(CONNECT)
-        .with_read_timeout(SILENCE)
+        .with_connect_timeout(CONNECT.min(at_most))
+        .with_read_timeout(SILENCE.min(at_most))
         .with_user_agent(HeaderValue::from_static(concat!("ndarray-shm/", env!("CARGO_PKG_VERSION"))))
         .with_default_headers(headers)
 }
 
 fn web(place: &str, patience: Duration) -> Result<Server, Failure> {
-    let url = url::Web::split(place);
+    let url = Web::split(place);
     let mut headers = HeaderMap::new();
     // Google's servers unpack what is stored under gzip for whoever does not say that he can do it.
     let accepted = if url.host().ends_with("googleapis.com") { "gzip" } else { "identity" };
@@ -100,7 +142,8 @@ fn web(place: &str, patience: Duration) -> Result<Server, Failure> {
     }
     let objects = HttpBuilder::new()
         .with_url(url.without_user())
-        .with_client_options(client_with(headers).with_allow_http(true))
+        .with_http_connector(WithLengths)
+        .with_client_options(client_with(headers, patience).with_allow_http(true))
         .with_retry(retries(patience))
         .build()
         .map_err(|error| unusable(&error))?;
@@ -108,26 +151,12 @@ fn web(place: &str, patience: Duration) -> Result<Server, Failure> {
     Ok(Server { objects: Arc::new(objects), prefix: String::new(), is_web: true, is_anonymous })
 }
 
-/// Hands what the environment sets under names that begin with `family` to a builder that knows them.
-#[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-fn from_environment<B, K: std::str::FromStr>(family: &str, builder: B, set: impl Fn(B, K, String) -> B) -> B {
-    std::env::vars_os().fold(builder, |builder, (name, value)| match (name.to_str(), value.to_str()) {
-        (Some(name), Some(value)) if name.starts_with(family) && !value.is_empty() => {
-            match name.to_ascii_lowercase().parse() {
-                Ok(key) => set(builder, key, value.to_owned()),
-                Err(_) => builder,
-            }
-        }
-        _ => builder,
-    })
-}
-
 #[cfg(feature = "s3")]
-async fn s3(bucket: &str, prefix: &str, patience: Duration) -> Result<Server, Failure> {
+async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key, resolve_bucket_region};
 
-    let mut builder = AmazonS3Builder::new().with_client_options(client("identity"));
-    builder = from_environment("AWS_", builder, AmazonS3Builder::with_config);
+    let mut builder = AmazonS3Builder::new().with_client_options(client("identity", patience));
+    builder = settings.apply("AWS_", builder, |builder, key, value| builder.with_config(key, value));
     let has = |builder: &AmazonS3Builder, key: Key| builder.get_config_value(&key).is_some();
     let credentials = [
         Key::AccessKeyId,
@@ -138,14 +167,15 @@ async fn s3(bucket: &str, prefix: &str, patience: Duration) -> Result<Server, Fa
         Key::MetadataEndpoint,
     ];
     let is_anonymous = !credentials.into_iter().any(|key| has(&builder, key))
-        || std::env::var("AWS_SKIP_SIGNATURE").is_ok_and(|value| value.eq_ignore_ascii_case("true") || value == "1");
+        || settings.get("AWS_SKIP_SIGNATURE").is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1");
     let endpoint = builder.get_config_value(&Key::S3Endpoint).or_else(|| builder.get_config_value(&Key::Endpoint));
     if endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
         // Whoever names such an endpoint has said it already.
         builder = builder.with_allow_http(true);
     }
     if endpoint.is_none() && !has(&builder, Key::Region) && !has(&builder, Key::DefaultRegion) {
-        let region = resolve_bucket_region(bucket, &client("identity")).await.map_err(|error| unusable(&error))?;
+        let region =
+            resolve_bucket_region(bucket, &client("identity", patience)).await.map_err(|error| unusable(&error))?;
         builder = builder.with_region(region);
     }
     let objects = builder
@@ -158,12 +188,12 @@ async fn s3(bucket: &str, prefix: &str, patience: Duration) -> Result<Server, Fa
 }
 
 #[cfg(feature = "gcs")]
-fn gcs(bucket: &str, prefix: &str, patience: Duration) -> Result<Server, Failure> {
+fn gcs(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
     use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey as Key};
 
     // Without this Google unpacks what is stored under gzip, and says no length.
-    let mut builder = GoogleCloudStorageBuilder::new().with_client_options(client("gzip"));
-    builder = from_environment("GOOGLE_", builder, GoogleCloudStorageBuilder::with_config);
+    let mut builder = GoogleCloudStorageBuilder::new().with_client_options(client("gzip", patience));
+    builder = settings.apply("GOOGLE_", builder, |builder, key, value| builder.with_config(key, value));
     let signs_in = std::env::home_dir()
         .is_some_and(|home| home.join(".config/gcloud/application_default_credentials.json").exists());
     let is_anonymous = !signs_in
@@ -180,11 +210,11 @@ fn gcs(bucket: &str, prefix: &str, patience: Duration) -> Result<Server, Failure
 }
 
 #[cfg(feature = "azure")]
-fn azure(container: &str, prefix: &str, patience: Duration) -> Result<Server, Failure> {
+fn azure(container: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
     use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
 
-    let mut builder = MicrosoftAzureBuilder::new().with_client_options(client("identity"));
-    builder = from_environment("AZURE_", builder, MicrosoftAzureBuilder::with_config);
+    let mut builder = MicrosoftAzureBuilder::new().with_client_options(client("identity", patience));
+    builder = settings.apply("AZURE_", builder, |builder, key, value| builder.with_config(key, value));
     let is_anonymous = [Key::AccessKey, Key::SasKey, Key::ClientSecret, Key::Token, Key::MsiEndpoint]
         .into_iter()
         .all(|key| builder.get_config_value(&key).is_none());

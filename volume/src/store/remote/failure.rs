@@ -43,7 +43,8 @@ impl Failure {
     /// Before the body came: whatever status is worth it has been asked for again, so that only a broken connection is left.
     pub(super) fn of_request(error: &object_store::Error) -> Self {
         let text = words(error);
-        let about_range = text.contains("416 ");
+        // The status for it; an answer that is no part, or another part.
+        let about_range = ["416 ", "non-partial", "Requested "].iter().any(|sign| text.contains(sign));
         Self { text, again: is_broken_connection(error), about_range }
     }
 

@@ -7,6 +7,9 @@
 mod connect;
 mod failure;
 mod io_threads;
+mod lengths;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +22,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload,
 };
 
-use self::connect::Server;
+use self::connect::{FIRST_PAUSE, LONGEST_PAUSE, Server, Settings};
 use self::failure::Failure;
 use self::io_threads::IoThreads;
 use crate::error::{Error, Result};
@@ -27,7 +30,7 @@ use crate::store::{LARGEST_OBJECT, Object, Store, key, url};
 
 /// How long the same request is tried again, unless the environment says otherwise in seconds: two minutes, so that a
 /// server may be restarted meanwhile.
-const PATIENCE: (&str, Duration) = ("NDSHM_RETRY_SECONDS", Duration::from_secs(120));
+const PATIENCE: (&str, Duration) = ("NDSHM_RETRY_SECONDS", Duration::from_mins(2));
 
 /// Objects longer than this are sent in parts, so that a part lost costs little and none takes longer than a server may be silent.
 const PART: usize = 16 << 20;
@@ -44,18 +47,22 @@ struct RemoteStore {
 
 /// Opens the store that a URL means.
 pub(crate) fn open(place: &str) -> Result<Arc<dyn Store>> {
+    open_with(place, &Settings::of_environment())
+}
+
+fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
     let shown = url::shown(place);
     let unusable = |reason: String| Error::Url { url: shown.clone(), reason };
-    let patience = match std::env::var(PATIENCE.0) {
-        Ok(text) => match text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+    let patience = match settings.get(PATIENCE.0) {
+        Some(text) => match text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
             Some(patience) => patience,
             None => return Err(unusable(format!("{} is `{text}`, which is no number of seconds", PATIENCE.0))),
         },
-        Err(_) => PATIENCE.1,
+        None => PATIENCE.1,
     };
     let io = IoThreads::current().map_err(|error| unusable(format!("cannot start threads for requests: {error}")))?;
     let server = io
-        .wait(connect::connect(place, patience))
+        .wait(connect::connect(place, settings, patience))
         .map_err(|forked| unusable(forked.to_string()))?
         .map_err(|failure| unusable(failure.to_string()))?;
     Ok(Arc::new(RemoteStore { io, server, shown, patience }))
@@ -64,7 +71,6 @@ pub(crate) fn open(place: &str) -> Result<Arc<dyn Store>> {
 /// What came for a request.
 struct Received {
     bytes: Vec<u8>,
-    range: Range<u64>,
     meta: ObjectMeta,
     gzip: bool,
 }
@@ -89,12 +95,12 @@ impl RemoteStore {
 
     async fn again_and_again<T>(&self, path: &Path, mut request: impl AsyncFnMut(&Path) -> Answer<T>) -> Answer<T> {
         let begin = Instant::now();
-        let mut pause = Duration::from_millis(100);
+        let mut pause = FIRST_PAUSE;
         loop {
             match request(path).await {
                 Err(failure) if failure.may_pass() && begin.elapsed() < self.patience => {
                     tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(Duration::from_secs(5));
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 Err(failure) if begin.elapsed() >= self.patience => {
                     return Err(failure.after(format!("tried for {:.0?}", begin.elapsed())));
@@ -135,11 +141,11 @@ impl RemoteStore {
         if gzip && wanted.is_some() {
             return Err(Failure::last("it is stored with Content-Encoding gzip, so no part of it can be read alone"));
         }
-        if let Some(GetRange::Bounded(wanted)) = &wanted {
-            if *wanted != found.range {
-                let size = found.meta.size;
-                return Err(Failure::last(format!("bytes {wanted:?} were wanted, and the object has {size}")));
-            }
+        if let Some(GetRange::Bounded(wanted)) =
+            wanted.filter(|wanted| *wanted != GetRange::Bounded(found.range.clone()))
+        {
+            let size = found.meta.size;
+            return Err(Failure::last(format!("bytes {wanted:?} were wanted, and the object has {size}")));
         }
         let length = found.range.end.saturating_sub(found.range.start);
         let memory = usize::try_from(length).ok().filter(|_| length <= LARGEST_OBJECT);
@@ -150,7 +156,7 @@ impl RemoteStore {
         };
         // What a server announces is not yet there: memory is taken as bytes come.
         let mut bytes = Vec::with_capacity(memory.min(PART));
-        let (range, meta) = (found.range.clone(), found.meta.clone());
+        let meta = found.meta.clone();
         let GetResultPayload::Stream(mut body) = found.payload;
         while let Some(piece) = body.next().await {
             let piece = piece.map_err(|error| Failure::of_body(&error))?;
@@ -163,7 +169,7 @@ impl RemoteStore {
             let came = bytes.len();
             return Err(Failure::passing(format!("the answer had {came} bytes, where {memory} were announced")));
         }
-        Ok(Some(Received { bytes, range, meta, gzip }))
+        Ok(Some(Received { bytes, meta, gzip }))
     }
 
     async fn send(&self, path: &Path, payload: PutPayload, gzip: bool) -> Answer<()> {
@@ -243,7 +249,7 @@ impl Store for RemoteStore {
     fn get(&self, key: &str) -> Result<Option<Object>> {
         let received = self.ask("reading", key, async |path| self.receive(path, None).await)?;
         Ok(received.map(|received| {
-            let Received { bytes, gzip, meta, .. } = received;
+            let Received { bytes, gzip, meta } = received;
             let version = meta.e_tag.unwrap_or_else(|| meta.last_modified.timestamp_millis().to_string());
             Object { bytes, gzip, version }
         }))

@@ -1,5 +1,8 @@
 //! What leads to a volume: a path or a URL, with the format in front where it is not clear.
 
+#[cfg(test)]
+mod tests;
+
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -183,17 +186,19 @@ fn local_path(rest: &str) -> std::result::Result<PathBuf, String> {
         "." => path.strip_prefix('/').unwrap_or(path).to_owned(),
         "~" => rest.to_owned(),
         _ => {
+            let (host, rest) = (without_user(host), without_user(rest));
             return Err(format!(
                 "`{host}` would be another machine: write file:///{rest} for a path from the root, or {rest} for one from here"
             ));
         }
     };
+    // Of the text: a local path may lead up, and is then written `%2E%2E`.
+    if leads_up(&path) {
+        return Err(LEADS_UP.to_owned());
+    }
     let bytes = percent_decoded(&path);
     if bytes.contains(&0) {
         return Err("it has a NUL character".to_owned());
-    }
-    if bytes.split(|byte| matches!(byte, b'/' | b'\\')).any(|part| part == b"..") {
-        return Err(LEADS_UP.to_owned());
     }
     let is_drive = matches!(bytes.as_slice(), [b'/', letter, b':', ..] if letter.is_ascii_alphabetic());
     let bytes = if cfg!(windows) && is_drive { bytes[1..].to_vec() } else { bytes };
@@ -202,6 +207,7 @@ fn local_path(rest: &str) -> std::result::Result<PathBuf, String> {
 
 /// Whatever bytes a file system takes as a name.
 #[cfg(unix)]
+#[expect(clippy::unnecessary_wraps, reason = "elsewhere not all bytes are names")]
 fn os_string(bytes: Vec<u8>) -> std::result::Result<OsString, String> {
     Ok(std::os::unix::ffi::OsStringExt::from_vec(bytes))
 }
@@ -223,17 +229,23 @@ fn local_text(path: &Path) -> String {
                 [_, b':', ..] if cfg!(windows) => text.push('/'),
                 _ => text.push_str("./"),
             }
-            for byte in bytes {
+            for (at, byte) in bytes.iter().enumerate() {
                 match byte {
+                    // A part that leads up, which as text would be refused.
+                    b'.' if bytes.get(at + 1) == Some(&b'.') => text.push_str("%2E"),
                     b'/' | b'-' | b'_' | b'.' | b'~' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
                         text.push(char::from(*byte));
                     }
-                    byte => text.push_str(&format!("%{byte:02X}")),
+                    byte => text.extend(['%', hex_digit(byte >> 4), hex_digit(byte & 15)]),
                 }
             }
             text
         }
     }
+}
+
+fn hex_digit(value: u8) -> char {
+    char::from_digit(u32::from(value), 16).unwrap_or('0').to_ascii_uppercase()
 }
 
 /// Two hexadecimal digits behind a `%` are a byte; everything else is itself.
@@ -242,15 +254,12 @@ fn percent_decoded(text: &str) -> Vec<u8> {
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
         let digit = |at: usize| tail.get(at).and_then(|byte| char::from(*byte).to_digit(16));
-        match (first, digit(0), digit(1)) {
-            (b'%', Some(high), Some(low)) => {
-                bytes.extend(u8::try_from(high * 16 + low));
-                rest = &tail[2..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = tail;
-            }
+        if let (b'%', Some(high), Some(low)) = (first, digit(0), digit(1)) {
+            bytes.extend(u8::try_from(high * 16 + low));
+            rest = &tail[2..];
+        } else {
+            bytes.push(*first);
+            rest = tail;
         }
     }
     bytes
@@ -283,9 +292,9 @@ fn bucket_place(scheme: &str, rest: &str) -> std::result::Result<String, String>
         return Err(format!("it names no bucket: {scheme}://BUCKET/KEY"));
     }
     if bucket.contains(['@', '?', '#', ':']) {
-        return Err(format!(
-            "`{bucket}` cannot be the name of a bucket; which server and which credentials are meant is said in the environment"
-        ));
+        return Err("the name of a bucket has no @, ?, # or colon; which server and which credentials are meant is said in the \
+                    environment"
+            .to_owned());
     }
     if leads_up(rest) {
         return Err(LEADS_UP.to_owned());
@@ -311,7 +320,7 @@ pub(crate) fn shown(text: &str) -> String {
     let front = &text[..text.len() - rest.len()];
     let (path, query) = rest.split_once('?').map_or((rest, ""), |(path, _)| (path, "?…"));
     let (authority, path) = path.split_at(path.find('/').unwrap_or(path.len()));
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let host = without_user(authority);
     // Not a port: a password with a slash, which is no URL any more, but a password still.
     let is_torn =
         host.rsplit_once(':').is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit() || byte == b']'));
@@ -319,6 +328,10 @@ pub(crate) fn shown(text: &str) -> String {
         return format!("{front}…{query}");
     }
     format!("{front}{host}{path}{query}")
+}
+
+fn without_user(text: &str) -> &str {
+    text.rsplit_once('@').map_or(text, |(_, host)| host)
 }
 
 /// Appends a key to a URL that is shown.

@@ -1,0 +1,150 @@
+//! What every store does, tried on each: the promises of [`Store`], one function for each.
+
+use std::collections::BTreeMap;
+
+use crate::store::Store;
+
+/// Bytes of which no two neighbours are alike, different for each seed.
+pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[3]
+    };
+    std::iter::repeat_with(&mut next).take(length).collect()
+}
+
+/// Objects that every store for reading is tried with: their keys, bytes, and whether they are packed.
+pub(crate) fn samples() -> BTreeMap<&'static str, (Vec<u8>, bool)> {
+    let gzip_stream = libdeflated(&noise(9, 5000));
+    BTreeMap::from([
+        ("info", (b"{\"type\": \"image\"}".to_vec(), false)),
+        ("0/-64-0_0-64_0-64", (noise(1, 262_144), false)),
+        ("0/packed", (gzip_stream, true)),
+        ("0/a b+c=d~e(1),ü@%20%", (noise(2, 100), false)),
+        ("0/empty", (Vec::new(), false)),
+        ("c/0/1/2", (noise(3, 1_000_003), false)),
+    ])
+}
+
+fn libdeflated(bytes: &[u8]) -> Vec<u8> {
+    let mut packer = libdeflater::Compressor::new(libdeflater::CompressionLvl::fastest());
+    let mut stream = vec![0; packer.gzip_compress_bound(bytes.len())];
+    let length = packer.gzip_compress(bytes, &mut stream).expect("room enough");
+    stream.truncate(length);
+    stream
+}
+
+/// Everything that reading promises, on a store that has the [`samples`].
+pub(crate) fn reads(store: &dyn Store) {
+    for (key, (bytes, gzip)) in samples() {
+        let found = store.get(key).expect(key).unwrap_or_else(|| panic!("{key} is not there"));
+        assert!(found.bytes == bytes, "{key}: {} bytes of {}", found.bytes.len(), bytes.len());
+        assert_eq!(found.gzip, gzip, "{key}");
+        assert!(!found.version.is_empty(), "{key}");
+        assert_eq!(store.get(key).expect(key).expect(key).version, found.version, "{key}: it did not change");
+        assert_eq!(store.size(key).expect(key), Some(bytes.len() as u64), "{key}");
+    }
+    let (key, bytes) = ("c/0/1/2", noise(3, 1_000_003));
+    for range in [0..1, 0..1_000_003, 999_999..1_000_003, 1_000_002..1_000_003, 70..70, 500_000..800_000] {
+        let part = store.get_range(key, range.clone()).expect("a part").expect("it is there");
+        let (start, end) = (usize::try_from(range.start).expect("small"), usize::try_from(range.end).expect("small"));
+        assert!(part == bytes[start..end], "{range:?}");
+    }
+    for length in [1, 16, 1_000_003, 2_000_000] {
+        let part = store.get_suffix(key, length).expect("its end").expect("it is there");
+        let begin = bytes.len().saturating_sub(usize::try_from(length).expect("small"));
+        assert!(part == bytes[begin..], "the last {length}");
+    }
+    assert_eq!(store.get_suffix("0/empty", 16).expect("nothing"), Some(Vec::new()));
+    for range in [0..1_000_004, 1_000_003..1_000_004, 2_000_000..2_000_001, 0..u64::MAX, 5..u64::MAX - 1] {
+        let error = store.get_range(key, range.clone()).expect_err("too far");
+        assert!(error.to_string().contains(key), "{range:?}: {error}");
+    }
+    what_is_not_there_is_none(store);
+    bad_keys_are_refused(store);
+}
+
+fn what_is_not_there_is_none(store: &dyn Store) {
+    for key in ["nothing", "c/0/1/3", "no/such/group", "info/below"] {
+        assert!(store.get(key).expect(key).is_none(), "{key}");
+        assert!(store.get_range(key, 0..5).expect(key).is_none(), "{key}");
+        assert!(store.get_suffix(key, 5).expect(key).is_none(), "{key}");
+        assert!(store.size(key).expect(key).is_none(), "{key}");
+    }
+}
+
+fn bad_keys_are_refused(store: &dyn Store) {
+    for key in ["../info", "0/../info", "/info", "0//x", "0/", "", "0/.", "..\\info", "in\0fo"] {
+        let name = format!("{key:?}");
+        let errors = [
+            store.get(key).expect_err(key),
+            store.get_range(key, 0..1).expect_err(key),
+            store.get_suffix(key, 1).expect_err(key),
+            store.size(key).expect_err(key),
+            store.put(key, vec![1], false).expect_err(key),
+            store.delete(key).expect_err(key),
+        ];
+        for error in errors {
+            let text = format!("{error}: {}", std::error::Error::source(&error).expect("a cause"));
+            assert!(text.contains(&name) || text.contains("empty") || text.contains("read only"), "{text}");
+        }
+    }
+    assert!(store.list("../x").is_err());
+}
+
+/// Everything that writing promises, on an empty store; afterwards it has the [`samples`].
+pub(crate) fn writes(store: &dyn Store) {
+    assert!(store.list("").expect("an empty root").is_empty());
+    for (key, (bytes, gzip)) in samples() {
+        assert!(store.get(key).expect(key).is_none(), "{key}");
+        store.put(key, bytes, gzip).expect(key);
+    }
+    assert_eq!(store.list("").expect("the root"), ["0/", "c/", "info"]);
+    assert_eq!(store.list("0").expect("a group"), ["-64-0_0-64_0-64", "a b+c=d~e(1),ü@%20%", "empty", "packed"]);
+    assert_eq!(store.list("c/0").expect("a group"), ["1/"]);
+    assert!(store.list("nothing").expect("no group").is_empty());
+
+    // In place of another, packed or not, longer or shorter.
+    for (length, gzip) in [(10, false), (20, true), (5, true), (40, false), (30, true), (10, false)] {
+        store.put("0/changing", noise(length, 10 * usize::try_from(length).expect("small")), gzip).expect("a change");
+        let found = store.get("0/changing").expect("the new one").expect("it is there");
+        assert_eq!((found.bytes.len() as u64, found.gzip), (10 * length, gzip));
+        assert!(found.bytes == noise(length, found.bytes.len()));
+    }
+    assert!(store.delete("0/changing").expect("removing"));
+    assert!(store.get("0/changing").expect("nothing").is_none());
+    assert!(!store.delete("0/changing").expect("removing again"));
+
+    // Longer than one part of an upload.
+    let long = noise(7, (33 << 20) + 5);
+    store.put("long", long.clone(), true).expect("a long object");
+    let found = store.get("long").expect("the long one").expect("it is there");
+    assert!(found.bytes == long && found.gzip);
+    assert!(store.delete("long").expect("removing"));
+}
+
+/// Readers see the old object or the new one, whole, while it is written again and again; all threads use one store.
+pub(crate) fn is_replaced_in_one_step(store: &dyn Store, rounds: u64) {
+    let object = |round: u64| [vec![u8::try_from(round % 251).expect("small"); 200_000], vec![7; 1]].concat();
+    store.put("0/one-step", object(0), false).expect("the first");
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..3)
+            .map(|_| {
+                scope.spawn(|| {
+                    for _ in 0..rounds {
+                        let found = store.get("0/one-step").expect("reading").expect("always there").bytes;
+                        assert!(found == object(u64::from(found[0])), "a half-made object of {} bytes", found.len());
+                    }
+                })
+            })
+            .collect();
+        for round in 0..rounds {
+            store.put("0/one-step", object(round), false).expect("writing");
+        }
+        readers.into_iter().for_each(|reader| reader.join().expect("a reader"));
+    });
+    assert!(store.delete("0/one-step").expect("removing"));
+}

@@ -1,0 +1,254 @@
+//! Objects that are files of a directory.
+//!
+//! An object is replaced by renaming: it is written beside its place, under a hidden name `.ndshm-NUMBERS.partial`, and others see the
+//! old one or the new one. A writer that is killed leaves such a file behind; it belongs to nobody then and is never read or listed, and
+//! `find DIRECTORY -name '.ndshm-*.partial' -delete` removes them when nobody writes. Nothing is forced to the disk: a machine that
+//! loses power may lose what was written in its last seconds, so whoever must know writes again.
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::UNIX_EPOCH;
+
+use crate::error::{Cause, Error, Result};
+use crate::spare;
+use crate::store::{LARGEST_OBJECT, Object, Store, key};
+
+/// How the names of files begin and end that are no objects yet.
+const PARTIAL: (&str, &str) = (".ndshm-", ".partial");
+
+/// A directory.
+#[derive(Debug)]
+pub(crate) struct LocalStore {
+    root: PathBuf,
+}
+
+fn failed(op: &'static str, path: &Path, cause: impl Into<Cause>) -> Error {
+    Error::Store { op, object: path.display().to_string(), cause: cause.into() }
+}
+
+/// Something that is there, or nothing.
+fn if_there<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
+    match answer {
+        Ok(there) => Ok(Some(there)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn wrong(reason: String) -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, reason)
+}
+
+impl LocalStore {
+    pub(crate) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    /// Part by part, so that all separators are those of the platform.
+    fn unchecked_path(&self, key: &str) -> PathBuf {
+        let mut path = self.root.clone();
+        path.extend(key.split('/'));
+        path
+    }
+
+    fn path(&self, op: &'static str, key: &str) -> Result<PathBuf> {
+        match key::complaint(key) {
+            Some(complaint) => Err(failed(op, &self.root, complaint)),
+            None => Ok(self.unchecked_path(key)),
+        }
+    }
+}
+
+fn packed(path: &Path) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(".gz");
+    path.into()
+}
+
+/// Opens a file, not a directory, and not a pipe, which would wait for somebody to write.
+fn open(path: &Path) -> io::Result<Option<(File, Metadata)>> {
+    let Some(found) = if_there(fs::metadata(path))? else { return Ok(None) };
+    if !found.is_file() {
+        let what = if found.is_dir() { "a directory" } else { "a special file" };
+        return Err(wrong(format!("it is {what} where a file should be")));
+    }
+    let Some(file) = if_there(File::open(path))? else { return Ok(None) };
+    // Of the file that is open: another may have been put in its place.
+    let facts = file.metadata()?;
+    Ok(Some((file, facts)))
+}
+
+/// Reads so many bytes, or as many as there are.
+fn read(mut file: File, length: u64) -> io::Result<Vec<u8>> {
+    let memory = usize::try_from(length).ok().filter(|_| length <= LARGEST_OBJECT);
+    let memory = memory
+        .ok_or_else(|| wrong(format!("{length} bytes are more than one object may have here ({LARGEST_OBJECT})")))?;
+    let mut bytes = spare::take(memory);
+    bytes.try_reserve_exact(memory.saturating_sub(bytes.len()))?;
+    // Zeros only where no other bytes are yet.
+    bytes.resize(memory, 0);
+    let mut filled = 0;
+    while filled < memory {
+        match file.read(&mut bytes[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
+}
+
+fn version(facts: &Metadata) -> io::Result<String> {
+    let time = facts.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(format!("{}.{:09}", time.as_secs(), time.subsec_nanos()))
+}
+
+fn read_range(path: &Path, range: &Range<u64>) -> io::Result<Option<Vec<u8>>> {
+    let Some((mut file, facts)) = open(path)? else { return Ok(None) };
+    if range.start > range.end || range.end > facts.len() {
+        return Err(wrong(format!("bytes {range:?} were wanted, and the object has {}", facts.len())));
+    }
+    file.seek(SeekFrom::Start(range.start))?;
+    let length = range.end - range.start;
+    let bytes = read(file, length)?;
+    if bytes.len() as u64 != length {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(Some(bytes))
+}
+
+/// Writes beside the place, then renames.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let partial = directory.join(format!("{}{}-{number}{}", PARTIAL.0, unique(), PARTIAL.1));
+    let mut file = match File::create_new(&partial) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            fs::create_dir_all(directory)?;
+            File::create_new(&partial)?
+        }
+        other => other?,
+    };
+    let written = file.write_all(bytes);
+    drop(file);
+    let replaced = written.and_then(|()| fs::rename(&partial, path));
+    if replaced.is_err() {
+        let _gone = fs::remove_file(&partial);
+    }
+    replaced
+}
+
+/// Two processes, also of two machines with one file system, have different ones.
+fn unique() -> String {
+    use std::hash::{BuildHasher as _, RandomState};
+    format!("{}-{:016x}", std::process::id(), RandomState::new().hash_one(0))
+}
+
+fn is_partial(name: &str) -> bool {
+    name.starts_with(PARTIAL.0) && name.ends_with(PARTIAL.1)
+}
+
+impl Store for LocalStore {
+    fn locate(&self, key: &str) -> String {
+        self.unchecked_path(key).display().to_string()
+    }
+
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Object>> {
+        let path = self.path("reading", key)?;
+        let whole = |path: &Path, gzip| -> io::Result<Option<Object>> {
+            let Some((file, facts)) = open(path)? else { return Ok(None) };
+            let bytes = read(file, facts.len())?;
+            Ok(Some(Object { bytes, gzip, version: version(&facts)? }))
+        };
+        if let Some(object) = whole(&path, false).map_err(|error| failed("reading", &path, error))? {
+            return Ok(Some(object));
+        }
+        let path = packed(&path);
+        whole(&path, true).map_err(|error| failed("reading", &path, error))
+    }
+
+    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<Vec<u8>>> {
+        let path = self.path("reading", key)?;
+        read_range(&path, &range).map_err(|error| failed("reading", &path, error))
+    }
+
+    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<Vec<u8>>> {
+        let path = self.path("reading", key)?;
+        let read = || match open(&path)? {
+            Some((_, facts)) => read_range(&path, &(facts.len().saturating_sub(length)..facts.len())),
+            None => Ok(None),
+        };
+        read().map_err(|error| failed("reading", &path, error))
+    }
+
+    fn size(&self, key: &str) -> Result<Option<u64>> {
+        let path = self.path("reading", key)?;
+        for path in [packed(&path), path].into_iter().rev() {
+            match open(&path) {
+                Ok(None) => {}
+                Ok(Some((_, facts))) => return Ok(Some(facts.len())),
+                Err(error) => return Err(failed("reading", &path, error)),
+            }
+        }
+        Ok(None)
+    }
+
+    fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()> {
+        let plain = self.path("writing", key)?;
+        let packed = packed(&plain);
+        let (path, other) = if gzip { (packed, plain) } else { (plain, packed) };
+        replace(&path, &bytes).map_err(|error| failed("writing", &path, error))?;
+        // Until it is gone the plain one of the two is the object, old or new, and whole.
+        if_there(fs::remove_file(&other)).map_err(|error| failed("removing", &other, error))?;
+        Ok(())
+    }
+
+    fn delete(&self, key: &str) -> Result<bool> {
+        let plain = self.path("removing", key)?;
+        let mut was_there = false;
+        // The packed one first: it must not come to light.
+        for path in [packed(&plain), plain] {
+            let removed = if_there(fs::remove_file(&path)).map_err(|error| failed("removing", &path, error))?;
+            was_there |= removed.is_some();
+        }
+        Ok(was_there)
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<String>> {
+        let path = if prefix.is_empty() { self.root.clone() } else { self.path("listing", prefix)? };
+        let list = || -> io::Result<Vec<String>> {
+            let mut names = Vec::new();
+            let Some(entries) = if_there(fs::read_dir(&path))? else { return Ok(names) };
+            for entry in entries {
+                let entry = entry?;
+                // No key leads to a name that is no text.
+                let Ok(name) = entry.file_name().into_string() else { continue };
+                let kind = entry.file_type()?;
+                let is_group =
+                    kind.is_dir() || kind.is_symlink() && fs::metadata(entry.path()).is_ok_and(|facts| facts.is_dir());
+                if is_group {
+                    names.push(format!("{name}/"));
+                } else if !is_partial(&name) {
+                    names.push(name.strip_suffix(".gz").unwrap_or(&name).to_owned());
+                }
+            }
+            names.sort();
+            names.dedup();
+            Ok(names)
+        };
+        list().map_err(|error| failed("listing", &path, error))
+    }
+}

@@ -1,0 +1,69 @@
+//! A connection to web servers whose answers may not say how long they are, which `object_store` wants to know before it reads.
+//!
+//! Servers that make their answers as they go send them in pieces (chunked). Such an answer is taken whole, its length noted, and then
+//! handed on; all others pass as they come.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use futures_util::StreamExt as _;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
+    ReqwestConnector,
+};
+use object_store::{ClientOptions, HeaderValue};
+
+use crate::store::LARGEST_OBJECT;
+
+/// Makes connections that know lengths.
+#[derive(Debug)]
+pub(super) struct WithLengths;
+
+impl HttpConnector for WithLengths {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        ReqwestConnector::default().connect(options).map(|client| HttpClient::new(Measured(client)))
+    }
+}
+
+#[derive(Debug)]
+struct Measured(HttpClient);
+
+#[derive(Debug, thiserror::Error)]
+#[error("the answer says no length, and has more bytes than one object may have here ({LARGEST_OBJECT})")]
+struct Endless;
+
+impl HttpService for Measured {
+    fn call<'service, 'answer>(
+        &'service self,
+        request: HttpRequest,
+    ) -> Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'answer>>
+    where
+        'service: 'answer,
+        Self: 'answer,
+    {
+        Box::pin(async move {
+            let is_get = request.method().as_str() == "GET";
+            let answer = self.0.execute(request).await?;
+            if !is_get || !answer.status().is_success() || answer.headers().contains_key("content-length") {
+                return Ok(answer);
+            }
+            let (mut head, body) = answer.into_parts();
+            let mut bytes = Vec::new();
+            let mut pieces = body.bytes_stream();
+            while let Some(piece) = pieces.next().await {
+                let piece = piece.map_err(broken)?;
+                if (bytes.len() + piece.len()) as u64 > LARGEST_OBJECT {
+                    return Err(HttpError::new(HttpErrorKind::Unknown, Endless));
+                }
+                bytes.extend_from_slice(&piece);
+            }
+            head.headers.insert("content-length", HeaderValue::from(bytes.len()));
+            Ok(HttpResponse::from_parts(head, HttpResponseBody::from(bytes)))
+        })
+    }
+}
+
+/// What broke in the middle of an answer may be asked for again, which `object_store` does for these only.
+fn broken(error: HttpError) -> HttpError {
+    HttpError::new(HttpErrorKind::Interrupted, error)
+}

@@ -1,0 +1,272 @@
+//! Remote stores against real servers, and servers that fail.
+
+#[path = "../../../tests/servers/mod.rs"]
+mod servers;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use self::servers::{Fault, FaultyProxy, HttpServer, S3Server, python};
+use super::connect::Settings;
+use super::open_with;
+use crate::store::conformance::{self, noise, samples};
+use crate::store::{Store, local};
+
+/// Opens a bucket behind an endpoint, patient for a few seconds.
+fn bucket(endpoint: &str, place: &str, seconds: &str) -> Arc<dyn Store> {
+    let pairs = S3Server::environment(endpoint).map(|(name, value)| (name.to_owned(), value));
+    let patience = ("NDSHM_RETRY_SECONDS".to_owned(), seconds.to_owned());
+    open_with(place, &Settings::new(pairs.into_iter().chain([patience]))).expect("a bucket")
+}
+
+fn web(url: &str, seconds: &str) -> Arc<dyn Store> {
+    let patience = ("NDSHM_RETRY_SECONDS".to_owned(), seconds.to_owned());
+    open_with(url, &Settings::new([patience])).expect("a web server")
+}
+
+/// Says an error with its causes.
+fn words(error: &crate::Error) -> String {
+    let source = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+    format!("{error}{}", source.unwrap_or_default())
+}
+
+/// Writes the samples as files.
+fn fill(directory: &Path) {
+    let store = local::LocalStore::new(directory);
+    for (key, (bytes, gzip)) in samples() {
+        store.put(key, bytes, gzip).expect(key);
+    }
+}
+
+#[test]
+fn a_bucket_keeps_every_promise() {
+    if python("a_bucket_keeps_every_promise").is_none() {
+        return;
+    }
+    let server = S3Server::start();
+    for place in ["s3://test", "s3://test/a prefix/b=c"] {
+        let store = bucket(&server.endpoint(), place, "20");
+        assert!(store.is_remote());
+        assert_eq!(store.locate("c/0"), format!("{place}/c/0"));
+        conformance::writes(&*store);
+        conformance::reads(&*store);
+        conformance::is_replaced_in_one_step(&*store, 5);
+        for key in samples().into_keys() {
+            assert!(store.delete(key).expect(key));
+        }
+    }
+}
+
+#[test]
+fn web_servers_keep_every_promise_of_reading() {
+    if python("web_servers_keep_every_promise_of_reading").is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    fill(directory.path());
+    for server in [HttpServer::start(directory.path()), HttpServer::without_tags(directory.path())] {
+        let store = web(&server.url(), "20");
+        conformance::reads(&*store);
+        let error = store.put("new", vec![1], false).expect_err("read only");
+        assert!(words(&error).contains("read only"), "{error}");
+        assert!(store.list("0").is_err());
+        assert!(store.delete("info").is_err());
+    }
+    let below = HttpServer::start(directory.path().parent().expect("a parent"));
+    let name = directory.path().file_name().expect("a name").to_str().expect("text");
+    conformance::reads(&*web(&format!("{}/{name}?signature=123", below.url()), "20"));
+}
+
+#[test]
+fn nginx_keeps_every_promise_of_reading() {
+    if python("nginx_keeps_every_promise_of_reading").is_none() {
+        return;
+    }
+    // Of the user that runs the tests, and nobody else: nginx started by root serves as another.
+    let directory = tempfile::tempdir().expect("a directory");
+    fill(directory.path());
+    let Some(server) = HttpServer::nginx(directory.path()) else { return };
+    // nginx knows nothing of packed siblings here, so that this object is where its file is.
+    fs::rename(directory.path().join("0/packed.gz"), directory.path().join("0/packed")).expect("renamed");
+    let store = web(&server.url(), "20");
+    let found = store.get("0/packed").expect("reading").expect("it is there");
+    assert!(!found.gzip && found.bytes == samples()["0/packed"].0);
+    let (bytes, _) = &samples()["info"];
+    assert_eq!(&store.get("info").expect("reading").expect("it is there").bytes, bytes, "not packed on the way");
+    for (key, (bytes, _)) in samples() {
+        assert!(store.get(key).expect(key).expect(key).bytes == bytes, "{key}");
+    }
+    assert_eq!(store.get_range("c/0/1/2", 5..9).expect("a part"), Some(noise(3, 1_000_003)[5..9].to_vec()));
+    assert_eq!(store.get_suffix("c/0/1/2", 2_000_000).expect("all").expect("it is there").len(), 1_000_003);
+    assert_eq!(store.get_suffix("c/0/1/2", 7).expect("the end").expect("it is there").len(), 7);
+    assert!(store.get_range("c/0/1/2", 5..2_000_000).is_err());
+    assert!(store.get("nothing").expect("nothing").is_none());
+}
+
+#[test]
+fn one_request_in_twenty_refused_and_bodies_cut_off_change_nothing() {
+    if python("one_request_in_twenty_refused_and_bodies_cut_off_change_nothing").is_none() {
+        return;
+    }
+    let server = S3Server::start();
+    let direct = bucket(&server.endpoint(), "s3://test/v", "20");
+    let objects: Vec<_> = (0..60).map(|number| (format!("c/{number}"), noise(number, 50_000))).collect();
+    for (key, bytes) in &objects {
+        direct.put(key, bytes.clone(), false).expect("an object");
+    }
+    let mut proxy = FaultyProxy::start(&server.endpoint(), |request| match request.number {
+        7 => Some(Fault::Truncated),
+        13 => Some(Fault::TruncatedWithoutTag),
+        31 => Some(Fault::Closed),
+        number => (number % 20 == 5).then_some(Fault::Status(503)),
+    });
+    let store = bucket(&proxy.url(), "s3://test/v", "20");
+    thread::scope(|scope| {
+        for worker in 0..4 {
+            let (store, objects) = (&store, &objects);
+            scope.spawn(move || {
+                for (key, bytes) in objects.iter().skip(worker).step_by(4) {
+                    assert!(store.get(key).expect("it is had").expect("it is there").bytes == *bytes, "{key}");
+                }
+            });
+        }
+    });
+    let came = proxy.requests().len();
+    assert!((64..80).contains(&came), "60 objects took {came} requests");
+    proxy.decide(|request| (request.number % 2 == 0).then_some(Fault::Status(503)));
+    store.put("new", noise(1, 1000), true).expect("it is written");
+    assert!(direct.get("new").expect("reading").is_some_and(|object| object.gzip && object.bytes == noise(1, 1000)));
+    proxy.go_down();
+}
+
+#[test]
+fn a_server_that_is_killed_and_comes_back_is_waited_for() {
+    if python("a_server_that_is_killed_and_comes_back_is_waited_for").is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    fs::create_dir_all(place.path().join("test/v")).expect("a bucket");
+    for number in 0..40 {
+        fs::write(place.path().join(format!("test/v/{number}")), noise(number, 100_000)).expect("an object");
+    }
+    let mut server = S3Server::start_with(place.path());
+    let store = bucket(&server.endpoint(), "s3://test/v", "60");
+    let (began, begins) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            for number in 0..40 {
+                let found = store.get(&number.to_string()).expect("it comes back").expect("it is there");
+                assert!(found.bytes == noise(number, 100_000), "{number}");
+                let _nobody = began.send(number);
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        while begins.recv().expect("a reader") < 10 {}
+        server.kill();
+        thread::sleep(Duration::from_secs(1));
+        server.restart();
+        reader.join().expect("a reader");
+    });
+}
+
+#[test]
+fn a_server_that_is_gone_for_good_is_an_error_in_bounded_time() {
+    if python("a_server_that_is_gone_for_good_is_an_error_in_bounded_time").is_none() {
+        return;
+    }
+    let mut server = S3Server::start();
+    let store = bucket(&server.endpoint(), "s3://test/v", "1");
+    store.put("0/1", vec![1, 2, 3], false).expect("while it is there");
+    server.kill();
+    let begin = Instant::now();
+    let errors = [
+        store.get("0/1").expect_err("gone"),
+        store.get_range("0/1", 0..1).expect_err("gone"),
+        store.put("0/1", vec![3], false).expect_err("gone"),
+        store.list("").expect_err("gone"),
+    ];
+    assert!(begin.elapsed() < Duration::from_mins(1), "{:?}", begin.elapsed());
+    for error in &errors[..3] {
+        let text = words(error);
+        assert!(text.contains("`s3://test/v/0/1` failed"), "{text}");
+        assert!(text.to_lowercase().contains("connect"), "{text}");
+    }
+}
+
+#[test]
+fn a_server_that_is_silent_is_an_error_in_bounded_time() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let store = web(&format!("http://{}/v", listener.local_addr().expect("an address")), "1");
+    let begin = Instant::now();
+    let text = words(&store.get("info").expect_err("silence"));
+    assert!(text.contains("/v/info") && text.contains("tim"), "{text}");
+    assert!(begin.elapsed() < Duration::from_mins(1), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn answers_without_length_or_tag_are_read_whole() {
+    if python("answers_without_length_or_tag_are_read_whole").is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    fill(directory.path());
+    let server = HttpServer::without_lengths(directory.path());
+    let store = web(&server.url(), "5");
+    for (key, (bytes, gzip)) in samples() {
+        let found = store.get(key).expect(key).expect(key);
+        assert!(found.bytes == bytes && found.gzip == gzip, "{key}");
+    }
+    let proxied = HttpServer::without_tags(directory.path());
+    let proxy =
+        FaultyProxy::start(&proxied.url(), |request| (request.number < 3).then_some(Fault::TruncatedWithoutTag));
+    let found = web(&proxy.url(), "20").get("c/0/1/2").expect("it comes whole").expect("it is there");
+    assert!(found.bytes == noise(3, 1_000_003));
+    assert_eq!(proxy.requests().len(), 4);
+}
+
+#[test]
+fn who_may_not_know_whether_it_exists_is_told_so_or_nothing() {
+    if python("who_may_not_know_whether_it_exists_is_told_so_or_nothing").is_none() {
+        return;
+    }
+    let server = S3Server::start();
+    let proxy = FaultyProxy::start(&server.endpoint(), |_| Some(Fault::Denied));
+    let signed = bucket(&proxy.url(), "s3://test/v", "1");
+    let text = words(&signed.get("0/1").expect_err("denied"));
+    assert!(text.contains("s3://test/v/0/1") && text.contains("access denied"), "{text}");
+    assert!(!text.contains("127.0.0.1"), "{text}");
+    let anonymous = Settings::new([("AWS_ENDPOINT_URL".to_owned(), proxy.url())]);
+    let anonymous = open_with("s3://test/v", &anonymous).expect("a bucket");
+    assert!(anonymous.get("0/1").expect("nothing").is_none());
+    assert!(anonymous.size("0/1").expect("nothing").is_none());
+    assert!(web(&proxy.url(), "1").get("0/1").expect("nothing").is_none());
+    proxy.decide(|_| Some(Fault::Status(403)));
+    assert!(web(&proxy.url(), "1").get("0/1").is_err(), "only S3 means nothing by it");
+    let secret = proxy.url().replace("http://", "http://me:secret@") + "/v?signature=secret";
+    for error in [web(&secret, "1").get("0/1").expect_err("refused"), web(&secret, "1").list("").expect_err("refused")]
+    {
+        let text = format!("{} {error:?}", words(&error));
+        assert!(!text.contains("secret"), "{text}");
+    }
+    let paths: Vec<_> = proxy.requests().into_iter().map(|request| request.path).collect();
+    assert!(paths.iter().any(|path| path == "/v/0/1?signature=secret"), "{paths:?}");
+}
+
+#[test]
+fn a_caller_may_be_in_another_runtime() {
+    if python("a_caller_may_be_in_another_runtime").is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    fill(directory.path());
+    let server = HttpServer::start(directory.path());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        for _ in 0..300 {
+            assert!(web(&server.url(), "5").get("info").expect("reading").is_some());
+        }
+    });
+}

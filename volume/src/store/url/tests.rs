@@ -1,0 +1,169 @@
+//! Texts that are URLs and paths of volumes, and what comes of them.
+
+#[cfg(unix)]
+use std::path::{Path, PathBuf};
+
+#[cfg(feature = "remote")]
+use super::Web;
+use super::{Place, VolumeFormat, VolumeUrl, shown};
+
+fn url(text: &str) -> VolumeUrl {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn refused(text: &str) -> String {
+    let error = text.parse::<VolumeUrl>().err().unwrap_or_else(|| panic!("{text} was taken"));
+    let said = error.to_string();
+    assert!(matches!(error, crate::Error::Url { .. }), "{said}");
+    said
+}
+
+#[track_caller]
+fn leads_to(text: &str, path: &str) {
+    assert_eq!(url(text).place, Place::Local(path.into()), "{text}");
+    round_trips(&url(text));
+}
+
+#[track_caller]
+fn means(text: &str, place: &str) {
+    assert_eq!(url(text).place, Place::Remote(place.into()), "{text}");
+    round_trips(&url(text));
+}
+
+#[track_caller]
+fn round_trips(given: &VolumeUrl) {
+    for format in [None, Some(VolumeFormat::Zarr), Some(VolumeFormat::Precomputed)] {
+        let given = format.map_or(given.clone(), |format| given.clone().format(format));
+        let argument = given.to_argument();
+        assert_eq!(url(&argument), given, "{argument}");
+        if !argument.contains(['@', '?']) {
+            assert_eq!(given.to_string(), argument);
+        }
+    }
+}
+
+#[test]
+fn paths_are_taken_as_they_are() {
+    for path in ["volume.zarr", "/data/em", "../up/em", "~/em", "a%20b", "a b", "a:b", "/a//b/", ".", "s3:/x", "ü?#"] {
+        leads_to(path, path);
+    }
+    leads_to("precomputed://volume", "volume");
+    leads_to("ZARR3:///data/em", "/data/em");
+    assert_eq!(url("zarr2://em").expected_format(), Some(VolumeFormat::Zarr));
+    assert_eq!(url("Precomputed://em").expected_format(), Some(VolumeFormat::Precomputed));
+    assert_eq!(url("em").expected_format(), None);
+}
+
+#[test]
+fn file_urls_are_decoded() {
+    leads_to("file:///data/my%20em", "/data/my em");
+    leads_to("FILE://localhost/data/em/", "/data/em/");
+    leads_to("precomputed://file:///data/100%", "/data/100%");
+    leads_to("file://./data/em", "data/em");
+    leads_to("file://~/em", "~/em");
+    assert!(refused("file://machine/em").contains("`machine`"));
+    assert!(refused("file:///data/../em").contains(".."));
+    assert!(refused("file:///..").contains(".."));
+    assert!(refused("file:///data/%00").contains("NUL"));
+}
+
+#[test]
+fn every_path_reads_back_as_the_same() {
+    for path in [
+        "",
+        "a://b",
+        "/a://b/c",
+        "s3://bucket/key",
+        "./x://y",
+        "../x://y",
+        "file:///x",
+        "%41://ü",
+        "..",
+        "a://b/..",
+        "a://b..c",
+    ] {
+        round_trips(&VolumeUrl::local(path));
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStrExt as _;
+        let bytes = std::ffi::OsStr::from_bytes(b"/data/\xff\xfe %\n");
+        round_trips(&VolumeUrl::local(Path::new(bytes)));
+        round_trips(&VolumeUrl::local(PathBuf::from("relative").join(bytes).join("x")));
+        round_trips(&VolumeUrl::local(Path::new(std::ffi::OsStr::from_bytes(b"r\xff"))));
+    }
+}
+
+#[test]
+fn servers_are_written_in_one_way() {
+    means("HTTPS://Host.org/em//", "https://Host.org/em");
+    means("zarr://http://host:8080", "http://host:8080");
+    means("https://host/em/?a=b&c=/", "https://host/em?a=b&c=/");
+    means("https://host/em#part", "https://host/em");
+    means("http://[::1]:80/em", "http://[::1]:80/em");
+    means("precomputed://gs://bucket/a b/%20/", "gs://bucket/a b/%20");
+    means("S3://bucket", "s3://bucket");
+    means("az://container/key", "az://container/key");
+    means("https://me:pass@host/em?sig=1", "https://me:pass@host/em?sig=1");
+}
+
+#[test]
+fn what_leads_nowhere_says_why() {
+    for (text, word) in [
+        ("ftp://host/em", "`ftp://` is not known"),
+        ("precomputed://graphene://https://host", "`graphene://` is not known"),
+        ("zarr://precomputed://em", "two formats"),
+        ("", "names nothing"),
+        ("zarr://", "names nothing"),
+        ("http://", "no host"),
+        ("https:///em", "no host"),
+        ("https://?x", "no host"),
+        ("s3://", "no bucket"),
+        ("gs:///key", "no bucket"),
+        ("s3://bucket/../other", ".."),
+        ("https://host/a/../b", ".."),
+        ("https://host/a/%2e./b", ".."),
+        ("s3://bucket/a//b", "empty"),
+        ("s3://key:secret@bucket/a", "environment"),
+        ("a\0b", "NUL"),
+        ("https://host/a\nb", "control"),
+    ] {
+        assert!(refused(text).contains(word), "{text:?}: {}", refused(text));
+    }
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    for text in [
+        "https://me:secret@host/em?signature=secret",
+        "precomputed://https://secret@host/em",
+        "ftp://me:secret@host/em",
+        "https://host/em?next=https://host/secret",
+        "zarr://https://me:se/secret@host",
+        "s3://key:secret@bucket/em",
+        "https://me:secret@/em",
+        "file://me:secret@host/em",
+    ] {
+        let said = match text.parse::<VolumeUrl>() {
+            Ok(url) => format!("{url} {url:?} {:?}", url.place()),
+            Err(error) => format!("{error} {error:?}"),
+        };
+        assert!(!said.contains("secret"), "{said}");
+    }
+    assert_eq!(shown("https://me:pass@host:80/em?x=1"), "https://host:80/em?…");
+    assert_eq!(shown("/a/path@with?all"), "/a/path@with?all");
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn users_and_passwords_become_a_header() {
+    let header = |url| Web::split(url).basic_authorization();
+    // The example of RFC 7617, and the lengths that need filling.
+    assert_eq!(header("https://Aladdin:open%20sesame@host").as_deref(), Some("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="));
+    assert_eq!(header("https://me@host").as_deref(), Some("Basic bWU6"));
+    assert_eq!(header("https://me:1@host").as_deref(), Some("Basic bWU6MQ=="));
+    assert_eq!(header("https://me:12@host").as_deref(), Some("Basic bWU6MTI="));
+    assert_eq!(header("https://host"), None);
+    assert_eq!(Web::split("https://me:1@host:80/p?q").without_user(), "https://host:80/p?q");
+    assert_eq!(Web::split("https://me:1@host:80/p?q").host(), "host");
+}

@@ -1,0 +1,161 @@
+//! What zarr-python and tensorstore write arrives here, and what is written here arrives there.
+
+use std::fs;
+use std::path::Path;
+
+use ndarray_shm::DType;
+use ndarray_shm_volume::{
+    Bbox, Encoding, NewVolume, VolumeFormat, VolumeOptions, VolumeUrl, create_volume, open_volume,
+};
+use serde_json::{Value, json};
+
+use super::{Whole, cut, python, read, write};
+use crate::place::Place;
+
+#[test]
+fn what_zarr_python_and_tensorstore_write_is_read_element_for_element() {
+    let place = Place::new();
+    let directory = place.path("cases");
+    fs::create_dir(&directory).expect("a directory");
+    let volumes: Vec<Value> =
+        serde_json::from_str(&python(&["write".as_ref(), &directory], "")).expect("what was written");
+    assert!(volumes.len() > 50, "{}", volumes.len());
+    for volume in &volumes {
+        let text = |key: &str| volume[key].as_str();
+        let name = text("name").expect("a name");
+        let expected = fs::read(text("expected").expect("elements")).expect("elements");
+        let url = VolumeUrl::local(directory.join(text("path").unwrap_or(name)));
+        let mip = volume["mip"].as_u64().unwrap_or(0);
+        let options = VolumeOptions::new().mip(usize::try_from(mip).expect("small"));
+        let source = options.open(&url).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        let meta = source.meta();
+        assert_eq!(json!(meta.shape), volume["shape"], "{name}");
+        assert!(text("dtype") == Some(dtype_name(meta.dtype)), "{name}: {}", meta.dtype);
+        if let Some(axes) = volume.get("axes") {
+            assert_eq!(json!(meta.axes), *axes, "{name}");
+        }
+        // All of it, the inside, and single elements, rows and planes: of plain chunks only a part is fetched then.
+        let end = |part: fn(i64) -> std::ops::Range<i64>| {
+            meta.shape.iter().map(|length| part(length.cast_signed())).collect::<Vec<_>>()
+        };
+        let mut row = end(|length| length / 2..length / 2 + 1);
+        if let Some(last) = row.last_mut() {
+            last.start = 0;
+        }
+        for region in [end(|length| 0..length), end(|length| length / 5..length - length / 4), end(|n| n - 1..n), row] {
+            let bbox = Bbox::new(region).expect("a region");
+            let found = read(&*source, &bbox).unwrap_or_else(|error| panic!("{name}, {bbox}: {error:?}"));
+            let wanted = cut(&expected, &meta.shape, meta.dtype.size(), bbox.ranges(), ndarray_shm::Order::C);
+            assert!(found == wanted, "{name}, {bbox}: other elements");
+        }
+        // By the painters too: they look at windows of blocks in either order.
+        let done = place.download(&*source, &meta.domain(), &place.options()).expect("a download");
+        assert_eq!(done.bytes, expected.len() as u64);
+        assert!(place.backend.unlink(&place.location, None).expect("unlink"));
+    }
+    for (name, unit) in [("ome-2", "nm"), ("ome-3", "nm")] {
+        let scales = VolumeOptions::new().scales(&VolumeUrl::local(directory.join(name))).expect("scales");
+        let keys: Vec<&str> = scales.iter().map(|scale| scale.key.as_str()).collect();
+        assert_eq!(keys, ["levels/0", "levels/1", "levels/2"]);
+        assert_eq!(scales[1].resolution, [1.0, 40.0, 8.0, 8.0]);
+        assert!(scales.iter().all(|scale| scale.unit == unit && scale.meta.axes == ["c", "z", "y", "x"]));
+        assert_eq!(scales[2].meta.shape, [2, 4, 5, 6]);
+        let error = VolumeOptions::new().mip(3).open(&VolumeUrl::local(directory.join(name))).expect_err("too coarse");
+        assert!(error.to_string().contains("no scale 3: it has 3"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_written_here_is_read_by_zarr_python_and_tensorstore() {
+    let place = Place::new();
+    let mut volumes = Vec::new();
+    let encodings = [Encoding::Raw, Encoding::Gzip, Encoding::Zstd, Encoding::Blosc];
+    for dtype in DType::ALL {
+        for (version, sharded) in [(2, false), (3, false), (3, true)] {
+            if dtype_name(*dtype) == "" || (version == 2 && *dtype == DType::Bf16) {
+                continue;
+            }
+            // Every type meets every encoding with shards and without, over all of the types.
+            for (at, encoding) in encodings.iter().enumerate().skip(volumes.len() % 2).step_by(2) {
+                let name = format!("{dtype}-{version}-{sharded}-{at}").replace(['<', '|'], "");
+                volumes.push(written(&place.path(&name), *dtype, version, sharded, *encoding));
+            }
+        }
+    }
+    assert!(volumes.len() > 70, "{}", volumes.len());
+    let wrong: Vec<String> =
+        serde_json::from_str(&python(&["check".as_ref()], &json!(volumes).to_string())).expect("what is wrong");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Writes a volume that does not end where its chunks do, reads it back, and says what it is.
+fn written(path: &Path, dtype: DType, version: u8, sharded: bool, encoding: Encoding) -> Value {
+    let shape = [11, 9, 14];
+    let mut new = NewVolume::new(VolumeFormat::Zarr, &shape, &[4, 3, 5], dtype);
+    new.version = version;
+    new.encoding = encoding;
+    new.resolution = vec![40.0, 4.5, 4.5];
+    new.shard_shape = sharded.then(|| vec![8, 6, 10]);
+    let url = VolumeUrl::local(path);
+    let sink = create_volume(&url, &new).unwrap_or_else(|error| panic!("{}: {error:?}", path.display()));
+    let count: u64 = shape.iter().product();
+    // Small numbers in a corner, nothing in the rest: some chunks of shards are left out.
+    let elements: Vec<u8> = (0..count).flat_map(|at| number(if at < count / 3 { at % 97 } else { 0 }, dtype)).collect();
+    let whole = Whole { bytes: &elements, shape: &shape, dtype };
+    write(&*sink, &whole).unwrap_or_else(|error| panic!("{}: {error:?}", path.display()));
+
+    let source = open_volume(&url).expect("what was written");
+    assert_eq!(source.identity(), sink.identity());
+    assert!(read(&*source, &source.meta().domain()).expect("its elements") == elements, "{}", path.display());
+    let scales = VolumeOptions::new().scales(&url).expect("its scales");
+    assert_eq!(
+        (scales.len(), scales[0].resolution.as_slice(), scales[0].unit.as_str()),
+        (1, &[40.0, 4.5, 4.5][..], "nm")
+    );
+    let expected = path.with_extension("elements");
+    fs::write(&expected, &elements).expect("elements");
+    let zarr_python = !matches!(dtype, DType::Bf16);
+    json!({
+        "path": path,
+        "version": version,
+        "dtype": dtype_name(dtype),
+        "shape": shape,
+        "expected": expected,
+        "readers": if zarr_python { vec!["tensorstore", "zarr-python"] } else { vec!["tensorstore"] },
+    })
+}
+
+/// Small whole numbers in every type.
+fn number(value: u64, dtype: DType) -> Vec<u8> {
+    #[allow(clippy::cast_precision_loss)] // Numbers below 100.
+    let float = value as f32;
+    match dtype {
+        DType::F16 => half::f16::from_f32(float).to_ne_bytes().to_vec(),
+        DType::Bf16 => half::bf16::from_f32(float).to_ne_bytes().to_vec(),
+        DType::F32 => float.to_ne_bytes().to_vec(),
+        DType::F64 => f64::from(float).to_ne_bytes().to_vec(),
+        DType::Complex64 => [float, -1.0].into_iter().flat_map(f32::to_ne_bytes).collect(),
+        DType::Complex128 => [f64::from(float), -1.0].into_iter().flat_map(f64::to_ne_bytes).collect(),
+        _ => value.to_le_bytes()[..dtype.size()].to_vec(),
+    }
+}
+
+fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::U8 => "uint8",
+        DType::U16 => "uint16",
+        DType::U32 => "uint32",
+        DType::U64 => "uint64",
+        DType::I8 => "int8",
+        DType::I16 => "int16",
+        DType::I32 => "int32",
+        DType::I64 => "int64",
+        DType::F16 => "float16",
+        DType::Bf16 => "bfloat16",
+        DType::F32 => "float32",
+        DType::F64 => "float64",
+        DType::Complex64 => "complex64",
+        DType::Complex128 => "complex128",
+        _ => "",
+    }
+}
