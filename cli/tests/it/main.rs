@@ -15,5 +15,7 @@ mod npy_files;
 mod parts;
 mod pictures;
 mod refusals;
+#[cfg(unix)] // shell scripts
+mod scaling;
 mod scene;
 mod volume;

@@ -14,7 +14,7 @@ def dtype(name):
 def content(kind, name, shape, seed):
     """An array of this kind: noise cannot be packed, smooth is what cameras see, labels are boxes of equal elements.
 
-    The boxes of labels are larger than chunks, and some are 0: writers leave such chunks out.
+    One corner of labels is 0, and larger than a chunk: writers leave such chunks out.
     """
     kind_of = {"noise": noise, "smooth": smooth, "labels": labels}[kind]
     array = numpy.ascontiguousarray(kind_of(dtype(name), tuple(shape), seed))
@@ -49,8 +49,7 @@ def labels(kind, shape, seed):
     boxes = tuple(-(-length // 19) for length in shape)
     bits = generator.bytes(int(numpy.prod(boxes)) * kind.itemsize)
     values = numpy.frombuffer(bits, kind).reshape(boxes).copy()
-    # One box in five, spread evenly so that no seed leaves most of it empty; the first box is never 0.
-    values.reshape(-1)[4::5] = 0
     for axis, length in enumerate(shape):
         values = numpy.repeat(values, 19, axis=axis).take(range(length), axis=axis)
+    values[tuple(slice(length // 2) for length in shape)] = 0
     return values

@@ -77,11 +77,16 @@ def zarr2(volume):
     }}
 
 
+def last_first(volume):
+    last = len(volume["shape"]) - 1
+    return [last, *range(last)]
+
+
 def codecs(volume, encoding):
     size = 2 if volume["dtype"] == "bfloat16" else numpy.dtype(volume["dtype"]).itemsize
     plain = [{"name": "bytes", "configuration": {"endian": "big" if encoding == "big-endian" else "little"}}]
     if encoding == "transpose":
-        return [{"name": "transpose", "configuration": {"order": [2, 0, 1]}}, *plain]
+        return [{"name": "transpose", "configuration": {"order": last_first(volume)}}, *plain]
     if encoding == "blosc":
         shuffle = {"cname": "zstd", "clevel": 3, "shuffle": "shuffle", "typesize": size, "blocksize": 0}
         return [*plain, {"name": "blosc", "configuration": shuffle}]

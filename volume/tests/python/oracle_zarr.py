@@ -58,7 +58,8 @@ def make_v3(store, volume):
             "index_location": "start" if inner == "raw" else "end",
         }
     if encoding == "transpose":
-        arguments["filters"] = [TransposeCodec(order=(2, 0, 1))]
+        last = len(volume["shape"]) - 1
+        arguments["filters"] = [TransposeCodec(order=(last, *range(last)))]
     packing = PACKING_V3.get(inner)
     return zarr.create_array(
         store,

@@ -1,0 +1,104 @@
+//! Our reading and writing compared with CloudVolume's, tensorstore's and zarr-python's, element by element.
+//!
+//! Each test is one volume: an oracle writes it and we read it, or we write it and oracles read it. What was found equal becomes
+//! the table in `docs/formats.md`; a run of all tests fails if the page says something else. Needs Python with the oracles,
+//! `NDSHM_TEST_PYTHON`; without it nothing is tested, and that is said.
+
+mod matrix;
+mod python;
+mod reading;
+#[path = "../servers/mod.rs"]
+mod servers;
+mod table;
+mod writing;
+
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use self::matrix::{Kept, rows, written};
+use self::python::{PYTHON, World};
+use self::servers::S3Server;
+
+/// Set: the environment is that of the S3 server, and this process is the one that runs the tests.
+const INNER: &str = "VOLUME_TEST_ORACLES";
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let has_python = std::env::var_os(PYTHON).is_some();
+    if !has_python {
+        eprintln!(
+            "NOT RUN: {PYTHON} is not set, so nothing was compared with other programs. scripts/test makes a Python \
+             environment with them (tests/it/python/requirements.txt) and sets it."
+        );
+    }
+    if has_python && !arguments.list && std::env::var_os(INNER).is_none() {
+        return beside_a_server();
+    }
+    let world = Arc::new(World::new());
+    let trials: Vec<Trial> = trials(&world).into_iter().map(|trial| trial.with_ignored_flag(!has_python)).collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let is_whole = !arguments.list && conclusion.num_filtered_out == 0 && conclusion.num_ignored == 0;
+    if is_whole && !conclusion.has_failed() {
+        if let Err(stale) = table::check(&world.outcomes()) {
+            eprintln!("{stale}");
+            return ExitCode::FAILURE;
+        }
+    }
+    conclusion.exit_code()
+}
+
+/// Runs this program again where S3 is a server of ours: stores take it from the environment, which a running process does not change.
+fn beside_a_server() -> ExitCode {
+    let server = S3Server::start();
+    let program = std::env::current_exe().expect("this program's path");
+    let status = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .envs(S3Server::environment(&server.endpoint()))
+        .env(INNER, "1")
+        .status()
+        .expect("this program starts");
+    match status.code() {
+        Some(0) => ExitCode::SUCCESS,
+        Some(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        None => {
+            eprintln!("the tests ended by {status}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn trials(world: &Arc<World>) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    let mut add = |name: String, test: Box<dyn Fn(&World) -> Result<(), String> + Send>| {
+        let world = Arc::clone(world);
+        trials.push(Trial::test(name.replace(' ', "_"), move || test(&world).map_err(Failed::from)));
+    };
+    for row in rows() {
+        for (kept, number) in cells(row.dtypes.len()) {
+            let (oracle, format) = (row.oracle.name(), row.format.name());
+            let name = format!("read::{oracle}::{format}::{}::{}::{kept}", row.encoding, row.dtypes[number]);
+            add(format!("{name}::{number}"), Box::new(move |world| reading::check(world, &row, number, kept)));
+        }
+    }
+    for written in written() {
+        for number in 0..written.dtypes.len() {
+            let name = format!(
+                "write::{}::{}::{}::{}",
+                written.format.name(),
+                written.encoding,
+                written.dtypes[number],
+                Kept::Files
+            );
+            let test = move |world: &World| writing::check(world, &written, number, Kept::Files);
+            add(format!("{name}::{number}::{}", written.readers.len()), Box::new(test));
+        }
+    }
+    trials
+}
+
+/// Which volumes of a row there are, and where.
+fn cells(dtypes: usize) -> Vec<(Kept, usize)> {
+    (0..dtypes).map(|number| (Kept::Files, number)).collect()
+}

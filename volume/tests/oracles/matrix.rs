@@ -1,0 +1,341 @@
+//! What is compared with what: writers, formats, encodings, element types, orders, regions, stores.
+//!
+//! Of one encoding every element type is tried in files, with every region in both orders; of the other stores some element types,
+//! which ones changes from encoding to encoding, again with every region in both orders. So every pair of values occurs.
+
+use std::fmt;
+use std::ops::Range;
+
+use ndarray_shm::DType;
+use ndarray_shm_volume::Bbox;
+use serde_json::{Value, json};
+
+/// A program that is asked how a volume is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Oracle {
+    CloudVolume,
+    Tensorstore,
+    ZarrPython,
+}
+
+impl Oracle {
+    /// Its name, as `oracle.py` and people call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::CloudVolume => "cloudvolume",
+            Self::Tensorstore => "tensorstore",
+            Self::ZarrPython => "zarr-python",
+        }
+    }
+}
+
+/// A format, with its version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Format {
+    Precomputed,
+    Zarr2,
+    Zarr3,
+}
+
+impl Format {
+    /// Its name in `oracle.py` and in the names of tests.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Precomputed => "precomputed",
+            Self::Zarr2 => "zarr2",
+            Self::Zarr3 => "zarr3",
+        }
+    }
+
+    /// What stands in front of a URL.
+    pub(crate) fn scheme(self) -> &'static str {
+        if self == Self::Precomputed { "precomputed" } else { "zarr" }
+    }
+}
+
+/// Where a volume is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Kept {
+    Files,
+    S3,
+    Http,
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Files => "files",
+            Self::S3 => "S3",
+            Self::Http => "HTTP",
+        })
+    }
+}
+
+/// Volumes of one format and encoding, as one program writes them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row {
+    pub(crate) oracle: Oracle,
+    pub(crate) format: Format,
+    pub(crate) encoding: &'static str,
+    pub(crate) dtypes: &'static [&'static str],
+    /// Channels of Precomputed volumes, in turn.
+    pub(crate) channels: &'static [u64],
+}
+
+const INTEGERS: &[&str] = &["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"];
+const OF_CLOUDVOLUME: &[&str] = &["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32"];
+/// tensorstore has no 64 bit integers with a sign in Precomputed volumes.
+const OF_TENSORSTORE: &[&str] = &["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "float32"];
+const OF_SHARDS: &[&str] = &["uint8", "uint16", "uint64", "float32"];
+const OF_ZARR: &[&str] = &[
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+];
+const WITH_BFLOAT16: &[&str] = &[
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "bfloat16",
+];
+const LABELS: &[&str] = &["uint32", "uint64"];
+
+/// Every row that is read.
+pub(crate) fn rows() -> Vec<Row> {
+    use Format::{Precomputed, Zarr2, Zarr3};
+    use Oracle::{CloudVolume, Tensorstore, ZarrPython};
+    let precomputed =
+        |oracle, encoding, dtypes, channels| Row { oracle, format: Precomputed, encoding, dtypes, channels };
+    let mut rows = vec![
+        precomputed(CloudVolume, "raw", OF_CLOUDVOLUME, &[1, 3, 2]),
+        precomputed(CloudVolume, "gzip", OF_CLOUDVOLUME, &[3, 1, 2]),
+        precomputed(CloudVolume, "jpeg", &["uint8", "uint8"], &[1, 3]),
+        precomputed(CloudVolume, "compressed_segmentation", LABELS, &[1]),
+        precomputed(CloudVolume, "sharded raw", OF_SHARDS, &[1, 2]),
+        precomputed(CloudVolume, "sharded gzip", OF_SHARDS, &[2, 1]),
+        precomputed(CloudVolume, "sharded compressed_segmentation", LABELS, &[1]),
+        precomputed(Tensorstore, "raw", OF_TENSORSTORE, &[2, 1, 3]),
+        precomputed(Tensorstore, "jpeg", &["uint8", "uint8"], &[3, 1]),
+        precomputed(
+            Tensorstore,
+            "png",
+            &["uint8", "uint16", "uint8", "uint16", "uint8", "uint16"],
+            &[1, 1, 3, 3, 4, 2],
+        ),
+        precomputed(Tensorstore, "compressed_segmentation", LABELS, &[1, 2]),
+        precomputed(Tensorstore, "sharded raw", OF_TENSORSTORE, &[1, 3]),
+        precomputed(Tensorstore, "sharded gzip", OF_TENSORSTORE, &[3, 1]),
+        precomputed(Tensorstore, "sharded compressed_segmentation", LABELS, &[2, 1]),
+    ];
+    for oracle in [Tensorstore, ZarrPython] {
+        let row = |format, encoding, dtypes| Row { oracle, format, encoding, dtypes, channels: &[] };
+        let v2 = ["raw", "zlib", "gzip", "bz2", "blosc", "zstd", "big-endian", "order F"];
+        rows.extend(v2.map(|encoding| row(Zarr2, encoding, OF_ZARR)));
+        let dtypes = if oracle == Tensorstore { WITH_BFLOAT16 } else { OF_ZARR };
+        let v3 = ["raw", "gzip", "zstd", "blosc", "crc32c", "transpose", "big-endian"];
+        rows.extend(v3.map(|encoding| row(Zarr3, encoding, dtypes)));
+        rows.extend(["sharded raw", "sharded gzip", "sharded zstd"].map(|encoding| row(Zarr3, encoding, dtypes)));
+    }
+    rows
+}
+
+/// What we write, and who reads it back.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Written {
+    pub(crate) format: Format,
+    pub(crate) encoding: &'static str,
+    pub(crate) dtypes: &'static [&'static str],
+    pub(crate) channels: &'static [u64],
+    /// Those who can read it in files.
+    pub(crate) readers: &'static [Oracle],
+}
+
+/// Every encoding that is written.
+pub(crate) fn written() -> Vec<Written> {
+    use Format::{Precomputed, Zarr2, Zarr3};
+    use Oracle::{CloudVolume, Tensorstore, ZarrPython};
+    let precomputed =
+        |encoding, dtypes, channels, readers| Written { format: Precomputed, encoding, dtypes, channels, readers };
+    let mut all = vec![
+        // CloudVolume knows 64 bit integers with a sign, tensorstore does not.
+        precomputed("raw", INTEGERS, &[1, 3, 2], &[CloudVolume]),
+        precomputed("raw", OF_TENSORSTORE, &[3, 2, 1], &[CloudVolume, Tensorstore]),
+        // Files with `.gz` are CloudVolume's own way; tensorstore sees none of them.
+        precomputed("gzip", OF_CLOUDVOLUME, &[2, 1, 3], &[CloudVolume]),
+        precomputed("jpeg", &["uint8", "uint8"], &[1, 3], &[CloudVolume, Tensorstore]),
+        precomputed("png", &["uint8", "uint16", "uint8", "uint16"], &[1, 1, 3, 3], &[Tensorstore]),
+        precomputed("compressed_segmentation", LABELS, &[1], &[CloudVolume]),
+    ];
+    for encoding in ["raw", "gzip", "zstd", "blosc"] {
+        let readers = &[Tensorstore, ZarrPython];
+        all.push(Written { format: Zarr2, encoding, dtypes: OF_ZARR, channels: &[], readers });
+        all.push(Written { format: Zarr3, encoding, dtypes: OF_ZARR, channels: &[], readers });
+    }
+    for encoding in ["sharded raw", "sharded gzip", "sharded zstd", "sharded blosc"] {
+        let readers = &[Tensorstore, ZarrPython];
+        all.push(Written { format: Zarr3, encoding, dtypes: OF_ZARR, channels: &[], readers });
+    }
+    all.push(Written {
+        format: Zarr3,
+        encoding: "zstd",
+        dtypes: &["bfloat16"],
+        channels: &[],
+        readers: &[Tensorstore],
+    });
+    all
+}
+
+/// A volume, as it is described to an oracle.
+#[derive(Debug, Clone)]
+pub(crate) struct Described {
+    pub(crate) format: Format,
+    pub(crate) encoding: &'static str,
+    pub(crate) dtype: &'static str,
+    pub(crate) origin: Vec<i64>,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) chunk: Vec<u64>,
+    pub(crate) kind: &'static str,
+    pub(crate) seed: usize,
+}
+
+impl Described {
+    /// The volume number `number` of a row: element type, channels, origin, number of axes and content take turns.
+    pub(crate) fn new(
+        format: Format,
+        encoding: &'static str,
+        dtypes: &[&'static str],
+        channels: &[u64],
+        number: usize,
+    ) -> Self {
+        let dtype = dtypes[number % dtypes.len()];
+        let (origin, shape, chunk) = if format == Format::Precomputed {
+            let channels = channels[number % channels.len()];
+            let origins = [[0, 0, 0, 0], [-24, -7, 5, 0], [1000, 0, -13, 0]];
+            (origins[number % 3].to_vec(), vec![40, 36, 26, channels], vec![16, 15, 11, channels])
+        } else {
+            let shapes: [(&[u64], &[u64]); 3] =
+                [(&[40, 36, 26], &[16, 15, 11]), (&[45, 70], &[16, 15]), (&[5, 20, 18, 22], &[2, 8, 9, 7])];
+            let (shape, chunk) = shapes[number % 3];
+            (vec![0; shape.len()], shape.to_vec(), chunk.to_vec())
+        };
+        let kind = match encoding {
+            "jpeg" => "smooth",
+            _ if encoding.contains("segmentation") => ["labels", "noise"][number % 2],
+            // Another rhythm than that of the shapes and origins.
+            _ => ["noise", "smooth", "labels", "labels"][number % 4],
+        };
+        Self { format, encoding, dtype, origin, shape, chunk, kind, seed: number + encoding.len() }
+    }
+
+    /// As `oracle.py` wants it.
+    pub(crate) fn json(&self, place: &Value) -> Value {
+        json!({
+            "place": place,
+            "format": self.format.name(),
+            "encoding": self.encoding,
+            "dtype": self.dtype,
+            "origin": self.origin,
+            "shape": self.shape,
+            "chunk": self.chunk,
+        })
+    }
+
+    /// Whether elements lose detail.
+    pub(crate) fn is_lossy(&self) -> bool {
+        self.encoding == "jpeg"
+    }
+
+    /// All of it.
+    pub(crate) fn domain(&self) -> Bbox {
+        Bbox::at(&self.origin, &self.shape)
+    }
+
+    /// Elements along each axis of what is stored as one object.
+    pub(crate) fn stored(&self) -> Vec<u64> {
+        let is_sharded = self.format == Format::Zarr3 && self.encoding.starts_with("sharded");
+        self.chunk.iter().map(|length| if is_sharded { 2 * length } else { *length }).collect()
+    }
+
+    /// One stored object that is not at the edge of the volume.
+    pub(crate) fn aligned(&self) -> Bbox {
+        let axis = |(range, stored): (&Range<i64>, &u64)| {
+            let first = range.start.saturating_add_unsigned(*stored);
+            let start = if first < range.end { first } else { range.start };
+            start..start.saturating_add_unsigned(*stored).min(range.end)
+        };
+        Bbox::new(self.domain().ranges().iter().zip(&self.stored()).map(axis).collect()).expect("not empty")
+    }
+
+    /// A region that cuts through chunks on all sides; channels, which are few, are all in it.
+    pub(crate) fn unaligned(&self) -> Bbox {
+        let axis = |range: &Range<i64>| {
+            if range.end - range.start > 8 { range.start + 3..range.end - 2 } else { range.clone() }
+        };
+        Bbox::new(self.domain().ranges().iter().map(axis).collect()).expect("not empty")
+    }
+
+    /// Regions of every kind, each with its name.
+    pub(crate) fn regions(&self) -> Vec<(&'static str, Bbox)> {
+        let domain = self.domain();
+        let mut plane = domain.ranges().to_vec();
+        let last = plane.last_mut().expect("an axis");
+        *last = last.end - 1..last.end;
+        let point = domain.ranges().iter().map(|range| range.end - 1..range.end).collect();
+        // One element to both sides of the border between the first two chunks.
+        let across = domain.ranges().iter().zip(&self.chunk).map(|(range, chunk)| {
+            let border = range.start.saturating_add_unsigned(*chunk);
+            if border < range.end { border - 1..border + 1 } else { range.clone() }
+        });
+        let across = across.collect();
+        let bbox = |ranges| Bbox::new(ranges).expect("not empty");
+        vec![
+            ("whole", domain.clone()),
+            ("aligned", self.aligned()),
+            ("unaligned", self.unaligned()),
+            ("last plane or channel", bbox(plane)),
+            ("last element", bbox(point)),
+            ("across chunks", bbox(across)),
+        ]
+    }
+}
+
+/// The type that the oracles call by this name.
+pub(crate) fn dtype(name: &str) -> DType {
+    match name {
+        "uint8" => DType::U8,
+        "uint16" => DType::U16,
+        "uint32" => DType::U32,
+        "uint64" => DType::U64,
+        "int8" => DType::I8,
+        "int16" => DType::I16,
+        "int32" => DType::I32,
+        "int64" => DType::I64,
+        "float16" => DType::F16,
+        "bfloat16" => DType::Bf16,
+        "float32" => DType::F32,
+        "float64" => DType::F64,
+        "complex64" => DType::Complex64,
+        "complex128" => DType::Complex128,
+        other => panic!("no element type is called {other}"),
+    }
+}

@@ -1,0 +1,154 @@
+//! The process that asks the oracles, and the directory where everything happens.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use ndarray_shm::{Backend, Directory, Location};
+use serde_json::{Value, json};
+
+use crate::matrix::Kept;
+use crate::servers::HttpServer;
+use crate::table::Outcome;
+
+/// The interpreter that has the oracles.
+pub(crate) const PYTHON: &str = "NDSHM_TEST_PYTHON";
+
+/// Where both sides find the S3 server.
+pub(crate) const ENDPOINT: &str = "AWS_ENDPOINT_URL";
+
+/// What all tests share; it goes away with everything in it, whatever they do.
+#[derive(Debug)]
+pub(crate) struct World {
+    oracles: Mutex<Option<Oracles>>,
+    directory: tempfile::TempDir,
+    pub(crate) backend: Arc<dyn Backend>,
+    outcomes: Mutex<Vec<Outcome>>,
+    count: AtomicUsize,
+    web: OnceLock<HttpServer>,
+}
+
+/// `oracle.py`, which answers questions one after the other.
+#[derive(Debug)]
+struct Oracles {
+    child: Child,
+    questions: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        for folder in ["arrays", "home", "served"] {
+            fs::create_dir(directory.path().join(folder)).expect("a folder");
+        }
+        let backend: Arc<dyn Backend> = Arc::new(Directory::new("test", directory.path().join("arrays")));
+        Self {
+            oracles: Mutex::new(None),
+            directory,
+            backend,
+            outcomes: Mutex::default(),
+            count: AtomicUsize::new(0),
+            web: OnceLock::new(),
+        }
+    }
+
+    /// Asks, and returns the answer; an oracle's failure is an error that says what it said.
+    pub(crate) fn ask(&self, question: &Value) -> Result<Value, String> {
+        let mut oracles = self.oracles.lock().unwrap_or_else(PoisonError::into_inner);
+        let oracles = oracles.get_or_insert_with(|| Oracles::start(&self.directory.path().join("home")));
+        let answer = oracles.ask(question);
+        match answer["error"].as_str() {
+            Some(error) => Err(format!("{error}\nasked: {question}")),
+            None => Ok(answer),
+        }
+    }
+
+    /// Returns a path that nobody else uses.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join("served").join(format!("{}-{name}", self.count.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// Returns a location that nobody else uses.
+    pub(crate) fn location(&self) -> Location {
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        Location::new(&format!("oracles-{}-{number}", std::process::id())).expect("a location")
+    }
+
+    /// Returns the place of a new volume, as `oracle.py` wants it, and its URL without a format.
+    pub(crate) fn place(&self, kept: Kept) -> Result<(Value, String), String> {
+        let path = self.path("volume");
+        let text = path.to_str().expect("a path in UTF-8");
+        match kept {
+            Kept::Files => Ok((json!({ "file": text }), format!("file://{text}"))),
+            Kept::S3 => {
+                let endpoint = std::env::var(ENDPOINT).expect("main started the server");
+                let key = path.file_name().and_then(|name| name.to_str()).expect("a name");
+                Ok((
+                    json!({ "s3": { "endpoint": endpoint, "bucket": "test", "key": key } }),
+                    format!("s3://test/{key}"),
+                ))
+            }
+            // Written as files, which a server shows.
+            Kept::Http => {
+                let web = self.web.get_or_init(|| HttpServer::start(&self.directory.path().join("served")));
+                let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
+                Ok((json!({ "file": text }), format!("{}/{name}", web.url())))
+            }
+        }
+    }
+
+    /// Notes what was found equal.
+    pub(crate) fn note(&self, outcome: Outcome) {
+        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+    }
+
+    /// Returns what was found equal, sorted.
+    pub(crate) fn outcomes(&self) -> Vec<Outcome> {
+        let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        outcomes.sort();
+        outcomes
+    }
+}
+
+impl Oracles {
+    fn start(home: &Path) -> Self {
+        let python = std::env::var_os(PYTHON).expect("asked for only where it is set");
+        let mut child = Command::new(python)
+            .arg("-B") // leaves no compiled files in the source tree
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/oracle.py"))
+            .env("HOME", home)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("Python starts");
+        let questions = child.stdin.take();
+        let answers = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut oracles = Self { child, questions, answers };
+        let ready = oracles.answer();
+        assert!(ready["ready"].is_array(), "the oracles say {ready}");
+        oracles
+    }
+
+    fn ask(&mut self, question: &Value) -> Value {
+        writeln!(self.questions.as_mut().expect("open until the end"), "{question}").expect("the oracles listen");
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Value {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).expect("the oracles speak");
+        serde_json::from_str(&line).unwrap_or_else(|_| panic!("the oracles said {line:?}; they may have died"))
+    }
+}
+
+impl Drop for Oracles {
+    fn drop(&mut self) {
+        // The end of its input is the end of the process.
+        self.questions = None;
+        let _ended = self.child.wait();
+    }
+}

@@ -1,0 +1,112 @@
+//! What others wrote is read as they read it.
+
+use std::fs;
+
+use ndarray::IxDyn;
+use ndarray_shm::{Element, Order, with_element};
+use ndarray_shm_volume::{
+    Bbox, ChunkSource, DownloadOptions, VolumeUrl, Workers, download_to_shared_memory, open_volume,
+};
+use serde_json::json;
+
+use crate::matrix::{Described, Kept, Row, dtype};
+use crate::python::World;
+use crate::table::{Direction, Outcome};
+
+/// How far our decoded pictures may be from another decoder's: both round the cosine transform and the colours.
+const PICTURES: u8 = 3;
+
+/// Lets an oracle write a volume, and compares what it reads of it with what we download, region by region.
+pub(crate) fn check(world: &World, row: &Row, number: usize, kept: Kept) -> Result<(), String> {
+    let described = Described::new(row.format, row.encoding, row.dtypes, row.channels, number);
+    let (place, url) = world.place(kept)?;
+    let volume = described.json(&place);
+    let oracle = row.oracle.name();
+    let question =
+        json!({"do": "write", "oracle": oracle, "volume": volume, "kind": described.kind, "seed": described.seed});
+    world.ask(&question)?;
+
+    // Every second one has to be recognised by what is there.
+    let url = if number % 2 == 0 { format!("{}://{url}", row.format.scheme()) } else { url };
+    let source = open(&url)?;
+    let meta = source.meta();
+    let facts = (&meta.origin, &meta.shape, &meta.chunk_shape, meta.dtype);
+    let expected = (&described.origin, &described.shape, &described.chunk, dtype(described.dtype));
+    if facts != expected {
+        return Err(format!("origin, shape, chunk, type: {facts:?} instead of {expected:?}"));
+    }
+    for (name, bbox) in described.regions() {
+        let file = world.path("region");
+        let ranges: Vec<_> = bbox.ranges().iter().map(|range| [range.start, range.end]).collect();
+        world.ask(&json!({"do": "read", "oracle": oracle, "volume": volume, "bbox": ranges, "into": file}))?;
+        let expected = fs::read(&file).map_err(|error| error.to_string())?;
+        fs::remove_file(&file).map_err(|error| error.to_string())?;
+        for order in [Order::C, Order::F] {
+            let found = downloaded(world, &*source, &bbox, order)?;
+            compare(&found, &expected, if described.is_lossy() { PICTURES } else { 0 })
+                .map_err(|wrong| format!("{name} region {bbox}, order {order}, {described:?}: {wrong}"))?;
+        }
+    }
+    world.note(Outcome {
+        format: row.format,
+        encoding: row.encoding,
+        direction: Direction::Read,
+        oracle: row.oracle,
+        kept,
+        dtype: described.dtype,
+    });
+    Ok(())
+}
+
+/// Opens a volume by its URL.
+pub(crate) fn open(url: &str) -> Result<Box<dyn ChunkSource>, String> {
+    let url: VolumeUrl = url.parse().map_err(|error: ndarray_shm_volume::Error| error.to_string())?;
+    open_volume(&url).map_err(|error| in_full(&error))
+}
+
+/// Downloads a region and returns its elements in C order.
+pub(crate) fn downloaded(
+    world: &World,
+    source: &dyn ChunkSource,
+    bbox: &Bbox,
+    order: Order,
+) -> Result<Vec<u8>, String> {
+    let options = DownloadOptions::new().order(order).workers(Workers::Threads(2)).backend(world.backend.clone());
+    let location = world.location();
+    let done = download_to_shared_memory(source, bbox, &location, &options)
+        .map_err(|error| format!("{bbox}: {}", in_full(&error)))?;
+    assert_eq!((done.order, &done.shape, done.dtype), (order, &bbox.shape(), source.meta().dtype));
+    let bytes = with_element!(done.dtype, T => elements::<T>(&done)?, else => unreachable!("volumes have other types"));
+    world.backend.unlink(&location, None).map_err(|error| error.to_string())?;
+    Ok(bytes)
+}
+
+fn elements<T: Element>(done: &ndarray_shm_volume::Downloaded) -> Result<Vec<u8>, String> {
+    let array = done.open::<T, IxDyn>().map_err(|error| in_full(&error))?;
+    let guard = array.read().map_err(|error| error.to_string())?;
+    let view = guard.view();
+    let in_c_order = view.as_standard_layout();
+    Ok(bytemuck::cast_slice(in_c_order.as_slice().expect("in C order")).to_vec())
+}
+
+/// Says how elements differ, if they do.
+pub(crate) fn compare(found: &[u8], expected: &[u8], tolerance: u8) -> Result<(), String> {
+    if found.len() != expected.len() {
+        return Err(format!("{} bytes instead of {}", found.len(), expected.len()));
+    }
+    let wrong = |(a, b): (&u8, &u8)| a.abs_diff(*b) > tolerance;
+    let Some(first) = found.iter().zip(expected).position(wrong) else { return Ok(()) };
+    let count = found.iter().zip(expected).filter(|pair| wrong(*pair)).count();
+    Err(format!(
+        "{count} of {} bytes differ, first byte {first}: {} instead of {}",
+        found.len(),
+        found[first],
+        expected[first]
+    ))
+}
+
+/// An error with all its causes.
+pub(crate) fn in_full(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
