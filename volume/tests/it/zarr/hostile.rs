@@ -178,7 +178,7 @@ fn documents_that_cannot_be_are_refused_by_the_name_of_their_file() {
         ("", |json| json["dimension_names"] = json!(["x"])),
         ("", |json| json["must_have"] = json!({"must_understand": true, "name": "must_have"})),
         ("", |json| {
-            json["codecs"] = json!([{"name": "transpose", "configuration": {"order": [1, 1]}}, {"name": "bytes"}])
+            json["codecs"] = json!([{"name": "transpose", "configuration": {"order": [1, 1]}}, {"name": "bytes"}]);
         }),
         ("", |json| {
             let bytes = json!({"name": "bytes", "configuration": {"endian": "little"}});

@@ -72,7 +72,7 @@ fn what_is_written_here_is_read_by_zarr_python_and_tensorstore() {
     let encodings = [Encoding::Raw, Encoding::Gzip, Encoding::Zstd, Encoding::Blosc];
     for dtype in DType::ALL {
         for (version, sharded) in [(2, false), (3, false), (3, true)] {
-            if dtype_name(*dtype) == "" || (version == 2 && *dtype == DType::Bf16) {
+            if dtype_name(*dtype).is_empty() || (version == 2 && *dtype == DType::Bf16) {
                 continue;
             }
             // Every type meets every encoding with shards and without, over all of the types.

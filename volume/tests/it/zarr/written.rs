@@ -47,10 +47,12 @@ fn a_volume_is_made_where_nothing_is_and_only_there() {
     create_volume(&url, &new(&[9, 9], &[4, 4])).expect("a volume");
 }
 
+type Change = fn(&mut NewVolume);
+
 #[test]
 fn volumes_that_zarr_does_not_have_are_refused_and_leave_nothing() {
     let place = Place::new();
-    let changes: [(&str, fn(&mut NewVolume)); 12] = [
+    let changes: [(&str, Change); 12] = [
         ("cannot tile", |new| new.chunk_shape = vec![4]),
         ("cannot tile", |new| new.chunk_shape = vec![4, 0]),
         ("no Zarr version 4", |new| new.version = 4),
@@ -146,9 +148,14 @@ fn regions_that_are_no_whole_objects_are_refused() {
     new.shard_shape = Some(vec![8, 8]);
     let sink = create_volume(&VolumeUrl::local(place.path("volume")), &new).expect("a volume");
     let whole = Whole { bytes: &[0; 200], shape: &[10, 10], dtype: DType::U16 };
-    for region in
-        [vec![0..4, 0..4], vec![0..10, 0..8], vec![8..10, 8..12], vec![0..8], vec![-8..0, 0..8], vec![1..8, 0..8]]
-    {
+    for region in [
+        vec![0..4, 0..4],
+        vec![0..10, 0..8],
+        vec![8..10, 8..12],
+        vec![0..8, 0..8, 0..1],
+        vec![-8..0, 0..8],
+        vec![1..8, 0..8],
+    ] {
         assert!(matches!(sink.encode(&region, &whole), Err(Error::Bbox { .. })), "{region:?}");
         assert!(matches!(sink.store(&region, Vec::new()), Err(Error::Bbox { .. })), "{region:?}");
         assert!(matches!(sink.erase(&region), Err(Error::Bbox { .. })), "{region:?}");
