@@ -38,7 +38,7 @@ impl PrecomputedVolume {
         let scale = info.scale(mip)?.clone();
         let encoding = ChunkEncoding::of(&scale).map_err(|reason| Error::no_volume(&info.file, reason))?;
         let shards = scale.sharding.clone().map(|sharding| Shards::new(Arc::clone(&store), &scale.prefix, sharding));
-        let identity = identity(&*store, &info, &scale);
+        let identity = identity(&info, &scale);
         Ok(Self { store, scale, encoding, shards, identity, packs: encoding.is_worth_packing() })
     }
 
@@ -107,7 +107,7 @@ impl PrecomputedVolume {
         }
         let key = self.key(chunk);
         for (suffix, packing) in OTHER_SUFFIXES {
-            if self.store.get_range(&format!("{key}{suffix}"), 0..0)?.is_some() {
+            if self.store.size(&format!("{key}{suffix}"))?.is_some() {
                 let cause = format!(
                     "it is stored as `{key}{suffix}`, packed by {packing}, which cannot be read: gzip can (CloudVolume \
                      can convert it)"
@@ -223,13 +223,6 @@ impl fmt::Debug for PrecomputedVolume {
 /// Says which volume and scale it is, in one line.
 ///
 /// The version of the description belongs to it: a volume that was written anew is another one, even if it has the same shape.
-fn identity(store: &dyn Store, info: &Info, scale: &Scale) -> String {
-    let mut place = info.file.clone();
-    if !store.is_remote() {
-        // Without links and from the root, so that all processes call it the same.
-        if let Ok(path) = dunce::canonicalize(&place) {
-            place = path.display().to_string();
-        }
-    }
-    format!("precomputed {place:?} scale {:?}, {}", scale.key, info.mark)
+fn identity(info: &Info, scale: &Scale) -> String {
+    format!("precomputed {:?} scale {:?}, {}", info.file, scale.key, info.mark)
 }

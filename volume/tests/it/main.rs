@@ -8,6 +8,7 @@ mod interrupted;
 mod missing;
 mod other_places;
 mod pooled;
+mod precomputed;
 mod refused;
 mod regions;
 mod remote;
