@@ -1,7 +1,6 @@
 //! `ndshm download`: paints a region of a volume into an array, shows how far it is, and says how to open the result.
 
 use std::io::Write;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 use ndarray_shm::{Backend, Directory, Location, Order, default_backend, set_emulate_shm};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadOptions, Downloaded, Error, FillValue, Missing, ProcessWorkers, Spent, StopFlag,
-    VolumeMeta, VolumeOptions, VolumeUrl, Workers, download_to_shared_memory,
+    VolumeMeta, VolumeOptions, VolumeUrl, Workers, download_to_shared_memory, file_location,
 };
 use serde::Serialize;
 
@@ -148,23 +147,9 @@ fn missing(args: &DownloadArgs, meta: &VolumeMeta) -> Result<Missing, Failure> {
 fn place(args: &DownloadArgs) -> Result<(Arc<dyn Backend>, Location), Failure> {
     match (&args.location, &args.file) {
         (Some(location), _) => Ok((backend(args.emulate)?, location.clone())),
-        (None, Some(path)) => file_place(path),
+        (None, Some(path)) => Ok(file_location(path)?),
         (None, None) => Err(Failure::new(Exit::Usage, "say where to: --location NAME, or --file PATH")),
     }
-}
-
-/// Takes a file's directory for a backend, and its name for a location there: a file of an array has its elements and nothing else.
-fn file_place(path: &Path) -> Result<(Arc<dyn Backend>, Location), Failure> {
-    let refused = |reason: &str| Failure::new(Exit::Usage, format!("`{}` {reason}", path.display()));
-    let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| refused("is no name of a file"))?;
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let directory = parent.canonicalize().map_err(|error| {
-        Failure::new(Exit::Failed, error).while_doing(format!("cannot write to `{}`", parent.display()))
-    })?;
-    if !directory.is_dir() {
-        return Err(Failure::new(Exit::Failed, format!("`{}` is not a directory", parent.display())));
-    }
-    Ok((Arc::new(Directory::new("file", directory)), name.parse()?))
 }
 
 /// Returns the backend to paint into, and makes everything else in this process use it too.

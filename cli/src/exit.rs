@@ -157,7 +157,12 @@ impl From<volume::Error> for Failure {
             volume::Error::Interrupted { .. } => Exit::Interrupted,
             _ => Exit::Failed,
         };
-        Self::from_chain(exit, &error)
+        let failure = Self::from_chain(exit, &error);
+        if matches!(&error, volume::Error::Url { reason, .. } if reason.contains("built without")) {
+            return failure
+                .advice("http, https and s3 need a program that was built by: cargo build -p ndshm --features remote");
+        }
+        failure
     }
 }
 

@@ -56,7 +56,8 @@ fn main() -> ExitCode {
             return if usage.use_stderr() { Exit::Usage } else { Exit::Done }.into();
         }
     };
-    let mut out = io::stdout().lock();
+    // Not locked: threads of a worker process write there too.
+    let mut out = io::stdout();
     let result = run(&command, &mut out).and_then(|exit| {
         out.flush()?;
         Ok(exit)

@@ -148,8 +148,8 @@ pub(crate) fn header(dtype: DType, order: Order, shape: &[usize]) -> Vec<u8> {
     let descr = if dtype == DType::Bf16 { "<V2" } else { dtype.as_str() };
     // NumPy says so of arrays that are contiguous in both orders.
     let fortran = if order == Order::F && shape.len() > 1 { "True" } else { "False" };
-    let lengths: String = shape.iter().map(|length| format!("{length}, ")).collect();
-    let lengths = if shape.len() == 1 { lengths.trim_end() } else { lengths.trim_end_matches(", ") };
+    let lengths = shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    let lengths = if shape.len() == 1 { lengths + "," } else { lengths };
     let text = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': ({lengths}), }}");
     let whole = |width: usize| (MAGIC.len() + 2 + width + text.len() + 1).next_multiple_of(ALIGNMENT);
     let (version, width) = if u16::try_from(whole(2)).is_ok() { (1, 2) } else { (2, 4) };
@@ -292,7 +292,7 @@ mod tests {
             assert!(header.shape.iter().copied().eq(shape.iter().map(|length| *length as u64)));
             assert_eq!(header.elements(None), Ok(Stored { dtype, turned: None }));
         }
-        let long = header(DType::U8, Order::C, &[usize::MAX; 4000]);
+        let long = header(DType::U8, Order::C, &vec![usize::MAX; 4000]);
         assert_eq!(long[6..8], [2, 0]);
     }
 

@@ -77,8 +77,8 @@ impl<'a> Part<'a> {
             chunks,
             bytes,
         };
-        let marked = markers::write(place, &marker);
-        marked.map_err(|error| {
+        let written = markers::write(place, &marker);
+        written.map_err(|error| {
             Failure::from(error).while_doing(format!("part {} is done, but cannot be marked", self.shard))
         })
     }

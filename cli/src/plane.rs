@@ -22,7 +22,7 @@ const MOST_ELEMENTS: usize = 1 << 28;
 
 /// Which plane of an array is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Section {
     /// The axis that goes to the right, and the one that goes down; an array of one axis has no second.
     pub(crate) right: usize,
     pub(crate) down: Option<usize>,
@@ -32,22 +32,21 @@ pub(crate) struct Place {
     pub(crate) names: Vec<String>,
 }
 
-impl Place {
+impl Section {
     /// Decides which plane is meant: axes that are not cut and not needed for the picture are cut in the middle.
     pub(crate) fn choose(shape: &[usize], order: Order, names: Option<&str>, cuts: &[Cut]) -> Result<Self, Failure> {
         let usage = |message: String| Failure::new(Exit::Usage, message);
         let axes = shape.len();
-        let letters: Vec<String> = match names {
-            Some(names) => names.chars().map(String::from).collect(),
-            None => {
-                let known = LETTERS.chars().map(String::from);
-                let all = known.chain((LETTERS.len()..).map(|axis| axis.to_string())).take(axes);
-                let mut all: Vec<String> = all.collect();
-                if order == Order::C {
-                    all.reverse();
-                }
-                all
+        let letters: Vec<String> = if let Some(names) = names {
+            names.chars().map(String::from).collect()
+        } else {
+            let known = LETTERS.chars().map(String::from);
+            let all = known.chain((LETTERS.len()..).map(|axis| axis.to_string())).take(axes);
+            let mut all: Vec<String> = all.collect();
+            if order == Order::C {
+                all.reverse();
             }
+            all
         };
         if letters.len() != axes || (1..axes).any(|at| letters[..at].contains(&letters[at])) {
             let message = format!("--axes names {} axes, but the array has {axes}", letters.len());
@@ -112,15 +111,15 @@ pub(crate) struct Plane {
 
 impl Plane {
     /// Copies the plane, of each axis only every `step`-th element.
-    pub(crate) fn read(array: &Described, place: &Place, step: usize) -> Result<Self, Failure> {
+    pub(crate) fn read(array: &Described, section: &Section, step: usize) -> Result<Self, Failure> {
         let dtype = array.dtype;
-        with_element!(dtype, T => Self::copy::<T>(array, place, step), else => {
+        with_element!(dtype, T => Self::copy::<T>(array, section, step), else => {
             Err(Failure::new(Exit::Failed, format!("there are no elements of type {dtype} here")))
         })
     }
 
-    fn copy<T: Element>(array: &Described, place: &Place, step: usize) -> Result<Self, Failure> {
-        let (right, down) = place.lengths(&array.shape);
+    fn copy<T: Element>(array: &Described, section: &Section, step: usize) -> Result<Self, Failure> {
+        let (right, down) = section.lengths(&array.shape);
         let (width, height) = (right.div_ceil(step), down.div_ceil(step));
         let elements = width.checked_mul(height).filter(|elements| *elements <= MOST_ELEMENTS);
         let Some(elements) = elements else {
@@ -136,17 +135,17 @@ impl Plane {
             for index in 0..buffer.grid().len() {
                 let region = buffer.grid().region(index);
                 let is_cut = |(axis, range): (usize, &Range<usize>)| {
-                    axis == place.right || Some(axis) == place.down || range.contains(&place.at[axis])
+                    axis == section.right || Some(axis) == section.down || range.contains(&section.at[axis])
                 };
                 if region.iter().enumerate().all(is_cut)
                     && let Some(chunk) = buffer.chunk(index)?
                 {
-                    plane.put(chunk.view(), &region, place, step);
+                    plane.put(chunk.view(), &region, section, step);
                 }
             }
         } else {
             array.read::<T, _>(|view| {
-                plane.put(view, &whole, place, step);
+                plane.put(view, &whole, section, step);
                 Ok(())
             })?;
         }
@@ -154,33 +153,39 @@ impl Plane {
     }
 
     /// Copies what a region of the array has of the plane.
-    fn put<T: Element>(&mut self, mut part: ArrayViewD<'_, T>, region: &[Range<usize>], place: &Place, step: usize) {
+    fn put<T: Element>(
+        &mut self,
+        mut part: ArrayViewD<'_, T>,
+        region: &[Range<usize>],
+        section: &Section,
+        step: usize,
+    ) {
         // Where the first element of the region that is taken is, and which one of the picture it is.
         let start = |axis: usize| {
             let first = region[axis].start.div_ceil(step);
             (first * step - region[axis].start, first)
         };
-        let picture = [Some(place.right), place.down];
-        for axis in 0..region.len() {
+        let picture = [Some(section.right), section.down];
+        for (axis, range) in region.iter().enumerate() {
             if picture.contains(&Some(axis)) {
-                let from = start(axis).0.min(region[axis].len());
+                let from = start(axis).0.min(range.len());
                 let slice = Slice::new(from.cast_signed(), None, step.cast_signed());
                 part.slice_axis_inplace(Axis(axis), slice);
             } else {
-                let at = (place.at[axis] - region[axis].start).cast_signed();
+                let at = (section.at[axis] - range.start).cast_signed();
                 part.slice_axis_inplace(Axis(axis), Slice::from(at..at + 1));
             }
         }
-        let (left, top) = (start(place.right).1, place.down.map_or(0, |down| start(down).1));
-        let rows = place.down.map_or(1, |down| part.len_of(Axis(down)));
-        let columns = part.len_of(Axis(place.right));
+        let (left, top) = (start(section.right).1, section.down.map_or(0, |down| start(down).1));
+        let rows = section.down.map_or(1, |down| part.len_of(Axis(down)));
+        let columns = part.len_of(Axis(section.right));
         let mut index = IxDyn(&vec![0; region.len()]);
         for row in 0..rows {
-            if let Some(down) = place.down {
+            if let Some(down) = section.down {
                 index[down] = row;
             }
             for column in 0..columns {
-                index[place.right] = column;
+                index[section.right] = column;
                 let at = ((top + row) * self.width + left + column) * size_of::<T>();
                 self.bytes[at..at + size_of::<T>()].copy_from_slice(bytes_of(&part[&index]));
             }
@@ -245,8 +250,8 @@ mod tests {
     #[test]
     fn the_contiguous_axis_goes_to_the_right_unless_axes_are_named() {
         let choose = |shape: &[usize], order, names, texts: &[&str]| {
-            let place = Place::choose(shape, order, names, &cuts(texts)).expect("a plane");
-            (place.right, place.down, place.describe())
+            let section = Section::choose(shape, order, names, &cuts(texts)).expect("a plane");
+            (section.right, section.down, section.describe())
         };
         assert_eq!(choose(&[9, 8, 7], Order::C, None, &["z=3"]), (2, Some(1), "z=3".to_owned()));
         assert_eq!(choose(&[9, 8, 7], Order::F, None, &["z=3"]), (0, Some(1), "z=3".to_owned()));
@@ -260,8 +265,8 @@ mod tests {
     #[test]
     fn what_is_no_plane_says_why() {
         let message = |shape: &[usize], names, texts: &[&str]| {
-            let place = Place::choose(shape, Order::C, names, &cuts(texts));
-            place.expect_err("no plane").to_string()
+            let section = Section::choose(shape, Order::C, names, &cuts(texts));
+            section.expect_err("no plane").to_string()
         };
         assert!(message(&[4, 4], None, &["t=1"]).contains("no axis `t`"));
         assert!(message(&[4, 4], None, &["2=1"]).contains("no axis `2`"));

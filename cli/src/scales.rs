@@ -87,9 +87,10 @@ pub(crate) fn run(url: &VolumeUrl, json: bool, out: &mut dyn Write) -> Result<Ex
         table.row([
             scale.mip.to_string(),
             units::printable(&scale.key),
-            match scale.axes.is_empty() {
-                true => joined(&scale.shape, " x "),
-                false => format!("{} ({})", joined(&scale.shape, " x "), units::printable(&scale.axes.join(", "))),
+            if scale.axes.is_empty() {
+                joined(&scale.shape, " x ")
+            } else {
+                format!("{} ({})", joined(&scale.shape, " x "), units::printable(&scale.axes.join(", ")))
             },
             joined(&scale.origin, ","),
             if scale.stored_shape == scale.chunk_shape {
@@ -98,11 +99,10 @@ pub(crate) fn run(url: &VolumeUrl, json: bool, out: &mut dyn Write) -> Result<Ex
                 format!("{chunks} in shards of {}", joined(&scale.stored_shape, " x "))
             },
             scale.dtype.clone(),
-            match scale.resolution.is_empty() {
-                true => "-".to_owned(),
-                false => {
-                    format!("{} {}", joined(&scale.resolution, " x "), units::printable(&scale.unit)).trim().to_owned()
-                }
+            if scale.resolution.is_empty() {
+                "-".to_owned()
+            } else {
+                format!("{} {}", joined(&scale.resolution, " x "), units::printable(&scale.unit)).trim().to_owned()
             },
             units::size(scale.bytes),
             scale.encoding.clone(),

@@ -12,7 +12,7 @@ use crate::described::{Described, Kind};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::picture::{self, Picture};
-use crate::plane::{Place, Plane};
+use crate::plane::{Plane, Section};
 use crate::{report, units};
 
 /// Lines of a terminal that are left for what stands above and below a picture.
@@ -64,8 +64,8 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     let array = Described::find(&args.location, &args.layout, &[EntryKind::Array, EntryKind::Partial])?;
     let mut cuts = args.slice.clone();
     cuts.extend(args.channel.map(|index| crate::words::Cut { axis: "c".to_owned(), index }));
-    let place = Place::choose(&array.shape, array.order, args.axes.as_deref(), &cuts)?;
-    let (right, down) = place.lengths(&array.shape);
+    let section = Section::choose(&array.shape, array.order, args.axes.as_deref(), &cuts)?;
+    let (right, down) = section.lengths(&array.shape);
     let every = match (args.every, columns) {
         (Some(every), _) => usize::from(every),
         (None, Some((columns, lines))) => {
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         }
         (None, None) => 1,
     };
-    let plane = Plane::read(&array, &place, every)?;
+    let plane = Plane::read(&array, &section, every)?;
     let (picture, range) = if args.labels {
         (Picture::colours(&plane), None)
     } else {
@@ -84,11 +84,11 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     let viewed = Viewed {
         location: array.location.to_string(),
         dtype: array.dtype.to_string(),
-        slice: place.describe(),
+        slice: section.describe(),
         width: picture.width,
         height: picture.height,
-        right: place.right,
-        down: place.down,
+        right: section.right,
+        down: section.down,
         every,
         range,
         partial: array.kind == Kind::Partial,
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     if args.json {
         report::json(out, &viewed)?;
     } else {
-        viewed.write(&place, out)?;
+        viewed.write(&section, out)?;
     }
     Ok(Exit::Done)
 }
@@ -121,9 +121,9 @@ fn knows_true_colour() -> bool {
 }
 
 impl Viewed {
-    fn write(&self, place: &Place, out: &mut dyn Write) -> Result<(), Failure> {
+    fn write(&self, section: &Section, out: &mut dyn Write) -> Result<(), Failure> {
         let cut = if self.slice.is_empty() { String::new() } else { format!(" at {}", self.slice) };
-        let name = |axis: usize| format!("{} (axis {axis})", place.names[axis]);
+        let name = |axis: usize| format!("{} (axis {axis})", section.names[axis]);
         let down = self.down.map_or_else(String::new, |down| format!(", {} down", name(down)));
         let mut line = format!("{}{cut}: {} to the right{down}", self.location, name(self.right));
         if self.every > 1 {

@@ -99,3 +99,13 @@ fn an_error_is_told_once() {
     assert_eq!(finished.err.matches("error:").count(), 1, "{finished:?}");
     assert_eq!(finished.err.matches("nowhere").count(), 1, "{finished:?}");
 }
+
+#[cfg(not(feature = "remote"))]
+#[test]
+fn a_url_that_this_program_cannot_reach_says_how_to_build_one_that_can() {
+    let scene = Scene::new();
+    for url in ["https://example.org/volume", "precomputed://s3://bucket/key"] {
+        let finished = run(&mut scene.ndshm(["download", url, "--location", "x"])).expect_code(2);
+        assert!(finished.err.contains("--features remote"), "{finished:?}");
+    }
+}

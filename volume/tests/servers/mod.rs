@@ -36,7 +36,8 @@ struct Served {
 impl Served {
     fn start(script: &str, arguments: &[&Path]) -> Self {
         let python = std::env::var_os("NDSHM_TEST_PYTHON").expect("NDSHM_TEST_PYTHON: ask `python()` first");
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python").join(script);
+        // Tests of the command line use this file too.
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../volume/tests/python").join(script);
         let mut child = Command::new(python)
             .arg(script)
             .args(arguments)
