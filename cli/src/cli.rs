@@ -5,13 +5,20 @@
 
 #![expect(clippy::doc_markdown, reason = "these comments are help texts, which show backticks as they are")]
 
+mod volumes;
+
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use ndarray_shm::{Location, Order};
+use ndarray_shm::{DType, Location, Order};
 use ndarray_shm_volume::VolumeUrl;
 
+pub(crate) use self::volumes::{
+    DownloadArgs, EncodingChoice, FormatChoice, MissingChoice, PartArgs, PlanArgs, UploadArgs,
+};
+use crate::words::{self, Cut, Numbers, Span};
 use crate::{help, units};
 
 /// Arrays in shared memory: fill them from volumes, list, inspect and remove them.
@@ -25,12 +32,22 @@ pub(crate) struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Paint a region of a Zarr volume into an array in shared memory
+    /// Paint a region of a volume into an array in shared memory, or into a file
     Download(DownloadArgs),
+    /// Write an array into a region of a volume
+    Upload(UploadArgs),
+    /// Divide a region of a volume into parts, for several machines
+    Plan(PlanArgs),
     /// List arrays, and renderbuffers that are not finished
     Ls(ListArgs),
-    /// Show everything that is known about a name
+    /// Show everything that is known about a name, or the scales of a volume
     Info(InfoArgs),
+    /// Show a plane of an array as a picture: a PNG file, or in the terminal
+    View(ViewArgs),
+    /// Write an array into a .npy file
+    Export(ExportArgs),
+    /// Make an array of a .npy file
+    Import(ImportArgs),
     /// Remove names; the memory is free once the last process lets go of it
     Unlink(UnlinkArgs),
     /// Remove counted arrays and drafts that only killed processes have left
@@ -46,43 +63,26 @@ pub(crate) enum Command {
     Worker(WorkerArgs),
 }
 
-/// Arguments of `ndshm download`.
-#[derive(Debug, Args)]
-#[expect(clippy::struct_excessive_bools, reason = "a command line is made of switches")]
-#[command(after_help = help::CODES, after_long_help = help::DOWNLOAD)]
-pub(crate) struct DownloadArgs {
-    /// Path or URL of a volume: Zarr or Precomputed, local or behind http, https or s3
-    pub(crate) source: VolumeUrl,
-    /// Name of the array to make
-    #[arg(long, short, value_name = "NAME")]
-    pub(crate) location: Location,
-    /// Region to read, START:STOP for each axis of the volume, e.g. 0:64,0:128,: [default: everything]
-    #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
-    pub(crate) bbox: Option<String>,
-    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous)
-    #[arg(long, value_name = "c|f", default_value = "c")]
-    pub(crate) order: Order,
-    /// How many chunks are decoded at a time [default: the number of processors]
-    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub(crate) workers: Option<u16>,
-    /// Paint with worker processes instead of threads
-    #[arg(long)]
-    pub(crate) processes: bool,
-    /// Use a file in the emulated directory, whatever EMULATE_SHM says
-    #[arg(long)]
-    pub(crate) emulate: bool,
-    /// Replace an array that has the name already; whoever is attached to it keeps the old one
-    #[arg(long)]
-    pub(crate) replace: bool,
-    /// When interrupted, keep the chunks painted so far, so that the same command continues with the rest
-    #[arg(long)]
-    pub(crate) keep_partial: bool,
-    /// No progress
-    #[arg(long, short)]
-    pub(crate) quiet: bool,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+impl Command {
+    /// Whether it was asked for JSON, which its failure is then too.
+    pub(crate) fn prints_json(&self) -> bool {
+        match self {
+            Self::Download(args) => args.json,
+            Self::Upload(args) => args.json,
+            Self::Plan(args) => args.json,
+            Self::Ls(args) => args.json,
+            Self::Info(args) => args.json,
+            Self::View(args) => args.json,
+            Self::Export(args) => args.json,
+            Self::Import(args) => args.json,
+            Self::Unlink(args) => args.json,
+            Self::Gc(args) => args.json,
+            Self::Doctor(args) => args.json,
+            Self::Demo(args) => args.json,
+            Self::Manager(args) => matches!(&args.command, Some(ManagerCommand::Status { json: true, .. })),
+            Self::Worker(_) => false,
+        }
+    }
 }
 
 /// Arguments of `ndshm ls`.
@@ -104,13 +104,136 @@ pub(crate) struct ListArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::INFO)]
 pub(crate) struct InfoArgs {
-    /// Name of an array, or of a renderbuffer that is not finished
-    #[arg(value_name = "NAME")]
-    pub(crate) location: Location,
+    /// Name of an array, or of a renderbuffer that is not finished; with a / or ://, the path or URL of a volume
+    #[arg(value_name = "NAME|SOURCE")]
+    pub(crate) subject: Subject,
     /// Look only here [default: what EMULATE_SHM says, else everywhere]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
     /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What `ndshm info` is asked about.
+#[derive(Debug, Clone)]
+pub(crate) enum Subject {
+    /// A name in shared memory.
+    Name(Location),
+    /// A volume.
+    Volume(VolumeUrl),
+}
+
+impl FromStr for Subject {
+    type Err = String;
+
+    /// The text alone decides, not what is there at the moment: names have no separators, so what has one is a path.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.contains(std::path::is_separator) || matches!(text, "." | "..") {
+            return text.parse().map(Self::Volume).map_err(|error: ndarray_shm_volume::Error| error.to_string());
+        }
+        text.parse().map(Self::Name).map_err(|error: ndarray_shm::Error| error.to_string())
+    }
+}
+
+/// What an array is, for those that do not say so themselves.
+#[derive(Debug, Args)]
+pub(crate) struct LayoutArgs {
+    /// Type of the elements, such as uint16 or <u2 [plain arrays only]
+    #[arg(long, value_name = "DTYPE", value_parser = words::dtype)]
+    pub(crate) dtype: Option<DType>,
+    /// Elements along each axis, such as 64,128,128 [plain arrays only]
+    #[arg(long, value_name = "N,N,..", value_parser = words::lengths)]
+    pub(crate) shape: Option<Numbers<u64>>,
+    /// Memory order: c (last axis contiguous) or f (first axis contiguous) [plain arrays only; default: c]
+    #[arg(long, value_name = "c|f")]
+    pub(crate) order: Option<Order>,
+    /// Look only here [default: what EMULATE_SHM says, else everywhere]
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<BackendChoice>,
+}
+
+/// Arguments of `ndshm view`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::VIEW)]
+pub(crate) struct ViewArgs {
+    /// Name of an array, or of a renderbuffer that is not finished
+    #[arg(value_name = "NAME")]
+    pub(crate) location: Location,
+    /// Where to cut an axis, by letter or number: z=10 or 2=10 [default: in the middle]
+    #[arg(long, short, value_name = "AXIS=INDEX", value_parser = words::cut)]
+    pub(crate) slice: Vec<Cut>,
+    /// Letters of the axes, first to last [default: x is the one that is contiguous in memory, then y, z, c]
+    #[arg(long, value_name = "LETTERS")]
+    pub(crate) axes: Option<String>,
+    /// The same as --slice c=INDEX
+    #[arg(long, value_name = "INDEX")]
+    pub(crate) channel: Option<usize>,
+    #[command(flatten)]
+    pub(crate) layout: LayoutArgs,
+    /// Values that become black and white [default: the least and the greatest of the plane]
+    #[arg(long, value_name = "LOW:HIGH", value_parser = words::span, allow_hyphen_values = true)]
+    pub(crate) range: Option<Span>,
+    /// Values are names, not quantities: each gets a colour of its own, 0 is black
+    #[arg(long, conflicts_with = "range")]
+    pub(crate) labels: bool,
+    /// Show only every Nth element of both axes [default: 1; in the terminal, as many as fit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) every: Option<u16>,
+    /// Write a PNG file; - is the standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Replace a file that is there already
+    #[arg(long, requires = "out")]
+    pub(crate) replace: bool,
+    /// Draw with so many characters in a line, whatever the standard output is
+    #[arg(long, value_name = "N", conflicts_with = "out", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) columns: Option<u16>,
+    /// Print what the picture shows as JSON
+    #[arg(long, requires = "out")]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `ndshm export`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::EXPORT)]
+pub(crate) struct ExportArgs {
+    /// Name of an array
+    #[arg(value_name = "NAME")]
+    pub(crate) location: Location,
+    /// The .npy file to write
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) layout: LayoutArgs,
+    /// Replace a file that is there already
+    #[arg(long)]
+    pub(crate) replace: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `ndshm import`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::IMPORT)]
+pub(crate) struct ImportArgs {
+    /// The .npy file to read
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Name of the array to make
+    #[arg(value_name = "NAME")]
+    pub(crate) location: Location,
+    /// Take the elements for this type, which has as many bytes: for bool (uint8) and what NumPy has no name for (bfloat16)
+    #[arg(long, value_name = "DTYPE", value_parser = words::dtype)]
+    pub(crate) dtype: Option<DType>,
+    /// Use a file in the emulated directory, whatever EMULATE_SHM says
+    #[arg(long)]
+    pub(crate) emulate: bool,
+    /// Replace an array that has the name already; whoever is attached to it keeps the old one
+    #[arg(long)]
+    pub(crate) replace: bool,
+    /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -236,6 +359,9 @@ pub(crate) struct SocketArgs {
 pub(crate) struct WorkerArgs {
     /// The volume, as the parent opened it
     pub(crate) source: VolumeUrl,
+    /// Which scale of it
+    #[arg(long)]
+    pub(crate) mip: usize,
     /// Public name of the renderbuffer
     #[arg(long)]
     pub(crate) location: Location,
@@ -270,9 +396,20 @@ mod tests {
     #[test]
     fn a_name_that_cannot_be_a_location_is_a_usage_error() {
         for name in ["", "a/b", "..", ".ndshm-x"] {
-            let error = Cli::try_parse_from(["ndshm", "info", name]).expect_err(name);
+            let error = Cli::try_parse_from(["ndshm", "unlink", name]).expect_err(name);
             assert_eq!(error.exit_code(), 2, "{name:?}");
         }
+    }
+
+    #[test]
+    fn what_has_a_separator_is_a_volume_and_what_has_none_is_a_name() {
+        for text in ["./x", "a/b", "/a", ".", "s3://bucket/key", "precomputed://file:///x"] {
+            assert!(matches!(text.parse(), Ok(Subject::Volume(_))), "{text}");
+        }
+        for text in ["x", "volume.zarr", "..."] {
+            assert!(matches!(text.parse(), Ok(Subject::Name(_))), "{text}");
+        }
+        assert!("ftp://x/y".parse::<Subject>().is_err());
     }
 
     #[test]

@@ -9,10 +9,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use ndarray::{ArrayViewD, Axis, Dimension as _, IxDyn, ShapeBuilder as _, Slice};
+use ndarray::{ArrayViewD, Axis, IxDyn, ShapeBuilder as _, Slice};
 use ndarray_shm::{Backend, Element, EntryKind, Location, Order, SharedArray, render, with_element};
 use ndarray_shm_volume::demo::{DemoSpec, write_volume};
-use ndarray_shm_volume::{Bbox, ChunkSource, Elements, Scratch, StopFlag, VolumeUrl, open_volume};
+use ndarray_shm_volume::{Bbox, ChunkSource, Elements, Missing, Scratch, StopFlag, VolumeUrl, open_volume};
 use serde::Serialize;
 
 use crate::cli::{DEMO_LOCATION, DemoArgs};
@@ -139,15 +139,18 @@ impl<'a> Stage<'a> {
         let url = VolumeUrl::local(path);
         let source = open_volume(&url)?;
         let bbox = Bbox::whole(&source.meta().shape);
-        let display = Display::new(name, self.args.json);
+        let display = Display::new(name, "chunk", self.args.json);
         let job = Job {
             url: &url,
+            mip: 0,
             source: &*source,
             bbox: &bbox,
             location,
             backend: self.backend,
             order,
             workers: usize::from(self.args.workers),
+            requests: 0,
+            missing: Missing::AsStored,
             processes: true,
             replace,
             keep_partial: false,

@@ -1,58 +1,170 @@
 //! `ndshm download`: paints a region of a volume into an array, shows how far it is, and says how to open the result.
 
 use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ndarray_shm::{Backend, Directory, Location, Order, default_backend, set_emulate_shm};
 use ndarray_shm_volume::{
-    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, ProcessWorkers, StopFlag, VolumeUrl, Workers,
-    download_to_shared_memory, open_volume,
+    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, FillValue, Missing, ProcessWorkers, Spent, StopFlag,
+    VolumeMeta, VolumeOptions, VolumeUrl, Workers, download_to_shared_memory,
 };
 use serde::Serialize;
 
-use crate::cli::DownloadArgs;
+use crate::cli::{DownloadArgs, MissingChoice};
 use crate::exit::{Exit, Failure};
 use crate::list::display;
+use crate::part::Part;
 use crate::progress::Display;
 use crate::{interrupt, python, report, units, worker};
 
 /// Runs `ndshm download`.
 pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
-    let backend = backend(args.emulate)?;
-    let source = open_volume(&args.source)?;
-    let bbox = match &args.bbox {
-        Some(text) => Bbox::parse(text, &source.meta().domain()).map_err(|error| {
-            Failure::from(error).advice(format!(
-                "the volume is {}: give --bbox one START:STOP within it for each of its axes, or leave \
-                 --bbox away for all of it",
-                source.meta().domain()
-            ))
-        })?,
-        None => source.meta().domain(),
+    let (backend, location) = place(args)?;
+    let source = VolumeOptions::new().mip(args.mip).open(&args.source)?;
+    let meta = source.meta();
+    let whole = region(meta, args.bbox.as_deref(), args.channels.as_deref())?;
+    let missing = missing(args, meta)?;
+    let work = format!("download of {} order={} missing={missing:?}", source.identity(), args.order);
+    let part = Part::choose(&args.part, meta, &whole, work)?;
+    let bbox = match &part {
+        None => &whole,
+        Some(Part { region: Some(region), .. }) => region,
+        Some(part) => {
+            part.mark(0, 0)?;
+            return Idle::write(part, None, "nothing", args.json, out);
+        }
     };
-    let display = Display::new(args.location.as_str(), args.quiet);
+    if let Some(part) = &part
+        && part.is_marked()?
+    {
+        let bytes =
+            bbox.shape().iter().fold(meta.dtype.size() as u64, |bytes, length| bytes.saturating_mul(*length as u64));
+        let path = backend.directory().join(location.as_str());
+        // A mark outlives the memory of the machine that made it.
+        if path.metadata().is_ok_and(|found| found.is_file() && found.len() == bytes) {
+            return Idle::write(part, Some(display(&path)), "already done", args.json, out);
+        }
+    }
+    let display = Display::new(location.as_str(), "chunk", args.quiet);
     let job = Job {
         url: &args.source,
+        mip: args.mip,
         source: &*source,
-        bbox: &bbox,
-        location: &args.location,
+        bbox,
+        location: &location,
         backend: &backend,
         order: args.order,
         workers: usize::from(args.workers.unwrap_or(0)),
+        requests: usize::from(args.requests.unwrap_or(0)),
+        missing,
         processes: args.processes,
         replace: args.replace,
         keep_partial: args.keep_partial,
     };
-    let result = job.run(&display, &stop)?;
+    let mut result = job.run(&display, &stop)?;
+    if let Some(part) = &part {
+        part.mark(result.chunks as u64, result.bytes)?;
+        result.shard = Some(part.shard.to_string());
+    }
     if args.json {
         report::json(out, &result)?;
     } else {
         result.write(out)?;
     }
     Ok(Exit::Done)
+}
+
+/// A part for which there was nothing to do, as `download --json` and `upload --json` print it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Idle {
+    shard: String,
+    /// The part's region; `null` if there are more parts than stored objects and none was left for it.
+    bbox: Option<String>,
+    /// "already done" or "nothing".
+    state: &'static str,
+    /// Where the array is; `null` where there is none.
+    path: Option<String>,
+}
+
+impl Idle {
+    pub(crate) fn write(
+        part: &Part<'_>,
+        path: Option<String>,
+        state: &'static str,
+        json: bool,
+        out: &mut dyn Write,
+    ) -> Result<Exit, Failure> {
+        let idle =
+            Self { shard: part.shard.to_string(), bbox: part.region.as_ref().map(ToString::to_string), state, path };
+        if json {
+            report::json(out, &idle)?;
+        } else {
+            let what = if idle.bbox.is_some() { "already done" } else { "nothing is left for it" };
+            writeln!(out, "part {}: {what}", idle.shard)?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// Reads the region that is meant, in which channels may be left out or chosen apart.
+pub(crate) fn region(meta: &VolumeMeta, bbox: Option<&str>, channels: Option<&str>) -> Result<Bbox, Failure> {
+    let domain = meta.domain();
+    let parsed = match (bbox, channels) {
+        (None, None) => return Ok(domain),
+        (Some(text), None) => meta.parse_bbox(text),
+        (bbox, Some(channels)) => {
+            let axes = meta.shape.len();
+            if !meta.axes.last().is_some_and(|name| matches!(name.as_str(), "c" | "channel" | "channels")) || axes < 2 {
+                let message = "the last axis of this volume are not its channels: --channels means nothing here";
+                return Err(Failure::new(Exit::Usage, message).advice("choose them by --bbox, one range for each axis"));
+            }
+            let others = bbox.map_or_else(|| vec![":"; axes - 1].join(","), str::to_owned);
+            Bbox::parse(&format!("{others},{channels}"), &domain)
+        }
+    };
+    parsed.map_err(|error| {
+        Failure::from(error).advice(format!(
+            "the volume is {domain}: give --bbox one START:STOP within it for each of its axes, or leave \
+             --bbox away for all of it"
+        ))
+    })
+}
+
+/// Reads what is to be done about chunks that are not stored.
+fn missing(args: &DownloadArgs, meta: &VolumeMeta) -> Result<Missing, Failure> {
+    Ok(match (args.missing, &args.fill) {
+        (None, None) => Missing::AsStored,
+        (Some(MissingChoice::Error), _) => Missing::Error,
+        (Some(MissingChoice::Fill), None) => Missing::Fill,
+        (_, Some(value)) => Missing::FillWith(FillValue::parse(value, meta.dtype)?),
+    })
+}
+
+/// Returns where the array is to be, and what it is to be called there.
+fn place(args: &DownloadArgs) -> Result<(Arc<dyn Backend>, Location), Failure> {
+    match (&args.location, &args.file) {
+        (Some(location), _) => Ok((backend(args.emulate)?, location.clone())),
+        (None, Some(path)) => file_place(path),
+        (None, None) => Err(Failure::new(Exit::Usage, "say where to: --location NAME, or --file PATH")),
+    }
+}
+
+/// Takes a file's directory for a backend, and its name for a location there: a file of an array has its elements and nothing else.
+fn file_place(path: &Path) -> Result<(Arc<dyn Backend>, Location), Failure> {
+    let refused = |reason: &str| Failure::new(Exit::Usage, format!("`{}` {reason}", path.display()));
+    let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| refused("is no name of a file"))?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = parent.canonicalize().map_err(|error| {
+        Failure::new(Exit::Failed, error).while_doing(format!("cannot write to `{}`", parent.display()))
+    })?;
+    if !directory.is_dir() {
+        return Err(Failure::new(Exit::Failed, format!("`{}` is not a directory", parent.display())));
+    }
+    Ok((Arc::new(Directory::new("file", directory)), name.parse()?))
 }
 
 /// Returns the backend to paint into, and makes everything else in this process use it too.
@@ -69,6 +181,7 @@ pub(crate) fn backend(emulate: bool) -> Result<Arc<dyn Backend>, Failure> {
 pub(crate) struct Job<'a> {
     /// What a worker process opens; the same volume as `source`.
     pub(crate) url: &'a VolumeUrl,
+    pub(crate) mip: usize,
     pub(crate) source: &'a dyn ChunkSource,
     pub(crate) bbox: &'a Bbox,
     pub(crate) location: &'a Location,
@@ -76,6 +189,9 @@ pub(crate) struct Job<'a> {
     pub(crate) order: Order,
     /// 0: one for each processor.
     pub(crate) workers: usize,
+    /// 0: the library's choice.
+    pub(crate) requests: usize,
+    pub(crate) missing: Missing,
     pub(crate) processes: bool,
     pub(crate) replace: bool,
     pub(crate) keep_partial: bool,
@@ -92,10 +208,10 @@ impl Job<'_> {
             count => count,
         };
         let workers = if self.processes {
-            let (source, location) = (self.url.clone(), self.location.clone());
+            let (source, mip, location) = (self.url.clone(), self.mip, self.location.clone());
             let backend = Arc::clone(self.backend);
             Workers::Processes(ProcessWorkers::new(count, move || {
-                worker::command(&program, &source, &*backend, &location)
+                worker::command(&program, &source, mip, &*backend, &location)
             }))
         } else {
             Workers::Threads(count)
@@ -103,6 +219,8 @@ impl Job<'_> {
         let options = DownloadOptions::new()
             .order(self.order)
             .workers(workers)
+            .requests(self.requests)
+            .missing(self.missing.clone())
             .replace(self.replace)
             .backend(Arc::clone(self.backend))
             .progress(display)
@@ -112,7 +230,7 @@ impl Job<'_> {
         let result = download_to_shared_memory(self.source, self.bbox, self.location, &options);
         display.clear();
         let downloaded = result.map_err(|error| self.explain(error))?;
-        Ok(Report::new(&downloaded, self.backend, start.elapsed()))
+        Ok(Report::new(&downloaded, self.bbox, self.backend, start.elapsed()))
     }
 
     /// Says what is left after a failure and what to do.
@@ -157,6 +275,10 @@ pub(crate) struct Report {
     pub(crate) dtype: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) order: String,
+    /// The region of the volume.
+    bbox: String,
+    /// Which part of a larger region it is; `null` if it is all of it.
+    shard: Option<String>,
     /// Bytes of the array.
     pub(crate) bytes: u64,
     chunks: usize,
@@ -167,14 +289,42 @@ pub(crate) struct Report {
     pub(crate) seconds: f64,
     /// Bytes of the array that this run painted, by its time.
     bytes_per_second: u64,
+    /// Bytes that this run fetched, as they are stored; 0 where the volume is fetched while it is decoded.
+    fetched: u64,
+    /// Where the time went, in seconds, summed over all workers.
+    spent: SpentReport,
     /// What went wrong without stopping the work, such as the loss of a worker process.
     warnings: Vec<String>,
     /// Lines that open the array.
     python: Vec<String>,
 }
 
+/// Where the time of a download went, in seconds.
+#[derive(Debug, Serialize)]
+struct SpentReport {
+    making: f64,
+    claiming: f64,
+    fetching: f64,
+    decoding: f64,
+    copying: f64,
+    waiting: f64,
+}
+
+impl From<Spent> for SpentReport {
+    fn from(spent: Spent) -> Self {
+        Self {
+            making: spent.making.as_secs_f64(),
+            claiming: spent.claiming.as_secs_f64(),
+            fetching: spent.fetching.as_secs_f64(),
+            decoding: spent.decoding.as_secs_f64(),
+            copying: spent.copying.as_secs_f64(),
+            waiting: spent.waiting.as_secs_f64(),
+        }
+    }
+}
+
 impl Report {
-    fn new(downloaded: &Downloaded, backend: &Arc<dyn Backend>, time: Duration) -> Self {
+    fn new(downloaded: &Downloaded, bbox: &Bbox, backend: &Arc<dyn Backend>, time: Duration) -> Self {
         let path = display(&backend.directory().join(downloaded.location.as_str()));
         let (chunks, painted) = (downloaded.chunks as u64, downloaded.painted as u64);
         // Chunks differ at the edges; their mean is near enough for a rate.
@@ -187,11 +337,15 @@ impl Report {
             dtype: downloaded.dtype.to_string(),
             shape: downloaded.shape.clone(),
             order: downloaded.order.to_string(),
+            bbox: bbox.to_string(),
+            shard: None,
             bytes: downloaded.bytes,
             chunks: downloaded.chunks,
             painted: downloaded.painted,
             resumed: downloaded.resumed,
             seconds: time.as_secs_f64(),
+            fetched: downloaded.fetched,
+            spent: downloaded.spent.into(),
             warnings: downloaded.warnings.clone(),
             bytes_per_second: units::rate(u64::try_from(bytes_here).unwrap_or(u64::MAX), time),
         }
@@ -201,26 +355,36 @@ impl Report {
     pub(crate) fn write(&self, out: &mut dyn Write) -> Result<(), Failure> {
         let chunks = units::count(self.chunks, "chunk");
         writeln!(out, "painted {} of {chunks}; {} were already done", self.painted, self.resumed)?;
-        report::facts(
-            out,
-            &[
-                ("array", format!("{} ({}: {})", self.location, self.backend, units::printable(&self.path))),
-                ("dtype", self.dtype.clone()),
-                ("shape", format!("{}, {} order", units::shape(&self.shape), self.order)),
-                ("size", units::size(self.bytes)),
-                ("time", format!("{:.2} s, {}/s", self.seconds, units::size(self.bytes_per_second))),
-            ],
-        )?;
-        writeln!(out)?;
-        self.write_python(out)
+        let SpentReport { making, claiming, fetching, decoding, copying, waiting } = &self.spent;
+        let mut facts = vec![
+            ("array", format!("{} ({}: {})", self.location, self.backend, units::printable(&self.path))),
+            ("region", self.bbox.clone()),
+            ("dtype", self.dtype.clone()),
+            ("shape", format!("{}, {} order", units::shape(&self.shape), self.order)),
+            ("size", units::size(self.bytes)),
+            ("time", format!("{:.2} s, {}/s", self.seconds, units::size(self.bytes_per_second))),
+            (
+                "spent",
+                format!(
+                    "fetch {fetching:.2} s, decode {decoding:.2} s, copy {copying:.2} s, claim {claiming:.2} s, wait \
+                     {waiting:.2} s (all workers), make the array {making:.2} s"
+                ),
+            ),
+        ];
+        if let Some(shard) = &self.shard {
+            facts.insert(1, ("part", shard.clone()));
+        }
+        if self.fetched > 0 {
+            facts.push(("fetched", units::size(self.fetched)));
+        }
+        report::facts(out, &facts)?;
+        report::python(out, &self.python)?;
+        Ok(())
     }
 
     /// Writes the Python lines that open the array.
     pub(crate) fn write_python(&self, out: &mut dyn Write) -> Result<(), Failure> {
-        writeln!(out, "open it from Python:")?;
-        for line in &self.python {
-            writeln!(out, "    {line}")?;
-        }
+        report::python(out, &self.python)?;
         Ok(())
     }
 }

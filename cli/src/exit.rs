@@ -6,8 +6,9 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use ndarray_shm_volume as volume;
+use serde::Serialize;
 
-use crate::host;
+use crate::{host, report};
 
 /// The exit codes that `--help` documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +101,26 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// Prints it as JSON, unless there is nothing to say.
+    pub(crate) fn print_json(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Some((error, because)) = self.messages.split_first() else { return Ok(()) };
+        report::json(out, &Told { error, because, advice: self.advice.as_deref() })?;
+        out.flush()
+    }
+}
+
+/// A failure, as every command with `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Told<'a> {
+    /// What went wrong.
+    error: &'a str,
+    /// Why, one cause after the other.
+    because: &'a [String],
+    /// What to do about it, or `null`.
+    advice: Option<&'a str>,
+}
+
 /// The error and its causes in one line, for JSON.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -128,7 +149,11 @@ impl From<volume::Error> for Failure {
     fn from(error: volume::Error) -> Self {
         let exit = match &error {
             volume::Error::Array(inner) => Exit::from(inner),
-            volume::Error::Bbox { .. } => Exit::Usage,
+            volume::Error::Bbox { .. }
+            | volume::Error::Alignment { .. }
+            | volume::Error::FillValue { .. }
+            | volume::Error::Shard { .. }
+            | volume::Error::Url { .. } => Exit::Usage,
             volume::Error::Interrupted { .. } => Exit::Interrupted,
             _ => Exit::Failed,
         };

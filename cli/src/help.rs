@@ -12,6 +12,7 @@ Exit codes:
   2    the command line, the bounding box or a setting makes no sense
   3    nothing has this name; for `manager status` and `manager stop`: there is none
   130  interrupted (Ctrl-C, Ctrl-Break, SIGTERM, SIGHUP)
+With --json the standard output has one JSON document even then: error, because (a list of causes), advice (or null).
 
 Environment:
   EMULATE_SHM         1, true or yes: use files in the emulated directory instead of /dev/shm; 0, false or no: never
@@ -27,21 +28,114 @@ Environment:
 /// For `-h`, and for commands with nothing more to say.
 pub(crate) const CODES: &str = codes!();
 
+/// How volumes are named.
+macro_rules! sources {
+    () => {
+        "\
+Volumes are paths or URLs: volume.zarr, precomputed://file:///data/em, zarr://s3://bucket/key, https://host/path. The
+format in front is needed only where it is not clear. http, https, s3, gs and az need a program that was built with the
+features `remote`, `gcs` or `azure`."
+    };
+}
+
+/// What several machines do together.
+macro_rules! parts {
+    () => {
+        "\
+Several machines: each does one part (--shard 0/4 .. 3/4; `ndshm plan` shows them), in any order, and again after a failure.
+--shard auto reads SLURM_ARRAY_TASK_ID, _MIN, _MAX, _COUNT and _STEP, or JOB_COMPLETION_INDEX with --shards N. With --markers
+a part is marked after its data; one that is marked is not done again. A part for which nothing is left is done at once."
+    };
+}
+
+/// Fields of parts for which there was nothing to do.
+macro_rules! idle {
+    () => {
+        "\
+Of a part with nothing to do: shard, bbox (or null), state (\"already done\" or \"nothing\") and path (or null)."
+    };
+}
+
 pub(crate) const DOWNLOAD: &str = concat!(
     "\
 The array has its name only when every chunk is painted. A run that was killed leaves what it painted under a reserved
 name (`ndshm ls` shows it); the same command continues it, `ndshm unlink --partial NAME` removes it. Ctrl-C removes it
-too, unless --keep-partial is given.
+too, unless --keep-partial is given. With --file the same holds for the files in that directory.
+
+",
+    sources!(),
+    "
+
+",
+    parts!(),
+    " Each
+part becomes an array of its own; on one machine each needs another name. A mark counts only if the array is there too,
+so a part whose machine was restarted is painted again; with --replace also where an array has the name.
 
 Progress goes to the standard error, the result to the standard output. Fields of --json:
   location, backend, path    where the array is
   dtype, shape, order        what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  bbox, shard                its region of the volume, and which part that is, or null
   bytes                      its size
-  chunks, painted, resumed   chunks in all; painted since this run began, by it or by others at the same work; painted
-                             before
+  chunks, painted, resumed   chunks in all; painted by this run; painted before. Others at the same work painted the rest
   seconds, bytes_per_second  how long this run took, and what was painted by that
+  fetched                    bytes that were fetched, as they are stored; 0 where the volume is fetched while it is decoded
+  spent                      where the time went, in seconds, summed over all workers: making (the array), claiming,
+                             fetching, decoding, copying, waiting
   warnings                   what went wrong without stopping the work, such as the loss of a worker process
   python                     lines that open the array
+",
+    idle!(),
+    "
+
+",
+    codes!()
+);
+
+pub(crate) const UPLOAD: &str = concat!(
+    "\
+The array is only read, while nobody writes to it. It has the shape of --bbox and the volume's element type; which order
+it has, --order must say, unless it is a counted array, which says so itself. Objects are replaced in one step each; after
+a failure the same command stores all of them again.
+
+",
+    sources!(),
+    "
+
+",
+    parts!(),
+    "
+
+Fields of --json:
+  source, destination        what was written where
+  bbox, shard                the region that was written, and which part that is, or null
+  dtype                      NumPy's name of the type (\"<u2\")
+  stored, background         objects that were stored; that hold nothing but background and were left out
+  bytes, stored_bytes        bytes of the array that were written, and as what they were stored
+  seconds, bytes_per_second  how long it took, and bytes of the array by that
+  warnings                   what went wrong without stopping the work
+",
+    idle!(),
+    "
+
+",
+    codes!()
+);
+
+pub(crate) const PLAN: &str = concat!(
+    "\
+The same question has the same answer on every machine: `download` and `upload` with --shard i/N and the same region do
+the parts that are shown. No stored object is in two parts. Uploads divide the cutout.
+
+",
+    sources!(),
+    "
+
+Fields of --json: volume (and in which state), bbox, dtype, shards, and parts, each with:
+  shard, index     what --shard takes, and its number
+  bbox, shape      its region; null if there are more parts than stored objects and nothing is left for it
+  chunks, objects  chunks, and objects that are stored as one: chunks, or shards of many
+  bytes            size of its elements
 
 ",
     codes!()
@@ -92,6 +186,8 @@ Fields of each item of --json:
 
 pub(crate) const INFO: &str = concat!(
     "\
+What has a / or a :// is a volume: ./volume is one in this directory, and volume a name in shared memory.
+
 A plain array is nothing but the bytes of its elements: its type and shape are known only to those who use it. A counted
 array says what it is and who uses it.
 
@@ -109,6 +205,77 @@ have it; one of them may be null. Both have:
   ledger                     dtype, order, shape, chunk_shape, chunk_offset (elements of the first chunk that lie
                              before the array), chunks_done, chunks_total, fingerprint (what is painted); or null
   ledger_error               why the ledger cannot be read, or null
+
+Of a volume: volume, and scales, each with mip (what --mip takes), key, dtype, axes (their names, or none), origin, shape,
+chunk_shape, stored_shape (of what is stored as one object), resolution and unit (of an element; or none), encoding, bytes.
+
+",
+    codes!()
+);
+
+/// How arrays are described that do not describe themselves.
+macro_rules! layout {
+    () => {
+        "\
+A plain array is nothing but the bytes of its elements, so --dtype and --shape must say what they are, and --order, unless
+it is c. Counted arrays and renderbuffers say it themselves."
+    };
+}
+
+pub(crate) const VIEW: &str = concat!(
+    "\
+Two axes make the picture, the others are cut at one index: by --slice, else in the middle (channels: the first). Axes
+are called by number, or by letter: x is the one that is contiguous in memory (the last one in C order, the first one in F
+order), then y, z and c; --axes names them otherwise, as in --axes zyx. x goes to the right, y down.
+
+",
+    layout!(),
+    " The array is
+only read, while nobody writes to it; of a renderbuffer that is not finished, chunks that are missing are 0.
+
+Fields of --json:
+  location, dtype, shape  the array
+  slice                   where the other axes are cut: \"z=10\"
+  width, height           pixels of the picture
+  right, down, every      the axes that go to the right and down (null if there is only one), of which every Nth
+                          element is shown
+  range                   the values that are black and white; null for labels
+  partial                 whether the array is a renderbuffer that is not finished
+  file                    the PNG file
+
+",
+    codes!()
+);
+
+pub(crate) const EXPORT: &str = concat!(
+    "\
+",
+    layout!(),
+    " The array is
+only read, while nobody writes to it; the file has its name when all of it is written, and its order is the array's.
+
+Fields of --json:
+  location            the array
+  file                the file
+  dtype, shape, order what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  bytes               size of the elements
+  python              lines that read the file
+
+",
+    codes!()
+);
+
+pub(crate) const IMPORT: &str = concat!(
+    "\
+The array has its name when all of the file is read, and the order of the file. Room for all of it is taken first. Elements
+with the other byte order are turned round. Python objects, texts and records are refused.
+
+Fields of --json:
+  file                    the file
+  location, backend, path where the array is
+  dtype, shape, order     what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  bytes                   its size
+  python                  lines that open the array
 
 ",
     codes!()

@@ -70,6 +70,28 @@ mod imp {
         access(directory, Access::WRITE_OK | Access::EXEC_OK).is_ok()
     }
 
+    /// Gives temporary files that are to stay the permissions that other files get: what the umask leaves.
+    pub(crate) fn permit_as_usual(builder: &mut tempfile::Builder<'_, '_>) {
+        use std::os::unix::fs::PermissionsExt as _;
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+
+    /// Takes room for a file's bytes, where the file system can; what cannot be had is an error.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn reserve(file: &std::fs::File, bytes: u64) -> std::io::Result<()> {
+        use rustix::fs::{FallocateFlags, fallocate};
+        match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+            Err(rustix::io::Errno::NOSPC) => Err(rustix::io::Errno::NOSPC.into()),
+            // It is only sooner known; writing takes the room too.
+            _ => Ok(()),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn reserve(_file: &std::fs::File, _bytes: u64) -> std::io::Result<()> {
+        Ok(())
+    }
+
     /// Tries whether a nameless file can be made in a directory.
     #[cfg(target_os = "linux")]
     pub(crate) fn makes_nameless_files(directory: &Path) -> Option<bool> {
@@ -111,13 +133,24 @@ mod imp {
         None
     }
 
+    /// Files inherit what their directory says.
+    pub(crate) fn permit_as_usual(_builder: &mut tempfile::Builder<'_, '_>) {}
+
+    #[expect(clippy::unnecessary_wraps, reason = "other platforms may have no room")]
+    pub(crate) fn reserve(_file: &std::fs::File, _bytes: u64) -> std::io::Result<()> {
+        Ok(())
+    }
+
     /// There are no permissions that could be asked: a file is made, and goes at once.
     pub(crate) fn may_make_files(directory: &Path) -> bool {
         tempfile::tempfile_in(directory).is_ok()
     }
 }
 
-pub(crate) use imp::{descriptor_limits, makes_nameless_files, may_make_files, raise_descriptor_limit, room, user};
+pub(crate) use imp::{
+    descriptor_limits, makes_nameless_files, may_make_files, permit_as_usual, raise_descriptor_limit, reserve, room,
+    user,
+};
 
 /// Whether writing failed because nobody reads any more.
 pub(crate) fn reader_has_gone(error: &io::Error) -> bool {

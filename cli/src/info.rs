@@ -1,17 +1,18 @@
 //! `ndshm info`: everything that is known about one name.
 
 use std::io::Write;
+use std::path::Path;
 
 use ndarray_shm::{Entry, EntryKind, Ledger};
 use serde::Serialize;
 
-use crate::cli::InfoArgs;
+use crate::cli::{InfoArgs, Subject};
 use crate::counted::Counted;
 use crate::exit::{Exit, Failure};
 use crate::holders::Holders;
 use crate::list::Item;
 use crate::places::{self, Search};
-use crate::{report, units};
+use crate::{report, scales, units};
 
 /// A name, as `info --json` prints it.
 #[derive(Debug, Serialize)]
@@ -79,11 +80,22 @@ impl From<Ledger> for LedgerInfo {
 
 /// Runs `ndshm info`.
 pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let found = Search::new(args.backend)?.find(&args.location, &[EntryKind::Array, EntryKind::Partial])?;
+    let location = match &args.subject {
+        Subject::Volume(url) => return scales::run(url, args.json, out),
+        Subject::Name(location) => location,
+    };
+    let found = Search::new(args.backend)?.find(location, &[EntryKind::Array, EntryKind::Partial]);
+    let found = found.map_err(|failure| {
+        if Path::new(location.as_str()).is_dir() {
+            failure.advice(format!("there is a directory of this name: `ndshm info ./{location}` if that is a volume"))
+        } else {
+            failure
+        }
+    })?;
     let backend = &found.backend;
     let holders = |entry: &Entry| Holders::of(&backend.directory().join(&entry.name), entry.id);
     let info = Info {
-        name: args.location.to_string(),
+        name: location.to_string(),
         backend: backend.name().to_owned(),
         array: found.array.as_ref().map(|entry| ArrayInfo {
             item: Item::new(backend, entry),

@@ -6,24 +6,37 @@
 mod cli;
 mod counted;
 mod demo;
+mod described;
 mod doctor;
 mod download;
 mod exit;
+mod export;
 mod gc;
 mod help;
 mod holders;
 mod host;
+mod import;
 mod info;
 mod interrupt;
 mod list;
 mod logind;
 mod manager;
+mod npy;
+mod output;
+mod part;
+mod picture;
 mod places;
+mod plan;
+mod plane;
 mod progress;
 mod python;
 mod report;
+mod scales;
 mod units;
 mod unlink;
+mod upload;
+mod view;
+mod words;
 mod worker;
 
 use std::io::{self, Write};
@@ -52,6 +65,10 @@ fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(failure) => {
             failure.print(&mut io::stderr().lock());
+            if command.prints_json() {
+                // Who reads JSON finds one document, whatever happened; should that fail, the exit code still tells.
+                let _written = failure.print_json(&mut out);
+            }
             failure.exit().into()
         }
     }
@@ -60,8 +77,13 @@ fn main() -> ExitCode {
 fn run(command: &Command, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {
         Command::Download(args) => download::run(args, out),
+        Command::Upload(args) => upload::run(args, out),
+        Command::Plan(args) => plan::run(args, out),
         Command::Ls(args) => list::run(args, out),
         Command::Info(args) => info::run(args, out),
+        Command::View(args) => view::run(args, out),
+        Command::Export(args) => export::run(args, out),
+        Command::Import(args) => import::run(args, out),
         Command::Unlink(args) => unlink::run(args, out),
         Command::Gc(args) => gc::run(args, out),
         Command::Doctor(args) => doctor::run(args, out),

@@ -13,34 +13,34 @@ use crate::units;
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the bar looks like, in indicatif's words. No colours.
-const TEMPLATE: &str = "{prefix} [{bar:40}] {pos}/{len} chunks, {elapsed}, {eta} left";
+const TEMPLATE: &str = "{prefix} [{bar:30}] {pos}/{len} {msg}";
 
 /// Shows the progress of one download.
 #[derive(Debug)]
 pub(crate) enum Display {
-    /// A bar that redraws itself.
-    Bar(ProgressBar),
-    /// Plain lines, for logs.
-    Lines(String, Mutex<Pace>),
+    /// A bar that redraws itself, and what is counted.
+    Bar(ProgressBar, &'static str),
+    /// Plain lines, for logs: about what, what is counted, and when the last one was.
+    Lines(String, &'static str, Mutex<Pace>),
     /// Nothing.
     Quiet,
 }
 
 impl Display {
-    /// Chooses by what the standard error is.
-    pub(crate) fn new(label: &str, quiet: bool) -> Self {
+    /// Chooses by what the standard error is. What is counted is a `noun`.
+    pub(crate) fn new(label: &str, noun: &'static str, quiet: bool) -> Self {
         if quiet {
             Self::Quiet
         } else if io::stderr().is_terminal() {
-            Self::Bar(bar(label))
+            Self::Bar(bar(label), noun)
         } else {
-            Self::Lines(units::printable(label), Mutex::new(Pace::default()))
+            Self::Lines(units::printable(label), noun, Mutex::new(Pace::default()))
         }
     }
 
     /// Takes the bar away, so that what is printed next stands alone.
     pub(crate) fn clear(&self) {
-        if let Self::Bar(bar) = self {
+        if let Self::Bar(bar, _) = self {
             bar.finish_and_clear();
         }
     }
@@ -49,20 +49,16 @@ impl Display {
 impl Progress for Display {
     fn update(&self, progress: DownloadProgress) {
         match self {
-            Self::Bar(bar) => {
-                let first = bar.length().is_none();
+            Self::Bar(bar, noun) => {
                 bar.set_length(progress.total as u64);
                 bar.set_position(progress.done as u64);
-                if first {
-                    // What an earlier run painted says nothing about how fast this one is.
-                    bar.reset_eta();
-                }
+                bar.set_message(format!("{noun}s, {}", amounts(&progress)));
             }
-            Self::Lines(label, pace) => {
+            Self::Lines(label, noun, pace) => {
                 // A poisoned pace only means that a line may be late.
                 let mut pace = pace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 if pace.is_due(&progress, Instant::now()) {
-                    let _ = writeln!(io::stderr(), "{label}: {}", line(&progress));
+                    let _ = writeln!(io::stderr(), "{label}: {}", line(&progress, noun));
                 }
             }
             Self::Quiet => {}
@@ -72,7 +68,7 @@ impl Progress for Display {
     fn warning(&self, message: &str) {
         let text = format!("warning: {message}");
         match self {
-            Self::Bar(bar) => bar.println(text),
+            Self::Bar(bar, _) => bar.println(text),
             // Quiet is about progress; this is something else.
             Self::Lines(..) | Self::Quiet => {
                 let _ = writeln!(io::stderr(), "{text}");
@@ -102,9 +98,23 @@ impl Pace {
     }
 }
 
-fn line(progress: &DownloadProgress) -> String {
+fn line(progress: &DownloadProgress, noun: &str) -> String {
     let percent = (progress.done * 100).checked_div(progress.total).unwrap_or(100);
-    format!("{} of {} ({percent} %)", progress.done, units::count(progress.total, "chunk"))
+    let total = units::count(progress.total, noun);
+    format!("{} of {total} ({percent} %), {}", progress.done, amounts(progress))
+}
+
+/// Bytes, rate and time left, as far as they are known: "1.5 MiB of 3.0 MiB, 1.0 MiB/s, 2 s left".
+fn amounts(progress: &DownloadProgress) -> String {
+    let mut text = format!("{} of {}", units::size(progress.bytes), units::size(progress.bytes_total));
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "for people, and it saturates")]
+    if let Some(rate) = progress.rate() {
+        text = format!("{text}, {}/s", units::size(rate as u64));
+    }
+    if let Some(left) = progress.time_left().filter(|_| progress.done < progress.total) {
+        text = format!("{text}, {} left", units::left(left));
+    }
+    text
 }
 
 fn bar(label: &str) -> ProgressBar {
@@ -142,7 +152,22 @@ mod tests {
     #[test]
     fn an_empty_region_is_complete() {
         let nothing = DownloadProgress::default();
-        assert_eq!(line(&nothing), "0 of 0 chunks (100 %)");
+        assert_eq!(line(&nothing, "chunk"), "0 of 0 chunks (100 %), 0 B of 0 B");
+    }
+
+    #[test]
+    fn a_line_says_how_fast_it_is_and_how_long_it_takes() {
+        let half = DownloadProgress {
+            painted_here: 4,
+            bytes: 4 << 20,
+            bytes_total: 8 << 20,
+            elapsed: Duration::from_secs(2),
+            ..at(4)
+        };
+        assert_eq!(line(&half, "object"), "4 of 8 objects (50 %), 4.0 MiB of 8.0 MiB, 2.0 MiB/s, 2 s left");
+        let over = DownloadProgress { bytes: 8 << 20, painted_here: 8, ..half };
+        let over = DownloadProgress { done: 8, ..over };
+        assert_eq!(line(&over, "object"), "8 of 8 objects (100 %), 8.0 MiB of 8.0 MiB, 4.0 MiB/s");
     }
 
     #[test]

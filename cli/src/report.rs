@@ -75,6 +75,12 @@ pub(crate) fn facts(out: &mut dyn Write, facts: &[(&str, String)]) -> io::Result
     Ok(())
 }
 
+/// Writes Python lines that open what was made, under a heading.
+pub(crate) fn python(out: &mut dyn Write, lines: &[String]) -> io::Result<()> {
+    writeln!(out, "\nopen it from Python:")?;
+    lines.iter().try_for_each(|line| writeln!(out, "    {line}"))
+}
+
 /// Breaks a text into lines of at most `width` characters, at blanks; a longer word has a line of its own.
 pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();

@@ -8,17 +8,25 @@ use std::process::Command;
 use std::sync::Arc;
 
 use ndarray_shm::{Backend, Directory, Location};
-use ndarray_shm_volume::{VolumeUrl, open_volume, paint_as_worker};
+use ndarray_shm_volume::{VolumeOptions, VolumeUrl, paint_as_worker};
 
 use crate::cli::WorkerArgs;
 use crate::exit::{Exit, Failure};
 use crate::interrupt;
 
 /// Returns the command that runs this program as a worker.
-pub(crate) fn command(program: &Path, source: &VolumeUrl, backend: &dyn Backend, location: &Location) -> Command {
+pub(crate) fn command(
+    program: &Path,
+    source: &VolumeUrl,
+    mip: usize,
+    backend: &dyn Backend,
+    location: &Location,
+) -> Command {
     let mut command = Command::new(program);
     command
         .arg("worker")
+        .arg("--mip")
+        .arg(mip.to_string())
         .arg("--location")
         .arg(location.as_str())
         .arg("--backend")
@@ -26,7 +34,7 @@ pub(crate) fn command(program: &Path, source: &VolumeUrl, backend: &dyn Backend,
         .arg("--directory")
         .arg(backend.directory())
         .arg("--")
-        .arg(source.to_string());
+        .arg(source.to_argument());
     command
 }
 
@@ -34,7 +42,7 @@ pub(crate) fn command(program: &Path, source: &VolumeUrl, backend: &dyn Backend,
 pub(crate) fn run(args: &WorkerArgs) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
     stop.stop_when_stdin_ends();
-    let source = open_volume(&args.source)?;
+    let source = VolumeOptions::new().mip(args.mip).open(&args.source)?;
     let backend: Arc<dyn Backend> = Arc::new(Directory::new(args.backend.as_str(), &args.directory));
     match paint_as_worker(&*source, backend, &args.location, &stop) {
         Ok(_painted) => Ok(Exit::Done),

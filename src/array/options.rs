@@ -140,6 +140,23 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
         shape: impl ShapeBuilder<Dim = D>,
         fill: impl FnOnce(ArrayViewMut<'_, T, D>),
     ) -> Result<SharedArray<T, D>> {
+        self.try_create_with(location, shape, |view| {
+            fill(view);
+            Ok(())
+        })
+    }
+
+    /// Creates an array that `fill` writes before anyone else can see it, unless it fails: then nothing was created.
+    ///
+    /// # Errors
+    ///
+    /// That of `fill`, and those of [`create`](Self::create).
+    pub fn try_create_with<E: From<Error>>(
+        self,
+        location: impl IntoLocation,
+        shape: impl ShapeBuilder<Dim = D>,
+        fill: impl FnOnce(ArrayViewMut<'_, T, D>) -> Result<(), E>,
+    ) -> Result<SharedArray<T, D>, E> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::new::<T>(shape, home.location.as_str())?;
         // Looking first keeps a full disk from hiding that the name is taken, and a taken name from costing a fill.
@@ -147,13 +164,13 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
             CreationMode::CreateNew => home.refuse_taken()?,
             CreationMode::OpenOrCreate => match self.attach(&home, &layout, Access::ReadWrite, None) {
                 Err(Error::NotFound { .. }) => {}
-                other => return other.map(|segment| SharedArray::of(segment, home, layout)),
+                other => return Ok(other.map(|segment| SharedArray::of(segment, home, layout))?),
             },
             CreationMode::Replace => {}
         }
         let mut draft = self.draft(&home, layout.clone())?;
-        fill(draft.view_mut());
-        self.publish(draft, home, layout)
+        fill(draft.view_mut())?;
+        Ok(self.publish(draft, home, layout)?)
     }
 
     fn draft(&self, home: &Home, layout: Layout<D>) -> Result<Draft<T, D>> {

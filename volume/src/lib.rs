@@ -47,6 +47,7 @@ mod precomputed;
 mod progress;
 mod scratch;
 mod shard;
+mod spare;
 mod store;
 mod upload;
 mod volume;
@@ -54,7 +55,8 @@ mod zarr;
 
 pub use crate::bbox::Bbox;
 pub use crate::download::{
-    DownloadOptions, Downloaded, ProcessWorkers, Spent, Workers, download_to_shared_memory, paint_as_worker,
+    DownloadOptions, Downloaded, ProcessWorkers, Spent, Workers, download, download_to_file, download_to_shared_memory,
+    file_location, paint_as_worker,
 };
 pub use crate::error::{Error, Result};
 pub use crate::grid::Cells;

@@ -53,7 +53,7 @@ impl VolumeOptions {
     /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached.
     pub fn open(&self, url: &VolumeUrl) -> Result<Box<dyn ChunkSource>> {
         match found(url)? {
-            (VolumeFormat::Zarr, store) => zarr::open(store, self.mip),
+            (VolumeFormat::Zarr, store) => zarr::open(&store, self.mip),
             (VolumeFormat::Precomputed, store) => precomputed::open(store, self.mip),
         }
     }
@@ -65,7 +65,7 @@ impl VolumeOptions {
     /// Those of [`open`](Self::open), and [`Source`](Error::Source) if it can be read but not written.
     pub fn open_writable(&self, url: &VolumeUrl) -> Result<Box<dyn ChunkSink>> {
         match found(url)? {
-            (VolumeFormat::Zarr, store) => zarr::open_writable(store, self.mip),
+            (VolumeFormat::Zarr, store) => zarr::open_writable(&store, self.mip),
             (VolumeFormat::Precomputed, store) => precomputed::open_writable(store, self.mip),
         }
     }
@@ -166,7 +166,7 @@ pub fn create_volume(url: &VolumeUrl, new: &NewVolume) -> Result<Box<dyn ChunkSi
     }
     let store = store::open(&absolute(url)?)?;
     match new.format {
-        VolumeFormat::Zarr => zarr::create(store, new),
+        VolumeFormat::Zarr => zarr::create(&store, new),
         VolumeFormat::Precomputed => precomputed::create(store, new),
     }
 }

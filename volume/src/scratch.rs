@@ -71,11 +71,17 @@ impl Scratch {
     ///
     /// A block may be larger than the region so that a chunk that was decoded whole need not be cut out first.
     pub fn block(&mut self, bytes: Vec<u8>, shape: Vec<usize>, order: Order, window: Vec<Range<usize>>) {
+        crate::spare::give(self.take_block());
         self.content = Content::Block { bytes, shape, order, window };
     }
 
     /// Takes back the memory of the last block, to decode the next one into. It has any length and content.
     pub fn take_memory(&mut self) -> Vec<u8> {
+        let memory = self.take_block();
+        if memory.capacity() == 0 { crate::spare::take(1) } else { memory }
+    }
+
+    fn take_block(&mut self) -> Vec<u8> {
         match std::mem::take(&mut self.content) {
             Content::Block { bytes, .. } => bytes,
             Content::Nothing | Content::Missing | Content::Fill(_) => Vec::new(),

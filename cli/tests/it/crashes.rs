@@ -174,6 +174,31 @@ fn when_everybody_is_killed_the_same_command_paints_the_rest() {
     assert_complete(&scene);
 }
 
+/// Kills the whole process group at about half, with threads and with processes; workers of their own groups die with it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_group_that_is_killed_at_half_is_finished_by_the_same_command() {
+    use std::os::unix::process::CommandExt as _;
+
+    for how in [&["--workers", "2"][..], &["--processes", "--workers", "2"]] {
+        let scene = Scene::new();
+        volume::write(&scene.volume());
+        let mut running = Running::start(download(&scene, how).process_group(0));
+        wait_for_chunks(&scene, &mut running, CHUNKS / 2);
+        let workers = running.workers();
+        let group = format!("-{}", running.pid());
+        assert!(Command::new("kill").args(["-9", "--", &group]).status().expect("kill(1)").success());
+        assert_killed(running);
+        wait_until("the end of the workers", || !workers.iter().any(|&pid| is_running(pid)));
+        let kept = painted(&scene);
+        assert!((CHUNKS / 2..CHUNKS).contains(&kept), "{kept}");
+        let report = run(&mut download(&scene, how)).expect_code(0).json();
+        println!("{how:?}: killed at {kept} of {CHUNKS}; then {} painted", report["painted"]);
+        assert_eq!((number(&report, "resumed"), number(&report, "painted")), (kept, CHUNKS - kept));
+        assert_complete(&scene);
+    }
+}
+
 #[test]
 fn workers_do_not_outlive_a_killed_parent() {
     let scene = Scene::new();

@@ -11,6 +11,11 @@ mod holder;
 mod listing;
 #[cfg(target_os = "linux")]
 mod managing;
+mod npy_files;
+mod parts;
+mod pictures;
 mod refusals;
+#[cfg(unix)] // shell scripts
+mod scaling;
 mod scene;
 mod volume;

@@ -25,6 +25,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             open_or_create_opens_what_is_there_and_creates_what_is_not,
             replacing_leaves_old_attachments_their_bytes,
             a_closure_that_panics_creates_nothing,
+            a_fill_that_fails_creates_nothing_and_replaces_nothing,
             unlinking_says_whether_there_was_something,
             unlinking_through_a_handle_spares_a_newer_array_of_the_same_name,
             attached_is_asked_of_the_kernel,
@@ -237,6 +238,30 @@ fn replacing_leaves_old_attachments_their_bytes(place: &Place) {
     assert_eq!(bytes.sum(), 4);
     assert!(old.read().unwrap_err().is_unlinked());
     assert_eq!(place.files_of(&name), [name.as_str()]);
+}
+
+fn a_fill_that_fails_creates_nothing_and_replaces_nothing(place: &Place) {
+    #[derive(Debug, PartialEq)]
+    struct Torn;
+    impl From<Error> for Torn {
+        fn from(error: Error) -> Self {
+            panic!("{error}")
+        }
+    }
+    let name = place.location("fails");
+    let fill = |mode, value: u8, outcome: Result<(), Torn>| {
+        place.options::<u8, _>().mode(mode).try_create_with(name.location(), 4, |mut view| {
+            view.fill(value);
+            outcome
+        })
+    };
+    assert_eq!(fill(CreationMode::CreateNew, 1, Err(Torn)).unwrap_err(), Torn);
+    assert!(place.options::<u8, _>().open(name.location(), 4).unwrap_err().is_not_found());
+    fill(CreationMode::CreateNew, 2, Ok(())).unwrap();
+    assert_eq!(fill(CreationMode::Replace, 3, Err(Torn)).unwrap_err(), Torn);
+    assert_eq!(place.options::<u8, _>().open(name.location(), 4).unwrap().read().unwrap().to_vec(), [2; 4]);
+    fill(CreationMode::Replace, 4, Ok(())).unwrap();
+    assert_eq!(place.options::<u8, _>().open(name.location(), 4).unwrap().read().unwrap().to_vec(), [4; 4]);
 }
 
 fn a_closure_that_panics_creates_nothing(place: &Place) {

@@ -6,6 +6,7 @@
 mod budget;
 mod fingerprint;
 mod options;
+mod other_places;
 mod paint;
 mod processes;
 mod report;
@@ -25,6 +26,7 @@ use ndarray_shm::{
 };
 
 pub use self::options::{DownloadOptions, Workers};
+pub use self::other_places::{download, download_to_file, file_location};
 pub use self::processes::ProcessWorkers;
 pub use self::spent::Spent;
 use crate::bbox::{Bbox, to_usize};
@@ -137,10 +139,26 @@ pub fn download_to_shared_memory(
     location: &Location,
     options: &DownloadOptions<'_>,
 ) -> Result<Downloaded> {
+    let backend = match &options.backend {
+        Some(backend) => Arc::clone(backend),
+        None => default_backend()?,
+    };
+    download_as(source, bbox, location, options, &backend, options.keep_partial)
+}
+
+/// Downloads to a backend that need not be the one of the options.
+fn download_as(
+    source: &dyn ChunkSource,
+    bbox: &Bbox,
+    location: &Location,
+    options: &DownloadOptions<'_>,
+    backend: &Arc<dyn Backend>,
+    keep_partial: bool,
+) -> Result<Downloaded> {
     let meta = source.meta();
     meta.check(&source.identity())?;
     bbox.check_within(&meta.domain())?;
-    let job = Job { source, bbox, location, options };
+    let job = Job { source, bbox, location, options, backend, keep_partial };
     with_element!(meta.dtype, T => job.run::<T>(), else => Err(unsupported(source)))
 }
 
@@ -230,17 +248,15 @@ struct Job<'a> {
     bbox: &'a Bbox,
     location: &'a Location,
     options: &'a DownloadOptions<'a>,
+    backend: &'a Arc<dyn Backend>,
+    keep_partial: bool,
 }
 
 impl Job<'_> {
     fn run<T: Element>(&self) -> Result<Downloaded> {
-        let backend = match &self.options.backend {
-            Some(backend) => Arc::clone(backend),
-            None => default_backend()?,
-        };
         let missing = self.options.missing.element(self.source.meta())?;
         let start = Instant::now();
-        let buffer = self.begin::<T>(&backend, missing.as_deref())?;
+        let buffer = self.begin::<T>(missing.as_deref())?;
         let making = start.elapsed();
         let (walk, tally, abort) = (Walk::default(), Tally::default(), StopFlag::new());
         let work = Work {
@@ -267,11 +283,11 @@ impl Job<'_> {
         };
         watch.tell(&buffer, totals);
         watch.totals.spent.making = making;
-        self.end(buffer, outcome, backend, watch)
+        self.end(buffer, outcome, watch)
     }
 
     /// Begins the buffer, joins those who paint the same, or resumes what was left.
-    fn begin<T: Element>(&self, backend: &Arc<dyn Backend>, missing: Option<&[u8]>) -> Result<RenderBuffer<T, IxDyn>> {
+    fn begin<T: Element>(&self, missing: Option<&[u8]>) -> Result<RenderBuffer<T, IxDyn>> {
         let meta = self.source.meta();
         let lengths = &meta.chunk_shape;
         let chunk: Vec<usize> = lengths.iter().map(|length| to_usize(*length)).collect();
@@ -286,7 +302,7 @@ impl Job<'_> {
             Some(pool) => options.pool(pool),
             None => options,
         };
-        let options = options.backend(Arc::clone(backend));
+        let options = options.backend(Arc::clone(self.backend));
         Ok(options.chunk_offset(&offset).create(self.location, shape, IxDyn(&chunk), &line)?)
     }
 
@@ -294,7 +310,6 @@ impl Job<'_> {
         &self,
         buffer: RenderBuffer<T, IxDyn>,
         outcome: Outcome,
-        backend: Arc<dyn Backend>,
         watch: Watch<'_>,
     ) -> Result<Downloaded> {
         let progress = buffer.progress();
@@ -327,7 +342,7 @@ impl Job<'_> {
                     fetched: watch.totals.fetched,
                     spent: watch.totals.spent,
                     warnings: watch.warnings,
-                    backend,
+                    backend: Arc::clone(self.backend),
                     _pooled: pooled.map(|array| Arc::new(array) as Arc<dyn Any + Send + Sync>),
                 })
             }
@@ -349,7 +364,7 @@ impl Job<'_> {
 
     /// Throws unfinished work away, unless it is to be kept.
     fn leave<T: Element>(&self, buffer: RenderBuffer<T, IxDyn>) {
-        if !self.options.keep_partial {
+        if !self.keep_partial {
             // Why the download ended is the news, not that its remains could not be removed.
             let _remains = buffer.discard();
         }

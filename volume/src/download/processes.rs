@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use ndarray::IxDyn;
 use ndarray_shm::process::{ChildError, Ending, Processes, SpawnOptions};
-use ndarray_shm::{Element, NextClaim, RenderBuffer};
+use ndarray_shm::{Element, Location, NextClaim, RenderBuffer};
 
 use crate::download::paint::{Work, in_volume, worker_count};
 use crate::download::report::{self, Ear};
@@ -41,7 +41,7 @@ const LINE_BYTES: u64 = 1000;
 /// Worker processes, and how one is started.
 pub struct ProcessWorkers {
     count: usize,
-    command: Box<dyn Fn() -> Command + Send + Sync>,
+    command: Box<dyn Fn(&Location) -> Command + Send + Sync>,
 }
 
 impl ProcessWorkers {
@@ -55,6 +55,11 @@ impl ProcessWorkers {
     /// Windows a console of its own without a window, so that Ctrl-C reaches only the parent, which then dismisses it. On
     /// Linux it is killed when the parent dies.
     pub fn new(count: usize, command: impl Fn() -> Command + Send + Sync + 'static) -> Self {
+        Self::with_location(count, move |_| command())
+    }
+
+    /// The same where the command depends on the array's location, which [`download`](crate::download) makes up.
+    pub fn with_location(count: usize, command: impl Fn(&Location) -> Command + Send + Sync + 'static) -> Self {
         Self { count, command: Box::new(command) }
     }
 }
@@ -74,7 +79,7 @@ pub(crate) fn paint<T: Element>(
 ) -> Outcome {
     let left = buffer.progress();
     let count = worker_count(workers.count).min(left.total - left.done).max(1);
-    let mut crew = match Crew::start(count, workers, work) {
+    let mut crew = match Crew::start(count, workers, work, buffer.location()) {
         Ok(crew) => crew,
         Err(error) => return Outcome::Lost { report: format!("no worker could be started: {error}") },
     };
@@ -135,14 +140,19 @@ struct Crew {
 }
 
 impl Crew {
-    fn start(count: usize, workers: &ProcessWorkers, work: &Work<'_>) -> ndarray_shm::Result<Self> {
+    fn start(
+        count: usize,
+        workers: &ProcessWorkers,
+        work: &Work<'_>,
+        location: &Location,
+    ) -> ndarray_shm::Result<Self> {
         let (requests, in_flight) = (work.requests, work.in_flight);
         let options = SpawnOptions::new().keep_going(true).configure(move |_, command| {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
             report::brief(command, requests, in_flight, count);
             keep_from_ctrl_c(command);
         });
-        let mut processes = options.spawn_commands(count, |_| (workers.command)())?;
+        let mut processes = options.spawn_commands(count, |_| (workers.command)(location))?;
         let leashes = (0..count).filter_map(|index| processes.take_stdin(index)).collect();
         let ears = (0..count).map(|index| Ear::listen(processes.take_stdout(index))).collect();
         let voices = (0..count).map(|index| Voice::listen(processes.take_stderr(index))).collect();

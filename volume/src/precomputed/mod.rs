@@ -1,37 +1,71 @@
-//! Neuroglancer Precomputed volumes.
+//! Neuroglancer Precomputed: volumes of the axes x, y, z and channel, described by a document called `info`.
+//!
+//! The only room that knows this format. It reads and writes single chunks, and reads shards; every document, index and chunk is
+//! input. Compression of the elements is in `encoding` and the rooms below it, which know no stores.
+
+mod create;
+mod encoding;
+mod info;
+mod key;
+mod pictures;
+mod segmentation;
+mod sharding;
+mod shards;
+mod volume;
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
-use crate::open::{NewVolume, ScaleInfo};
+pub(crate) use self::create::create;
+use self::info::{INFO, Info};
+use self::volume::PrecomputedVolume;
+use crate::error::Result;
+use crate::open::ScaleInfo;
 use crate::store::Store;
 use crate::volume::{ChunkSink, ChunkSource};
 
-fn unsupported(store: &Arc<dyn Store>) -> Error {
-    Error::no_volume(store.locate("info"), "it looks like Neuroglancer Precomputed, which is not supported yet")
-}
+/// Unit of resolutions.
+const UNIT: &str = "nm";
 
-/// Whether such a volume is there.
+/// Whether there is a description, of whatever it be: what is wrong with it is said when it is opened.
 pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
-    Ok(store.get("info")?.is_some())
+    Ok(store.get(INFO)?.is_some())
 }
 
-/// Opens one scale for reading.
-pub(crate) fn open(store: Arc<dyn Store>, _mip: usize) -> Result<Box<dyn ChunkSource>> {
-    Err(unsupported(&store))
+/// Opens a scale for reading.
+///
+/// # Errors
+///
+/// - [`Source`](crate::Error::Source): there is no such volume or scale, its description is damaged or is one of something else, or its
+///   chunks are encoded as cannot be read;
+/// - [`UnsupportedDType`](crate::Error::UnsupportedDType): its elements cannot be in shared memory;
+/// - [`Store`](crate::Error::Store): the store cannot be reached.
+pub(crate) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSource>> {
+    Ok(Box::new(PrecomputedVolume::open(store, mip)?))
 }
 
-/// Opens one scale for reading and writing.
-pub(crate) fn open_writable(store: Arc<dyn Store>, _mip: usize) -> Result<Box<dyn ChunkSink>> {
-    Err(unsupported(&store))
+/// Opens a scale for reading and writing.
+///
+/// Chunks that are raw or `compressed_segmentation` are wrapped in gzip, as CloudVolume does.
+///
+/// # Errors
+///
+/// Those of [`open`], and [`Source`](crate::Error::Source) if the scale is sharded.
+pub(crate) fn open_writable(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSink>> {
+    Ok(Box::new(PrecomputedVolume::open(store, mip)?.writable()?))
 }
 
-/// Lists the scales.
+/// Lists the scales, the finest first, also those whose chunks cannot be read.
+///
+/// # Errors
+///
+/// Those of [`open`], but for encodings.
 pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
-    Err(unsupported(store))
-}
-
-/// Makes a volume.
-pub(crate) fn create(store: Arc<dyn Store>, _new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
-    Err(unsupported(&store))
+    let scales = Info::read(&**store)?.scales.into_iter();
+    let described = scales.map(|scale| ScaleInfo {
+        key: scale.key,
+        meta: scale.meta,
+        resolution: scale.resolution,
+        unit: UNIT.to_owned(),
+    });
+    Ok(described.collect())
 }

@@ -18,11 +18,11 @@ pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
 
 /// Objects that every store for reading is tried with: their keys, bytes, and whether they are packed.
 pub(crate) fn samples() -> BTreeMap<&'static str, (Vec<u8>, bool)> {
-    let packed = libdeflated(&noise(9, 5000));
+    let gzip_stream = libdeflated(&noise(9, 5000));
     BTreeMap::from([
         ("info", (b"{\"type\": \"image\"}".to_vec(), false)),
         ("0/-64-0_0-64_0-64", (noise(1, 262_144), false)),
-        ("0/packed", (packed, true)),
+        ("0/packed", (gzip_stream, true)),
         ("0/a b+c=d~e(1),ü@%20%", (noise(2, 100), false)),
         ("0/empty", (Vec::new(), false)),
         ("c/0/1/2", (noise(3, 1_000_003), false)),
@@ -31,10 +31,10 @@ pub(crate) fn samples() -> BTreeMap<&'static str, (Vec<u8>, bool)> {
 
 fn libdeflated(bytes: &[u8]) -> Vec<u8> {
     let mut packer = libdeflater::Compressor::new(libdeflater::CompressionLvl::fastest());
-    let mut packed = vec![0; packer.gzip_compress_bound(bytes.len())];
-    let length = packer.gzip_compress(bytes, &mut packed).expect("room enough");
-    packed.truncate(length);
-    packed
+    let mut stream = vec![0; packer.gzip_compress_bound(bytes.len())];
+    let length = packer.gzip_compress(bytes, &mut stream).expect("room enough");
+    stream.truncate(length);
+    stream
 }
 
 /// Everything that reading promises, on a store that has the [`samples`].

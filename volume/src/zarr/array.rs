@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ndarray_shm::{DType, Order};
-use zarrs::array::Array;
+use zarrs::array::{Array, ArrayMetadata};
 use zarrs::storage::store::MemoryStore;
 
 use crate::bbox::{ranges_text, to_usize};
@@ -185,15 +185,20 @@ impl ZarrArray {
     }
 
     fn fetch_index(&self, shards: &Shards, key: &str, region: &[Range<i64>]) -> Result<Option<Index>> {
-        let length = shards.index_bytes();
-        let bytes = if shards.index_first() {
-            self.store.get_range(key, 0..length)
-        } else {
-            self.store.get_suffix(key, length)
+        let bytes = shards.index_bytes();
+        let fetch = || {
+            let index = if shards.index_first() {
+                self.store.get_range(key, 0..bytes)
+            } else {
+                self.store.get_suffix(key, bytes)
+            };
+            // A server would need one more request to say it, and refuses by itself what is beyond the end.
+            let length = if self.store.is_remote() { None } else { self.store.size(key)? };
+            Ok((index?, length))
         };
-        match bytes.map_err(|error| self.store_failed(error, key, region))? {
-            None => Ok(None),
-            Some(bytes) => shards.read_index(bytes).map(Some).map_err(self.failed(key, region)),
+        match fetch().map_err(|error| self.store_failed(error, key, region))? {
+            (None, _) => Ok(None),
+            (Some(index), length) => shards.read_index(index, length).map(Some).map_err(self.failed(key, region)),
         }
     }
 
@@ -204,7 +209,7 @@ impl ZarrArray {
             (&stored.in_shard, self.chain.only_shards(), &self.indexes)
         {
             let Some(index) = indexes.get(shard, || self.fetch_index(shards, key, region))? else { return Ok(None) };
-            let place = shards.locate(&index, *number, None).map_err(self.failed(key, region))?;
+            let place = shards.locate(&index, *number).map_err(self.failed(key, region))?;
             let Some(place) = place else { return Ok(None) };
             range = Some(match range {
                 Some(slab) => place.start.saturating_add(slab.start)..place.start.saturating_add(slab.end),
@@ -279,6 +284,12 @@ impl fmt::Debug for ZarrArray {
 
 /// Refuses what would change where chunks are, and how large.
 fn check_extensions(array: &Array<MemoryStore>) -> Result<(), Cause> {
+    if let ArrayMetadata::V3(document) = array.metadata() {
+        let unknown = document.additional_fields.iter().find(|(_, field)| field.must_understand());
+        if let Some((name, _)) = unknown {
+            return Err(format!("it says that `{name}` must be understood, which is not supported").into());
+        }
+    }
     let grid = array.chunk_grid().metadata();
     if grid.name() != "regular" {
         return Err(format!("chunk grid `{}`: only regular ones are supported", grid.name()).into());

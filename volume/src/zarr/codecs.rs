@@ -83,9 +83,9 @@ impl Chain {
         };
         let size = size.unsigned_abs();
         let (last_shape, last_type, last_fill) = representations(&codecs, elements, shape)?.pop().ok_or("no codecs")?;
-        let serializer = codecs.array_to_bytes_codec();
-        let serialized = if serializer.as_any().is::<BytesCodec>() {
-            let endian = configured(&**serializer, "endian");
+        let writer = codecs.array_to_bytes_codec();
+        let serialized = if writer.as_any().is::<BytesCodec>() {
+            let endian = configured(&**writer, "endian");
             let width = match elements.dtype {
                 DType::Complex64 | DType::Complex128 => elements.dtype.size() / 2,
                 _ => elements.dtype.size(),
@@ -96,13 +96,13 @@ impl Chain {
                 (Some(endian), 2..) if endian == foreign => Serialized::Swapped(width),
                 _ => Serialized::Native,
             }
-        } else if serializer.as_any().is::<ShardingCodec>() {
+        } else if writer.as_any().is::<ShardingCodec>() {
             let elements = Elements { dtype: elements.dtype, data_type: last_type.clone(), fill: last_fill.clone() };
-            Serialized::Shards(Box::new(Shards::new(&**serializer, &elements, &last_shape)?))
+            Serialized::Shards(Box::new(Shards::new(&**writer, &elements, &last_shape)?))
         } else {
             Serialized::Otherwise
         };
-        let mut unpacked = serializer.encoded_representation(&last_shape, &last_type, &last_fill)?;
+        let mut unpacked = writer.encoded_representation(&last_shape, &last_type, &last_fill)?;
         let mut stages = Vec::new();
         for codec in codecs.bytes_to_bytes_codecs() {
             let packed = codec.encoded_representation(&unpacked);
@@ -161,6 +161,7 @@ impl Chain {
                 stage.expected.check(bytes.len())?;
             }
         }
+        crate::spare::give(spare);
         let arrays = self.codecs.array_to_array_codecs();
         let mut decoded = match &self.serialized {
             Serialized::Native | Serialized::Swapped(_) => {

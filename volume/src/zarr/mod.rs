@@ -43,8 +43,8 @@ pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
 /// - [`Source`](Error::Source): nothing is there, it is a group without scales (the message lists its arrays), it has damaged
 ///   metadata, a codec or a chunk grid that is not supported, or not so many scales;
 /// - [`UnsupportedDType`](Error::UnsupportedDType): its elements cannot be in shared memory.
-pub(crate) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSource>> {
-    Ok(Box::new(open_scale(&store, mip)?))
+pub(crate) fn open(store: &Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSource>> {
+    Ok(Box::new(open_scale(store, mip)?))
 }
 
 /// Opens one scale for reading and writing.
@@ -52,8 +52,8 @@ pub(crate) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSou
 /// # Errors
 ///
 /// Those of [`open`].
-pub(crate) fn open_writable(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSink>> {
-    Ok(Box::new(open_scale(&store, mip)?))
+pub(crate) fn open_writable(store: &Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSink>> {
+    Ok(Box::new(open_scale(store, mip)?))
 }
 
 /// Lists the scales, the finest first.
@@ -86,8 +86,8 @@ pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
 ///
 /// [`Source`](Error::Source): something is there already, or Zarr does not have what is asked for.
 /// [`Store`](Error::Store): it cannot be written.
-pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
-    Ok(Box::new(create::create(&store, new)?))
+pub(crate) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
+    Ok(Box::new(create::create(store, new)?))
 }
 
 fn root(store: &Arc<dyn Store>) -> Result<Document> {

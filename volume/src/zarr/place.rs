@@ -36,7 +36,7 @@ pub(super) fn put(
     window: &[Range<usize>],
 ) -> Result<(), Cause> {
     let count: usize = shape.iter().product();
-    let element = if count == 0 { 1 } else { block.len() / count };
+    let element = block.len().checked_div(count).unwrap_or(1);
     // The bytes of an element are one more axis, the fastest in both orders.
     let from = match order {
         Order::C => ArrayView::from_shape(IxDyn(&[shape, &[element]].concat()), block)?,
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(whole, [0; 12]);
         assert!(put(&[1; 4], &[2, 2], Order::C, &mut whole, &[3, 4], &[2..4, 0..2]).is_err());
         assert!(put(&[1; 4], &[2, 2], Order::C, &mut whole, &[3, 4], &[0..2, 0..3]).is_err());
-        assert!(put(&[1; 4], &[2, 2], Order::C, &mut whole, &[3, 4], &[0..2]).is_err());
+        assert!(put(&[1; 4], &[2, 2], Order::C, &mut whole, &[3, 4], &[0..2, 0..2, 0..1]).is_err());
         assert!(filled(&[usize::MAX, 2], &[1, 2]).is_err());
         assert!(filled(&[usize::MAX / 8], &[1, 2]).is_err());
     }

@@ -43,6 +43,8 @@ pub(super) struct Shards {
 #[derive(Debug)]
 pub(super) struct Index {
     places: Vec<[u64; 2]>,
+    /// Bytes of the shard, where they are known.
+    length: Option<u64>,
 }
 
 impl Shards {
@@ -107,8 +109,8 @@ impl Shards {
         self.index_first
     }
 
-    /// Reads an index.
-    pub(super) fn read_index(&self, bytes: Vec<u8>) -> Result<Index, Cause> {
+    /// Reads an index; `length` is that of the shard, where it is known.
+    pub(super) fn read_index(&self, bytes: Vec<u8>, length: Option<u64>) -> Result<Index, Cause> {
         if bytes.len() as u64 != self.index_bytes {
             let (found, needed) = (bytes.len(), self.index_bytes);
             return Err(format!("the shard is cut short: its index has {found} bytes, where {needed} belong").into());
@@ -122,11 +124,11 @@ impl Shards {
         let word = |bytes: &[u8]| bytes.try_into().map_or(MISSING, u64::from_ne_bytes);
         let places =
             decoded.chunks_exact(to_usize(ENTRY)).map(|entry| [word(&entry[..8]), word(&entry[8..])]).collect();
-        Ok(Index { places })
+        Ok(Index { places, length })
     }
 
-    /// Returns where a chunk is in its shard, if it is stored; `length` is that of the shard where it is known.
-    pub(super) fn locate(&self, index: &Index, number: u64, length: Option<u64>) -> Result<Option<Range<u64>>, Cause> {
+    /// Returns where a chunk is in its shard, if it is stored.
+    pub(super) fn locate(&self, index: &Index, number: u64) -> Result<Option<Range<u64>>, Cause> {
         let [offset, bytes] = *index.places.get(to_usize(number)).ok_or("the index of the shard is too short")?;
         if (offset, bytes) == (MISSING, MISSING) {
             return Ok(None);
@@ -139,7 +141,7 @@ impl Shards {
         if self.index_first && offset < self.index_bytes {
             return Err(wrong("in the index itself"));
         }
-        if let Some(length) = length {
+        if let Some(length) = index.length {
             let room = if self.index_first { length } else { length.saturating_sub(self.index_bytes) };
             if end > room {
                 return Err(wrong("beyond the end of the shard"));
@@ -157,12 +159,12 @@ impl Shards {
         let length = bytes.len() as u64;
         let index_at = if self.index_first { 0 } else { length.saturating_sub(self.index_bytes) };
         let stored = part(bytes, index_at..index_at.saturating_add(self.index_bytes));
-        let index = self.read_index(stored.unwrap_or(bytes).to_vec())?;
+        let index = self.read_index(stored.unwrap_or(bytes).to_vec(), Some(length))?;
         let shape: Vec<usize> = self.shape.iter().map(|length| to_usize(*length)).collect();
         let chunk_shape = self.chunk.shape();
         let mut whole = place::filled(&shape, &self.fill)?;
         for (number, chunk) in numbers(&self.counts).enumerate() {
-            let Some(range) = self.locate(&index, number as u64, Some(length))? else { continue };
+            let Some(range) = self.locate(&index, number as u64)? else { continue };
             let packed = part(bytes, range).ok_or("the shard is cut short")?.to_vec();
             let (elements, order) = self.chunk.decode(packed, Vec::new())?;
             let window: Vec<Range<usize>> = chunk

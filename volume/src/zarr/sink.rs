@@ -89,13 +89,11 @@ impl ChunkSink for ZarrArray {
         // Others may have replaced it since: what is gathered from it now must be what is there now.
         self.forget(&object);
         let key = self.key(&object);
-        match self.chain.only_shards() {
-            Some(shards) => self.encode_shard(shards, region, from, &key),
-            None => {
-                let elements = self.gather(region, &self.chain, from, &key)?;
-                self.chain.encode(elements).map_err(self.failed(&key, region))
-            }
+        if let Some(shards) = self.chain.only_shards() {
+            return self.encode_shard(shards, region, from, &key);
         }
+        let elements = self.gather(region, &self.chain, from, &key)?;
+        self.chain.encode(elements).map_err(self.failed(&key, region))
     }
 
     fn store(&self, region: &[Range<i64>], packed: Vec<u8>) -> Result<()> {

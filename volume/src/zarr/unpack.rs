@@ -79,12 +79,14 @@ impl Packing {
 
 fn unpack_zstd(packed: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
     // What the frames say, or what blocks of the largest size would come to; less than that may come out, never more.
-    let room =
-        Decompressor::upper_bound(packed).ok_or("this is no zstd stream, or only the beginning of one")?.min(limit);
+    let bound = Decompressor::upper_bound(packed).ok_or("this is no zstd stream, or only the beginning of one")?;
     into.clear();
-    into.try_reserve(room)?;
-    ZSTD.with_borrow_mut(|zstd| zstd.decompress_to_buffer(packed, into))?;
-    if into.len() > limit { Err(too_much(limit)) } else { Ok(()) }
+    into.try_reserve(bound.min(limit))?;
+    match ZSTD.with_borrow_mut(|zstd| zstd.decompress_to_buffer(packed, into)) {
+        Ok(length) if length <= limit => Ok(()),
+        Err(error) if bound <= limit => Err(error.into()),
+        Ok(_) | Err(_) => Err(too_much(limit)),
+    }
 }
 
 fn unpack_blosc(packed: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), Cause> {

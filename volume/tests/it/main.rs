@@ -2,10 +2,17 @@
 
 #[path = "../place/mod.rs"]
 mod place;
+#[cfg(feature = "remote")]
+#[path = "../servers/mod.rs"]
+mod servers;
 
 mod formats;
 mod interrupted;
+mod missing;
+mod other_places;
 mod pooled;
+mod precomputed;
 mod refused;
 mod regions;
+mod remote;
 mod zarr;

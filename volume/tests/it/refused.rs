@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::place::{Place, corrupt};
 
 /// Writes an error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

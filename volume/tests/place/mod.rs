@@ -106,6 +106,7 @@ impl Drop for Place {
 }
 
 /// Damages a file as a disk would: the middle is other bytes.
+#[allow(dead_code)]
 pub(crate) fn corrupt(file: &Path) {
     let mut bytes = std::fs::read(file).expect("the file to damage");
     let middle = bytes.len() / 2;

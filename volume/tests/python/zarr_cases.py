@@ -174,7 +174,7 @@ def write(directory):
 
 
 def difference(found, expected):
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+    if found.shape != expected.shape or found.dtype.newbyteorder("=") != expected.dtype:
         return f"{found.shape} of {found.dtype} instead of {expected.shape} of {expected.dtype}"
     wrong = numpy.argwhere(found != expected)
     return f"{len(wrong)} elements differ, first {wrong[0].tolist()}" if len(wrong) else ""

@@ -4,7 +4,7 @@
 //! standard input. Whoever uses them includes this folder: `#[path = "../servers/mod.rs"] mod servers;`.
 
 // Each test uses its own part of this.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, unused_imports)]
 
 mod proxy;
 
@@ -139,7 +139,7 @@ impl HttpServer {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("tags")]), _scratch: None }
     }
 
-    /// The same, whose answers have no ETag.
+    /// The same, whose answers have no tag.
     pub fn without_tags(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory]), _scratch: None }
     }

@@ -1,7 +1,7 @@
 //! A proxy between client and server that counts requests, fails as it is told, and can go away and come back.
 
 use std::fmt;
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{self, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,11 +13,11 @@ use std::time::Duration;
 pub enum Fault {
     /// The server is not asked; the answer has this status.
     Status(u16),
-    /// As S3 says that somebody may not know whether an object exists: 403, AccessDenied.
+    /// As S3 says that somebody may not know whether an object exists: 403, `AccessDenied`.
     Denied,
     /// The answer ends in the middle of its body.
     Truncated,
-    /// The same, and it has no ETag by which the rest could be asked for.
+    /// The same, and it has no tag by which the rest could be asked for.
     TruncatedWithoutTag,
     /// The answer comes this much later.
     Late(Duration),
@@ -219,9 +219,8 @@ fn one_request(shared: &Shared, mut client: &TcpStream) -> io::Result<bool> {
         _ => {}
     }
     // One connection for each request: the answer ends where the connection does.
-    let mut server = match TcpStream::connect(&shared.target) {
-        Ok(server) => server,
-        Err(_) => return client.shutdown(Shutdown::Both).map(|()| false),
+    let Ok(mut server) = TcpStream::connect(&shared.target) else {
+        return client.shutdown(Shutdown::Both).map(|()| false);
     };
     let head = head.without("connection");
     server.write_all(head.text("Connection: close\r\n").as_bytes())?;

@@ -3,6 +3,9 @@
 //! The binary is also the processes that its tests start: with a role in the environment it plays that instead of running tests.
 
 mod formats;
+mod parts;
+#[cfg(target_os = "linux")] // where CloudVolume has real shared memory
+mod peers;
 #[path = "../place/mod.rs"]
 mod place;
 mod processes;
@@ -28,7 +31,8 @@ fn main() -> ExitCode {
     if let Some(end) = processes::role() {
         return end;
     }
-    let tests = trials![
+    #[allow(unused_mut)] // where there are no more
+    let mut tests = trials![
         regions::every_element_arrives_whatever_the_shapes_and_orders,
         regions::arrays_of_this_process_may_have_any_strides,
         regions::what_is_wrong_is_refused_before_anything_is_stored,
@@ -46,10 +50,13 @@ fn main() -> ExitCode {
         processes::without_a_common_lock_they_would,
         processes::a_killed_upload_is_finished_by_the_same_call,
         processes::a_holder_of_locks_that_is_killed_leaves_them_free,
+        parts::four_tasks_together_write_the_whole_in_any_order,
         formats::a_new_volume_is_made_from_an_array_in_shared_memory,
         formats::two_that_change_the_same_shards_lose_nothing,
         formats::background_of_a_zarr_volume_is_not_stored,
         formats::parts_of_a_volume_in_s3_are_written_and_marked,
     ];
+    #[cfg(target_os = "linux")]
+    tests.extend::<Vec<Trial>>(trials![peers::what_cloudvolume_uploads_in_parallel_arrives,]);
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }

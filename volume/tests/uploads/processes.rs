@@ -16,15 +16,15 @@ use crate::raw::Raw;
 
 /// Set: which role to play.
 pub(crate) const ROLE: &str = "UPLOAD_TEST_ROLE";
-const VOLUME: &str = "UPLOAD_TEST_VOLUME";
-const ARRAYS: &str = "UPLOAD_TEST_ARRAYS";
-const LOCATION: &str = "UPLOAD_TEST_LOCATION";
+pub(crate) const VOLUME: &str = "UPLOAD_TEST_VOLUME";
+pub(crate) const ARRAYS: &str = "UPLOAD_TEST_ARRAYS";
+pub(crate) const LOCATION: &str = "UPLOAD_TEST_LOCATION";
 
 /// Rounds of two processes that change the same objects.
 const ROUNDS: u16 = 60;
 
 /// How long a test waits for what must come.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
@@ -39,6 +39,14 @@ pub(crate) fn role() -> Option<ExitCode> {
         None if role == "s3" => {
             crate::formats::in_s3();
             0
+        }
+        None if role == "task" => {
+            let (volume, arrays) = (variable(VOLUME), variable(ARRAYS));
+            return Some(ExitCode::from(crate::parts::task(
+                Path::new(&volume),
+                Path::new(&arrays),
+                &variable(LOCATION),
+            )));
         }
         None => panic!("{role} is no role"),
     };
@@ -102,7 +110,7 @@ pub(crate) fn two_processes_that_write_halves_of_the_same_objects_lose_nothing()
     let mut raw = halves(&place.path("volume"));
     let last = raw.read_all::<u16>(&raw.meta.domain(), 0);
     assert!(last.iter().all(|element| *element == ROUNDS), "{last}");
-    raw.suffix = "together".to_owned();
+    raw.suffix.push_str("together");
     assert_eq!(locks(&raw), 0);
 }
 

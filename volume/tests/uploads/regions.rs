@@ -9,8 +9,8 @@ use std::time::Duration;
 use ndarray::{ArrayD, ArrayViewD, Axis, IxDyn, ShapeBuilder as _, Slice};
 use ndarray_shm::{DType, Element, Location, Order, SharedArray};
 use ndarray_shm_volume::{
-    Alignment, Bbox, ChunkSource as _, DownloadProgress, Error, Progress, Result, StopFlag, UploadOptions, Uploaded,
-    VolumeMeta, upload_from_array, upload_from_file, upload_from_shared_memory,
+    Alignment, Bbox, DownloadProgress, Error, Progress, Result, StopFlag, UploadOptions, Uploaded, VolumeMeta,
+    upload_from_array, upload_from_file, upload_from_shared_memory,
 };
 
 use crate::place::Place;
@@ -131,7 +131,7 @@ pub(crate) fn every_element_arrives_whatever_the_shapes_and_orders() {
     for _ in 0..40 {
         check_many::<u8>(&mut numbers, DType::U8, |n| u8::try_from(n).expect("small"));
         check_many::<i16>(&mut numbers, DType::I16, |n| i16::try_from(n).expect("small") - 100);
-        check_many::<f64>(&mut numbers, DType::F64, |n| n as f64 / 3.0);
+        check_many::<f64>(&mut numbers, DType::F64, |n| f64::from(u32::try_from(n).expect("small")) / 3.0);
     }
     check_many::<u64>(&mut numbers, DType::U64, |n| n << 40);
 }

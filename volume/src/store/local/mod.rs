@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
 use crate::error::{Cause, Error, Result};
+use crate::spare;
 use crate::store::{LARGEST_OBJECT, Object, Store, key};
 
 /// How the names of files begin and end that are no objects yet.
@@ -84,14 +85,25 @@ fn open(path: &Path) -> io::Result<Option<(File, Metadata)>> {
 }
 
 /// Reads so many bytes, or as many as there are.
-fn read(file: File, length: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
+fn read(mut file: File, length: u64) -> io::Result<Vec<u8>> {
     let memory = usize::try_from(length).ok().filter(|_| length <= LARGEST_OBJECT);
     let memory = memory
         .ok_or_else(|| wrong(format!("{length} bytes are more than one object may have here ({LARGEST_OBJECT})")))?;
-    bytes.clear();
-    bytes.try_reserve_exact(memory)?;
-    file.take(length).read_to_end(bytes)?;
-    Ok(())
+    let mut bytes = spare::take(memory);
+    bytes.try_reserve_exact(memory.saturating_sub(bytes.len()))?;
+    // Zeros only where no other bytes are yet.
+    bytes.resize(memory, 0);
+    let mut filled = 0;
+    while filled < memory {
+        match file.read(&mut bytes[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
 }
 
 fn version(facts: &Metadata) -> io::Result<String> {
@@ -105,9 +117,8 @@ fn read_range(path: &Path, range: &Range<u64>) -> io::Result<Option<Vec<u8>>> {
         return Err(wrong(format!("bytes {range:?} were wanted, and the object has {}", facts.len())));
     }
     file.seek(SeekFrom::Start(range.start))?;
-    let mut bytes = Vec::new();
     let length = range.end - range.start;
-    read(file, length, &mut bytes)?;
+    let bytes = read(file, length)?;
     if bytes.len() as u64 != length {
         return Err(ErrorKind::UnexpectedEof.into());
     }
@@ -159,8 +170,7 @@ impl Store for LocalStore {
         let path = self.path("reading", key)?;
         let whole = |path: &Path, gzip| -> io::Result<Option<Object>> {
             let Some((file, facts)) = open(path)? else { return Ok(None) };
-            let mut bytes = Vec::new();
-            read(file, facts.len(), &mut bytes)?;
+            let bytes = read(file, facts.len())?;
             Ok(Some(Object { bytes, gzip, version: version(&facts)? }))
         };
         if let Some(object) = whole(&path, false).map_err(|error| failed("reading", &path, error))? {

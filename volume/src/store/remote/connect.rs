@@ -17,7 +17,7 @@ use crate::store::url::Web;
 /// How long a connection may take to be made. A server that is being restarted refuses at once.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// How long a server may be silent in the middle of an answer. Answers of any length may take as long as they keep coming.
+/// How long a server may be silent, in the middle of an answer too. Answers of any length may take as long as they keep coming.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// The first pause between two attempts.
@@ -69,6 +69,10 @@ impl Settings {
     }
 }
 
+#[cfg_attr(
+    not(any(feature = "s3", feature = "gcs", feature = "azure")),
+    expect(unused_variables, clippy::unused_async)
+)]
 /// Connects to nothing yet, except that a bucket of S3 is asked for its region if nobody said it.
 pub(super) async fn connect(place: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
     let (scheme, rest) = place.split_once("://").unwrap_or(("", place));
@@ -82,7 +86,6 @@ pub(super) async fn connect(place: &str, settings: &Settings, patience: Duration
         #[cfg(feature = "azure")]
         "az" => azure(bucket, prefix, settings, patience),
         _ => {
-            let _unused_without_clouds = (bucket, prefix, settings);
             let feature = match scheme {
                 "gs" => "gcs",
                 "az" => "azure",
@@ -109,17 +112,19 @@ fn retries(patience: Duration) -> RetryConfig {
 }
 
 /// `accept_encoding` keeps servers from packing, or unpacking, on the way: what is stored is what must arrive.
-fn client(accept_encoding: &'static str) -> ClientOptions {
+fn client(accept_encoding: &'static str, patience: Duration) -> ClientOptions {
     let mut headers = HeaderMap::new();
     headers.insert("accept-encoding", HeaderValue::from_static(accept_encoding));
-    client_with(headers)
+    client_with(headers, patience)
 }
 
-fn client_with(headers: HeaderMap) -> ClientOptions {
+fn client_with(headers: HeaderMap, patience: Duration) -> ClientOptions {
+    // Who has little patience has little for a single attempt.
+    let at_most = patience.max(Duration::from_secs(1));
     ClientOptions::new()
         .with_timeout_disabled()
-        .with_connect_timeout(CONNECT)
-        .with_read_timeout(SILENCE)
+        .with_connect_timeout(CONNECT.min(at_most))
+        .with_read_timeout(SILENCE.min(at_most))
         .with_user_agent(HeaderValue::from_static(concat!("ndarray-shm/", env!("CARGO_PKG_VERSION"))))
         .with_default_headers(headers)
 }
@@ -138,7 +143,7 @@ fn web(place: &str, patience: Duration) -> Result<Server, Failure> {
     let objects = HttpBuilder::new()
         .with_url(url.without_user())
         .with_http_connector(WithLengths)
-        .with_client_options(client_with(headers).with_allow_http(true))
+        .with_client_options(client_with(headers, patience).with_allow_http(true))
         .with_retry(retries(patience))
         .build()
         .map_err(|error| unusable(&error))?;
@@ -150,7 +155,7 @@ fn web(place: &str, patience: Duration) -> Result<Server, Failure> {
 async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key, resolve_bucket_region};
 
-    let mut builder = AmazonS3Builder::new().with_client_options(client("identity"));
+    let mut builder = AmazonS3Builder::new().with_client_options(client("identity", patience));
     builder = settings.apply("AWS_", builder, |builder, key, value| builder.with_config(key, value));
     let has = |builder: &AmazonS3Builder, key: Key| builder.get_config_value(&key).is_some();
     let credentials = [
@@ -169,7 +174,8 @@ async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration)
         builder = builder.with_allow_http(true);
     }
     if endpoint.is_none() && !has(&builder, Key::Region) && !has(&builder, Key::DefaultRegion) {
-        let region = resolve_bucket_region(bucket, &client("identity")).await.map_err(|error| unusable(&error))?;
+        let region =
+            resolve_bucket_region(bucket, &client("identity", patience)).await.map_err(|error| unusable(&error))?;
         builder = builder.with_region(region);
     }
     let objects = builder
@@ -186,7 +192,7 @@ fn gcs(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> R
     use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey as Key};
 
     // Without this Google unpacks what is stored under gzip, and says no length.
-    let mut builder = GoogleCloudStorageBuilder::new().with_client_options(client("gzip"));
+    let mut builder = GoogleCloudStorageBuilder::new().with_client_options(client("gzip", patience));
     builder = settings.apply("GOOGLE_", builder, |builder, key, value| builder.with_config(key, value));
     let signs_in = std::env::home_dir()
         .is_some_and(|home| home.join(".config/gcloud/application_default_credentials.json").exists());
@@ -207,7 +213,7 @@ fn gcs(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> R
 fn azure(container: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
     use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
 
-    let mut builder = MicrosoftAzureBuilder::new().with_client_options(client("identity"));
+    let mut builder = MicrosoftAzureBuilder::new().with_client_options(client("identity", patience));
     builder = settings.apply("AZURE_", builder, |builder, key, value| builder.with_config(key, value));
     let is_anonymous = [Key::AccessKey, Key::SasKey, Key::ClientSecret, Key::Token, Key::MsiEndpoint]
         .into_iter()

@@ -82,3 +82,19 @@ impl Wake for Unpark {
         self.0.unpark();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_is_told_instead_of_waiting_for_ever() {
+        let runtime = Builder::new_current_thread().build().expect("a runtime");
+        // As it looks to a child: it is the parent's.
+        let parent = IoThreads { process: std::process::id() + 1, runtime, requests: Semaphore::new(1) };
+        assert!(parent.wait(std::future::pending::<()>()).is_err());
+        let own = IoThreads::current().expect("threads");
+        assert_eq!(own.wait(async { 7 }).expect("an answer"), 7);
+        assert!(std::ptr::eq(own, IoThreads::current().expect("the same")));
+    }
+}

@@ -1,4 +1,4 @@
-//! A connection to web servers whose answers may not say how long they are, which object_store wants to know before it reads.
+//! A connection to web servers whose answers may not say how long they are, which `object_store` wants to know before it reads.
 //!
 //! Servers that make their answers as they go send them in pieces (chunked). Such an answer is taken whole, its length noted, and then
 //! handed on; all others pass as they come.
@@ -63,7 +63,7 @@ impl HttpService for Measured {
     }
 }
 
-/// What broke in the middle of an answer may be asked for again, which object_store does for these only.
+/// What broke in the middle of an answer may be asked for again, which `object_store` does for these only.
 fn broken(error: HttpError) -> HttpError {
     HttpError::new(HttpErrorKind::Interrupted, error)
 }

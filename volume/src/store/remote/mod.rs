@@ -30,7 +30,7 @@ use crate::store::{LARGEST_OBJECT, Object, Store, key, url};
 
 /// How long the same request is tried again, unless the environment says otherwise in seconds: two minutes, so that a
 /// server may be restarted meanwhile.
-const PATIENCE: (&str, Duration) = ("NDSHM_RETRY_SECONDS", Duration::from_secs(120));
+const PATIENCE: (&str, Duration) = ("NDSHM_RETRY_SECONDS", Duration::from_mins(2));
 
 /// Objects longer than this are sent in parts, so that a part lost costs little and none takes longer than a server may be silent.
 const PART: usize = 16 << 20;
@@ -71,7 +71,6 @@ fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
 /// What came for a request.
 struct Received {
     bytes: Vec<u8>,
-    range: Range<u64>,
     meta: ObjectMeta,
     gzip: bool,
 }
@@ -142,11 +141,11 @@ impl RemoteStore {
         if gzip && wanted.is_some() {
             return Err(Failure::last("it is stored with Content-Encoding gzip, so no part of it can be read alone"));
         }
-        if let Some(GetRange::Bounded(wanted)) = &wanted {
-            if *wanted != found.range {
-                let size = found.meta.size;
-                return Err(Failure::last(format!("bytes {wanted:?} were wanted, and the object has {size}")));
-            }
+        if let Some(GetRange::Bounded(wanted)) =
+            wanted.filter(|wanted| *wanted != GetRange::Bounded(found.range.clone()))
+        {
+            let size = found.meta.size;
+            return Err(Failure::last(format!("bytes {wanted:?} were wanted, and the object has {size}")));
         }
         let length = found.range.end.saturating_sub(found.range.start);
         let memory = usize::try_from(length).ok().filter(|_| length <= LARGEST_OBJECT);
@@ -157,7 +156,7 @@ impl RemoteStore {
         };
         // What a server announces is not yet there: memory is taken as bytes come.
         let mut bytes = Vec::with_capacity(memory.min(PART));
-        let (range, meta) = (found.range.clone(), found.meta.clone());
+        let meta = found.meta.clone();
         let GetResultPayload::Stream(mut body) = found.payload;
         while let Some(piece) = body.next().await {
             let piece = piece.map_err(|error| Failure::of_body(&error))?;
@@ -170,7 +169,7 @@ impl RemoteStore {
             let came = bytes.len();
             return Err(Failure::passing(format!("the answer had {came} bytes, where {memory} were announced")));
         }
-        Ok(Some(Received { bytes, range, meta, gzip }))
+        Ok(Some(Received { bytes, meta, gzip }))
     }
 
     async fn send(&self, path: &Path, payload: PutPayload, gzip: bool) -> Answer<()> {
@@ -250,7 +249,7 @@ impl Store for RemoteStore {
     fn get(&self, key: &str) -> Result<Option<Object>> {
         let received = self.ask("reading", key, async |path| self.receive(path, None).await)?;
         Ok(received.map(|received| {
-            let Received { bytes, gzip, meta, .. } = received;
+            let Received { bytes, gzip, meta } = received;
             let version = meta.e_tag.unwrap_or_else(|| meta.last_modified.timestamp_millis().to_string());
             Object { bytes, gzip, version }
         }))

@@ -188,12 +188,22 @@ fn a_server_that_is_gone_for_good_is_an_error_in_bounded_time() {
         store.put("0/1", vec![3], false).expect_err("gone"),
         store.list("").expect_err("gone"),
     ];
-    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_mins(1), "{:?}", begin.elapsed());
     for error in &errors[..3] {
         let text = words(error);
         assert!(text.contains("`s3://test/v/0/1` failed"), "{text}");
         assert!(text.to_lowercase().contains("connect"), "{text}");
     }
+}
+
+#[test]
+fn a_server_that_is_silent_is_an_error_in_bounded_time() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let store = web(&format!("http://{}/v", listener.local_addr().expect("an address")), "1");
+    let begin = Instant::now();
+    let text = words(&store.get("info").expect_err("silence"));
+    assert!(text.contains("/v/info") && text.contains("tim"), "{text}");
+    assert!(begin.elapsed() < Duration::from_mins(1), "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -207,6 +207,7 @@ fn local_path(rest: &str) -> std::result::Result<PathBuf, String> {
 
 /// Whatever bytes a file system takes as a name.
 #[cfg(unix)]
+#[expect(clippy::unnecessary_wraps, reason = "elsewhere not all bytes are names")]
 fn os_string(bytes: Vec<u8>) -> std::result::Result<OsString, String> {
     Ok(std::os::unix::ffi::OsStringExt::from_vec(bytes))
 }
@@ -235,12 +236,16 @@ fn local_text(path: &Path) -> String {
                     b'/' | b'-' | b'_' | b'.' | b'~' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
                         text.push(char::from(*byte));
                     }
-                    byte => text.push_str(&format!("%{byte:02X}")),
+                    byte => text.extend(['%', hex_digit(byte >> 4), hex_digit(byte & 15)]),
                 }
             }
             text
         }
     }
+}
+
+fn hex_digit(value: u8) -> char {
+    char::from_digit(u32::from(value), 16).unwrap_or('0').to_ascii_uppercase()
 }
 
 /// Two hexadecimal digits behind a `%` are a byte; everything else is itself.
@@ -249,15 +254,12 @@ fn percent_decoded(text: &str) -> Vec<u8> {
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
         let digit = |at: usize| tail.get(at).and_then(|byte| char::from(*byte).to_digit(16));
-        match (first, digit(0), digit(1)) {
-            (b'%', Some(high), Some(low)) => {
-                bytes.extend(u8::try_from(high * 16 + low));
-                rest = &tail[2..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = tail;
-            }
+        if let (b'%', Some(high), Some(low)) = (first, digit(0), digit(1)) {
+            bytes.extend(u8::try_from(high * 16 + low));
+            rest = &tail[2..];
+        } else {
+            bytes.push(*first);
+            rest = tail;
         }
     }
     bytes

@@ -78,7 +78,6 @@ fn every_path_reads_back_as_the_same() {
         "../x://y",
         "file:///x",
         "%41://ü",
-        "\0",
         "..",
         "a://b/..",
         "a://b..c",
@@ -90,7 +89,7 @@ fn every_path_reads_back_as_the_same() {
         use std::os::unix::ffi::OsStrExt as _;
         let bytes = std::ffi::OsStr::from_bytes(b"/data/\xff\xfe %\n");
         round_trips(&VolumeUrl::local(Path::new(bytes)));
-        round_trips(&VolumeUrl::local(PathBuf::from("relative").join(bytes.to_owned()).join("x")));
+        round_trips(&VolumeUrl::local(PathBuf::from("relative").join(bytes).join("x")));
         round_trips(&VolumeUrl::local(Path::new(std::ffi::OsStr::from_bytes(b"r\xff"))));
     }
 }

@@ -1,0 +1,170 @@
+//! Arrays with their type and shape: what they say about themselves, or what the command line says about them.
+//!
+//! Elements are only ever looked at under a guard or a held reader, and never written.
+
+use std::io::Write as _;
+use std::mem;
+use std::sync::Arc;
+
+use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
+use ndarray_shm::{Backend, DType, Element, EntryKind, Location, Order, RefcountedOptions, SharedArray};
+
+use crate::cli::LayoutArgs;
+use crate::counted::Look;
+use crate::exit::{Exit, Failure};
+use crate::places::{self, Found, Search};
+use crate::units;
+
+/// What kind of array it is, which says how it is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Nothing but elements.
+    Plain,
+    /// One that describes itself and counts its users.
+    Counted {
+        /// Whether nobody uses it any more.
+        orphaned: bool,
+    },
+    /// A renderbuffer that is not finished.
+    Partial,
+}
+
+/// An array whose type and shape are known.
+#[derive(Debug)]
+pub(crate) struct Described {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) location: Location,
+    pub(crate) kind: Kind,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) order: Order,
+}
+
+impl Described {
+    /// Finds an array. What it says about itself counts, and what `args` say must not contradict it.
+    pub(crate) fn find(location: &Location, args: &LayoutArgs, wanted: &[EntryKind]) -> Result<Self, Failure> {
+        let found = Search::new(args.backend)?.find(location, wanted).map_err(|failure| {
+            match Search::new(args.backend).and_then(|search| search.find(location, &[EntryKind::Partial])) {
+                Ok(_) => failure.advice(
+                    "there is only a renderbuffer that is not finished: the `download` that began it finishes it",
+                ),
+                Err(_) => failure,
+            }
+        })?;
+        let Found { backend, array, partial } = found;
+        let (kind, dtype, shape, order) = match (array, partial) {
+            (Some(entry), _) => match Look::at(&backend, &entry) {
+                Look::Counted(counted) => {
+                    let kind = Kind::Counted { orphaned: counted.orphaned };
+                    (kind, counted.dtype.parse()?, counted.shape, counted.order.parse()?)
+                }
+                Look::Damaged(error) | Look::Unknown(error) => {
+                    return Err(
+                        Failure::new(Exit::Failed, error).while_doing(format!("cannot tell what `{location}` is"))
+                    );
+                }
+                Look::Other => {
+                    let (dtype, shape) = args.both(location, entry.len)?;
+                    (Kind::Plain, dtype, shape, args.order.unwrap_or(Order::C))
+                }
+            },
+            (None, Some(entry)) => {
+                let ledger = places::ledger(&backend, &entry)?;
+                (Kind::Partial, ledger.dtype, ledger.shape, ledger.order)
+            }
+            (None, None) => return Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}`"))),
+        };
+        let described = Self { backend, location: location.clone(), kind, dtype, shape, order };
+        described.agree(args)?;
+        Ok(described)
+    }
+
+    /// Whether what was said is what it is.
+    fn agree(&self, args: &LayoutArgs) -> Result<(), Failure> {
+        let shape = args
+            .shape
+            .as_ref()
+            .is_none_or(|shape| shape.0.iter().copied().eq(self.shape.iter().map(|length| *length as u64)));
+        if shape
+            && args.dtype.is_none_or(|dtype| dtype == self.dtype)
+            && args.order.is_none_or(|order| order == self.order)
+        {
+            return Ok(());
+        }
+        let message = format!(
+            "`{}` says about itself that it is {} of {}, {} order: --shape, --dtype and --order contradict it",
+            self.location,
+            units::shape(&self.shape),
+            self.dtype,
+            self.order
+        );
+        Err(Failure::new(Exit::Usage, message).advice("leave them away"))
+    }
+
+    /// Returns the bytes of its elements.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.shape.iter().map(|length| *length as u64).product::<u64>() * self.dtype.size() as u64
+    }
+
+    /// Lets `look` see the elements of a finished array, while nobody writes.
+    pub(crate) fn read<T: Element, R>(
+        &self,
+        look: impl FnOnce(ArrayViewD<'_, T>) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        if let Kind::Counted { orphaned } = self.kind {
+            let options = RefcountedOptions::<T, IxDyn>::new().backend(Arc::clone(&self.backend));
+            let reader = options.open_reader(&self.location)?;
+            let result = look(reader.view());
+            if orphaned {
+                // Who leaves last takes the name along. Somebody who only looks leaves as one does who is killed.
+                mem::forget(reader);
+            }
+            return result;
+        }
+        let shape = IxDyn(&self.shape).set_f(self.order == Order::F);
+        let options = SharedArray::<T, IxDyn>::options().backend(Arc::clone(&self.backend));
+        let array = options.open_readonly(&self.location, shape)?;
+        let guard = match array.try_read() {
+            Err(error) if error.is_would_block() => {
+                let _whether_anybody_listens =
+                    writeln!(std::io::stderr(), "{}: waiting for somebody who writes to it", self.location);
+                array.read()?
+            }
+            other => other?,
+        };
+        look(guard.view())
+    }
+}
+
+impl LayoutArgs {
+    /// Returns type and shape of a plain array, which does not know them.
+    fn both(&self, location: &Location, bytes: u64) -> Result<(DType, Vec<usize>), Failure> {
+        let plain = "a plain array is nothing but the bytes of its elements";
+        let (Some(dtype), Some(shape)) = (self.dtype, &self.shape) else {
+            let missing = match (self.dtype, &self.shape) {
+                (None, None) => "--dtype and --shape",
+                (None, _) => "--dtype",
+                _ => "--shape",
+            };
+            let message = format!("`{location}` does not say what it is: {missing} must");
+            return Err(Failure::new(Exit::Usage, message).advice(format!(
+                "{plain}: give those with which it was made, as in --dtype uint16 --shape 64,64,32 --order c"
+            )));
+        };
+        let needed = shape.0.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length));
+        if needed != Some(bytes) {
+            let lengths: Vec<usize> =
+                shape.0.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect();
+            let needed = needed.map_or_else(|| "more than can be counted".to_owned(), |bytes| format!("{bytes} bytes"));
+            let message = format!(
+                "`{location}` has {bytes} bytes, but {} elements of type {dtype} have {needed}",
+                units::shape(&lengths)
+            );
+            return Err(
+                Failure::new(Exit::Usage, message).advice(format!("{plain}: --dtype and --shape must fit them"))
+            );
+        }
+        // Lengths beyond the address space fit no array that is there, unless another is 0.
+        Ok((dtype, shape.0.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect()))
+    }
+}

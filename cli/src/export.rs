@@ -1,0 +1,95 @@
+//! `ndshm export`: an array becomes a .npy file, block by block, without a second array.
+
+use std::io::Write;
+
+use bytemuck::cast_slice;
+use ndarray_shm::{Element, EntryKind, with_element};
+use ndarray_shm_volume::StopFlag;
+use serde::Serialize;
+
+use crate::cli::ExportArgs;
+use crate::described::Described;
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use crate::{interrupt, npy, report, units};
+
+/// Bytes that are written at a time, so that a signal is noticed.
+const BLOCK: usize = 1 << 22;
+
+/// A file that was written, as `export --json` prints it.
+#[derive(Debug, Serialize)]
+struct Exported {
+    location: String,
+    file: String,
+    /// The element type as `NumPy` writes it: "<u2".
+    dtype: String,
+    shape: Vec<usize>,
+    /// "C" or "F".
+    order: String,
+    /// Bytes of the elements.
+    bytes: u64,
+    /// Lines that read the file.
+    python: Vec<String>,
+}
+
+/// Runs `ndshm export`.
+pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let stop = interrupt::flag()?;
+    let array = Described::find(&args.location, &args.layout, &[EntryKind::Array])?;
+    let mut file = Output::begin(&args.file, args.replace)?;
+    let header = npy::header(array.dtype, array.order, &array.shape);
+    file.reserve(header.len() as u64 + array.bytes())?;
+    file.put(&header)?;
+    with_element!(array.dtype, T => write::<T>(&array, &mut file, &stop)?, else => {
+        return Err(Failure::new(Exit::Failed, format!("there are no elements of type {} here", array.dtype)));
+    });
+    file.finish()?;
+    let name = serde_json::Value::from(args.file.display().to_string());
+    let mut python = vec!["import numpy as np".to_owned(), format!("a = np.load({name}, mmap_mode=\"r\")")];
+    if array.dtype.as_str() == "bfloat16" {
+        python.insert(1, "import ml_dtypes".to_owned());
+        python.push("a = a.view(ml_dtypes.bfloat16)".to_owned());
+    }
+    let exported = Exported {
+        location: array.location.to_string(),
+        file: args.file.display().to_string(),
+        dtype: array.dtype.to_string(),
+        bytes: array.bytes(),
+        order: array.order.to_string(),
+        shape: array.shape,
+        python,
+    };
+    if args.json {
+        report::json(out, &exported)?;
+        return Ok(Exit::Done);
+    }
+    let Exported { location, file, dtype, shape, order, bytes, python } = &exported;
+    writeln!(out, "exported {location}")?;
+    report::facts(
+        out,
+        &[
+            ("file", units::printable(file)),
+            ("dtype", dtype.clone()),
+            ("shape", format!("{}, {order} order", units::shape(shape))),
+            ("size", units::size(*bytes)),
+        ],
+    )?;
+    report::python(out, python)?;
+    Ok(Exit::Done)
+}
+
+fn write<T: Element>(array: &Described, file: &mut Output, stop: &StopFlag) -> Result<(), Failure> {
+    array.read::<T, _>(|view| {
+        let elements = view.as_slice_memory_order().ok_or_else(|| {
+            Failure::new(Exit::Failed, "the array is not contiguous")
+                .advice("this is a fault of ndshm: please report it")
+        })?;
+        for block in cast_slice::<T, u8>(elements).chunks(BLOCK) {
+            if stop.is_stopped() {
+                return Err(Failure::new(Exit::Interrupted, "interrupted; nothing was left behind"));
+            }
+            file.put(block)?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,163 @@
+//! `ndshm import`: a .npy file becomes an array in shared memory, which has its name when all of it is there.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read as _, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use bytemuck::cast_slice_mut;
+use ndarray::{ArrayViewMutD, IxDyn, ShapeBuilder as _};
+use ndarray_shm::{Backend, CreationMode, DType, Element, Order, SharedArray, with_element};
+use ndarray_shm_volume::StopFlag;
+use serde::Serialize;
+
+use crate::cli::ImportArgs;
+use crate::exit::{Exit, Failure};
+use crate::list::display;
+use crate::npy::{Header, Stored};
+use crate::{download, interrupt, python, report, units};
+
+/// Bytes that are read at a time; a multiple of every element's size.
+const BLOCK: usize = 1 << 22;
+
+/// An array that was made, as `import --json` prints it.
+#[derive(Debug, Serialize)]
+struct Imported {
+    file: String,
+    location: String,
+    backend: String,
+    path: String,
+    /// The element type as `NumPy` writes it: "<u2".
+    dtype: String,
+    shape: Vec<usize>,
+    /// "C" or "F".
+    order: String,
+    bytes: u64,
+    /// Lines that open the array.
+    python: Vec<String>,
+}
+
+/// Runs `ndshm import`.
+pub(crate) fn run(args: &ImportArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let stop = interrupt::flag()?;
+    let backend = download::backend(args.emulate)?;
+    let source = Source::open(&args.file, args.dtype)?;
+    let dtype = source.stored.dtype;
+    let (shape, order) = (source.shape.clone(), source.header.order);
+    with_element!(dtype, T => source.import::<T>(args, &backend, &stop)?, else => {
+        return Err(Failure::new(Exit::Failed, format!("there are no elements of type {dtype} here")));
+    });
+    let path = display(&backend.directory().join(args.location.as_str()));
+    let imported = Imported {
+        file: display(&args.file),
+        location: args.location.to_string(),
+        backend: backend.name().to_owned(),
+        python: python::lines(&path, dtype, &shape, order),
+        path,
+        dtype: dtype.to_string(),
+        bytes: shape.iter().map(|length| *length as u64).product::<u64>() * dtype.size() as u64,
+        shape,
+        order: order.to_string(),
+    };
+    if args.json {
+        report::json(out, &imported)?;
+        return Ok(Exit::Done);
+    }
+    let Imported { file, location, backend, path, dtype, shape, order, bytes, python } = &imported;
+    writeln!(out, "imported {}", units::printable(file))?;
+    report::facts(
+        out,
+        &[
+            ("array", format!("{location} ({backend}: {})", units::printable(path))),
+            ("dtype", dtype.clone()),
+            ("shape", format!("{}, {order} order", units::shape(shape))),
+            ("size", units::size(*bytes)),
+        ],
+    )?;
+    report::python(out, python)?;
+    Ok(Exit::Done)
+}
+
+/// A file whose header was read and found to be true.
+struct Source<'a> {
+    path: &'a Path,
+    file: BufReader<File>,
+    header: Header,
+    stored: Stored,
+    shape: Vec<usize>,
+}
+
+impl<'a> Source<'a> {
+    fn open(path: &'a Path, taken_for: Option<DType>) -> Result<Self, Failure> {
+        let cannot = |error: &io::Error| cannot_read(path, error);
+        // Opening anything else than a file may wait for ever.
+        let is_file = path.metadata().map_err(|error| cannot(&error))?.is_file();
+        if !is_file {
+            return Err(Failure::new(Exit::Failed, format!("`{}` is not a file", path.display())));
+        }
+        let file = File::open(path).map_err(|error| cannot(&error))?;
+        let length = file.metadata().map_err(|error| cannot(&error))?.len();
+        let mut file = BufReader::new(file);
+        let refused = |reason: String| Failure::new(Exit::Failed, format!("`{}`: {reason}", path.display()));
+        let header = Header::read(&mut file).map_err(|error| cannot(&error))?.map_err(refused)?;
+        let stored = header.elements(taken_for).map_err(refused)?;
+        let needed = header.bytes(stored.dtype).and_then(|bytes| bytes.checked_add(header.offset));
+        let lengths: Option<Vec<usize>> = header.shape.iter().map(|length| usize::try_from(*length).ok()).collect();
+        match (needed, lengths) {
+            (Some(needed), Some(shape)) if needed == length => Ok(Self { path, file, header, stored, shape }),
+            (Some(needed), Some(_)) if needed > length => Err(refused(format!(
+                "its header promises {needed} bytes, but it ends after {length}: it was cut off, or is still being written"
+            ))),
+            (Some(needed), Some(_)) => Err(refused(format!(
+                "its header promises {needed} bytes, but it has {length}: only one array is read from a file"
+            ))),
+            _ => Err(refused(format!("no memory is large enough for its shape {:?}", header.shape))),
+        }
+    }
+
+    fn import<T: Element>(
+        mut self,
+        args: &ImportArgs,
+        backend: &Arc<dyn Backend>,
+        stop: &StopFlag,
+    ) -> Result<(), Failure> {
+        let shape = IxDyn(&self.shape).set_f(self.header.order == Order::F);
+        let mode = if args.replace { CreationMode::Replace } else { CreationMode::CreateNew };
+        let options = SharedArray::<T, IxDyn>::options().backend(Arc::clone(backend)).mode(mode);
+        let filled = options.try_create_with(&args.location, shape, |view| self.fill(view, stop).map_err(Torn));
+        filled.map(drop).map_err(|Torn(failure)| failure)
+    }
+
+    fn fill<T: Element>(&mut self, mut view: ArrayViewMutD<'_, T>, stop: &StopFlag) -> Result<(), Failure> {
+        let elements = view.as_slice_memory_order_mut().ok_or_else(|| {
+            Failure::new(Exit::Failed, "the array is not contiguous")
+                .advice("this is a fault of ndshm: please report it")
+        })?;
+        for block in cast_slice_mut::<T, u8>(elements).chunks_mut(BLOCK) {
+            if stop.is_stopped() {
+                return Err(Failure::new(Exit::Interrupted, "interrupted; nothing was left behind"));
+            }
+            self.file.read_exact(block).map_err(|error| cannot_read(self.path, &error))?;
+            if let Some(width) = self.stored.turned {
+                block.chunks_exact_mut(width).for_each(<[u8]>::reverse);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A failure on its way through the core, whose own errors become failures too.
+struct Torn(Failure);
+
+impl From<ndarray_shm::Error> for Torn {
+    fn from(error: ndarray_shm::Error) -> Self {
+        let is_taken = error.is_already_exists();
+        let failure = Failure::from(error);
+        Self(if is_taken { failure.advice("--replace replaces it; or choose another name") } else { failure })
+    }
+}
+
+fn cannot_read(path: &Path, error: &io::Error) -> Failure {
+    let exit = if error.kind() == io::ErrorKind::NotFound { Exit::NotFound } else { Exit::Failed };
+    Failure::new(exit, error).while_doing(format!("cannot read `{}`", path.display()))
+}

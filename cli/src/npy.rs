@@ -1,0 +1,345 @@
+//! The header of NumPy's .npy files: what stands in front of the elements, read with suspicion and written plainly.
+//!
+//! The format is that of NumPy's own description (`numpy.lib.format`): eight bytes that say what it is and in which version, the
+//! length of the header, and the header, which is a Python dictionary of three entries.
+
+use std::io::{self, Read};
+
+use ndarray_shm::{DType, Order};
+
+const MAGIC: &[u8; 6] = b"\x93NUMPY";
+
+/// Longest header that is read. NumPy refuses more than 10,000 characters unless it trusts the file.
+const LONGEST_HEADER: usize = 1 << 16;
+
+/// Most axes that NumPy knows.
+const MOST_AXES: usize = 64;
+
+/// Elements begin at a multiple of this, as NumPy has it, so that the file can be mapped.
+const ALIGNMENT: usize = 64;
+
+/// What a file's header says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// How the file writes the type of the elements: ">u2".
+    pub(crate) descr: String,
+    pub(crate) order: Order,
+    pub(crate) shape: Vec<u64>,
+    /// Where the elements begin.
+    pub(crate) offset: u64,
+}
+
+/// What the elements of a file are in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub(crate) dtype: DType,
+    /// Bytes of each number that is to be turned round, if the file has them the other way.
+    pub(crate) turned: Option<usize>,
+}
+
+impl Header {
+    /// Reads the header; what follows it are the elements.
+    ///
+    /// The inner error says, for people, why this is no such file.
+    pub(crate) fn read(file: &mut impl Read) -> io::Result<Result<Self, String>> {
+        let mut start = [0; 8];
+        if !read_all(file, &mut start)? || start[..6] != *MAGIC {
+            return Ok(Err("it is not a .npy file: it does not begin with \\x93NUMPY".to_owned()));
+        }
+        let (major, minor) = (start[6], start[7]);
+        let width = match (major, minor) {
+            (1, 0) => 2,
+            (2 | 3, 0) => 4,
+            _ => return Ok(Err(format!("version {major}.{minor} of the .npy format is not known: 1.0 to 3.0 are"))),
+        };
+        let mut length = [0; 4];
+        if !read_all(file, &mut length[..width])? {
+            return Ok(Err("it ends within its header".to_owned()));
+        }
+        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+        if length > LONGEST_HEADER {
+            return Ok(Err(format!("its header has {length} bytes, more than the {LONGEST_HEADER} that are read")));
+        }
+        let mut text = vec![0; length];
+        if !read_all(file, &mut text)? {
+            return Ok(Err(format!("it ends within its header, which should have {length} bytes")));
+        }
+        let offset = (start.len() + width + length) as u64;
+        Ok(Self::parse(&text, offset))
+    }
+
+    fn parse(text: &[u8], offset: u64) -> Result<Self, String> {
+        let mut literal = Literal { rest: text };
+        let (mut descr, mut fortran, mut shape) = (None, None, None);
+        literal.expect(b'{')?;
+        while !literal.eats(b'}') {
+            let key = literal.string()?;
+            literal.expect(b':')?;
+            let is_new = match key.as_str() {
+                "descr" => descr.replace(literal.descr()?).is_none(),
+                "fortran_order" => fortran.replace(literal.boolean()?).is_none(),
+                "shape" => shape.replace(literal.lengths()?).is_none(),
+                other => return Err(format!("its header has an entry that is not known: {other:?}")),
+            };
+            if !is_new {
+                return Err(format!("its header has two entries {key:?}"));
+            }
+            if !literal.eats(b',') {
+                literal.expect(b'}')?;
+                break;
+            }
+        }
+        literal.end()?;
+        let (Some(descr), Some(fortran), Some(shape)) = (descr, fortran, shape) else {
+            return Err("its header lacks one of descr, fortran_order and shape".to_owned());
+        };
+        Ok(Self { descr, order: if fortran { Order::F } else { Order::C }, shape, offset })
+    }
+
+    /// Returns what the elements are in memory; `taken_for` says what those are taken for that NumPy has no name for, or another.
+    ///
+    /// The error names the type and says what to do.
+    pub(crate) fn elements(&self, taken_for: Option<DType>) -> Result<Stored, String> {
+        let descr = self.descr.as_str();
+        let (byte_order, kind) = match descr.split_at_checked(1) {
+            Some((order @ ("<" | ">" | "|" | "="), kind)) => (order, kind),
+            _ => ("|", descr),
+        };
+        let size = kind.get(1..).and_then(|digits| digits.parse::<usize>().ok());
+        let known = DType::ALL.iter().copied().find(|dtype| dtype.as_str().get(1..) == Some(kind));
+        let dtype = match (taken_for, known) {
+            (Some(wanted), _) if size == Some(wanted.size()) && !kind.starts_with(['O', 'U', 'S']) => wanted,
+            (Some(wanted), _) => return Err(format!("its elements, {descr:?}, cannot be taken for {wanted}")),
+            (None, Some(dtype)) => dtype,
+            (None, None) => return Err(refusal(descr, kind)),
+        };
+        let number = match dtype {
+            DType::Complex64 | DType::Complex128 => dtype.size() / 2,
+            _ => dtype.size(),
+        };
+        let is_other = if cfg!(target_endian = "big") { byte_order == "<" } else { byte_order == ">" };
+        Ok(Stored { dtype, turned: (is_other && number > 1).then_some(number) })
+    }
+
+    /// Returns how many bytes the elements take, if so many can be counted.
+    pub(crate) fn bytes(&self, dtype: DType) -> Option<u64> {
+        self.shape.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length))
+    }
+}
+
+/// Says why elements of a type are not taken, and what can be done.
+fn refusal(descr: &str, kind: &str) -> String {
+    match kind.as_bytes().first() {
+        Some(b'O') => {
+            "its elements are Python objects, which cannot be shared: save it with a numeric dtype".to_owned()
+        }
+        Some(b'b') => "its elements are bool: --dtype uint8 takes them for numbers".to_owned(),
+        Some(b'V') => format!(
+            "its elements, {descr:?}, have no type that NumPy knows: if they are bfloat16, say --dtype bfloat16"
+        ),
+        Some(b'[') => "its elements are records, which cannot be shared: save each field by itself".to_owned(),
+        _ => format!("its elements, {descr:?}, cannot be shared: save it with an integer, float or complex dtype"),
+    }
+}
+
+/// Writes the header of a file with these elements.
+pub(crate) fn header(dtype: DType, order: Order, shape: &[usize]) -> Vec<u8> {
+    // NumPy has no name for it and reads it as bytes without meaning, which `view` turns back.
+    let descr = if dtype == DType::Bf16 { "<V2" } else { dtype.as_str() };
+    // NumPy says so of arrays that are contiguous in both orders.
+    let fortran = if order == Order::F && shape.len() > 1 { "True" } else { "False" };
+    let lengths: String = shape.iter().map(|length| format!("{length}, ")).collect();
+    let lengths = if shape.len() == 1 { lengths.trim_end() } else { lengths.trim_end_matches(", ") };
+    let text = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': ({lengths}), }}");
+    let whole = |width: usize| (MAGIC.len() + 2 + width + text.len() + 1).next_multiple_of(ALIGNMENT);
+    let (version, width) = if u16::try_from(whole(2)).is_ok() { (1, 2) } else { (2, 4) };
+    let length = whole(width) - MAGIC.len() - 2 - width;
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend([version, 0]);
+    bytes.extend(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes()[..width]);
+    bytes.extend(text.as_bytes());
+    bytes.resize(whole(width) - 1, b' ');
+    bytes.push(b'\n');
+    bytes
+}
+
+/// Fills `bytes`; `false` if the file ends before.
+fn read_all(file: &mut impl Read, bytes: &mut [u8]) -> io::Result<bool> {
+    match file.read_exact(bytes) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The rest of a Python literal.
+struct Literal<'a> {
+    rest: &'a [u8],
+}
+
+impl Literal<'_> {
+    fn skip_blanks(&mut self) {
+        self.rest = self.rest.trim_ascii_start();
+    }
+
+    fn eats(&mut self, byte: u8) -> bool {
+        self.skip_blanks();
+        match self.rest.split_first() {
+            Some((first, rest)) if *first == byte => {
+                self.rest = rest;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn expect(&mut self, byte: u8) -> Result<(), String> {
+        if self.eats(byte) { Ok(()) } else { Err(self.wrong(&format!("`{}`", char::from(byte)))) }
+    }
+
+    fn end(&mut self) -> Result<(), String> {
+        self.skip_blanks();
+        if self.rest.is_empty() { Ok(()) } else { Err(self.wrong("the end")) }
+    }
+
+    fn word(&mut self, word: &str) -> bool {
+        self.skip_blanks();
+        let rest = self.rest.strip_prefix(word.as_bytes());
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    fn string(&mut self) -> Result<String, String> {
+        self.skip_blanks();
+        let wanted = "a string";
+        let Some((quote @ (b'\'' | b'"'), rest)) = self.rest.split_first() else { return Err(self.wrong(wanted)) };
+        let end = rest.iter().position(|byte| byte == quote).ok_or_else(|| self.wrong(wanted))?;
+        let text = std::str::from_utf8(&rest[..end]).ok().filter(|text| !text.contains('\\'));
+        let text = text.ok_or_else(|| self.wrong(wanted))?.to_owned();
+        self.rest = &rest[end + 1..];
+        Ok(text)
+    }
+
+    /// The type is a string, or the list of a record's fields, which is not read further.
+    fn descr(&mut self) -> Result<String, String> {
+        self.skip_blanks();
+        if self.rest.first() == Some(&b'[') { Err(refusal("", "[")) } else { self.string() }
+    }
+
+    fn boolean(&mut self) -> Result<bool, String> {
+        if self.word("True") {
+            Ok(true)
+        } else if self.word("False") {
+            Ok(false)
+        } else {
+            Err(self.wrong("True or False"))
+        }
+    }
+
+    fn lengths(&mut self) -> Result<Vec<u64>, String> {
+        let mut lengths = Vec::new();
+        self.expect(b'(')?;
+        while !self.eats(b')') {
+            self.skip_blanks();
+            let digits = self.rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            let text = std::str::from_utf8(&self.rest[..digits]).ok().and_then(|text| text.parse().ok());
+            lengths.push(text.ok_or_else(|| self.wrong("the length of an axis"))?);
+            self.rest = &self.rest[digits..];
+            // Files that Python 2 wrote may have it.
+            let _long = self.word("L");
+            if lengths.len() > MOST_AXES {
+                return Err(format!("it has more than {MOST_AXES} axes"));
+            }
+            if !self.eats(b',') {
+                self.expect(b')')?;
+                break;
+            }
+        }
+        Ok(lengths)
+    }
+
+    fn wrong(&self, wanted: &str) -> String {
+        let found = String::from_utf8_lossy(&self.rest[..self.rest.len().min(16)]).into_owned();
+        format!("its header cannot be read: {wanted} should stand where {found:?} stands")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Result<Header, String> {
+        Header::read(&mut &*bytes).expect("bytes in memory are readable")
+    }
+
+    fn file(text: &str) -> Vec<u8> {
+        let length = u16::try_from(text.len()).expect("short").to_le_bytes();
+        [MAGIC, &[1, 0][..], &length[..], text.as_bytes()].concat()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        for (dtype, order, shape) in [
+            (DType::U8, Order::C, vec![]),
+            (DType::U16, Order::C, vec![7]),
+            (DType::F64, Order::F, vec![2, 0, 3]),
+            (DType::Complex64, Order::C, vec![usize::MAX; 64]),
+        ] {
+            let bytes = header(dtype, order, &shape);
+            assert_eq!(bytes.len() % ALIGNMENT, 0);
+            let header = read(&bytes).expect("our own");
+            assert_eq!((header.offset, header.order), (bytes.len() as u64, order));
+            assert!(header.shape.iter().copied().eq(shape.iter().map(|length| *length as u64)));
+            assert_eq!(header.elements(None), Ok(Stored { dtype, turned: None }));
+        }
+        let long = header(DType::U8, Order::C, &[usize::MAX; 4000]);
+        assert_eq!(long[6..8], [2, 0]);
+    }
+
+    #[test]
+    fn other_byte_orders_are_told() {
+        let header = |descr: &str| read(&file(&format!("{{'descr':'{descr}','fortran_order':False,'shape':(3L,)}}")));
+        let stored = |descr: &str, wanted| header(descr).and_then(|header| header.elements(wanted));
+        assert_eq!(stored(">u4", None), Ok(Stored { dtype: DType::U32, turned: Some(4) }));
+        assert_eq!(stored(">c16", None), Ok(Stored { dtype: DType::Complex128, turned: Some(8) }));
+        assert_eq!(stored("=i2", None), Ok(Stored { dtype: DType::I16, turned: None }));
+        assert_eq!(stored("|b1", Some(DType::U8)), Ok(Stored { dtype: DType::U8, turned: None }));
+        assert_eq!(stored("<V2", Some(DType::Bf16)), Ok(Stored { dtype: DType::Bf16, turned: None }));
+        for (descr, says) in
+            [("|O", "objects"), ("|b1", "bool"), ("<U3", "<U3"), ("<M8[ns]", "M8"), ("", "\"\""), ("é", "é")]
+        {
+            assert!(stored(descr, None).expect_err(descr).contains(says), "{descr}");
+        }
+        assert!(stored("|O8", Some(DType::U64)).is_err(), "addresses are no numbers");
+    }
+
+    #[test]
+    fn hostile_headers_are_refused() {
+        let good = "{'descr': '<u2', 'fortran_order': False, 'shape': (2, 3), }";
+        assert!(read(&file(good)).is_ok());
+        for end in 0..file(good).len() {
+            assert!(read(&file(good)[..end]).is_err(), "cut off at {end}");
+        }
+        for text in [
+            "",
+            "{}",
+            "[]",
+            "{'descr': '<u2', 'fortran_order': False, 'shape': (2, 3), } x",
+            "{'descr': '<u2', 'fortran_order': False, 'shape': (2, -3), }",
+            "{'descr': '<u2', 'fortran_order': False, 'shape': (99999999999999999999,), }",
+            "{'descr': '<u2', 'fortran_order': False, 'shape': 3, }",
+            "{'descr': '<u2', 'fortran_order': 1, 'shape': (3,), }",
+            "{'descr': '<u2', 'descr': '<u2', 'fortran_order': False, 'shape': (3,), }",
+            "{'descr': '<u2', 'fortran_order': False, 'shape': (3,), 'more': 1}",
+            "{'descr': [('a', '<u2')], 'fortran_order': False, 'shape': (3,), }",
+            "{'descr': '<u2, 'fortran_order': False, 'shape': (3,), }",
+        ] {
+            assert!(read(&file(text)).is_err(), "{text}");
+        }
+        let many = format!("{{'descr': '<u2', 'fortran_order': False, 'shape': ({}), }}", "1,".repeat(65));
+        assert!(read(&file(&many)).is_err());
+        let huge = [MAGIC, &[2, 0][..], &[255; 4][..]].concat();
+        assert!(read(&huge).expect_err("4 GiB").contains("more than"));
+        assert!(read(&[MAGIC, &[4, 0][..]].concat()).expect_err("version 4").contains("4.0"));
+    }
+}

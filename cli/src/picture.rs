@@ -1,0 +1,146 @@
+//! Pictures: numbers become shades, labels become colours, both become PNG files or blocks of a terminal.
+
+use std::fmt::Write as _;
+use std::io::Write;
+
+use crate::exit::{Exit, Failure};
+use crate::plane::Plane;
+use crate::words::Span;
+
+/// A picture, row by row.
+#[derive(Debug)]
+pub(crate) struct Picture {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pixels: Pixels,
+}
+
+#[derive(Debug)]
+enum Pixels {
+    Gray(Vec<u8>),
+    Colour(Vec<[u8; 3]>),
+}
+
+impl Picture {
+    /// Makes shades of numbers: what is not in the span is black or white; so are infinities, and what is no number is black.
+    pub(crate) fn shades(plane: &Plane, span: Span) -> Self {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within 0 to 255; NaN becomes 0")]
+        let shade = |number: f64| {
+            // Halves, because the difference of two numbers may be no number.
+            let share = (number / 2.0 - span.low / 2.0) / (span.high / 2.0 - span.low / 2.0);
+            (share.clamp(0.0, 1.0) * 255.0).round() as u8
+        };
+        let pixels = Pixels::Gray(plane.numbers().map(shade).collect());
+        Self { width: plane.width, height: plane.height, pixels }
+    }
+
+    /// Makes colours of labels: the same label has the same colour everywhere and always; 0 is black.
+    pub(crate) fn colours(plane: &Plane) -> Self {
+        let pixels = Pixels::Colour(plane.labels().map(colour).collect());
+        Self { width: plane.width, height: plane.height, pixels }
+    }
+
+    /// Returns the bytes of a PNG file.
+    pub(crate) fn png(&self) -> Result<Vec<u8>, Failure> {
+        let failed = |error: &dyn std::fmt::Display| Failure::new(Exit::Failed, format!("cannot make a PNG: {error}"));
+        let length = |length: usize| u32::try_from(length).map_err(|error| failed(&error));
+        let mut bytes = Vec::new();
+        let mut encoder = png::Encoder::new(&mut bytes, length(self.width)?, length(self.height)?);
+        encoder.set_depth(png::BitDepth::Eight);
+        encoder.set_color(match self.pixels {
+            Pixels::Gray(_) => png::ColorType::Grayscale,
+            Pixels::Colour(_) => png::ColorType::Rgb,
+        });
+        let pixels: &[u8] = match &self.pixels {
+            Pixels::Gray(shades) => shades,
+            Pixels::Colour(colours) => colours.as_flattened(),
+        };
+        let mut writer = encoder.write_header().map_err(|error| failed(&error))?;
+        writer.write_image_data(pixels).map_err(|error| failed(&error))?;
+        writer.finish().map_err(|error| failed(&error))?;
+        Ok(bytes)
+    }
+
+    /// Writes it with characters of a terminal, two rows of pixels to a line.
+    ///
+    /// `true_colour` says that it knows 24 bits; else it gets the 256 colours that all have.
+    pub(crate) fn write_blocks(&self, out: &mut dyn Write, true_colour: bool) -> std::io::Result<()> {
+        let mut line = String::new();
+        for top in (0..self.height).step_by(2) {
+            line.clear();
+            let mut last = String::new();
+            for column in 0..self.width {
+                let mut colours = String::new();
+                let mut paint = |ground: u8, row: usize| {
+                    let _always = if true_colour {
+                        let [red, green, blue] = self.at(row, column);
+                        write!(colours, "\x1b[{ground};2;{red};{green};{blue}m")
+                    } else {
+                        write!(colours, "\x1b[{ground};5;{}m", indexed(self.at(row, column)))
+                    };
+                };
+                paint(38, top);
+                if top + 1 < self.height {
+                    paint(48, top + 1);
+                }
+                if colours != last {
+                    line.push_str(&colours);
+                    last = colours;
+                }
+                line.push('▀');
+            }
+            writeln!(out, "{line}\x1b[0m")?;
+        }
+        Ok(())
+    }
+
+    fn at(&self, row: usize, column: usize) -> [u8; 3] {
+        let at = row * self.width + column;
+        match &self.pixels {
+            Pixels::Gray(shades) => [shades[at]; 3],
+            Pixels::Colour(colours) => colours[at],
+        }
+    }
+}
+
+/// Returns the least and the greatest number that is finite; where there is only one, it is black.
+pub(crate) fn span(plane: &Plane) -> Span {
+    let finite = plane.numbers().filter(|number| number.is_finite());
+    let (low, high) = finite.fold((f64::MAX, f64::MIN), |(low, high), number| (low.min(number), high.max(number)));
+    match (low < high, low > high) {
+        (true, _) => Span { low, high },
+        (_, true) => Span { low: 0.0, high: 1.0 },
+        // A span needs a width, also beside a number to which 1 makes no difference.
+        _ => Span { low, high: low + low.abs().max(1.0) },
+    }
+}
+
+/// Chooses a colour that looks like no other, but is the same each time: the bits are mixed, and the darkest colours left out.
+fn colour(label: u64) -> [u8; 3] {
+    if label == 0 {
+        return [0; 3];
+    }
+    // The finaliser of MurmurHash3: every bit of the label changes half of the others.
+    let mut mixed = label;
+    for factor in [0xff51_afd7_ed55_8ccd_u64, 0xc4ce_b9fe_1a85_ec53] {
+        mixed = (mixed ^ (mixed >> 33)).wrapping_mul(factor);
+    }
+    mixed ^= mixed >> 33;
+    let [red, green, blue, brightest, ..] = mixed.to_le_bytes();
+    let mut colour = [red, green, blue];
+    colour[usize::from(brightest % 3)] |= 0x80;
+    colour
+}
+
+/// Finds the nearest of a terminal's 256 colours: a cube of 6 steps each, and 24 shades of gray.
+fn indexed([red, green, blue]: [u8; 3]) -> u8 {
+    if red == green && green == blue {
+        return match red {
+            0..4 => 16,
+            4..247 => 232 + ((red - 3) / 10).min(23),
+            _ => 231,
+        };
+    }
+    let step = |part: u8| u8::try_from((u16::from(part) * 5 + 127) / 255).unwrap_or(5);
+    16 + 36 * step(red) + 6 * step(green) + step(blue)
+}

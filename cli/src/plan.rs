@@ -1,0 +1,90 @@
+//! `ndshm plan`: which parts a region is divided into, for those who give them to machines.
+
+use std::io::Write;
+
+use ndarray_shm_volume::{VolumeOptions, plan};
+use serde::Serialize;
+
+use crate::cli::PlanArgs;
+use crate::exit::{Exit, Failure};
+use crate::report::{self, Column, Table};
+use crate::{download, units};
+
+/// A region in parts, as `plan --json` prints it.
+#[derive(Debug, Serialize)]
+struct Plan {
+    /// Which volume it is, and in which state.
+    volume: String,
+    /// The region that is divided.
+    bbox: String,
+    dtype: String,
+    shards: usize,
+    parts: Vec<Planned>,
+}
+
+/// One part. A part for which nothing is left has no region, and 0 of everything.
+#[derive(Debug, Serialize)]
+struct Planned {
+    /// What `--shard` takes.
+    shard: String,
+    index: usize,
+    bbox: Option<String>,
+    shape: Option<Vec<usize>>,
+    chunks: u64,
+    /// Objects that are stored as one: chunks, or shards of many.
+    objects: u64,
+    /// Bytes of its elements.
+    bytes: u64,
+}
+
+/// Runs `ndshm plan`.
+pub(crate) fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let source = VolumeOptions::new().mip(args.mip).open(&args.source)?;
+    let meta = source.meta();
+    let bbox = download::region(meta, args.bbox.as_deref(), None)?;
+    let parts = plan(meta, &bbox, args.shards)?;
+    let planned = parts.iter().enumerate().map(|(index, part)| {
+        let elements =
+            |shape: &[usize]| shape.iter().fold(1, |product: u64, length| product.saturating_mul(*length as u64));
+        let shape = part.as_ref().map(ndarray_shm_volume::Bbox::shape);
+        Planned {
+            shard: format!("{index}/{}", args.shards),
+            index,
+            bbox: part.as_ref().map(ToString::to_string),
+            chunks: part.as_ref().map_or(0, |part| meta.chunks(part).total()),
+            objects: part.as_ref().map_or(0, |part| meta.stored(part).total()),
+            bytes: shape.as_deref().map_or(0, elements).saturating_mul(meta.dtype.size() as u64),
+            shape,
+        }
+    });
+    let plan = Plan {
+        volume: source.identity(),
+        bbox: bbox.to_string(),
+        dtype: meta.dtype.to_string(),
+        shards: args.shards,
+        parts: planned.collect(),
+    };
+    if args.json {
+        report::json(out, &plan)?;
+        return Ok(Exit::Done);
+    }
+    writeln!(out, "{} of {}, in {}:\n", plan.bbox, args.source, units::count(plan.shards, "part"))?;
+    let mut table = Table::new(&[
+        Column::Left("SHARD"),
+        Column::Left("REGION"),
+        Column::Right("CHUNKS"),
+        Column::Right("OBJECTS"),
+        Column::Right("SIZE"),
+    ]);
+    for part in &plan.parts {
+        table.row([
+            part.shard.clone(),
+            part.bbox.clone().unwrap_or_else(|| "nothing".to_owned()),
+            part.chunks.to_string(),
+            part.objects.to_string(),
+            units::size(part.bytes),
+        ]);
+    }
+    table.write(out)?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,276 @@
+//! A plane of an array: two of its axes, the others cut at one index; every element as bytes, whatever its type.
+//!
+//! Only as many elements are copied as the picture will have.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::bytes_of;
+use half::{bf16, f16};
+use ndarray::{ArrayViewD, Axis, IxDyn, Slice};
+use ndarray_shm::{DType, Element, Order, RenderOptions, with_element};
+
+use crate::described::{Described, Kind};
+use crate::exit::{Exit, Failure};
+use crate::words::Cut;
+
+/// Letters that axes have where nobody names them, the one that is contiguous in memory first.
+const LETTERS: &str = "xyzc";
+
+/// Most elements of a picture.
+const MOST_ELEMENTS: usize = 1 << 28;
+
+/// Which plane of an array is meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The axis that goes to the right, and the one that goes down; an array of one axis has no second.
+    pub(crate) right: usize,
+    pub(crate) down: Option<usize>,
+    /// The index on each axis; those of the picture's axes mean nothing.
+    pub(crate) at: Vec<usize>,
+    /// What each axis is called.
+    pub(crate) names: Vec<String>,
+}
+
+impl Place {
+    /// Decides which plane is meant: axes that are not cut and not needed for the picture are cut in the middle.
+    pub(crate) fn choose(shape: &[usize], order: Order, names: Option<&str>, cuts: &[Cut]) -> Result<Self, Failure> {
+        let usage = |message: String| Failure::new(Exit::Usage, message);
+        let axes = shape.len();
+        let letters: Vec<String> = match names {
+            Some(names) => names.chars().map(String::from).collect(),
+            None => {
+                let known = LETTERS.chars().map(String::from);
+                let all = known.chain((LETTERS.len()..).map(|axis| axis.to_string())).take(axes);
+                let mut all: Vec<String> = all.collect();
+                if order == Order::C {
+                    all.reverse();
+                }
+                all
+            }
+        };
+        if letters.len() != axes || (1..axes).any(|at| letters[..at].contains(&letters[at])) {
+            let message = format!("--axes names {} axes, but the array has {axes}", letters.len());
+            return Err(usage(message).advice("give one letter for each axis, all different: --axes zyx"));
+        }
+        let mut at: Vec<Option<usize>> = vec![None; axes];
+        for Cut { axis, index } in cuts {
+            let number = letters.iter().position(|letter| letter == axis).or_else(|| axis.parse().ok());
+            let Some(number) = number.filter(|number| *number < axes) else {
+                let message = format!("the array has no axis `{axis}`");
+                return Err(usage(message).advice(format!(
+                    "its axes are {}, or 0 to {}",
+                    letters.join(", "),
+                    axes.max(1) - 1
+                )));
+            };
+            if *index >= shape[number] {
+                let message = format!("axis {axis} has {} elements: {axis}={index} is none of them", shape[number]);
+                return Err(usage(message));
+            }
+            if at[number].replace(*index).is_some() {
+                return Err(usage(format!("axis {axis} is cut twice")));
+            }
+        }
+        if shape.contains(&0) {
+            return Err(Failure::new(Exit::Failed, "the array has no elements: there is nothing to see"));
+        }
+        // The axis that is called x goes to the right, or the next letter that is not cut.
+        let rank = |axis: usize| LETTERS.find(&letters[axis]).unwrap_or(LETTERS.len() + axis);
+        let mut free: Vec<usize> = (0..axes).filter(|axis| at[*axis].is_none()).collect();
+        free.sort_by_key(|axis| rank(*axis));
+        let Some(&right) = free.first() else {
+            return Err(usage("every axis is cut: one or two must be left for a picture".to_owned()));
+        };
+        let down = free.get(1).copied();
+        // Channels are no depth: their middle means nothing.
+        let middle = |axis: usize| if letters[axis] == "c" { 0 } else { shape[axis] / 2 };
+        let at = at.iter().enumerate().map(|(axis, index)| index.unwrap_or_else(|| middle(axis))).collect();
+        Ok(Self { right, down, at, names: letters })
+    }
+
+    /// Writes where it is, for people: "z=10, c=0".
+    pub(crate) fn describe(&self) -> String {
+        let cut = (0..self.at.len()).filter(|axis| *axis != self.right && Some(*axis) != self.down);
+        cut.map(|axis| format!("{}={}", self.names[axis], self.at[axis])).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns the lengths of the picture: to the right, and down.
+    pub(crate) fn lengths(&self, shape: &[usize]) -> (usize, usize) {
+        (shape[self.right], self.down.map_or(1, |down| shape[down]))
+    }
+}
+
+/// The elements of a plane, row by row.
+#[derive(Debug)]
+pub(crate) struct Plane {
+    pub(crate) dtype: DType,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    bytes: Vec<u8>,
+}
+
+impl Plane {
+    /// Copies the plane, of each axis only every `step`-th element.
+    pub(crate) fn read(array: &Described, place: &Place, step: usize) -> Result<Self, Failure> {
+        let dtype = array.dtype;
+        with_element!(dtype, T => Self::copy::<T>(array, place, step), else => {
+            Err(Failure::new(Exit::Failed, format!("there are no elements of type {dtype} here")))
+        })
+    }
+
+    fn copy<T: Element>(array: &Described, place: &Place, step: usize) -> Result<Self, Failure> {
+        let (right, down) = place.lengths(&array.shape);
+        let (width, height) = (right.div_ceil(step), down.div_ceil(step));
+        let elements = width.checked_mul(height).filter(|elements| *elements <= MOST_ELEMENTS);
+        let Some(elements) = elements else {
+            let message = format!("a picture of {width} x {height} is too large");
+            return Err(
+                Failure::new(Exit::Usage, message).advice("--every 8 takes every 8th element of both axes only")
+            );
+        };
+        let mut plane = Self { dtype: T::DTYPE, width, height, bytes: vec![0; elements * size_of::<T>()] };
+        let whole: Vec<Range<usize>> = array.shape.iter().map(|length| 0..*length).collect();
+        if array.kind == Kind::Partial {
+            let buffer = RenderOptions::new().backend(Arc::clone(&array.backend)).open::<T, IxDyn>(&array.location)?;
+            for index in 0..buffer.grid().len() {
+                let region = buffer.grid().region(index);
+                let is_cut = |(axis, range): (usize, &Range<usize>)| {
+                    axis == place.right || Some(axis) == place.down || range.contains(&place.at[axis])
+                };
+                if region.iter().enumerate().all(is_cut)
+                    && let Some(chunk) = buffer.chunk(index)?
+                {
+                    plane.put(chunk.view(), &region, place, step);
+                }
+            }
+        } else {
+            array.read::<T, _>(|view| {
+                plane.put(view, &whole, place, step);
+                Ok(())
+            })?;
+        }
+        Ok(plane)
+    }
+
+    /// Copies what a region of the array has of the plane.
+    fn put<T: Element>(&mut self, mut part: ArrayViewD<'_, T>, region: &[Range<usize>], place: &Place, step: usize) {
+        // Where the first element of the region that is taken is, and which one of the picture it is.
+        let start = |axis: usize| {
+            let first = region[axis].start.div_ceil(step);
+            (first * step - region[axis].start, first)
+        };
+        let picture = [Some(place.right), place.down];
+        for axis in 0..region.len() {
+            if picture.contains(&Some(axis)) {
+                let from = start(axis).0.min(region[axis].len());
+                let slice = Slice::new(from.cast_signed(), None, step.cast_signed());
+                part.slice_axis_inplace(Axis(axis), slice);
+            } else {
+                let at = (place.at[axis] - region[axis].start).cast_signed();
+                part.slice_axis_inplace(Axis(axis), Slice::from(at..at + 1));
+            }
+        }
+        let (left, top) = (start(place.right).1, place.down.map_or(0, |down| start(down).1));
+        let rows = place.down.map_or(1, |down| part.len_of(Axis(down)));
+        let columns = part.len_of(Axis(place.right));
+        let mut index = IxDyn(&vec![0; region.len()]);
+        for row in 0..rows {
+            if let Some(down) = place.down {
+                index[down] = row;
+            }
+            for column in 0..columns {
+                index[place.right] = column;
+                let at = ((top + row) * self.width + left + column) * size_of::<T>();
+                self.bytes[at..at + size_of::<T>()].copy_from_slice(bytes_of(&part[&index]));
+            }
+        }
+    }
+
+    /// Walks the elements as numbers, row by row; complex ones as their magnitudes.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = f64> + '_ {
+        self.bytes.chunks_exact(self.dtype.size()).map(|element| number(self.dtype, element))
+    }
+
+    /// Walks the elements as bits, row by row, for those that are names and not quantities.
+    pub(crate) fn labels(&self) -> impl Iterator<Item = u64> + '_ {
+        self.bytes.chunks_exact(self.dtype.size()).map(|element| {
+            let mut bits = [0; 16];
+            bits[..element.len()].copy_from_slice(element);
+            let [low, high] =
+                [&bits[..8], &bits[8..]].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()));
+            low ^ high
+        })
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a picture has 256 shades")]
+fn number(dtype: DType, element: &[u8]) -> f64 {
+    fn of<const SIZE: usize>(element: &[u8]) -> [u8; SIZE] {
+        element.try_into().unwrap_or([0; SIZE])
+    }
+    match dtype {
+        DType::U8 => f64::from(element[0]),
+        DType::I8 => f64::from(element[0].cast_signed()),
+        DType::U16 => f64::from(u16::from_ne_bytes(of(element))),
+        DType::I16 => f64::from(i16::from_ne_bytes(of(element))),
+        DType::U32 => f64::from(u32::from_ne_bytes(of(element))),
+        DType::I32 => f64::from(i32::from_ne_bytes(of(element))),
+        DType::U64 => u64::from_ne_bytes(of(element)) as f64,
+        DType::I64 => i64::from_ne_bytes(of(element)) as f64,
+        DType::F16 => f16::from_ne_bytes(of(element)).to_f64(),
+        DType::Bf16 => bf16::from_ne_bytes(of(element)).to_f64(),
+        DType::F32 => f64::from(f32::from_ne_bytes(of(element))),
+        DType::F64 => f64::from_ne_bytes(of(element)),
+        DType::Complex64 => {
+            let part = |at: usize| f64::from(f32::from_ne_bytes(of(&element[at..at + 4])));
+            part(0).hypot(part(4))
+        }
+        DType::Complex128 => {
+            let part = |at: usize| f64::from_ne_bytes(of(&element[at..at + 8]));
+            part(0).hypot(part(8))
+        }
+        _ => f64::NAN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cuts(texts: &[&str]) -> Vec<Cut> {
+        texts.iter().map(|text| crate::words::cut(text).expect("a cut")).collect()
+    }
+
+    #[test]
+    fn the_contiguous_axis_goes_to_the_right_unless_axes_are_named() {
+        let choose = |shape: &[usize], order, names, texts: &[&str]| {
+            let place = Place::choose(shape, order, names, &cuts(texts)).expect("a plane");
+            (place.right, place.down, place.describe())
+        };
+        assert_eq!(choose(&[9, 8, 7], Order::C, None, &["z=3"]), (2, Some(1), "z=3".to_owned()));
+        assert_eq!(choose(&[9, 8, 7], Order::F, None, &["z=3"]), (0, Some(1), "z=3".to_owned()));
+        assert_eq!(choose(&[9, 8, 7], Order::C, None, &["2=3"]), (1, Some(0), "x=3".to_owned()));
+        assert_eq!(choose(&[9, 8, 7, 2], Order::C, Some("xyzc"), &["c=1"]), (0, Some(1), "z=3, c=1".to_owned()));
+        assert_eq!(choose(&[9, 8, 7, 2], Order::F, None, &[]), (0, Some(1), "z=3, c=0".to_owned()));
+        assert_eq!(choose(&[5], Order::C, None, &[]), (0, None, String::new()));
+        assert_eq!(choose(&[5, 4], Order::C, None, &["y=4"]), (1, None, "y=4".to_owned()));
+    }
+
+    #[test]
+    fn what_is_no_plane_says_why() {
+        let message = |shape: &[usize], names, texts: &[&str]| {
+            let place = Place::choose(shape, Order::C, names, &cuts(texts));
+            place.expect_err("no plane").to_string()
+        };
+        assert!(message(&[4, 4], None, &["t=1"]).contains("no axis `t`"));
+        assert!(message(&[4, 4], None, &["2=1"]).contains("no axis `2`"));
+        assert!(message(&[4, 4], None, &["x=4"]).contains("has 4 elements"));
+        assert!(message(&[4, 4], None, &["x=1", "1=1"]).contains("cut twice"));
+        assert!(message(&[4, 4], None, &["x=1", "y=1"]).contains("every axis is cut"));
+        assert!(message(&[], None, &[]).contains("every axis is cut"));
+        assert!(message(&[4, 0], None, &[]).contains("nothing to see"));
+        assert!(message(&[4, 4], Some("xx"), &[]).contains("--axes"));
+        assert!(message(&[4, 4], Some("xyz"), &[]).contains("--axes"));
+    }
+}

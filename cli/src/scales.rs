@@ -1,0 +1,120 @@
+//! `ndshm info SOURCE`: the table of a volume's scales.
+
+use std::io::Write;
+
+use ndarray_shm_volume::{ScaleInfo, VolumeOptions, VolumeUrl};
+use serde::Serialize;
+
+use crate::exit::{Exit, Failure};
+use crate::report::{self, Column, Table};
+use crate::units;
+
+/// A volume, as `info --json` prints it.
+#[derive(Debug, Serialize)]
+struct Volume {
+    volume: String,
+    scales: Vec<Scale>,
+}
+
+/// One scale of it.
+#[derive(Debug, Serialize)]
+struct Scale {
+    /// What `--mip` takes.
+    mip: usize,
+    key: String,
+    /// The element type as `NumPy` writes it: "<u2".
+    dtype: String,
+    /// Names of the axes; empty where the volume does not name them.
+    axes: Vec<String>,
+    /// Coordinates of the first element.
+    origin: Vec<i64>,
+    shape: Vec<u64>,
+    chunk_shape: Vec<u64>,
+    /// What is stored as one object: a chunk, or a shard of many.
+    stored_shape: Vec<u64>,
+    /// Size of an element along each axis; empty where the volume does not say.
+    resolution: Vec<f64>,
+    unit: String,
+    /// The format, and how chunks are encoded.
+    encoding: String,
+    /// Bytes of all elements.
+    bytes: u64,
+}
+
+impl From<(usize, ScaleInfo)> for Scale {
+    fn from((mip, scale): (usize, ScaleInfo)) -> Self {
+        let meta = scale.meta;
+        let size = meta.dtype.size() as u64;
+        Self {
+            mip,
+            key: scale.key,
+            dtype: meta.dtype.to_string(),
+            axes: meta.axes,
+            origin: meta.origin,
+            bytes: meta.shape.iter().fold(size, |product, length| product.saturating_mul(*length)),
+            shape: meta.shape,
+            chunk_shape: meta.chunk_shape,
+            stored_shape: meta.stored_shape,
+            resolution: scale.resolution,
+            unit: scale.unit,
+            encoding: meta.description,
+        }
+    }
+}
+
+/// Prints the scales of a volume.
+pub(crate) fn run(url: &VolumeUrl, json: bool, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let scales = VolumeOptions::new().scales(url)?;
+    let volume = Volume { volume: url.to_string(), scales: scales.into_iter().enumerate().map(Scale::from).collect() };
+    if json {
+        report::json(out, &volume)?;
+        return Ok(Exit::Done);
+    }
+    writeln!(out, "{}: {}\n", units::printable(&volume.volume), units::count(volume.scales.len(), "scale"))?;
+    let mut table = Table::new(&[
+        Column::Right("MIP"),
+        Column::Left("KEY"),
+        Column::Left("SHAPE"),
+        Column::Left("ORIGIN"),
+        Column::Left("CHUNKS OF"),
+        Column::Left("DTYPE"),
+        Column::Left("RESOLUTION"),
+        Column::Right("SIZE"),
+        Column::Left("FORMAT"),
+    ]);
+    for scale in &volume.scales {
+        let chunks = joined(&scale.chunk_shape, " x ");
+        table.row([
+            scale.mip.to_string(),
+            units::printable(&scale.key),
+            match scale.axes.is_empty() {
+                true => joined(&scale.shape, " x "),
+                false => format!("{} ({})", joined(&scale.shape, " x "), units::printable(&scale.axes.join(", "))),
+            },
+            joined(&scale.origin, ","),
+            if scale.stored_shape == scale.chunk_shape {
+                chunks
+            } else {
+                format!("{chunks} in shards of {}", joined(&scale.stored_shape, " x "))
+            },
+            scale.dtype.clone(),
+            match scale.resolution.is_empty() {
+                true => "-".to_owned(),
+                false => {
+                    format!("{} {}", joined(&scale.resolution, " x "), units::printable(&scale.unit)).trim().to_owned()
+                }
+            },
+            units::size(scale.bytes),
+            scale.encoding.clone(),
+        ]);
+    }
+    table.write(out)?;
+    Ok(Exit::Done)
+}
+
+fn joined(numbers: &[impl ToString], with: &str) -> String {
+    if numbers.is_empty() {
+        return "-".to_owned();
+    }
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(with)
+}

@@ -1,0 +1,272 @@
+//! `ndshm upload`: an array, or a file of its elements, becomes a region of a volume; the volume may be made first.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ndarray_shm::{DType, EntryKind, Location, with_element};
+use ndarray_shm_volume::{
+    Alignment, Bbox, ChunkSink, Encoding, Error, NewVolume, UploadOptions, Uploaded, VolumeFormat, VolumeOptions,
+    create_volume, upload_from_array, upload_from_file, upload_from_shared_memory,
+};
+use serde::Serialize;
+
+use crate::cli::{EncodingChoice, FormatChoice, LayoutArgs, UploadArgs};
+use crate::counted::Look;
+use crate::described::Described;
+use crate::download::{self, Idle};
+use crate::exit::{Exit, Failure};
+use crate::part::Part;
+use crate::places::Search;
+use crate::progress::Display;
+use crate::words::Numbers;
+use crate::{interrupt, report, units};
+
+/// Where the elements come from.
+#[derive(Debug)]
+enum Source<'a> {
+    /// An array that says itself what it is.
+    Described(Described),
+    /// An array that is nothing but its elements.
+    Plain(Location, Arc<dyn ndarray_shm::Backend>),
+    /// A file that is nothing but elements.
+    File(&'a Path),
+}
+
+/// Runs `ndshm upload`.
+pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let stop = interrupt::flag()?;
+    let source = Source::find(args)?;
+    let sink = if args.create {
+        create(args, &source)?
+    } else {
+        VolumeOptions::new().mip(args.mip).open_writable(&args.destination)?
+    };
+    let meta = sink.meta();
+    let bbox = download::region(meta, args.bbox.as_deref(), None)?;
+    let whole = match &args.cutout {
+        Some(text) => meta.parse_bbox(text)?,
+        None => bbox.clone(),
+    };
+    let name = args.source.to_string_lossy();
+    let work = format!("upload of {name} to {} order={}", sink.identity(), args.order);
+    let part = Part::choose(&args.part, meta, &whole, work)?;
+    let cutout = match &part {
+        None => whole.clone(),
+        Some(part) => {
+            let Some(region) = part.region.clone() else {
+                part.mark(0, 0)?;
+                return Idle::write(part, None, "nothing", args.json, out);
+            };
+            if part.is_marked()? {
+                return Idle::write(part, None, "already done", args.json, out);
+            }
+            region
+        }
+    };
+    let display = Display::new(&name, "object", args.quiet);
+    let options = UploadOptions::new()
+        .order(args.order)
+        .cutout(cutout)
+        .alignment(if args.read_modify_write { Alignment::ReadModifyWrite } else { Alignment::Require })
+        .skip_background(args.skip_background)
+        .workers(usize::from(args.workers.unwrap_or(0)))
+        .requests(usize::from(args.requests.unwrap_or(0)))
+        .progress(&display)
+        .stop(&stop);
+    let start = Instant::now();
+    let uploaded = source.upload(&*sink, &bbox, options);
+    display.clear();
+    let uploaded = uploaded.map_err(|failure| match failure.exit() {
+        Exit::Interrupted => {
+            failure.advice("what is stored is whole objects: the same command stores all of them again")
+        }
+        _ => failure,
+    })?;
+    let seconds = start.elapsed();
+    if let Some(part) = &part {
+        part.mark((uploaded.stored + uploaded.background) as u64, uploaded.bytes)?;
+    }
+    let report = Report {
+        source: name.into_owned(),
+        destination: args.destination.to_string(),
+        bbox: uploaded.bbox.to_string(),
+        shard: part.as_ref().map(|part| part.shard.to_string()),
+        dtype: meta.dtype.to_string(),
+        stored: uploaded.stored,
+        background: uploaded.background,
+        bytes: uploaded.bytes,
+        stored_bytes: uploaded.stored_bytes,
+        seconds: seconds.as_secs_f64(),
+        bytes_per_second: units::rate(uploaded.bytes, seconds),
+        warnings: uploaded.warnings,
+    };
+    if args.json {
+        report::json(out, &report)?;
+    } else {
+        report.write(out)?;
+    }
+    Ok(Exit::Done)
+}
+
+impl<'a> Source<'a> {
+    fn find(args: &'a UploadArgs) -> Result<Self, Failure> {
+        if args.file {
+            return Ok(Self::File(Path::new(&args.source)));
+        }
+        let location = location(&args.source)?;
+        let found = Search::new(args.backend)?.find(&location, &[EntryKind::Array])?;
+        let is_plain = found.array.as_ref().is_none_or(|entry| matches!(Look::at(&found.backend, entry), Look::Other));
+        if is_plain {
+            return Ok(Self::Plain(location, found.backend));
+        }
+        let layout = LayoutArgs { dtype: None, shape: None, order: None, backend: args.backend };
+        Described::find(&location, &layout, &[EntryKind::Array]).map(Self::Described)
+    }
+
+    fn upload(&self, sink: &dyn ChunkSink, bbox: &Bbox, options: UploadOptions<'_>) -> Result<Uploaded, Failure> {
+        Ok(match self {
+            Self::File(path) => upload_from_file(sink, bbox, path, &options)?,
+            Self::Plain(location, backend) => {
+                upload_from_shared_memory(sink, bbox, location, &options.backend(Arc::clone(backend)))?
+            }
+            Self::Described(array) => with_element!(
+                array.dtype,
+                T => array.read::<T, _>(|view| Ok(upload_from_array(sink, bbox, &view, &options)?))?,
+                else => return Err(Failure::new(Exit::Failed, format!("there are no elements of type {} here", array.dtype)))
+            ),
+        })
+    }
+}
+
+fn location(name: &OsStr) -> Result<Location, Failure> {
+    match name.to_str() {
+        Some(name) => Ok(name.parse()?),
+        None => Err(Failure::new(Exit::Usage, format!("`{}` is no name", name.to_string_lossy()))),
+    }
+}
+
+/// Makes the volume, or opens one that is there and just like it: the same command may be given again.
+fn create(args: &UploadArgs, source: &Source<'_>) -> Result<Box<dyn ChunkSink>, Failure> {
+    let new = new_volume(args, source)?;
+    let error = match create_volume(&args.destination, &new) {
+        Ok(sink) => return Ok(sink),
+        Err(error @ Error::Source { .. }) => error,
+        Err(error) => return Err(error.into()),
+    };
+    let Ok(there) = VolumeOptions::new().open_writable(&args.destination) else { return Err(error.into()) };
+    let meta = there.meta();
+    let is_like = meta.shape == new.shape
+        && meta.origin == new.origin
+        && meta.chunk_shape == new.chunk_shape
+        && meta.stored_shape == *new.shard_shape.as_ref().unwrap_or(&new.chunk_shape)
+        && meta.dtype == new.dtype;
+    if is_like {
+        return Ok(there);
+    }
+    Err(Failure::from(error).advice("leave --create away to write into what is there; or choose another place"))
+}
+
+fn new_volume(args: &UploadArgs, source: &Source<'_>) -> Result<NewVolume, Failure> {
+    let usage = |message: &str| Failure::new(Exit::Usage, message);
+    let (format, version) = match (args.format, args.destination.expected_format()) {
+        (Some(FormatChoice::Zarr2), _) => (VolumeFormat::Zarr, 2),
+        (Some(FormatChoice::Zarr3), _) | (None, Some(VolumeFormat::Zarr)) => (VolumeFormat::Zarr, 3),
+        (Some(FormatChoice::Precomputed), _) | (None, Some(VolumeFormat::Precomputed)) => {
+            (VolumeFormat::Precomputed, 1)
+        }
+        (None, _) => {
+            return Err(usage(
+                "--create needs --format zarr2, zarr3 or precomputed, or precomputed:// in front of the URL",
+            ));
+        }
+    };
+    let described = match source {
+        Source::Described(array) => Some(array),
+        _ => None,
+    };
+    let dtype: DType = args
+        .dtype
+        .or(described.map(|array| array.dtype))
+        .ok_or_else(|| usage("--create needs --dtype: a plain array does not say what its elements are"))?;
+    // A region without a volume has no open ends.
+    let region: Option<Bbox> = args.bbox.as_ref().map(|text| text.parse()).transpose()?;
+    let shape = match (&args.shape, described, &region) {
+        (Some(Numbers(shape)), ..) => shape.clone(),
+        (None, Some(array), _) => array.shape.iter().map(|length| *length as u64).collect(),
+        (None, None, Some(region)) => region.shape().iter().map(|length| *length as u64).collect(),
+        (None, None, None) => {
+            return Err(usage("--create needs --shape, or --bbox: a plain array does not say its shape"));
+        }
+    };
+    let Some(Numbers(chunk)) = &args.chunk else {
+        return Err(usage("--create needs --chunk, such as --chunk 64,64,64"));
+    };
+    let mut new = NewVolume::new(format, &shape, chunk, dtype);
+    new.version = version;
+    new.origin = match (&args.origin, &args.shape, region) {
+        (Some(Numbers(origin)), ..) => origin.clone(),
+        // Without a shape of its own the volume is the region.
+        (None, None, Some(region)) => region.ranges().iter().map(|range| range.start).collect(),
+        _ => vec![0; shape.len()],
+    };
+    new.shard_shape = args.shard_shape.as_ref().map(|shape| shape.0.clone());
+    new.encoding = match args.encoding {
+        EncodingChoice::Raw => Encoding::Raw,
+        EncodingChoice::Gzip => Encoding::Gzip,
+        EncodingChoice::Zstd => Encoding::Zstd,
+        EncodingChoice::Blosc => Encoding::Blosc,
+        EncodingChoice::Jpeg => Encoding::Jpeg,
+        EncodingChoice::Png => Encoding::Png,
+        EncodingChoice::CompressedSegmentation => Encoding::CompressedSegmentation,
+    };
+    new.resolution = args.resolution.as_ref().map(|sizes| sizes.0.clone()).unwrap_or_default();
+    Ok(new)
+}
+
+/// A finished upload, as `upload --json` prints it.
+#[derive(Debug, Serialize)]
+struct Report {
+    source: String,
+    destination: String,
+    /// The region that was written.
+    bbox: String,
+    /// Which part of a larger region it is; `null` if it is all of it.
+    shard: Option<String>,
+    /// The element type as `NumPy` writes it: "<u2".
+    dtype: String,
+    /// Objects that were stored.
+    stored: usize,
+    /// Objects that hold nothing but background and were left out.
+    background: usize,
+    /// Bytes of the array that were written.
+    bytes: u64,
+    /// Bytes that were stored.
+    stored_bytes: u64,
+    seconds: f64,
+    /// Bytes of the array, by its time.
+    bytes_per_second: u64,
+    /// What went wrong without stopping the work.
+    warnings: Vec<String>,
+}
+
+impl Report {
+    fn write(&self, out: &mut dyn Write) -> Result<(), Failure> {
+        let objects = units::count(self.stored, "object");
+        writeln!(out, "stored {objects}; {} held nothing but background and were left out", self.background)?;
+        let mut facts = vec![
+            ("from", units::printable(&self.source)),
+            ("to", units::printable(&self.destination)),
+            ("region", self.bbox.clone()),
+            ("size", format!("{}, stored as {}", units::size(self.bytes), units::size(self.stored_bytes))),
+            ("time", format!("{:.2} s, {}/s", self.seconds, units::size(self.bytes_per_second))),
+        ];
+        if let Some(shard) = &self.shard {
+            facts.insert(2, ("part", shard.clone()));
+        }
+        report::facts(out, &facts)?;
+        Ok(())
+    }
+}

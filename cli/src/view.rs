@@ -1,0 +1,144 @@
+//! `ndshm view`: a picture of a plane of an array, in a PNG file or in the terminal.
+
+use std::io::{self, IsTerminal as _, Write};
+use std::path::Path;
+
+use console::Term;
+use ndarray_shm::EntryKind;
+use serde::Serialize;
+
+use crate::cli::ViewArgs;
+use crate::described::{Described, Kind};
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use crate::picture::{self, Picture};
+use crate::plane::{Place, Plane};
+use crate::{report, units};
+
+/// Lines of a terminal that are left for what stands above and below a picture.
+const OTHER_LINES: usize = 3;
+
+/// Pixels that one line of a terminal shows.
+const PIXELS_OF_A_LINE: usize = 2;
+
+/// A picture that was made, as `view --json` prints it.
+#[derive(Debug, Serialize)]
+struct Viewed {
+    location: String,
+    /// The element type as `NumPy` writes it: "<u2".
+    dtype: String,
+    shape: Vec<usize>,
+    /// Where the other axes are cut: "z=10".
+    slice: String,
+    /// Pixels to the right and down.
+    width: usize,
+    height: usize,
+    /// The axis that goes to the right, and the one that goes down.
+    right: usize,
+    down: Option<usize>,
+    /// Which elements of both axes it shows: every so-manyth.
+    every: usize,
+    /// The values that are black and white; `null` where values are labels.
+    range: Option<[f64; 2]>,
+    /// Whether the array is a renderbuffer whose missing chunks are 0 here.
+    partial: bool,
+    /// The file; `null` if it went elsewhere.
+    file: Option<String>,
+}
+
+/// Runs `ndshm view`.
+pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let columns = match (&args.out, args.columns) {
+        (Some(_), _) => None,
+        (None, Some(columns)) => Some((usize::from(columns), usize::MAX)),
+        (None, None) if args.json || !io::stdout().is_terminal() => {
+            let message = "the standard output is no terminal, so there is nothing to draw on";
+            return Err(Failure::new(Exit::Usage, message)
+                .advice("--out FILE.png writes a picture; --columns N draws all the same"));
+        }
+        (None, None) => {
+            let (lines, columns) = Term::stdout().size();
+            Some((usize::from(columns), usize::from(lines).saturating_sub(OTHER_LINES).max(1)))
+        }
+    };
+    let array = Described::find(&args.location, &args.layout, &[EntryKind::Array, EntryKind::Partial])?;
+    let mut cuts = args.slice.clone();
+    cuts.extend(args.channel.map(|index| crate::words::Cut { axis: "c".to_owned(), index }));
+    let place = Place::choose(&array.shape, array.order, args.axes.as_deref(), &cuts)?;
+    let (right, down) = place.lengths(&array.shape);
+    let every = match (args.every, columns) {
+        (Some(every), _) => usize::from(every),
+        (None, Some((columns, lines))) => {
+            let fits = down.div_ceil(lines.saturating_mul(PIXELS_OF_A_LINE));
+            right.div_ceil(columns.max(1)).max(fits).max(1)
+        }
+        (None, None) => 1,
+    };
+    let plane = Plane::read(&array, &place, every)?;
+    let (picture, range) = if args.labels {
+        (Picture::colours(&plane), None)
+    } else {
+        let span = args.range.unwrap_or_else(|| picture::span(&plane));
+        (Picture::shades(&plane, span), Some([span.low, span.high]))
+    };
+    let viewed = Viewed {
+        location: array.location.to_string(),
+        dtype: array.dtype.to_string(),
+        slice: place.describe(),
+        width: picture.width,
+        height: picture.height,
+        right: place.right,
+        down: place.down,
+        every,
+        range,
+        partial: array.kind == Kind::Partial,
+        file: args.out.as_ref().map(|path| path.display().to_string()),
+        shape: array.shape,
+    };
+    match &args.out {
+        Some(path) if path == Path::new("-") => {
+            out.write_all(&picture.png()?)?;
+            return Ok(Exit::Done);
+        }
+        Some(path) => {
+            let mut file = Output::begin(path, args.replace)?;
+            file.put(&picture.png()?)?;
+            file.finish()?;
+        }
+        None => picture.write_blocks(out, knows_true_colour())?,
+    }
+    if args.json {
+        report::json(out, &viewed)?;
+    } else {
+        viewed.write(&place, out)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Whether the terminal says that it knows 24 bits of colour.
+fn knows_true_colour() -> bool {
+    std::env::var("COLORTERM").is_ok_and(|words| words.contains("truecolor") || words.contains("24bit"))
+}
+
+impl Viewed {
+    fn write(&self, place: &Place, out: &mut dyn Write) -> Result<(), Failure> {
+        let cut = if self.slice.is_empty() { String::new() } else { format!(" at {}", self.slice) };
+        let name = |axis: usize| format!("{} (axis {axis})", place.names[axis]);
+        let down = self.down.map_or_else(String::new, |down| format!(", {} down", name(down)));
+        let mut line = format!("{}{cut}: {} to the right{down}", self.location, name(self.right));
+        if self.every > 1 {
+            line = format!("{line}, every {}th element", self.every);
+        }
+        if let Some([low, high]) = self.range {
+            line = format!("{line}; black is {low}, white {high}");
+        }
+        writeln!(out, "{line}")?;
+        if self.partial {
+            writeln!(out, "the array is not finished: what is missing is 0 here")?;
+        }
+        if let Some(file) = &self.file {
+            writeln!(out, "wrote {} ({} x {})", units::printable(file), self.width, self.height)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! Words of the command line that are read into values: element types, shapes, slices, ranges.
+
+use ndarray_shm::DType;
+
+/// The long names that NumPy has, for those who prefer them.
+const LONG: &[(&str, DType)] = &[
+    ("uint8", DType::U8),
+    ("uint16", DType::U16),
+    ("uint32", DType::U32),
+    ("uint64", DType::U64),
+    ("int8", DType::I8),
+    ("int16", DType::I16),
+    ("int32", DType::I32),
+    ("int64", DType::I64),
+    ("float16", DType::F16),
+    ("float32", DType::F32),
+    ("float64", DType::F64),
+    ("complex64", DType::Complex64),
+    ("complex128", DType::Complex128),
+];
+
+/// Reads an element type as NumPy writes it: `uint16`, `<u2` or `u2`.
+pub(crate) fn dtype(text: &str) -> Result<DType, String> {
+    let long = LONG.iter().find(|(name, _)| *name == text).map(|(_, dtype)| *dtype);
+    let short = || DType::ALL.iter().copied().find(|dtype| dtype.as_str().trim_start_matches(['<', '|']) == text);
+    long.or_else(|| text.parse().ok()).or_else(short).ok_or_else(|| {
+        let names: Vec<&str> = LONG.iter().map(|(name, _)| *name).chain(["bfloat16"]).collect();
+        format!("write one of {}, or as NumPy does: <u2", names.join(", "))
+    })
+}
+
+/// Numbers with commas between, one for each axis: a shape, a chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Numbers<T>(pub(crate) Vec<T>);
+
+/// Reads numbers of elements along each axis: `64,64,32`; empty for no axes.
+pub(crate) fn lengths(text: &str) -> Result<Numbers<u64>, String> {
+    numbers(text, "write a number of elements for each axis, with commas between: 64,64,32")
+}
+
+/// Reads coordinates: `0,-16,128`.
+pub(crate) fn coordinates(text: &str) -> Result<Numbers<i64>, String> {
+    numbers(text, "write a coordinate for each axis, with commas between: 0,-16,128")
+}
+
+/// Reads sizes of an element along each axis: `4,4,40.5`.
+pub(crate) fn sizes(text: &str) -> Result<Numbers<f64>, String> {
+    let sizes: Numbers<f64> = numbers(text, "write a size for each axis, with commas between: 4,4,40")?;
+    let are_sizes = sizes.0.iter().all(|size| size.is_finite() && *size > 0.0);
+    if are_sizes { Ok(sizes) } else { Err("sizes are greater than 0".to_owned()) }
+}
+
+fn numbers<T: std::str::FromStr>(text: &str, advice: &str) -> Result<Numbers<T>, String> {
+    if text.trim().is_empty() {
+        return Ok(Numbers(Vec::new()));
+    }
+    let numbers: Option<Vec<T>> = text.split(',').map(|part| part.trim().parse().ok()).collect();
+    numbers.map(Numbers).ok_or_else(|| advice.to_owned())
+}
+
+/// Where an array is cut: the axis, by name or number, and the index on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub(crate) axis: String,
+    pub(crate) index: usize,
+}
+
+/// Reads `z=10` or `2=10`.
+pub(crate) fn cut(text: &str) -> Result<Cut, String> {
+    let parts = text.split_once('=').and_then(|(axis, index)| Some((axis.trim(), index.trim().parse().ok()?)));
+    match parts {
+        Some((axis, index)) if !axis.is_empty() => Ok(Cut { axis: axis.to_owned(), index }),
+        _ => Err("write AXIS=INDEX: z=10, or by number 2=10".to_owned()),
+    }
+}
+
+/// Values that become black and white.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Span {
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+}
+
+/// Reads `0:4095` or `-1.5:2e3`.
+pub(crate) fn span(text: &str) -> Result<Span, String> {
+    let number = |text: &str| text.trim().parse::<f64>().ok().filter(|number| number.is_finite());
+    let parts = text.split_once(':').and_then(|(low, high)| Some((number(low)?, number(high)?)));
+    match parts {
+        Some((low, high)) if low < high => Ok(Span { low, high }),
+        _ => Err("write LOW:HIGH, the lower first: 0:4095".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_has_a_long_and_a_short_name() {
+        for dtype_ in DType::ALL {
+            assert_eq!(dtype(dtype_.as_str()), Ok(*dtype_));
+        }
+        assert_eq!(dtype("u8"), Ok(DType::U64), "as NumPy has it");
+        assert_eq!(dtype("uint8"), Ok(DType::U8));
+        assert_eq!(dtype("bfloat16"), Ok(DType::Bf16));
+        for text in ["", "u3", ">u2", "object", "UINT8"] {
+            assert!(dtype(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn words_are_read_or_say_how_they_are_written() {
+        assert_eq!(lengths("3, 4"), Ok(Numbers(vec![3, 4])));
+        assert_eq!(lengths(""), Ok(Numbers(vec![])));
+        assert!(lengths("3,,4").is_err() && lengths("-3").is_err() && lengths("3x4").is_err());
+        assert_eq!(coordinates("-3,4"), Ok(Numbers(vec![-3, 4])));
+        assert!(sizes("4,0").is_err() && sizes("nan").is_err());
+        assert_eq!(cut("z=10"), Ok(Cut { axis: "z".to_owned(), index: 10 }));
+        assert!(cut("z").is_err() && cut("=1").is_err() && cut("z=-1").is_err());
+        assert_eq!(span("-1.5:2e3"), Ok(Span { low: -1.5, high: 2000.0 }));
+        assert!(span("1:1").is_err() && span("nan:1").is_err() && span("5").is_err());
+    }
+}

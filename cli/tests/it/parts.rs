@@ -1,0 +1,293 @@
+//! Volumes in parts, and the way back: `plan`, `--shard`, `--markers`, `upload`, `info SOURCE`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::scene::{Finished, Scene, run};
+use crate::volume::{self, CHUNKS, SHAPE};
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+fn download(scene: &Scene, name: &str, arguments: &[&str]) -> Command {
+    let mut command = scene.ndshm(["download", "--location", name, "--json", "--quiet"]);
+    command.args(arguments).arg(scene.volume());
+    command
+}
+
+/// Uploads the array of the whole volume.
+fn upload(scene: &Scene, to: &Path, arguments: &[&str]) -> Finished {
+    let mut command = scene.ndshm(["upload", "x", text(to), "--json", "--quiet"]);
+    run(command.args(arguments))
+}
+
+/// Demands that a volume holds what it should, by downloading it.
+#[track_caller]
+fn assert_whole(scene: &Scene, volume: &Path) {
+    run(&mut scene.ndshm(["download", text(volume), "--location", "again", "--replace", "--quiet"])).expect_code(0);
+    assert!(fs::read(scene.emulated().join("again")).expect("there") == volume::expected_whole());
+}
+
+#[test]
+fn a_plan_divides_everything_and_is_the_same_every_time() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let plan = |arguments: &[&str]| run(scene.ndshm(["plan", "--json"]).args(arguments).arg(scene.volume()));
+    let first = plan(&["--shards", "4"]).expect_code(0);
+    assert_eq!(first.out, plan(&["--shards", "4"]).expect_code(0).out);
+    let parts = first.json()["parts"].as_array().expect("a list").clone();
+    let sum =
+        |parts: &[Value], field: &str| parts.iter().map(|part| part[field].as_u64().expect("a number")).sum::<u64>();
+    assert_eq!(parts.len(), 4);
+    assert_eq!((sum(&parts, "chunks"), sum(&parts, "objects")), (CHUNKS as u64, CHUNKS as u64));
+    assert_eq!(sum(&parts, "bytes"), (SHAPE.iter().product::<usize>() * 2) as u64);
+    assert_eq!(parts[1]["shard"], "1/4");
+
+    let few = plan(&["--shards", "5", "--bbox", "0:8,0:8,0:100"]).expect_code(0).json();
+    let few = few["parts"].as_array().expect("a list").clone();
+    assert_eq!((few[0]["bbox"].as_str(), few[1]["bbox"].as_str()), (Some("0:8,0:8,0:56"), Some("0:8,0:8,56:100")));
+    assert!(few[2]["bbox"].is_null() && few[2]["bytes"] == 0);
+    let table = run(scene.ndshm(["plan", "--shards", "2"]).arg(scene.volume())).expect_code(0).out;
+    assert!(table.contains("SHARD") && table.contains("1/2"), "{table}");
+    plan(&["--shards", "0"]).expect_code(2);
+    plan(&["--shards", "2", "--bbox", "0:8"]).expect_code(2);
+    plan(&[]).expect_code(2);
+}
+
+#[test]
+fn four_parts_are_the_whole_in_any_order_and_a_marked_one_is_not_done_again() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let marks = scene.temporary().join("marks");
+    let part = |index: usize, more: &[&str]| {
+        let (name, shard) = (format!("part-{index}"), format!("{index}/4"));
+        let arguments = [&["--shard", &shard, "--markers", text(&marks)], more].concat();
+        run(&mut download(&scene, &name, &arguments)).expect_code(0).json()
+    };
+    for index in [2, 0, 3, 1] {
+        let report = part(index, &[]);
+        assert_eq!(report["shard"], format!("{index}/4"));
+        let bbox = report["bbox"].as_str().expect("a region");
+        let ranges: Vec<_> = bbox
+            .split(',')
+            .map(|range| {
+                let (start, end) = range.split_once(':').expect("a range");
+                start.parse().expect("a number")..end.parse().expect("a number")
+            })
+            .collect();
+        let bytes = fs::read(scene.emulated().join(format!("part-{index}"))).expect("there");
+        assert!(bytes == volume::expected(&ranges.try_into().expect("three axes"), true), "{bbox}");
+    }
+    let sum: u64 =
+        (0..4).map(|index| fs::metadata(scene.emulated().join(format!("part-{index}"))).expect("there").len()).sum();
+    assert_eq!(sum, (SHAPE.iter().product::<usize>() * 2) as u64);
+
+    let again = part(3, &[]);
+    assert_eq!(again["state"], "already done", "{again:#}");
+    // A mark outlives the memory of a machine: the part is painted again.
+    fs::remove_file(scene.emulated().join("part-3")).expect("ours");
+    assert_eq!(part(3, &[])["painted"], CHUNKS / 4, "{CHUNKS} chunks");
+    // Marks of another work say nothing about this one.
+    let other = part(3, &["--order", "f", "--replace"]);
+    assert_eq!(other["order"], "F", "{other:#}");
+}
+
+#[test]
+fn parts_are_told_by_the_scheduler() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let slurm = |id: &str, count: &str| {
+        let mut command = download(&scene, &format!("slurm-{id}"), &["--shard", "auto", "--bbox", "0:40,0:48,0:200"]);
+        command.env("SLURM_ARRAY_TASK_ID", id).env("SLURM_ARRAY_TASK_MIN", "1").env("SLURM_ARRAY_TASK_MAX", "9");
+        run(command.env("SLURM_ARRAY_TASK_COUNT", count))
+    };
+    assert_eq!(slurm("1", "9").expect_code(0).json()["shard"], "0/9");
+    assert_eq!(slurm("4", "9").expect_code(0).json()["bbox"], "0:40,0:48,168:200");
+    let last = slurm("9", "9").expect_code(0).json();
+    assert!(last["bbox"].is_null() && last["state"] == "nothing", "{last:#}");
+    assert!(!scene.files().contains(&"slurm-9".to_owned()));
+    slurm("2", "4").expect_code(2);
+    let pod = |arguments: &[&str]| run(download(&scene, "pod", arguments).env("JOB_COMPLETION_INDEX", "1"));
+    let finished = pod(&["--shard", "auto"]).expect_code(2);
+    assert!(finished.err.contains("JOB_COMPLETION_INDEX"), "{finished:?}");
+    let report = pod(&["--shard", "auto", "--shards", "3", "--bbox", "0:40,0:48,0:160"]).expect_code(0).json();
+    assert_eq!((&report["shard"], &report["bbox"]), (&"1/3".into(), &"0:40,0:48,56:112".into()));
+    for shard in ["4/4", "1", "-1/4", "1/0", "a/b"] {
+        run(&mut download(&scene, "x", &["--shard", shard])).expect_code(2);
+    }
+    run(&mut download(&scene, "x", &["--shard", "1/4", "--shards", "5"])).expect_code(2);
+    run(&mut download(&scene, "x", &["--markers", "here"])).expect_code(2);
+}
+
+#[test]
+fn an_array_goes_up_into_a_new_volume_and_comes_down_again() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    run(&mut download(&scene, "x", &[])).expect_code(0);
+    let shape = SHAPE.map(|length| length.to_string()).join(",");
+    for (number, how) in [
+        &["--format", "zarr2", "--encoding", "gzip", "--chunk", "64,64,64"][..],
+        &["--format", "zarr3", "--encoding", "zstd", "--chunk", "32,32,32", "--shard-shape", "128,64,64"],
+        &["--format", "zarr3", "--encoding", "blosc", "--chunk", "50,60,70"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let to = scene.temporary().join(format!("new-{number}"));
+        let create = [&["--create", "--dtype", "uint16", "--shape", &shape], *how].concat();
+        let report = upload(&scene, &to, &create).expect_code(0).json();
+        assert_eq!(report["bytes"], SHAPE.iter().product::<usize>() * 2);
+        assert!(report["stored"].as_u64().expect("a number") > 10, "{report:#}");
+        assert_whole(&scene, &to);
+        // The same command again does the same again.
+        let again = upload(&scene, &to, &create).expect_code(0).json();
+        assert_eq!((&again["stored"], &again["background"]), (&report["stored"], &report["background"]));
+        let other = [&["--create", "--dtype", "uint8", "--shape", &shape], *how].concat();
+        upload(&scene, &to, &other).expect_code(1);
+        let info = run(&mut scene.ndshm(["info", "--json", text(&to)])).expect_code(0).json();
+        assert_eq!(info["scales"][0]["shape"], serde_json::json!(SHAPE));
+        assert_eq!(info["scales"][0]["dtype"], "<u2");
+        let table = run(&mut scene.ndshm(["info", text(&to)])).expect_code(0).out;
+        assert!(table.contains("1 scale\n") && table.contains("237 x 288 x 273"), "{table}");
+    }
+}
+
+#[test]
+fn an_upload_in_four_parts_is_the_whole_in_any_order_one_of_them_twice() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    run(&mut download(&scene, "x", &[])).expect_code(0);
+    let (to, marks) = (scene.temporary().join("new"), scene.temporary().join("marks"));
+    let shape = SHAPE.map(|length| length.to_string()).join(",");
+    let create = ["--create", "--format", "zarr3", "--dtype", "uint16", "--shape", &shape, "--chunk", "40,48,56"];
+    let mut states = Vec::new();
+    for shard in ["3/4", "1/4", "0/4", "1/4", "2/4"] {
+        let arguments = [&create[..], &["--shard", shard, "--markers", text(&marks)]].concat();
+        let report = upload(&scene, &to, &arguments).expect_code(0).json();
+        assert_eq!(report["shard"], shard);
+        states.push(report["state"].as_str().unwrap_or("stored").to_owned());
+    }
+    assert_eq!(states, ["stored", "stored", "stored", "already done", "stored"]);
+    assert_whole(&scene, &to);
+}
+
+#[test]
+fn a_cutout_touches_nothing_else_and_cut_objects_are_changed_only_if_that_is_said() {
+    let scene = Scene::new();
+    let to = scene.temporary().join("new");
+    fs::write(scene.emulated().join("x"), [7u8; 8 * 8]).expect("written");
+    let create = ["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "8,8", "--chunk", "4,4"];
+    let refused = upload(&scene, &to, &[&create[..], &["--cutout", "0:4,2:6"]].concat()).expect_code(2);
+    assert!(refused.err.contains("read-modify-write"), "{refused:?}");
+    upload(&scene, &to, &["--cutout", "0:4,2:6", "--read-modify-write"]).expect_code(0);
+    run(&mut scene.ndshm(["download", text(&to), "--location", "back", "--quiet"])).expect_code(0);
+    let expected: Vec<u8> = (0..64).map(|at| if at < 32 && (2..6).contains(&(at % 8)) { 7 } else { 0 }).collect();
+    assert_eq!(fs::read(scene.emulated().join("back")).expect("there"), expected);
+
+    // A file of the elements is as good as an array.
+    let file = scene.temporary().join("elements");
+    fs::write(&file, [9u8; 16]).expect("written");
+    let mut command = scene.ndshm(["upload", text(&file), text(&to), "--file", "--bbox", "4:8,4:8", "--quiet"]);
+    run(&mut command).expect_code(0);
+    run(&mut scene.ndshm(["download", text(&to), "--location", "back", "--replace", "--quiet"])).expect_code(0);
+    assert_eq!(fs::read(scene.emulated().join("back")).expect("there").iter().filter(|byte| **byte == 9).count(), 16);
+    assert_eq!(fs::read(&file).expect("there"), [9u8; 16]);
+}
+
+#[test]
+fn uploads_that_make_no_sense_say_why() {
+    let scene = Scene::new();
+    fs::write(scene.emulated().join("x"), [7u8; 64]).expect("written");
+    let to = scene.temporary().join("new");
+    for (arguments, code, says) in [
+        (&["--create"][..], 2, "--format"),
+        (&["--create", "--format", "zarr3"], 2, "--dtype"),
+        (&["--create", "--format", "zarr3", "--dtype", "uint8"], 2, "--shape"),
+        (&["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "8,8"], 2, "--chunk"),
+        (&["--chunk", "4,4"], 2, "--create"),
+        (&[], 1, "new"),
+        (&["--create", "--format", "zarr3", "--dtype", "uint16", "--shape", "8,8", "--chunk", "4,4"], 1, "bytes"),
+    ] {
+        let finished = upload(&scene, &to, arguments).expect_code(code);
+        assert!(finished.err.contains(says), "{says}: {finished:?}");
+        fs::remove_dir_all(&to).ok();
+    }
+    run(&mut scene.ndshm(["upload", "nowhere", text(&to)])).expect_code(3);
+    run(&mut scene.ndshm(["upload", "a/b", text(&to)])).expect_code(2);
+    run(&mut scene.ndshm(["upload", "x", "ftp://host/volume"])).expect_code(2);
+    assert_eq!(fs::read(scene.emulated().join("x")).expect("there"), [7u8; 64]);
+}
+
+#[test]
+fn a_region_can_become_a_file_in_any_directory() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let file = scene.temporary().join("region.raw");
+    let get = |more: &[&str]| {
+        let mut command = scene.ndshm(["download", "--file", text(&file), "--bbox", "30:90,40:100,50:120", "--json"]);
+        run(command.args(more).arg(scene.volume()))
+    };
+    let report = get(&["--processes", "--workers", "2"]).expect_code(0).json();
+    assert!(report["path"].as_str().expect("a path").ends_with("region.raw"), "{report:#}");
+    assert!(fs::read(&file).expect("there") == volume::expected(&[30..90, 40..100, 50..120], true));
+    let finished = get(&[]).expect_code(1);
+    assert!(finished.json()["advice"].as_str().expect("advice").contains("--replace"), "{finished:?}");
+    get(&["--replace"]).expect_code(0);
+    assert_eq!(scene.files(), [""; 0]);
+    assert_eq!(crate::scene::names_in(&scene.temporary()), ["region.raw"]);
+}
+
+#[test]
+fn missing_chunks_are_what_is_said() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    fs::remove_file(scene.volume().join("0.0.0")).expect("it is stored");
+    let get =
+        |more: &[&str]| run(&mut download(&scene, "x", &[&["--bbox", "0:4,0:4,0:4", "--replace"], more].concat()));
+    let bytes = || fs::read(scene.emulated().join("x")).expect("there");
+    get(&[]).expect_code(0);
+    assert_eq!(bytes(), 4242u16.to_le_bytes().repeat(64));
+    get(&["--fill", "7", "--processes", "--workers", "2"]).expect_code(0);
+    assert_eq!(bytes(), 7u16.to_le_bytes().repeat(64));
+    let finished = get(&["--missing", "error"]).expect_code(1);
+    assert!(finished.err.contains("not stored"), "{finished:?}");
+    for value in ["65536", "-1", "x"] {
+        get(&["--fill", value]).expect_code(2);
+    }
+    get(&["--missing", "maybe"]).expect_code(2);
+    get(&["--channels", "0:1"]).expect_code(2);
+    get(&["--mip", "9"]).expect_code(1);
+}
+
+#[test]
+fn info_of_a_name_stays_what_it_is() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    fs::write(scene.emulated().join("volume"), b"an array").expect("written");
+    let here = scene.volume().parent().expect("a directory").to_owned();
+    let info = |what: &str| run(scene.ndshm(["info", what]).current_dir(&here));
+    assert!(info("volume").expect_code(0).out.contains("an array"));
+    assert!(info("./volume").expect_code(0).out.contains("1 scale"));
+    fs::remove_file(scene.emulated().join("volume")).expect("ours");
+    assert!(info("volume").expect_code(3).err.contains("./volume"));
+    info("./nowhere").expect_code(1);
+    info("ftp://host/x").expect_code(2);
+}
+
+#[test]
+fn failures_are_json_where_json_was_asked_for() {
+    let scene = Scene::new();
+    let finished = run(&mut scene.ndshm(["info", "nowhere", "--json"])).expect_code(3);
+    let told = finished.json();
+    assert!(told["error"].as_str().expect("words").contains("nowhere"), "{told:#}");
+    assert!(told["because"].as_array().is_some_and(Vec::is_empty), "{told:#}");
+    assert!(told["advice"].as_str().expect("words").contains("ndshm ls"), "{told:#}");
+    assert!(finished.err.contains("nowhere"), "people are told too: {finished:?}");
+    let nowhere = scene.volume();
+    let told = run(&mut scene.ndshm(["plan", text(&nowhere), "--shards", "2", "--json"])).expect_code(1).json();
+    assert!(told["error"].as_str().expect("words").contains(text(&nowhere)), "{told:#}");
+}

@@ -1,0 +1,265 @@
+"""Downloads of volumes into shared memory, beside peers, in one run: the cases take turns, each in a process of its own.
+
+    volumes.py --program PATH --place DIRECTORY [--quick] [--repeat N] [--write-docs FILE]
+
+`volumes.py peer KIND VOLUME` is one such process: it answers each line of its standard input with a line of JSON.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MIB = 1 << 20
+CHUNK = 64
+SIZES = {"raw": (1024, 1024, 512), "gzip": (512, 512, 256)}
+QUICK = {"raw": (256, 256, 256), "gzip": (256, 256, 128)}
+
+
+# --- peers ---------------------------------------------------------------------------------------------------------------------
+
+
+def cloudvolume(path, parallel):
+    from cloudvolume import CloudVolume
+
+    volume = CloudVolume(f"precomputed://file://{path}", parallel=parallel, progress=False, cache=False, lru_bytes=0)
+
+    def case():
+        location = f"bench-cloudvolume-{os.getpid()}"
+        begin = time.perf_counter()
+        image = volume.download_to_shared_memory(volume.bounds, location)
+        seconds = time.perf_counter() - begin
+        total = int(image[::64, ::64, ::64].sum())
+        del image
+        os.unlink(f"/dev/shm/{location}")
+        return seconds, total
+
+    return case
+
+
+def tensorstore(path, shared):
+    from multiprocessing import shared_memory
+
+    import numpy
+    import tensorstore as ts
+
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+    store = ts.open({"driver": "zarr3", "kvstore": f"file://{path}"}, context=context, open=True).result()
+
+    def private():
+        begin = time.perf_counter()
+        array = store.read().result()
+        seconds = time.perf_counter() - begin
+        return seconds, int(array[::64, ::64, ::64].sum())
+
+    def copied():
+        begin = time.perf_counter()
+        memory = shared_memory.SharedMemory(create=True, size=store.size * store.dtype.numpy_dtype.itemsize)
+        array = numpy.ndarray(store.shape, store.dtype.numpy_dtype, buffer=memory.buf)
+        array[...] = store.read().result()
+        seconds = time.perf_counter() - begin
+        total = int(array[::64, ::64, ::64].sum())
+        del array
+        memory.close()
+        memory.unlink()
+        return seconds, total
+
+    return copied if shared else private
+
+
+def peer(kind, path):
+    case = {
+        "cloudvolume-1": lambda: cloudvolume(path, 1),
+        "cloudvolume-2": lambda: cloudvolume(path, 2),
+        "tensorstore": lambda: tensorstore(path, True),
+        "tensorstore-private": lambda: tensorstore(path, False),
+    }[kind]()
+    for _line in sys.stdin:
+        seconds, total = case()
+        high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"seconds": seconds, "total": total, "peak": high}), flush=True)
+
+
+# --- volumes -------------------------------------------------------------------------------------------------------------------
+
+
+def write(place, encoding, shape):
+    """Writes the same elements as Zarr v3 and as Precomputed, unless they are there; returns both paths."""
+    name = f"{encoding}-" + "x".join(map(str, shape))
+    zarr, precomputed = place / f"{name}.zarr", place / f"{name}.precomputed"
+    done = place / f"{name}.done"
+    if not done.exists():
+        import numpy
+        import tensorstore as ts
+        from cloudvolume import CloudVolume
+
+        # A smooth field with noise in its lower four bits: packs about as well as a picture of a microscope.
+        random = numpy.random.default_rng(7)
+        axes = [numpy.sin(numpy.arange(length) / 37.0) for length in shape]
+        field = axes[0][:, None, None] + axes[1][None, :, None] + axes[2][None, None, :]
+        data = ((field + 3) * 36).astype(numpy.uint8)
+        data += random.integers(0, 16, size=shape, dtype=numpy.uint8)
+        codecs = [{"name": "bytes"}] + ([{"name": "gzip", "configuration": {"level": 6}}] if encoding == "gzip" else [])
+        chunks = {"name": "regular", "configuration": {"chunk_shape": [CHUNK] * 3}}
+        metadata = {"shape": shape, "data_type": "uint8", "chunk_grid": chunks, "codecs": codecs}
+        spec = {"driver": "zarr3", "kvstore": f"file://{zarr}", "metadata": metadata}
+        ts.open(spec, create=True, delete_existing=True).result().write(data).result()
+        info = CloudVolume.create_new_info(
+            num_channels=1, layer_type="image", data_type="uint8", encoding="raw", resolution=[1, 1, 1],
+            voxel_offset=[0, 0, 0], volume_size=list(shape), chunk_size=[CHUNK] * 3,
+        )
+        volume = CloudVolume(f"precomputed://file://{precomputed}", info=info, compress="gzip" if encoding == "gzip" else False,
+                             progress=False)
+        volume.commit_info()
+        volume[...] = data[..., None]
+        done.touch()
+    return {"zarr": zarr, "precomputed": precomputed}
+
+
+def warm(path):
+    for file in path.rglob("*"):
+        if file.is_file():
+            file.read_bytes()
+
+
+# --- the run -------------------------------------------------------------------------------------------------------------------
+
+
+class Case:
+    """A process that answers lines, and what it answered."""
+
+    def __init__(self, title, role, command, line, results):
+        self.title, self.role, self.line = title, role, line
+        self.answers, self.error = [], None
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        results.append(self)
+
+    def turn(self, keep):
+        if self.error:
+            return
+        try:
+            self.process.stdin.write(self.line + "\n")
+            self.process.stdin.flush()
+            answer = json.loads(self.process.stdout.readline() or '{"error": "it ended"}')
+        except (OSError, ValueError) as error:
+            answer = {"error": str(error)}
+        if "error" in answer:
+            self.error = answer["error"].splitlines()[-1][:160]
+        elif keep:
+            self.answers.append(answer)
+
+    def end(self):
+        try:
+            self.process.communicate(timeout=60)
+        except OSError:
+            self.process.kill()
+
+    def median(self, *keys):
+        def value(answer):
+            for key in keys:
+                answer = answer[key]
+            return answer
+
+        return statistics.median(value(answer) for answer in self.answers)
+
+
+def measure(arguments, encoding, shape, paths):
+    this = [sys.executable, __file__, "peer"]
+    ours = [arguments.program, "serve"]
+    cases = []
+    for kind, title in [("cloudvolume-1", "CloudVolume, parallel=1"), ("cloudvolume-2", "CloudVolume, parallel=2")]:
+        Case(f"{title}, Precomputed", "peer", [*this, kind, str(paths["precomputed"])], "go", cases)
+    Case("tensorstore, copied into SharedMemory, Zarr v3", "peer", [*this, "tensorstore", str(paths["zarr"])], "go", cases)
+    Case("tensorstore, private memory, Zarr v3", "other", [*this, "tensorstore-private", str(paths["zarr"])], "go", cases)
+    for name, title in [("zarr", "Zarr v3"), ("precomputed", "Precomputed")]:
+        for line, how in [("threads 2", "2 threads"), ("processes 2", "2 processes"), ("threads 2 F", "2 threads, F order"),
+                          ("threads 1", "1 thread")]:
+            Case(f"ndarray-shm, {how}, {title}", "ours", [*ours, str(paths[name])], line, cases)
+    for repetition in range(arguments.repeat + 1):
+        for case in cases:
+            case.turn(repetition > 0)
+    for case in cases:
+        case.end()
+    return table(encoding, shape, cases)
+
+
+def table(encoding, shape, cases):
+    size = shape[0] * shape[1] * shape[2]
+    peers = [case.median("seconds") for case in cases if case.role == "peer" and case.answers]
+    best = min(peers) if peers else None
+    lines = [
+        f"### {encoding}, {size // MIB} MiB, u8, chunks of {CHUNK}^3",
+        "",
+        "| | GB/s | times the best peer | peak beyond the array, MiB | making | claiming | fetching | decoding | copying | faults |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for case in cases:
+        if case.error or not case.answers:
+            lines.append(f"| {case.title} | missing: {case.error} | | | | | | | | |")
+            continue
+        seconds = case.median("seconds")
+        row = [case.title, f"{size / seconds / 1e9:.2f}", f"{best / seconds:.2f}" if best else ""]
+        row.append(f"{(max(answer['peak'] for answer in case.answers) - size) / MIB:.0f}")
+        if case.role == "ours":
+            phases = ("making", "claiming", "fetching", "decoding", "copying")
+            row += [f"{case.median('spent', phase) * 1e3:.0f} ms" for phase in phases]
+            row.append(f"{case.median('faults'):.0f}")
+        else:
+            row += [""] * 6
+        lines.append("| " + " | ".join(row) + " |")
+    lines += ["", running(cases), ""]
+    return "\n".join(lines)
+
+
+def running(cases):
+    """Compares processes with threads by the time in which their workers worked: without starting them, without the array."""
+
+    def busy(case):
+        return sum(case.median("spent", phase) for phase in ("claiming", "fetching", "decoding", "copying"))
+
+    words = []
+    for name in ("Zarr v3", "Precomputed"):
+        pair = [case for case in cases if case.title in (f"ndarray-shm, 2 threads, {name}", f"ndarray-shm, 2 processes, {name}")]
+        if len(pair) == 2 and all(case.answers for case in pair):
+            threads, processes = pair
+            words.append(f"{name}: once running, 2 processes do {busy(threads) / busy(processes):.2f} times what 2 threads do.")
+    return " ".join(words)
+
+
+def main():
+    if sys.argv[1:2] == ["peer"]:
+        return peer(sys.argv[2], sys.argv[3])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--place", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--only", choices=sorted(SIZES))
+    parser.add_argument("--write-docs", type=Path)
+    arguments = parser.parse_args()
+    arguments.place.mkdir(parents=True, exist_ok=True)
+    tables = []
+    for encoding, shape in (QUICK if arguments.quick else SIZES).items():
+        if arguments.only not in (None, encoding):
+            continue
+        paths = write(arguments.place, encoding, shape)
+        for path in paths.values():
+            warm(path)
+        tables.append(measure(arguments, encoding, shape, paths))
+        print(tables[-1], flush=True)
+    if arguments.write_docs:
+        mark, end = "<!-- generated: volumes -->\n", "<!-- end -->"
+        text = arguments.write_docs.read_text()
+        if mark not in text:
+            text += f"\n## Volumes\n\n{mark}{end}\n"
+        head, rest = text.split(mark, 1)
+        arguments.write_docs.write_text(head + mark + "\n".join(tables) + "\n" + end + rest.split(end, 1)[1])
+
+
+if __name__ == "__main__":
+    main()

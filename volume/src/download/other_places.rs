@@ -1,0 +1,158 @@
+//! The same download to other places than a name that stays: an array that only its holder has, and a file at any path.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
+use ndarray_shm::{Backend, Directory, Element, Location, Order, SharedArray, default_backend, render};
+
+use super::{DownloadOptions, Downloaded, download_as};
+use crate::bbox::Bbox;
+use crate::error::{Error, Result};
+use crate::volume::ChunkSource;
+
+/// Paints a region of a volume into an array that nobody else can find: its name is gone before this returns, and its memory goes
+/// with the value, however the process ends.
+///
+/// It is an ordinary [`SharedArray`] that keeps a descriptor, through which its guards work without a name. Worker processes find
+/// it while it is being painted, by the name that [`ProcessWorkers::with_location`](crate::ProcessWorkers::with_location) tells
+/// them. Nothing unfinished is kept for another run: nobody would know its name. (A process that is killed meanwhile leaves what it
+/// had painted to `ndshm gc`.)
+///
+/// # Errors
+///
+/// Those of [`download_to_shared_memory`](crate::download_to_shared_memory); [`Array`](Error::Array) also if the volume's elements
+/// are not `T`, or the region has another number of axes than `D`.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray::Ix2;
+/// use ndarray_shm::DType;
+/// use ndarray_shm_volume::demo::{self, DemoSpec};
+/// use ndarray_shm_volume::{DownloadOptions, VolumeUrl, download, open_volume};
+///
+/// let directory = std::env::temp_dir().join(format!("private-example-{}", std::process::id()));
+/// demo::write_volume(&directory, &DemoSpec::new(&[40, 40], &[16, 16], DType::U16))?;
+///
+/// let volume = open_volume(&VolumeUrl::local(&directory))?;
+/// let bbox = volume.meta().parse_bbox("10:30,:")?;
+/// let array = download::<u16, Ix2>(&*volume, &bbox, &DownloadOptions::new())?;
+/// assert_eq!(array.read()?.shape(), [20, 40]);
+///
+/// std::fs::remove_dir_all(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn download<T: Element, D: Dimension>(
+    source: &dyn ChunkSource,
+    bbox: &Bbox,
+    options: &DownloadOptions<'_>,
+) -> Result<SharedArray<T, D>> {
+    let location = unique()?;
+    let meta = source.meta();
+    // Known before anything is painted.
+    if T::DTYPE != meta.dtype {
+        let (expected, found) = (T::DTYPE.to_string(), meta.dtype.to_string());
+        return Err(ndarray_shm::Error::DTypeMismatch { location: source.identity(), expected, found }.into());
+    }
+    let shape = bbox.shape();
+    let Some(dim) = D::from_dimension(&IxDyn(&shape)) else {
+        let (expected, found) = (format!("{:?} axes", D::NDIM), format!("{shape:?}"));
+        return Err(ndarray_shm::Error::ShapeMismatch { location: source.identity(), expected, found }.into());
+    };
+    let backend = match &options.backend {
+        Some(backend) => Arc::clone(backend),
+        None => default_backend()?,
+    };
+    let unnamed = Unnamed { backend: &*backend, location: &location };
+    let done = download_as(source, bbox, &location, options, &backend, false)?;
+    let open = SharedArray::<T, D>::options().backend(Arc::clone(&backend)).keep_fd(true);
+    let array = open.open(&location, dim.set_f(options.order == Order::F))?;
+    drop((done, unnamed));
+    Ok(array)
+}
+
+/// Takes away what has a name, or had begun to get it, whatever happens.
+struct Unnamed<'a> {
+    backend: &'a dyn Backend,
+    location: &'a Location,
+}
+
+impl Drop for Unnamed<'_> {
+    fn drop(&mut self) {
+        // Where nothing can be removed, nothing could be made either.
+        let _gone = self.backend.unlink(self.location, None);
+        let _gone = render::discard(self.backend, self.location);
+    }
+}
+
+/// Makes up a name that no other download has.
+fn unique() -> Result<Location> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    Ok(Location::new(&format!("ndshm-download-{}-{nanoseconds:x}-{count}", std::process::id()))?)
+}
+
+/// Paints a region of a volume into a file: the elements and nothing else, in the order that was chosen.
+///
+/// The file gets its name when it is complete; until then two files beside it, whose names begin with `.ndshm-`, hold what is
+/// painted and which chunks are finished, and the same call goes on from there, as in shared memory. After a restart of the machine
+/// it begins anew, because what had not reached the disk may be lost. The file has the permissions 0600. Worker processes need the
+/// backend and the location that [`file_location`] says.
+///
+/// # Errors
+///
+/// Those of [`download_to_shared_memory`](crate::download_to_shared_memory): `AlreadyExists` unless
+/// [`replace`](DownloadOptions::replace), `NoSpace` before anything is painted; and those of [`file_location`].
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::DType;
+/// use ndarray_shm_volume::demo::{self, DemoSpec};
+/// use ndarray_shm_volume::{DownloadOptions, VolumeUrl, download_to_file, open_volume};
+///
+/// let directory = std::env::temp_dir().join(format!("file-example-{}", std::process::id()));
+/// demo::write_volume(&directory, &DemoSpec::new(&[40, 40], &[16, 16], DType::U16))?;
+///
+/// let volume = open_volume(&VolumeUrl::local(&directory))?;
+/// let file = directory.join("region.raw");
+/// download_to_file(&*volume, &volume.meta().parse_bbox("10:30,:")?, &file, &DownloadOptions::new())?;
+/// assert_eq!(std::fs::metadata(&file)?.len(), 20 * 40 * 2);
+///
+/// std::fs::remove_dir_all(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn download_to_file(
+    source: &dyn ChunkSource,
+    bbox: &Bbox,
+    path: &Path,
+    options: &DownloadOptions<'_>,
+) -> Result<Downloaded> {
+    let (backend, location) = file_location(path)?;
+    download_as(source, bbox, &location, options, &backend, options.keep_partial)
+}
+
+/// Returns a path's directory as a backend, and its last part as a location in it.
+///
+/// # Errors
+///
+/// [`Io`](Error::Io): the directory is not there. [`Array`](Error::Array) (`InvalidLocation`, `Reserved`): the path has no last
+/// part, or that is not text, longer than 241 bytes, or begins with `.ndshm-`.
+pub fn file_location(path: &Path) -> Result<(Arc<dyn Backend>, Location)> {
+    let invalid = |reason| ndarray_shm::Error::InvalidLocation { location: path.display().to_string(), reason };
+    let name = path.file_name().ok_or_else(|| invalid("the path of a file ends with its name"))?;
+    let name = name.to_str().ok_or_else(|| invalid("the name of the file is not UTF-8"))?;
+    let location = Location::new(name)?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Absolute: a worker process, or this one later, may be elsewhere.
+    let directory = dunce::canonicalize(parent).map_err(|error| Error::io("opening the directory", parent, error))?;
+    if !directory.is_dir() {
+        let error = std::io::Error::from(std::io::ErrorKind::NotADirectory);
+        return Err(Error::io("opening the directory", parent, error));
+    }
+    Ok((Arc::new(Directory::new("file", directory)), location))
+}

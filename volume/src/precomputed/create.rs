@@ -1,0 +1,106 @@
+//! Writes the description of a new volume: what CloudVolume, neuroglancer and tensorstore all accept.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::encoding::ChunkEncoding;
+use super::info::{INFO, Info, name_of};
+use super::segmentation;
+use super::volume::PrecomputedVolume;
+use crate::error::{Error, Result};
+use crate::open::{Encoding, NewVolume};
+use crate::store::Store;
+use crate::volume::ChunkSink;
+
+/// Axes of space; behind them are channels.
+const SPACE: usize = 3;
+
+/// Makes a volume of one scale, without chunks.
+///
+/// # Errors
+///
+/// [`Source`](Error::Source): there is one already, or the format does not have what is asked for.
+pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
+    let file = store.locate(INFO);
+    if store.get(INFO)?.is_some() {
+        return Err(Error::no_volume(file, "there is a Precomputed volume already: choose another place, or open it"));
+    }
+    let document = describe(new).map_err(|reason| Error::no_volume(&file, reason))?;
+    let mut text = serde_json::to_vec_pretty(&document)
+        .map_err(|error| Error::no_volume(&file, format!("its description cannot be written: {error}")))?;
+    text.push(b'\n');
+    // What could not be read again is not written in the first place.
+    let info = Info::parse(&text, file.clone(), "")?;
+    ChunkEncoding::of(info.scale(0)?).map_err(|reason| Error::no_volume(&file, reason))?;
+    store.put(INFO, text, false)?;
+    let packs = matches!(new.encoding, Encoding::Gzip | Encoding::CompressedSegmentation);
+    Ok(Box::new(PrecomputedVolume::open(store, 0)?.packing(packs)))
+}
+
+fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {
+    let axes = new.shape.len();
+    if axes != SPACE && axes != SPACE + 1 {
+        return Err(format!("a Precomputed volume has x, y, z and, behind them, channels: not {axes} axes"));
+    }
+    if new.chunk_shape.len() < SPACE || new.chunk_shape.len() > axes || new.chunk_shape.contains(&0) {
+        return Err(format!("chunks of shape {:?} do not divide a volume of shape {:?}", new.chunk_shape, new.shape));
+    }
+    let channels = new.shape.get(SPACE).copied().unwrap_or(1);
+    if channels == 0 || new.shape[..SPACE].contains(&0) {
+        return Err(format!("a volume of shape {:?} has no elements", new.shape));
+    }
+    if new.chunk_shape.get(SPACE).is_some_and(|length| *length < channels) {
+        return Err(format!("every chunk of a Precomputed volume has all {channels} channels"));
+    }
+    if new.shard_shape.is_some() {
+        return Err("Precomputed volumes can be written without shards only".to_owned());
+    }
+    let mut origin = new.origin.clone();
+    if origin.len() > SPACE && origin[SPACE..].iter().any(|origin| *origin != 0) {
+        return Err("channels of a Precomputed volume begin at 0".to_owned());
+    }
+    origin.resize(SPACE, 0);
+    let mut resolution = if new.resolution.is_empty() { vec![1.0; SPACE] } else { new.resolution.clone() };
+    resolution.truncate(SPACE);
+    if resolution.len() < SPACE || resolution.iter().any(|length| !length.is_finite() || *length <= 0.0) {
+        return Err(format!("a resolution of {:?} is not three lengths", new.resolution));
+    }
+    let data_type =
+        name_of(new.dtype).ok_or_else(|| format!("Precomputed volumes have no elements of type {}", new.dtype))?;
+    let encoding = match new.encoding {
+        Encoding::Raw | Encoding::Gzip => "raw",
+        Encoding::Jpeg => "jpeg",
+        Encoding::Png => "png",
+        Encoding::CompressedSegmentation => "compressed_segmentation",
+        Encoding::Zstd | Encoding::Blosc => {
+            return Err("chunks of Precomputed volumes are raw, gzip, jpeg, png or compressed_segmentation".to_owned());
+        }
+    };
+    let is_segmentation = new.encoding == Encoding::CompressedSegmentation;
+    let names: Vec<String> = resolution.iter().map(f64::to_string).collect();
+    let mut scale = json!({
+        "key": names.join("_"),
+        "size": &new.shape[..SPACE],
+        "voxel_offset": origin,
+        "chunk_sizes": [&new.chunk_shape[..SPACE]],
+        "resolution": resolution.iter().map(|length| short(*length)).collect::<Vec<_>>(),
+        "encoding": encoding,
+    });
+    if is_segmentation {
+        scale["compressed_segmentation_block_size"] = json!(segmentation::BLOCK);
+    }
+    Ok(json!({
+        "@type": "neuroglancer_multiscale_volume",
+        "type": if is_segmentation { "segmentation" } else { "image" },
+        "data_type": data_type,
+        "num_channels": channels,
+        "scales": [scale],
+    }))
+}
+
+/// Whole numbers are written without a point, as others do.
+fn short(length: f64) -> serde_json::Value {
+    let text = length.to_string();
+    text.parse::<u64>().map_or_else(|_| json!(length), |whole| json!(whole))
+}

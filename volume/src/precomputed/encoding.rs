@@ -1,0 +1,156 @@
+//! How the elements of a chunk become bytes and back; every encoding behind two functions.
+//!
+//! Pure computation. Elements are native and dense, x fastest and channels slowest, as in the format itself.
+
+use ndarray_shm::DType;
+
+use super::info::Scale;
+use super::{pictures, segmentation};
+use crate::error::Cause;
+use crate::gzip;
+
+/// What can be read and written, for messages.
+const KNOWN: &str = "raw, jpeg, png and compressed_segmentation";
+
+/// An encoding, with what it needs to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ChunkEncoding {
+    Raw,
+    Jpeg { quality: u8 },
+    Png,
+    Segmentation { block: [usize; 3] },
+}
+
+/// A chunk, cut off where the volume ends.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    /// Lengths along x, y, z and channels.
+    pub(super) shape: [usize; 4],
+    pub(super) dtype: DType,
+}
+
+impl Layout {
+    /// Returns the bytes of all elements. That this is no more than there can be was checked when the volume was opened.
+    pub(super) fn bytes(self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+
+    /// Returns how long the chunk may be as it is stored: nothing makes it longer than that.
+    pub(super) fn most_packed_bytes(self) -> usize {
+        self.bytes().saturating_mul(4).saturating_add(1 << 16)
+    }
+
+    fn picture(self) -> pictures::Layout {
+        pictures::Layout { shape: self.shape, size: self.dtype.size() }
+    }
+}
+
+impl ChunkEncoding {
+    /// Finds the encoding of a scale.
+    ///
+    /// # Errors
+    ///
+    /// It is not known, or not with this type of elements, in words that stand alone.
+    pub(super) fn of(scale: &Scale) -> Result<Self, String> {
+        let channels = scale.meta.shape[3];
+        let dtype = scale.meta.dtype;
+        let (encoding, fits, needs) = match scale.encoding.as_str() {
+            "raw" => (Self::Raw, true, ""),
+            "jpeg" => (
+                Self::Jpeg { quality: scale.jpeg_quality },
+                dtype == DType::U8 && matches!(channels, 1 | 3),
+                "uint8 elements and 1 or 3 channels",
+            ),
+            "png" => (
+                Self::Png,
+                matches!(dtype, DType::U8 | DType::U16) && channels <= 4,
+                "uint8 or uint16 elements and 1 to 4 channels",
+            ),
+            "compressed_segmentation" => (
+                Self::Segmentation { block: scale.block_size.unwrap_or(segmentation::BLOCK) },
+                matches!(dtype, DType::U32 | DType::U64),
+                "uint32 or uint64 elements",
+            ),
+            other => {
+                let known = match other {
+                    "compresso" | "crackle" | "kempressed" | "fpzip" | "zfpc" | "jxl" => "",
+                    _ => ", which is not known here",
+                };
+                return Err(format!(
+                    "its chunks are encoded as `{other}`{known}: {KNOWN} can be read (CloudVolume can convert it)"
+                ));
+            }
+        };
+        if fits {
+            return Ok(encoding);
+        }
+        Err(format!("its chunks are encoded as `{}`, which needs {needs}, not {channels} of {dtype}", scale.encoding))
+    }
+
+    /// Whether CloudVolume, and we, wrap such chunks in gzip.
+    pub(super) fn is_worth_packing(self) -> bool {
+        matches!(self, Self::Raw | Self::Segmentation { .. })
+    }
+
+    /// Decodes a chunk that may be a gzip stream around the encoding; `spare` is memory that may be used.
+    pub(super) fn decode(self, packed: Vec<u8>, layout: Layout, mut spare: Vec<u8>) -> Result<Vec<u8>, Cause> {
+        // No encoding begins like gzip, but elements may. They are not wrapped if there are as many as there should be; see
+        // `must_unpack` for a stream that happens to be that long.
+        let is_plain = self == Self::Raw && packed.len() == layout.bytes();
+        let mut bytes = packed;
+        if !is_plain && gzip::is_gzip(&bytes) {
+            let limit = if self == Self::Raw { layout.bytes() } else { layout.most_packed_bytes() };
+            gzip::unpack(&bytes, limit, &mut spare)?;
+            std::mem::swap(&mut bytes, &mut spare);
+        }
+        match self {
+            Self::Raw => {
+                if bytes.len() != layout.bytes() {
+                    let (is, should) = (bytes.len(), layout.bytes());
+                    return Err(
+                        format!("it has {is} bytes instead of {should}: it was cut off, or is no such chunk").into()
+                    );
+                }
+                swap_bytes(&mut bytes, layout.dtype);
+                return Ok(bytes);
+            }
+            Self::Jpeg { .. } => pictures::decode_jpeg(&bytes, layout.picture(), &mut spare)?,
+            Self::Png => pictures::decode_png(&bytes, layout.picture(), &mut spare)?,
+            Self::Segmentation { block } => {
+                let segments = segmentation::Layout { shape: layout.shape, block };
+                segmentation::decode(&bytes, segments, layout.dtype.size(), &mut spare)?;
+            }
+        }
+        Ok(spare)
+    }
+
+    /// Whether a gzip stream of this length must be unpacked now, since `decode` would take it for elements.
+    pub(super) fn must_unpack(self, packed: &[u8], layout: Layout) -> bool {
+        self == Self::Raw && packed.len() == layout.bytes()
+    }
+
+    /// Encodes a chunk.
+    pub(super) fn encode(self, mut bytes: Vec<u8>, layout: Layout) -> Result<Vec<u8>, Cause> {
+        if bytes.len() != layout.bytes() {
+            return Err(format!("{} bytes of elements instead of {}", bytes.len(), layout.bytes()).into());
+        }
+        match self {
+            Self::Raw => {
+                swap_bytes(&mut bytes, layout.dtype);
+                Ok(bytes)
+            }
+            Self::Jpeg { quality } => pictures::encode_jpeg(&bytes, layout.picture(), quality),
+            Self::Png => pictures::encode_png(&bytes, layout.picture()),
+            Self::Segmentation { block } => {
+                segmentation::encode(&bytes, segmentation::Layout { shape: layout.shape, block }, layout.dtype.size())
+            }
+        }
+    }
+}
+
+/// Between little endian, as stored, and native.
+fn swap_bytes(bytes: &mut [u8], dtype: DType) {
+    if cfg!(target_endian = "big") {
+        bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
+    }
+}

@@ -1,0 +1,296 @@
+//! The `info` document of a Precomputed volume: strict about what the elements depend on, blind to the rest.
+//!
+//! It is input. What passes here has lengths that can be multiplied, keys that stay in the volume, and chunks that fit memory.
+
+use ndarray_shm::DType;
+use serde_json::Value;
+
+use super::key;
+use super::sharding::Sharding;
+use crate::error::{Error, Result};
+use crate::gzip;
+use crate::store::{Object, Store};
+use crate::volume::VolumeMeta;
+
+/// Key of the document.
+pub(super) const INFO: &str = "info";
+
+/// No document is longer, unpacked.
+const LONGEST_INFO: usize = 64 << 20;
+
+/// Chunks are decoded whole: larger ones are refused.
+const LARGEST_CHUNK: u64 = 2 << 30;
+
+/// Quality of pictures where the scale does not ask for one; CloudVolume's default too.
+const JPEG_QUALITY: u8 = 85;
+
+/// A document, read once.
+#[derive(Debug)]
+pub(super) struct Info {
+    pub(super) scales: Vec<Scale>,
+    /// Path or URL of the document, for people.
+    pub(super) file: String,
+    /// Tells this document from any other that may stand in its place later.
+    pub(super) mark: String,
+}
+
+/// One scale of it.
+#[derive(Debug, Clone)]
+pub(super) struct Scale {
+    /// As the document writes it.
+    pub(super) key: String,
+    /// Where chunks are, from the volume's root: `8_8_40/`, or nothing.
+    pub(super) prefix: String,
+    pub(super) meta: VolumeMeta,
+    pub(super) resolution: Vec<f64>,
+    /// As the document writes it: not every encoding can be read.
+    pub(super) encoding: String,
+    pub(super) sharding: Option<Sharding>,
+    /// Elements along x, y, z of what `compressed_segmentation` has one table for.
+    pub(super) block_size: Option<[usize; 3]>,
+    pub(super) jpeg_quality: u8,
+}
+
+impl Info {
+    /// Reads the document of a store.
+    pub(super) fn read(store: &dyn Store) -> Result<Self> {
+        let file = store.locate(INFO);
+        let Some(object) = store.get(INFO)? else {
+            let reason = "there is no such file: a Precomputed volume has its description there";
+            return Err(Error::no_volume(file, reason));
+        };
+        let Object { bytes, gzip, version } = object;
+        let bytes = if gzip || gzip::is_gzip(&bytes) {
+            let mut text = Vec::new();
+            gzip::unpack(&bytes, LONGEST_INFO, &mut text).map_err(|cause| Error::Source {
+                volume: file.clone(),
+                reason: "the description cannot be unpacked".to_owned(),
+                cause: Some(cause),
+            })?;
+            text
+        } else {
+            bytes
+        };
+        Self::parse(&bytes, file, &version)
+    }
+
+    /// Reads a document that is called `file` in messages.
+    pub(super) fn parse(text: &[u8], file: String, version: &str) -> Result<Self> {
+        let json: Value = serde_json::from_slice(text).map_err(|error| Error::Source {
+            volume: file.clone(),
+            reason: "this is no JSON document: the description is damaged".to_owned(),
+            cause: Some(Box::new(error)),
+        })?;
+        let checksum = crc32fast::hash(text);
+        let mark = format!("info {} bytes, crc32 {checksum:08x}, version {version}", text.len());
+        let document = Document { json: &json, file: &file };
+        Ok(Self { scales: document.scales()?, file, mark })
+    }
+
+    /// Returns one scale.
+    pub(super) fn scale(&self, mip: usize) -> Result<&Scale> {
+        self.scales.get(mip).ok_or_else(|| {
+            let keys: Vec<&str> = self.scales.iter().take(16).map(|scale| scale.key.as_str()).collect();
+            let reason = format!("there is no scale {mip}: it has {} ({})", self.scales.len(), keys.join(", "));
+            Error::no_volume(&self.file, reason)
+        })
+    }
+}
+
+/// The document while it is being read.
+struct Document<'a> {
+    json: &'a Value,
+    file: &'a str,
+}
+
+impl Document<'_> {
+    fn wrong(&self, reason: impl Into<String>) -> Error {
+        Error::no_volume(self.file, reason)
+    }
+
+    fn dtype(&self) -> Result<DType> {
+        if !self.json.is_object() {
+            return Err(self.wrong("this is no JSON object: the description is damaged"));
+        }
+        if let Some(what) = what_it_is_instead(self.json) {
+            return Err(self.wrong(what));
+        }
+        match &self.json["data_type"] {
+            Value::String(name) => {
+                dtype(name).ok_or_else(|| Error::UnsupportedDType { volume: self.file.to_owned(), dtype: name.clone() })
+            }
+            _ => Err(self.wrong("`data_type` is not the name of an element type: the description is damaged")),
+        }
+    }
+
+    fn scales(&self) -> Result<Vec<Scale>> {
+        let dtype = self.dtype()?;
+        let channels = match &self.json["num_channels"] {
+            // Written by hand, it is often left out.
+            Value::Null => 1,
+            value => value.as_u64().filter(|count| *count > 0).ok_or_else(|| {
+                self.wrong(format!("`num_channels` is {}, but must be a whole number from 1 on", brief(value)))
+            })?,
+        };
+        match self.json["scales"].as_array() {
+            Some(scales) if !scales.is_empty() => {
+                scales.iter().enumerate().map(|(mip, scale)| self.scale(mip, scale, channels, dtype)).collect()
+            }
+            _ => Err(self.wrong("`scales` is not a list of scales: there is nothing to read")),
+        }
+    }
+
+    fn scale(&self, mip: usize, json: &Value, channels: u64, dtype: DType) -> Result<Scale> {
+        let wrong = |member: &str, value: &Value, wanted: &str| {
+            self.wrong(format!("scale {mip}: `{member}` is {}, but must be {wanted}", brief(value)))
+        };
+        let member = |name: &'static str, wanted: &str| {
+            json.get(name)
+                .ok_or_else(|| self.wrong(format!("scale {mip}: there is no `{name}`, which must be {wanted}")))
+        };
+        let text = |name: &'static str| {
+            let value = member(name, "a text")?;
+            value.as_str().map(str::to_owned).ok_or_else(|| wrong(name, value, "a text"))
+        };
+        let key = text("key")?;
+        let prefix = key::prefix(&key).map_err(|reason| self.wrong(format!("scale {mip}: `key` {reason}")))?;
+
+        let lengths = "three whole numbers from 1 on";
+        let size = member("size", lengths)?;
+        let size = three(size, Value::as_u64).ok_or_else(|| wrong("size", size, "three whole numbers from 0 on"))?;
+        let chunk_sizes = member("chunk_sizes", "a list of chunk sizes")?;
+        // Each of several chunk sizes has all the elements, under other names: any of them will do.
+        let chunk = chunk_sizes.as_array().and_then(|sizes| sizes.first()).unwrap_or(&Value::Null);
+        let chunk = three(chunk, positive)
+            .ok_or_else(|| wrong("chunk_sizes", chunk_sizes, &format!("a list that begins with {lengths}")))?;
+        let origin = match json.get("voxel_offset") {
+            None | Some(Value::Null) => [0; 3],
+            Some(value) => {
+                three(value, Value::as_i64).ok_or_else(|| wrong("voxel_offset", value, "three whole numbers"))?
+            }
+        };
+        let resolution = member("resolution", "three numbers")?;
+        let resolution =
+            three(resolution, Value::as_f64).ok_or_else(|| wrong("resolution", resolution, "three numbers"))?;
+        if origin.iter().zip(size).any(|(origin, length)| origin.checked_add_unsigned(length).is_none()) {
+            return Err(self.wrong(format!("scale {mip}: it ends beyond any coordinate ({origin:?} and {size:?})")));
+        }
+
+        let encoding = text("encoding")?;
+        let block_size = match json.get("compressed_segmentation_block_size") {
+            None | Some(Value::Null) => None,
+            Some(value) => Some(
+                three(value, |length| positive(length).and_then(|length| usize::try_from(length).ok()))
+                    .ok_or_else(|| wrong("compressed_segmentation_block_size", value, lengths))?,
+            ),
+        };
+        let jpeg_quality = json.get("jpeg_quality").and_then(Value::as_u64).filter(|quality| *quality <= 100);
+        let grid: Vec<u64> = size.iter().zip(chunk).map(|(size, chunk)| size.div_ceil(chunk)).collect();
+        let sharding = match json.get("sharding") {
+            None | Some(Value::Null) => None,
+            Some(value) => Some(
+                Sharding::read(value, &grid)
+                    .map_err(|reason| self.wrong(format!("scale {mip}: `sharding` {reason}")))?,
+            ),
+        };
+
+        // Edge chunks are cut off, so that a chunk is never larger than the volume.
+        let mut chunk_shape: Vec<u64> =
+            chunk.iter().zip(size).map(|(chunk, length)| (*chunk).min(length.max(1))).collect();
+        chunk_shape.push(channels);
+        let bytes = chunk_shape.iter().try_fold(dtype.size() as u64, |so_far, length| so_far.checked_mul(*length));
+        if bytes.is_none_or(|bytes| bytes > LARGEST_CHUNK || isize::try_from(bytes).is_err()) {
+            let reason = format!(
+                "scale {mip}: `chunk_sizes` {chunk:?} with {channels} channels of {dtype} makes chunks of more than \
+                 {LARGEST_CHUNK} bytes, which cannot be decoded whole"
+            );
+            return Err(self.wrong(reason));
+        }
+        let packing = if sharding.is_some() { ", sharded" } else { "" };
+        let meta = VolumeMeta {
+            origin: origin.into_iter().chain([0]).collect(),
+            shape: size.into_iter().chain([channels]).collect(),
+            stored_shape: chunk_shape.clone(),
+            chunk_shape,
+            dtype,
+            fill: None,
+            axes: ["x", "y", "z", "channel"].map(str::to_owned).to_vec(),
+            description: format!("Precomputed, {encoding}{packing}"),
+        };
+        Ok(Scale {
+            key,
+            prefix,
+            meta,
+            resolution: resolution.to_vec(),
+            encoding,
+            sharding,
+            block_size,
+            jpeg_quality: jpeg_quality.and_then(|quality| u8::try_from(quality).ok()).unwrap_or(JPEG_QUALITY),
+        })
+    }
+}
+
+/// Returns the name that the format has for an element type, if it has it.
+pub(super) fn name_of(dtype: DType) -> Option<&'static str> {
+    NAMES.iter().find(|(_, known)| *known == dtype).map(|(name, _)| *name)
+}
+
+const NAMES: &[(&str, DType)] = &[
+    ("uint8", DType::U8),
+    ("uint16", DType::U16),
+    ("uint32", DType::U32),
+    ("uint64", DType::U64),
+    ("int8", DType::I8),
+    ("int16", DType::I16),
+    ("int32", DType::I32),
+    ("int64", DType::I64),
+    ("float32", DType::F32),
+];
+
+fn dtype(name: &str) -> Option<DType> {
+    // Others than these are not in the specification, but leave no doubt what they are.
+    let more = [("float16", DType::F16), ("float64", DType::F64), ("bfloat16", DType::Bf16)];
+    NAMES.iter().chain(&more).find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
+}
+
+fn positive(value: &Value) -> Option<u64> {
+    value.as_u64().filter(|length| *length > 0)
+}
+
+fn three<T: Copy>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<[T; 3]> {
+    let values: Option<Vec<T>> = value.as_array()?.iter().map(read).collect();
+    values?.try_into().ok()
+}
+
+/// Values of a damaged document may be of any length; a message is not.
+fn brief(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= 80 { text } else { format!("{}..", text.chars().take(80).collect::<String>()) }
+}
+
+/// Documents of this name describe many things, of which a volume of elements is one.
+fn what_it_is_instead(json: &Value) -> Option<String> {
+    if json.get("graph").is_some_and(Value::is_object) || json["app"].get("supported_api_versions").is_some() {
+        let watershed = json["data_dir"].as_str().map_or(String::new(), |url| format!(": open `{url}` instead"));
+        return Some(format!(
+            "this is a graphene volume, whose labels a chunked graph server joins. Only the supervoxels below it can be \
+             read{watershed}"
+        ));
+    }
+    let kind = json["@type"].as_str().unwrap_or_default();
+    let what = match kind {
+        "" | "neuroglancer_multiscale_volume" => {
+            let parts = |member: &str| json.get(member).is_some_and(Value::is_string);
+            return (json.get("scales").is_none() && (parts("mesh") || parts("skeletons"))).then(|| {
+                "this describes meshes or skeletons without a volume (there is no `scales`): it has no elements to read"
+                    .to_owned()
+            });
+        }
+        "neuroglancer_annotations_v1" => "annotations",
+        "neuroglancer_legacy_mesh" | "neuroglancer_multilod_draco" => "meshes",
+        "neuroglancer_skeletons" => "skeletons",
+        "neuroglancer_segment_properties" => "properties of segments",
+        _ => "something that is not known here",
+    };
+    Some(format!("this describes {what} (`@type` is `{kind}`), not a volume of elements"))
+}

@@ -1,0 +1,209 @@
+//! Chunks as pictures, JPEG and PNG: x runs along their rows, y and z down their columns, channels are colours.
+//!
+//! Sizes of pictures are input: they are compared with the chunk before a picture is decoded.
+
+use std::io::Cursor;
+
+use png::{BitDepth, ColorType};
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::zune_core::bytestream::ZCursor;
+use zune_jpeg::zune_core::colorspace::ColorSpace;
+use zune_jpeg::zune_core::options::DecoderOptions;
+
+use crate::error::Cause;
+
+/// Longest side that a JPEG may have.
+const LONGEST_SIDE: usize = 65535;
+
+/// Memory that decoding a PNG may take beside its elements.
+const PNG_ROOM: usize = 1 << 20;
+
+/// A chunk: its lengths along x, y, z and its channels, and bytes of an element.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    pub(super) shape: [usize; 4],
+    pub(super) size: usize,
+}
+
+impl Layout {
+    fn pixels(self) -> usize {
+        self.shape[..3].iter().product()
+    }
+
+    fn channels(self) -> usize {
+        self.shape[3]
+    }
+
+    fn bytes(self) -> usize {
+        self.pixels() * self.channels() * self.size
+    }
+
+    /// Divides the elements into rows: what others do, or else whatever is short enough on both sides.
+    fn sides(self, longest: usize) -> Result<(usize, usize), Cause> {
+        let [x, y, z, _] = self.shape;
+        [(x, y * z), (x * y, z), (x * z, y)]
+            .into_iter()
+            .find(|(width, height)| *width <= longest && *height <= longest)
+            .ok_or_else(|| format!("no picture has {x} times {y} times {z} elements: use smaller chunks").into())
+    }
+
+    fn compare(self, width: usize, height: usize, channels: usize) -> Result<(), Cause> {
+        if width.checked_mul(height) != Some(self.pixels()) {
+            let wanted = self.pixels();
+            return Err(format!("a picture of {width} times {height} elements is no chunk of {wanted}").into());
+        }
+        if channels != self.channels() {
+            return Err(format!("a picture of {channels} colours is no chunk of {} channels", self.channels()).into());
+        }
+        Ok(())
+    }
+}
+
+/// Decodes a JPEG into `into`, in place of what is there.
+///
+/// # Errors
+///
+/// It is damaged, or is not a picture of this chunk.
+pub(super) fn decode_jpeg(bytes: &[u8], layout: Layout, into: &mut Vec<u8>) -> Result<(), Cause> {
+    let colours = match (layout.channels(), layout.size) {
+        (1, 1) => ColorSpace::Luma,
+        (3, 1) => ColorSpace::RGB,
+        _ => return Err("only chunks of 8 bit elements with 1 or 3 channels are JPEG pictures".into()),
+    };
+    let options = DecoderOptions::new_safe()
+        .set_max_width(LONGEST_SIDE)
+        .set_max_height(LONGEST_SIDE)
+        .set_strict_mode(true)
+        .jpeg_set_out_colorspace(colours);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
+    decoder.decode_headers().map_err(|error| error.to_string())?;
+    let facts = decoder.info().ok_or("a JPEG without a header")?;
+    layout.compare(usize::from(facts.width), usize::from(facts.height), usize::from(facts.components))?;
+    if layout.channels() == 1 {
+        into.resize(layout.bytes(), 0);
+        return Ok(decoder.decode_into(into).map_err(|error| error.to_string())?);
+    }
+    let mut picture = vec![0; layout.bytes()];
+    decoder.decode_into(&mut picture).map_err(|error| error.to_string())?;
+    apart(&picture, layout, into);
+    Ok(())
+}
+
+/// Encodes a chunk as JPEG: 8 bit elements, 1 or 3 channels. Detail is lost, the more the lower the quality.
+///
+/// # Errors
+///
+/// No JPEG holds such a chunk.
+pub(super) fn encode_jpeg(bytes: &[u8], layout: Layout, quality: u8) -> Result<Vec<u8>, Cause> {
+    let (width, height) = layout.sides(LONGEST_SIDE)?;
+    let (width, height) = (u16::try_from(width)?, u16::try_from(height)?);
+    let mut packed = Vec::new();
+    let mut encoder = jpeg_encoder::Encoder::new(&mut packed, quality.max(1));
+    // Channels need not be colours that eyes see: none has fewer elements than another.
+    encoder.set_sampling_factor(jpeg_encoder::SamplingFactor::R_4_4_4);
+    match (layout.channels(), layout.size) {
+        (1, 1) => encoder.encode(bytes, width, height, jpeg_encoder::ColorType::Luma)?,
+        (3, 1) => encoder.encode(&together(bytes, layout), width, height, jpeg_encoder::ColorType::Rgb)?,
+        _ => return Err("only chunks of 8 bit elements with 1 or 3 channels become JPEG pictures".into()),
+    }
+    Ok(packed)
+}
+
+/// Decodes a PNG into `into`, in place of what is there.
+///
+/// # Errors
+///
+/// It is damaged, or is not a picture of this chunk.
+pub(super) fn decode_png(bytes: &[u8], layout: Layout, into: &mut Vec<u8>) -> Result<(), Cause> {
+    let limits = png::Limits { bytes: layout.bytes().saturating_add(PNG_ROOM) };
+    let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), limits);
+    decoder.set_transformations(png::Transformations::IDENTITY);
+    decoder.set_ignore_text_chunk(true);
+    decoder.set_ignore_iccp_chunk(true);
+    let header = decoder.read_header_info()?;
+    let (width, height) = (usize::try_from(header.width)?, usize::try_from(header.height)?);
+    let (colours, depth) = (header.color_type, header.bit_depth);
+    layout.compare(width, height, colours.samples())?;
+    let size = match depth {
+        BitDepth::Eight => 1,
+        BitDepth::Sixteen => 2,
+        BitDepth::One | BitDepth::Two | BitDepth::Four => 0,
+    };
+    if size != layout.size || colours == ColorType::Indexed {
+        return Err(
+            format!("a {colours:?} picture of {depth:?} bits is no chunk of {} byte elements", layout.size).into()
+        );
+    }
+    let mut picture = if layout.channels() == 1 { std::mem::take(into) } else { Vec::new() };
+    picture.resize(layout.bytes(), 0);
+    let mut reader = decoder.read_info()?;
+    if reader.output_buffer_size() != Some(picture.len()) {
+        return Err("the picture is not as long as its header says".into());
+    }
+    reader.next_frame(&mut picture)?;
+    if layout.size == 2 {
+        picture.as_chunks_mut().0.iter_mut().for_each(|element| *element = u16::from_be_bytes(*element).to_ne_bytes());
+    }
+    if layout.channels() == 1 {
+        *into = picture;
+    } else {
+        apart(&picture, layout, into);
+    }
+    Ok(())
+}
+
+/// Encodes a chunk as PNG: 8 or 16 bit elements, 1 to 4 channels.
+///
+/// # Errors
+///
+/// No PNG holds such a chunk.
+pub(super) fn encode_png(bytes: &[u8], layout: Layout) -> Result<Vec<u8>, Cause> {
+    let (width, height) = layout.sides(i32::MAX as usize)?;
+    let colours = match layout.channels() {
+        1 => ColorType::Grayscale,
+        2 => ColorType::GrayscaleAlpha,
+        3 => ColorType::Rgb,
+        4 => ColorType::Rgba,
+        _ => return Err("only chunks of 1 to 4 channels become PNG pictures".into()),
+    };
+    let depth = match layout.size {
+        1 => BitDepth::Eight,
+        2 => BitDepth::Sixteen,
+        _ => return Err("only chunks of 8 or 16 bit elements become PNG pictures".into()),
+    };
+    let mut picture = together(bytes, layout);
+    if layout.size == 2 {
+        picture.as_chunks_mut().0.iter_mut().for_each(|element| *element = u16::from_ne_bytes(*element).to_be_bytes());
+    }
+    let mut packed = Vec::new();
+    let mut encoder = png::Encoder::new(&mut packed, u32::try_from(width)?, u32::try_from(height)?);
+    encoder.set_color(colours);
+    encoder.set_depth(depth);
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(&picture)?;
+    writer.finish()?;
+    Ok(packed)
+}
+
+/// From colours that stand together to one channel after the other.
+fn apart(picture: &[u8], layout: Layout, into: &mut Vec<u8>) {
+    let pixel = layout.channels() * layout.size;
+    into.resize(layout.bytes(), 0);
+    for (channel, plane) in into.chunks_exact_mut((layout.pixels() * layout.size).max(1)).enumerate() {
+        for (to, from) in plane.chunks_exact_mut(layout.size).zip(picture.chunks_exact(pixel)) {
+            to.copy_from_slice(&from[channel * layout.size..][..layout.size]);
+        }
+    }
+}
+
+/// From one channel after the other to colours that stand together.
+fn together(bytes: &[u8], layout: Layout) -> Vec<u8> {
+    let pixel = layout.channels() * layout.size;
+    let mut picture = vec![0; bytes.len()];
+    for (channel, plane) in bytes.chunks_exact((layout.pixels() * layout.size).max(1)).enumerate() {
+        for (to, from) in picture.chunks_exact_mut(pixel).zip(plane.chunks_exact(layout.size)) {
+            to[channel * layout.size..][..layout.size].copy_from_slice(from);
+        }
+    }
+    picture
+}

@@ -1,0 +1,294 @@
+//! Reads chunks out of shards: two levels of indexes, each read once and kept, and one request for a chunk.
+//!
+//! Indexes are input: an entry that overflows, runs backwards or is longer than any chunk is an error that names the shard.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::sharding::{Address, Sharding};
+use crate::error::{Cause, Error, Result};
+use crate::gzip;
+use crate::store::Store;
+
+/// Memory for indexes.
+const CACHE_BYTES: usize = 64 << 20;
+
+/// No index of a minishard is longer, unpacked.
+const LONGEST_INDEX: usize = 64 << 20;
+
+/// Bytes of an entry of a shard's index: where a minishard's index begins and ends.
+const SHARD_ENTRY: u64 = 16;
+
+/// Entries of a shard's index that are read together.
+const PAGE: u64 = 4096;
+
+/// Bytes of an entry of a minishard's index: number, offset and length of a chunk, as differences.
+const CHUNK_ENTRY: usize = 24;
+
+/// The shards of one scale.
+#[derive(Debug)]
+pub(super) struct Shards {
+    store: Arc<dyn Store>,
+    prefix: String,
+    pub(super) sharding: Sharding,
+    cache: Mutex<Cache>,
+}
+
+/// Indexes by shard and minishard; a page of a shard's own index by its first minishard.
+#[derive(Debug, Default)]
+struct Cache {
+    indexes: HashMap<Key, Cached>,
+    bytes: usize,
+    clock: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Key {
+    Page { shard: u64, first: u64 },
+    Minishard { shard: u64, number: u64 },
+}
+
+#[derive(Debug)]
+struct Cached {
+    slot: Slot,
+    /// 0 while it is being read.
+    bytes: usize,
+    used: u64,
+}
+
+/// One thread reads, with the lock held; others wait for it here. `None` is not read yet.
+type Slot = Arc<Mutex<Option<Index>>>;
+
+/// Offset and length of what is in a shard, by its number, in order of numbers; `None` where the shard is not stored.
+type Index = Option<Arc<Vec<Entry>>>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    id: u64,
+    start: u64,
+    end: u64,
+}
+
+impl Shards {
+    pub(super) fn new(store: Arc<dyn Store>, prefix: &str, sharding: Sharding) -> Self {
+        Self { store, prefix: prefix.to_owned(), sharding, cache: Mutex::default() }
+    }
+
+    /// Returns the key of the file that a chunk is in.
+    pub(super) fn key(&self, numbers: [u64; 3]) -> String {
+        self.key_of(self.sharding.address(numbers).shard)
+    }
+
+    fn key_of(&self, shard: u64) -> String {
+        format!("{}{}", self.prefix, self.sharding.file(shard))
+    }
+
+    /// Reads the bytes of a chunk, if it is stored. It is an error if they are more than `most`.
+    pub(super) fn read(&self, numbers: [u64; 3], most: usize) -> Result<Option<Vec<u8>>> {
+        let address = self.sharding.address(numbers);
+        let Some(index) = self.minishard(address)? else { return Ok(None) };
+        let Ok(found) = index.binary_search_by_key(&address.id, |entry| entry.id) else { return Ok(None) };
+        let Entry { start, end, .. } = index[found];
+        if end - start > most as u64 {
+            let what = format!(
+                "its index says that chunk {} has {} bytes: none has more than {most}",
+                address.id,
+                end - start
+            );
+            return Err(self.damaged(address.shard, what));
+        }
+        self.store.get_range(&self.key_of(address.shard), start..end)
+    }
+
+    fn minishard(&self, address: Address) -> Result<Index> {
+        self.cached(Key::Minishard { shard: address.shard, number: address.minishard }, || {
+            let Some(page) = self.page(address)? else { return Ok(None) };
+            let Ok(found) = page.binary_search_by_key(&address.minishard, |entry| entry.id) else {
+                return Ok(Some(Arc::default()));
+            };
+            let Entry { start, end, .. } = page[found];
+            let damaged =
+                |what: String| self.damaged(address.shard, format!("minishard {}: {what}", address.minishard));
+            if end - start > LONGEST_INDEX as u64 {
+                return Err(damaged(format!("an index of {} bytes is longer than any", end - start)));
+            }
+            let Some(mut bytes) = self.store.get_range(&self.key_of(address.shard), start..end)? else {
+                return Ok(None);
+            };
+            if self.sharding.packed_indexes {
+                let mut unpacked = Vec::new();
+                gzip::unpack(&bytes, LONGEST_INDEX, &mut unpacked).map_err(|cause| damaged(cause.to_string()))?;
+                bytes = unpacked;
+            }
+            let entries = chunk_entries(&bytes, self.index_length()).map_err(|what| damaged(what.to_owned()))?;
+            Ok(Some(Arc::new(entries)))
+        })
+    }
+
+    /// Returns the part of a shard's index that has this minishard, without the empty ones.
+    fn page(&self, address: Address) -> Result<Index> {
+        let first = address.minishard / PAGE * PAGE;
+        self.cached(Key::Page { shard: address.shard, first }, || {
+            let behind = first.saturating_add(PAGE).min(self.index_length() / SHARD_ENTRY);
+            let range = first * SHARD_ENTRY..behind * SHARD_ENTRY;
+            let Some(bytes) = self.store.get_range(&self.key_of(address.shard), range)? else { return Ok(None) };
+            let entries = page_entries(&bytes, first, self.index_length()).map_err(|number| {
+                self.damaged(address.shard, format!("minishard {number} ends before it begins, or nowhere"))
+            })?;
+            Ok(Some(Arc::new(entries)))
+        })
+    }
+
+    /// Returns the bytes of a shard's index, which all offsets are counted from the end of.
+    fn index_length(&self) -> u64 {
+        SHARD_ENTRY << self.sharding.minishard_bits
+    }
+
+    fn cached(&self, key: Key, read: impl FnOnce() -> Result<Index>) -> Result<Index> {
+        let slot = lock(&self.cache).slot(key);
+        let mut content = lock(&slot);
+        if let Some(index) = &*content {
+            return Ok(index.clone());
+        }
+        // What failed is not kept: the next one asks again.
+        let index = read()?;
+        *content = Some(index.clone());
+        drop(content);
+        lock(&self.cache).account(key, index.as_ref().map_or(0, |index| index.len() * size_of::<Entry>()));
+        Ok(index)
+    }
+
+    fn damaged(&self, shard: u64, what: String) -> Error {
+        let cause: Cause = what.into();
+        let chunk = self.store.locate(&self.key_of(shard));
+        Error::Chunk { chunk, region: "all of the shard".to_owned(), cause }
+    }
+}
+
+impl Cache {
+    fn slot(&mut self, key: Key) -> Slot {
+        self.clock += 1;
+        let cached = self.indexes.entry(key).or_insert_with(|| Cached { slot: Slot::default(), bytes: 0, used: 0 });
+        cached.used = self.clock;
+        Arc::clone(&cached.slot)
+    }
+
+    /// Counts what was read, and forgets what was not used for the longest time.
+    fn account(&mut self, key: Key, bytes: usize) {
+        // Even an empty index takes room.
+        let bytes = bytes + size_of::<(Key, Cached)>() + size_of::<Entry>();
+        if let Some(cached) = self.indexes.get_mut(&key) {
+            self.bytes = self.bytes - cached.bytes + bytes;
+            cached.bytes = bytes;
+        }
+        if self.bytes <= CACHE_BYTES {
+            return;
+        }
+        let mut by_age: Vec<(u64, Key)> = self.indexes.iter().map(|(key, cached)| (cached.used, *key)).collect();
+        by_age.sort_unstable_by_key(|(used, _)| *used);
+        // A half at a time, so that looking for the oldest is rare.
+        for (_, key) in by_age {
+            if self.bytes <= CACHE_BYTES / 2 {
+                break;
+            }
+            self.bytes -= self.indexes.remove(&key).map_or(0, |cached| cached.bytes);
+        }
+    }
+}
+
+/// A thread that panicked left the map as it was: every change of it is one step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.try_into().map_or(0, u64::from_le_bytes)
+}
+
+/// Reads a part of a shard's index; the error is the minishard that is wrong.
+fn page_entries(bytes: &[u8], first: u64, base: u64) -> Result<Vec<Entry>, u64> {
+    let mut entries = Vec::new();
+    for (id, entry) in (first..).zip(bytes.chunks_exact(16)) {
+        let (start, end) = (number(&entry[..8]), number(&entry[8..]));
+        if start == end {
+            continue;
+        }
+        let range = start.checked_add(base).zip(end.checked_add(base)).filter(|(start, end)| start < end);
+        let (start, end) = range.ok_or(id)?;
+        entries.push(Entry { id, start, end });
+    }
+    Ok(entries)
+}
+
+/// Reads the index of a minishard: all numbers, all offsets, all lengths; numbers and offsets as differences.
+fn chunk_entries(bytes: &[u8], base: u64) -> Result<Vec<Entry>, &'static str> {
+    if !bytes.len().is_multiple_of(CHUNK_ENTRY) {
+        return Err("its index is cut off, or no index");
+    }
+    let count = bytes.len() / CHUNK_ENTRY;
+    let column = |at: usize| bytes[at * count * 8..(at + 1) * count * 8].chunks_exact(8).map(number);
+    let (mut id, mut end) = (0u64, base);
+    let mut entries: Vec<Entry> = Vec::with_capacity(count);
+    for ((step, gap), length) in column(0).zip(column(1)).zip(column(2)) {
+        if step == 0 && !entries.is_empty() {
+            return Err("its index has one chunk twice");
+        }
+        id = id.checked_add(step).ok_or("the numbers of chunks in its index do not increase")?;
+        let start = end.checked_add(gap).ok_or("its index refers to what is beyond any file")?;
+        end = start.checked_add(length).ok_or("its index refers to what is beyond any file")?;
+        entries.push(Entry { id, start, end });
+    }
+    Ok(entries)
+}
+
+/// Returns the numbers along x, y and z of the chunk that a region is in.
+pub(super) fn numbers(region: &[Range<i64>], origin: &[i64], chunk: &[u64]) -> [u64; 3] {
+    [0, 1, 2].map(|axis| region[axis].start.max(origin[axis]).abs_diff(origin[axis]) / chunk[axis])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index(columns: [&[u64]; 3]) -> Vec<u8> {
+        columns.iter().flat_map(|column| column.iter().flat_map(|value| value.to_le_bytes())).collect()
+    }
+
+    #[test]
+    fn an_index_is_read_from_differences() {
+        let entries = chunk_entries(&index([&[3, 2], &[10, 0], &[5, 7]]), 100).expect("an index");
+        assert_eq!(entries, [Entry { id: 3, start: 110, end: 115 }, Entry { id: 5, start: 115, end: 122 }]);
+        assert_eq!(chunk_entries(&[], 100), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn an_index_that_lies_is_an_error() {
+        let huge = u64::MAX - 50;
+        for columns in [
+            [&[3, 0][..], &[0, 0], &[1, 1]],
+            [&[3, u64::MAX], &[0, 0], &[1, 1]],
+            [&[3, 1], &[huge, 0], &[1, 1]],
+            [&[3, 1], &[0, 0], &[huge, huge]],
+        ] {
+            assert!(chunk_entries(&index(columns), 100).is_err(), "{columns:?}");
+        }
+        assert!(chunk_entries(&[0; 25], 100).is_err());
+        assert_eq!(page_entries(&index([&[9], &[3], &[]]), 7, 16), Err(7));
+        assert_eq!(page_entries(&index([&[0, 0, 3], &[u64::MAX], &[]]), 7, 16), Err(8));
+        assert_eq!(page_entries(&index([&[0, 0, 3], &[9], &[]]), 7, 16), Ok(vec![Entry { id: 8, start: 19, end: 25 }]));
+    }
+
+    #[test]
+    fn indexes_beyond_the_limit_are_forgotten_the_oldest_first() {
+        let mut cache = Cache::default();
+        for shard in 0..100 {
+            let key = Key::Minishard { shard, number: 0 };
+            let _slot = cache.slot(key);
+            cache.account(key, 1 << 20);
+            assert!(cache.bytes <= CACHE_BYTES);
+        }
+        assert!(cache.indexes.contains_key(&Key::Minishard { shard: 99, number: 0 }));
+        assert!(!cache.indexes.contains_key(&Key::Minishard { shard: 0, number: 0 }));
+    }
+}

@@ -1,0 +1,228 @@
+//! One scale of a Precomputed volume, whose chunks are objects, or parts of shards.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use ndarray_shm::Order;
+
+use super::encoding::{ChunkEncoding, Layout};
+use super::info::{INFO, Info, Scale};
+use super::key;
+use super::shards::{Shards, numbers};
+use crate::bbox::{length, ranges_text, to_usize};
+use crate::error::{Cause, Error, Result};
+use crate::gzip;
+use crate::scratch::Scratch;
+use crate::store::Store;
+use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};
+
+/// Other ways in which CloudVolume packs the files of a volume.
+const OTHER_SUFFIXES: [(&str, &str); 4] = [(".br", "brotli"), (".zstd", "zstd"), (".zst", "zstd"), (".xz", "xz")];
+
+/// A scale that is open.
+pub(super) struct PrecomputedVolume {
+    store: Arc<dyn Store>,
+    scale: Scale,
+    encoding: ChunkEncoding,
+    shards: Option<Shards>,
+    identity: String,
+    /// Whether chunks that are written are gzip streams.
+    packs: bool,
+}
+
+impl PrecomputedVolume {
+    /// Opens a scale.
+    pub(super) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Self> {
+        let info = Info::read(&*store)?;
+        let scale = info.scale(mip)?.clone();
+        let encoding = ChunkEncoding::of(&scale).map_err(|reason| Error::no_volume(&info.file, reason))?;
+        let shards = scale.sharding.clone().map(|sharding| Shards::new(Arc::clone(&store), &scale.prefix, sharding));
+        let identity = identity(&info, &scale);
+        Ok(Self { store, scale, encoding, shards, identity, packs: encoding.is_worth_packing() })
+    }
+
+    /// Says whether chunks are to be wrapped in gzip, which nothing in the volume tells.
+    pub(super) fn packing(mut self, packs: bool) -> Self {
+        self.packs = packs;
+        self
+    }
+
+    /// Checks that it can be written.
+    pub(super) fn writable(self) -> Result<Self> {
+        if self.shards.is_none() {
+            return Ok(self);
+        }
+        let reason = format!("scale `{}` is sharded: such scales can be read, but not written", self.scale.key);
+        Err(Error::no_volume(self.store.locate(INFO), reason))
+    }
+
+    /// Returns the chunk that a region lies in, as far as the volume reaches.
+    fn chunk_of(&self, region: &[Range<i64>]) -> Result<Vec<Range<i64>>> {
+        let meta = &self.scale.meta;
+        let wrong = |what: &str| Error::bbox(ranges_text(region), what);
+        if region.len() != meta.shape.len() {
+            return Err(wrong("a Precomputed volume has the axes x, y, z and channel"));
+        }
+        let axes = region.iter().enumerate();
+        axes.map(|(axis, range)| {
+            let (origin, length) = (meta.origin[axis], meta.chunk_shape[axis]);
+            let end = origin.saturating_add_unsigned(meta.shape[axis]);
+            if range.start >= range.end || range.start < origin || range.end > end {
+                return Err(wrong("it does not lie in the volume"));
+            }
+            let number = range.start.abs_diff(origin) / length;
+            let start = origin.saturating_add_unsigned(number.saturating_mul(length));
+            let chunk = start..start.saturating_add_unsigned(length).min(end);
+            if range.end > chunk.end { Err(wrong("it does not lie in one chunk of the volume")) } else { Ok(chunk) }
+        })
+        .collect()
+    }
+
+    fn layout(&self, chunk: &[Range<i64>]) -> Layout {
+        Layout { shape: [0, 1, 2, 3].map(|axis| length(&chunk[axis])), dtype: self.scale.meta.dtype }
+    }
+
+    fn numbers(&self, chunk: &[Range<i64>]) -> [u64; 3] {
+        numbers(chunk, &self.scale.meta.origin, &self.scale.meta.chunk_shape)
+    }
+
+    fn key(&self, chunk: &[Range<i64>]) -> String {
+        key::chunk(&self.scale.prefix, chunk)
+    }
+
+    fn failed(&self, chunk: &[Range<i64>], region: &[Range<i64>], cause: Cause) -> Error {
+        let file = match &self.shards {
+            Some(shards) => shards.key(self.numbers(chunk)),
+            None => self.key(chunk),
+        };
+        Error::Chunk { chunk: self.store.locate(&file), region: ranges_text(region), cause }
+    }
+
+    /// A file with a suffix that nobody looks for is no missing chunk.
+    fn check_missing(&self, chunk: &[Range<i64>], region: &[Range<i64>]) -> Result<()> {
+        // Servers say how an object is packed, not its name.
+        if self.store.is_remote() {
+            return Ok(());
+        }
+        let key = self.key(chunk);
+        for (suffix, packing) in OTHER_SUFFIXES {
+            if self.store.size(&format!("{key}{suffix}"))?.is_some() {
+                let cause = format!(
+                    "it is stored as `{key}{suffix}`, packed by {packing}, which cannot be read: gzip can (CloudVolume \
+                     can convert it)"
+                );
+                return Err(self.failed(chunk, region, cause.into()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ChunkSource for PrecomputedVolume {
+    fn meta(&self) -> &VolumeMeta {
+        &self.scale.meta
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
+    fn is_remote(&self) -> bool {
+        self.store.is_remote()
+    }
+
+    fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
+        let chunk = self.chunk_of(region)?;
+        let layout = self.layout(&chunk);
+        let (bytes, packed) = match &self.shards {
+            Some(shards) => match shards.read(self.numbers(&chunk), layout.most_packed_bytes())? {
+                Some(bytes) => (bytes, shards.sharding.packed_chunks),
+                None => return Ok(Fetched::Missing),
+            },
+            None => {
+                if let Some(object) = self.store.get(&self.key(&chunk))? {
+                    (object.bytes, object.gzip)
+                } else {
+                    self.check_missing(&chunk, region)?;
+                    return Ok(Fetched::Missing);
+                }
+            }
+        };
+        if packed && self.encoding.must_unpack(&bytes, layout) {
+            let mut unpacked = Vec::new();
+            gzip::unpack(&bytes, layout.bytes(), &mut unpacked).map_err(|cause| self.failed(&chunk, region, cause))?;
+            return Ok(Fetched::Packed(unpacked));
+        }
+        Ok(Fetched::Packed(bytes))
+    }
+
+    fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
+        let packed = match fetched {
+            Fetched::Packed(bytes) => bytes,
+            Fetched::Missing => {
+                scratch.missing();
+                return Ok(());
+            }
+            // Only sources that never fetch answer so.
+            Fetched::Later => return self.decode(region, self.fetch(region)?, scratch),
+        };
+        let chunk = self.chunk_of(region)?;
+        let layout = self.layout(&chunk);
+        let bytes = self
+            .encoding
+            .decode(packed, layout, scratch.take_memory())
+            .map_err(|cause| self.failed(&chunk, region, cause))?;
+        let window = region.iter().zip(&chunk).map(|(range, chunk)| {
+            to_usize(range.start.abs_diff(chunk.start))..to_usize(range.end.abs_diff(chunk.start))
+        });
+        scratch.block(bytes, layout.shape.to_vec(), Order::F, window.collect());
+        Ok(())
+    }
+}
+
+impl ChunkSink for PrecomputedVolume {
+    fn encode(&self, region: &[Range<i64>], from: &dyn Gather) -> Result<Vec<u8>> {
+        let chunk = self.whole(region)?;
+        let mut bytes = Vec::new();
+        from.gather(&chunk, Order::F, &mut bytes)?;
+        let encoded = self.encoding.encode(bytes, self.layout(&chunk));
+        let packed = if self.packs { encoded.and_then(|encoded| gzip::pack(&encoded)) } else { encoded };
+        packed.map_err(|cause| self.failed(&chunk, region, cause))
+    }
+
+    fn store(&self, region: &[Range<i64>], packed: Vec<u8>) -> Result<()> {
+        self.store.put(&self.key(&self.whole(region)?), packed, self.packs)
+    }
+
+    fn erase(&self, region: &[Range<i64>]) -> Result<()> {
+        self.store.delete(&self.key(&self.whole(region)?)).map(drop)
+    }
+}
+
+impl PrecomputedVolume {
+    /// Checks that a region is a whole chunk: a part of one cannot be stored.
+    fn whole(&self, region: &[Range<i64>]) -> Result<Vec<Range<i64>>> {
+        let chunk = self.chunk_of(region)?;
+        if chunk == region {
+            return Ok(chunk);
+        }
+        Err(Error::bbox(ranges_text(region), format!("only all of the chunk {} can be stored", ranges_text(&chunk))))
+    }
+}
+
+impl fmt::Debug for PrecomputedVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrecomputedVolume")
+            .field("store", &self.store)
+            .field("scale", &self.scale)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Says which volume and scale it is, in one line.
+///
+/// The version of the description belongs to it: a volume that was written anew is another one, even if it has the same shape.
+fn identity(info: &Info, scale: &Scale) -> String {
+    format!("precomputed {:?} scale {:?}, {}", info.file, scale.key, info.mark)
+}

@@ -1,0 +1,90 @@
+//! Chunks that are not stored: what becomes of them is said by the volume or by the caller.
+
+use ndarray::IxDyn;
+use ndarray_shm::{DType, EntryKind, PoolOptions};
+use ndarray_shm_volume::demo::DemoSpec;
+use ndarray_shm_volume::{Bbox, ChunkSource, Error, FillValue, Missing, StopFlag};
+
+use crate::place::Place;
+
+fn spec() -> DemoSpec {
+    DemoSpec::new(&[12, 12], &[4, 4], DType::I16).complete(true)
+}
+
+fn all() -> Bbox {
+    Bbox::whole(&[12, 12])
+}
+
+/// A volume of nine chunks, the middle one of which is missing; what a missing element is read as must be at its places.
+fn check(missing: Missing, expected: i16) {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    std::fs::remove_file(place.path("volume/c/1/1")).expect("a chunk to remove");
+    let done = place.download(&*volume, &all(), &place.options().missing(missing)).expect("a download");
+    let array = done.open::<i16, IxDyn>().expect("the array");
+    let mut whole = spec().expected::<i16>(&all()).expect("all of it");
+    whole.slice_mut(ndarray::s![4..8, 4..8]).fill(expected);
+    assert_eq!(array.read().expect("a guard").view(), whole);
+}
+
+#[test]
+fn a_missing_chunk_has_the_volume_s_value_or_the_caller_s() {
+    check(Missing::AsStored, 7);
+    check(Missing::Fill, 7);
+    check(Missing::FillWith(FillValue::of(-3i16)), -3);
+    check(Missing::FillWith(FillValue::of(0i16)), 0);
+}
+
+#[test]
+fn a_missing_chunk_is_an_error_where_the_caller_says_so() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    place.download(&*volume, &all(), &place.options().missing(Missing::Error)).expect("nothing is missing");
+    std::fs::remove_file(place.path("volume/c/1/1")).expect("a chunk to remove");
+    let options = place.options().missing(Missing::Error).replace(true).keep_partial(true);
+    let error = place.download(&*volume, &all(), &options).expect_err("a chunk is missing");
+    assert!(matches!(&error, Error::Missing { region, .. } if region == "4:8,4:8"), "{error}");
+    assert_eq!(place.left(), [EntryKind::Ledger, EntryKind::Partial, EntryKind::Array]);
+}
+
+#[test]
+fn a_value_of_another_type_is_refused_before_anything_is_made() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let options = place.options().missing(Missing::FillWith(FillValue::of(0u8)));
+    let error = place.download(&*volume, &all(), &options).expect_err("another type");
+    assert!(matches!(error, Error::FillValue { .. }), "{error}");
+    assert_eq!(place.left(), []);
+}
+
+#[test]
+fn two_different_backgrounds_are_never_mixed() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let stop = StopFlag::new();
+    stop.stop();
+    let seven = || place.options().missing(Missing::FillWith(FillValue::of(7i16)));
+    place.download(&*volume, &all(), &seven().stop(&stop).keep_partial(true)).expect_err("it was stopped");
+    for other in [Missing::FillWith(FillValue::of(8i16)), Missing::Error] {
+        let error = place.download(&*volume, &all(), &place.options().missing(other)).expect_err("another background");
+        assert!(matches!(error, Error::Array(ndarray_shm::Error::Mismatch { .. })), "{error}");
+    }
+    // 7 is what the volume says: however it is said, it is the same work.
+    place.download(&*volume, &all(), &place.options()).expect("the same");
+}
+
+#[test]
+fn used_memory_shows_no_stale_element_whatever_missing_means() {
+    for (missing, expected) in [(Missing::AsStored, 7), (Missing::FillWith(FillValue::of(0i16)), 0)] {
+        let place = Place::new();
+        let volume = place.volume(&spec());
+        std::fs::remove_dir_all(place.path("volume/c")).expect("all chunks");
+        let pool = PoolOptions::new().backend(place.backend.clone()).create().expect("a pool");
+        pool.take::<i16, _>((12, 12)).expect("memory").view_mut().fill(-1);
+        let options = place.options().pool(&pool).missing(missing);
+        let done = place.download(&*volume, &all(), &options).expect("a download");
+        let array = done.open::<i16, IxDyn>().expect("the array");
+        assert!(array.read().expect("a guard").iter().all(|element| *element == expected));
+        assert_eq!(volume.meta().fill.as_deref(), Some(7i16.to_ne_bytes().as_slice()));
+    }
+}

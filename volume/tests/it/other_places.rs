@@ -1,0 +1,132 @@
+//! Downloads to other places than a name that stays: arrays without a name, files at any path.
+
+use std::path::Path;
+
+use ndarray::{Ix1, Ix2, IxDyn};
+use ndarray_shm::{DType, EntryKind, Order};
+use ndarray_shm_volume::demo::DemoSpec;
+use ndarray_shm_volume::{Bbox, Error, StopFlag, download, download_to_file};
+
+use crate::place::{Place, corrupt};
+
+fn spec() -> DemoSpec {
+    DemoSpec::new(&[40, 30], &[16, 16], DType::U16)
+}
+
+fn region() -> Bbox {
+    "1:40,0:29".parse().expect("a region")
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).expect("a directory");
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_private_array_has_no_name_and_is_an_ordinary_array() {
+    for (place, order) in Place::of_each_kind().into_iter().zip([Order::C, Order::F]) {
+        let volume = place.volume(&spec());
+        let before = names(place.backend.directory());
+        let array = download::<u16, Ix2>(&*volume, &region(), &place.options().order(order)).expect("a download");
+        let mine = |name: &String| name.contains(&format!("ndshm-download-{}-", std::process::id()));
+        let left: Vec<_> = names(place.backend.directory()).into_iter().filter(mine).collect();
+        assert!(left.is_empty(), "{left:?} beside {before:?}");
+        let expected = spec().expected::<u16>(&region()).expect("the region");
+        assert_eq!(array.read().expect("a guard without a name").view().into_dyn(), expected);
+        assert_eq!(array.order(), order);
+        array.write().expect("a guard without a name")[[3, 4]] = 9;
+        assert_eq!(array.read().expect("a guard")[[3, 4]], 9);
+    }
+}
+
+#[test]
+fn a_private_array_of_another_type_is_refused_before_it_is_painted() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let error = download::<i16, Ix2>(&*volume, &region(), &place.options()).expect_err("another type");
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::DTypeMismatch { .. })), "{error}");
+    let error = download::<u16, Ix1>(&*volume, &region(), &place.options()).expect_err("other axes");
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::ShapeMismatch { .. })), "{error}");
+}
+
+#[test]
+fn a_private_download_that_fails_leaves_nothing() {
+    let place = Place::new();
+    let volume = place.volume(&spec().complete(true));
+    corrupt(&place.path("volume/c/2/1"));
+    let options = place.options().keep_partial(true);
+    download::<u16, IxDyn>(&*volume, &region(), &options).expect_err("a broken chunk");
+    assert_eq!(names(place.backend.directory()), [""; 0]);
+}
+
+#[test]
+fn a_file_has_the_elements_and_nothing_else() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let expected = spec().expected::<u16>(&region()).expect("the region");
+    for order in [Order::C, Order::F] {
+        let file = place.path("region.raw");
+        let options = place.options().order(order).replace(true);
+        let done = download_to_file(&*volume, &region(), &file, &options).expect("a download");
+        let bytes = std::fs::read(&file).expect("the file");
+        assert_eq!(bytes.len() as u64, done.bytes);
+        let in_order: Vec<u16> = match order {
+            Order::C => expected.iter().copied().collect(),
+            Order::F => expected.t().iter().copied().collect(),
+        };
+        assert_eq!(bytes, bytemuck_bytes(&in_order));
+        let array = done.open::<u16, IxDyn>().expect("the file as an array");
+        assert!(array.read().expect("a guard").view() == expected);
+        let beside = names(file.parent().expect("a directory"));
+        assert!(!beside.iter().any(|name| name.starts_with(".ndshm")), "{beside:?}");
+    }
+    let error =
+        download_to_file(&*volume, &region(), &place.path("region.raw"), &place.options()).expect_err("it is there");
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::AlreadyExists { .. })), "{error}");
+}
+
+#[test]
+fn a_file_that_was_not_finished_is_resumed() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let file = place.path("region.raw");
+    let stop = StopFlag::new();
+    stop.stop();
+    let options = place.options().stop(&stop).keep_partial(true);
+    download_to_file(&*volume, &region(), &file, &options).expect_err("it was stopped");
+    assert!(!file.exists(), "no half of a file has the name");
+    let (backend, location) = ndarray_shm_volume::file_location(&file).expect("its directory");
+    let painted = ndarray_shm_volume::paint_as_worker(&*volume, backend, &location, &StopFlag::new());
+    assert_eq!(painted.expect("all of it"), 6);
+    let done = download_to_file(&*volume, &region(), &file, &place.options()).expect("its name");
+    assert_eq!((done.resumed, done.painted), (6, 0));
+    assert_eq!(place.left(), [] as [EntryKind; 0]);
+}
+
+#[test]
+fn a_path_that_cannot_be_a_file_s_says_why() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let to = |path: &Path| download_to_file(&*volume, &region(), path, &place.options()).expect_err("no such file");
+    for path in ["/", "..", "a/.."] {
+        let error = to(Path::new(path));
+        assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidLocation { .. })), "{path}: {error}");
+    }
+    let error = to(&place.path("nowhere/region.raw"));
+    assert!(matches!(&error, Error::Io { path, .. } if path.ends_with("nowhere")), "{error}");
+    let error = to(&place.path(".ndshm-mine"));
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::Reserved { .. })), "{error}");
+    let error = to(&place.path(&"x".repeat(242)));
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidLocation { .. })), "{error}");
+    std::fs::create_dir(place.path("directory")).expect("a directory");
+    to(&place.path("directory"));
+    assert!(place.path("directory").is_dir());
+}
+
+fn bytemuck_bytes(elements: &[u16]) -> Vec<u8> {
+    elements.iter().flat_map(|element| element.to_ne_bytes()).collect()
+}

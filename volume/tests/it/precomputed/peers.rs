@@ -1,0 +1,226 @@
+//! What CloudVolume and tensorstore write arrives here, and what is written here arrives there.
+
+use std::fs;
+use std::path::Path;
+
+use ndarray_shm::{DType, Order};
+use ndarray_shm_volume::{
+    Bbox, Encoding, Gather as _, NewVolume, VolumeFormat, VolumeOptions, VolumeUrl, create_volume, open_volume,
+};
+use serde_json::{Value, json};
+
+use super::python;
+use crate::place::Place;
+use crate::zarr::{Whole, cut, read};
+
+/// How far apart two decoders of one JPEG may be: each rounds on its own, by 1 in the brightness and up to 2 more in colours.
+const DECODERS_APART: u8 = 3;
+
+/// How far from what was written a smooth picture of quality 85 may be.
+const LOSS: u8 = 30;
+
+fn apart(one: &[u8], other: &[u8]) -> u8 {
+    assert_eq!(one.len(), other.len());
+    one.iter().zip(other).map(|(one, other)| one.abs_diff(*other)).max().unwrap_or(0)
+}
+
+fn moved(bbox: &Bbox, origin: &[i64]) -> Vec<std::ops::Range<i64>> {
+    bbox.ranges().iter().zip(origin).map(|(range, origin)| range.start - origin..range.end - origin).collect()
+}
+
+#[test]
+fn what_cloudvolume_and_tensorstore_write_is_read_element_for_element() {
+    let place = Place::new();
+    let directory = place.path("cases");
+    fs::create_dir(&directory).expect("a directory");
+    let volumes: Vec<Value> =
+        serde_json::from_str(&python(&["write".as_ref(), &directory], "")).expect("what was written");
+    assert!(volumes.len() > 150, "{}", volumes.len());
+    let mut furthest = 0;
+    for volume in &volumes {
+        let text = |key: &str| volume[key].as_str().expect("a text");
+        let name = text("name");
+        let expected = fs::read(text("elements")).expect("elements");
+        let source = open_volume(&VolumeUrl::local(text("path"))).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        let meta = source.meta();
+        assert_eq!(json!(meta.shape), volume["shape"], "{name}");
+        assert_eq!(json!(&meta.origin[..3]), volume["origin"], "{name}");
+        assert_eq!(meta.axes, ["x", "y", "z", "channel"]);
+        // All of it, the inside, the last channel's last element, and a row.
+        let domain = meta.domain();
+        let part = |of: fn(i64, i64) -> std::ops::Range<i64>| {
+            let ranges = domain.ranges().iter().zip(&meta.shape);
+            Bbox::new(
+                ranges
+                    .map(|(range, length)| {
+                        let inside = of(length.cast_signed(), 0);
+                        range.start + inside.start..range.start + inside.end
+                    })
+                    .collect(),
+            )
+            .expect("a region")
+        };
+        for bbox in [
+            domain.clone(),
+            part(|length, _| length / 5..length - length / 4),
+            part(|length, _| length - 1..length),
+            part(|length, _| length / 2..length / 2 + 1),
+        ] {
+            let found = read(&*source, &bbox).unwrap_or_else(|error| panic!("{name}, {bbox}: {error:?}"));
+            let wanted = cut(&expected, &meta.shape, meta.dtype.size(), &moved(&bbox, &meta.origin), Order::C);
+            if volume["lossy"] == json!(true) {
+                furthest = furthest.max(apart(&found, &wanted));
+                assert!(furthest <= DECODERS_APART, "{name}, {bbox}: {furthest}");
+            } else {
+                assert!(found == wanted, "{name}, {bbox}: other elements");
+            }
+        }
+        // By the painters too: they look at windows of blocks in either order.
+        for order in [Order::C, Order::F] {
+            let done = place.download(&*source, &domain, &place.options().order(order)).expect("a download");
+            assert_eq!(done.bytes, expected.len() as u64);
+            assert!(place.backend.unlink(&place.location, None).expect("unlink"));
+        }
+    }
+    println!("{} volumes, JPEG decoders at most {furthest} apart", volumes.len());
+}
+
+#[test]
+fn what_is_written_here_is_read_by_cloudvolume_and_tensorstore() {
+    let place = Place::new();
+    let mut volumes = Vec::new();
+    let add = |volumes: &mut Vec<Value>, dtype, encoding, channels| {
+        let number = volumes.len();
+        volumes.push(written(&place.path(&format!("volume-{number}")), number, dtype, encoding, channels));
+    };
+    let types =
+        [DType::U8, DType::U16, DType::U32, DType::U64, DType::I8, DType::I16, DType::I32, DType::I64, DType::F32];
+    for (at, dtype) in types.into_iter().enumerate() {
+        for encoding in [Encoding::Raw, Encoding::Gzip] {
+            add(&mut volumes, dtype, encoding, 1);
+            add(&mut volumes, dtype, encoding, 2 + at as u64 % 3);
+        }
+    }
+    for channels in 1..=4 {
+        for dtype in [DType::U8, DType::U16] {
+            add(&mut volumes, dtype, Encoding::Png, channels);
+        }
+        for dtype in [DType::U32, DType::U64] {
+            add(&mut volumes, dtype, Encoding::CompressedSegmentation, channels);
+        }
+    }
+    for channels in [1, 3, 1, 3] {
+        add(&mut volumes, DType::U8, Encoding::Jpeg, channels);
+    }
+    let wrong: Vec<String> =
+        serde_json::from_str(&python(&["check".as_ref()], &json!(volumes).to_string())).expect("what is wrong");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Writes a volume that does not end where its chunks do, reads it back, and says what it is.
+fn written(path: &Path, number: usize, dtype: DType, encoding: Encoding, channels: u64) -> Value {
+    let shape = [19, 23, 11, channels];
+    let mut new = NewVolume::new(VolumeFormat::Precomputed, &shape, &[8, 16, 5, channels], dtype);
+    new.encoding = encoding;
+    new.origin = [[0, 0, 0, 0], [-13, 5, -100, 0], [64, -1, 7, 0]][number % 3].to_vec();
+    new.resolution = vec![8.0, 4.5, 40.0, 1.0];
+    let url = VolumeUrl::local(path);
+    let sink = create_volume(&url, &new).unwrap_or_else(|error| panic!("{}: {error:?}", path.display()));
+    let elements = elements(&shape, dtype, encoding);
+    let whole = Moved { whole: Whole { bytes: &elements, shape: &shape, dtype }, origin: &new.origin };
+    write_moved(&*sink, &whole);
+    let source = open_volume(&url).expect("what was written");
+    assert_eq!(source.identity(), sink.identity());
+    assert_eq!(source.meta(), sink.meta());
+    let found = read(&*source, &source.meta().domain()).expect("its elements");
+    if encoding == Encoding::Jpeg {
+        assert!(apart(&found, &elements) <= LOSS, "{}", path.display());
+    } else {
+        assert!(found == elements, "{}: {dtype} {encoding:?} {channels}", path.display());
+    }
+    let scales = VolumeOptions::new().scales(&url).expect("its scales");
+    assert_eq!(
+        (scales.len(), scales[0].resolution.as_slice(), scales[0].unit.as_str(), scales[0].key.as_str()),
+        (1, &[8.0, 4.5, 40.0][..], "nm", "8_4.5_40")
+    );
+    // What is there is written anew as CloudVolume would, and taken away.
+    let again = VolumeOptions::new().open_writable(&url).expect("the volume");
+    write_moved(&*again, &whole);
+    let found = read(&*source, &source.meta().domain()).expect("its elements");
+    assert!(encoding == Encoding::Jpeg || found == elements, "{}", path.display());
+    let first = again.meta().stored(&again.meta().domain()).next().expect("a chunk");
+    again.erase(&first).expect("erased");
+    again.erase(&first).expect("it is gone already");
+    assert!(matches!(source.fetch(&first), Ok(ndarray_shm_volume::Fetched::Missing)));
+    write_moved(&*sink, &whole);
+
+    let expected = path.with_extension("elements");
+    fs::write(&expected, &elements).expect("elements");
+    json!({
+        "path": path,
+        "elements": expected,
+        "dtype": dtype.to_string(),
+        "shape": shape,
+        "loss": LOSS,
+        "encoding": match encoding {
+            Encoding::Jpeg => "jpeg",
+            Encoding::Png => "png",
+            Encoding::CompressedSegmentation => "compressed_segmentation",
+            _ => "raw",
+        },
+    })
+}
+
+/// Elements of a volume that does not begin at 0.
+struct Moved<'a> {
+    whole: Whole<'a>,
+    origin: &'a [i64],
+}
+
+impl ndarray_shm_volume::Gather for Moved<'_> {
+    fn gather(
+        &self,
+        region: &[std::ops::Range<i64>],
+        order: Order,
+        bytes: &mut Vec<u8>,
+    ) -> ndarray_shm_volume::Result<()> {
+        let bbox = Bbox::new(region.to_vec())?;
+        self.whole.gather(&moved(&bbox, self.origin), order, bytes)
+    }
+}
+
+fn write_moved(sink: &dyn ndarray_shm_volume::ChunkSink, from: &Moved<'_>) {
+    for region in sink.meta().stored(&sink.meta().domain()) {
+        let packed = sink.encode(&region, from).expect("encoded");
+        sink.store(&region, packed).expect("stored");
+    }
+}
+
+fn elements(shape: &[u64], dtype: DType, encoding: Encoding) -> Vec<u8> {
+    let count = usize::try_from(shape.iter().product::<u64>()).expect("small") * dtype.size();
+    if encoding == Encoding::Jpeg {
+        // Waves, along z too.
+        let (z, channels) = (shape[2] as usize, shape[3] as usize);
+        return (0..count)
+            .map(|at| (at / channels, at % channels))
+            .map(|(at, channel)| {
+                let wave = (at % z) as f64 / 6.0 + (at / z) as f64 / 90.0 + channel as f64;
+                (128.0 + 100.0 * wave.sin()) as u8
+            })
+            .collect();
+    }
+    let mut state = 12345u64;
+    let mut bytes = Vec::with_capacity(count + 8);
+    while bytes.len() < count {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let run = state >> 33 & 7;
+        // Runs of one number are what labels are; others get noise.
+        let value = if encoding == Encoding::CompressedSegmentation { state >> 60 << 40 | 5 } else { state >> 11 };
+        for step in 0..=run {
+            let value = if dtype == DType::F32 { u64::from(((value % 1000 + step) as f32).to_bits()) } else { value };
+            bytes.extend_from_slice(&value.to_le_bytes()[..dtype.size()]);
+        }
+    }
+    bytes.truncate(count);
+    bytes
+}

@@ -1,0 +1,231 @@
+//! Downloads whose whole process group is killed in the middle: the same command paints the rest and fetches only that.
+//!
+//! The binary is the command, too: started with [`COMMAND`] in the environment it downloads instead of running tests.
+
+mod place;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write as _;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use ndarray::Ix3;
+use ndarray_shm::{DType, Directory, EntryKind, SharedArray, render};
+use ndarray_shm_volume::demo::{DemoSpec, Pattern};
+use ndarray_shm_volume::{
+    ChunkSource, DownloadOptions, Fetched, ProcessWorkers, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl, Workers,
+    download_to_shared_memory, open_volume, paint_as_worker,
+};
+
+use self::place::Place;
+
+/// Set: be a command. `threads`, `remote` and `processes` download; `worker` is what `processes` starts.
+const COMMAND: &str = "KILL_TEST_COMMAND";
+/// The volume, the array's location, the file in which every fetch is noted.
+const VOLUME: &str = "KILL_TEST_VOLUME";
+const LOCATION: &str = "KILL_TEST_LOCATION";
+const LOG: &str = "KILL_TEST_LOG";
+
+/// Requests at a time of the remote volume.
+const REQUESTS: usize = 6;
+/// Threads or processes that decode.
+const WORKERS: usize = 2;
+
+fn main() -> ExitCode {
+    if let Ok(command) = std::env::var(COMMAND) {
+        return match run(&command) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let trial = |name: &str, command: &'static str| {
+        Trial::test(name, move || {
+            killed_in_the_middle(command);
+            Ok::<(), Failed>(())
+        })
+        // Signals to a group of processes, and shared memory, are Linux's here.
+        .with_ignored_flag(!cfg!(target_os = "linux"))
+    };
+    let tests = vec![
+        trial("threads_killed_in_the_middle_are_resumed", "threads"),
+        trial("a_remote_volume_s_download_killed_in_the_middle_fetches_only_the_rest", "remote"),
+        trial("processes_killed_in_the_middle_are_resumed", "processes"),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
+}
+
+/// A volume that is slow, and notes every fetch before it begins.
+#[derive(Debug)]
+struct Noting {
+    volume: Box<dyn ChunkSource>,
+    is_remote: bool,
+    log: fs::File,
+}
+
+impl ChunkSource for Noting {
+    fn meta(&self) -> &VolumeMeta {
+        self.volume.meta()
+    }
+    fn identity(&self) -> String {
+        self.volume.identity()
+    }
+    fn is_remote(&self) -> bool {
+        self.is_remote
+    }
+    fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
+        // One write of a short line to a file that is open for appending: lines of several processes do not mix.
+        (&self.log).write_all(format!("{region:?}\n").as_bytes()).expect("the log");
+        std::thread::sleep(Duration::from_millis(4));
+        self.volume.fetch(region)
+    }
+    fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
+        self.volume.decode(region, fetched, scratch)
+    }
+}
+
+fn variable(name: &str) -> PathBuf {
+    std::env::var_os(name).unwrap_or_else(|| panic!("{name} is not set")).into()
+}
+
+fn run(command: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let source = Noting {
+        volume: open_volume(&VolumeUrl::local(variable(VOLUME)))?,
+        is_remote: command == "remote",
+        log: fs::OpenOptions::new().append(true).create(true).open(variable(LOG))?,
+    };
+    let location = std::env::var(LOCATION)?.parse()?;
+    let backend = Directory::shm()?;
+    if command == "worker" {
+        let stop = StopFlag::new();
+        stop.stop_when_stdin_ends();
+        paint_as_worker(&source, backend, &location, &stop)?;
+        return Ok(());
+    }
+    let workers = if command == "processes" {
+        Workers::Processes(ProcessWorkers::new(WORKERS, || {
+            let mut command = Command::new(std::env::current_exe().expect("this binary"));
+            command.env(COMMAND, "worker");
+            command
+        }))
+    } else {
+        Workers::Threads(WORKERS)
+    };
+    let options = DownloadOptions::new().backend(backend).workers(workers).requests(REQUESTS);
+    let done = download_to_shared_memory(&source, &source.meta().domain(), &location, &options)?;
+    println!("painted {} resumed {} of {}", done.painted, done.resumed, done.chunks);
+    Ok(())
+}
+
+fn spec() -> DemoSpec {
+    DemoSpec::new(&[96, 80, 64], &[8, 8, 8], DType::U8).pattern(Pattern::Noise).complete(true)
+}
+
+const CHUNKS: usize = 12 * 10 * 8;
+
+#[cfg(target_os = "linux")]
+fn killed_in_the_middle(command: &str) {
+    let place = Place::in_shared_memory();
+    place.volume(&spec());
+    let log = place.path("log");
+
+    let mut child = start(&place, command, &log);
+    let begin = Instant::now();
+    loop {
+        let done = render::ledger(&place.backend, &place.location).map_or(0, |ledger| ledger.done);
+        if done >= CHUNKS / 2 {
+            break;
+        }
+        assert!(child.0.try_wait().expect("its state").is_none(), "it ended too early");
+        assert!(begin.elapsed() < Duration::from_secs(60), "{done} chunks after a minute");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let group = format!("-{}", child.0.id());
+    assert!(Command::new("kill").args(["-9", "--", &group]).status().expect("kill").success());
+    assert!(!child.0.wait().expect("its end").success());
+    until_nobody_paints(&place);
+    assert_eq!(place.left(), [EntryKind::Ledger, EntryKind::Partial]);
+    let kept = render::ledger(&place.backend, &place.location).expect("the ledger").done;
+    assert!((CHUNKS / 2..CHUNKS).contains(&kept), "{kept} of {CHUNKS}");
+
+    let again = start(&place, command, &log);
+    let said = again.said();
+    assert_eq!(said, format!("painted {} resumed {kept} of {CHUNKS}\n", CHUNKS - kept));
+    let array = SharedArray::<u8, Ix3>::options().backend(place.backend.clone()).open(&place.location, (96, 80, 64));
+    let expected = spec().expected::<u8>(&ndarray_shm_volume::Bbox::whole(&[96, 80, 64])).expect("all of it");
+    assert!(array.expect("the array").read().expect("a guard").view().into_dyn() == expected);
+    assert_eq!(place.left(), [EntryKind::Array]);
+
+    let mut fetched: HashMap<String, usize> = HashMap::new();
+    for line in fs::read_to_string(&log).expect("the log").lines() {
+        *fetched.entry(line.to_owned()).or_default() += 1;
+    }
+    assert_eq!(fetched.len(), CHUNKS);
+    assert!(fetched.values().all(|count| *count <= 2), "nothing is fetched three times");
+    let twice = fetched.values().filter(|count| **count == 2).count();
+    // What was under way when it was killed: with each who fetches, in the queue, and with each who decodes.
+    let under_way = if command == "remote" { REQUESTS + 2 * WORKERS } else { WORKERS };
+    assert!(twice <= under_way, "{twice} chunks were fetched twice");
+}
+
+#[cfg(not(target_os = "linux"))]
+fn killed_in_the_middle(_command: &str) {}
+
+/// The kernel frees what a process had a moment after it is dead, workers of worker processes included.
+#[cfg(target_os = "linux")]
+fn until_nobody_paints(place: &Place) {
+    let begin = Instant::now();
+    let mut before = None;
+    loop {
+        let done = render::ledger(&place.backend, &place.location).expect("the ledger").done;
+        if before == Some(done) && begin.elapsed() > Duration::from_millis(200) {
+            return;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "somebody still paints");
+        before = Some(done);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A child that does not outlive its test.
+struct Guarded(Child);
+
+impl Guarded {
+    /// Waits for its end, and returns what it said.
+    fn said(mut self) -> String {
+        let mut said = String::new();
+        let mut stdout = self.0.stdout.take().expect("its standard output");
+        std::io::Read::read_to_string(&mut stdout, &mut said).expect("text");
+        assert!(self.0.wait().expect("its end").success());
+        said
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn start(place: &Place, what: &str, log: &Path) -> Guarded {
+    use std::os::unix::process::CommandExt as _;
+
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    command
+        .env(COMMAND, what)
+        .env(VOLUME, place.path("volume"))
+        .env(LOCATION, place.location.as_str())
+        .env(LOG, log)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .process_group(0);
+    Guarded(command.spawn().expect("this binary"))
+}

@@ -1,0 +1,248 @@
+//! Downloads from servers that refuse, cut off, go away, come back, or do not: the array is right, or the error is clear and the
+//! same command fetches only what was missing.
+//!
+//! The binary is also the process that downloads: with [`URL`] in its environment it does that instead of running tests.
+
+#[path = "../servers/mod.rs"]
+mod servers;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use ndarray::{ArrayD, Ix3, IxDyn};
+use ndarray_shm::{DType, Directory, Location, SharedArray};
+use ndarray_shm_volume::demo::{self, Codec, DemoSpec, Pattern};
+use ndarray_shm_volume::{Bbox, DownloadOptions, VolumeUrl, Workers, download_to_shared_memory, open_volume};
+
+use self::servers::{Fault, FaultyProxy, HttpServer, Request, S3Server, python};
+
+/// The volume, the directory of the arrays, the array's location.
+const URL: &str = "OUTAGE_TEST_URL";
+const ARRAYS: &str = "OUTAGE_TEST_ARRAYS";
+const LOCATION: &str = "outage-test";
+
+fn main() -> ExitCode {
+    if let Ok(url) = std::env::var(URL) {
+        return download(&url);
+    }
+    let trial = |name: &str, test: fn(&str)| {
+        let name = name.to_owned();
+        Trial::test(name.clone(), move || {
+            if python(&name).is_some() {
+                test(&name);
+            }
+            Ok::<(), Failed>(())
+        })
+    };
+    let tests = vec![
+        trial("faults_on_the_way_change_nothing", faults_on_the_way_change_nothing),
+        trial("a_server_that_is_killed_in_the_middle_and_restarted_is_waited_for", killed_in_the_middle),
+        trial("when_a_server_is_gone_for_good_the_next_run_fetches_only_the_rest", gone_for_good),
+        trial("web_servers_may_fail_too", web_servers_may_fail_too),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
+}
+
+/// Downloads all of a volume, and says how.
+fn download(url: &str) -> ExitCode {
+    let work = || -> ndarray_shm_volume::Result<()> {
+        let volume = open_volume(&url.parse::<VolumeUrl>()?)?;
+        let backend = Arc::new(Directory::new("test", std::env::var_os(ARRAYS).expect("a directory for arrays")));
+        let options = DownloadOptions::new().backend(backend).workers(Workers::Threads(2)).keep_partial(true);
+        let location = LOCATION.parse().expect("a location");
+        let done = download_to_shared_memory(&*volume, &volume.meta().domain(), &location, &options)?;
+        println!("{} {}", done.painted, done.resumed);
+        Ok(())
+    };
+    match work() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let mut text = error.to_string();
+            let mut cause = std::error::Error::source(&error);
+            while let Some(error) = cause {
+                text = format!("{text}: {error}");
+                cause = error.source();
+            }
+            eprintln!("{text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A volume of 64 chunks in `objects/test/volume`, and where arrays of it are.
+struct Case {
+    directory: tempfile::TempDir,
+    spec: DemoSpec,
+}
+
+const CHUNKS: usize = 64;
+
+impl Case {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let spec =
+            DemoSpec::new(&[64, 60, 64], &[16, 15, 16], DType::U16).pattern(Pattern::Noise).codec(Codec::Uncompressed);
+        fs::create_dir_all(directory.path().join("objects/test")).expect("a bucket");
+        fs::create_dir(directory.path().join("arrays")).expect("a directory for arrays");
+        demo::write_volume(&directory.path().join("objects/test/volume"), &spec).expect("a volume");
+        Self { directory, spec }
+    }
+
+    fn objects(&self) -> PathBuf {
+        self.directory.path().join("objects")
+    }
+
+    fn command(&self, url: &str, endpoint: &str, patience: &str) -> Command {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command
+            .env(URL, url)
+            .env(ARRAYS, self.directory.path().join("arrays"))
+            .env("NDSHM_RETRY_SECONDS", patience)
+            .envs(S3Server::environment(endpoint))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, url: &str, endpoint: &str, patience: &str) -> Output {
+        self.command(url, endpoint, patience).output().expect("a download")
+    }
+
+    /// Compares every element of what a download left, and returns how many chunks it painted and found painted.
+    #[track_caller]
+    fn check(&self, output: &Output) -> (usize, usize) {
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let numbers: Vec<usize> = said.split_whitespace().map(|word| word.parse().expect("a number")).collect();
+        let backend = Directory::new("test", self.directory.path().join("arrays"));
+        let location: Location = LOCATION.parse().expect("a location");
+        let array = SharedArray::<u16, Ix3>::options().backend(Arc::new(backend)).open(&location, (64, 60, 64));
+        let array = array.expect("the array");
+        let expected: ArrayD<u16> = self.spec.expected(&Bbox::whole(self.spec.shape())).expect("all of it");
+        let equal = array.read().expect("a guard").view().into_dimensionality::<IxDyn>().expect("any axes") == expected;
+        assert!(equal, "the array is not the volume");
+        (numbers[0], numbers[1])
+    }
+}
+
+fn is_chunk(request: &Request) -> bool {
+    request.method == "GET" && request.path.contains("/c/")
+}
+
+fn chunks(requests: &[Request]) -> Vec<&str> {
+    requests.iter().filter(|request| is_chunk(request)).map(|request| request.path.as_str()).collect()
+}
+
+/// One request in twenty refused, one body cut off with and one without a tag, one connection closed.
+fn faults(request: &Request) -> Option<Fault> {
+    match request.number {
+        10 => Some(Fault::Truncated),
+        17 => Some(Fault::TruncatedWithoutTag),
+        23 => Some(Fault::Closed),
+        number => (number % 20 == 5).then_some(Fault::Status(503)),
+    }
+}
+
+fn faults_on_the_way_change_nothing(_name: &str) {
+    let case = Case::new();
+    let server = S3Server::start_with(&case.objects());
+    let proxy = FaultyProxy::start(&server.endpoint(), faults);
+    let output = case.run("zarr://s3://test/volume", &proxy.url(), "30");
+    assert_eq!(case.check(&output), (CHUNKS, 0));
+    let requests = proxy.requests();
+    assert!(chunks(&requests).len() > CHUNKS, "there were no faults");
+    assert!(requests.len() < CHUNKS + 30, "{} requests", requests.len());
+}
+
+/// Waits until so many chunks were asked for.
+fn wait_for(proxy: &FaultyProxy, count: usize) {
+    let begin = Instant::now();
+    while chunks(&proxy.requests()).len() < count {
+        assert!(begin.elapsed() < Duration::from_mins(2), "the download does not begin");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn slowly(_: &Request) -> Option<Fault> {
+    Some(Fault::Late(Duration::from_millis(50)))
+}
+
+fn killed_in_the_middle(_name: &str) {
+    let case = Case::new();
+    let mut server = S3Server::start_with(&case.objects());
+    let mut proxy = FaultyProxy::start(&server.endpoint(), slowly);
+    let child = case.command("s3://test/volume", &proxy.url(), "60").spawn().expect("a download");
+    wait_for(&proxy, CHUNKS / 3);
+    // First behind the proxy, whose connections then end without an answer; then the proxy's port refuses too.
+    server.kill();
+    thread::sleep(Duration::from_millis(300));
+    proxy.go_down();
+    thread::sleep(Duration::from_millis(700));
+    server.restart();
+    proxy.come_up();
+    let output = child.wait_with_output().expect("its end");
+    assert_eq!(case.check(&output), (CHUNKS, 0));
+    assert!(chunks(&proxy.requests()).len() > CHUNKS, "nobody noticed that it was gone");
+}
+
+fn gone_for_good(_name: &str) {
+    let case = Case::new();
+    let server = S3Server::start_with(&case.objects());
+    let proxy = FaultyProxy::start(&server.endpoint(), slowly);
+    interrupted_and_resumed(&case, proxy, "zarr://s3://test/volume", "s3://test/volume/c/");
+}
+
+/// The server goes away in the middle, for longer than the download is patient; the next run fetches the rest.
+fn interrupted_and_resumed(case: &Case, mut proxy: FaultyProxy, url: &str, named: &str) {
+    let endpoint = proxy.url();
+    let begin = Instant::now();
+    let child = case.command(url, &endpoint, "1").spawn().expect("a download");
+    wait_for(&proxy, CHUNKS / 2);
+    proxy.go_down();
+    let output = child.wait_with_output().expect("its end");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(named), "it does not name the object: {said}");
+    assert!(said.contains("onnect"), "it does not say why: {said}");
+    assert!(begin.elapsed() < Duration::from_mins(1), "{:?}", begin.elapsed());
+
+    let before: BTreeSet<String> = chunks(&proxy.requests()).into_iter().map(str::to_owned).collect();
+    let first = proxy.requests().len();
+    proxy.decide(|_| None);
+    proxy.come_up();
+    let (painted, resumed) = case.check(&case.run(url, &endpoint, "10"));
+    assert_eq!(painted + resumed, CHUNKS);
+    assert!(resumed >= CHUNKS / 4 && painted >= CHUNKS / 4, "{painted} painted, {resumed} resumed");
+    let requests = proxy.requests();
+    let fetched = chunks(&requests[first..]);
+    assert_eq!(fetched.len(), painted, "each missing chunk is asked for once, and no other: {fetched:?}");
+    let distinct: BTreeSet<&str> = fetched.iter().copied().collect();
+    assert_eq!(distinct.len(), fetched.len());
+    let of_both = distinct.iter().filter(|path| before.contains(**path)).count();
+    assert!(before.len() - of_both == resumed, "what came was not fetched again");
+}
+
+fn web_servers_may_fail_too(_name: &str) {
+    for with_tags in [true, false] {
+        let case = Case::new();
+        let directory = case.objects();
+        let server = if with_tags { HttpServer::start(&directory) } else { HttpServer::without_tags(&directory) };
+        let proxy = FaultyProxy::start(&server.url(), faults);
+        let url = format!("{}/test/volume", proxy.url());
+        assert_eq!(case.check(&case.run(&url, "http://nowhere.invalid", "30")), (CHUNKS, 0));
+        assert!(chunks(&proxy.requests()).len() > CHUNKS, "there were no faults");
+
+        let case = Case::new();
+        let server =
+            if with_tags { HttpServer::start(&case.objects()) } else { HttpServer::without_tags(&case.objects()) };
+        let proxy = FaultyProxy::start(&server.url(), slowly);
+        let url = format!("{}/test/volume", proxy.url());
+        interrupted_and_resumed(&case, proxy, &url, &format!("{url}/c/"));
+    }
+}

@@ -1,0 +1,236 @@
+"""What CloudVolume and tensorstore make of Precomputed's corners, and what they read of what we have written.
+
+    precomputed_cases.py write DIRECTORY      writes volumes and their elements (dense, C order, little-endian); prints what they are
+    precomputed_cases.py check < JSON         reads volumes with both, compares them with elements from files; prints what is wrong
+
+tensorstore does not know that CloudVolume's files end in `.gz`: where they do, it would read zeros and is not asked.
+"""
+
+import itertools
+import json
+import os
+import sys
+
+import compressed_segmentation
+import numpy
+import tensorstore
+from cloudfiles import CloudFiles
+from cloudvolume import Bbox, CloudVolume
+from cloudvolume.datasource.precomputed.sharding import ShardingSpecification
+
+KINDS = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32"]
+
+NOT_IN_TENSORSTORE = "int64"
+
+SHARDINGS = [
+    {"hash": "identity", "preshift_bits": 1, "minishard_bits": 2, "shard_bits": 1,
+     "minishard_index_encoding": "raw", "data_encoding": "raw"},
+    {"hash": "murmurhash3_x86_128", "preshift_bits": 0, "minishard_bits": 1, "shard_bits": 5,
+     "minishard_index_encoding": "gzip", "data_encoding": "gzip"},
+    {"hash": "identity", "preshift_bits": 3, "minishard_bits": 0, "shard_bits": 0,
+     "minishard_index_encoding": "gzip", "data_encoding": "raw"},
+    {"hash": "murmurhash3_x86_128", "preshift_bits": 2, "minishard_bits": 6, "shard_bits": 0,
+     "minishard_index_encoding": "raw", "data_encoding": "gzip"},
+]
+
+# Offsets before, at and behind 0, sizes and chunks that fit nothing.
+PLACES = [([0, 0, 0], [37, 23, 11], [16, 8, 4]), ([-19, 5, -40], [33, 40, 9], [32, 16, 16]), ([7, -3, 100], [9, 10, 70], [64, 4, 33])]
+
+
+def noise(kind, shape, seed):
+    generator = numpy.random.default_rng(seed)
+    if kind.startswith("float"):
+        return generator.normal(size=shape).astype(kind)
+    limits = numpy.iinfo(kind)
+    return generator.integers(limits.min, limits.max, shape, dtype=kind, endpoint=True)
+
+
+def labels(kind, shape, seed):
+    """Boxes of labels, some of them large numbers, with single elements of others in between."""
+    generator = numpy.random.default_rng(seed)
+    names = generator.integers(1, numpy.iinfo(kind).max, 300, dtype=kind)
+    boxes = generator.integers(0, 300, [-(-length // 5) for length in shape])
+    for axis, length in enumerate(shape):
+        boxes = numpy.repeat(boxes, 5, axis).take(range(length), axis)
+    boxes = numpy.where(generator.random(shape) < 0.02, generator.integers(0, 300, shape), boxes)
+    return names[boxes]
+
+
+def smooth(shape, seed):
+    axes = numpy.meshgrid(*(numpy.arange(length) for length in shape), indexing="ij")
+    wave = sum(numpy.sin(axis / (5 + number) + seed) for number, axis in enumerate(axes))
+    return (128 + 120 * wave / len(shape)).astype("uint8")
+
+
+def domain(origin, shape):
+    return tuple(slice(start, start + length) for start, length in zip(origin, shape))
+
+
+def by_cloudvolume(path):
+    opened = CloudVolume(f"precomputed://file://{path}", progress=False, cache=False, parallel=1, fill_missing=False)
+    return numpy.asarray(opened[opened.bounds])
+
+
+def by_tensorstore(path):
+    kvstore = {"driver": "file", "path": path + "/"}
+    return tensorstore.open({"driver": "neuroglancer_precomputed", "kvstore": kvstore}).result().read().result()
+
+
+def has_gz(path):
+    return any(name.endswith(".gz") for _, _, names in os.walk(path) for name in names)
+
+
+def write_cloudvolume(path, array, place, encoding, compress, block, sharding):
+    origin, size, chunk = place
+    is_labels = encoding == "compressed_segmentation"
+    info = CloudVolume.create_new_info(
+        num_channels=array.shape[3], layer_type="segmentation" if is_labels else "image", data_type=str(array.dtype),
+        encoding=encoding, resolution=[4, 4.5, 40], voxel_offset=origin, volume_size=size, chunk_size=chunk,
+        compressed_segmentation_block_size=block)
+    if sharding:
+        specification = ShardingSpecification(type="neuroglancer_uint64_sharded_v1", **sharding)
+        info["scales"][0]["sharding"] = specification.to_dict()
+    opened = CloudVolume(f"precomputed://file://{path}", info=info, compress=compress, progress=False, cache=False, parallel=1)
+    opened.commit_info()
+    opened.commit_provenance()
+    if not sharding:
+        opened[domain(origin, size)] = array
+        return
+    chunks = {}
+    for corner in itertools.product(*(range(0, length, along) for length, along in zip(size, chunk))):
+        block = array[tuple(slice(low, low + along) for low, along in zip(corner, chunk))]
+        low = [start + offset for start, offset in zip(corner, origin)]
+        high = [start + length for start, length in zip(low, block.shape)]
+        chunks.update(opened.image.make_shard_chunks(block, Bbox(low, high), 0))
+    files = CloudFiles(opened.meta.join(opened.meta.cloudpath, opened.meta.key(0)))
+    for name, shard in opened.image.shard_spec(0).synthesize_shards(chunks).items():
+        files.put(name, shard, compress=False)
+
+
+def write_tensorstore(path, array, place, encoding, block, sharding):
+    origin, size, chunk = place
+    scale = {"size": size, "voxel_offset": origin, "chunk_size": chunk, "resolution": [4, 4.5, 40], "encoding": encoding}
+    if encoding == "compressed_segmentation":
+        scale["compressed_segmentation_block_size"] = list(block)
+    if sharding:
+        scale["sharding"] = {"@type": "neuroglancer_uint64_sharded_v1", **sharding}
+    opened = tensorstore.open({
+        "driver": "neuroglancer_precomputed", "kvstore": {"driver": "file", "path": path + "/"},
+        "multiscale_metadata": {"type": "image", "data_type": str(array.dtype), "num_channels": array.shape[3]},
+        "scale_metadata": scale}, create=True).result()
+    opened.write(array).result()
+
+
+def write(directory):
+    volumes = []
+
+    def add(writer, array, place, encoding, compress=False, block=(8, 8, 8), sharding=None):
+        number = len(volumes)
+        path = os.path.join(directory, f"volume-{number}")
+        if writer == "cloudvolume":
+            write_cloudvolume(path, array, place, encoding, compress, block, sharding)
+        else:
+            write_tensorstore(path, array, place, encoding, block, sharding)
+        # CloudVolume mixes up colours and places when it reads several channels of a picture.
+        mixed = encoding == "jpeg" and array.shape[3] > 1
+        reader = by_cloudvolume if writer == "cloudvolume" and not mixed else by_tensorstore
+        back = reader(path)
+        if encoding == "jpeg":
+            assert numpy.abs(back.astype(int) - array.astype(int)).max() < 30
+            array = back
+        else:
+            assert back.tobytes() == array.tobytes(), f"{writer} does not read back what it wrote"
+        numpy.ascontiguousarray(array).tofile(path + ".elements")
+        volumes.append({"name": f"{number}: {writer} {array.dtype} {encoding} {compress} {sharding and sharding['hash']} {place}",
+                        "path": path, "elements": path + ".elements", "dtype": str(array.dtype), "shape": list(array.shape),
+                        "origin": list(place[0]), "lossy": encoding == "jpeg"})
+
+    for at, kind in enumerate(KINDS):
+        for turn, place in enumerate(PLACES):
+            channels = 1 + (at + turn) % 3
+            array = noise(kind, (*place[1], channels), at)
+            add("cloudvolume", array, place, "raw", [None, False, "gzip"][(at + turn) % 3])
+            sharding = SHARDINGS[(at + turn) % 4]
+            if kind != NOT_IN_TENSORSTORE:
+                add("tensorstore", array, place, "raw")
+                add("tensorstore", array, place, "raw", sharding=sharding)
+            if turn == at % 3:
+                add("cloudvolume", array[..., :1], place, "raw", sharding=sharding)
+    for turn, place in enumerate(PLACES):
+        for kind in ["uint32", "uint64"]:
+            for make in [labels, noise]:
+                block = [(8, 8, 8), (4, 4, 2), (16, 3, 5)][turn]
+                one = make(kind, (*place[1], 1), turn)
+                two = make(kind, (*place[1], 2), turn)
+                add("cloudvolume", one, place, "compressed_segmentation", [None, False][turn % 2], block)
+                add("cloudvolume", one, place, "compressed_segmentation", block=block, sharding=SHARDINGS[turn])
+                add("tensorstore", two, place, "compressed_segmentation", block=block)
+                add("tensorstore", two, place, "compressed_segmentation", block=block, sharding=SHARDINGS[turn + 1])
+        for channels in [1, 3]:
+            array = smooth((*place[1], channels), turn)
+            add("cloudvolume", array, place, "jpeg")
+            add("tensorstore", array, place, "jpeg")
+            add("tensorstore", array, place, "jpeg", sharding=SHARDINGS[turn])
+        for channels in [1, 2, 3, 4]:
+            for kind in ["uint8", "uint16"]:
+                add("tensorstore", noise(kind, (*place[1], channels), turn), place, "png")
+    print(json.dumps(volumes))
+
+
+def check():
+    wrong = []
+    for volume in json.load(sys.stdin):
+        expected = numpy.fromfile(volume["elements"], volume["dtype"]).reshape(volume["shape"])
+        readers = {"cloudvolume": by_cloudvolume, "tensorstore": by_tensorstore}
+        if has_gz(volume["path"]) or volume["dtype"] == NOT_IN_TENSORSTORE:
+            del readers["tensorstore"]
+        # CloudVolume has no PNG here, reads one channel of pictures, and one of labels.
+        if volume["encoding"] == "png" or (volume["encoding"] != "raw" and volume["shape"][3] > 1):
+            readers.pop("cloudvolume")
+        if not readers and not check_by_package(volume, expected):
+            wrong.append(f"{volume['path']}: nobody can tell, or compressed_segmentation reads something else")
+        for name, reader in readers.items():
+            try:
+                found = reader(volume["path"])
+            except Exception as error:
+                wrong.append(f"{volume['path']}: {name} says {type(error).__name__}: {error}")
+                continue
+            if found.shape != expected.shape or found.dtype != expected.dtype:
+                wrong.append(f"{volume['path']}: {name} reads {found.dtype} {found.shape}")
+                continue
+            if volume["encoding"] == "jpeg":
+                loss = int(numpy.abs(found.astype(int) - expected.astype(int)).max())
+                if loss > volume["loss"]:
+                    wrong.append(f"{volume['path']}: {name} reads elements that are off by {loss}")
+            elif found.tobytes() != expected.tobytes():
+                wrong.append(f"{volume['path']}: {name} reads other elements")
+    print(json.dumps(wrong))
+
+
+def check_by_package(volume, expected):
+    """Several channels of labels in files that end in .gz: chunk by chunk, each channel as if it were alone."""
+    import gzip
+
+    info = json.load(open(os.path.join(volume["path"], "info")))
+    scale = info["scales"][0]
+    directory = os.path.join(volume["path"], scale["key"])
+    names = os.listdir(directory)
+    for name in names:
+        words = numpy.frombuffer(gzip.open(os.path.join(directory, name)).read(), "<u4")
+        ranges = [part.rsplit("-", 1) for part in name.removesuffix(".gz").split("_")]
+        cut = [slice(int(low) - start, int(high) - start) for (low, high), start in zip(ranges, scale["voxel_offset"])]
+        part = expected[tuple(cut)]
+        channels = part.shape[3]
+        for channel in range(channels):
+            alone = numpy.concatenate([numpy.array([1], "<u4"), words[words[channel]:]]).tobytes()
+            found = compressed_segmentation.decompress(
+                alone, part.shape[:3], part.dtype, tuple(scale["compressed_segmentation_block_size"]), order="F")
+            if not numpy.array_equal(numpy.asarray(found).reshape(part.shape[:3]), part[..., channel]):
+                return False
+    return bool(names)
+
+
+if sys.argv[1] == "write":
+    write(sys.argv[2])
+else:
+    check()
