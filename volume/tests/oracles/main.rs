@@ -75,30 +75,33 @@ fn trials(world: &Arc<World>) -> Vec<Trial> {
         let world = Arc::clone(world);
         trials.push(Trial::test(name.replace(' ', "_"), move || test(&world).map_err(Failed::from)));
     };
-    for row in rows() {
-        for (kept, number) in cells(row.dtypes.len()) {
-            let (oracle, format) = (row.oracle.name(), row.format.name());
-            let name = format!("read::{oracle}::{format}::{}::{}::{kept}", row.encoding, row.dtypes[number]);
-            add(format!("{name}::{number}"), Box::new(move |world| reading::check(world, &row, number, kept)));
+    for (turn, row) in rows().into_iter().enumerate() {
+        let (oracle, format) = (row.oracle.name(), row.format.name());
+        for (kept, number) in cells(row.dtypes.len(), turn) {
+            let name = format!("read::{oracle}::{format}::{}::{kept}::{}::{number}", row.encoding, row.dtypes[number]);
+            add(name, Box::new(move |world| reading::check(world, &row, number, kept)));
+        }
+        if row.is_rewritten() {
+            let (number, kept) = (turn % row.dtypes.len(), [Kept::Files, Kept::S3][turn % 2]);
+            let dtype = row.dtypes[number];
+            let name = format!("rewrite::{oracle}::{format}::{}::{kept}::{dtype}::{number}", row.encoding);
+            add(name, Box::new(move |world| writing::check_theirs(world, &row, number, kept)));
         }
     }
-    for written in written() {
-        for number in 0..written.dtypes.len() {
-            let name = format!(
-                "write::{}::{}::{}::{}",
-                written.format.name(),
-                written.encoding,
-                written.dtypes[number],
-                Kept::Files
-            );
-            let test = move |world: &World| writing::check(world, &written, number, Kept::Files);
-            add(format!("{name}::{number}::{}", written.readers.len()), Box::new(test));
+    for (turn, written) in written().into_iter().enumerate() {
+        for (kept, number) in cells(written.dtypes.len(), turn).into_iter().filter(|(kept, _)| *kept != Kept::Http) {
+            let (format, dtype, readers) = (written.format.name(), written.dtypes[number], written.readers.len());
+            let name = format!("write::{format}::{}::{kept}::{dtype}::{number}::{readers}", written.encoding);
+            add(name, Box::new(move |world| writing::check(world, &written, number, kept)));
         }
     }
     trials
 }
 
-/// Which volumes of a row there are, and where.
-fn cells(dtypes: usize) -> Vec<(Kept, usize)> {
-    (0..dtypes).map(|number| (Kept::Files, number)).collect()
+/// Which volumes of a row there are, and where: all in files, and of the other stores each another one, other ones from row to row.
+fn cells(dtypes: usize, turn: usize) -> Vec<(Kept, usize)> {
+    let mut cells: Vec<_> = (0..dtypes).map(|number| (Kept::Files, number)).collect();
+    cells.push((Kept::S3, turn % dtypes));
+    cells.push((Kept::Http, (turn + dtypes / 2) % dtypes));
+    cells
 }

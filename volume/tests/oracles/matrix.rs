@@ -82,6 +82,13 @@ pub(crate) struct Row {
     pub(crate) channels: &'static [u64],
 }
 
+impl Row {
+    /// Whether we write such volumes, too: those of Precomputed without shards, and Zarr with the codecs that we have for new ones.
+    pub(crate) fn is_rewritten(&self) -> bool {
+        !(self.format == Format::Precomputed && self.encoding.starts_with("sharded"))
+    }
+}
+
 const INTEGERS: &[&str] = &["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"];
 const OF_CLOUDVOLUME: &[&str] = &["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32"];
 /// tensorstore has no 64 bit integers with a sign in Precomputed volumes.

@@ -7,7 +7,7 @@ use ndarray_shm::{Element, Order, with_element};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadOptions, VolumeUrl, Workers, download_to_shared_memory, open_volume,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::matrix::{Described, Kept, Row, dtype};
 use crate::python::World;
@@ -35,18 +35,23 @@ pub(crate) fn check(world: &World, row: &Row, number: usize, kept: Kept) -> Resu
     if facts != expected {
         return Err(format!("origin, shape, chunk, type: {facts:?} instead of {expected:?}"));
     }
-    for (name, bbox) in described.regions() {
-        let file = world.path("region");
-        let ranges: Vec<_> = bbox.ranges().iter().map(|range| [range.start, range.end]).collect();
-        world.ask(&json!({"do": "read", "oracle": oracle, "volume": volume, "bbox": ranges, "into": file}))?;
-        let expected = fs::read(&file).map_err(|error| error.to_string())?;
-        fs::remove_file(&file).map_err(|error| error.to_string())?;
+    let regions = described.regions();
+    let expected = read_by_oracle(world, oracle, &volume, &regions)?;
+    let mut rest = &expected[..];
+    for (count, (name, bbox)) in regions.iter().enumerate() {
+        let (region, others) = rest.split_at(bbox.shape().iter().product::<usize>() * meta.dtype.size());
+        rest = others;
+        // All of it in both orders; of the others, every region is read in both orders of the element types of a row.
         for order in [Order::C, Order::F] {
-            let found = downloaded(world, &*source, &bbox, order)?;
-            compare(&found, &expected, if described.is_lossy() { PICTURES } else { 0 })
+            if count > 0 && (order == Order::C) != ((count + number) % 2 == 0) {
+                continue;
+            }
+            let found = downloaded(world, &*source, bbox, order)?;
+            compare(&found, region, if described.is_lossy() { PICTURES } else { 0 })
                 .map_err(|wrong| format!("{name} region {bbox}, order {order}, {described:?}: {wrong}"))?;
         }
     }
+    assert!(rest.is_empty());
     world.note(Outcome {
         format: row.format,
         encoding: row.encoding,
@@ -56,6 +61,21 @@ pub(crate) fn check(world: &World, row: &Row, number: usize, kept: Kept) -> Resu
         dtype: described.dtype,
     });
     Ok(())
+}
+
+fn read_by_oracle(
+    world: &World,
+    oracle: &str,
+    volume: &Value,
+    regions: &[(&'static str, Bbox)],
+) -> Result<Vec<u8>, String> {
+    let file = world.path("regions");
+    let ranges = |bbox: &Bbox| bbox.ranges().iter().map(|range| [range.start, range.end]).collect::<Vec<_>>();
+    let regions: Vec<_> = regions.iter().map(|(_, bbox)| ranges(bbox)).collect();
+    world.ask(&json!({"do": "read", "oracle": oracle, "volume": volume, "regions": regions, "into": file}))?;
+    let bytes = fs::read(&file).map_err(|error| error.to_string())?;
+    fs::remove_file(&file).map_err(|error| error.to_string())?;
+    Ok(bytes)
 }
 
 /// Opens a volume by its URL.
@@ -75,7 +95,9 @@ pub(crate) fn downloaded(
     let location = world.location();
     let done = download_to_shared_memory(source, bbox, &location, &options)
         .map_err(|error| format!("{bbox}: {}", in_full(&error)))?;
-    assert_eq!((done.order, &done.shape, done.dtype), (order, &bbox.shape(), source.meta().dtype));
+    assert_eq!((&done.shape, done.dtype), (&bbox.shape(), source.meta().dtype));
+    // A single row has both orders.
+    assert!(done.order == order || done.shape.iter().filter(|length| **length > 1).count() < 2, "order {}", done.order);
     let bytes = with_element!(done.dtype, T => elements::<T>(&done)?, else => unreachable!("volumes have other types"));
     world.backend.unlink(&location, None).map_err(|error| error.to_string())?;
     Ok(bytes)

@@ -3,7 +3,7 @@
 One process for all of them, since importing them takes seconds. One line of JSON asks, one line of JSON answers:
 
     {"do": "write", "oracle": "cloudvolume", "volume": {..}, "kind": "noise", "seed": 1}
-    {"do": "read", "oracle": .., "volume": .., "bbox": [[0, 16], ..], "into": path}
+    {"do": "read", "oracle": .., "volume": .., "regions": [[[0, 16], ..], ..], "into": path}
 
 A volume is {"place": {"file": path} or {"s3": {"endpoint", "bucket", "key"}}, "format", "encoding", "dtype", "shape", "chunk",
 "origin"}. Elements travel through files, dense, in C order, little-endian.
@@ -35,20 +35,24 @@ def domain(volume):
     return [[start, start + length] for start, length in zip(volume["origin"], volume["shape"])]
 
 
-def read_array(oracle, volume, bbox):
-    """What an oracle reads, of the right shape and type."""
+def read_arrays(oracle, volume, regions):
+    """What an oracle reads of these regions, of the right shapes and type."""
     module = ORACLES[oracle]
     if "s3" in volume["place"] and not module.KNOWS_S3:
         with tempfile.TemporaryDirectory() as directory:
             mirror.from_s3(volume["place"]["s3"], directory)
-            array = module.read({**volume, "place": {"file": directory}}, bbox)
+            arrays = list(module.read({**volume, "place": {"file": directory}}, regions))
     else:
-        array = module.read(volume, bbox)
-    array = numpy.asarray(array)
-    shape = tuple(end - start for start, end in bbox)
-    if array.shape != shape:
-        raise ValueError(f"{oracle} reads an array of shape {array.shape} instead of {shape}")
-    return array.astype(content.dtype(volume["dtype"]), copy=False)
+        arrays = list(module.read(volume, regions))
+    for array, bbox in zip(arrays, regions, strict=True):
+        shape = tuple(end - start for start, end in bbox)
+        if array.shape != shape:
+            raise ValueError(f"{oracle} reads an array of shape {array.shape} instead of {shape}")
+    return [numpy.asarray(array).astype(content.dtype(volume["dtype"]), copy=False) for array in arrays]
+
+
+def read_all(oracle, volume):
+    return read_arrays(oracle, volume, [domain(volume)])[0]
 
 
 def difference(found, expected, tolerance):
@@ -68,7 +72,7 @@ def difference(found, expected, tolerance):
 def write(oracle, volume, kind, seed):
     array = content.content(kind, volume["dtype"], volume["shape"], seed)
     make_volume(oracle, volume, array)
-    back = read_array(oracle, volume, domain(volume))
+    back = read_all(oracle, volume)
     wrong = difference(back, array, JPEG_LOSS if volume["encoding"] == "jpeg" else 0)
     if wrong:
         raise ValueError(f"{oracle} does not read back what it wrote: {wrong}")
@@ -91,9 +95,11 @@ def make_volume(oracle, volume, array):
         module.make(volume, array)
 
 
-def read(oracle, volume, bbox, into):
-    """The elements of a region, as an oracle reads them."""
-    numpy.ascontiguousarray(read_array(oracle, volume, bbox)).tofile(into)
+def read(oracle, volume, regions, into):
+    """The elements of regions, as an oracle reads them, one region behind the other."""
+    with open(into, "wb") as file:
+        for array in read_arrays(oracle, volume, regions):
+            file.write(numpy.ascontiguousarray(array).tobytes())
     return {}
 
 
@@ -106,7 +112,7 @@ def generate(volume, kind, seed, into):
 def compare(oracle, volume, expected, tolerance):
     """Whether an oracle reads these elements; the answer says how they differ."""
     elements = numpy.fromfile(expected, "u1").view(content.dtype(volume["dtype"])).reshape(volume["shape"])
-    return {"difference": difference(read_array(oracle, volume, domain(volume)), elements, tolerance)}
+    return {"difference": difference(read_all(oracle, volume), elements, tolerance)}
 
 
 def bucket(endpoint, name):

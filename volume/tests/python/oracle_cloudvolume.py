@@ -92,8 +92,8 @@ def region(bounds):
     return tuple(slice(int(low), int(high)) for low, high in zip(bounds.minpt, bounds.maxpt))
 
 
-def read(volume, bbox):
+def read(volume, regions):
     opened = open_volume(volume)
-    x, y, z, channels = bbox
-    cut = opened[tuple(slice(start, end) for start, end in (x, y, z))]
-    return numpy.asarray(cut)[..., slice(*channels)]
+    for x, y, z, channels in regions:
+        cut = opened[tuple(slice(start, end) for start, end in (x, y, z))]
+        yield numpy.asarray(cut)[..., slice(*channels)]

@@ -124,7 +124,8 @@ def make(volume, array):
         opened[opened.domain].write(array).result()
 
 
-def read(volume, bbox):
+def read(volume, regions):
     opened = tensorstore.open(
         {"driver": driver(volume), "kvstore": kvstore(volume["place"])}, open=True, read=True).result()
-    return opened[tuple(slice(start, end) for start, end in bbox)].read().result()
+    for bbox in regions:
+        yield opened[tuple(slice(start, end) for start, end in bbox)].read().result()

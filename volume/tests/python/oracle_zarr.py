@@ -76,6 +76,7 @@ def make_v3(store, volume):
     )
 
 
-def read(volume, bbox):
+def read(volume, regions):
     opened = zarr.open_array(zarr.storage.LocalStore(volume["place"]["file"], read_only=True), mode="r")
-    return opened[tuple(slice(start, end) for start, end in bbox)]
+    for bbox in regions:
+        yield opened[tuple(slice(start, end) for start, end in bbox)]
