@@ -2,6 +2,8 @@
 //!
 //! The volume lies in /dev/shm, so that no disk is measured. `cargo bench -p ndarray-shm-volume --bench upload [ROUNDS] [THREADS]`
 
+#![allow(clippy::cast_precision_loss)] // for people
+
 use std::error::Error;
 use std::fs;
 use std::path::Path;

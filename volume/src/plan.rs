@@ -34,7 +34,8 @@ const MOST_PARTS: usize = 1 << 20;
 ///
 /// let meta = VolumeMeta::new(&[100, 64, 64], &[32, 32, 32], DType::U8);
 /// let parts: Vec<String> = plan(&meta, &meta.domain(), 3)?.iter().flatten().map(ToString::to_string).collect();
-/// assert_eq!(parts, ["0:32,0:64,0:64", "32:64,0:64,0:64", "64:100,0:64,0:64"]);
+/// // Of 16 stored objects: 4, 6 and 6. Three slabs would have had 4, 4 and 8.
+/// assert_eq!(parts, ["0:32,0:64,0:64", "32:100,0:32,0:64", "32:100,32:64,0:64"]);
 /// # Ok::<(), ndarray_shm_volume::Error>(())
 /// ```
 pub fn plan(meta: &VolumeMeta, bbox: &Bbox, count: usize) -> Result<Vec<Option<Bbox>>> {

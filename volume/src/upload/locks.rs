@@ -47,9 +47,10 @@ pub(crate) fn locked<R>(
         while !give_up() {
             match file.write_timeout(PATIENCE) {
                 Ok(guard) => {
+                    let named = Named(&file);
                     let done = work();
-                    // While it is locked: whoever waits for it finds that it has no name, and begins anew with another.
                     let removed = file.unlink();
+                    drop(named);
                     drop(guard);
                     removed.map_err(failed)?;
                     return done.map(Some);
@@ -61,6 +62,17 @@ pub(crate) fn locked<R>(
         }
     }
     Ok(None)
+}
+
+/// Takes the name away while the file is locked, also when the work panics: whoever waits for it finds that it has no name, and
+/// begins anew with another.
+struct Named<'a>(&'a SharedArray<u8, Ix1>);
+
+impl Drop for Named<'_> {
+    fn drop(&mut self) {
+        // A panic is the news then; and who needs the object next takes the name away.
+        let _gone_already = self.0.unlink();
+    }
 }
 
 /// Two objects whose names are the same by accident wait for each other, which does no harm: nobody holds two locks.
@@ -140,7 +152,12 @@ mod tests {
             Err::<(), _>(Error::bbox("0:1", "it failed"))
         });
         assert!(matches!(outer, Err(Error::Bbox { .. })));
-        assert!(locked(&volume, &region, &|| false, || Ok(())).expect("it is free").is_some());
         assert_eq!(left(&volume), 0);
+        let panicked = std::panic::catch_unwind(|| {
+            locked(&volume, &[0..1_i64, 0..1], &|| false, || -> Result<()> { panic!("as a codec might") })
+        });
+        assert!(panicked.is_err());
+        assert_eq!(left(&volume), 0);
+        assert!(locked(&volume, &region, &|| false, || Ok(())).expect("it is free").is_some());
     }
 }

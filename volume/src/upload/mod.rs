@@ -124,17 +124,19 @@ pub fn upload_from_file(
 ///
 /// A new volume from an array:
 ///
-/// ```no_run
+/// ```
 /// use ndarray_shm::DType;
-/// use ndarray_shm_volume::{Encoding, NewVolume, UploadOptions, VolumeFormat, create_volume, upload_from_array};
+/// use ndarray_shm_volume::{NewVolume, UploadOptions, VolumeFormat, VolumeUrl, create_volume, upload_from_array};
 ///
-/// # fn example(new: &NewVolume) -> Result<(), Box<dyn std::error::Error>> {
 /// let array = ndarray::ArrayD::<u8>::zeros(vec![100, 100, 40]);
-/// let volume = create_volume(&"zarr://new.zarr".parse()?, new)?;
+/// let directory = std::env::temp_dir().join(format!("upload-example-{}", std::process::id()));
+/// let new = NewVolume::new(VolumeFormat::Zarr, &[100, 100, 40], &[64, 64, 32], DType::U8);
+/// let volume = create_volume(&VolumeUrl::local(&directory), &new)?;
 /// let done = upload_from_array(&*volume, &volume.meta().domain(), &array.view(), &UploadOptions::new())?;
-/// assert_eq!(done.bytes, 100 * 100 * 40);
-/// # Ok(())
-/// # }
+/// assert_eq!((done.stored, done.bytes), (8, 100 * 100 * 40));
+///
+/// std::fs::remove_dir_all(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn upload_from_array<T: Element>(
     sink: &dyn ChunkSink,
