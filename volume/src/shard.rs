@@ -135,6 +135,13 @@ fn slurm(id: usize, given: Option<usize>, variable: &impl Fn(&str) -> Option<Str
         );
         return Err(wrong("auto", reason));
     }
+    if count == 1 && given.is_none() {
+        let reason = format!(
+            "the array has one task only ({described}): if it is one of a larger array that is submitted again, say which part is meant, \
+             as INDEX/COUNT; if it is to do everything, say that there is 1 part"
+        );
+        return Err(wrong("auto", reason));
+    }
     Shard::new((id - min) / step, count)
 }
 
@@ -201,7 +208,7 @@ mod tests {
         assert_eq!(array("3", "0", "3", "4", "", None).expect("the last, without a step"), "3/4");
         assert_eq!(array("7", "4", "7", "4", "1", Some(4)).expect("from 4 on"), "3/4");
         assert_eq!(array("13", "1", "13", "4", "4", None).expect("a step of 4"), "3/4");
-        assert_eq!(array("5", "5", "5", "1", "1", None).expect("the only one"), "0/1");
+        assert_eq!(array("5", "5", "5", "1", "1", Some(1)).expect("the only one"), "0/1");
     }
 
     #[test]
@@ -225,6 +232,7 @@ mod tests {
         assert!(message(array("0", "7", "0", "8", "1", None)).contains("gaps"), "backwards");
         // One failed task that is submitted again alone must not do everything.
         assert!(message(array("5", "5", "5", "1", "1", Some(16))).contains("--array=0-15"));
+        assert!(message(array("5", "5", "5", "1", "1", None)).contains("one task only"));
         assert_eq!(shard(Some(8), &[(KUBERNETES_INDEX, "7")]).expect("the last pod"), "7/8");
     }
 }
