@@ -14,7 +14,8 @@ pub enum Alignment {
     /// That is an error.
     #[default]
     Require,
-    /// Such objects are read, changed and written back, each under a lock that holds among the processes of this machine.
+    /// Such objects are read, changed and written back, each under a lock that holds among the processes of this user on this machine.
+    /// What is not stored counts as the fill value, or 0. Pictures that lose detail lose some more in what is kept.
     ReadModifyWrite,
 }
 
@@ -54,6 +55,9 @@ impl<'a> UploadOptions<'a> {
     }
 
     /// Writes only this part of the array's region, in the volume's coordinates.
+    ///
+    /// The array's region may then reach beyond the volume; its [intersection](Bbox::intersection) with the volume's
+    /// [domain](crate::VolumeMeta::domain) is the cutout that crops it.
     pub fn cutout(mut self, cutout: Bbox) -> Self {
         self.cutout = Some(cutout);
         self
@@ -65,7 +69,12 @@ impl<'a> UploadOptions<'a> {
         self
     }
 
-    /// Does not store objects that hold nothing but the volume's fill value (0 where it has none), and removes what was stored there.
+    /// Does not store objects that hold nothing but the volume's fill value (0 where it has none), bit by bit, and removes what was
+    /// stored there.
+    ///
+    /// A Zarr volume says the fill value to all who read it, so nothing is lost. A Precomputed one does not: its readers must be
+    /// told to fill what is missing (`fill_missing` of `CloudVolume`), and cannot tell background from what was lost. Therefore this
+    /// is off unless it is asked for.
     pub fn skip_background(mut self, skip: bool) -> Self {
         self.skip_background = skip;
         self
@@ -77,7 +86,9 @@ impl<'a> UploadOptions<'a> {
         self
     }
 
-    /// Chooses how many requests a remote store gets at a time; 0 is a default.
+    /// Chooses how many objects a remote store gets at a time; 0 is the default, 16. Local ones get as many as there are workers.
+    ///
+    /// At most 64 MiB of encoded objects wait for it, or one that is larger.
     pub fn requests(mut self, requests: usize) -> Self {
         self.requests = requests;
         self

@@ -2,6 +2,9 @@
 
 #[path = "../place/mod.rs"]
 mod place;
+#[cfg(feature = "remote")]
+#[path = "../servers/mod.rs"]
+mod servers;
 
 mod formats;
 mod interrupted;

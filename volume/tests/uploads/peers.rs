@@ -157,4 +157,4 @@ pub(crate) fn what_cloudvolume_uploads_in_parallel_arrives() {
     }
 }
 
-const FORMATS: &[VolumeFormat] = &[VolumeFormat::Zarr];
+const FORMATS: &[VolumeFormat] = &[VolumeFormat::Precomputed, VolumeFormat::Zarr];

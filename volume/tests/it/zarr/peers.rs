@@ -5,64 +5,105 @@ use std::path::Path;
 
 use ndarray_shm::DType;
 use ndarray_shm_volume::{
-    Bbox, Encoding, NewVolume, VolumeFormat, VolumeOptions, VolumeUrl, create_volume, open_volume,
+    Bbox, ChunkSource, Encoding, NewVolume, VolumeFormat, VolumeOptions, VolumeUrl, create_volume, open_volume,
 };
 use serde_json::{Value, json};
 
 use super::{Whole, cut, python, read, write};
 use crate::place::Place;
 
+/// Has Python write its volumes into a directory of this place, and returns what they are.
+fn cases(directory: &Path) -> Vec<Value> {
+    fs::create_dir(directory).expect("a directory");
+    let volumes: Vec<Value> =
+        serde_json::from_str(&python(&["write".as_ref(), directory], "")).expect("what was written");
+    assert!(volumes.len() > 50, "{}", volumes.len());
+    volumes
+}
+
 #[test]
 fn what_zarr_python_and_tensorstore_write_is_read_element_for_element() {
     let place = Place::new();
     let directory = place.path("cases");
-    fs::create_dir(&directory).expect("a directory");
-    let volumes: Vec<Value> =
-        serde_json::from_str(&python(&["write".as_ref(), &directory], "")).expect("what was written");
-    assert!(volumes.len() > 50, "{}", volumes.len());
-    for volume in &volumes {
-        let text = |key: &str| volume[key].as_str();
-        let name = text("name").expect("a name");
-        let expected = fs::read(text("expected").expect("elements")).expect("elements");
-        let url = VolumeUrl::local(directory.join(text("path").unwrap_or(name)));
-        let mip = volume["mip"].as_u64().unwrap_or(0);
-        let options = VolumeOptions::new().mip(usize::try_from(mip).expect("small"));
-        let source = options.open(&url).unwrap_or_else(|error| panic!("{name}: {error:?}"));
-        let meta = source.meta();
-        assert_eq!(json!(meta.shape), volume["shape"], "{name}");
-        assert!(text("dtype") == Some(dtype_name(meta.dtype)), "{name}: {}", meta.dtype);
-        if let Some(axes) = volume.get("axes") {
-            assert_eq!(json!(meta.axes), *axes, "{name}");
-        }
-        // All of it, the inside, and single elements, rows and planes: of plain chunks only a part is fetched then.
-        let end = |part: fn(i64) -> std::ops::Range<i64>| {
-            meta.shape.iter().map(|length| part(length.cast_signed())).collect::<Vec<_>>()
-        };
-        let mut row = end(|length| length / 2..length / 2 + 1);
-        if let Some(last) = row.last_mut() {
-            last.start = 0;
-        }
-        for region in [end(|length| 0..length), end(|length| length / 5..length - length / 4), end(|n| n - 1..n), row] {
-            let bbox = Bbox::new(region).expect("a region");
-            let found = read(&*source, &bbox).unwrap_or_else(|error| panic!("{name}, {bbox}: {error:?}"));
-            let wanted = cut(&expected, &meta.shape, meta.dtype.size(), bbox.ranges(), ndarray_shm::Order::C);
-            assert!(found == wanted, "{name}, {bbox}: other elements");
-        }
+    for volume in &cases(&directory) {
+        let source = check(volume, &|path| VolumeUrl::local(directory.join(path)));
         // By the painters too: they look at windows of blocks in either order.
+        let meta = source.meta();
         let done = place.download(&*source, &meta.domain(), &place.options()).expect("a download");
-        assert_eq!(done.bytes, expected.len() as u64);
+        let expected = fs::metadata(volume["expected"].as_str().expect("elements")).expect("elements").len();
+        assert_eq!(done.bytes, expected);
         assert!(place.backend.unlink(&place.location, None).expect("unlink"));
     }
-    for (name, unit) in [("ome-2", "nm"), ("ome-3", "nm")] {
+    for name in ["ome-2", "ome-3"] {
         let scales = VolumeOptions::new().scales(&VolumeUrl::local(directory.join(name))).expect("scales");
         let keys: Vec<&str> = scales.iter().map(|scale| scale.key.as_str()).collect();
         assert_eq!(keys, ["levels/0", "levels/1", "levels/2"]);
         assert_eq!(scales[1].resolution, [1.0, 40.0, 8.0, 8.0]);
-        assert!(scales.iter().all(|scale| scale.unit == unit && scale.meta.axes == ["c", "z", "y", "x"]));
+        assert!(scales.iter().all(|scale| scale.unit == "nm" && scale.meta.axes == ["c", "z", "y", "x"]));
         assert_eq!(scales[2].meta.shape, [2, 4, 5, 6]);
         let error = VolumeOptions::new().mip(3).open(&VolumeUrl::local(directory.join(name))).expect_err("too coarse");
         assert!(error.to_string().contains("no scale 3: it has 3"), "{error}");
     }
+}
+
+#[cfg(feature = "http")]
+#[test]
+fn what_they_write_is_read_over_http() {
+    let Some(_python) = crate::servers::python("what_they_write_is_read_over_http") else {
+        panic!("NDSHM_TEST_PYTHON is not set: run scripts/test")
+    };
+    let place = Place::new();
+    let directory = place.path("cases");
+    let volumes = cases(&directory);
+    let server = crate::servers::HttpServer::start(&directory);
+    for volume in &volumes {
+        let source = check(volume, &|path| format!("{}/{path}", server.url()).parse().expect("a URL"));
+        assert!(source.is_remote());
+        assert_eq!(source.identity(), check_identity(volume, &server.url()));
+    }
+    let url: VolumeUrl = format!("{}/ome-3/levels", server.url()).parse().expect("a URL");
+    let error = open_volume(&url).expect_err("a group without scales, which a web server cannot list");
+    assert!(error.to_string().contains("is a Zarr group"), "{error}");
+}
+
+/// Opens a volume once more, as another process would.
+#[cfg(feature = "http")]
+fn check_identity(volume: &Value, server: &str) -> String {
+    let name = volume["path"].as_str().or(volume["name"].as_str()).expect("a name");
+    let mip = usize::try_from(volume["mip"].as_u64().unwrap_or(0)).expect("small");
+    let url = format!("zarr://{server}/{name}/").parse().expect("a URL");
+    VolumeOptions::new().mip(mip).open(&url).expect("the volume").identity()
+}
+
+/// Compares what is read of a volume with what Python says it holds.
+fn check(volume: &Value, url: &dyn Fn(&str) -> VolumeUrl) -> Box<dyn ChunkSource> {
+    let text = |key: &str| volume[key].as_str();
+    let name = text("name").expect("a name");
+    let expected = fs::read(text("expected").expect("elements")).expect("elements");
+    let mip = volume["mip"].as_u64().unwrap_or(0);
+    let options = VolumeOptions::new().mip(usize::try_from(mip).expect("small"));
+    let source = options.open(&url(text("path").unwrap_or(name))).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+    let meta = source.meta();
+    assert_eq!(json!(meta.shape), volume["shape"], "{name}");
+    assert!(text("dtype") == Some(dtype_name(meta.dtype)), "{name}: {}", meta.dtype);
+    if let Some(axes) = volume.get("axes") {
+        assert_eq!(json!(meta.axes), *axes, "{name}");
+    }
+    // All of it, the inside, and single elements, rows and planes: of plain chunks only a part is fetched then.
+    let each = |part: fn(i64) -> std::ops::Range<i64>| {
+        meta.shape.iter().map(|length| part(length.cast_signed())).collect::<Vec<_>>()
+    };
+    let mut row = each(|length| length / 2..length / 2 + 1);
+    if let Some(last) = row.last_mut() {
+        last.start = 0;
+    }
+    for region in [each(|length| 0..length), each(|length| length / 5..length - length / 4), each(|n| n - 1..n), row] {
+        let bbox = Bbox::new(region).expect("a region");
+        let found = read(&*source, &bbox).unwrap_or_else(|error| panic!("{name}, {bbox}: {error:?}"));
+        let wanted = cut(&expected, &meta.shape, meta.dtype.size(), bbox.ranges(), ndarray_shm::Order::C);
+        assert!(found == wanted, "{name}, {bbox}: other elements");
+    }
+    source
 }
 
 #[test]
