@@ -8,7 +8,6 @@
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -72,6 +71,14 @@ def tensorstore(path, shared):
     return copied if shared else private
 
 
+def peak():
+    """Most memory that this process had at a time, shared memory that it mapped included."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
 def peer(kind, path):
     case = {
         "cloudvolume-1": lambda: cloudvolume(path, 1),
@@ -81,8 +88,7 @@ def peer(kind, path):
     }[kind]()
     for _line in sys.stdin:
         seconds, total = case()
-        high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"seconds": seconds, "total": total, "peak": high}), flush=True)
+        print(json.dumps({"seconds": seconds, "total": total, "peak": peak()}), flush=True)
 
 
 # --- volumes -------------------------------------------------------------------------------------------------------------------
@@ -136,22 +142,30 @@ class Case:
     def __init__(self, title, role, command, line, results):
         self.title, self.role, self.line = title, role, line
         self.answers, self.error = [], None
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, text=True)
         results.append(self)
 
     def turn(self, keep):
         if self.error:
             return
         try:
+            before = self.processor_time()
             self.process.stdin.write(self.line + "\n")
             self.process.stdin.flush()
             answer = json.loads(self.process.stdout.readline() or '{"error": "it ended"}')
+            answer["cpu"] = self.processor_time() - before
         except (OSError, ValueError) as error:
             answer = {"error": str(error)}
         if "error" in answer:
             self.error = answer["error"].splitlines()[-1][:160]
         elif keep:
             self.answers.append(answer)
+
+    def processor_time(self):
+        """Seconds that it and its children that ended have worked."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def end(self):
         try:
@@ -181,7 +195,9 @@ def measure(arguments, encoding, shape, paths):
                           ("threads 1", "1 thread")]:
             Case(f"ndarray-shm, {how}, {title}", "ours", [*ours, str(paths[name])], line, cases)
     for repetition in range(arguments.repeat + 1):
-        for case in cases:
+        # Nobody always comes after the same one, whose memory may have come back in pieces.
+        first = repetition * 3 % len(cases)
+        for case in cases[first:] + cases[:first]:
             case.turn(repetition > 0)
     for case in cases:
         case.end()
@@ -190,29 +206,47 @@ def measure(arguments, encoding, shape, paths):
 
 def table(encoding, shape, cases):
     size = shape[0] * shape[1] * shape[2]
-    peers = [case.median("seconds") for case in cases if case.role == "peer" and case.answers]
-    best = min(peers) if peers else None
+    peers = [case for case in cases if case.role == "peer" and case.answers]
+
+    def times(case, measure):
+        return f"{min(map(measure, peers)) / max(measure(case), 1e-9):.2f}" if peers else ""
+
+    def median(case):
+        return case.median("seconds")
+
+    def best(case):
+        return min(answer["seconds"] for answer in case.answers)
+
+    def cpu(case):
+        return case.median("cpu")
+
+    phases = ("making", "claiming", "fetching", "decoding", "copying")
     lines = [
         f"### {encoding}, {size // MIB} MiB, u8, chunks of {CHUNK}^3",
         "",
-        "| | GB/s | times the best peer | peak beyond the array, MiB | making | claiming | fetching | decoding | copying | faults |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| | GB/s | x | best GB/s | x | CPU s per GB | x | beyond the array, MiB | " + " | ".join(phases) + " | faults |",
+        "|---|" + "---:|" * (8 + len(phases)),
     ]
     for case in cases:
         if case.error or not case.answers:
-            lines.append(f"| {case.title} | missing: {case.error} | | | | | | | | |")
+            lines.append(f"| {case.title}: {case.error} |" + " |" * (8 + len(phases)))
             continue
-        seconds = case.median("seconds")
-        row = [case.title, f"{size / seconds / 1e9:.2f}", f"{best / seconds:.2f}" if best else ""]
+        row = [case.title, f"{size / median(case) / 1e9:.2f}", times(case, median)]
+        row += [f"{size / best(case) / 1e9:.2f}", times(case, best), f"{cpu(case) * 1e9 / size:.2f}", times(case, cpu)]
         row.append(f"{(max(answer['peak'] for answer in case.answers) - size) / MIB:.0f}")
         if case.role == "ours":
-            phases = ("making", "claiming", "fetching", "decoding", "copying")
             row += [f"{case.median('spent', phase) * 1e3:.0f} ms" for phase in phases]
             row.append(f"{case.median('faults'):.0f}")
         else:
-            row += [""] * 6
+            row += [""] * (len(phases) + 1)
         lines.append("| " + " | ".join(row) + " |")
-    lines += ["", running(cases), ""]
+    lines += [
+        "",
+        "GB/s are medians; x is how many times the best peer that ends in shared memory. Processor time, of children too, also says "
+        "something on a machine that others use. The phases are summed over the workers. Memory of child processes is not in the peak.",
+        running(cases),
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -50,7 +50,8 @@ pub(crate) fn wanted(line: &str, source: &dyn ChunkSource, location: &Location) 
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
+    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }
 
 /// Reads the bytes of one element; `Some(None)` if the text says that a missing chunk is an error.

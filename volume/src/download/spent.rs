@@ -115,8 +115,8 @@ impl Totals {
     /// Writes them as the line by which a worker process tells them.
     pub(crate) fn to_line(self) -> String {
         let Spent { claiming, fetching, decoding, copying, waiting, .. } = self.spent;
-        let [a, b, c, d, e] = [claiming, fetching, decoding, copying, waiting].map(|time| time.as_nanos());
-        format!("{LINE} {} {} {a} {b} {c} {d} {e}\n", self.painted, self.fetched)
+        let times = [claiming, fetching, decoding, copying, waiting].map(|time| time.as_nanos().to_string()).join(" ");
+        format!("{LINE} {} {} {times}\n", self.painted, self.fetched)
     }
 
     /// Reads such a line. What a worker says else on its standard output is none.

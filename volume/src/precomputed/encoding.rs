@@ -112,6 +112,7 @@ impl ChunkEncoding {
                     );
                 }
                 swap_bytes(&mut bytes, layout.dtype);
+                crate::spare::give(spare);
                 return Ok(bytes);
             }
             Self::Jpeg { .. } => pictures::decode_jpeg(&bytes, layout.picture(), &mut spare)?,
@@ -121,6 +122,7 @@ impl ChunkEncoding {
                 segmentation::decode(&bytes, segments, layout.dtype.size(), &mut spare)?;
             }
         }
+        crate::spare::give(bytes);
         Ok(spare)
     }
 

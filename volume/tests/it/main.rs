@@ -6,6 +6,7 @@ mod place;
 #[path = "../servers/mod.rs"]
 mod servers;
 
+mod cloudvolume_defects;
 mod formats;
 mod interrupted;
 mod missing;
