@@ -1,7 +1,7 @@
 //! Downloads from servers that refuse, cut off, go away, come back, or do not: the array is right, or the error is clear and the
 //! same command fetches only what was missing.
 //!
-//! The binary is also the process that downloads: with [`URL`] in its environment it does that instead of running tests.
+//! The binary is also the process that downloads or uploads: with [`URL`] in its environment it does that instead of running tests.
 
 #[path = "../servers/mod.rs"]
 mod servers;
@@ -15,21 +15,26 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use ndarray::{ArrayD, Ix3, IxDyn};
+use ndarray::{ArrayD, Axis, IxDyn};
 use ndarray_shm::{DType, Directory, Location, SharedArray};
-use ndarray_shm_volume::demo::{self, Codec, DemoSpec, Pattern};
-use ndarray_shm_volume::{Bbox, DownloadOptions, VolumeUrl, Workers, download_to_shared_memory, open_volume};
+use ndarray_shm_volume::demo::{DemoSpec, Pattern};
+use ndarray_shm_volume::{
+    Bbox, DownloadOptions, Encoding, NewVolume, UploadOptions, VolumeFormat, VolumeUrl, Workers, create_volume,
+    download_to_shared_memory, open_volume, upload_from_array,
+};
 
 use self::servers::{Fault, FaultyProxy, HttpServer, Request, S3Server, python};
 
 /// The volume, the directory of the arrays, the array's location.
 const URL: &str = "OUTAGE_TEST_URL";
 const ARRAYS: &str = "OUTAGE_TEST_ARRAYS";
+/// Set: upload instead.
+const UPLOAD: &str = "OUTAGE_TEST_UPLOAD";
 const LOCATION: &str = "outage-test";
 
 fn main() -> ExitCode {
     if let Ok(url) = std::env::var(URL) {
-        return download(&url);
+        return transfer(&url);
     }
     let trial = |name: &str, test: fn(&str)| {
         let name = name.to_owned();
@@ -45,14 +50,23 @@ fn main() -> ExitCode {
         trial("a_server_that_is_killed_in_the_middle_and_restarted_is_waited_for", killed_in_the_middle),
         trial("when_a_server_is_gone_for_good_the_next_run_fetches_only_the_rest", gone_for_good),
         trial("web_servers_may_fail_too", web_servers_may_fail_too),
+        trial("uploads_arrive_whole_through_faults", uploads_arrive_whole_through_faults),
     ];
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }
 
-/// Downloads all of a volume, and says how.
-fn download(url: &str) -> ExitCode {
+/// Downloads all of a volume, or uploads all of one, and says how.
+fn transfer(url: &str) -> ExitCode {
     let work = || -> ndarray_shm_volume::Result<()> {
-        let volume = open_volume(&url.parse::<VolumeUrl>()?)?;
+        let url = url.parse::<VolumeUrl>()?;
+        if std::env::var_os(UPLOAD).is_some() {
+            let volume = create_volume(&url, &NewVolume::new(VolumeFormat::Zarr, &SHAPE, &CHUNK_SHAPE, DType::U16))?;
+            let bbox = volume.meta().domain();
+            let done = upload_from_array(&*volume, &bbox, &elements().view(), &UploadOptions::new())?;
+            println!("{} 0", done.stored);
+            return Ok(());
+        }
+        let volume = open_volume(&url)?;
         let backend = Arc::new(Directory::new("test", std::env::var_os(ARRAYS).expect("a directory for arrays")));
         let options = DownloadOptions::new().backend(backend).workers(Workers::Threads(2)).keep_partial(true);
         let location = LOCATION.parse().expect("a location");
@@ -75,23 +89,59 @@ fn download(url: &str) -> ExitCode {
     }
 }
 
-/// A volume of 64 chunks in `objects/test/volume`, and where arrays of it are.
-struct Case {
-    directory: tempfile::TempDir,
-    spec: DemoSpec,
-}
-
+const SHAPE: [u64; 3] = [64, 60, 64];
+const CHUNK_SHAPE: [u64; 3] = [16, 15, 16];
 const CHUNKS: usize = 64;
 
+/// What every volume here has, of one value for each place.
+fn elements() -> ArrayD<u16> {
+    let spec = DemoSpec::new(&SHAPE, &CHUNK_SHAPE, DType::U16).pattern(Pattern::Noise);
+    spec.expected(&Bbox::whole(&SHAPE)).expect("all of it")
+}
+
+/// What is in `objects/test/volume`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Zarr,
+    /// Shards of eight chunks each.
+    Sharded,
+    /// Packed chunks, one channel.
+    Precomputed,
+}
+
+/// A volume of 64 chunks, and where arrays of it are.
+struct Case {
+    directory: tempfile::TempDir,
+    kind: Kind,
+}
+
 impl Case {
-    fn new() -> Self {
+    fn new(kind: Kind) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let spec =
-            DemoSpec::new(&[64, 60, 64], &[16, 15, 16], DType::U16).pattern(Pattern::Noise).codec(Codec::Uncompressed);
         fs::create_dir_all(directory.path().join("objects/test")).expect("a bucket");
         fs::create_dir(directory.path().join("arrays")).expect("a directory for arrays");
-        demo::write_volume(&directory.path().join("objects/test/volume"), &spec).expect("a volume");
-        Self { directory, spec }
+        let case = Self { directory, kind };
+        let format = if kind == Kind::Precomputed { VolumeFormat::Precomputed } else { VolumeFormat::Zarr };
+        let mut new = NewVolume::new(format, &SHAPE, &CHUNK_SHAPE, DType::U16);
+        match kind {
+            Kind::Zarr => {}
+            Kind::Sharded => new.shard_shape = Some(CHUNK_SHAPE.map(|length| 2 * length).to_vec()),
+            Kind::Precomputed => {
+                new.shape.push(1);
+                new.chunk_shape.push(1);
+                new.origin.push(0);
+                new.encoding = Encoding::Gzip;
+            }
+        }
+        let volume = create_volume(&VolumeUrl::local(case.objects().join("test/volume")), &new).expect("a volume");
+        let bbox = volume.meta().domain();
+        upload_from_array(&*volume, &bbox, &case.expected().view(), &UploadOptions::new()).expect("its elements");
+        case
+    }
+
+    fn expected(&self) -> ArrayD<u16> {
+        let elements = elements();
+        if self.kind == Kind::Precomputed { elements.insert_axis(Axis(3)) } else { elements }
     }
 
     fn objects(&self) -> PathBuf {
@@ -122,17 +172,18 @@ impl Case {
         let numbers: Vec<usize> = said.split_whitespace().map(|word| word.parse().expect("a number")).collect();
         let backend = Directory::new("test", self.directory.path().join("arrays"));
         let location: Location = LOCATION.parse().expect("a location");
-        let array = SharedArray::<u16, Ix3>::options().backend(Arc::new(backend)).open(&location, (64, 60, 64));
-        let array = array.expect("the array");
-        let expected: ArrayD<u16> = self.spec.expected(&Bbox::whole(self.spec.shape())).expect("all of it");
-        let equal = array.read().expect("a guard").view().into_dimensionality::<IxDyn>().expect("any axes") == expected;
+        let expected = self.expected();
+        let array = SharedArray::<u16, IxDyn>::options().backend(Arc::new(backend)).open(&location, expected.shape());
+        let equal = array.expect("the array").read().expect("a guard").view() == expected;
         assert!(equal, "the array is not the volume");
         (numbers[0], numbers[1])
     }
 }
 
+/// Whether it asks for an object that is named by numbers: a chunk or a shard.
 fn is_chunk(request: &Request) -> bool {
-    request.method == "GET" && request.path.contains("/c/")
+    let name = request.path.rsplit('/').next().unwrap_or_default();
+    request.method == "GET" && name.starts_with(|first: char| first.is_ascii_digit())
 }
 
 fn chunks(requests: &[Request]) -> Vec<&str> {
@@ -150,14 +201,31 @@ fn faults(request: &Request) -> Option<Fault> {
 }
 
 fn faults_on_the_way_change_nothing(_name: &str) {
-    let case = Case::new();
-    let server = S3Server::start_with(&case.objects());
-    let proxy = FaultyProxy::start(&server.endpoint(), faults);
-    let output = case.run("zarr://s3://test/volume", &proxy.url(), "30");
-    assert_eq!(case.check(&output), (CHUNKS, 0));
-    let requests = proxy.requests();
-    assert!(chunks(&requests).len() > CHUNKS, "there were no faults");
-    assert!(requests.len() < CHUNKS + 30, "{} requests", requests.len());
+    for kind in [Kind::Zarr, Kind::Sharded, Kind::Precomputed] {
+        let case = Case::new(kind);
+        let server = S3Server::start_with(&case.objects());
+        let proxy = FaultyProxy::start(&server.endpoint(), faults);
+        let output = case.run("s3://test/volume", &proxy.url(), "30");
+        assert_eq!(case.check(&output), (CHUNKS, 0));
+        let requests = proxy.requests();
+        assert!(chunks(&requests).len() > CHUNKS, "there were no faults");
+        // A shard has an index besides.
+        let most = CHUNKS + 30 + if kind == Kind::Sharded { 16 } else { 0 };
+        assert!(requests.len() < most, "{} requests: {requests:?}", requests.len());
+    }
+}
+
+fn uploads_arrive_whole_through_faults(_name: &str) {
+    let case = Case::new(Kind::Zarr);
+    let server = S3Server::start();
+    let proxy = FaultyProxy::start(&server.endpoint(), |request| match request.number {
+        12 | 29 => Some(Fault::Closed),
+        number => (number % 10 == 5).then_some(Fault::Status(503)),
+    });
+    let output = case.command("s3://test/new", &proxy.url(), "30").env(UPLOAD, "1").output().expect("an upload");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), format!("{CHUNKS} 0"));
+    assert_eq!(case.check(&case.run("zarr://s3://test/new", &server.endpoint(), "30")), (CHUNKS, 0));
 }
 
 /// Waits until so many chunks were asked for.
@@ -174,7 +242,7 @@ fn slowly(_: &Request) -> Option<Fault> {
 }
 
 fn killed_in_the_middle(_name: &str) {
-    let case = Case::new();
+    let case = Case::new(Kind::Zarr);
     let mut server = S3Server::start_with(&case.objects());
     let mut proxy = FaultyProxy::start(&server.endpoint(), slowly);
     let child = case.command("s3://test/volume", &proxy.url(), "60").spawn().expect("a download");
@@ -192,10 +260,12 @@ fn killed_in_the_middle(_name: &str) {
 }
 
 fn gone_for_good(_name: &str) {
-    let case = Case::new();
-    let server = S3Server::start_with(&case.objects());
-    let proxy = FaultyProxy::start(&server.endpoint(), slowly);
-    interrupted_and_resumed(&case, proxy, "zarr://s3://test/volume", "s3://test/volume/c/");
+    for (kind, named) in [(Kind::Zarr, "s3://test/volume/c/"), (Kind::Precomputed, "s3://test/volume/1_1_1/")] {
+        let case = Case::new(kind);
+        let server = S3Server::start_with(&case.objects());
+        let proxy = FaultyProxy::start(&server.endpoint(), slowly);
+        interrupted_and_resumed(&case, proxy, "s3://test/volume", named);
+    }
 }
 
 /// The server goes away in the middle, for longer than the download is patient; the next run fetches the rest.
@@ -230,7 +300,7 @@ fn interrupted_and_resumed(case: &Case, mut proxy: FaultyProxy, url: &str, named
 
 fn web_servers_may_fail_too(_name: &str) {
     for with_tags in [true, false] {
-        let case = Case::new();
+        let case = Case::new(Kind::Zarr);
         let directory = case.objects();
         let server = if with_tags { HttpServer::start(&directory) } else { HttpServer::without_tags(&directory) };
         let proxy = FaultyProxy::start(&server.url(), faults);
@@ -238,7 +308,7 @@ fn web_servers_may_fail_too(_name: &str) {
         assert_eq!(case.check(&case.run(&url, "http://nowhere.invalid", "30")), (CHUNKS, 0));
         assert!(chunks(&proxy.requests()).len() > CHUNKS, "there were no faults");
 
-        let case = Case::new();
+        let case = Case::new(Kind::Zarr);
         let server =
             if with_tags { HttpServer::start(&case.objects()) } else { HttpServer::without_tags(&case.objects()) };
         let proxy = FaultyProxy::start(&server.url(), slowly);
