@@ -19,6 +19,9 @@ use crate::part::Part;
 use crate::progress::Display;
 use crate::{interrupt, python, report, units, worker};
 
+/// What the directory of a file is called as a backend.
+const FILES: &str = "file";
+
 /// Runs `ndshm download`.
 pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
@@ -221,26 +224,33 @@ impl Job<'_> {
     /// Says what is left after a failure and what to do.
     fn explain(&self, error: Error) -> Failure {
         let location = self.location;
+        let is_file = self.backend.name() == FILES;
+        let discard = if is_file {
+            let path = self.backend.directory().join(format!(".ndshm-*-{location}"));
+            format!("removing {} removes it", path.display())
+        } else {
+            format!("`ndshm unlink --partial {location}` removes it")
+        };
         let advice = match &error {
-            Error::Interrupted { .. } if self.keep_partial => Some(format!(
-                "what is painted was kept: the same command continues, `ndshm unlink --partial {location}` removes it"
-            )),
+            Error::Interrupted { .. } if self.keep_partial => {
+                Some(format!("what is painted was kept: the same command continues, {discard}"))
+            }
             Error::Interrupted { .. } => {
                 Some("nothing was left behind; `download --keep-partial` keeps what is painted".to_owned())
             }
-            Error::Worker { .. } => Some(format!(
-                "what is painted was kept: the same command continues, `ndshm unlink --partial {location}` removes it"
-            )),
+            Error::Worker { .. } => Some(format!("what is painted was kept: the same command continues, {discard}")),
+            Error::Array(ndarray_shm::Error::AlreadyExists { .. }) if is_file => {
+                Some("--replace replaces it; or choose another --file".to_owned())
+            }
             Error::Array(ndarray_shm::Error::AlreadyExists { .. }) => Some(format!(
                 "--replace replaces it, `ndshm unlink {location}` removes it, or choose another --location"
             )),
             Error::Array(ndarray_shm::Error::PermissionDenied { .. }) => {
-                Some("choose another --location, or ask the owner to make way".to_owned())
+                Some("choose another place, or ask the owner to make way".to_owned())
             }
-            Error::Array(ndarray_shm::Error::Mismatch { .. }) => Some(format!(
-                "another download of this name was begun: wait for it, or remove what it left with \
-                 `ndshm unlink --partial {location}`"
-            )),
+            Error::Array(ndarray_shm::Error::Mismatch { .. }) => {
+                Some(format!("another download of this name was begun: wait for it; {discard}"))
+            }
             _ => None,
         };
         let failure = Failure::from(error);

@@ -12,7 +12,7 @@ Exit codes:
   2    the command line, the bounding box or a setting makes no sense
   3    nothing has this name; for `manager status` and `manager stop`: there is none
   130  interrupted (Ctrl-C, Ctrl-Break, SIGTERM, SIGHUP)
-With --json the standard output has one JSON document even then: error, because (a list of causes), advice (or null).
+With --json a failure is a JSON document too: error, because (a list of causes), advice (or null).
 
 Environment:
   EMULATE_SHM         1, true or yes: use files in the emulated directory instead of /dev/shm; 0, false or no: never

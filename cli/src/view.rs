@@ -127,7 +127,7 @@ impl Viewed {
         let down = self.down.map_or_else(String::new, |down| format!(", {} down", name(down)));
         let mut line = format!("{}{cut}: {} to the right{down}", self.location, name(self.right));
         if self.every > 1 {
-            line = format!("{line}, every {}th element", self.every);
+            line = format!("{line}, one element in {} of both", self.every);
         }
         if let Some([low, high]) = self.range {
             line = format!("{line}; black is {low}, white {high}");

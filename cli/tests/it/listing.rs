@@ -126,7 +126,9 @@ fn a_renderbuffer_that_is_not_finished_shows_how_far_it_is() {
 
     drop(buffer);
     let doctor = run(&mut scene.ndshm(["doctor", "--json"])).out;
-    assert!(doctor.contains("ndshm unlink --partial half"), "{doctor}");
+    // Others may have left something in this machine's shared memory, too.
+    let mut advice = doctor.lines().filter(|line| line.contains("ndshm unlink --partial "));
+    assert!(advice.any(|line| line.contains(" half")), "{doctor}");
 
     let refused = run(&mut scene.ndshm(["unlink", "half"])).expect_code(3);
     assert!(refused.err.contains("unlink --partial half"), "{refused:?}");

@@ -292,3 +292,48 @@ fn failures_are_json_where_json_was_asked_for() {
     let told = run(&mut scene.ndshm(["plan", text(&nowhere), "--shards", "2", "--json"])).expect_code(1).json();
     assert!(told["error"].as_str().expect("words").contains(text(&nowhere)), "{told:#}");
 }
+
+#[test]
+fn scales_and_channels_are_chosen() {
+    let scene = Scene::new();
+    let to = scene.temporary().join("new");
+    let url = format!("precomputed://{}", text(&to));
+    let elements: Vec<u8> = (0..8 * 6 * 4 * 2).map(|at| u8::try_from(at % 251).expect("small")).collect();
+    fs::write(scene.emulated().join("x"), &elements).expect("written");
+    let create =
+        ["--create", "--dtype", "uint8", "--bbox=-4:4,0:6,10:14,0:2", "--chunk", "4,4,4,2", "--resolution", "4,4,40"];
+    let put = |more: &[&str]| run(scene.ndshm(["upload", "x", &url, "--order", "f", "--quiet"]).args(more));
+    put(&create).expect_code(0);
+    let info = fs::read(to.join("info")).expect("there");
+    let mut info: Value = serde_json::from_slice(&info).expect("JSON");
+    assert_eq!(info["scales"][0]["voxel_offset"], serde_json::json!([-4, 0, 10]), "{info:#}");
+    // A coarser scale, as those who downsample add it.
+    let mut coarse = info["scales"][0].clone();
+    (coarse["key"], coarse["resolution"]) = ("8_8_40".into(), serde_json::json!([8, 8, 40]));
+    (coarse["size"], coarse["voxel_offset"]) = (serde_json::json!([4, 3, 4]), serde_json::json!([-2, 0, 10]));
+    info["scales"].as_array_mut().expect("a list").push(coarse);
+    fs::write(to.join("info"), info.to_string()).expect("written");
+    fs::write(scene.emulated().join("x"), [9u8; 4 * 3 * 4 * 2]).expect("written");
+    put(&["--mip", "1"]).expect_code(0);
+
+    let table = run(&mut scene.ndshm(["info", &url])).expect_code(0).out;
+    assert!(table.contains("2 scales") && table.contains("8_8_40") && table.contains("-4,0,10,0"), "{table}");
+    let get = |more: &[&str]| {
+        let down = ["download", &url, "--location", "y", "--order", "f", "--replace", "--quiet", "--json"];
+        run(scene.ndshm(down).args(more))
+    };
+    let bytes = || fs::read(scene.emulated().join("y")).expect("there");
+    get(&["--bbox=-4:4,0:6,10:14"]).expect_code(0);
+    assert!(bytes() == elements, "all channels");
+    for how in
+        [&["--channels", "1:2"][..], &["--channels", "1:2", "--bbox=-4:4,0:6,10:14", "--processes", "--workers", "2"]]
+    {
+        let report = get(how).expect_code(0).json();
+        assert_eq!(report["bbox"], "-4:4,0:6,10:14,1:2");
+        assert!(bytes() == elements[8 * 6 * 4..]);
+    }
+    get(&["--mip", "1", "--processes", "--workers", "2"]).expect_code(0);
+    assert_eq!(bytes(), [9u8; 4 * 3 * 4 * 2]);
+    get(&["--mip", "2"]).expect_code(1);
+    get(&["--channels", "2:3"]).expect_code(2);
+}
