@@ -33,6 +33,8 @@
 //!
 //! Formats: Zarr versions 2 and 3, in a local directory, with the codecs blosc, bz2, crc32c, gzip, sharding, transpose, zlib
 //! and zstd; [`ChunkSource`] is the door for others. Every integer and floating-point type that
+//! Formats: Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, crc32c, gzip, sharding, transpose,
+//! zlib and zstd; [`ChunkSource`] is the door for others. Every integer and floating-point type that
 //! [`ndarray_shm`] knows is read, stored in either byte order; missing chunks have the volume's fill value.
 
 mod bbox;
