@@ -112,8 +112,7 @@ impl ChunkEncoding {
                     );
                 }
                 swap_bytes(&mut bytes, layout.dtype);
-                crate::spare::give(spare);
-                return Ok(bytes);
+                std::mem::swap(&mut bytes, &mut spare);
             }
             Self::Jpeg { .. } => pictures::decode_jpeg(&bytes, layout.picture(), &mut spare)?,
             Self::Png => pictures::decode_png(&bytes, layout.picture(), &mut spare)?,

@@ -192,13 +192,16 @@ fn write_moved(sink: &dyn ndarray_shm_volume::ChunkSink, from: &Moved<'_>) {
 fn elements(shape: &[u64], dtype: DType, encoding: Encoding) -> Vec<u8> {
     let count = usize::try_from(shape.iter().product::<u64>()).expect("small") * dtype.size();
     if encoding == Encoding::Jpeg {
-        // Waves, along z too.
-        let (z, channels) = (shape[2] as usize, shape[3] as usize);
+        // Hills, along z too, of another height in each channel.
+        let at = |index: usize, axis: usize| {
+            let behind: u64 = shape[axis + 1..].iter().product();
+            index as u64 / behind % shape[axis]
+        };
+        let hill = |at: u64, length: u64| at.min(length - 1 - at) * 100 / length;
         return (0..count)
-            .map(|at| (at / channels, at % channels))
-            .map(|(at, channel)| {
-                let wave = (at % z) as f64 / 6.0 + (at / z) as f64 / 90.0 + channel as f64;
-                (128.0 + 100.0 * wave.sin()) as u8
+            .map(|index| {
+                let height: u64 = (0..3).map(|axis| hill(at(index, axis), shape[axis])).sum();
+                u8::try_from(40 + height + 15 * at(index, 3)).expect("no higher than 235")
             })
             .collect();
     }
@@ -209,8 +212,10 @@ fn elements(shape: &[u64], dtype: DType, encoding: Encoding) -> Vec<u8> {
         let run = state >> 33 & 7;
         // Runs of one number are what labels are; others get noise.
         let value = if encoding == Encoding::CompressedSegmentation { state >> 60 << 40 | 5 } else { state >> 11 };
+        // Finite numbers: others may change what is none.
+        let number = |value: u64| u64::from(f32::from(u16::try_from(value % 1000).expect("small")).to_bits());
         for step in 0..=run {
-            let value = if dtype == DType::F32 { u64::from(((value % 1000 + step) as f32).to_bits()) } else { value };
+            let value = if dtype == DType::F32 { number(value + step) } else { value };
             bytes.extend_from_slice(&value.to_le_bytes()[..dtype.size()]);
         }
     }
