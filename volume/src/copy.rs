@@ -22,12 +22,19 @@ impl<T: Copy> Copier<T> {
     }
 
     /// Copies a block, or a window of one, to a place of the same shape.
-    pub(crate) fn copy(&mut self, from: &ArrayViewD<'_, T>, to: ArrayViewMutD<'_, T>) {
+    pub(crate) fn copy(&mut self, from: &ArrayViewD<'_, T>, mut to: ArrayViewMutD<'_, T>) {
+        let mut from = from.view();
+        // An axis of one element, such as a single channel, has any stride: without it, it is clear which axis is contiguous.
+        for axis in (0..from.ndim().min(to.ndim())).rev().map(Axis) {
+            if from.len_of(axis) == 1 && to.len_of(axis) == 1 {
+                (from, to) = (from.index_axis_move(axis, 0), to.index_axis_move(axis, 0));
+            }
+        }
         // Named the other way round, axes of a block in F order are those of one in C order.
         if is_f_order(from.strides()) {
-            self.copy_from_c(&from.view().reversed_axes(), to.reversed_axes());
+            self.copy_from_c(&from.reversed_axes(), to.reversed_axes());
         } else {
-            self.copy_from_c(from, to);
+            self.copy_from_c(&from, to);
         }
     }
 
@@ -140,8 +147,18 @@ mod tests {
 
     #[test]
     fn every_element_arrives_at_its_place_in_both_orders() {
-        let shapes: [&[usize]; 9] =
-            [&[], &[7], &[1, 9], &[9, 1], &[65, 67], &[5, 70, 130], &[1, 1, 1], &[3, 2, 4, 5], &[2, 3, 2, 2, 3]];
+        let shapes: [&[usize]; 10] = [
+            &[5, 70, 9, 1],
+            &[],
+            &[7],
+            &[1, 9],
+            &[9, 1],
+            &[65, 67],
+            &[5, 70, 130],
+            &[1, 1, 1],
+            &[3, 2, 4, 5],
+            &[2, 3, 2, 2, 3],
+        ];
         for shape in shapes {
             for f_order in [[false, false], [false, true], [true, false], [true, true]] {
                 check::<u8>(shape, f_order, 0, |n| u8::try_from(n % 255 + 1).expect("small"));

@@ -114,3 +114,53 @@ fn visit_again<'a, T: Element>(
     }
     Ok(free)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use ndarray_shm::{Directory, RenderOptions};
+
+    use super::*;
+
+    /// Many more than there may ever be looks at all that is left.
+    const CHUNKS: usize = 3000;
+
+    #[test]
+    fn only_what_others_had_is_asked_for_again() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let backend = Arc::new(Directory::new("test", directory.path()));
+        let options = RenderOptions::new().backend(backend);
+        let buffer = options.create::<u8, _>("walk", IxDyn(&[CHUNKS]), IxDyn(&[1]), "a walk").expect("a buffer");
+        let Claim::Chunk(of_another) = buffer.claim(7).expect("a claim") else { panic!("chunk 7 is free") };
+
+        let (walk, never) = (Walk::default(), StopFlag::new());
+        let paint = || {
+            let mut painted = 0;
+            while let Step::Chunk(chunk) = walk.next(&buffer, [&never, &never]).expect("a step") {
+                chunk.commit().expect("a commit");
+                painted += 1;
+            }
+            painted
+        };
+        let painted: usize = thread::scope(|scope| {
+            let painters = [scope.spawn(paint), scope.spawn(paint)];
+            let begin = Instant::now();
+            while buffer.progress().done < CHUNKS - 1 {
+                assert!(begin.elapsed() < Duration::from_secs(60), "the walk stands still");
+                thread::sleep(Duration::from_millis(1));
+            }
+            // All wait for one chunk, and ask for that alone.
+            thread::sleep(Duration::from_millis(20));
+            assert!(painters.iter().any(|painter| !painter.is_finished()));
+            assert!(walk.next.load(Ordering::Relaxed) <= CHUNKS + painters.len(), "each index is taken once");
+            assert_eq!(*walk.busy.lock().expect("the list"), [7]);
+            drop(of_another);
+            painters.into_iter().map(|painter| painter.join().expect("no panic")).sum()
+        });
+        assert_eq!((painted, buffer.progress().done), (CHUNKS, CHUNKS));
+        assert_eq!(*walk.busy.lock().expect("the list"), [0; 0]);
+        buffer.discard().expect("it is not needed");
+    }
+}
