@@ -7,6 +7,7 @@
 mod matrix;
 mod python;
 mod reading;
+#[allow(unused_imports)]
 #[path = "../servers/mod.rs"]
 mod servers;
 mod table;
