@@ -139,6 +139,14 @@ pub(crate) fn rows() -> Vec<Row> {
         rows.push(Row { oracle: Tensorstore, format, encoding, dtypes: theirs, channels: &[] });
         rows.push(Row { oracle: ZarrPython, format, encoding, dtypes: HALVES[(turn + 1) % 2], channels: &[] });
     }
+    // Chunks that are left out and are not 0; two codecs in a shard.
+    for (format, encoding, dtypes) in [
+        (Zarr2, "fill value", HALVES[0]),
+        (Zarr3, "fill value", HALVES[0]),
+        (Zarr3, "sharded transpose and blosc", HALVES[1]),
+    ] {
+        rows.push(Row { oracle: ZarrPython, format, encoding, dtypes, channels: &[] });
+    }
     rows
 }
 
@@ -223,6 +231,7 @@ impl Described {
         };
         let kind = match encoding {
             "jpeg" => "smooth",
+            "fill value" => "filled",
             _ if encoding.contains("segmentation") => ["labels", "noise"][number % 2],
             // Another rhythm than that of the shapes and origins.
             _ => ["noise", "smooth", "labels", "labels"][number % 4],
