@@ -112,7 +112,7 @@ impl ChunkEncoding {
                     );
                 }
                 swap_bytes(&mut bytes, layout.dtype);
-                return Ok(bytes);
+                std::mem::swap(&mut bytes, &mut spare);
             }
             Self::Jpeg { .. } => pictures::decode_jpeg(&bytes, layout.picture(), &mut spare)?,
             Self::Png => pictures::decode_png(&bytes, layout.picture(), &mut spare)?,
@@ -121,6 +121,7 @@ impl ChunkEncoding {
                 segmentation::decode(&bytes, segments, layout.dtype.size(), &mut spare)?;
             }
         }
+        crate::spare::give(bytes);
         Ok(spare)
     }
 

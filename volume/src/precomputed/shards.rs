@@ -280,6 +280,35 @@ mod tests {
     }
 
     #[test]
+    fn many_threads_that_want_one_index_read_it_once() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+
+        let sharding = serde_json::json!({
+            "@type": "neuroglancer_uint64_sharded_v1", "preshift_bits": 0, "hash": "identity", "minishard_bits": 0,
+            "shard_bits": 0,
+        });
+        let sharding = Sharding::read(&sharding, &[1, 1, 1]).expect("a sharding");
+        let store = crate::store::open(&crate::store::url::VolumeUrl::local("nowhere")).expect("a store");
+        let shards = Shards::new(store, "", sharding);
+        let (key, reads) = (Key::Minishard { shard: 0, number: 0 }, AtomicUsize::new(0));
+        let read = |answer: Result<Index>| {
+            shards.cached(key, || {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                reads.fetch_add(1, Ordering::Relaxed);
+                answer
+            })
+        };
+        assert!(read(Err(Error::bbox("", "a failure"))).is_err(), "a failure is told");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| assert_eq!(read(Ok(Some(Arc::default()))).expect("an index"), Some(Arc::default())));
+            }
+        });
+        assert_eq!(reads.load(Ordering::Relaxed), 2, "but not kept; what was read is");
+        assert!(shards.read([0, 0, 0], 100).expect("the index is known").is_none());
+    }
+
+    #[test]
     fn indexes_beyond_the_limit_are_forgotten_the_oldest_first() {
         let mut cache = Cache::default();
         for shard in 0..100 {
