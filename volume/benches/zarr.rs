@@ -14,6 +14,7 @@ use ndarray_shm_volume::{ChunkSource, Fetched, Scratch, VolumeUrl, open_volume};
 use zarrs::array::{Array, ArraySubset, CodecOptions};
 use zarrs::filesystem::FilesystemStore;
 
+#[allow(clippy::cast_precision_loss)] // Bytes for people.
 fn main() -> Result<(), Box<dyn Error>> {
     let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(7);
     let directory = tempfile::tempdir_in("/dev/shm")?;

@@ -28,8 +28,8 @@
 //! that the kernel holds, so a worker that is killed costs the one chunk it had, and a download that was cut off is resumed by
 //! the same call.
 //!
-//! Formats: Zarr versions 2 and 3, in a local directory, with the codecs blosc, bz2, crc32c, gzip, sharding, transpose, zlib
-//! and zstd; [`ChunkSource`] is the door for others. Every integer and floating-point type that
+//! Formats: Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, crc32c, gzip, sharding, transpose,
+//! zlib and zstd; [`ChunkSource`] is the door for others. Every integer and floating-point type that
 //! [`ndarray_shm`] knows is read, stored in either byte order; missing chunks have the volume's fill value.
 
 mod bbox;

@@ -262,6 +262,11 @@ impl ChunkSource for ZarrArray {
         };
         let codecs = self.chain.only_shards().map_or(&self.chain, Shards::chunk);
         if let (Some(slab), Some(order)) = (stored.slab, codecs.stored_plainly()) {
+            let wanted = slab.bytes.end - slab.bytes.start;
+            if packed.len() as u64 != wanted {
+                let what = format!("{} bytes came, where {wanted} were asked for", packed.len());
+                return Err(self.failed(&stored.key, region)(what.into()));
+            }
             codecs.make_native(&mut packed);
             scratch.block(packed, slab.shape, order, slab.window);
             return Ok(());
