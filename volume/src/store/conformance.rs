@@ -119,7 +119,7 @@ pub(crate) fn writes(store: &dyn Store) {
     assert!(!store.delete("0/changing").expect("removing again"));
 
     // Longer than one part of an upload.
-    let long = noise(7, (33 << 20) + 5);
+    let long = noise(7, (17 << 20) + 5);
     store.put("long", long.clone(), true).expect("a long object");
     let found = store.get("long").expect("the long one").expect("it is there");
     assert!(found.bytes == long && found.gzip);

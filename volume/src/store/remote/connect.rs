@@ -111,6 +111,7 @@ fn retries(patience: Duration) -> RetryConfig {
     RetryConfig { backoff, max_retries: usize::MAX, retry_timeout: patience }
 }
 
+#[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
 /// `accept_encoding` keeps servers from packing, or unpacking, on the way: what is stored is what must arrive.
 fn client(accept_encoding: &'static str, patience: Duration) -> ClientOptions {
     let mut headers = HeaderMap::new();

@@ -2,6 +2,8 @@
 
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "remote")]
+mod web;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -9,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
+#[cfg(feature = "remote")]
+pub(crate) use web::Web;
 
 /// Formats a volume may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -278,11 +282,11 @@ fn web_place(scheme: &str, rest: &str) -> std::result::Result<String, String> {
         return Err(LEADS_UP.to_owned());
     }
     let path = path.trim_end_matches('/');
-    let place = format!("{scheme}://{path}{query}");
-    if Web::split(&place).host().is_empty() {
+    let host = without_user(path.split('/').next().unwrap_or_default());
+    if host.is_empty() || host.starts_with(':') {
         return Err("it names no host".to_owned());
     }
-    Ok(place)
+    Ok(format!("{scheme}://{path}{query}"))
 }
 
 fn bucket_place(scheme: &str, rest: &str) -> std::result::Result<String, String> {
@@ -340,62 +344,5 @@ pub(crate) fn join(shown: &str, key: &str) -> String {
     match shown.split_once('?') {
         Some((path, query)) => format!("{path}/{key}?{query}"),
         None => format!("{shown}/{key}"),
-    }
-}
-
-/// The parts of a URL of a web server.
-#[derive(Clone, Copy)]
-pub(crate) struct Web<'a> {
-    scheme: &'a str,
-    user: Option<&'a str>,
-    host: &'a str,
-    rest: &'a str,
-}
-
-impl<'a> Web<'a> {
-    pub(crate) fn split(url: &'a str) -> Self {
-        let (scheme, rest) = url.split_once("://").unwrap_or(("https", url));
-        let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-        let (user, host) = match authority.rsplit_once('@') {
-            Some((user, host)) => (Some(user), host),
-            None => (None, authority),
-        };
-        Self { scheme, user, host, rest }
-    }
-
-    /// Returns the host's name or address, without a port.
-    pub(crate) fn host(&self) -> &'a str {
-        match self.host.rsplit_once(':') {
-            Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
-            _ => self.host,
-        }
-    }
-
-    /// Whether it has a user or a query.
-    #[cfg(feature = "remote")]
-    pub(crate) fn has_secrets(&self) -> bool {
-        self.user.is_some() || self.rest.contains('?')
-    }
-
-    #[cfg(feature = "remote")]
-    pub(crate) fn without_user(&self) -> String {
-        format!("{}://{}{}", self.scheme, self.host, self.rest)
-    }
-
-    /// Returns user and password as the header of requests that says them.
-    #[cfg(feature = "remote")]
-    pub(crate) fn basic_authorization(&self) -> Option<String> {
-        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        let (name, password) = self.user?.split_once(':').unwrap_or((self.user?, ""));
-        let plain = [percent_decoded(name), b":".to_vec(), percent_decoded(password)].concat();
-        let mut text = "Basic ".to_owned();
-        for three in plain.chunks(3) {
-            let bits = (0..3).fold(0_usize, |bits, at| bits << 8 | usize::from(three.get(at).copied().unwrap_or(0)));
-            for at in 0..4 {
-                let digit = char::from(DIGITS[bits >> (18 - 6 * at) & 63]);
-                text.push(if at <= three.len() { digit } else { '=' });
-            }
-        }
-        Some(text)
     }
 }
