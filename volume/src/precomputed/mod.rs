@@ -45,7 +45,8 @@ pub(crate) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSou
 
 /// Opens a scale for reading and writing.
 ///
-/// Chunks that are raw or `compressed_segmentation` are wrapped in gzip, as CloudVolume does.
+/// Chunks that are raw or `compressed_segmentation` are wrapped in gzip in remote stores, as CloudVolume does, and in files if those that are
+/// there are.
 ///
 /// # Errors
 ///

@@ -48,13 +48,26 @@ impl PrecomputedVolume {
         self
     }
 
-    /// Checks that it can be written.
-    pub(super) fn writable(self) -> Result<Self> {
-        if self.shards.is_none() {
-            return Ok(self);
+    /// Checks that it can be written, and decides whether its chunks are wrapped in gzip.
+    pub(super) fn writable(mut self) -> Result<Self> {
+        if self.shards.is_some() {
+            let reason = format!("scale `{}` is sharded: such scales can be read, but not written", self.scale.key);
+            return Err(Error::no_volume(self.store.locate(INFO), reason));
         }
-        let reason = format!("scale `{}` is sharded: such scales can be read, but not written", self.scale.key);
-        Err(Error::no_volume(self.store.locate(INFO), reason))
+        self.packs = self.encoding.is_worth_packing() && self.is_packed()?;
+        Ok(self)
+    }
+
+    /// Whether the chunks that are there are wrapped in gzip, or should be where there are none. A server tells everybody who reads, but of
+    /// files named `.gz` only CloudVolume knows: others find such chunks missing, and take them for 0.
+    fn is_packed(&self) -> Result<bool> {
+        if self.store.is_remote() {
+            return Ok(true);
+        }
+        let prefix = &self.scale.prefix;
+        let names = self.store.list(prefix.trim_end_matches('/'))?;
+        let Some(chunk) = names.iter().find(|name| name.matches('_').count() == 2) else { return Ok(false) };
+        Ok(self.store.get(&format!("{prefix}{chunk}"))?.is_some_and(|object| object.gzip))
     }
 
     /// Returns the chunk that a region lies in, as far as the volume reaches.

@@ -7,6 +7,8 @@
 mod matrix;
 mod python;
 mod reading;
+mod refused;
+#[allow(unused_imports)]
 #[path = "../servers/mod.rs"]
 mod servers;
 mod table;
@@ -94,6 +96,10 @@ fn trials(world: &Arc<World>) -> Vec<Trial> {
             let name = format!("write::{format}::{}::{kept}::{dtype}::{number}::{readers}", written.encoding);
             add(name, Box::new(move |world| writing::check(world, &written, number, kept)));
         }
+    }
+    for refused in refused::all() {
+        let name = format!("refuse::{}::{}::{}", refused.format.name(), refused.what, refused.name);
+        add(name, Box::new(move |world| refused::check(world, refused)));
     }
     trials
 }

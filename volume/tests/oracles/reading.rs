@@ -5,7 +5,7 @@ use std::fs;
 use ndarray::IxDyn;
 use ndarray_shm::{Element, Order, with_element};
 use ndarray_shm_volume::{
-    Bbox, ChunkSource, DownloadOptions, VolumeUrl, Workers, download_to_shared_memory, open_volume,
+    Bbox, ChunkSource, DownloadOptions, Missing, VolumeUrl, Workers, download_to_shared_memory, open_volume,
 };
 use serde_json::{Value, json};
 
@@ -91,7 +91,12 @@ pub(crate) fn downloaded(
     bbox: &Bbox,
     order: Order,
 ) -> Result<Vec<u8>, String> {
-    let options = DownloadOptions::new().order(order).workers(Workers::Threads(2)).backend(world.backend.clone());
+    // Writers leave out chunks of nothing but 0.
+    let options = DownloadOptions::new()
+        .order(order)
+        .workers(Workers::Threads(2))
+        .backend(world.backend.clone())
+        .missing(Missing::Fill);
     let location = world.location();
     let done = download_to_shared_memory(source, bbox, &location, &options)
         .map_err(|error| format!("{bbox}: {}", in_full(&error)))?;

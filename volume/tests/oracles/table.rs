@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::matrix::{Format, Kept, Oracle};
+use crate::refused;
 
 /// Set: the page is written. Otherwise it must be what would be written.
 const WRITE: &str = "NDSHM_WRITE_DOCS";
@@ -96,6 +97,15 @@ fn table(outcomes: &[Outcome]) -> String {
             by(Direction::WrittenIntoTheirs),
             types(outcomes.iter().map(|one| one.dtype).collect()),
         );
+    }
+    let _ = writeln!(text, "\nWhat is refused with its name in the error:\n");
+    let mut refused: BTreeMap<(Format, &str), Vec<&str>> = BTreeMap::new();
+    for one in refused::all() {
+        refused.entry((one.format, one.what)).or_default().push(one.name);
+    }
+    for ((format, what), names) in refused {
+        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        let _ = writeln!(text, "- {}: {what} {}", format.shown(), names.join(", "));
     }
     text
 }

@@ -3,9 +3,6 @@
 import ml_dtypes
 import numpy
 
-KINDS = ("noise", "smooth", "labels")
-
-
 def dtype(name):
     """The numpy type of a name; "bfloat16" is one that numpy itself does not know."""
     return numpy.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
@@ -16,7 +13,7 @@ def content(kind, name, shape, seed):
 
     One corner of labels is 0, and larger than a chunk: writers leave such chunks out.
     """
-    kind_of = {"noise": noise, "smooth": smooth, "labels": labels}[kind]
+    kind_of = {"noise": noise, "smooth": smooth, "labels": labels, "filled": filled}[kind]
     array = numpy.ascontiguousarray(kind_of(dtype(name), tuple(shape), seed))
     assert array.shape == tuple(shape) and array.dtype == dtype(name)
     if numpy.count_nonzero(array) * 2 < array.size:
@@ -52,4 +49,20 @@ def labels(kind, shape, seed):
     for axis, length in enumerate(shape):
         values = numpy.repeat(values, 19, axis=axis).take(range(length), axis=axis)
     values[tuple(slice(length // 2) for length in shape)] = 0
+    return values
+
+
+def fill_value(name):
+    """What elements are that were never written, where it is not 0; one type has a value that no other equals."""
+    kind = dtype(name)
+    if kind.kind == "c":
+        return kind.type(1.5 - 2j)
+    if name == "float32":
+        return kind.type("nan")
+    return kind.type(7 if kind.kind in "iu" else 1.5)
+
+
+def filled(kind, shape, seed):
+    values = labels(kind, shape, seed)
+    values[tuple(slice(length // 2) for length in shape)] = fill_value(kind.name)
     return values

@@ -95,5 +95,9 @@ def region(bounds):
 def read(volume, regions):
     opened = open_volume(volume)
     for x, y, z, channels in regions:
+        if all(end - start == 1 for start, end in (x, y, z)):
+            # Of a single voxel it returns the channels as another axis, or fails: two are read, and one is kept.
+            yield next(read(volume, [([x[0] - 1, x[1]], y, z, channels)]))[1:]
+            continue
         cut = opened[tuple(slice(start, end) for start, end in (x, y, z))]
         yield numpy.asarray(cut)[..., slice(*channels)]

@@ -1,5 +1,6 @@
 """Volumes as zarr-python writes and reads them: Zarr v2 and v3, in files."""
 
+import content
 import numcodecs
 import numpy
 import zarr
@@ -43,7 +44,7 @@ def make_v2(store, volume):
         order="F" if encoding == "order F" else "C",
         compressors=compressor() if compressor else None,
         filters=None,
-        fill_value=0,
+        fill_value=content.fill_value(volume["dtype"]) if encoding == "fill value" else 0,
         chunk_key_encoding={"name": "v2", "separator": "/" if encoding == "order F" else "."},
     )
 
@@ -60,6 +61,9 @@ def make_v3(store, volume):
     if encoding == "transpose":
         last = len(volume["shape"]) - 1
         arguments["filters"] = [TransposeCodec(order=(last, *range(last)))]
+    if inner == "transpose and blosc":
+        arguments["filters"] = [TransposeCodec(order=tuple(reversed(range(len(volume["shape"])))))]
+        inner = "blosc"
     packing = PACKING_V3.get(inner)
     return zarr.create_array(
         store,
@@ -69,7 +73,7 @@ def make_v3(store, volume):
         zarr_format=3,
         serializer=BytesCodec(endian="big" if encoding == "big-endian" else "little"),
         compressors=packing() if packing else None,
-        fill_value=0,
+        fill_value=content.fill_value(volume["dtype"]) if encoding == "fill value" else 0,
         # zarr-python's own default elsewhere; this is the other one that the format has.
         chunk_key_encoding={"name": "v2", "separator": "."} if encoding == "gzip" else {"name": "default", "separator": "/"},
         **arguments,

@@ -136,7 +136,7 @@ fn written(path: &Path, number: usize, dtype: DType, encoding: Encoding, channel
         (scales.len(), scales[0].resolution.as_slice(), scales[0].unit.as_str(), scales[0].key.as_str()),
         (1, &[8.0, 4.5, 40.0][..], "nm", "8_4.5_40")
     );
-    // What is there is written anew as CloudVolume would, and taken away.
+    // What is there is written anew as it was, and taken away.
     let again = VolumeOptions::new().open_writable(&url).expect("the volume");
     write_moved(&*again, &whole);
     let found = read(&*source, &source.meta().domain()).expect("its elements");
