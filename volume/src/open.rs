@@ -199,7 +199,9 @@ fn existing(url: &VolumeUrl) -> Result<VolumeUrl> {
         Ok(root) if root.is_dir() => Ok(VolumeUrl::local(root)),
         Ok(_) => Err(Error::no_volume(path.display(), not_a_directory(path))),
         // On Windows a URL is no name that a file could have.
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::InvalidFilename) => {
+        Err(error)
+            if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::InvalidFilename) =>
+        {
             Err(Error::no_volume(path.display(), "there is no such directory"))
         }
         Err(error) => Err(Error::io("opening", path, error)),
