@@ -3,7 +3,7 @@
 use ndarray::IxDyn;
 use ndarray_shm::{DType, EntryKind, PoolOptions};
 use ndarray_shm_volume::demo::DemoSpec;
-use ndarray_shm_volume::{Bbox, ChunkSource, Error, FillValue, Missing, StopFlag};
+use ndarray_shm_volume::{Bbox, Error, FillValue, Missing, StopFlag};
 
 use crate::place::Place;
 

@@ -119,7 +119,7 @@ impl ChunkSource for Counting {
     fn identity(&self) -> String {
         "a volume that counts".to_owned()
     }
-    fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
+    fn decode(&self, region: &[Range<i64>], _fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
         let chunk = region
             .iter()
             .zip(&self.meta.chunk_shape)

@@ -8,7 +8,6 @@ mod matrix;
 mod python;
 mod reading;
 mod refused;
-#[allow(unused_imports)]
 #[path = "../servers/mod.rs"]
 mod servers;
 mod table;
@@ -26,6 +25,9 @@ use self::servers::S3Server;
 /// Set: the environment is that of the S3 server, and this process is the one that runs the tests.
 const INNER: &str = "VOLUME_TEST_ORACLES";
 
+/// One comparison; its error says what differs.
+type Test = Box<dyn Fn(&World) -> Result<(), String> + Send>;
+
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let has_python = std::env::var_os(PYTHON).is_some();
@@ -42,11 +44,12 @@ fn main() -> ExitCode {
     let trials: Vec<Trial> = trials(&world).into_iter().map(|trial| trial.with_ignored_flag(!has_python)).collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     let is_whole = !arguments.list && conclusion.num_filtered_out == 0 && conclusion.num_ignored == 0;
-    if is_whole && !conclusion.has_failed() {
-        if let Err(stale) = table::check(&world.outcomes()) {
-            eprintln!("{stale}");
-            return ExitCode::FAILURE;
-        }
+    if is_whole
+        && !conclusion.has_failed()
+        && let Err(stale) = table::check(&world.outcomes())
+    {
+        eprintln!("{stale}");
+        return ExitCode::FAILURE;
     }
     conclusion.exit_code()
 }
@@ -73,7 +76,7 @@ fn beside_a_server() -> ExitCode {
 
 fn trials(world: &Arc<World>) -> Vec<Trial> {
     let mut trials = Vec::new();
-    let mut add = |name: String, test: Box<dyn Fn(&World) -> Result<(), String> + Send>| {
+    let mut add = |name: String, test: Test| {
         let world = Arc::clone(world);
         trials.push(Trial::test(name.replace(' ', "_"), move || test(&world).map_err(Failed::from)));
     };

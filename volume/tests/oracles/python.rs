@@ -79,24 +79,21 @@ impl World {
     }
 
     /// Returns the place of a new volume, as `oracle.py` wants it, and its URL without a format.
-    pub(crate) fn place(&self, kept: Kept) -> Result<(Value, String), String> {
+    pub(crate) fn place(&self, kept: Kept) -> (Value, String) {
         let path = self.path("volume");
         let text = path.to_str().expect("a path in UTF-8");
         match kept {
-            Kept::Files => Ok((json!({ "file": text }), format!("file://{text}"))),
+            Kept::Files => (json!({ "file": text }), format!("file://{text}")),
             Kept::S3 => {
                 let endpoint = std::env::var(ENDPOINT).expect("main started the server");
                 let key = path.file_name().and_then(|name| name.to_str()).expect("a name");
-                Ok((
-                    json!({ "s3": { "endpoint": endpoint, "bucket": "test", "key": key } }),
-                    format!("s3://test/{key}"),
-                ))
+                (json!({ "s3": { "endpoint": endpoint, "bucket": "test", "key": key } }), format!("s3://test/{key}"))
             }
             // Written as files, which a server shows.
             Kept::Http => {
                 let web = self.web.get_or_init(|| HttpServer::start(&self.directory.path().join("served")));
                 let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
-                Ok((json!({ "file": text }), format!("{}/{name}", web.url())))
+                (json!({ "file": text }), format!("{}/{name}", web.url()))
             }
         }
     }

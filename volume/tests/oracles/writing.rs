@@ -22,7 +22,7 @@ const PICTURES: u8 = 20;
 /// Makes a volume, writes it in parts, and lets oracles compare it with what it should be after each.
 pub(crate) fn check(world: &World, written: &Written, number: usize, kept: Kept) -> Result<(), String> {
     let described = Described::new(written.format, written.encoding, written.dtypes, written.channels, number);
-    let (place, url) = world.place(kept)?;
+    let (place, url) = world.place(kept);
     let url = format!("{}://{url}", described.format.scheme());
     let parsed: VolumeUrl = url.parse().map_err(|error: Error| error.to_string())?;
     let sink = create_volume(&parsed, &new_volume(&described)).map_err(|error| in_full(&error))?;
@@ -36,7 +36,7 @@ pub(crate) fn check(world: &World, written: &Written, number: usize, kept: Kept)
 /// Lets an oracle make a volume, writes it, and lets the oracle compare.
 pub(crate) fn check_theirs(world: &World, row: &Row, number: usize, kept: Kept) -> Result<(), String> {
     let described = Described::new(row.format, row.encoding, row.dtypes, row.channels, number);
-    let (place, url) = world.place(kept)?;
+    let (place, url) = world.place(kept);
     let url = format!("{}://{url}", described.format.scheme());
     world.ask(&json!({"do": "make", "oracle": row.oracle.name(), "volume": described.json(&place)}))?;
     let parsed: VolumeUrl = url.parse().map_err(|error: Error| error.to_string())?;
@@ -70,7 +70,7 @@ impl Upload<'_> {
 
     fn parts<T: Element>(&self, sink: &dyn ChunkSink, number: usize) -> Result<(), String> {
         let described = self.described;
-        let (first, second) = if number % 2 == 0 { (Order::C, Order::F) } else { (Order::F, Order::C) };
+        let (first, second) = if number.is_multiple_of(2) { (Order::C, Order::F) } else { (Order::F, Order::C) };
 
         // All of it.
         let mut expected = self.generated::<T>(described.kind, described.seed)?;

@@ -115,13 +115,7 @@ def compare(oracle, volume, expected, tolerance):
     return {"difference": difference(read_all(oracle, volume), elements, tolerance)}
 
 
-def bucket(endpoint, name):
-    """Makes a bucket."""
-    mirror.client(endpoint).create_bucket(Bucket=name)
-    return {}
-
-
-COMMANDS = {command.__name__: command for command in (write, make, read, generate, compare, bucket)}
+COMMANDS = {command.__name__: command for command in (write, make, read, generate, compare)}
 
 
 def main():
