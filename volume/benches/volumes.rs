@@ -5,6 +5,8 @@
 //! volumes tiny [EDGE]     100,000 chunks: the rate of the first and of the last tenth
 //! ```
 
+#![allow(clippy::cast_precision_loss)] // counts become rates
+
 use std::error::Error;
 use std::io::{BufRead as _, Write as _};
 use std::ops::Range;
@@ -125,12 +127,13 @@ impl ChunkSource for Tiny {
     }
     fn decode(&self, _region: &[Range<i64>], _fetched: Fetched, scratch: &mut Scratch) -> VolumeResult<()> {
         let mut tenths = self.tenths.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if tenths.0 % (TINY / 10) == 0 {
+        if tenths.0.is_multiple_of(TINY / 10) {
             tenths.1.push(Instant::now());
         }
         tenths.0 += 1;
         drop(tenths);
-        let shape: Vec<usize> = self.meta.chunk_shape.iter().map(|length| *length as usize).collect();
+        let shape: Vec<usize> =
+            self.meta.chunk_shape.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect();
         let mut bytes = scratch.take_memory();
         bytes.resize(shape.iter().product(), 1);
         let window = shape.iter().map(|length| 0..*length).collect();

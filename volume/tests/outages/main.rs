@@ -237,6 +237,7 @@ fn wait_for(proxy: &FaultyProxy, count: usize) {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "it decides like the others")]
 fn slowly(_: &Request) -> Option<Fault> {
     Some(Fault::Late(Duration::from_millis(50)))
 }
