@@ -3,6 +3,7 @@
 A file whose name ends in `.gz` is an object with a Content-Encoding, as CloudVolume has it.
 """
 
+import functools
 import os
 import pathlib
 
@@ -10,7 +11,9 @@ import boto3
 from botocore.config import Config
 
 
+@functools.cache
 def client(endpoint):
+    # Making one takes as long as a hundred requests.
     config = Config(retries={"max_attempts": 3}, s3={"addressing_style": "path"})
     return boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
 
