@@ -24,6 +24,31 @@ const FLOORS: &[(&str, u32)] = &[
     ("render", 5),
 ];
 
+/// The same for the crate of volumes.
+const VOLUME_FLOORS: &[(&str, u32)] = &[
+    ("error", 0),
+    ("bbox", 1),
+    ("progress", 1),
+    ("shard", 1),
+    ("spare", 1),
+    ("gzip", 1),
+    ("copy", 1),
+    ("grid", 2),
+    ("scratch", 2),
+    ("store", 2),
+    ("volume", 3),
+    ("description", 4),
+    ("missing", 4),
+    ("plan", 4),
+    ("markers", 4),
+    ("zarr", 5),
+    ("precomputed", 5),
+    ("demo", 5),
+    ("open", 6),
+    ("download", 7),
+    ("upload", 7),
+];
+
 const LONGEST_FILE: usize = 500;
 const MOST_CRATES: usize = 36;
 
@@ -35,6 +60,7 @@ pub fn trials() -> Vec<Trial> {
         files_say_what_they_are_for_and_stay_short,
         nothing_is_unfinished_or_skipped,
         the_core_stays_light,
+        the_first_command_builds_no_network,
         dependencies_ask_for_no_newer_compiler_than_we_promise,
     ];
     crate::support::trials("tidy", tests)
@@ -102,14 +128,18 @@ fn fail_if_any(complaints: &[String]) {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
-fn floor(module: &str) -> Option<u32> {
-    FLOORS.iter().find(|(name, _)| *name == module).map(|(_, floor)| *floor)
-}
-
 fn a_file_uses_only_its_own_floor_and_lower_ones() {
     let mut complaints = Vec::new();
-    for (file, text) in sources("src") {
-        let module = file.split('/').nth(1).unwrap().trim_end_matches(".rs");
+    for (folder, floors) in [("src", FLOORS), ("volume/src", VOLUME_FLOORS)] {
+        check_floors(folder, floors, &mut complaints);
+    }
+    fail_if_any(&complaints);
+}
+
+fn check_floors(folder: &str, floors: &[(&str, u32)], complaints: &mut Vec<String>) {
+    let floor = |module: &str| floors.iter().find(|(name, _)| *name == module).map(|(_, floor)| *floor);
+    for (file, text) in sources(folder) {
+        let module = file[folder.len() + 1..].split('/').next().unwrap().trim_end_matches(".rs");
         if module == "lib" {
             continue;
         }
@@ -125,7 +155,6 @@ fn a_file_uses_only_its_own_floor_and_lower_ones() {
             }
         }
     }
-    fail_if_any(&complaints);
 }
 
 fn unsafe_is_where_the_architecture_says_and_nowhere_else() {
@@ -205,6 +234,15 @@ fn the_core_stays_light() {
     let crates: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(" (").next()).collect();
     assert!(crates.len() > 5, "{tree}");
     assert!(crates.len() < MOST_CRATES, "{} crates: {crates:?}", crates.len());
+}
+
+fn the_first_command_builds_no_network() {
+    let tree = |features: &[&str]| {
+        cargo(&[&["tree", "-p", "ndshm", "-e", "normal", "--prefix", "none", "--format", "{p}"], features].concat())
+    };
+    let network = |tree: &str| ["tokio", "object_store", "reqwest"].map(|name| tree.contains(&format!("\n{name} v")));
+    assert_eq!(network(&tree(&[])), [false; 3], "what is behind URLs is a feature");
+    assert_eq!(network(&tree(&["--features", "remote"])), [true; 3], "the feature brings it");
 }
 
 fn dependencies_ask_for_no_newer_compiler_than_we_promise() {

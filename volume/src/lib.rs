@@ -40,6 +40,7 @@
 mod bbox;
 mod copy;
 pub mod demo;
+mod description;
 mod download;
 mod error;
 mod grid;
@@ -59,6 +60,7 @@ mod volume;
 mod zarr;
 
 pub use crate::bbox::Bbox;
+pub use crate::description::{Encoding, NewVolume, ScaleInfo};
 pub use crate::download::{
     DownloadOptions, Downloaded, ProcessWorkers, Spent, Workers, download, download_to_file, download_to_shared_memory,
     file_location, paint_as_worker,
@@ -66,7 +68,7 @@ pub use crate::download::{
 pub use crate::error::{Error, Result};
 pub use crate::grid::Cells;
 pub use crate::missing::{FillValue, Missing};
-pub use crate::open::{Encoding, NewVolume, ScaleInfo, VolumeOptions, create_volume, open_volume};
+pub use crate::open::{VolumeOptions, create_volume, open_volume};
 pub use crate::plan::plan;
 pub use crate::progress::{DownloadProgress, Progress, StopFlag};
 pub use crate::scratch::{Elements, Scratch};

@@ -8,8 +8,8 @@ use super::encoding::ChunkEncoding;
 use super::info::{INFO, Info, name_of};
 use super::segmentation;
 use super::volume::PrecomputedVolume;
+use crate::description::{Encoding, NewVolume};
 use crate::error::{Error, Result};
-use crate::open::{Encoding, NewVolume};
 use crate::store::Store;
 use crate::volume::ChunkSink;
 

@@ -18,8 +18,8 @@ use std::sync::Arc;
 pub(crate) use self::create::create;
 use self::info::{INFO, Info};
 use self::volume::PrecomputedVolume;
+use crate::description::ScaleInfo;
 use crate::error::Result;
-use crate::open::ScaleInfo;
 use crate::store::Store;
 use crate::volume::{ChunkSink, ChunkSource};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use ndarray_shm::DType;
 use serde_json::{Value, json};
 
+use crate::description::{Encoding, NewVolume};
 use crate::error::{Error, Result};
-use crate::open::{Encoding, NewVolume};
 use crate::store::Store;
 use crate::zarr::array::ZarrArray;
 use crate::zarr::document::{Document, Kind, V2, V2_ATTRIBUTES, V2_GROUP, V3};

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use self::array::ZarrArray;
 use self::document::Document;
 use self::multiscales::Multiscales;
+use crate::description::{NewVolume, ScaleInfo};
 use crate::error::{Error, Result};
-use crate::open::{NewVolume, ScaleInfo};
 use crate::store::Store;
 use crate::volume::{ChunkSink, ChunkSource};
 

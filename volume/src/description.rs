@@ -1,0 +1,81 @@
+//! What a volume says about its scales, and what a new one is to be like: words that all formats share.
+
+use ndarray_shm::DType;
+
+use crate::store::url::VolumeFormat;
+use crate::volume::VolumeMeta;
+
+/// One scale of a volume, also called mip or level: the same picture at one resolution.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct ScaleInfo {
+    /// What the volume calls it.
+    pub key: String,
+    /// What one would read.
+    pub meta: VolumeMeta,
+    /// Size of one element along each axis, in `unit`; empty where the volume does not say.
+    pub resolution: Vec<f64>,
+    /// Unit of the resolution: "nm".
+    pub unit: String,
+}
+
+/// How the chunks of a new volume are encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Encoding {
+    /// Not at all. Precomputed calls it raw.
+    Raw,
+    /// By gzip.
+    Gzip,
+    /// By zstd; Zarr only.
+    Zstd,
+    /// By blosc with lz4; Zarr only.
+    Blosc,
+    /// As pictures that lose detail; Precomputed with 8 bit elements only.
+    Jpeg,
+    /// As pictures; Precomputed with 8 or 16 bit elements only.
+    Png,
+    /// As blocks of labels; Precomputed with 32 or 64 bit labels only.
+    CompressedSegmentation,
+}
+
+/// What a volume that is made is like.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct NewVolume {
+    /// Its format.
+    pub format: VolumeFormat,
+    /// Version of the format where it has several: Zarr 2 or 3.
+    pub version: u8,
+    /// Coordinates of the first element; Zarr volumes begin at 0.
+    pub origin: Vec<i64>,
+    /// Elements along each axis; a Precomputed volume has x, y, z and, behind them, channels.
+    pub shape: Vec<u64>,
+    /// Elements along each axis of a chunk.
+    pub chunk_shape: Vec<u64>,
+    /// Elements along each axis of a shard, if there are to be shards; Zarr version 3 only.
+    pub shard_shape: Option<Vec<u64>>,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// How chunks are encoded.
+    pub encoding: Encoding,
+    /// Size of one element along each axis, in nanometres; 1 where it is empty.
+    pub resolution: Vec<f64>,
+}
+
+impl NewVolume {
+    /// Describes a volume that begins at 0, is not packed, has no shards and elements of 1 nm; Zarr in version 3. Its fields can be changed.
+    pub fn new(format: VolumeFormat, shape: &[u64], chunk_shape: &[u64], dtype: DType) -> Self {
+        Self {
+            format,
+            version: if format == VolumeFormat::Zarr { 3 } else { 1 },
+            origin: vec![0; shape.len()],
+            shape: shape.to_vec(),
+            chunk_shape: chunk_shape.to_vec(),
+            shard_shape: None,
+            dtype,
+            encoding: Encoding::Raw,
+            resolution: Vec::new(),
+        }
+    }
+}
