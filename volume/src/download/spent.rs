@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Where the time went, summed over all workers: with two of them, two seconds pass in one.
 ///
-/// The first touch of new memory is part of [`copy`](Self::copy) where it was not part of [`making`](Self::making).
+/// The first touch of new memory is part of [`copying`](Self::copying) where it was not part of [`making`](Self::making).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Spent {
