@@ -11,7 +11,7 @@ Exit codes:
   1    failed; for `doctor`: something is wrong
   2    the command line, the bounding box or a setting makes no sense
   3    nothing has this name; for `manager status` and `manager stop`: there is none
-  130  interrupted (Ctrl-C, Ctrl-Break, SIGTERM, SIGHUP)
+  130  interrupted (Ctrl-C, Ctrl-Break, SIGTERM, SIGHUP); a second signal ends the program where it stands
 With --json a failure is a JSON document too: error, because (a list of causes), advice (or null).
 
 Environment:

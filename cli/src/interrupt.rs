@@ -1,6 +1,7 @@
 //! What asks the program to end, turned into the flag that downloads look at.
 //!
-//! Nothing is printed and nothing exits here: whoever works sees the flag after its chunk, cleans up and returns.
+//! Nothing is printed: whoever works sees the flag after its chunk, cleans up and returns. Who asks a second time does not want to
+//! wait for that; what is left then is what a kill leaves, and can be continued.
 
 use std::io;
 
@@ -53,12 +54,17 @@ fn listen(stop: StopFlag) -> io::Result<()> {
 
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+    /// As [`Exit::Interrupted`].
+    const INTERRUPTED: i32 = 130;
+
     /// How long a signal may go unnoticed.
     const PATIENCE: Duration = Duration::from_millis(10);
 
     let caught = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         if signal != SIGHUP || !crate::host::ignores(signal) {
+            // In this order: the second one ends the program where it stands, as a kill would, even while it waits for a server.
+            signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&caught))?;
             signal_hook::flag::register(signal, Arc::clone(&caught))?;
         }
     }
