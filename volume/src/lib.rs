@@ -54,6 +54,7 @@ mod scratch;
 mod shard;
 mod spare;
 mod store;
+mod turn;
 mod upload;
 mod volume;
 mod zarr;
