@@ -88,9 +88,9 @@ impl Tiles {
             let words = bytes / size_of::<u64>();
             for (read, turned) in zip(self.read.chunks_exact(words), self.turned.chunks_exact_mut(words)).take(planes) {
                 match size_of::<T>() {
-                    1 => turn_words::<8>(read, turned, SIDE / 8),
-                    2 => turn_words::<4>(read, turned, SIDE / 4),
-                    _ => turn_words::<2>(read, turned, SIDE / 2),
+                    1 => turn_words::<8, SIDE>(read, turned, [rows, columns]),
+                    2 => turn_words::<4, SIDE>(read, turned, [rows, columns]),
+                    _ => turn_words::<2, SIDE>(read, turned, [rows, columns]),
                 }
             }
         } else if let (Ok(read), Ok(turned)) =
@@ -98,7 +98,7 @@ impl Tiles {
         {
             for (read, turned) in zip(read.chunks_exact(SIDE * SIDE), turned.chunks_exact_mut(SIDE * SIDE)).take(planes)
             {
-                turn_elements::<T, SIDE>(read, turned);
+                turn_elements::<T, SIDE>(read, turned, [rows, columns]);
             }
         }
         let Ok(turned) = bytemuck::try_cast_slice::<u64, T>(&self.turned) else { return to.assign(from) };
@@ -136,10 +136,10 @@ fn write_line<T: Pod, const SIDE: usize>(line: &[T; SIDE], mut column: ArrayView
     }
 }
 
-fn turn_elements<T: Pod, const SIDE: usize>(read: &[T], turned: &mut [T]) {
+fn turn_elements<T: Pod, const SIDE: usize>(read: &[T], turned: &mut [T], [rows, columns]: [usize; 2]) {
     let (read, turned) = (read.as_chunks::<SIDE>().0, turned.as_chunks_mut::<SIDE>().0);
-    for (z, line) in turned.iter_mut().enumerate() {
-        for (to, from) in zip(line, read) {
+    for (z, line) in turned.iter_mut().enumerate().take(columns) {
+        for (to, from) in zip(line, read).take(rows) {
             *to = from[z];
         }
     }
@@ -147,10 +147,11 @@ fn turn_elements<T: Pod, const SIDE: usize>(read: &[T], turned: &mut [T]) {
 
 /// Turns a square of elements of which a word has `N`, the first in its lowest bits. `N` words below each other are a square too: its
 /// upper right quarter changes places with its lower left one, and then so it goes in each of its quarters.
-fn turn_words<const N: usize>(read: &[u64], turned: &mut [u64], line: usize) {
+fn turn_words<const N: usize, const SIDE: usize>(read: &[u64], turned: &mut [u64], [rows, columns]: [usize; 2]) {
+    let line = SIDE / N;
     // Two words beside each other fit into a register of every processor that this runs on.
-    for (x, lines) in read.chunks_exact(N * line).enumerate() {
-        for word in (0..line).step_by(2) {
+    for (x, lines) in read.chunks_exact(N * line).enumerate().take(rows.div_ceil(N)) {
+        for word in (0..columns.div_ceil(N)).step_by(2) {
             let mut square: [[u64; 2]; N] = from_fn(|row| [lines[row * line + word], lines[row * line + word + 1]]);
             let (mut distance, mut bits) = (N / 2, u64::BITS / 2);
             while distance > 0 {
