@@ -32,6 +32,7 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("shard", 1),
     ("spare", 1),
     ("gzip", 1),
+    ("turn", 1),
     ("copy", 1),
     ("grid", 2),
     ("scratch", 2),

@@ -2,23 +2,20 @@
 //!
 //! Pure memory work through ndarray's views: nothing here knows volumes or claims.
 
-use ndarray::{ArrayView2, ArrayViewD, ArrayViewMut2, ArrayViewMutD, Axis, Dimension, Ix1, Ix2, Ix3, Ix4, IxDyn};
+use bytemuck::Pod;
+use ndarray::{ArrayViewD, ArrayViewMutD, Axis, Dimension, Ix1, Ix2, Ix3, Ix4, IxDyn};
 
-/// Rows that are turned from C to F order together.
-const ROWS: usize = 64;
-
-/// Bytes of each row that are turned together: one cache line, so that none is fetched twice.
-const ROW_BYTES: usize = 64;
+use crate::turn::Turner;
 
 /// Copies chunks of one element type, and keeps the memory for turning them.
 #[derive(Debug)]
 pub(crate) struct Copier<T> {
-    tile: Vec<T>,
+    turner: Turner<T>,
 }
 
-impl<T: Copy> Copier<T> {
+impl<T: Pod> Copier<T> {
     pub(crate) fn new() -> Self {
-        Self { tile: Vec::new() }
+        Self { turner: Turner::new() }
     }
 
     /// Copies a block, or a window of one, to a place of the same shape.
@@ -40,7 +37,7 @@ impl<T: Copy> Copier<T> {
 
     fn copy_from_c(&mut self, from: &ArrayViewD<'_, T>, to: ArrayViewMutD<'_, T>) {
         if is_f_order(to.strides()) {
-            return self.turn(from, to);
+            return self.turner.turn(from, to);
         }
         // A number of axes known to the compiler makes ndarray's loops up to twice as fast.
         match from.ndim() {
@@ -50,44 +47,6 @@ impl<T: Copy> Copier<T> {
             3 => assign::<T, Ix3>(from, to),
             4 => assign::<T, Ix4>(from, to),
             _ => assign::<T, IxDyn>(from, to),
-        }
-    }
-
-    /// Copies from C to F order, plane by plane: along one axis the source is contiguous, along the other the target.
-    fn turn(&mut self, from: &ArrayViewD<'_, T>, mut to: ArrayViewMutD<'_, T>) {
-        if from.ndim() > 2 {
-            for (from, to) in from.axis_iter(Axis(1)).zip(to.axis_iter_mut(Axis(1))) {
-                self.turn(&from, to);
-            }
-            return;
-        }
-        let (Ok(from), Ok(mut to)) = (from.view().into_dimensionality::<Ix2>(), to.into_dimensionality::<Ix2>()) else {
-            return;
-        };
-        let columns = (ROW_BYTES / size_of::<T>()).max(1);
-        for (from, mut to) in from.axis_chunks_iter(Axis(0), ROWS).zip(to.axis_chunks_iter_mut(Axis(0), ROWS)) {
-            for (from, to) in from.axis_chunks_iter(Axis(1), columns).zip(to.axis_chunks_iter_mut(Axis(1), columns)) {
-                self.turn_tile(&from, to);
-            }
-        }
-    }
-
-    /// Reads a tile row by row and writes it column by column. In between it lies dense: with the strides of a volume,
-    /// often powers of two, its rows or columns would fall on a few lines of the cache and drive each other out.
-    fn turn_tile(&mut self, from: &ArrayView2<'_, T>, mut to: ArrayViewMut2<'_, T>) {
-        let rows = from.nrows();
-        let Some(any) = from.first() else { return };
-        self.tile.resize(from.len(), *any);
-        for (x, row) in from.rows().into_iter().enumerate() {
-            for (cell, element) in self.tile[x..].iter_mut().step_by(rows).zip(row) {
-                *cell = *element;
-            }
-        }
-        for (mut column, dense) in to.columns_mut().into_iter().zip(self.tile.chunks_exact(rows)) {
-            match column.as_slice_mut() {
-                Some(column) => column.copy_from_slice(dense),
-                None => column.iter_mut().zip(dense).for_each(|(to, from)| *to = *from),
-            }
         }
     }
 }
@@ -120,7 +79,7 @@ mod tests {
     use super::*;
 
     /// Copies a window of a larger block to a window of a larger array, and compares one by one.
-    fn check<T: Copy + PartialEq + std::fmt::Debug>(
+    fn check<T: Pod + PartialEq + std::fmt::Debug>(
         shape: &[usize],
         [f_block, f_order]: [bool; 2],
         zero: T,
@@ -147,23 +106,52 @@ mod tests {
 
     #[test]
     fn every_element_arrives_at_its_place_in_both_orders() {
-        let shapes: [&[usize]; 10] = [
+        let shapes: [&[usize]; 14] = [
             &[5, 70, 9, 1],
             &[],
             &[7],
             &[1, 9],
             &[9, 1],
+            &[64, 64],
             &[65, 67],
+            &[64, 5, 128],
             &[5, 70, 130],
+            &[130, 3, 5],
             &[1, 1, 1],
+            &[0, 4, 3],
             &[3, 2, 4, 5],
             &[2, 3, 2, 2, 3],
         ];
         for shape in shapes {
             for f_order in [[false, false], [false, true], [true, false], [true, true]] {
-                check::<u8>(shape, f_order, 0, |n| u8::try_from(n % 255 + 1).expect("small"));
-                check::<u64>(shape, f_order, 0, |n| n as u64);
+                check::<u8>(shape, f_order, 0, |n| u8::try_from(n % 251 + 1).expect("small"));
+                check::<u16>(shape, f_order, 0, |n| u16::try_from(n % 65_521 + 1).expect("small"));
+                check::<u32>(shape, f_order, 0, |n| u32::try_from(n).expect("small").wrapping_mul(0x9e37_79b1));
+                check::<u64>(shape, f_order, 0, |n| (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                check::<[u8; 3]>(shape, f_order, [0; 3], |n| [n.to_le_bytes()[0], n.to_le_bytes()[1], 1]);
                 check::<[u64; 2]>(shape, f_order, [0; 2], |n| [n as u64, 1]);
+            }
+        }
+    }
+
+    #[test]
+    fn views_in_which_no_axis_is_contiguous_are_copied_too() {
+        let value = |at: IxDyn| u16::try_from((at[0] * 70 + at[1]) * 12 + at[2]).expect("small");
+        let block = ArrayD::from_shape_fn(IxDyn(&[20, 70, 12]), value);
+        for axes in [[0, 1, 2], [1, 0, 2], [1, 2, 0], [2, 0, 1]] {
+            for step in [1, 2, -1] {
+                let mut from = block.view();
+                from.slice_axis_inplace(Axis(2), Slice::new(0, None, step));
+                let from = from.permuted_axes(IxDyn(&axes));
+                for f_order in [false, true] {
+                    let mut to = ArrayD::zeros(IxDyn(from.shape()).set_f(f_order));
+                    Copier::new().copy(&from, to.view_mut());
+                    assert_eq!(to, from, "axes {axes:?}, step {step}, F {f_order}");
+                    let mut reversed = ArrayD::zeros(to.raw_dim().set_f(f_order));
+                    reversed.invert_axis(Axis(0));
+                    Copier::new().copy(&from, reversed.view_mut());
+                    assert_eq!(reversed, from, "axes {axes:?}, step {step}, F {f_order}, into a reversed axis");
+                }
             }
         }
     }

@@ -55,6 +55,7 @@ mod scratch;
 mod shard;
 mod spare;
 mod store;
+mod turn;
 mod upload;
 mod volume;
 mod zarr;

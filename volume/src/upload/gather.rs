@@ -90,7 +90,7 @@ impl<'a, T: Element> FromArray<'a, T> {
             match scratch.elements::<T>(&cell)? {
                 Elements::Missing => {}
                 Elements::Fill(value) => to.fill(value),
-                Elements::Block(from) => to.assign(&from),
+                Elements::Block(from) => self.copy(from, to),
             }
         }
         Ok(())
@@ -133,7 +133,7 @@ impl<T: Element> Gather for FromArray<'_, T> {
             for (axis, (range, all)) in written.iter().zip(region).enumerate() {
                 to.slice_axis_inplace(Axis(axis), inside(range, all.start));
             }
-            to.assign(&self.part(&written));
+            self.copy(self.part(&written), to);
         }
         if let Some(dense) = block.as_slice_memory_order() {
             bytes.copy_from_slice(bytemuck::cast_slice(dense));
