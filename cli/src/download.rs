@@ -232,16 +232,13 @@ impl Job<'_> {
             format!("`ndshm unlink --partial {location}` removes it")
         };
         let advice = match &error {
-            Error::Interrupted { .. } if self.keep_partial => {
+            Error::Interrupted { .. } | Error::Store { .. } if self.keep_partial => {
                 Some(format!("what is painted was kept: the same command continues, {discard}"))
             }
             Error::Interrupted { .. } => {
                 Some("nothing was left behind; `download --keep-partial` keeps what is painted".to_owned())
             }
             Error::Worker { .. } => Some(format!("what is painted was kept: the same command continues, {discard}")),
-            Error::Store { .. } if self.keep_partial => {
-                Some(format!("what is painted was kept: the same command continues, {discard}"))
-            }
             Error::Store { .. } => Some(
                 "nothing was left behind; --keep-partial keeps what is painted, so that the same command continues, and a larger \
                  NDSHM_RETRY_SECONDS waits longer for a server"
