@@ -26,7 +26,7 @@ const FILES: &str = "file";
 pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
     let (backend, location) = place(args)?;
-    let source = VolumeOptions::new().mip(args.mip).open(&args.source)?;
+    let source = interrupt::opening(&stop, &args.source, || VolumeOptions::new().mip(args.mip).open(&args.source))?;
     let meta = source.meta();
     let whole = region(meta, args.bbox.as_deref(), args.channels.as_deref())?;
     let missing = missing(args, meta)?;
@@ -239,6 +239,14 @@ impl Job<'_> {
                 Some("nothing was left behind; `download --keep-partial` keeps what is painted".to_owned())
             }
             Error::Worker { .. } => Some(format!("what is painted was kept: the same command continues, {discard}")),
+            Error::Store { .. } => Some(format!(
+                "what is painted was kept: the same command continues, {discard}. A larger NDSHM_RETRY_SECONDS waits longer for a server"
+            )),
+            Error::Missing { .. } => Some(
+                "--missing fill makes background of such chunks, which is right if the volume leaves background out. Plain web \
+                 servers do not find files that CloudVolume packed, NAME.gz: read such a volume from its directory or bucket"
+                    .to_owned(),
+            ),
             Error::Array(ndarray_shm::Error::AlreadyExists { .. }) if is_file => {
                 Some("--replace replaces it; or choose another --file".to_owned())
             }

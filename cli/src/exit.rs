@@ -160,7 +160,22 @@ impl From<volume::Error> for Failure {
         let failure = Self::from_chain(exit, &error);
         if matches!(&error, volume::Error::Url { reason, .. } if reason.contains("built without")) {
             return failure
-                .advice("http, https and s3 need a program that was built by: cargo build -p ndshm --features remote");
+                .advice("http, https and s3 need a program that was built by: cargo build -p ndshm --features remote (gs: gcs, az: azure)");
+        }
+        let volume::Error::Source { volume, reason, .. } = &error else { return failure };
+        if reason.starts_with("there is no scale") {
+            return failure.advice("`ndshm info` with the volume lists its scales; --mip takes the number of one");
+        }
+        let is_absent = reason.starts_with("this is no") || reason.starts_with("there is no such file");
+        if is_absent && volume.starts_with("s3://") && std::env::var_os("AWS_ACCESS_KEY_ID").is_none() {
+            return failure.advice(
+                "see that bucket and key are right. AWS_ACCESS_KEY_ID is not set, and without credentials what may not be read \
+                 looks as if it were not there; ~/.aws is not read (docs/stores.md)",
+            );
+        }
+        if is_absent && volume.starts_with("s3://") {
+            return failure
+                .advice("see that bucket and key are right, and that AWS_ENDPOINT_URL names the server that is meant");
         }
         failure
     }

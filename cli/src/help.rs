@@ -60,7 +60,8 @@ pub(crate) const DOWNLOAD: &str = concat!(
     "\
 The array has its name only when every chunk is painted. A run that was killed leaves what it painted under a reserved
 name (`ndshm ls` shows it); the same command continues it, `ndshm unlink --partial NAME` removes it. Ctrl-C removes it
-too, unless --keep-partial is given. With --file the same holds for the files in that directory.
+too, unless --keep-partial is given; a second Ctrl-C does not wait for a server that says nothing, and removes nothing. With
+--file the same holds for the files in that directory.
 
 ",
     sources!(),
@@ -95,8 +96,11 @@ Progress goes to the standard error, the result to the standard output. Fields o
 pub(crate) const UPLOAD: &str = concat!(
     "\
 The array is only read, while nobody writes to it. It has the shape of --bbox and the volume's element type; which order
-it has, --order must say, unless it is a counted array, which says so itself. Objects are replaced in one step each; after
-a failure the same command stores all of them again.
+it has, --order must say, unless it is a counted array, which says so itself: what was downloaded with --order f is uploaded
+with --order f. Objects are replaced in one step each; after a failure the same command stores all of them again.
+
+Axes are stored in the order of --shape. A Zarr array of z, y, x in C order is, byte by byte, an array of x, y, z in F order:
+for a Precomputed volume say --order f, and --shape, --chunk and --resolution from x to z.
 
 ",
     sources!(),

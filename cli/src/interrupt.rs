@@ -1,13 +1,55 @@
 //! What asks the program to end, turned into the flag that downloads look at.
 //!
-//! Nothing is printed: whoever works sees the flag after its chunk, cleans up and returns. Who asks a second time does not want to
-//! wait for that; what is left then is what a kill leaves, and can be continued.
+//! Whoever works sees the flag after its chunk, cleans up and returns. A request to a server that does not answer sees no flag: a
+//! second signal ends the program at once, as a kill would, and so does the first one before there is anything to clean up.
 
 use std::io;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
-use ndarray_shm_volume::StopFlag;
+use ndarray_shm_volume::{StopFlag, VolumeUrl};
 
 use crate::exit::{Exit, Failure};
+
+/// A second signal that comes sooner than this is the first one, sent twice: to the process and to its group.
+const TWICE: Duration = Duration::from_secs(1);
+
+/// What is said after a second signal.
+const AGAIN: &str = "interrupted twice: what is painted was left as it is";
+
+/// How long a server may be silent before somebody is told.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Opens a volume. Nothing is there yet that could be left behind, so that a signal ends the program at once; and who waits for a
+/// server that does not answer, which may take minutes, is told so.
+pub(crate) fn opening<T>(stop: &StopFlag, url: &VolumeUrl, open: impl FnOnce() -> T) -> T {
+    const TICK: Duration = Duration::from_millis(20);
+
+    let (opened, is_open) = mpsc::channel::<()>();
+    let (stop, name) = (stop.clone(), crate::units::printable(&url.to_string()));
+    std::thread::spawn(move || {
+        let begin = Instant::now();
+        let mut is_told = false;
+        while is_open.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+            if stop.is_stopped() {
+                end(&format!("interrupted while waiting for {name}"));
+            }
+            if !is_told && begin.elapsed() > SILENCE {
+                is_told = true;
+                eprintln!("still waiting for {name}: NDSHM_RETRY_SECONDS says for how long, Ctrl-C ends it");
+            }
+        }
+    });
+    let result = open();
+    drop(opened);
+    result
+}
+
+/// Ends the program without cleaning up.
+fn end(message: &str) -> ! {
+    eprintln!("error: {message}");
+    std::process::exit(130)
+}
 
 /// Returns a flag that Ctrl-C raises; on Unix (SIGINT) also SIGTERM and, unless it is ignored as under `nohup`, SIGHUP;
 /// on Windows also Ctrl-Break.
@@ -50,12 +92,8 @@ pub(crate) fn call(action: impl FnOnce() + Send + 'static) -> Result<(), Failure
 fn listen(stop: StopFlag) -> io::Result<()> {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
 
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-
-    /// As [`Exit::Interrupted`].
-    const INTERRUPTED: i32 = 130;
 
     /// How long a signal may go unnoticed.
     const PATIENCE: Duration = Duration::from_millis(10);
@@ -63,8 +101,6 @@ fn listen(stop: StopFlag) -> io::Result<()> {
     let caught = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         if signal != SIGHUP || !crate::host::ignores(signal) {
-            // In this order: the second one ends the program where it stands, as a kill would, even while it waits for a server.
-            signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&caught))?;
             signal_hook::flag::register(signal, Arc::clone(&caught))?;
         }
     }
@@ -74,11 +110,24 @@ fn listen(stop: StopFlag) -> io::Result<()> {
             std::thread::sleep(PATIENCE);
         }
         stop.stop();
+        std::thread::sleep(TWICE);
+        caught.store(false, Ordering::Relaxed);
+        while !caught.load(Ordering::Relaxed) {
+            std::thread::sleep(PATIENCE);
+        }
+        end(AGAIN);
     });
     Ok(())
 }
 
 #[cfg(windows)]
 fn listen(stop: StopFlag) -> io::Result<()> {
-    ctrlc::set_handler(move || stop.stop()).map_err(io::Error::other)
+    let mut first = None;
+    let asked = move || {
+        if first.get_or_insert_with(Instant::now).elapsed() > TWICE {
+            end(AGAIN);
+        }
+        stop.stop();
+    };
+    ctrlc::set_handler(asked).map_err(io::Error::other)
 }

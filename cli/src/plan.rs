@@ -2,13 +2,13 @@
 
 use std::io::Write;
 
-use ndarray_shm_volume::{VolumeOptions, plan};
+use ndarray_shm_volume::{StopFlag, VolumeOptions, plan};
 use serde::Serialize;
 
 use crate::cli::PlanArgs;
 use crate::exit::{Exit, Failure};
 use crate::report::{self, Column, Table};
-use crate::{download, units};
+use crate::{download, interrupt, units};
 
 /// A region in parts, as `plan --json` prints it.
 #[derive(Debug, Serialize)]
@@ -39,7 +39,8 @@ struct Planned {
 
 /// Runs `ndshm plan`.
 pub(crate) fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let source = VolumeOptions::new().mip(args.mip).open(&args.source)?;
+    let open = || VolumeOptions::new().mip(args.mip).open(&args.source);
+    let source = interrupt::opening(&StopFlag::new(), &args.source, open)?;
     let meta = source.meta();
     let bbox = download::region(meta, args.bbox.as_deref(), None)?;
     let parts = plan(meta, &bbox, args.shards)?;

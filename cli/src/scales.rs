@@ -2,12 +2,12 @@
 
 use std::io::Write;
 
-use ndarray_shm_volume::{ScaleInfo, VolumeOptions, VolumeUrl};
+use ndarray_shm_volume::{ScaleInfo, StopFlag, VolumeOptions, VolumeUrl};
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
 use crate::report::{self, Column, Table};
-use crate::units;
+use crate::{interrupt, units};
 
 /// A volume, as `info --json` prints it.
 #[derive(Debug, Serialize)]
@@ -64,7 +64,7 @@ impl From<(usize, ScaleInfo)> for Scale {
 
 /// Prints the scales of a volume.
 pub(crate) fn run(url: &VolumeUrl, json: bool, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let scales = VolumeOptions::new().scales(url)?;
+    let scales = interrupt::opening(&StopFlag::new(), url, || VolumeOptions::new().scales(url))?;
     let volume = Volume { volume: url.to_string(), scales: scales.into_iter().enumerate().map(Scale::from).collect() };
     if json {
         report::json(out, &volume)?;

@@ -40,9 +40,17 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
     let stop = interrupt::flag()?;
     let source = Source::find(args)?;
     let sink = if args.create {
-        create(args, &source)?
+        interrupt::opening(&stop, &args.destination, || create(args, &source))?
     } else {
-        VolumeOptions::new().mip(args.mip).open_writable(&args.destination)?
+        let open = || VolumeOptions::new().mip(args.mip).open_writable(&args.destination);
+        interrupt::opening(&stop, &args.destination, open).map_err(|error| match &error {
+            Error::Source { reason, .. }
+                if reason.starts_with("there is no such") || reason.starts_with("this is no") =>
+            {
+                Failure::from(error).advice("--create makes the volume; `ndshm upload --help` says what that needs")
+            }
+            _ => error.into(),
+        })?
     };
     let meta = sink.meta();
     let bbox = download::region(meta, args.bbox.as_deref(), None)?;
@@ -126,11 +134,39 @@ impl<'a> Source<'a> {
         Described::find(&location, &layout, &[EntryKind::Array]).map(Self::Described)
     }
 
+    /// A `.npy` file holds more than its elements.
+    fn npy_advice(&self) -> &'static str {
+        match self {
+            Self::File(path) if path.extension().is_some_and(|extension| extension == "npy") => {
+                ". A .npy file also has a header: `ndshm import` makes an array of it"
+            }
+            _ => "",
+        }
+    }
+
     fn upload(&self, sink: &dyn ChunkSink, bbox: &Bbox, options: UploadOptions<'_>) -> Result<Uploaded, Failure> {
+        let explain = |error: Error| {
+            let advice = match &error {
+                Error::Array(ndarray_shm::Error::SizeMismatch { .. }) => format!(
+                    "the array is to be the region {bbox} in elements of type {}: --bbox says which region it is, and --cutout \
+                     which part of it is written{}",
+                    sink.meta().dtype,
+                    self.npy_advice()
+                ),
+                Error::Alignment { .. } => {
+                    "--read-modify-write reads such objects, changes and stores them; or choose another \
+                                            --cutout, or --bbox, where the array is larger"
+                        .to_owned()
+                }
+                _ => return Failure::from(error),
+            };
+            Failure::from(error).advice(advice)
+        };
         Ok(match self {
-            Self::File(path) => upload_from_file(sink, bbox, path, &options)?,
+            Self::File(path) => upload_from_file(sink, bbox, path, &options).map_err(explain)?,
             Self::Plain(location, backend) => {
-                upload_from_shared_memory(sink, bbox, location, &options.backend(Arc::clone(backend)))?
+                upload_from_shared_memory(sink, bbox, location, &options.backend(Arc::clone(backend)))
+                    .map_err(explain)?
             }
             Self::Described(array) => with_element!(
                 array.dtype,

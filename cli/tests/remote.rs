@@ -91,30 +91,3 @@ fn a_volume_is_read_over_http_and_not_written() {
     let finished = run(&mut scene.ndshm(["upload", "x", &server.url(), "--json"])).expect_code(1);
     assert!(finished.json()["error"].as_str().is_some_and(|error| !error.is_empty()), "{finished:?}");
 }
-
-/// The first signal waits for what is under way, which may take as long as a server is waited for; the second one does not.
-#[cfg(unix)]
-#[test]
-fn who_asks_twice_does_not_wait_for_a_silent_server() {
-    use std::net::TcpListener;
-    use std::thread;
-    use std::time::Duration;
-
-    use sysinfo::Signal;
-
-    use crate::scene::{Running, signal};
-
-    let scene = Scene::new();
-    // It takes connections, and never says a word.
-    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let url = format!("zarr://http://{}/volume", silent.local_addr().expect("its address"));
-    let mut running =
-        Running::start(scene.ndshm(["download", &url, "--location", "x"]).env("NDSHM_RETRY_SECONDS", "300"));
-    let (_connection, _from) = silent.accept().expect("the program asks");
-    assert!(signal(running.pid(), Signal::Interrupt));
-    thread::sleep(Duration::from_millis(300));
-    assert!(running.is_running(), "one signal is noticed when the server answers");
-    assert!(signal(running.pid(), Signal::Term));
-    running.finish().expect_code(130);
-    assert_eq!(scene.files(), [""; 0]);
-}

@@ -62,7 +62,7 @@ pub(crate) struct DownloadArgs {
     /// Replace an array that has the name already; whoever is attached to it keeps the old one
     #[arg(long)]
     pub(crate) replace: bool,
-    /// When interrupted, keep the chunks painted so far, so that the same command continues with the rest
+    /// When interrupted, or when a chunk cannot be read, keep what is painted: the same command continues with the rest
     #[arg(long)]
     pub(crate) keep_partial: bool,
     /// No progress

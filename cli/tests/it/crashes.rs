@@ -79,6 +79,23 @@ fn an_interrupted_download_leaves_nothing() {
     }
 }
 
+/// Nothing is there yet that could be left behind, and the server may stay silent for minutes.
+#[cfg(all(unix, feature = "remote"))]
+#[test]
+fn a_signal_ends_the_wait_for_a_silent_server() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/volume.zarr", silent.local_addr().expect("bound"));
+    for interruption in [Signal::Interrupt, Signal::Term] {
+        let scene = Scene::new();
+        let running = Running::start(scene.ndshm(["download", "--location", "x"]).arg(&url));
+        let (_asking, _) = silent.accept().expect("it asks");
+        assert!(signal(running.pid(), interruption));
+        let finished = running.finish().expect_code(130);
+        assert!(finished.err.contains("interrupted while waiting for http://127.0.0.1"), "{finished:?}");
+        assert_eq!(scene.files(), [""; 0]);
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupted_download_that_keeps_its_work_is_continued() {

@@ -108,6 +108,7 @@ impl Downloaded {
 /// - [`Chunk`](Error::Chunk): a chunk cannot be read or decoded. What was painted is thrown away, unless
 ///   [`keep_partial`](DownloadOptions::keep_partial).
 /// - [`Interrupted`](Error::Interrupted): the flag was raised; the same holds.
+/// - [`Store`](Error::Store): the server did not answer for long, or refused. What was painted is kept.
 /// - [`Worker`](Error::Worker): all worker processes were lost. What they painted is kept.
 /// - [`Painting`](Error::Painting): workers panicked, or were lost before anything was painted. Nothing is left.
 ///
@@ -350,6 +351,8 @@ impl Job<'_> {
                 self.leave(buffer);
                 Err(Error::Interrupted { done, total })
             }
+            // The server is gone, not the work: what it gave need not be asked for again.
+            Outcome::Failed(error @ Error::Store { .. }) if done > 0 => Err(error),
             Outcome::Failed(error) => {
                 self.leave(buffer);
                 Err(error)

@@ -84,7 +84,14 @@ fn check(new: &NewVolume) -> Result<(), String> {
     match new.encoding {
         Encoding::Blosc if chunk > MOST_BLOSC => Err(format!("blosc cannot pack chunks of {chunk} bytes")),
         Encoding::Raw | Encoding::Gzip | Encoding::Zstd | Encoding::Blosc => Ok(()),
-        other => Err(format!("Zarr has no encoding {other:?}: choose Raw, Gzip, Zstd or Blosc")),
+        other => Err(format!(
+            "Zarr has no encoding {}: choose raw, gzip, zstd or blosc",
+            if other == Encoding::CompressedSegmentation {
+                "compressed_segmentation".to_owned()
+            } else {
+                format!("{other:?}").to_lowercase()
+            }
+        )),
     }
 }
 
