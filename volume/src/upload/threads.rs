@@ -42,7 +42,8 @@ pub(crate) struct Work<'a, T> {
     bbox: &'a Bbox,
     units: &'a Units,
     options: &'a UploadOptions<'a>,
-    identity: String,
+    /// Under which name objects are locked.
+    place: String,
     /// Raised by a thread that failed, for its colleagues.
     abort: StopFlag,
     failure: Mutex<Option<Error>>,
@@ -79,7 +80,7 @@ impl<'a, T: Element> Work<'a, T> {
             bbox,
             units,
             options,
-            identity: sink.identity(),
+            place: sink.place(),
             abort: StopFlag::new(),
             failure: Mutex::new(None),
             tally: Tally::default(),
@@ -181,7 +182,8 @@ impl<'a, T: Element> Work<'a, T> {
     fn change(&self, cells: &Mutex<Cells>, heard: &dyn Fn()) -> Result<()> {
         let from = FromArray::new(self.sink, self.array.view(), self.bbox, self.units);
         while let Some(region) = self.next(cells, false) {
-            let changed = locked(&self.identity, &region, &|| self.is_over(), || {
+            let changed = locked(&self.place, &region, &|| self.is_over(), || {
+                self.sink.refresh(&region);
                 let bytes = self.encode(&region, &from)?;
                 self.store(Packed { region: region.clone(), bytes })
             })?;
