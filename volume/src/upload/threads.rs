@@ -18,6 +18,7 @@ use crate::bbox::Bbox;
 use crate::error::{Error, Result};
 use crate::grid::Cells;
 use crate::progress::{DownloadProgress, StopFlag};
+use crate::store::wanted::while_wanted;
 use crate::upload::Uploaded;
 use crate::upload::gather::FromArray;
 use crate::upload::locks::locked;
@@ -242,9 +243,10 @@ impl<'a, T: Element> Work<'a, T> {
                 let started = named.spawn_scoped(scope, move || {
                     let alarm = Alarm(&self.abort);
                     // Whether anybody listens is no concern of the thread.
-                    let end = (task.work)(&|| {
+                    let heard = || {
                         let _heard = sender.send(());
-                    });
+                    };
+                    let end = while_wanted([&self.abort, &self.options.stop], || (task.work)(&heard));
                     match end {
                         Ok(()) => std::mem::forget(alarm),
                         Err(error) => self.fail(error),
@@ -297,6 +299,10 @@ impl<'a, T: Element> Work<'a, T> {
     /// The first error is the one that is told.
     fn fail(&self, error: Error) {
         self.abort.stop();
+        // Who is stopped while a server is silent has nothing to say about the server.
+        if self.options.stop.is_stopped() && self.sink.is_remote() && matches!(error, Error::Store { .. }) {
+            return;
+        }
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 
