@@ -33,7 +33,8 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
     let missing = missing(args, meta)?;
     // Where to belongs to it: an array of the same size in another place is not this one.
     let path = backend.directory().join(location.as_str());
-    let work = format!("download of {} to {path:?} order={} missing={missing:?}", source.identity(), args.order);
+    let work =
+        format!("download of {} to {} order={} missing={missing:?}", source.identity(), display(&path), args.order);
     let part = Part::choose(&args.part, meta, &whole, work)?;
     let bbox = match &part {
         None => &whole,
