@@ -96,16 +96,16 @@ pub(crate) fn a_chunk_that_was_packed_otherwise_does_not_outlive_its_successor()
     let url = VolumeUrl::local(place.path("volume"));
     let new = NewVolume::new(VolumeFormat::Precomputed, &[8, 8, 8], &[8, 8, 8], DType::U8);
     let volume = create_volume(&url, &new).expect("a new volume");
-    let (all, scale) = (volume.meta().domain(), place.path("volume/1_1_1"));
+    let (all, directory) = (volume.meta().domain(), place.path("volume/1_1_1"));
     for suffix in ["br", "bz2", "zstd"] {
         for background in [false, true] {
-            fs::create_dir_all(&scale).expect("a directory");
-            let stale = scale.join(format!("0-8_0-8_0-8.{suffix}"));
-            fs::write(&stale, b"packed by others").expect("a file");
+            fs::create_dir_all(&directory).expect("a directory");
+            let old = directory.join(format!("0-8_0-8_0-8.{suffix}"));
+            fs::write(&old, b"packed by others").expect("a file");
             let options = UploadOptions::new().skip_background(background);
             let array = filled(&[8, 8, 8, 1], u8::from(!background));
             upload_from_array(&*volume, &all, &array.view(), &options).expect("all of it");
-            assert!(!stale.exists(), "{suffix}, background {background}");
+            assert!(!old.exists(), "{suffix}, background {background}");
         }
     }
 }
