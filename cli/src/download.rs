@@ -30,7 +30,10 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
     let meta = source.meta();
     let whole = region(meta, args.bbox.as_deref(), args.channels.as_deref())?;
     let missing = missing(args, meta)?;
-    let work = format!("download of {} order={} missing={missing:?}", source.identity(), args.order);
+    // Where to belongs to it: an array of the same size in another place is not this one.
+    let path = backend.directory().join(location.as_str());
+    let work =
+        format!("download of {} to {} order={} missing={missing:?}", source.identity(), display(&path), args.order);
     let part = Part::choose(&args.part, meta, &whole, work)?;
     let bbox = match &part {
         None => &whole,
@@ -45,7 +48,6 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
     {
         let bytes =
             bbox.shape().iter().fold(meta.dtype.size() as u64, |bytes, length| bytes.saturating_mul(*length as u64));
-        let path = backend.directory().join(location.as_str());
         // A mark outlives the memory of the machine that made it.
         if path.metadata().is_ok_and(|found| found.is_file() && found.len() == bytes) {
             return Idle::write(part, Some(display(&path)), "already done", args.json, out);

@@ -59,7 +59,9 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         None => bbox.clone(),
     };
     let name = args.source.to_string_lossy();
-    let work = format!("upload of {name} to {} order={}", sink.identity(), args.order);
+    // Where the array lies belongs to it, and which version of it: another one has to be stored anew.
+    let work =
+        format!("upload of {name} ({}) at {bbox} to {} order={}", source.version()?, sink.identity(), args.order);
     let part = Part::choose(&args.part, meta, &whole, work)?;
     let cutout = match &part {
         None => whole.clone(),
@@ -144,6 +146,22 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Tells it from another of the same name: its length, and when it was made or last written.
+    fn version(&self) -> Result<String, Failure> {
+        let path = match self {
+            Self::File(path) => path.to_path_buf(),
+            Self::Plain(location, backend) => backend.directory().join(location.as_str()),
+            Self::Described(array) => array.backend.directory().join(array.location.as_str()),
+        };
+        let found = path.metadata().and_then(|facts| Ok((facts.len(), facts.modified()?)));
+        let (length, time) = found.map_err(|error| {
+            let exit = if error.kind() == std::io::ErrorKind::NotFound { Exit::NotFound } else { Exit::Failed };
+            Failure::new(exit, error).while_doing(format!("cannot read `{}`", path.display()))
+        })?;
+        let time = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Ok(format!("{length} bytes, {}.{:09}", time.as_secs(), time.subsec_nanos()))
+    }
+
     fn upload(&self, sink: &dyn ChunkSink, bbox: &Bbox, options: UploadOptions<'_>) -> Result<Uploaded, Failure> {
         let explain = |error: Error| {
             let advice = match &error {
@@ -193,13 +211,7 @@ fn create(args: &UploadArgs, source: &Source<'_>) -> Result<Box<dyn ChunkSink>, 
         Err(error) => return Err(error.into()),
     };
     let Ok(there) = VolumeOptions::new().open_writable(&args.destination) else { return Err(error.into()) };
-    let meta = there.meta();
-    let is_like = meta.shape == new.shape
-        && meta.origin == new.origin
-        && meta.chunk_shape == new.chunk_shape
-        && meta.stored_shape == *new.shard_shape.as_ref().unwrap_or(&new.chunk_shape)
-        && meta.dtype == new.dtype;
-    if is_like {
+    if new.is_like(there.meta()) {
         return Ok(there);
     }
     Err(Failure::from(error).advice("leave --create away to write into what is there; or choose another place"))

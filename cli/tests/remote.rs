@@ -91,3 +91,72 @@ fn a_volume_is_read_over_http_and_not_written() {
     let finished = run(&mut scene.ndshm(["upload", "x", &server.url(), "--json"])).expect_code(1);
     assert!(finished.json()["error"].as_str().is_some_and(|error| !error.is_empty()), "{finished:?}");
 }
+
+/// A server that describes a volume, and then says nothing more.
+#[cfg(unix)]
+fn silent_server() -> (String, std::thread::JoinHandle<()>) {
+    use std::io::{Read as _, Write as _};
+
+    const META: &str = r#"{"zarr_format": 3, "node_type": "array", "shape": [8, 8], "data_type": "uint8", "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4]}}, "codecs": [{"name": "bytes"}],
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "attributes": {}}"#;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let server = std::thread::spawn(move || {
+        let mut silent = Vec::new();
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let mut asked = [0; 4096];
+            let length = stream.read(&mut asked).expect("a request");
+            let asked = String::from_utf8_lossy(&asked[..length]).into_owned();
+            if asked.starts_with("GET /end") {
+                break;
+            }
+            if asked.contains("/told/zarr.json") {
+                let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nLast-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n";
+                write!(stream, "{head}Content-Length: {}\r\n\r\n{META}", META.len()).expect("it listens");
+            } else {
+                // Kept open until the end.
+                silent.push(stream);
+            }
+        }
+    });
+    (url, server)
+}
+
+/// What is typed on the terminal is heard while the volume is looked for, and while its chunks are waited for.
+#[cfg(unix)]
+#[test]
+fn who_waits_for_a_silent_server_can_be_interrupted() {
+    use std::io::Write as _;
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
+    let (scene, (url, server)) = (Scene::new(), silent_server());
+    for (path, ends) in [("untold", None), ("told", Some(130))] {
+        let mut command = scene.ndshm(["download", &format!("zarr://{url}/{path}"), "--location", "x"]);
+        // Much longer than a server is usually allowed to be silent would be waited.
+        let mut child = command.env("NDSHM_RETRY_SECONDS", "600").stderr(Stdio::null()).spawn().expect("it starts");
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(child.try_wait().expect("a state").is_none(), "{path}: it waits");
+        let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
+        assert!(kill.success());
+        let begin = Instant::now();
+        let end = loop {
+            if let Some(end) = child.try_wait().expect("a state") {
+                break end;
+            }
+            if begin.elapsed() > Duration::from_secs(20) {
+                child.kill().expect("it is ours");
+                child.wait().expect("its end");
+                panic!("{path}: it does not hear");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert_eq!(end.code(), ends, "{path}: {end}");
+    }
+    assert_eq!(fs::read_dir(scene.emulated()).map_or(0, Iterator::count), 0, "nothing is left");
+    let mut last = std::net::TcpStream::connect(url.trim_start_matches("http://")).expect("the server");
+    last.write_all(b"GET /end").expect("it listens");
+    server.join().expect("no panic");
+}

@@ -78,4 +78,40 @@ impl NewVolume {
             resolution: Vec::new(),
         }
     }
+
+    /// Whether a volume that is there is just what would be made: its shape, its chunks and how they are encoded. Whether chunks of a
+    /// Precomputed volume are wrapped in gzip is no difference.
+    pub fn is_like(&self, there: &VolumeMeta) -> bool {
+        let (mut shape, mut chunk, mut origin) = (self.shape.clone(), self.chunk_shape.clone(), self.origin.clone());
+        let (format, version) = match self.format {
+            VolumeFormat::Precomputed => {
+                // One channel need not be said, every chunk has all channels, and none is larger than the volume.
+                shape.resize(shape.len().max(4), 1);
+                chunk.resize(chunk.len().max(3), 1);
+                chunk.truncate(3);
+                chunk.extend(shape.get(3));
+                chunk.iter_mut().zip(&shape).for_each(|(chunk, length)| *chunk = (*chunk).min(*length));
+                origin.resize(origin.len().max(4), 0);
+                ("Precomputed", String::new())
+            }
+            VolumeFormat::Zarr => ("Zarr", format!(" v{}", self.version)),
+        };
+        let encoding = match self.encoding {
+            Encoding::Raw | Encoding::Gzip if self.format == VolumeFormat::Precomputed => "raw",
+            Encoding::Raw => "uncompressed",
+            Encoding::Gzip => "gzip",
+            Encoding::Zstd => "zstd",
+            Encoding::Blosc => "blosc",
+            Encoding::Jpeg => "jpeg",
+            Encoding::Png => "png",
+            Encoding::CompressedSegmentation => "compressed_segmentation",
+        };
+        let sharded = if self.shard_shape.is_some() { ", sharded" } else { "" };
+        there.shape == shape
+            && there.origin == origin
+            && there.stored_shape == *self.shard_shape.as_ref().unwrap_or(&chunk)
+            && there.chunk_shape == chunk
+            && there.dtype == self.dtype
+            && there.description == format!("{format}{version}, {encoding}{sharded}")
+    }
 }

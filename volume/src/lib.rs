@@ -31,8 +31,6 @@
 //! The way back is [`upload_from_shared_memory`], into volumes that exist or that [`create_volume`] makes. [`plan`] divides a region among
 //! machines, [`Shard`] says which part is this process's, and [`markers`] which ones are done.
 //!
-//! Formats: Zarr versions 2 and 3, in a local directory, with the codecs blosc, bz2, crc32c, gzip, sharding, transpose, zlib
-//! and zstd; [`ChunkSource`] is the door for others. Every integer and floating-point type that
 //! Formats: Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, crc32c, gzip, sharding, transpose,
 //! zlib and zstd; [`ChunkSource`] is the door for others. Every integer and floating-point type that
 //! [`ndarray_shm`] knows is read, stored in either byte order; missing chunks have the volume's fill value.

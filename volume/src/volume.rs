@@ -186,6 +186,15 @@ pub trait Gather {
 ///
 /// Every `region` is one cell of the grid of [`stored_shape`](VolumeMeta::stored_shape), cut off where the volume ends.
 pub trait ChunkSink: ChunkSource {
+    /// Returns one line that says where the volume is, the same in every process and whatever becomes of its description: under this name
+    /// objects are locked while they are changed. If not said otherwise, the identity.
+    fn place(&self) -> String {
+        self.identity()
+    }
+
+    /// Forgets what is known of a stored object, which another may have replaced since.
+    fn refresh(&self, _region: &[Range<i64>]) {}
+
     /// Encodes what is to be stored for a region; asks `from` for its elements, chunk by chunk if it likes.
     ///
     /// # Errors

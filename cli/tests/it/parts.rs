@@ -337,3 +337,54 @@ fn scales_and_channels_are_chosen() {
     get(&["--mip", "2"]).expect_code(1);
     get(&["--channels", "2:3"]).expect_code(2);
 }
+
+#[test]
+fn a_volume_that_is_another_is_not_taken_for_the_one_that_is_to_be_made() {
+    let scene = Scene::new();
+    let file = scene.temporary().join("x.raw");
+    fs::write(&file, vec![7; 64 * 32 * 32]).expect("a file");
+    let put = |to: &str, format: &str, encoding: &str| {
+        let mut command = scene.ndshm(["upload", text(&file), text(&scene.temporary().join(to)), "--file", "--quiet"]);
+        command.args(["--create", "--dtype", "uint8", "--shape", "64,32,32", "--chunk", "40,32,32"]);
+        run(command.args(["--format", format, "--encoding", encoding]))
+    };
+    for (to, format, encoding) in [("a", "precomputed", "jpeg"), ("b", "precomputed", "raw"), ("c", "zarr3", "zstd")] {
+        put(to, format, encoding).expect_code(0);
+        // The same command again does the same again.
+        put(to, format, encoding).expect_code(0);
+    }
+    // What would be lossless would be stored with loss, what would be found by one program would not.
+    put("a", "precomputed", "raw").expect_code(1);
+    put("b", "precomputed", "jpeg").expect_code(1);
+    put("c", "zarr3", "raw").expect_code(1);
+    put("c", "zarr2", "zstd").expect_code(1);
+}
+
+#[test]
+fn marks_of_another_array_or_place_do_not_count() {
+    let scene = Scene::new();
+    let (file, to, marks) =
+        (scene.temporary().join("x.raw"), scene.temporary().join("volume"), scene.temporary().join("marks"));
+    let create = ["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "16", "--chunk", "4"];
+    let put = |region: &str| {
+        let mut command = scene.ndshm(["upload", text(&file), text(&to), "--file", "--json", "--quiet"]);
+        command.args(create).args(["--bbox", region, "--cutout", "4:8", "--shard", "0/1", "--markers", text(&marks)]);
+        run(&mut command).expect_code(0).json()
+    };
+    fs::write(&file, b"abcdefgh").expect("a file");
+    assert_eq!(put("0:8")["stored"], 1);
+    assert_eq!(put("0:8")["state"], "already done");
+    assert_eq!(put("4:12")["stored"], 1, "the array lies elsewhere");
+    fs::write(&file, b"ABCDEFGH").expect("a file");
+    assert_eq!(put("4:12")["stored"], 1, "it is another array");
+
+    let get = |name: &str| {
+        let mut command =
+            scene.ndshm(["download", text(&to), "--location", name, "--bbox", "4:8", "--json", "--quiet"]);
+        run(command.args(["--shard", "0/1", "--markers", text(&scene.temporary().join("marks-down"))]))
+    };
+    get("one").expect_code(0);
+    assert_eq!(get("one").expect_code(0).json()["state"], "already done");
+    fs::write(scene.emulated().join("two"), b"????").expect("somebody's array of the same size");
+    get("two").expect_code(1);
+}

@@ -22,6 +22,7 @@ use crate::download::spent::Totals;
 use crate::download::watch::{Outcome, Watch};
 use crate::error::Error;
 use crate::scratch::Scratch;
+use crate::store::wanted::while_wanted;
 
 /// How long the last chunk or the caller's wish to stop may go unnoticed; the end of a worker is seen at once.
 const LOOK: Duration = Duration::from_millis(20);
@@ -124,7 +125,7 @@ pub(crate) fn paint<T: Element>(
 fn broken_chunk<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &Work<'_>) -> Option<Error> {
     let Ok(NextClaim::Chunk(claim)) = buffer.claim_next() else { return None };
     let region = in_volume(claim.region(), work.bbox);
-    work.source.read(&region, &mut Scratch::new()).err()
+    while_wanted([work.stop, work.stop], || work.source.read(&region, &mut Scratch::new()).err())
 }
 
 /// The workers. Dropped, it kills those that have not been dismissed, which is safe, and waits until they are gone.

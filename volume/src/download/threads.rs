@@ -24,6 +24,7 @@ use crate::download::walk::Step;
 use crate::download::watch::{Outcome, Watch};
 use crate::error::{Error, Result};
 use crate::progress::StopFlag;
+use crate::store::wanted::while_wanted;
 use crate::volume::Fetched;
 
 /// How long nothing may be heard of the painters before progress is looked at.
@@ -86,7 +87,9 @@ pub(crate) fn run<T: Element>(
         drop(receiver);
         for number in 0..requests {
             let sender = sender.clone();
-            crew.start(format!("fetch-{number}"), tell, move || fetch(buffer, work, budget, &sender));
+            crew.start(format!("fetch-{number}"), tell, move || {
+                while_wanted(work.flags(), || fetch(buffer, work, budget, &sender))
+            });
         }
         drop(sender);
         crew.wait(tell)
@@ -120,7 +123,11 @@ fn fetch<'a, T: Element>(
         };
         watch.was(Phase::Claiming);
         let region = in_volume(claim.region(), work.bbox);
-        let fetched = work.source.fetch(&region)?;
+        let fetched = match work.source.fetch(&region) {
+            // Who is stopped while a server is silent has nothing to say about the server.
+            Err(Error::Store { .. }) if work.flags().iter().any(|flag| flag.is_stopped()) => return Ok(Ended::Stopped),
+            answer => answer?,
+        };
         work.tally.fetched(fetched.len());
         reserved.correct(fetched.len() as u64);
         watch.was(Phase::Fetching);

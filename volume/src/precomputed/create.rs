@@ -32,10 +32,26 @@ pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn C
     text.push(b'\n');
     // What could not be read again is not written in the first place.
     let info = Info::parse(&text, file.clone(), "")?;
-    ChunkEncoding::of(info.scale(0)?).map_err(|reason| Error::no_volume(&file, reason))?;
+    let scale = info.scale(0)?;
+    refuse_to_mix(&*store, &scale.prefix)?;
+    ChunkEncoding::of(scale).map_err(|reason| Error::no_volume(&file, reason))?;
     store.put(INFO, text, false)?;
     let packs = matches!(new.encoding, Encoding::Gzip | Encoding::CompressedSegmentation);
     Ok(Box::new(PrecomputedVolume::open(store, 0)?.packing(packs)))
+}
+
+/// Chunks that are there would be taken for the new volume's, and a Zarr array is what others would find first.
+fn refuse_to_mix(store: &dyn Store, prefix: &str) -> Result<()> {
+    let there = "there is something already: choose another place, or remove it first";
+    for file in ["zarr.json", ".zarray", ".zgroup"] {
+        if store.get(file)?.is_some() {
+            return Err(Error::no_volume(store.locate(file), there));
+        }
+    }
+    match store.list(prefix.trim_end_matches('/'))?.first() {
+        Some(other) => Err(Error::no_volume(store.locate(prefix), format!("{there} (`{other}`)"))),
+        None => Ok(()),
+    }
 }
 
 fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {

@@ -43,6 +43,8 @@ pub(super) struct Scale {
     pub(super) prefix: String,
     pub(super) meta: VolumeMeta,
     pub(super) resolution: Vec<f64>,
+    /// Whether all elements are stored once more in chunks of another size.
+    pub(super) has_other_chunks: bool,
     /// As the document writes it: not every encoding can be read.
     pub(super) encoding: String,
     pub(super) sharding: Option<Sharding>,
@@ -222,6 +224,7 @@ impl Document<'_> {
             prefix,
             meta,
             resolution: resolution.to_vec(),
+            has_other_chunks: chunk_sizes.as_array().is_some_and(|sizes| sizes.len() > 1),
             encoding,
             sharding,
             block_size,

@@ -18,7 +18,8 @@ use crate::store::Store;
 use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};
 
 /// Other ways in which CloudVolume packs the files of a volume.
-const OTHER_SUFFIXES: [(&str, &str); 4] = [(".br", "brotli"), (".zstd", "zstd"), (".zst", "zstd"), (".xz", "xz")];
+const OTHER_SUFFIXES: [(&str, &str); 5] =
+    [(".br", "brotli"), (".bz2", "bzip2"), (".zstd", "zstd"), (".zst", "zstd"), (".xz", "xz")];
 
 /// A scale that is open.
 pub(super) struct PrecomputedVolume {
@@ -52,6 +53,14 @@ impl PrecomputedVolume {
     pub(super) fn writable(mut self) -> Result<Self> {
         if self.shards.is_some() {
             let reason = format!("scale `{}` is sharded: such scales can be read, but not written", self.scale.key);
+            return Err(Error::no_volume(self.store.locate(INFO), reason));
+        }
+        if self.scale.has_other_chunks {
+            let reason = format!(
+                "scale `{}` has several chunk sizes: such scales can be read, but not written, since only the chunks of one \
+                 size would be new",
+                self.scale.key
+            );
             return Err(Error::no_volume(self.store.locate(INFO), reason));
         }
         self.packs = self.encoding.is_worth_packing() && self.is_packed()?;
@@ -195,6 +204,10 @@ impl ChunkSource for PrecomputedVolume {
 }
 
 impl ChunkSink for PrecomputedVolume {
+    fn place(&self) -> String {
+        format!("precomputed {:?}", self.store.locate(&self.scale.prefix))
+    }
+
     fn encode(&self, region: &[Range<i64>], from: &dyn Gather) -> Result<Vec<u8>> {
         let chunk = self.whole(region)?;
         let mut bytes = Vec::new();
@@ -205,15 +218,28 @@ impl ChunkSink for PrecomputedVolume {
     }
 
     fn store(&self, region: &[Range<i64>], packed: Vec<u8>) -> Result<()> {
-        self.store.put(&self.key(&self.whole(region)?), packed, self.packs)
+        let key = self.key(&self.whole(region)?);
+        self.store.put(&key, packed, self.packs)?;
+        self.remove_others(&key)
     }
 
     fn erase(&self, region: &[Range<i64>]) -> Result<()> {
-        self.store.delete(&self.key(&self.whole(region)?)).map(drop)
+        let key = self.key(&self.whole(region)?);
+        self.store.delete(&key)?;
+        self.remove_others(&key)
     }
 }
 
 impl PrecomputedVolume {
+    /// Removes what others have packed under the same name: CloudVolume would find it first.
+    fn remove_others(&self, key: &str) -> Result<()> {
+        // Servers say how an object is packed, not its name.
+        if self.store.is_remote() {
+            return Ok(());
+        }
+        OTHER_SUFFIXES.iter().try_for_each(|(suffix, _)| self.store.delete(&format!("{key}{suffix}")).map(drop))
+    }
+
     /// Checks that a region is a whole chunk: a part of one cannot be stored.
     fn whole(&self, region: &[Range<i64>]) -> Result<Vec<Range<i64>>> {
         let chunk = self.chunk_of(region)?;

@@ -10,6 +10,7 @@ mod local;
 #[cfg(feature = "remote")]
 mod remote;
 pub(crate) mod url;
+pub(crate) mod wanted;
 
 use std::fmt;
 use std::ops::Range;

@@ -18,6 +18,7 @@ use crate::bbox::Bbox;
 use crate::error::{Error, Result};
 use crate::grid::Cells;
 use crate::progress::{DownloadProgress, StopFlag};
+use crate::store::wanted::while_wanted;
 use crate::upload::Uploaded;
 use crate::upload::gather::FromArray;
 use crate::upload::locks::locked;
@@ -42,7 +43,8 @@ pub(crate) struct Work<'a, T> {
     bbox: &'a Bbox,
     units: &'a Units,
     options: &'a UploadOptions<'a>,
-    identity: String,
+    /// Under which name objects are locked.
+    place: String,
     /// Raised by a thread that failed, for its colleagues.
     abort: StopFlag,
     failure: Mutex<Option<Error>>,
@@ -79,7 +81,7 @@ impl<'a, T: Element> Work<'a, T> {
             bbox,
             units,
             options,
-            identity: sink.identity(),
+            place: sink.place(),
             abort: StopFlag::new(),
             failure: Mutex::new(None),
             tally: Tally::default(),
@@ -181,7 +183,8 @@ impl<'a, T: Element> Work<'a, T> {
     fn change(&self, cells: &Mutex<Cells>, heard: &dyn Fn()) -> Result<()> {
         let from = FromArray::new(self.sink, self.array.view(), self.bbox, self.units);
         while let Some(region) = self.next(cells, false) {
-            let changed = locked(&self.identity, &region, &|| self.is_over(), || {
+            let changed = locked(&self.place, &region, &|| self.is_over(), || {
+                self.sink.refresh(&region);
                 let bytes = self.encode(&region, &from)?;
                 self.store(Packed { region: region.clone(), bytes })
             })?;
@@ -240,9 +243,10 @@ impl<'a, T: Element> Work<'a, T> {
                 let started = named.spawn_scoped(scope, move || {
                     let alarm = Alarm(&self.abort);
                     // Whether anybody listens is no concern of the thread.
-                    let end = (task.work)(&|| {
+                    let heard = || {
                         let _heard = sender.send(());
-                    });
+                    };
+                    let end = while_wanted([&self.abort, &self.options.stop], || (task.work)(&heard));
                     match end {
                         Ok(()) => std::mem::forget(alarm),
                         Err(error) => self.fail(error),
@@ -295,6 +299,10 @@ impl<'a, T: Element> Work<'a, T> {
     /// The first error is the one that is told.
     fn fail(&self, error: Error) {
         self.abort.stop();
+        // Who is stopped while a server is silent has nothing to say about the server.
+        if self.options.stop.is_stopped() && self.sink.is_remote() && matches!(error, Error::Store { .. }) {
+            return;
+        }
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 

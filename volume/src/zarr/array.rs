@@ -170,6 +170,11 @@ impl ZarrArray {
         Ok((Stored { key: self.key(&stored), in_shard, slab }, window))
     }
 
+    /// Returns the path or URL of the array, whatever its metadata are.
+    pub(super) fn place(&self) -> String {
+        self.store.locate(&self.prefix)
+    }
+
     /// What went wrong with an object. On a disk it is that file that has to be repaired; what a server did not answer, the
     /// store has said in its own words.
     pub(super) fn failed(&self, key: &str, region: &[Range<i64>]) -> impl Fn(Cause) -> Error {

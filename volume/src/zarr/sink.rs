@@ -84,6 +84,16 @@ impl ZarrArray {
 }
 
 impl ChunkSink for ZarrArray {
+    fn place(&self) -> String {
+        format!("zarr {:?}", self.place())
+    }
+
+    fn refresh(&self, region: &[Range<i64>]) {
+        if let Ok(object) = self.object(region) {
+            self.forget(&object);
+        }
+    }
+
     fn encode(&self, region: &[Range<i64>], from: &dyn Gather) -> Result<Vec<u8>> {
         let object = self.object(region)?;
         // Others may have replaced it since: what is gathered from it now must be what is there now.

@@ -2,6 +2,7 @@
 //!
 //! The binary is also the processes that its tests start: with a role in the environment it plays that instead of running tests.
 
+mod changed;
 mod formats;
 mod parts;
 #[cfg(target_os = "linux")] // where CloudVolume has real shared memory
@@ -51,6 +52,11 @@ fn main() -> ExitCode {
         processes::a_killed_upload_is_finished_by_the_same_call,
         processes::a_holder_of_locks_that_is_killed_leaves_them_free,
         parts::four_tasks_together_write_the_whole_in_any_order,
+        changed::a_shard_that_another_stored_is_not_taken_away_as_background,
+        changed::two_that_found_another_description_share_their_locks,
+        changed::a_chunk_that_was_packed_otherwise_does_not_outlive_its_successor,
+        changed::a_scale_of_several_chunk_sizes_is_not_written,
+        changed::a_precomputed_volume_is_not_made_on_top_of_others,
         formats::a_new_volume_is_made_from_an_array_in_shared_memory,
         formats::two_that_change_the_same_shards_lose_nothing,
         formats::background_of_a_zarr_volume_is_not_stored,

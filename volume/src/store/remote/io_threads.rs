@@ -10,9 +10,12 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
+
+use crate::store::wanted;
 
 /// How many threads move bytes; a few gigabits per second take less than one.
 const THREADS: usize = 2;
@@ -32,10 +35,22 @@ pub(super) struct IoThreads {
 /// Kept until the process ends: ending a runtime waits for its threads, and those that a forked child inherits are not there.
 static CURRENT: Mutex<Option<&'static IoThreads>> = Mutex::new(None);
 
-/// This is a child that was forked after its parent opened the store.
+/// How long a request may still take when its answer is not wanted any more: what has nearly come need not be asked for again.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How often is looked whether it is.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Why nobody waits for an answer.
 #[derive(Debug, thiserror::Error)]
-#[error("this process was forked after the volume was opened: open it again here")]
-pub(super) struct Forked;
+pub(super) enum NoAnswer {
+    /// This is a child that was forked after its parent opened the store.
+    #[error("this process was forked after the volume was opened: open it again here")]
+    Forked,
+    /// The job was stopped.
+    #[error("the work was stopped before an answer came")]
+    Unwanted,
+}
 
 impl IoThreads {
     /// Returns those of this process; starts them if there are none yet.
@@ -54,9 +69,9 @@ impl IoThreads {
 
     /// Waits for a request. The calling thread runs it and sleeps between its steps; it may itself be a thread of some other
     /// asynchronous runtime, which then waits too.
-    pub(super) fn wait<F: Future>(&self, request: F) -> Result<F::Output, Forked> {
+    pub(super) fn wait<F: Future>(&self, request: F) -> Result<F::Output, NoAnswer> {
         if self.process != std::process::id() {
-            return Err(Forked);
+            return Err(NoAnswer::Forked);
         }
         let _context = self.runtime.enter();
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -66,10 +81,18 @@ impl IoThreads {
             let _permit = self.requests.acquire().await;
             request.await
         }));
+        let mut stopped: Option<Instant> = None;
         loop {
-            match bounded.as_mut().poll(&mut context) {
-                Poll::Ready(answer) => return Ok(answer),
-                Poll::Pending => thread::park(),
+            if let Poll::Ready(answer) = bounded.as_mut().poll(&mut context) {
+                return Ok(answer);
+            }
+            match wanted::heeds() {
+                (false, _) => thread::park(),
+                (true, false) => thread::park_timeout(LOOK),
+                (true, true) if stopped.get_or_insert_with(Instant::now).elapsed() < GRACE => {
+                    thread::park_timeout(LOOK);
+                }
+                (true, true) => return Err(NoAnswer::Unwanted),
             }
         }
     }
@@ -86,13 +109,30 @@ impl Wake for Unpark {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::progress::StopFlag;
+
+    #[test]
+    fn who_is_stopped_does_not_wait_for_an_answer_that_never_comes() {
+        let (stop, never) = (StopFlag::new(), StopFlag::new());
+        let io = IoThreads::current().expect("threads");
+        thread::scope(|scope| {
+            let waiting =
+                scope.spawn(|| wanted::while_wanted([&never, &stop], || io.wait(std::future::pending::<()>())));
+            thread::sleep(2 * LOOK);
+            assert!(!waiting.is_finished());
+            stop.stop();
+            assert!(matches!(waiting.join().expect("no panic"), Err(NoAnswer::Unwanted)));
+        });
+        assert_eq!(wanted::while_wanted([&stop, &stop], || io.wait(async { 7 }).expect("it is there at once")), 7);
+        assert_eq!(wanted::heeds(), (false, false), "only while it works");
+    }
 
     #[test]
     fn a_forked_child_is_told_instead_of_waiting_for_ever() {
         let runtime = Builder::new_current_thread().build().expect("a runtime");
         // As it looks to a child: it is the parent's.
         let parent = IoThreads { process: std::process::id() + 1, runtime, requests: Semaphore::new(1) };
-        assert!(parent.wait(std::future::pending::<()>()).is_err());
+        assert!(matches!(parent.wait(std::future::pending::<()>()), Err(NoAnswer::Forked)));
         let own = IoThreads::current().expect("threads");
         assert_eq!(own.wait(async { 7 }).expect("an answer"), 7);
         assert!(std::ptr::eq(own, IoThreads::current().expect("the same")));

@@ -83,7 +83,7 @@ impl RemoteStore {
             return Err(failed(Failure::last(complaint)));
         }
         let path = self.path(key).map_err(failed)?;
-        let forked = |error: io_threads::Forked| failed(Failure::last(error.to_string()));
+        let forked = |error: io_threads::NoAnswer| failed(Failure::last(error.to_string()));
         self.io.wait(self.again_and_again(&path, request)).map_err(forked)?.map_err(failed)
     }
 

@@ -1,0 +1,140 @@
+//! What others do to a volume between two looks at it: nothing of theirs is lost, and nothing old is taken for what is there.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Barrier;
+use std::thread;
+use std::time::SystemTime;
+
+use ndarray::{ArrayD, IxDyn};
+use ndarray_shm::DType;
+use ndarray_shm_volume::{
+    Alignment, Bbox, ChunkSink, ChunkSource, Elements, NewVolume, Scratch, UploadOptions, VolumeFormat, VolumeOptions,
+    VolumeUrl, create_volume, open_volume, upload_from_array,
+};
+
+use crate::place::Place;
+
+fn filled(shape: &[usize], value: u8) -> ArrayD<u8> {
+    ArrayD::from_elem(IxDyn(shape), value)
+}
+
+fn writable(url: &VolumeUrl) -> Box<dyn ChunkSink> {
+    VolumeOptions::new().open_writable(url).expect("the volume")
+}
+
+/// Reads a region that lies in one chunk; what is missing is 0.
+fn read(volume: &dyn ChunkSource, region: &str) -> ArrayD<u8> {
+    let region: Bbox = region.parse().expect(region);
+    let mut scratch = Scratch::new();
+    volume.read(region.ranges(), &mut scratch).expect("a chunk");
+    match scratch.elements::<u8>(region.ranges()).expect("elements") {
+        Elements::Missing => filled(&region.shape(), 0),
+        Elements::Fill(value) => filled(&region.shape(), value),
+        Elements::Block(view) => view.to_owned(),
+    }
+}
+
+/// As if it had been written anew, with the same content.
+fn touch(path: &Path) {
+    let file = File::options().write(true).open(path).expect("the file");
+    file.set_modified(SystemTime::UNIX_EPOCH).expect("its time is ours to set");
+}
+
+/// Somebody who knew that there was no shard must look again before it takes away what another has stored since.
+pub(crate) fn a_shard_that_another_stored_is_not_taken_away_as_background() {
+    let place = Place::new();
+    let url = VolumeUrl::local(place.path("volume"));
+    let mut new = NewVolume::new(VolumeFormat::Zarr, &[8, 8], &[4, 4], DType::U8);
+    new.shard_shape = Some(vec![8, 8]);
+    let first = create_volume(&url, &new).expect("a new volume");
+    assert_eq!(read(&*first, "4:8,4:8"), filled(&[4, 4], 0), "nothing is there yet");
+
+    let all = first.meta().domain();
+    upload_from_array(&*writable(&url), &all, &filled(&[8, 8], 7).view(), &UploadOptions::new()).expect("all of it");
+    let options = UploadOptions::new().alignment(Alignment::ReadModifyWrite).skip_background(true);
+    let corner = "0:2,0:2".parse().expect("a box");
+    upload_from_array(&*first, &corner, &filled(&[2, 2], 0).view(), &options).expect("a corner");
+    assert_eq!(read(&*open_volume(&url).expect("the volume"), "4:8,4:8"), filled(&[4, 4], 7));
+}
+
+/// A description that is written anew, as when a scale is added, makes no other volume of it: its objects are the same.
+pub(crate) fn two_that_found_another_description_share_their_locks() {
+    for format in [VolumeFormat::Zarr, VolumeFormat::Precomputed] {
+        let place = Place::new();
+        let url = VolumeUrl::local(place.path("volume"));
+        create_volume(&url, &NewVolume::new(format, &[64, 64, 64], &[64, 64, 64], DType::U8)).expect("a new volume");
+        let early = writable(&url);
+        touch(&place.path(if format == VolumeFormat::Zarr { "volume/zarr.json" } else { "volume/info" }));
+        let late = writable(&url);
+        let barrier = Barrier::new(2);
+        for round in 1..=40 {
+            thread::scope(|scope| {
+                for (sink, half) in [(&early, 0..32), (&late, 32..64)] {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        let mut ranges = sink.meta().domain().ranges().to_vec();
+                        ranges[0] = half;
+                        let region = Bbox::new(ranges).expect("not empty");
+                        let array = filled(&region.shape(), round);
+                        barrier.wait();
+                        let options = UploadOptions::new().alignment(Alignment::ReadModifyWrite).workers(1);
+                        upload_from_array(&**sink, &region, &array.view(), &options).expect("a half");
+                    });
+                }
+            });
+            let volume = open_volume(&url).expect("the volume");
+            let found = read(&*volume, &volume.meta().domain().to_string());
+            assert_eq!(found.iter().find(|element| **element != round), None, "{format:?}, round {round}");
+        }
+    }
+}
+
+/// `CloudVolume` looks for `.br` before it looks for the plain file: what is written must be what everybody finds.
+pub(crate) fn a_chunk_that_was_packed_otherwise_does_not_outlive_its_successor() {
+    let place = Place::new();
+    let url = VolumeUrl::local(place.path("volume"));
+    let new = NewVolume::new(VolumeFormat::Precomputed, &[8, 8, 8], &[8, 8, 8], DType::U8);
+    let volume = create_volume(&url, &new).expect("a new volume");
+    let (all, directory) = (volume.meta().domain(), place.path("volume/1_1_1"));
+    for suffix in ["br", "bz2", "zstd"] {
+        for background in [false, true] {
+            fs::create_dir_all(&directory).expect("a directory");
+            let old = directory.join(format!("0-8_0-8_0-8.{suffix}"));
+            fs::write(&old, b"packed by others").expect("a file");
+            let options = UploadOptions::new().skip_background(background);
+            let array = filled(&[8, 8, 8, 1], u8::from(!background));
+            upload_from_array(&*volume, &all, &array.view(), &options).expect("all of it");
+            assert!(!old.exists(), "{suffix}, background {background}");
+        }
+    }
+}
+
+/// Whoever reads chunks of the second size would find old elements.
+pub(crate) fn a_scale_of_several_chunk_sizes_is_not_written() {
+    let place = Place::new();
+    let url = VolumeUrl::local(place.path("volume"));
+    let new = NewVolume::new(VolumeFormat::Precomputed, &[8, 8, 8], &[8, 8, 8], DType::U8);
+    create_volume(&url, &new).expect("a new volume");
+    let info = place.path("volume/info");
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&info).expect("info")).expect("JSON");
+    json["scales"][0]["chunk_sizes"] = serde_json::json!([[8, 8, 8], [4, 4, 4]]);
+    fs::write(&info, json.to_string()).expect("info");
+    assert!(open_volume(&url).is_ok(), "any of them will do for reading");
+    let error = VolumeOptions::new().open_writable(&url).expect_err("refused").to_string();
+    assert!(error.contains("chunk sizes"), "{error}");
+}
+
+/// Old chunks that have the names of new ones would be taken for elements of the new volume.
+pub(crate) fn a_precomputed_volume_is_not_made_on_top_of_others() {
+    for there in ["1_1_1/0-64_0-64_0-64", "zarr.json", ".zarray"] {
+        let place = Place::new();
+        let path = place.path("volume").join(there);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+        fs::write(&path, b"{}").expect("a file");
+        let new = NewVolume::new(VolumeFormat::Precomputed, &[8, 8, 8], &[8, 8, 8], DType::U8);
+        let made = create_volume(&VolumeUrl::local(place.path("volume")), &new);
+        assert!(made.is_err(), "{there}");
+        assert!(!place.path("volume/info").exists(), "{there}");
+    }
+}
