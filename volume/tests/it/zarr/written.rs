@@ -62,7 +62,7 @@ fn volumes_that_zarr_does_not_have_are_refused_and_leave_nothing() {
         ("resolution", |new| new.resolution = vec![1.0]),
         ("resolution", |new| new.resolution = vec![1.0, f64::NAN]),
         ("bfloat16", |new| (new.version, new.dtype) = (2, DType::Bf16)),
-        ("Jpeg", |new| new.encoding = Encoding::Jpeg),
+        ("jpeg", |new| new.encoding = Encoding::Jpeg),
         ("blosc cannot", |new| (new.encoding, new.chunk_shape) = (Encoding::Blosc, vec![1 << 16, 1 << 16])),
         ("index of more", |new| {
             (new.chunk_shape, new.shard_shape) = (vec![1, 1], Some(vec![1 << 13, 1 << 13]));
