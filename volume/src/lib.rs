@@ -1,4 +1,4 @@
-//! Chunked volumes on disk become arrays in shared memory, painted by many workers at once.
+//! Chunked volumes become arrays in shared memory, painted by many workers at once, and arrays become volumes.
 //!
 //! A volume, such as a Zarr array, is stored in chunks that are packed one by one. [`download_to_shared_memory`] decodes
 //! those that a [region](Bbox) touches, with threads or with processes, straight to their places in one array that any
@@ -32,8 +32,12 @@
 //! machines, [`Shard`] says which part is this process's, and [`markers`] which ones are done.
 //!
 //! Formats: Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, crc32c, gzip, sharding, transpose,
-//! zlib and zstd; [`ChunkSource`] is the door for others. Every integer and floating-point type that
-//! [`ndarray_shm`] knows is read, stored in either byte order; missing chunks have the volume's fill value.
+//! zlib and zstd; Neuroglancer Precomputed, with raw, jpeg, png and `compressed_segmentation` chunks, its shards only for reading.
+//! [`ChunkSource`] and [`ChunkSink`] are the doors for others. Every integer and floating-point type that [`ndarray_shm`] knows is read,
+//! where the format has it; chunks that were never stored have the volume's fill value, or are an error where it has none
+//! ([`Missing`]).
+//!
+//! Volumes are in local directories or, with the features `http`, `s3`, `gcs` and `azure`, behind URLs ([`VolumeUrl`]).
 
 mod bbox;
 mod copy;

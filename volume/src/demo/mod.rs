@@ -14,6 +14,7 @@ use zarrs::filesystem::FilesystemStore;
 
 use crate::bbox::{Bbox, to_usize};
 use crate::error::{Error, Result};
+use crate::zarr::name_v3;
 
 mod pattern;
 
@@ -288,7 +289,7 @@ impl DemoSpec {
             "zarr_format": 3,
             "node_type": "array",
             "shape": self.shape,
-            "data_type": zarr_name(self.dtype),
+            "data_type": name_v3(self.dtype).unwrap_or(self.dtype.as_str()),
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": self.file_shape()}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": self.fill_value(),
@@ -374,25 +375,4 @@ fn pack(
     let options = CodecOptions::default().with_concurrent_target(1);
     let packed = array.codecs().encode(bytes.into(), &shape, array.data_type(), array.fill_value(), &options)?;
     Ok(packed.into_owned())
-}
-
-fn zarr_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::U8 => "uint8",
-        DType::U16 => "uint16",
-        DType::U32 => "uint32",
-        DType::U64 => "uint64",
-        DType::I8 => "int8",
-        DType::I16 => "int16",
-        DType::I32 => "int32",
-        DType::I64 => "int64",
-        DType::F16 => "float16",
-        DType::Bf16 => "bfloat16",
-        DType::F32 => "float32",
-        DType::F64 => "float64",
-        DType::Complex64 => "complex64",
-        DType::Complex128 => "complex128",
-        // A type newer than this list: zarrs says that it does not know it.
-        other => other.as_str(),
-    }
 }

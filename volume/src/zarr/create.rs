@@ -9,7 +9,7 @@ use crate::description::{Encoding, NewVolume};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::zarr::array::ZarrArray;
-use crate::zarr::document::{Document, Kind, V2, V2_ATTRIBUTES, V2_GROUP, V3};
+use crate::zarr::document::{Document, Kind, V2, V2_ATTRIBUTES, V2_GROUP, V3, name_v3};
 
 /// Most bytes that blosc can pack at once, less what it adds.
 const MOST_BLOSC: u64 = (1 << 31) - 17;
@@ -77,7 +77,7 @@ fn check(new: &NewVolume) -> Result<(), String> {
     if new.version == 2 && new.dtype == DType::Bf16 {
         return Err("Zarr version 2 has no bfloat16: choose version 3".to_owned());
     }
-    if dtype_v3(new.dtype).is_none() {
+    if name_v3(new.dtype).is_none() {
         return Err(format!("Zarr has no elements of type {}", new.dtype));
     }
     let chunk = new.chunk_shape.iter().fold(new.dtype.size() as u64, |size, length| size.saturating_mul(*length));
@@ -142,7 +142,7 @@ fn metadata_v3(new: &NewVolume) -> Value {
         "zarr_format": 3,
         "node_type": "array",
         "shape": new.shape,
-        "data_type": dtype_v3(new.dtype),
+        "data_type": name_v3(new.dtype),
         "chunk_grid": {
             "name": "regular",
             "configuration": {"chunk_shape": new.shard_shape.as_ref().unwrap_or(&new.chunk_shape)},
@@ -181,26 +181,6 @@ fn fill_value(dtype: DType) -> Value {
         DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => json!(0.0),
         _ => json!(0),
     }
-}
-
-fn dtype_v3(dtype: DType) -> Option<&'static str> {
-    Some(match dtype {
-        DType::U8 => "uint8",
-        DType::U16 => "uint16",
-        DType::U32 => "uint32",
-        DType::U64 => "uint64",
-        DType::I8 => "int8",
-        DType::I16 => "int16",
-        DType::I32 => "int32",
-        DType::I64 => "int64",
-        DType::F16 => "float16",
-        DType::Bf16 => "bfloat16",
-        DType::F32 => "float32",
-        DType::F64 => "float64",
-        DType::Complex64 => "complex64",
-        DType::Complex128 => "complex128",
-        _ => return None,
-    })
 }
 
 fn text(json: &Value) -> Vec<u8> {

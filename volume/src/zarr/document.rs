@@ -254,24 +254,36 @@ fn dtype_v2(text: &str) -> Option<DType> {
     })
 }
 
+/// What version 3 calls the types of elements.
+const NAMES_V3: [(&str, DType); 14] = [
+    ("uint8", DType::U8),
+    ("uint16", DType::U16),
+    ("uint32", DType::U32),
+    ("uint64", DType::U64),
+    ("int8", DType::I8),
+    ("int16", DType::I16),
+    ("int32", DType::I32),
+    ("int64", DType::I64),
+    ("float16", DType::F16),
+    ("bfloat16", DType::Bf16),
+    ("float32", DType::F32),
+    ("float64", DType::F64),
+    ("complex64", DType::Complex64),
+    ("complex128", DType::Complex128),
+];
+
+/// Returns what version 3 calls a type, if it has it.
+pub(crate) fn name_v3(dtype: DType) -> Option<&'static str> {
+    NAMES_V3.iter().find(|(_, known)| *known == dtype).map(|(name, _)| *name)
+}
+
 fn dtype_v3(text: &str) -> Option<DType> {
-    Some(match text {
-        "uint8" => DType::U8,
-        "uint16" => DType::U16,
-        "uint32" => DType::U32,
-        "uint64" => DType::U64,
-        "int8" => DType::I8,
-        "int16" => DType::I16,
-        "int32" => DType::I32,
-        "int64" => DType::I64,
-        "float16" => DType::F16,
-        "bfloat16" => DType::Bf16,
-        "float32" => DType::F32,
-        "float64" => DType::F64,
-        "complex64" | "complex_float32" => DType::Complex64,
-        "complex128" | "complex_float64" => DType::Complex128,
-        _ => return None,
-    })
+    let name = match text {
+        "complex_float32" => "complex64",
+        "complex_float64" => "complex128",
+        name => name,
+    };
+    NAMES_V3.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
 }
 
 /// Names the codecs that pack bytes, the inner ones for shards.

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use self::array::ZarrArray;
 use self::document::Document;
+pub(crate) use self::document::name_v3;
 use self::multiscales::Multiscales;
 use crate::description::{NewVolume, ScaleInfo};
 use crate::error::{Error, Result};
