@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use ndarray::Ix3;
-use ndarray_shm::{DType, Directory, EntryKind, Order, RenderOptions, render};
+use ndarray::{Ix3, IxDyn};
+use ndarray_shm::{DType, Directory, EntryKind, Location, NextClaim, Order, RenderOptions, render};
 use ndarray_shm_volume::demo::{Codec, DemoSpec};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, Error, Fetched, ProcessWorkers, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl, Workers,
@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         trial("worker_processes_paint_real_shared_memory", worker_processes_paint_real_shared_memory),
         trial("a_killed_worker_is_a_warning_and_others_paint_its_chunk", a_killed_worker_is_a_warning),
+        trial("a_chunk_that_a_killed_worker_did_not_tell_of_is_counted", a_chunk_nobody_told_of_is_counted),
         trial("when_all_workers_are_killed_the_same_call_resumes", when_all_workers_are_killed),
         trial("workers_that_cannot_be_started_are_an_error", workers_that_cannot_be_started),
         trial("a_worker_that_cannot_be_started_is_a_warning", a_worker_that_cannot_be_started),
@@ -136,6 +137,9 @@ fn worker(behaviour: &str) -> ExitCode {
     let source = Unusual { volume, behaviour: behaviour.to_owned(), chunk, count: 0.into() };
     let backend = Arc::new(Directory::new("test", variable(ARRAYS)));
     let location = std::env::var(LOCATION).expect("a location").parse().expect("a location");
+    if behaviour == "die-untold" && fs::create_dir(variable(MARK)).is_ok() {
+        paint_one_and_die(&backend, &location);
+    }
     match paint_as_worker(&source, backend, &location, &stop) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
@@ -143,6 +147,22 @@ fn worker(behaviour: &str) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Dies between finishing its first chunk and telling so.
+fn paint_one_and_die(backend: &Arc<Directory>, location: &Location) {
+    let buffer =
+        RenderOptions::new().backend(Arc::clone(backend) as _).open::<u16, IxDyn>(location).expect("the buffer");
+    let NextClaim::Chunk(mut claim) = buffer.claim_next().expect("a claim") else { panic!("no chunk is left") };
+    let whole = region();
+    let moved = claim.region().iter().zip(whole.ranges()).map(|(range, origin)| {
+        origin.start + i64::try_from(range.start).expect("small")
+            ..origin.start + i64::try_from(range.end).expect("small")
+    });
+    let here = Bbox::new(moved.collect()).expect("a region");
+    claim.view_mut().assign(&spec().expected::<u16>(&here).expect("inside"));
+    claim.commit().expect("finished");
+    kill_myself();
 }
 
 fn command(place: &Place, behaviour: &str, chunk: usize) -> Command {
@@ -229,6 +249,15 @@ fn a_killed_worker_is_a_warning() {
         assert!(chunk > 1 || killed == 1, "every worker that came had a first chunk");
         check(&place, &done);
     }
+}
+
+fn a_chunk_nobody_told_of_is_counted() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    let options = place.options().workers(workers(&place, 2, "die-untold", 0));
+    let done = place.download(&*volume, &region(), &options).expect("the other goes on");
+    assert_eq!((done.painted, done.chunks, done.warnings.len()), (CHUNKS, CHUNKS, 1), "{:?}", done.warnings);
+    check(&place, &done);
 }
 
 fn when_all_workers_are_killed() {

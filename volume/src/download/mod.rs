@@ -55,7 +55,8 @@ pub struct Downloaded {
     pub order: Order,
     /// Chunks the region touches.
     pub chunks: usize,
-    /// Chunks that this call's workers painted. A worker process that was killed may have painted one more than it told.
+    /// Chunks that this call's workers painted. Where others joined the same work and a worker process was killed, one of theirs
+    /// may be counted for it.
     pub painted: usize,
     /// Chunks that were painted before this call. The rest of them was painted by others who joined the same work.
     pub resumed: usize,

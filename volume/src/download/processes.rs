@@ -84,9 +84,10 @@ pub(crate) fn paint<T: Element>(
         Ok(crew) => crew,
         Err(error) => return Outcome::Lost { report: format!("no worker could be started: {error}") },
     };
-    let (mut losses, mut gave_up) = (Vec::new(), false);
+    let (mut losses, mut deaths, mut gave_up) = (Vec::new(), 0, false);
     loop {
         let end = crew.next_end(LOOK);
+        deaths += u64::from(end.as_ref().is_some_and(End::is_death));
         let complete = buffer.progress().is_complete();
         // One that ended well when all was done is no loss.
         if let Some(end) = end.filter(|end| !(complete && end.is_good())) {
@@ -100,9 +101,11 @@ pub(crate) fn paint<T: Element>(
             // The kernel gives a dying worker's chunk to others a moment before it says that the worker is dead.
             while let Some(end) = crew.next_end(Duration::ZERO) {
                 if end.is_death() {
+                    deaths += 1;
                     watch.warn(crew.obituary(&end));
                 }
             }
+            watch.credit(deaths);
             return Outcome::Complete;
         }
         if work.stop.is_stopped() {

@@ -34,6 +34,7 @@ pub(crate) struct Watch<'a> {
     progress: &'a dyn Progress,
     /// Chunks that were painted when the work began.
     pub(crate) resumed: usize,
+    total: usize,
     pub(crate) warnings: Vec<String>,
     /// What the workers did.
     pub(crate) totals: Totals,
@@ -45,9 +46,11 @@ pub(crate) struct Watch<'a> {
 impl<'a> Watch<'a> {
     pub(crate) fn new<T: Element>(progress: &'a dyn Progress, buffer: &RenderBuffer<T, IxDyn>) -> Self {
         let bytes_total = buffer.shape().iter().fold(size_of::<T>() as u64, |bytes, n| bytes.saturating_mul(*n as u64));
+        let RenderProgress { done, total } = buffer.progress();
         Self {
             progress,
-            resumed: buffer.progress().done,
+            resumed: done,
+            total,
             warnings: Vec::new(),
             totals: Totals::default(),
             bytes_total,
@@ -80,6 +83,13 @@ impl<'a> Watch<'a> {
         if self.last.is_none_or(|last| last.elapsed() >= PROGRESS_INTERVAL) {
             self.tell(buffer, totals);
         }
+    }
+
+    /// Gives chunks that nobody told of to workers that died, now that all are painted: one that is killed between finishing a
+    /// chunk and telling so owes one. Where others joined the same work, it may be one of theirs.
+    pub(crate) fn credit(&mut self, deaths: u64) {
+        let here = self.total.saturating_sub(self.resumed) as u64;
+        self.totals.painted += deaths.min(here.saturating_sub(self.totals.painted));
     }
 
     /// Tells of something that does not stop the work.
