@@ -245,8 +245,7 @@ impl Job<'_> {
                 "what is painted was kept: the same command continues, {discard}. A larger NDSHM_RETRY_SECONDS waits longer for a server"
             )),
             Error::Missing { .. } => Some(
-                "--missing fill makes background of such chunks, which is right if the volume leaves background out. Plain web \
-                 servers do not find files that CloudVolume packed, NAME.gz: read such a volume from its directory or bucket"
+                "--missing fill makes background of such chunks, which is right if the volume leaves background out"
                     .to_owned(),
             ),
             Error::Array(ndarray_shm::Error::AlreadyExists { .. }) if is_file => {

@@ -92,6 +92,42 @@ fn a_volume_is_read_over_http_and_not_written() {
     assert!(finished.json()["error"].as_str().is_some_and(|error| !error.is_empty()), "{finished:?}");
 }
 
+/// CloudVolume's way, which the command has too: chunks in files `NAME.gz`, of which a plain web server knows nothing.
+#[test]
+fn packed_files_are_found_behind_a_plain_web_server() {
+    if servers::python("packed files behind HTTP").is_none() {
+        return;
+    }
+    let (scene, place) = (Scene::new(), tempfile::tempdir().expect("a directory"));
+    volume::write(&scene.volume());
+    let (local, packed) = (scene.volume(), place.path().join("packed"));
+    let (local, destination) = (local.to_str().expect("text"), format!("precomputed://{}", packed.display()));
+    let region = ["--bbox", "0:64,0:64,0:64"];
+    run(scene.ndshm(["download", local, "--location", "x", "--quiet", "--order", "f"]).args(region)).expect_code(0);
+    let new = ["--create", "--encoding", "gzip", "--dtype", "uint16", "--shape", "64,64,64", "--chunk", "32,32,32"];
+    run(scene.ndshm(["upload", "x", &destination, "--order", "f", "--quiet"]).args(new)).expect_code(0);
+    let chunk = packed.join("1_1_1/32-64_32-64_32-64");
+    let named = |suffix: &str| chunk.with_file_name(format!("32-64_32-64_32-64{suffix}"));
+    assert!(named(".gz").is_file() && !chunk.exists());
+
+    let server = HttpServer::plain(&packed);
+    let url = format!("precomputed://{}", server.url());
+    let down = |more: &[&str]| {
+        let arguments = ["download", &url, "--location", "y", "--order", "f", "--replace", "--quiet", "--workers", "1"];
+        run(scene.ndshm(arguments).args(more))
+    };
+    down(&[]).expect_code(0);
+    assert_whole(&scene, "y", &[0..64, 0..64, 0..64], false);
+    // What is not there is still missing, and what is packed otherwise is said to be.
+    fs::rename(named(".gz"), named(".br")).expect("renamed");
+    let finished = down(&[]).expect_code(1);
+    assert!(finished.err.contains("is not stored") && finished.err.contains("--missing fill"), "{finished:?}");
+    let finished = down(&["--missing", "fill", "--bbox", "32:64,32:64,32:64"]).expect_code(1);
+    assert!(finished.err.contains("32-64_32-64_32-64.br") && finished.err.contains("brotli"), "{finished:?}");
+    fs::remove_file(named(".br")).expect("removed");
+    down(&["--missing", "fill"]).expect_code(0);
+}
+
 /// A server that describes a volume, and then says nothing more.
 #[cfg(unix)]
 fn silent_server() -> (String, std::thread::JoinHandle<()>) {

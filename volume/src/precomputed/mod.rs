@@ -7,6 +7,7 @@ mod create;
 mod encoding;
 mod info;
 mod key;
+mod names;
 mod pictures;
 mod segmentation;
 mod sharding;

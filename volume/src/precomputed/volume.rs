@@ -9,6 +9,7 @@ use ndarray_shm::Order;
 use super::encoding::{ChunkEncoding, Layout};
 use super::info::{INFO, Info, Scale};
 use super::key;
+use super::names::{Names, OTHER_SUFFIXES};
 use super::shards::{Shards, numbers};
 use crate::bbox::{length, ranges_text, to_usize};
 use crate::error::{Cause, Error, Result};
@@ -17,10 +18,6 @@ use crate::scratch::Scratch;
 use crate::store::Store;
 use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};
 
-/// Other ways in which CloudVolume packs the files of a volume.
-const OTHER_SUFFIXES: [(&str, &str); 5] =
-    [(".br", "brotli"), (".bz2", "bzip2"), (".zstd", "zstd"), (".zst", "zstd"), (".xz", "xz")];
-
 /// A scale that is open.
 pub(super) struct PrecomputedVolume {
     store: Arc<dyn Store>,
@@ -28,6 +25,7 @@ pub(super) struct PrecomputedVolume {
     encoding: ChunkEncoding,
     shards: Option<Shards>,
     identity: String,
+    names: Names,
     /// Whether chunks that are written are gzip streams.
     packs: bool,
 }
@@ -40,7 +38,8 @@ impl PrecomputedVolume {
         let encoding = ChunkEncoding::of(&scale).map_err(|reason| Error::no_volume(&info.file, reason))?;
         let shards = scale.sharding.clone().map(|sharding| Shards::new(Arc::clone(&store), &scale.prefix, sharding));
         let identity = identity(&info, &scale);
-        Ok(Self { store, scale, encoding, shards, identity, packs: encoding.is_worth_packing() })
+        let (names, packs) = (Names::default(), encoding.is_worth_packing());
+        Ok(Self { store, scale, encoding, shards, identity, names, packs })
     }
 
     /// Says whether chunks are to be wrapped in gzip, which nothing in the volume tells.
@@ -68,7 +67,7 @@ impl PrecomputedVolume {
     }
 
     /// Whether the chunks that are there are wrapped in gzip, or should be where there are none. A server tells everybody who reads, but of
-    /// files named `.gz` only CloudVolume knows: others find such chunks missing, and take them for 0.
+    /// files named `.gz` only CloudVolume and we know: others find such chunks missing, and take them for 0.
     fn is_packed(&self) -> Result<bool> {
         if self.store.is_remote() {
             return Ok(true);
@@ -123,21 +122,13 @@ impl PrecomputedVolume {
 
     /// A file with a suffix that nobody looks for is no missing chunk.
     fn check_missing(&self, chunk: &[Range<i64>], region: &[Range<i64>]) -> Result<()> {
-        // Servers say how an object is packed, not its name.
-        if self.store.is_remote() {
-            return Ok(());
-        }
         let key = self.key(chunk);
-        for (suffix, packing) in OTHER_SUFFIXES {
-            if self.store.size(&format!("{key}{suffix}"))?.is_some() {
-                let cause = format!(
-                    "it is stored as `{key}{suffix}`, packed by {packing}, which cannot be read: gzip can (CloudVolume \
-                     can convert it)"
-                );
-                return Err(self.failed(chunk, region, cause.into()));
-            }
-        }
-        Ok(())
+        let Some((suffix, packing)) = self.names.other(&*self.store, &key)? else { return Ok(()) };
+        let cause = format!(
+            "it is stored as `{key}{suffix}`, packed by {packing}, which cannot be read: gzip can (CloudVolume can \
+             convert it)"
+        );
+        Err(self.failed(chunk, region, cause.into()))
     }
 }
 
@@ -163,7 +154,7 @@ impl ChunkSource for PrecomputedVolume {
                 None => return Ok(Fetched::Missing),
             },
             None => {
-                if let Some(object) = self.store.get(&self.key(&chunk))? {
+                if let Some(object) = self.names.get(&*self.store, &self.key(&chunk))? {
                     (object.bytes, object.gzip)
                 } else {
                     self.check_missing(&chunk, region)?;

@@ -44,6 +44,11 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Whether answers come over a network.
     fn is_remote(&self) -> bool;
 
+    /// Whether it is a web server, which may have the files of a directory as they are: then `NAME.gz` does not stand for `NAME`.
+    fn is_web(&self) -> bool {
+        false
+    }
+
     /// Reads an object.
     fn get(&self, key: &str) -> Result<Option<Object>>;
 

@@ -91,7 +91,7 @@ impl World {
             }
             // Written as files, which a server shows.
             Kept::Http => {
-                let web = self.web.get_or_init(|| HttpServer::start(&self.directory.path().join("served")));
+                let web = self.web.get_or_init(|| HttpServer::plain(&self.directory.path().join("served")));
                 let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
                 (json!({ "file": text }), format!("{}/{name}", web.url()))
             }

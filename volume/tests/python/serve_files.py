@@ -1,9 +1,9 @@
 """A web server of files that sends parts of them, until standard input ends; it prints its port when it answers.
 
-Usage: serve_files.py DIRECTORY [tags] [lengthless]
+Usage: serve_files.py DIRECTORY [tags] [lengthless] [plain]
 
 `tags`: answers have an ETag. `lengthless`: answers say no Content-Length (chunked), as those of dynamic servers do. A missing file whose
-packed sibling `NAME.gz` is there is answered with that, under Content-Encoding gzip.
+packed sibling `NAME.gz` is there is answered with that, under Content-Encoding gzip; with `plain` it is missing.
 """
 
 import os
@@ -37,7 +37,7 @@ class Files(BaseHTTPRequestHandler):
         path = ROOT / unquote(urlsplit(self.path).path).lstrip("/")
         packed = path.with_name(path.name + ".gz")
         encoding = None
-        if not path.is_file() and packed.is_file():
+        if not path.is_file() and packed.is_file() and "plain" not in WITH:
             path, encoding = packed, "gzip"
         if not path.is_file():
             return self.refuse(404)

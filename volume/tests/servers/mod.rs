@@ -140,7 +140,15 @@ impl HttpServer {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("tags")]), _scratch: None }
     }
 
-    /// The same, whose answers have no tag.
+    /// One that sends parts of files, and has just the files: of `NAME.gz` it does not know that it could be asked for as `NAME`.
+    pub fn plain(directory: &Path) -> Self {
+        Self {
+            served: Served::start("serve_files.py", &[directory, Path::new("tags"), Path::new("plain")]),
+            _scratch: None,
+        }
+    }
+
+    /// As [`start`](Self::start), whose answers have no tag.
     pub fn without_tags(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory]), _scratch: None }
     }

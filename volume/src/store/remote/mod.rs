@@ -246,6 +246,10 @@ impl Store for RemoteStore {
         true
     }
 
+    fn is_web(&self) -> bool {
+        self.server.is_web
+    }
+
     fn get(&self, key: &str) -> Result<Option<Object>> {
         let received = self.ask("reading", key, async |path| self.receive(path, None).await)?;
         Ok(received.map(|received| {
