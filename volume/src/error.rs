@@ -27,6 +27,27 @@ pub enum Error {
         #[source]
         cause: Option<Cause>,
     },
+    /// The volume does not have this scale.
+    #[error("`{volume}`: there is no scale {mip}: it has {scales}")]
+    Scale {
+        /// The volume that was opened: a path or a URL.
+        volume: String,
+        /// The scale that was asked for.
+        mip: usize,
+        /// How many it has, and what they are called or counted from.
+        scales: String,
+    },
+    /// The format does not have a volume as it was to be made.
+    #[error("`{volume}`: {reason}")]
+    NewVolume {
+        /// Where it was to be: a path or a URL.
+        volume: String,
+        /// What the format does not have, and what to choose instead.
+        reason: String,
+        /// What the reader of the format said.
+        #[source]
+        cause: Option<Cause>,
+    },
     /// The volume's elements are of a type that arrays in shared memory do not have.
     #[error("`{volume}`: elements of type {dtype} cannot be shared (supported: {SUPPORTED})")]
     UnsupportedDType {
@@ -179,6 +200,18 @@ const SUPPORTED: &str = "8 to 64 bit integers, float16, bfloat16, float32, float
 impl Error {
     pub(crate) fn no_volume(volume: impl fmt::Display, reason: impl Into<String>) -> Self {
         Self::Source { volume: volume.to_string(), reason: reason.into(), cause: None }
+    }
+
+    pub(crate) fn new_volume(volume: impl fmt::Display, reason: impl Into<String>) -> Self {
+        Self::NewVolume { volume: volume.to_string(), reason: reason.into(), cause: None }
+    }
+
+    /// Says of what is wrong with the description of a volume that is to be made that it came from the caller.
+    pub(crate) fn of_new_volume(self) -> Self {
+        match self {
+            Self::Source { volume, reason, cause } => Self::NewVolume { volume, reason, cause },
+            other => other,
+        }
     }
 
     pub(crate) fn io(op: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::description::{NewVolume, ScaleInfo};
+use crate::description::{Encoding, NewVolume, ScaleInfo};
 use crate::error::{Error, Result};
 use crate::store::url::{Place, VolumeFormat, VolumeUrl};
 use crate::store::{self, Store};
@@ -15,6 +15,7 @@ use crate::{precomputed, zarr};
 #[derive(Debug, Clone, Default)]
 pub struct VolumeOptions {
     mip: usize,
+    encoding: Option<Encoding>,
 }
 
 impl VolumeOptions {
@@ -29,11 +30,21 @@ impl VolumeOptions {
         self
     }
 
+    /// Says with which encoding the volume was made.
+    ///
+    /// Only [`open_writable`](Self::open_writable) of Precomputed volumes heeds it: their description does not say whether chunks are
+    /// wrapped in gzip, and as long as no chunk is there nothing else does. Chunks that are there count for more.
+    pub fn encoding(mut self, encoding: Encoding) -> Self {
+        self.encoding = Some(encoding);
+        self
+    }
+
     /// Opens a volume for reading.
     ///
     /// # Errors
     ///
     /// - [`Source`](Error::Source): nothing is there, or it cannot be read (the message says why, and lists what is there instead);
+    /// - [`Scale`](Error::Scale): it has not so many scales;
     /// - [`UnsupportedDType`](Error::UnsupportedDType): its elements cannot be in shared memory;
     /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached.
     pub fn open(&self, url: &VolumeUrl) -> Result<Box<dyn ChunkSource>> {
@@ -51,7 +62,7 @@ impl VolumeOptions {
     pub fn open_writable(&self, url: &VolumeUrl) -> Result<Box<dyn ChunkSink>> {
         match found(url)? {
             (VolumeFormat::Zarr, store) => zarr::open_writable(&store, self.mip),
-            (VolumeFormat::Precomputed, store) => precomputed::open_writable(store, self.mip),
+            (VolumeFormat::Precomputed, store) => precomputed::open_writable(store, self.mip, self.encoding),
         }
     }
 
@@ -81,12 +92,12 @@ pub fn open_volume(url: &VolumeUrl) -> Result<Box<dyn ChunkSource>> {
 ///
 /// # Errors
 ///
-/// [`Source`](Error::Source): something is there already, or the format does not have what is asked for.
+/// [`Source`](Error::Source): something is there already. [`NewVolume`](Error::NewVolume): the format does not have what is asked for.
 /// [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached or written.
 pub fn create_volume(url: &VolumeUrl, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     if let Some(expected) = url.expected_format().filter(|expected| *expected != new.format) {
         let reason = format!("its URL says {expected:?}, but {:?} is to be made", new.format);
-        return Err(Error::no_volume(url, reason));
+        return Err(Error::new_volume(url, reason));
     }
     let store = store::open(&absolute(url)?)?;
     match new.format {

@@ -20,24 +20,28 @@ const SPACE: usize = 3;
 ///
 /// # Errors
 ///
-/// [`Source`](Error::Source): there is one already, or the format does not have what is asked for.
+/// [`Source`](Error::Source): there is one already. [`NewVolume`](Error::NewVolume): the format does not have what is asked for.
 pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     let file = store.locate(INFO);
     if store.get(INFO)?.is_some() {
         return Err(Error::no_volume(file, "there is a Precomputed volume already: choose another place, or open it"));
     }
-    let document = describe(new).map_err(|reason| Error::no_volume(&file, reason))?;
+    let document = describe(new).map_err(|reason| Error::new_volume(&file, reason))?;
     let mut text = serde_json::to_vec_pretty(&document)
         .map_err(|error| Error::no_volume(&file, format!("its description cannot be written: {error}")))?;
     text.push(b'\n');
     // What could not be read again is not written in the first place.
-    let info = Info::parse(&text, file.clone(), "")?;
+    let info = Info::parse(&text, file.clone(), "").map_err(Error::of_new_volume)?;
     let scale = info.scale(0)?;
     refuse_to_mix(&*store, &scale.prefix)?;
-    ChunkEncoding::of(scale).map_err(|reason| Error::no_volume(&file, reason))?;
+    ChunkEncoding::of(scale).map_err(|reason| Error::new_volume(&file, reason))?;
     store.put(INFO, text, false)?;
-    let packs = matches!(new.encoding, Encoding::Gzip | Encoding::CompressedSegmentation);
-    Ok(Box::new(PrecomputedVolume::open(store, 0)?.packing(packs)))
+    Ok(Box::new(PrecomputedVolume::open(store, 0)?.packing(packs(new.encoding))))
+}
+
+/// Whether chunks of a volume that was made with this encoding are wrapped in gzip.
+pub(super) fn packs(encoding: Encoding) -> bool {
+    matches!(encoding, Encoding::Gzip | Encoding::CompressedSegmentation)
 }
 
 /// Chunks that are there would be taken for the new volume's, and a Zarr array is what others would find first.

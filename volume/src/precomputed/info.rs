@@ -93,8 +93,8 @@ impl Info {
     pub(super) fn scale(&self, mip: usize) -> Result<&Scale> {
         self.scales.get(mip).ok_or_else(|| {
             let keys: Vec<&str> = self.scales.iter().take(16).map(|scale| scale.key.as_str()).collect();
-            let reason = format!("there is no scale {mip}: it has {} ({})", self.scales.len(), keys.join(", "));
-            Error::no_volume(&self.file, reason)
+            let scales = format!("{} ({})", self.scales.len(), keys.join(", "));
+            Error::Scale { volume: self.file.clone(), mip, scales }
         })
     }
 }

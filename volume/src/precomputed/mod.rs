@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub(crate) use self::create::create;
 use self::info::{INFO, Info};
 use self::volume::PrecomputedVolume;
-use crate::description::ScaleInfo;
+use crate::description::{Encoding, ScaleInfo};
 use crate::error::Result;
 use crate::store::Store;
 use crate::volume::{ChunkSink, ChunkSource};
@@ -36,8 +36,9 @@ pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
 ///
 /// # Errors
 ///
-/// - [`Source`](crate::Error::Source): there is no such volume or scale, its description is damaged or is one of something else, or its
+/// - [`Source`](crate::Error::Source): there is no such volume, its description is damaged or is one of something else, or its
 ///   chunks are encoded as cannot be read;
+/// - [`Scale`](crate::Error::Scale): it has not so many scales;
 /// - [`UnsupportedDType`](crate::Error::UnsupportedDType): its elements cannot be in shared memory;
 /// - [`Store`](crate::Error::Store): the store cannot be reached.
 pub(crate) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSource>> {
@@ -46,14 +47,14 @@ pub(crate) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSou
 
 /// Opens a scale for reading and writing.
 ///
-/// Chunks that are raw or `compressed_segmentation` are wrapped in gzip in remote stores, as CloudVolume does, and in files if those that are
-/// there are.
+/// Chunks that are raw or `compressed_segmentation` are wrapped in gzip if the volume was made so, as the caller may know and the chunks in a
+/// directory show; where nobody knows, in remote stores, as CloudVolume does.
 ///
 /// # Errors
 ///
 /// Those of [`open`], and [`Source`](crate::Error::Source) if the scale is sharded.
-pub(crate) fn open_writable(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSink>> {
-    Ok(Box::new(PrecomputedVolume::open(store, mip)?.writable()?))
+pub(crate) fn open_writable(store: Arc<dyn Store>, mip: usize, made: Option<Encoding>) -> Result<Box<dyn ChunkSink>> {
+    Ok(Box::new(PrecomputedVolume::open(store, mip)?.writable(made.map(create::packs))?))
 }
 
 /// Lists the scales, the finest first, also those whose chunks cannot be read.

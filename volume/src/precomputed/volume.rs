@@ -48,8 +48,8 @@ impl PrecomputedVolume {
         self
     }
 
-    /// Checks that it can be written, and decides whether its chunks are wrapped in gzip.
-    pub(super) fn writable(mut self) -> Result<Self> {
+    /// Checks that it can be written, and decides whether its chunks are wrapped in gzip; `made` says so of the volume when it was new.
+    pub(super) fn writable(mut self, made: Option<bool>) -> Result<Self> {
         if self.shards.is_some() {
             let reason = format!("scale `{}` is sharded: such scales can be read, but not written", self.scale.key);
             return Err(Error::no_volume(self.store.locate(INFO), reason));
@@ -62,19 +62,21 @@ impl PrecomputedVolume {
             );
             return Err(Error::no_volume(self.store.locate(INFO), reason));
         }
-        self.packs = self.encoding.is_worth_packing() && self.is_packed()?;
+        self.packs = self.encoding.is_worth_packing() && self.is_packed(made)?;
         Ok(self)
     }
 
     /// Whether the chunks that are there are wrapped in gzip, or should be where there are none. A server tells everybody who reads, but of
     /// files named `.gz` only CloudVolume and we know: others find such chunks missing, and take them for 0.
-    fn is_packed(&self) -> Result<bool> {
+    fn is_packed(&self, made: Option<bool>) -> Result<bool> {
         if self.store.is_remote() {
-            return Ok(true);
+            return Ok(made.unwrap_or(true));
         }
         let prefix = &self.scale.prefix;
         let names = self.store.list(prefix.trim_end_matches('/'))?;
-        let Some(chunk) = names.iter().find(|name| name.matches('_').count() == 2) else { return Ok(false) };
+        let Some(chunk) = names.iter().find(|name| name.matches('_').count() == 2) else {
+            return Ok(made.unwrap_or(false));
+        };
         Ok(self.store.get(&format!("{prefix}{chunk}"))?.is_some_and(|object| object.gzip))
     }
 

@@ -17,11 +17,11 @@ const MOST_BLOSC: u64 = (1 << 31) - 17;
 /// Makes an array without chunks.
 pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArray> {
     let name = store.locate("").trim_end_matches(['/', '\\']).to_owned();
-    check(new).map_err(|reason| Error::no_volume(&name, reason))?;
+    check(new).map_err(|reason| Error::new_volume(&name, reason))?;
     let (kind, file) = if new.version == 2 { (Kind::ArrayV2, V2) } else { (Kind::ArrayV3, V3) };
     let json = if new.version == 2 { metadata_v2(new) } else { metadata_v3(new) };
     // What cannot be opened must not be written.
-    ZarrArray::open(store, &Document::planned(store, kind, json.clone()))?;
+    ZarrArray::open(store, &Document::planned(store, kind, json.clone())).map_err(Error::of_new_volume)?;
     refuse_to_replace(store, &name)?;
     if let (Kind::ArrayV2, Some(attributes)) = (kind, attributes(new)) {
         // In front of the document that makes it a volume.

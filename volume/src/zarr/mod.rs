@@ -42,7 +42,8 @@ pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
 /// # Errors
 ///
 /// - [`Source`](Error::Source): nothing is there, it is a group without scales (the message lists its arrays), it has damaged
-///   metadata, a codec or a chunk grid that is not supported, or not so many scales;
+///   metadata, or a codec or a chunk grid that is not supported;
+/// - [`Scale`](Error::Scale): it has not so many scales;
 /// - [`UnsupportedDType`](Error::UnsupportedDType): its elements cannot be in shared memory.
 pub(crate) fn open(store: &Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSource>> {
     Ok(Box::new(open_scale(store, mip)?))
@@ -85,7 +86,7 @@ pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
 ///
 /// # Errors
 ///
-/// [`Source`](Error::Source): something is there already, or Zarr does not have what is asked for.
+/// [`Source`](Error::Source): something is there already. [`NewVolume`](Error::NewVolume): Zarr does not have what is asked for.
 /// [`Store`](Error::Store): it cannot be written.
 pub(crate) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     Ok(Box::new(create::create(store, new)?))
@@ -102,8 +103,8 @@ fn root(store: &Arc<dyn Store>) -> Result<Document> {
 fn open_scale(store: &Arc<dyn Store>, mip: usize) -> Result<ZarrArray> {
     let document = root(store)?;
     let missing = |count: usize, name: &str| {
-        let reason = format!("there is no scale {mip}: it has {count}, counted from 0");
-        Error::no_volume(name, reason)
+        let (volume, scales) = (name.to_owned(), format!("{count}, counted from 0"));
+        Error::Scale { volume, mip, scales }
     };
     if document.is_array() {
         return if mip == 0 { ZarrArray::open(store, &document) } else { Err(missing(1, document.volume())) };

@@ -390,6 +390,36 @@ fn a_shard_is_read_and_one_that_lies_is_an_error_that_names_it() {
     }
 }
 
+#[test]
+fn a_volume_that_is_reopened_before_its_first_chunk_is_packed_as_it_was_made() {
+    let place = Place::new();
+    for (number, (made, said, packed)) in [
+        (Encoding::Gzip, Some(Encoding::Gzip), true),
+        (Encoding::Gzip, None, false),
+        (Encoding::Raw, Some(Encoding::Raw), false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = place.path(&format!("volume-{number}"));
+        let url = VolumeUrl::local(&path);
+        create_volume(&url, &new(DType::U8, made)).expect("a volume");
+        let mut options = VolumeOptions::new();
+        for said in [said, None, Some(Encoding::Raw), Some(Encoding::Gzip)] {
+            // After the first time there is a chunk, and that counts for more.
+            if let Some(said) = said {
+                options = options.encoding(said);
+            }
+            let sink = options.open_writable(&url).expect("a volume");
+            let region = sink.meta().domain();
+            let encoded = sink.encode(region.ranges(), &Runs(1)).expect("encoded");
+            sink.store(region.ranges(), encoded).expect("stored");
+            let file = path.join("1_1_1/0-16_0-16_0-16");
+            assert_eq!((file.is_file(), file.with_extension("gz").is_file()), (!packed, packed), "{made:?} {said:?}");
+        }
+    }
+}
+
 type Change = fn(&mut NewVolume);
 
 #[test]
@@ -415,7 +445,8 @@ fn volumes_that_precomputed_does_not_have_are_refused_and_leave_nothing() {
         let mut new = new(DType::U8, Encoding::Raw);
         change(&mut new);
         let error = create_volume(&VolumeUrl::local(&path), &new).expect_err(reason);
-        assert!(matches!(error, Error::Source { .. }) && chain(&error).contains(reason), "{number}: {}", chain(&error));
+        assert!(matches!(error, Error::NewVolume { .. }), "{number}: {error:?}");
+        assert!(chain(&error).contains(reason), "{number}: {}", chain(&error));
         assert!(!path.exists(), "{number}");
     }
     let path = place.path("volume");

@@ -73,7 +73,8 @@ fn volumes_that_zarr_does_not_have_are_refused_and_leave_nothing() {
         let mut new = new(&[9, 9], &[4, 4]);
         change(&mut new);
         let error = create_volume(&VolumeUrl::local(&path), &new).expect_err(reason);
-        assert!(matches!(error, Error::Source { .. }) && chain(&error).contains(reason), "{number}: {}", chain(&error));
+        assert!(matches!(error, Error::NewVolume { .. }), "{number}: {error:?}");
+        assert!(chain(&error).contains(reason), "{number}: {}", chain(&error));
         assert!(!path.exists(), "{number}");
     }
     let url = VolumeUrl::local(place.path("volume")).format(VolumeFormat::Precomputed);
