@@ -1,5 +1,6 @@
 //! `ndshm download`: paints a region of a volume into an array, shows how far it is, and says how to open the result.
 
+use std::fs::Metadata;
 use std::io::Write;
 use std::sync::Arc;
 use std::thread;
@@ -17,7 +18,7 @@ use crate::exit::{Exit, Failure};
 use crate::list::display;
 use crate::part::Part;
 use crate::progress::Display;
-use crate::{interrupt, python, report, units, worker};
+use crate::{host, interrupt, python, report, units, worker};
 
 /// What the directory of a file is called as a backend.
 const FILES: &str = "file";
@@ -39,17 +40,17 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
         None => &whole,
         Some(Part { region: Some(region), .. }) => region,
         Some(part) => {
-            part.mark(0, 0)?;
+            part.mark(None, 0, 0)?;
             return Idle::write(part, None, "nothing", args.json, out);
         }
     };
-    if let Some(part) = &part
-        && part.is_marked()?
-    {
+    let made = || path.metadata().ok().filter(Metadata::is_file);
+    if let Some(part) = &part {
         let bytes =
             bbox.shape().iter().fold(meta.dtype.size() as u64, |bytes, length| bytes.saturating_mul(*length as u64));
-        // A mark outlives the memory of the machine that made it.
-        if path.metadata().is_ok_and(|found| found.is_file() && found.len() == bytes) {
+        // A mark outlives the memory of the machine that made it, and somebody else may have made an array of that name since.
+        let found = made().filter(|found| found.len() == bytes).as_ref().map(host::mark);
+        if part.is_marked(found.as_deref())? && found.is_some() {
             return Idle::write(part, Some(display(&path)), "already done", args.json, out);
         }
     }
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
     };
     let mut result = job.run(&display, &stop)?;
     if let Some(part) = &part {
-        part.mark(result.chunks as u64, result.bytes)?;
+        part.mark(made().as_ref().map(host::mark).as_deref(), result.chunks as u64, result.bytes)?;
         result.shard = Some(part.shard.to_string());
     }
     if args.json {

@@ -4,6 +4,9 @@ use std::error::Error as StdError;
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use ndarray_shm_volume as volume;
 use serde::Serialize;
@@ -25,15 +28,21 @@ pub(crate) enum Exit {
     Interrupted,
 }
 
+impl Exit {
+    fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::NotFound => 3,
+            Self::Interrupted => 130,
+        }
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
-        Self::from(match exit {
-            Exit::Done => 0,
-            Exit::Failed => 1,
-            Exit::Usage => 2,
-            Exit::NotFound => 3,
-            Exit::Interrupted => 130,
-        })
+        Self::from(exit.code())
     }
 }
 
@@ -77,6 +86,12 @@ impl Failure {
         self
     }
 
+    /// Makes it a failure of what was asked for.
+    pub(crate) fn usage(mut self) -> Self {
+        self.exit = Exit::Usage;
+        self
+    }
+
     /// Adds what to do about it.
     pub(crate) fn advice(mut self, advice: impl Display) -> Self {
         self.advice = Some(advice.to_string());
@@ -102,7 +117,24 @@ impl Failure {
 }
 
 impl Failure {
-    /// Prints it as JSON, unless there is nothing to say.
+    /// Tells of it and ends the program at once, without cleaning up. An output that takes nothing more is not waited for.
+    pub(crate) fn end(self) -> ! {
+        const PATIENCE: Duration = Duration::from_secs(1);
+
+        let code = self.exit.code().into();
+        let (told, is_told) = mpsc::channel::<()>();
+        let telling = thread::Builder::new().spawn(move || {
+            self.print(&mut io::stderr());
+            let _written = self.print_json(&mut io::stdout());
+            drop(told);
+        });
+        if telling.is_ok() {
+            let _whether_all_of_it = is_told.recv_timeout(PATIENCE);
+        }
+        std::process::exit(code)
+    }
+
+    /// Prints it as JSON, if that was asked for and there is something to say.
     pub(crate) fn print_json(&self, out: &mut dyn Write) -> io::Result<()> {
         let Some((error, because)) = self.messages.split_first() else { return Ok(()) };
         report::json(out, &Told { error, because, advice: self.advice.as_deref() })?;
@@ -151,6 +183,8 @@ impl From<volume::Error> for Failure {
             volume::Error::Array(inner) => Exit::from(inner),
             volume::Error::Bbox { .. }
             | volume::Error::Alignment { .. }
+            | volume::Error::Scale { .. }
+            | volume::Error::NewVolume { .. }
             | volume::Error::FillValue { .. }
             | volume::Error::Shard { .. }
             | volume::Error::Url { .. } => Exit::Usage,
@@ -162,10 +196,10 @@ impl From<volume::Error> for Failure {
             return failure
                 .advice("http, https and s3 need a program that was built by: cargo build -p ndshm --features remote (gs: gcs, az: azure)");
         }
-        let volume::Error::Source { volume, reason, .. } = &error else { return failure };
-        if reason.starts_with("there is no scale") {
+        if matches!(error, volume::Error::Scale { .. }) {
             return failure.advice("`ndshm info` with the volume lists its scales; --mip takes the number of one");
         }
+        let volume::Error::Source { volume, reason, .. } = &error else { return failure };
         let is_absent = reason.starts_with("this is no") || reason.starts_with("there is no such file");
         if is_absent && volume.starts_with("s3://") && std::env::var_os("AWS_ACCESS_KEY_ID").is_none() {
             return failure.advice(

@@ -9,10 +9,12 @@ macro_rules! codes {
 Exit codes:
   0    done
   1    failed; for `doctor`: something is wrong
-  2    the command line, the bounding box or a setting makes no sense
+  2    the command line, the bounding box or a setting makes no sense, or asks for what does not fit the array, the volume
+       or its format: a scale that is not there, another size, an encoding that the format does not have
   3    nothing has this name; for `manager status` and `manager stop`: there is none
   130  interrupted (Ctrl-C, Ctrl-Break, SIGTERM, SIGHUP); a second signal ends the program where it stands
-With --json a failure is a JSON document too: error, because (a list of causes), advice (or null).
+With --json a failure is a JSON document too, unless the command line cannot be read: error, because (a list of causes),
+advice (or null). So is an interruption, also by a second signal.
 
 Environment:
   EMULATE_SHM         1, true or yes: use files in the emulated directory instead of /dev/shm; 0, false or no: never
@@ -70,8 +72,8 @@ too, unless --keep-partial is given; a second Ctrl-C does not wait for a server 
 ",
     parts!(),
     " Each
-part becomes an array of its own; on one machine each needs another name. A mark counts only if the array is there too,
-so a part whose machine was restarted is painted again; with --replace also where an array has the name.
+part becomes an array of its own; on one machine each needs another name. A mark counts only if the very array is there too,
+so a part whose machine was restarted is painted again; with --replace also where another array has the name.
 
 Progress goes to the standard error, the result to the standard output. Fields of --json:
   location, backend, path    where the array is
@@ -97,7 +99,11 @@ pub(crate) const UPLOAD: &str = concat!(
     "\
 The array is only read, while nobody writes to it. It has the shape of --bbox and the volume's element type; which order
 it has, --order must say, unless it is a counted array, which says so itself: what was downloaded with --order f is uploaded
-with --order f. Objects are replaced in one step each; after a failure the same command stores all of them again.
+with --order f. Without --order C is assumed, and the report says so. Objects are replaced in one step each; after a failure the same command stores all of them again.
+
+--create makes a volume, or goes on with one just like it: the same command may be given again, and by many machines. Chunks
+of a Precomputed volume do not say beforehand whether they are packed by gzip: --create --encoding gzip says so each time,
+and without it new chunks are as those that are there, or plain in a directory that has none.
 
 Axes are stored in the order of --shape. A Zarr array of z, y, x in C order is, byte by byte, an array of x, y, z in F order:
 for a Precomputed volume say --order f, and --shape, --chunk and --resolution from x to z.
@@ -113,7 +119,8 @@ for a Precomputed volume say --order f, and --shape, --chunk and --resolution fr
 Fields of --json:
   source, destination        what was written where
   bbox, shard                the region that was written, and which part that is, or null
-  dtype                      NumPy's name of the type (\"<u2\")
+  dtype, order               NumPy's name of the type (\"<u2\"); memory order of the array, \"C\" or \"F\"
+  order_assumed              whether neither the array nor --order said so, so that it was taken for C
   stored, background         objects that were stored; that hold nothing but background and were left out
   bytes, stored_bytes        bytes of the array that were written, and as what they were stored
   seconds, bytes_per_second  how long it took, and bytes of the array by that

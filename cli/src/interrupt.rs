@@ -47,8 +47,7 @@ pub(crate) fn opening<T>(stop: &StopFlag, url: &VolumeUrl, open: impl FnOnce() -
 
 /// Ends the program without cleaning up.
 fn end(message: &str) -> ! {
-    eprintln!("error: {message}");
-    std::process::exit(130)
+    Failure::new(Exit::Interrupted, message).end()
 }
 
 /// Returns a flag that Ctrl-C raises; on Unix (SIGINT) also SIGTERM and, unless it is ignored as under `nohup`, SIGHUP;

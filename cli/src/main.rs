@@ -56,6 +56,9 @@ fn main() -> ExitCode {
             return if usage.use_stderr() { Exit::Usage } else { Exit::Done }.into();
         }
     };
+    if command.prints_json() {
+        report::owe_json();
+    }
     // Not locked: threads of a worker process write there too.
     let mut out = io::stdout();
     let result = run(&command, &mut out).and_then(|exit| {
@@ -66,10 +69,8 @@ fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(failure) => {
             failure.print(&mut io::stderr().lock());
-            if command.prints_json() {
-                // Who reads JSON finds one document, whatever happened; should that fail, the exit code still tells.
-                let _written = failure.print_json(&mut out);
-            }
+            // Who reads JSON finds one document, whatever happened; should that fail, the exit code still tells.
+            let _written = failure.print_json(&mut out);
             failure.exit().into()
         }
     }

@@ -60,18 +60,22 @@ impl<'a> Part<'a> {
         Ok(Some(Self { shard, region, whole, work, markers: args.markers.as_ref() }))
     }
 
-    /// Whether an earlier run has marked it as done.
-    pub(crate) fn is_marked(&self) -> Result<bool, Failure> {
+    /// Whether an earlier run has marked it as done; with what it made, if that is to be the same still.
+    pub(crate) fn is_marked(&self, made: Option<&str>) -> Result<bool, Failure> {
         let Some(place) = self.markers else { return Ok(false) };
-        Ok(markers::is_done(place, self.shard, &self.work, self.whole)?)
+        Ok(markers::is_done(place, self.shard, &self.work(made), self.whole)?)
     }
 
-    /// Marks it as done, after its data.
-    pub(crate) fn mark(&self, chunks: u64, bytes: u64) -> Result<(), Failure> {
+    fn work(&self, made: Option<&str>) -> String {
+        made.map_or_else(|| self.work.clone(), |made| format!("{} which is {made}", self.work))
+    }
+
+    /// Marks it as done, after its data; `made` tells what it made from what may stand in its place later.
+    pub(crate) fn mark(&self, made: Option<&str>, chunks: u64, bytes: u64) -> Result<(), Failure> {
         let Some(place) = self.markers else { return Ok(()) };
         let marker = Marker {
             shard: self.shard,
-            work: self.work.clone(),
+            work: self.work(made),
             bbox: self.whole.clone(),
             part: self.region.clone(),
             chunks,

@@ -4,6 +4,7 @@
 //! program quietly instead of panicking. No colours: the words carry the meaning.
 
 use std::io::{self, Write};
+use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
@@ -98,8 +99,21 @@ pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Writes a value as indented JSON and ends the line.
+/// Whether a JSON document was asked for, and none has been begun; locked while one is written.
+static OWES_JSON: Mutex<bool> = Mutex::new(false);
+
+/// Says that the program is to print one JSON document, whatever happens.
+pub(crate) fn owe_json() {
+    *OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner) = true;
+}
+
+/// Writes a value as indented JSON and ends the line, if a document is owed: a program that is being ended by a signal has
+/// one writer more, for which the other waits.
 pub(crate) fn json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+    let mut owes = OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner);
+    if !std::mem::take(&mut *owes) {
+        return Ok(());
+    }
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ndarray_shm::{DType, EntryKind, Location, with_element};
+use ndarray_shm::{DType, EntryKind, Location, Order, with_element};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSink, Encoding, Error, NewVolume, UploadOptions, Uploaded, VolumeFormat, VolumeOptions,
     create_volume, upload_from_array, upload_from_file, upload_from_shared_memory,
@@ -60,17 +60,17 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
     };
     let name = args.source.to_string_lossy();
     // Where the array lies belongs to it, and which version of it: another one has to be stored anew.
-    let work =
-        format!("upload of {name} ({}) at {bbox} to {} order={}", source.version()?, sink.identity(), args.order);
+    let order = source.order(args);
+    let work = format!("upload of {name} ({}) at {bbox} to {} order={order}", source.version()?, sink.identity());
     let part = Part::choose(&args.part, meta, &whole, work)?;
     let cutout = match &part {
         None => whole.clone(),
         Some(part) => {
             let Some(region) = part.region.clone() else {
-                part.mark(0, 0)?;
+                part.mark(None, 0, 0)?;
                 return Idle::write(part, None, "nothing", args.json, out);
             };
-            if part.is_marked()? {
+            if part.is_marked(None)? {
                 return Idle::write(part, None, "already done", args.json, out);
             }
             region
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
     };
     let display = Display::new(&name, "object", args.quiet);
     let options = UploadOptions::new()
-        .order(args.order)
+        .order(order)
         .cutout(cutout)
         .alignment(if args.read_modify_write { Alignment::ReadModifyWrite } else { Alignment::Require })
         .skip_background(args.skip_background)
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
     })?;
     let seconds = start.elapsed();
     if let Some(part) = &part {
-        part.mark((uploaded.stored + uploaded.background) as u64, uploaded.bytes)?;
+        part.mark(None, (uploaded.stored + uploaded.background) as u64, uploaded.bytes)?;
     }
     let report = Report {
         source: name.into_owned(),
@@ -105,6 +105,8 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         bbox: uploaded.bbox.to_string(),
         shard: part.as_ref().map(|part| part.shard.to_string()),
         dtype: meta.dtype.to_string(),
+        order: order.to_string(),
+        order_assumed: source.is_order_assumed(args),
         stored: uploaded.stored,
         background: uploaded.background,
         bytes: uploaded.bytes,
@@ -136,6 +138,18 @@ impl<'a> Source<'a> {
         Described::find(&location, &layout, &[EntryKind::Array]).map(Self::Described)
     }
 
+    /// Returns the order in memory: what the array says of itself, else what the command line says, else C.
+    fn order(&self, args: &UploadArgs) -> Order {
+        match self {
+            Self::Described(array) => array.order,
+            Self::Plain(..) | Self::File(_) => args.order.unwrap_or(Order::C),
+        }
+    }
+
+    fn is_order_assumed(&self, args: &UploadArgs) -> bool {
+        !matches!(self, Self::Described(_)) && args.order.is_none()
+    }
+
     /// A `.npy` file holds more than its elements.
     fn npy_advice(&self) -> &'static str {
         match self {
@@ -165,7 +179,11 @@ impl<'a> Source<'a> {
     fn upload(&self, sink: &dyn ChunkSink, bbox: &Bbox, options: UploadOptions<'_>) -> Result<Uploaded, Failure> {
         let explain = |error: Error| {
             let advice = match &error {
-                Error::Array(ndarray_shm::Error::SizeMismatch { .. }) => format!(
+                Error::Array(
+                    ndarray_shm::Error::SizeMismatch { .. }
+                    | ndarray_shm::Error::ShapeMismatch { .. }
+                    | ndarray_shm::Error::DTypeMismatch { .. },
+                ) => format!(
                     "the array is to be the region {bbox} in elements of type {}: --bbox says which region it is, and --cutout \
                      which part of it is written{}",
                     sink.meta().dtype,
@@ -178,7 +196,7 @@ impl<'a> Source<'a> {
                 }
                 _ => return Failure::from(error),
             };
-            Failure::from(error).advice(advice)
+            Failure::from(error).usage().advice(advice)
         };
         Ok(match self {
             Self::File(path) => upload_from_file(sink, bbox, path, &options).map_err(explain)?,
@@ -210,7 +228,9 @@ fn create(args: &UploadArgs, source: &Source<'_>) -> Result<Box<dyn ChunkSink>, 
         Err(error @ Error::Source { .. }) => error,
         Err(error) => return Err(error.into()),
     };
-    let Ok(there) = VolumeOptions::new().open_writable(&args.destination) else { return Err(error.into()) };
+    let Ok(there) = VolumeOptions::new().encoding(new.encoding).open_writable(&args.destination) else {
+        return Err(error.into());
+    };
     if new.is_like(there.meta()) {
         return Ok(there);
     }
@@ -285,6 +305,10 @@ struct Report {
     shard: Option<String>,
     /// The element type as `NumPy` writes it: "<u2".
     dtype: String,
+    /// Memory order of the array: "C" or "F".
+    order: String,
+    /// Whether neither the array nor the command line said so.
+    order_assumed: bool,
     /// Objects that were stored.
     stored: usize,
     /// Objects that hold nothing but background and were left out.
@@ -308,6 +332,7 @@ impl Report {
             ("from", units::printable(&self.source)),
             ("to", units::printable(&self.destination)),
             ("region", self.bbox.clone()),
+            ("order", format!("{}{}", self.order, if self.order_assumed { ", assumed" } else { "" })),
             ("size", format!("{}, stored as {}", units::size(self.bytes), units::size(self.stored_bytes))),
             ("time", format!("{:.2} s, {}/s", self.seconds, units::size(self.bytes_per_second))),
         ];

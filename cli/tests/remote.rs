@@ -118,13 +118,13 @@ fn packed_files_are_found_behind_a_plain_web_server() {
     };
     down(&[]).expect_code(0);
     assert_whole(&scene, "y", &[0..64, 0..64, 0..64], false);
-    // What is not there is still missing, and what is packed otherwise is said to be.
+    // What is packed otherwise is said to be, and what is not there is still missing.
     fs::rename(named(".gz"), named(".br")).expect("renamed");
-    let finished = down(&[]).expect_code(1);
-    assert!(finished.err.contains("is not stored") && finished.err.contains("--missing fill"), "{finished:?}");
     let finished = down(&["--missing", "fill", "--bbox", "32:64,32:64,32:64"]).expect_code(1);
     assert!(finished.err.contains("32-64_32-64_32-64.br") && finished.err.contains("brotli"), "{finished:?}");
     fs::remove_file(named(".br")).expect("removed");
+    let finished = down(&[]).expect_code(1);
+    assert!(finished.err.contains("is not stored") && finished.err.contains("--missing fill"), "{finished:?}");
     down(&["--missing", "fill"]).expect_code(0);
 }
 
@@ -170,7 +170,8 @@ fn who_waits_for_a_silent_server_can_be_interrupted() {
 
     let (scene, (url, server)) = (Scene::new(), silent_server());
     for path in ["untold", "told"] {
-        let mut command = scene.ndshm(["download", &format!("zarr://{url}/{path}"), "--location", "x"]);
+        let mut command = scene.ndshm(["download", &format!("zarr://{url}/{path}"), "--location", "x", "--json"]);
+        command.stdout(Stdio::piped());
         // Much longer than a server is usually allowed to be silent would be waited.
         let mut child = command.env("NDSHM_RETRY_SECONDS", "600").stderr(Stdio::null()).spawn().expect("it starts");
         std::thread::sleep(Duration::from_secs(2));
@@ -190,6 +191,8 @@ fn who_waits_for_a_silent_server_can_be_interrupted() {
             std::thread::sleep(Duration::from_millis(20));
         };
         assert_eq!(end.code(), Some(130), "{path}: {end}");
+        let document: Value = serde_json::from_reader(child.stdout.take().expect("piped")).expect("one document");
+        assert!(document["error"].as_str().is_some_and(|error| error.contains("interrupted")), "{document:#}");
     }
     assert_eq!(fs::read_dir(scene.emulated()).map_or(0, Iterator::count), 0, "nothing is left");
     let mut last = std::net::TcpStream::connect(url.trim_start_matches("http://")).expect("the server");

@@ -115,9 +115,9 @@ pub(crate) struct UploadArgs {
     /// Write only this part of it, in the volume's coordinates
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) cutout: Option<String>,
-    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous)
-    #[arg(long, value_name = "c|f", default_value = "c")]
-    pub(crate) order: Order,
+    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous) [default: what it says itself, else c]
+    #[arg(long, value_name = "c|f")]
+    pub(crate) order: Option<Order>,
     /// Which scale, from 0, the finest
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) mip: usize,

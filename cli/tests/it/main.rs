@@ -8,6 +8,8 @@ mod demonstration;
 mod diagnosis;
 mod downloading;
 mod holder;
+#[cfg(unix)] // signals
+mod interrupting;
 mod listing;
 #[cfg(target_os = "linux")]
 mod managing;

@@ -50,6 +50,45 @@ fn a_bounding_box_that_does_not_fit_is_exit_code_2() {
     assert_eq!(scene.files(), [""; 0]);
 }
 
+/// What asks for something that the volume, its format or the array does not have.
+#[test]
+fn what_does_not_fit_is_exit_code_2() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    fs::write(scene.emulated().join("x"), [7; 64]).expect("written");
+    let (there, new) = (scene.volume(), scene.temporary().join("new"));
+    let (there, new) = (there.to_str().expect("text"), new.to_str().expect("text"));
+    let create = |format: &str, more: &[&str]| {
+        let mut command = scene.ndshm(["upload", "x", new, "--json", "--create", "--format", format]);
+        command.args(more);
+        command
+    };
+    let zarr = ["--dtype", "uint8", "--shape", "8,8", "--encoding"];
+    let precomputed = ["--shape", "4,4,4", "--chunk", "4,4,4", "--encoding"];
+    let wrong = [
+        (scene.ndshm(["download", there, "--location", "y", "--mip", "1", "--json"]), "no scale 1"),
+        (scene.ndshm(["upload", "x", there, "--mip", "1", "--json"]), "no scale 1"),
+        (scene.ndshm(["plan", there, "--shards", "2", "--mip", "1", "--json"]), "no scale 1"),
+        (scene.ndshm(["upload", "x", there, "--bbox", "0:40,0:48,0:56", "--json"]), "64 bytes"),
+        (create("zarr3", &[&zarr[..], &["raw", "--chunk", "8"]].concat()), "cannot tile"),
+        (create("zarr2", &[&zarr[..], &["raw", "--chunk", "8,8,8"]].concat()), "cannot tile"),
+        (create("zarr3", &[&zarr[..], &["jpeg", "--chunk", "8,8"]].concat()), "no encoding jpeg"),
+        (create("zarr3", &[&zarr[..], &["raw", "--chunk", "4,4", "--shard-shape", "8,6"]].concat()), "no multiples"),
+        (create("precomputed", &[&precomputed[..], &["zstd", "--dtype", "uint8"]].concat()), "raw, gzip, jpeg"),
+        (create("precomputed", &[&precomputed[..], &["jpeg", "--dtype", "uint16"]].concat()), "needs uint8"),
+        (create("precomputed", &[&precomputed[..], &["raw", "--dtype", "float64"]].concat()), "no elements of type"),
+    ];
+    for (mut command, reason) in wrong {
+        let finished = run(&mut command).expect_code(2);
+        assert!(
+            finished.json()["error"].as_str().is_some_and(|error| error.contains(reason)),
+            "{reason}: {finished:?}"
+        );
+        assert!(!scene.temporary().join("new").exists(), "{reason}");
+    }
+    assert_eq!(scene.files(), ["x"]);
+}
+
 #[test]
 fn a_setting_that_is_no_boolean_is_named_with_what_it_may_be() {
     let scene = Scene::new();

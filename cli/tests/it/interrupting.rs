@@ -1,0 +1,86 @@
+//! Signals to a program that does not hear them, and one that is killed before it has stored anything.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, Command, Stdio};
+
+use ndarray_shm::{SharedArray, ndarray::Ix1};
+use sysinfo::{Pid, Signal};
+
+use crate::scene::{Scene, names_in, run, signal, wait_until};
+
+/// An array of 64 times 7, which nobody can read while its guard lives.
+fn array(scene: &Scene) -> SharedArray<u8, Ix1> {
+    let array = SharedArray::<u8, Ix1>::options().backend(scene.backend()).create("x", 64).expect("made");
+    array.write().expect("nobody else has it").fill(7);
+    array
+}
+
+fn start(command: &mut Command) -> Child {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
+}
+
+#[test]
+fn a_program_that_hears_only_the_second_signal_leaves_a_json_document() {
+    let scene = Scene::new();
+    let array = array(&scene);
+    let guard = array.write().expect("nobody else has it");
+    let out = scene.temporary().join("x.npy");
+    let mut child = start(scene.ndshm(["export", "x", "--dtype", "uint8", "--shape", "64", "--json"]).arg(&out));
+    let mut words = BufReader::new(child.stderr.take().expect("piped"));
+    let mut line = String::new();
+    words.read_line(&mut line).expect("text");
+    assert!(line.contains("waiting for somebody who writes"), "{line}");
+    // Signals that come at once after the first one count as the same.
+    let pid = Pid::from_u32(child.id());
+    let mut status = None;
+    wait_until("the end", || {
+        let _whether_it_is_still_there = signal(pid, Signal::Interrupt);
+        status = child.try_wait().expect("a state");
+        status.is_some()
+    });
+    assert_eq!(status.expect("an end").code(), Some(130));
+    let (mut told, mut printed) = (String::new(), String::new());
+    words.read_to_string(&mut told).expect("text");
+    child.stdout.take().expect("piped").read_to_string(&mut printed).expect("text");
+    let document: serde_json::Value =
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"));
+    assert!(document["error"].as_str().is_some_and(|error| error.contains("interrupted twice")), "{document:#}");
+    assert!(document["because"].as_array().is_some_and(Vec::is_empty) && document["advice"].is_null(), "{document:#}");
+    assert_eq!(told.matches("error: interrupted twice").count(), 1, "{told}");
+    drop(guard);
+    assert!(!out.exists());
+}
+
+/// Killed when the volume is made and no chunk is there, which would say how chunks are packed.
+#[test]
+fn an_upload_that_was_killed_before_its_first_chunk_goes_on_as_it_began() {
+    let scene = Scene::new();
+    let array = array(&scene);
+    for (encoding, suffix) in [("gzip", ".gz"), ("raw", "")] {
+        let volume = scene.temporary().join(encoding);
+        let upload = |encoding: &str| {
+            let mut command = scene.ndshm(["upload", "x", volume.to_str().expect("text"), "--order", "c", "--json"]);
+            let new = ["--create", "--format", "precomputed", "--encoding", encoding, "--dtype", "uint8"];
+            command.args(new).args(["--shape", "4,4,4", "--chunk", "4,4,4"]);
+            command
+        };
+        // It makes the volume and then waits for whoever writes to the array.
+        let guard = array.write().expect("nobody else has it");
+        let mut child = start(&mut upload(encoding));
+        wait_until("the volume", || volume.join("info").is_file());
+        child.kill().expect("it is ours");
+        child.wait().expect("its end");
+        drop(guard);
+        assert!(!volume.join("1_1_1").exists(), "no chunk is there");
+
+        let report = run(&mut upload(encoding)).expect_code(0).json();
+        assert_eq!(report["stored"], 1, "{report:#}");
+        assert_eq!(names_in(&volume.join("1_1_1")), [format!("0-4_0-4_0-4{suffix}")]);
+        // What is there counts for more than what is said.
+        let stored = fs::read(volume.join(format!("1_1_1/0-4_0-4_0-4{suffix}"))).expect("the chunk");
+        run(&mut upload(if encoding == "raw" { "gzip" } else { "raw" })).expect_code(0);
+        assert_eq!(names_in(&volume.join("1_1_1")), [format!("0-4_0-4_0-4{suffix}")]);
+        assert_eq!(fs::read(volume.join(format!("1_1_1/0-4_0-4_0-4{suffix}"))).expect("the chunk"), stored);
+    }
+}
