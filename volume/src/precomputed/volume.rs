@@ -76,7 +76,9 @@ impl PrecomputedVolume {
         let prefix = &self.scale.prefix;
         let names = self.store.list(prefix.trim_end_matches('/'))?;
         let Some(chunk) = names.iter().find(|name| name.matches('_').count() == 2) else { return Ok(false) };
-        Ok(self.store.get(&format!("{prefix}{chunk}"))?.is_some_and(|object| object.gzip))
+        let shape = [0, 1, 2, 3].map(|axis| to_usize(self.scale.meta.chunk_shape[axis]));
+        let most = Layout { shape, dtype: self.scale.meta.dtype }.most_packed_bytes() as u64;
+        Ok(self.store.get_at_most(&format!("{prefix}{chunk}"), most)?.is_some_and(|object| object.gzip))
     }
 
     /// Returns the chunk that a region lies in, as far as the volume reaches.
@@ -163,7 +165,7 @@ impl ChunkSource for PrecomputedVolume {
                 None => return Ok(Fetched::Missing),
             },
             None => {
-                if let Some(object) = self.store.get(&self.key(&chunk))? {
+                if let Some(object) = self.store.get_at_most(&self.key(&chunk), layout.most_packed_bytes() as u64)? {
                     (object.bytes, object.gzip)
                 } else {
                     self.check_missing(&chunk, region)?;
