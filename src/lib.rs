@@ -98,8 +98,8 @@ pub use crate::arena::{
     CounterHandle, Counters, Held, Lent, Limbo, Memory, Queue, ReceiveError, Sendable,
 };
 pub use crate::array::{
-    ArrayOptions, ArrayReader, ArrayWriter, CreationMode, DType, Draft, Element, FrozenArray, Order, ReadGuard,
-    SealableDraft, SharedArray, WriteGuard,
+    ArrayOptions, ArrayReader, ArrayWriter, CellGuard, CreationMode, DType, Draft, Element, FrozenArray, Order,
+    ReadGuard, SealableDraft, SharedArray, WriteGuard,
 };
 pub use crate::backend::{
     Access, Backend, Directory, DraftFile, DraftOptions, Entry, EntryKind, IntoLocation, Location, PageUse, Pages,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ndarray_shm::{Backend, Entry, EntryKind, Error, Reclaim, Removed};
+use ndarray_shm_volume::{is_upload_lock, remove_upload_lock};
 use serde::Serialize;
 
 use crate::cli::GcArgs;
@@ -46,7 +47,7 @@ struct Gone {
     name: String,
     backend: String,
     path: String,
-    /// "counted" or "draft".
+    /// "counted", "draft" or "lock".
     kind: &'static str,
     /// Bytes of memory or disk it took.
     bytes: u64,
@@ -105,7 +106,29 @@ impl Collection {
         for (name, error) in reclaimed.failed {
             self.refuse(backend, owner_of(&name), name, error);
         }
+        self.remove_locks(backend, args)?;
         self.look_at_the_rest(backend, args.older_than.unwrap_or_default())
+    }
+
+    /// Removes the names of locks that uploads have left which were killed.
+    fn remove_locks(&mut self, backend: &Arc<dyn Backend>, args: &GcArgs) -> Result<(), Failure> {
+        for entry in backend.list()?.into_iter().filter(is_lock) {
+            let is_young = age(&entry) < args.older_than.unwrap_or_default();
+            let owner = host::FILES_HAVE_OWNERS.then_some(entry.owner);
+            let (false, true, Some(location)) = (is_young, may_remove(owner), entry.location()) else { continue };
+            match remove_upload_lock(backend, &location, args.dry_run) {
+                Ok(false) | Err(Error::NotFound { .. }) => {}
+                Ok(true) => self.removed.push(Gone {
+                    path: display(&backend.directory().join(&entry.name)),
+                    name: entry.name,
+                    backend: backend.name().to_owned(),
+                    kind: "lock",
+                    bytes: entry.allocated,
+                }),
+                Err(error) => self.refuse(backend, owner, entry.name, error),
+            }
+        }
+        Ok(())
     }
 
     /// Notes what could not be done; only what is ours could have been.
@@ -148,8 +171,12 @@ impl Collection {
     fn write(&self, args: &GcArgs, out: &mut dyn Write) -> Result<(), Failure> {
         let done = if self.dry_run { "would remove" } else { "removed" };
         for Gone { name, backend, kind, bytes, .. } in &self.removed {
-            let draft = if *kind == "draft" { ", a draft" } else { "" };
-            writeln!(out, "{done} {} ({backend}{draft}, {})", units::printable(name), units::size(*bytes))?;
+            let what = match *kind {
+                "draft" => ", a draft",
+                "lock" => ", a lock of uploads",
+                _ => "",
+            };
+            writeln!(out, "{done} {} ({backend}{what}, {})", units::printable(name), units::size(*bytes))?;
         }
         match self.removed.len() {
             0 => writeln!(out, "nothing to remove")?,
@@ -179,6 +206,11 @@ impl Collection {
         }
         Ok(())
     }
+}
+
+/// Whether a file is what uploads lock: an array of one byte under a name of theirs.
+pub(crate) fn is_lock(entry: &Entry) -> bool {
+    entry.kind == EntryKind::Array && entry.len == 1 && is_upload_lock(&entry.name)
 }
 
 fn age(entry: &Entry) -> Duration {

@@ -158,7 +158,7 @@ macro_rules! item_fields {
         "  \
   name, backend, path        the name, where it is (\"shm\", \"emulated\"), and the file
   kind                       \"array\", \"counted\" (an array that counts its users), \"partial\" (a renderbuffer that is
-                             not finished), \"ledger\" or \"draft\"
+                             not finished), \"ledger\", \"draft\" or \"lock\" (what uploads into a volume lock)
   size, allocated            bytes, and for how many of them room is taken
   attached                   whether a process has it mapped and says so by a lease, which NumPy alone does not; null if
                              this user may not ask
@@ -307,15 +307,16 @@ Fields of each item of --json:
 
 pub(crate) const GC: &str = concat!(
     "\
-Removes counted arrays that nobody is attached to, if they are not kept and no handle is on its way, and drafts that are
-older than a minute and whose makers are dead. It is safe at any time: what is in use is never touched, nor are plain
+Removes counted arrays that nobody is attached to, if they are not kept and no handle is on its way, drafts that are
+older than a minute and whose makers are dead, and locks that killed uploads have left. It is safe at any time: what is in use is never touched, nor are plain
 arrays, renderbuffers and other programs' files. Programs that take no lock, such as NumPy alone, do not count; they keep
 the bytes even so. Nothing to do is a success. Other users' files that this user may not look at or remove are not
 failures.
 
 Fields of --json:
   dry_run            whether nothing was really removed
-  removed            name, backend, path, kind (\"counted\" or \"draft\") and bytes of what was removed, or would be
+  removed            name, backend, path, kind (\"counted\", \"draft\" or \"lock\") and bytes of what was removed, or would
+                     be
   bytes              the sum
   in_use             how many counted arrays somebody is attached to
   kept               how many are kept although nobody is

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::cli::ListArgs;
 use crate::counted::{Counted, Look};
 use crate::exit::{Exit, Failure};
+use crate::gc::is_lock;
 use crate::report::{self, Column, Table};
 use crate::{host, places, units};
 
@@ -21,7 +22,7 @@ pub(crate) struct Item {
     pub(crate) name: String,
     pub(crate) backend: String,
     pub(crate) path: String,
-    /// "array", "counted", "partial" (a renderbuffer that is not finished), "ledger" or "draft".
+    /// "array", "counted", "partial" (a renderbuffer that is not finished), "ledger", "draft", or "lock" (what uploads lock).
     pub(crate) kind: &'static str,
     /// Length in bytes.
     pub(crate) size: u64,
@@ -53,6 +54,7 @@ impl Item {
         let look = Look::at(backend, entry);
         let kind = match (entry.kind, &look) {
             (EntryKind::Array, Look::Counted(_) | Look::Damaged(_)) => "counted",
+            (EntryKind::Array, _) if is_lock(entry) => "lock",
             (EntryKind::Array, _) => "array",
             (EntryKind::Partial, _) => "partial",
             (EntryKind::Ledger, _) => "ledger",
@@ -123,6 +125,7 @@ impl Item {
         }
         match (self.chunks_done, self.chunks_total) {
             _ if self.is_damaged() => format!("{}, damaged", self.kind),
+            _ if self.kind == "lock" => "lock of uploads".to_owned(),
             (Some(done), Some(total)) => format!("{}, {done} of {total} chunks", self.kind),
             _ => self.kind.to_owned(),
         }

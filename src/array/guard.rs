@@ -29,6 +29,21 @@ pub struct WriteGuard<'a, T: Element, D: Dimension> {
     _hold: Hold,
 }
 
+/// One of an array's cells, locked: it gives no access to elements, and is between those who mean the same by its number.
+///
+/// Whoever has the whole array for writing has all cells.
+#[must_use = "the cell is unlocked when this is dropped"]
+#[derive(Debug)]
+pub struct CellGuard {
+    _hold: Hold,
+}
+
+impl CellGuard {
+    pub(crate) fn new(hold: Hold) -> Self {
+        Self { _hold: hold }
+    }
+}
+
 impl<'a, T: Element, D: Dimension> ReadGuard<'a, T, D> {
     /// Joins a view with the hold that makes it valid.
     pub(crate) fn new(view: ArrayView<'a, T, D>, hold: Hold) -> Self {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut, ShapeBuilder};
 
 use super::layout::{Layout, Order, shape_like};
-use super::{ArrayOptions, ArrayReader, ArrayWriter, DType, Element, ReadGuard, WriteGuard, view};
-use crate::backend::lock_space::ALL_CELLS;
+use super::{ArrayOptions, ArrayReader, ArrayWriter, CellGuard, DType, Element, ReadGuard, WriteGuard, view};
+use crate::backend::lock_space::{ALL_CELLS, cell};
 use crate::backend::{Access, Backend, IntoLocation, Location, PageUse};
 #[cfg(doc)]
 use crate::error::Error;
@@ -296,6 +296,19 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// [`TimedOut`](Error::TimedOut), and those of [`write`](Self::write) but `WouldDeadlock`.
     pub fn write_timeout(&self, limit: Duration) -> Result<WriteGuard<'_, T, D>> {
         self.writing(Wait::For(limit))
+    }
+
+    /// Waits for the cell of this number, but no longer than this.
+    ///
+    /// An array has a cell for every number, however many elements; what a number means, its users agree on. The kernel frees a cell
+    /// with its holder. A cell keeps out whoever wants the same one, reads or writes, and nobody who has another: so a name that is
+    /// [removed](Self::unlink) under a [write guard](Self::write) is never one under which somebody has a cell.
+    ///
+    /// # Errors
+    ///
+    /// As [`write_timeout`](Self::write_timeout).
+    pub fn lock_cell(&self, number: u32, limit: Duration) -> Result<CellGuard> {
+        self.segment.hold(&self.home, LockKind::Exclusive, cell(number as usize), Wait::For(limit)).map(CellGuard::new)
     }
 
     #[allow(unsafe_code)]

@@ -18,6 +18,11 @@ const SHORTEST: usize = 20;
 /// Deflate cannot shrink further than this.
 const BEST_RATIO: usize = 1032;
 
+/// Returns how long something may be that is stored for so many bytes, packed or not: no packing makes more of them than that.
+pub(crate) fn most_stored(bytes: usize) -> u64 {
+    (bytes as u64).saturating_mul(2).saturating_add(64 << 10)
+}
+
 /// Whether these bytes begin as a gzip stream does.
 pub(crate) fn is_gzip(bytes: &[u8]) -> bool {
     bytes.starts_with(&SIGNATURE)

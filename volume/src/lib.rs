@@ -78,6 +78,7 @@ pub use crate::scratch::{Elements, Scratch};
 pub use crate::shard::Shard;
 pub use crate::store::url::{VolumeFormat, VolumeUrl};
 pub use crate::upload::{
-    Alignment, UploadOptions, Uploaded, upload_from_array, upload_from_file, upload_from_shared_memory,
+    Alignment, UploadOptions, Uploaded, is_upload_lock, remove_upload_lock, upload_from_array, upload_from_file,
+    upload_from_shared_memory,
 };
 pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};

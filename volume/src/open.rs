@@ -1,5 +1,8 @@
 //! From a URL to a volume: which format is there, and which of its scales is meant.
 
+#[cfg(test)]
+mod tests;
+
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
@@ -89,6 +92,9 @@ pub fn open_volume(url: &VolumeUrl) -> Result<Box<dyn ChunkSource>> {
 }
 
 /// Makes a volume without chunks, for writing.
+///
+/// Of several who make different volumes in one place at the same time one has made it, and the others get an error; those whose volume
+/// is just the same have it, too. (Servers that cannot put an object under the condition that there is none keep the last description.)
 ///
 /// # Errors
 ///

@@ -108,6 +108,35 @@ fn gc_removes_the_orphan_and_nothing_else() {
 }
 
 #[test]
+fn locks_of_uploads_that_nobody_has_are_removed() {
+    let scene = Scene::new();
+    let lock = |name: &str| {
+        let made = SharedArray::<u8, ndarray::Ix1>::options().backend(scene.backend()).create(name, 1);
+        made.expect("a lock")
+    };
+    drop(lock("ndshm-write-0badcafe"));
+    let held = lock("ndshm-write-00c0ffee");
+    let cell = held.lock_cell(7, Duration::ZERO).expect("nobody has it");
+    // Of another length it is somebody's array, whatever it is called.
+    drop(SharedArray::<u8, _>::options().backend(scene.backend()).create("ndshm-write-12345678", 2).expect("an array"));
+    let before = scene.files();
+    assert_eq!(item(&scene, "ndshm-write-0badcafe")["kind"], "lock");
+    assert_eq!(item(&scene, "ndshm-write-12345678")["kind"], "array");
+    assert!(line(&scene, "ndshm-write-00c0ffee").ends_with("lock of uploads"));
+
+    let found = gc(&scene, &["--dry-run"]);
+    assert_eq!((removed(&found), &found["removed"][0]["kind"]), (vec!["ndshm-write-0badcafe"], &json!("lock")));
+    assert_eq!(scene.files(), before, "a dry run removes nothing");
+    assert_eq!(removed(&gc(&scene, &["--older-than", "1h"])), [""; 0]);
+    let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
+    assert!(text.starts_with("removed ndshm-write-0badcafe (emulated, a lock of uploads, "), "{text}");
+    assert_eq!(removed(&gc(&scene, &[])), [""; 0], "somebody has one");
+    drop(cell);
+    assert_eq!(removed(&gc(&scene, &[])), ["ndshm-write-00c0ffee"]);
+    assert_eq!(scene.files(), ["ndshm-write-12345678"]);
+}
+
+#[test]
 fn where_there_is_nothing_there_is_nothing_to_do() {
     let scene = Scene::new();
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;

@@ -18,6 +18,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             guards_of_one_process_exclude_each_other,
             a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed,
             a_writer_in_another_process_keeps_readers_and_claims_out,
+            a_cell_keeps_out_who_wants_the_same_until_its_holder_is_killed,
             a_waiting_thread_that_would_wait_for_itself_is_told,
             guards_notice_that_the_name_means_something_else,
             a_kept_descriptor_gives_guards_without_a_name,
@@ -27,7 +28,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     )
 }
 
-pub const ROLES: &[(&str, Role)] = &[("hold-read", hold_read), ("hold-write", hold_write)];
+pub const ROLES: &[(&str, Role)] = &[("hold-read", hold_read), ("hold-write", hold_write), ("hold-cell", hold_cell)];
 
 fn guards_of_one_process_exclude_each_other(place: &Place) {
     let name = place.location("guards");
@@ -71,6 +72,31 @@ fn hold_write(arguments: &[String]) {
     drop(guard);
     say("done");
     hear();
+}
+
+/// A child that has the last cell of an array of four bytes until it is killed.
+fn hold_cell(arguments: &[String]) {
+    let array = SharedArray::<u8, _>::open(arguments[0].as_str(), 4).unwrap();
+    let _cell = array.lock_cell(u32::MAX, Duration::ZERO).unwrap();
+    say("locked");
+    hear();
+}
+
+fn a_cell_keeps_out_who_wants_the_same_until_its_holder_is_killed(place: &Place) {
+    let name = place.location("cells");
+    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let mut child = Child::start(place, "hold-cell", &[name.as_str()]);
+    child.expect("locked");
+    assert!(array.lock_cell(u32::MAX, Duration::from_millis(5)).unwrap_err().is_timed_out());
+    let another = array.lock_cell(7, Duration::ZERO).unwrap();
+    assert!(array.try_read().unwrap_err().is_would_block(), "whoever reads has all cells");
+    drop(another);
+    assert!(array.try_write().unwrap_err().is_would_block());
+    child.kill();
+    drop(array.lock_cell(u32::MAX, Duration::ZERO).unwrap());
+    drop(array.try_write().unwrap());
+    array.unlink().unwrap();
+    assert!(matches!(array.lock_cell(7, Duration::ZERO).unwrap_err(), Error::Unlinked { .. }));
 }
 
 fn a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed(place: &Place) {

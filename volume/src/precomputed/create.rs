@@ -10,7 +10,7 @@ use super::segmentation;
 use super::volume::PrecomputedVolume;
 use crate::description::{Encoding, NewVolume};
 use crate::error::{Error, Result};
-use crate::store::Store;
+use crate::store::{self, Store};
 use crate::volume::ChunkSink;
 
 /// Axes of space; behind them are channels.
@@ -35,7 +35,7 @@ pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn C
     let scale = info.scale(0)?;
     refuse_to_mix(&*store, &scale.prefix)?;
     ChunkEncoding::of(scale).map_err(|reason| Error::new_volume(&file, reason))?;
-    store.put(INFO, text, false)?;
+    store::make(&*store, INFO, &text)?;
     Ok(Box::new(PrecomputedVolume::open(store, 0)?.packing(packs(new.encoding))))
 }
 

@@ -1,7 +1,8 @@
 //! Under which names the chunks of a volume are found: `NAME`, or the names of files that CloudVolume has packed, `NAME.gz`.
 //!
 //! A directory's store looks for both, and buckets announce the packing of an object. A plain web server has just the files, so
-//! that both names are asked for, and what is found says which of them is worth asking for first, or at all.
+//! that both names are asked for, and what is found says which of them is worth asking for first. What is missing is asked for under
+//! both, always: a volume may hold some chunks of each kind, and a chunk that is taken for missing may become background.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -15,7 +16,7 @@ const PACKED: &str = ".gz";
 pub(super) const OTHER_SUFFIXES: [(&str, &str); 5] =
     [(".br", "brotli"), (".bz2", "bzip2"), (".zstd", "zstd"), (".zst", "zstd"), (".xz", "xz")];
 
-/// So many missing chunks are looked for under a second name though all that were found had the first.
+/// So many missing chunks are looked for under names that cannot be read.
 const ENOUGH: usize = 16;
 
 /// What was found so far, by all threads.
@@ -23,37 +24,28 @@ const ENOUGH: usize = 16;
 pub(super) struct Names {
     plain: AtomicBool,
     packed: AtomicBool,
-    /// Chunks that neither name led to, while all that were found had one and the same.
-    in_vain: AtomicUsize,
-    /// Whether suffixes that cannot be read were looked for.
+    /// How many chunks were looked for under names that cannot be read.
     searched: AtomicUsize,
 }
 
 impl Names {
-    /// Reads a chunk, whatever its name.
+    /// Reads a chunk of at most so many bytes, whatever its name.
     ///
-    /// A chunk that is there costs one request once another one was found; one that is missing costs two only as long as it is
-    /// not clear that all chunks have the same kind of name.
-    pub(super) fn get(&self, store: &dyn Store, key: &str) -> Result<Option<Object>> {
+    /// Behind a web server, a chunk that is there costs one request once another one was found, and one that is missing two.
+    pub(super) fn get(&self, store: &dyn Store, key: &str, most: u64) -> Result<Option<Object>> {
         if !store.is_web() {
-            return store.get(key);
+            return store.get_at_most(key, most);
         }
-        let (plain, packed) = (self.plain.load(Ordering::Relaxed), self.packed.load(Ordering::Relaxed));
-        let is_clear = plain != packed && self.in_vain.load(Ordering::Relaxed) >= ENOUGH;
-        let packed_first = packed && !plain;
         let mut names = [(key.to_owned(), false), (format!("{key}{PACKED}"), true)];
-        if packed_first {
+        if self.packed.load(Ordering::Relaxed) && !self.plain.load(Ordering::Relaxed) {
             names.reverse();
         }
-        for (name, is_packed) in names.iter().take(if is_clear { 1 } else { 2 }) {
-            if let Some(mut object) = store.get(name)? {
+        for (name, is_packed) in names {
+            if let Some(mut object) = store.get_at_most(&name, most)? {
                 object.gzip |= is_packed;
-                if *is_packed { &self.packed } else { &self.plain }.store(true, Ordering::Relaxed);
+                if is_packed { &self.packed } else { &self.plain }.store(true, Ordering::Relaxed);
                 return Ok(Some(object));
             }
-        }
-        if plain != packed {
-            self.in_vain.fetch_add(1, Ordering::Relaxed);
         }
         Ok(None)
     }
@@ -120,7 +112,7 @@ mod tests {
         fn is_web(&self) -> bool {
             true
         }
-        fn get(&self, key: &str) -> Result<Option<Object>> {
+        fn get_at_most(&self, key: &str, _: u64) -> Result<Option<Object>> {
             Ok(self.answer(key).map(|bytes| Object { bytes, gzip: false, version: String::new() }))
         }
         fn get_range(&self, _: &str, _: Range<u64>) -> Result<Option<Vec<u8>>> {
@@ -152,7 +144,7 @@ mod tests {
         for (suffix, first) in [("", 1), (PACKED, 2)] {
             let (web, names) = (Web::of(&chunks(0, 50, suffix)), Names::default());
             for number in 0..50 {
-                let object = names.get(&web, &number.to_string()).expect("an answer").expect("it is there");
+                let object = names.get(&web, &number.to_string(), 9).expect("an answer").expect("it is there");
                 assert_eq!(object.gzip, suffix == PACKED);
                 assert_eq!(web.asked().len(), if number == 0 { first } else { 1 }, "chunk {number} of `{suffix}`");
             }
@@ -160,37 +152,28 @@ mod tests {
     }
 
     #[test]
-    fn missing_chunks_cost_one_request_as_soon_as_it_is_clear_what_chunks_are_called() {
+    fn missing_chunks_cost_two_requests() {
         for suffix in ["", PACKED] {
             let (web, names) = (Web::of(&chunks(0, 1, suffix)), Names::default());
-            assert!(names.get(&web, "0").expect("an answer").is_some());
+            assert!(names.get(&web, "0", 9).expect("an answer").is_some());
             let _first = web.asked();
-            for number in 1..=ENOUGH + 100 {
+            for number in 1..=100 {
                 let key = number.to_string();
-                assert!(names.get(&web, &key).expect("an answer").is_none());
+                assert!(names.get(&web, &key, 9).expect("an answer").is_none());
                 assert!(names.other(&web, &key).expect("an answer").is_none());
             }
-            assert_eq!(web.asked().len(), 2 * ENOUGH + 100, "`{suffix}`");
+            assert_eq!(web.asked().len(), 2 * 100, "`{suffix}`");
         }
-    }
-
-    #[test]
-    fn until_one_is_found_both_names_are_asked_for() {
-        let (web, names) = (Web::of(&chunks(500, 1, PACKED)), Names::default());
-        for number in 0..500 {
-            assert!(names.get(&web, &number.to_string()).expect("an answer").is_none());
-        }
-        assert_eq!(web.asked().len(), 1000);
-        assert!(names.get(&web, "500").expect("an answer").is_some_and(|object| object.gzip));
     }
 
     #[test]
     fn a_volume_with_both_kinds_of_names_is_read() {
-        let files = [chunks(0, 20, ""), chunks(20, 20, PACKED), chunks(40, 20, "")].concat();
+        let files = [chunks(0, 20, ""), chunks(520, 20, PACKED), chunks(540, 20, "")].concat();
         let (web, names) = (Web::of(&files), Names::default());
-        for number in 0..60 {
-            let object = names.get(&web, &number.to_string()).expect("an answer").expect("it is there");
-            assert_eq!(object.gzip, (20..40).contains(&number));
+        for number in 0..560 {
+            let object = names.get(&web, &number.to_string(), 9).expect("an answer");
+            let expected = (!(20..520).contains(&number)).then(|| (520..540).contains(&number));
+            assert_eq!(object.map(|object| object.gzip), expected, "chunk {number}");
         }
     }
 

@@ -77,7 +77,9 @@ impl PrecomputedVolume {
         let Some(chunk) = names.iter().find(|name| name.matches('_').count() == 2) else {
             return Ok(made.unwrap_or(false));
         };
-        Ok(self.store.get(&format!("{prefix}{chunk}"))?.is_some_and(|object| object.gzip))
+        let shape = [0, 1, 2, 3].map(|axis| to_usize(self.scale.meta.chunk_shape[axis]));
+        let most = Layout { shape, dtype: self.scale.meta.dtype }.most_packed_bytes() as u64;
+        Ok(self.store.get_at_most(&format!("{prefix}{chunk}"), most)?.is_some_and(|object| object.gzip))
     }
 
     /// Returns the chunk that a region lies in, as far as the volume reaches.
@@ -156,12 +158,12 @@ impl ChunkSource for PrecomputedVolume {
                 None => return Ok(Fetched::Missing),
             },
             None => {
-                if let Some(object) = self.names.get(&*self.store, &self.key(&chunk))? {
-                    (object.bytes, object.gzip)
-                } else {
+                let most = layout.most_packed_bytes() as u64;
+                let Some(object) = self.names.get(&*self.store, &self.key(&chunk), most)? else {
                     self.check_missing(&chunk, region)?;
                     return Ok(Fetched::Missing);
-                }
+                };
+                (object.bytes, object.gzip)
             }
         };
         if packed && self.encoding.must_unpack(&bytes, layout) {

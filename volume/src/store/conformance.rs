@@ -48,6 +48,12 @@ pub(crate) fn reads(store: &dyn Store) {
         assert_eq!(store.size(key).expect(key), Some(bytes.len() as u64), "{key}");
     }
     let (key, bytes) = ("c/0/1/2", noise(3, 1_000_003));
+    assert!(store.get_at_most(key, 1_000_003).expect("as long as it may be").is_some());
+    for most in [0, 1_000_002] {
+        let error = store.get_at_most(key, most).expect_err("too long");
+        let text = format!("{error}: {}", std::error::Error::source(&error).expect("a cause"));
+        assert!(text.contains(key) && text.contains(&format!("({most})")), "{text}");
+    }
     for range in [0..1, 0..1_000_003, 999_999..1_000_003, 1_000_002..1_000_003, 70..70, 500_000..800_000] {
         let part = store.get_range(key, range.clone()).expect("a part").expect("it is there");
         let (start, end) = (usize::try_from(range.start).expect("small"), usize::try_from(range.end).expect("small"));
@@ -117,6 +123,15 @@ pub(crate) fn writes(store: &dyn Store) {
     assert!(store.delete("0/changing").expect("removing"));
     assert!(store.get("0/changing").expect("nothing").is_none());
     assert!(!store.delete("0/changing").expect("removing again"));
+
+    assert!(store.put_new("0/first", vec![1; 10]).expect("there is none"));
+    assert!(!store.put_new("0/first", vec![2; 20]).expect("there is one"));
+    assert_eq!(store.get("0/first").expect("the first").expect("it is there").bytes, [1; 10]);
+    assert!(store.delete("0/first").expect("removing"));
+    store.put("0/first", noise(1, 10), true).expect("a packed one");
+    assert!(!store.put_new("0/first", vec![2; 20]).expect("there is one"));
+    assert!(store.delete("0/first").expect("removing"));
+    assert_eq!(store.list("0").expect("a group").len(), 4);
 
     // Longer than one part of an upload.
     let long = noise(7, (17 << 20) + 5);

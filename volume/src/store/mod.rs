@@ -16,11 +16,15 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::url::{Place, VolumeUrl};
 
 /// The longest object that is read whole, 8 GiB: what lies about its length must not take all memory.
 const LARGEST_OBJECT: u64 = 8 << 30;
+
+fn too_long(length: u64, most: u64) -> String {
+    format!("{length} bytes are more than there can be in it ({most})")
+}
 
 /// An object, as it was found.
 #[derive(Debug)]
@@ -50,7 +54,12 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     }
 
     /// Reads an object.
-    fn get(&self, key: &str) -> Result<Option<Object>>;
+    fn get(&self, key: &str) -> Result<Option<Object>> {
+        self.get_at_most(key, LARGEST_OBJECT)
+    }
+
+    /// Reads an object, unless it has more than `most` bytes as it is stored: that is an error before memory is taken for them.
+    fn get_at_most(&self, key: &str, most: u64) -> Result<Option<Object>>;
 
     /// Reads a part of an object that is stored without `gzip`. A range that reaches beyond its end is an error.
     fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<Vec<u8>>>;
@@ -65,11 +74,35 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// are a gzip stream, as in [`Object`].
     fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()>;
 
+    /// Writes an object where there is none, in one step as [`put`](Self::put) does. `false`: there is one, and it stays. Of servers that know
+    /// no condition it is a promise only as long as nobody else writes.
+    fn put_new(&self, key: &str, bytes: Vec<u8>) -> Result<bool>;
+
     /// Removes an object, however it is encoded. Returns whether it was there.
     fn delete(&self, key: &str) -> Result<bool>;
 
     /// Lists the names directly under a prefix, `""` being the root: objects as they are, groups with a `/` at the end; sorted.
     fn list(&self, prefix: &str) -> Result<Vec<String>>;
+}
+
+/// Writes the object that makes a volume: of several who do so at the same time one has made it. `false`: there is one already, of the
+/// same bytes.
+///
+/// # Errors
+///
+/// [`Source`](Error::Source): another one is there.
+pub(crate) fn make(store: &dyn Store, key: &str, bytes: &[u8]) -> Result<bool> {
+    if store.put_new(key, bytes.to_vec())? {
+        return Ok(true);
+    }
+    // It may even be this one: a server whose answer was lost was asked again.
+    match store.get(key)? {
+        Some(there) if !there.gzip && there.bytes == bytes => Ok(false),
+        _ => Err(Error::no_volume(
+            store.locate(key),
+            "somebody else has made another volume here at the same time: choose another place, or open what is there",
+        )),
+    }
 }
 
 /// Opens the store that a URL means.
@@ -79,7 +112,7 @@ pub(crate) fn open(url: &VolumeUrl) -> Result<Arc<dyn Store>> {
         #[cfg(feature = "remote")]
         Place::Remote(url) => remote::open(url),
         #[cfg(not(feature = "remote"))]
-        Place::Remote(url) => Err(crate::error::Error::Url {
+        Place::Remote(url) => Err(Error::Url {
             url: url::shown(url),
             reason: "this program was built without remote stores: build it with the feature `remote`".to_owned(),
         }),

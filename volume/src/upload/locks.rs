@@ -1,12 +1,12 @@
-//! One lock for each stored object, among all threads and processes of this machine: two that each change a part of the same
-//! object do so one after the other.
+//! One lock for each stored object, among all threads and processes of this machine: who changes a part of an object, and who stores
+//! it whole, do so one after the other.
 //!
-//! A lock is a file of one byte in shared memory, locked as an array is for writing; the kernel frees it with whoever dies. Its name
-//! goes with the last holder. A holder that is killed leaves it, and the next one who needs the same object takes it away.
-//! Other machines, and other users of this one, are not kept out.
+//! The locks of a volume are cells of one array of one byte in shared memory; the kernel frees them with whoever dies. Its name goes with
+//! the last upload that ends. If that one is killed the name stays; nobody waits for it, and the next upload or `ndshm gc` takes
+//! it away. Other machines are not kept out.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use ndarray::Ix1;
@@ -15,74 +15,126 @@ use ndarray_shm::{Backend, CreationMode, Directory, DraftOptions, Location, Page
 use crate::bbox::ranges_text;
 use crate::error::{Error, Result};
 
-/// How long the lock is waited for before it is asked whether to go on.
+/// How long a lock is waited for before it is asked whether to go on.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What the names of locks begin with.
 const PREFIX: &str = "ndshm-write-";
 
-/// Does some work while nobody else on this machine does work on the same object of the same volume. `Ok(None)`: `give_up` said so
-/// before the lock was had.
-pub(crate) fn locked<R>(
-    volume: &str,
-    region: &[Range<i64>],
-    give_up: &dyn Fn() -> bool,
-    work: impl FnOnce() -> Result<R>,
-) -> Result<Option<R>> {
-    let failed = |error: ndarray_shm::Error| {
-        let object = format!("{volume}, region {}", ranges_text(region));
-        Error::Store { op: "locking", object, cause: Box::new(error) }
-    };
-    let place = place().map_err(failed)?;
-    let name = name(volume, region).map_err(failed)?;
-    while !give_up() {
-        let options = SharedArray::<u8, Ix1>::options().backend(Arc::clone(&place));
-        let file = options.mode(CreationMode::OpenOrCreate).pages(Pages::Sparse).create(name.clone(), 1);
-        let file = match file {
-            Ok(file) => file,
-            // Others make and remove it all the time, or look whether it is an orphan.
-            Err(ndarray_shm::Error::WouldBlock { .. } | ndarray_shm::Error::Unlinked { .. }) => continue,
-            Err(error) => return Err(failed(error)),
+/// Whoever may write to the same volume may take its locks, whichever user that is: there is nothing to read or to spoil.
+const PERMISSIONS: u32 = 0o666;
+
+type File = SharedArray<u8, Ix1>;
+
+/// The locks of one volume, as one upload takes them.
+#[derive(Debug)]
+pub(crate) struct Locks {
+    volume: String,
+    file: Mutex<Option<Arc<File>>>,
+}
+
+impl Locks {
+    /// Makes nothing yet.
+    pub(crate) fn new(volume: String) -> Self {
+        Self { volume, file: Mutex::new(None) }
+    }
+
+    /// Does some work while nobody else on this machine does work on the same object of the same volume. `Ok(None)`: `give_up` said so
+    /// before the lock was had.
+    pub(crate) fn locked<R>(
+        &self,
+        region: &[Range<i64>],
+        give_up: &dyn Fn() -> bool,
+        work: impl FnOnce() -> Result<R>,
+    ) -> Result<Option<R>> {
+        let failed = |error: ndarray_shm::Error| {
+            let object = format!("{}, region {}", self.volume, ranges_text(region));
+            Error::Store { op: "locking", object, cause: Box::new(error) }
         };
         while !give_up() {
-            match file.write_timeout(PATIENCE) {
-                Ok(guard) => {
-                    let named = Named(&file);
-                    let done = work();
-                    let removed = file.unlink();
-                    drop(named);
-                    drop(guard);
-                    removed.map_err(failed)?;
-                    return done.map(Some);
-                }
+            let Some(file) = self.file().map_err(failed)? else { continue };
+            match file.lock_cell(cell(region), PATIENCE) {
+                Ok(_locked) => return work().map(Some),
                 Err(ndarray_shm::Error::TimedOut { .. }) => {}
-                Err(ndarray_shm::Error::Unlinked { .. }) => break,
+                Err(ndarray_shm::Error::Unlinked { .. }) => self.forget(&file),
                 Err(error) => return Err(failed(error)),
             }
         }
+        Ok(None)
     }
-    Ok(None)
+
+    /// Returns the array whose cells are the locks; `None` if others were just making or removing it.
+    fn file(&self) -> ndarray_shm::Result<Option<Arc<File>>> {
+        let mut known = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = &*known {
+            return Ok(Some(Arc::clone(file)));
+        }
+        let options = File::options().backend(place()?).permissions(PERMISSIONS);
+        match options.mode(CreationMode::OpenOrCreate).pages(Pages::Sparse).create(name(&self.volume)?, 1) {
+            Ok(file) => Ok(Some(Arc::clone(known.insert(Arc::new(file))))),
+            // Others make and remove it all the time, or look whether it is an orphan.
+            Err(ndarray_shm::Error::WouldBlock { .. } | ndarray_shm::Error::Unlinked { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Another upload has ended and taken the name away: what it leads to next is another array.
+    fn forget(&self, file: &Arc<File>) {
+        let mut known = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.as_ref().is_some_and(|known| Arc::ptr_eq(known, file)) {
+            *known = None;
+        }
+    }
 }
 
-/// Takes the name away while the file is locked, also when the work panics: whoever waits for it finds that it has no name, and
-/// begins anew with another.
-struct Named<'a>(&'a SharedArray<u8, Ix1>);
-
-impl Drop for Named<'_> {
+impl Drop for Locks {
+    /// Whoever is at work keeps the name, and takes it away later.
     fn drop(&mut self) {
-        // A panic is the news then; and who needs the object next takes the name away.
-        let _gone_already = self.0.unlink();
+        if let Some(file) = self.file.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            // What another user made, that one removes.
+            let _stays = remove(&file, PATIENCE, false);
+        }
     }
 }
 
-/// Two objects whose names are the same by accident wait for each other, which does no harm: nobody holds two locks.
-fn name(volume: &str, region: &[Range<i64>]) -> ndarray_shm::Result<Location> {
-    let object = format!("{volume} {}", ranges_text(region));
-    Location::new(&format!(
-        "{PREFIX}{:08x}-{:08x}",
-        crc32fast::hash(volume.as_bytes()),
-        crc32fast::hash(object.as_bytes())
-    ))
+/// Whether a name in shared memory is that of the locks that uploads into a volume take.
+pub fn is_upload_lock(name: &str) -> bool {
+    name.strip_prefix(PREFIX)
+        .is_some_and(|volume| volume.len() == 8 && volume.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// Removes the name of locks that nobody has, as uploads leave it that were killed; only looks if it is a `dry_run`. Returns whether it
+/// was, or would be, removed. An upload that goes on at this moment makes it anew.
+///
+/// # Errors
+///
+/// Those of opening and unlinking an array; `NotFound` if it is gone.
+pub fn remove_upload_lock(backend: &Arc<dyn Backend>, location: &Location, dry_run: bool) -> ndarray_shm::Result<bool> {
+    let file = File::options().backend(Arc::clone(backend)).pages(Pages::Sparse).open(location.clone(), 1)?;
+    remove(&file, Duration::ZERO, dry_run)
+}
+
+/// Takes the name away while nobody has a lock and none can be taken: who comes next finds that it has no name, and begins anew.
+fn remove(file: &File, patience: Duration, dry_run: bool) -> ndarray_shm::Result<bool> {
+    match file.write_timeout(patience) {
+        Ok(_alone) => Ok(dry_run || file.unlink()?),
+        Err(
+            ndarray_shm::Error::TimedOut { .. }
+            | ndarray_shm::Error::WouldBlock { .. }
+            | ndarray_shm::Error::Unlinked { .. },
+        ) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Two volumes whose names are the same by accident share their locks, which does no harm: nobody holds two.
+fn name(volume: &str) -> ndarray_shm::Result<Location> {
+    Location::new(&format!("{PREFIX}{:08x}", crc32fast::hash(volume.as_bytes())))
+}
+
+/// Two objects whose cells are the same by accident wait for each other, which does no harm either.
+fn cell(region: &[Range<i64>]) -> u32 {
+    crc32fast::hash(ranges_text(region).as_bytes())
 }
 
 /// The same for every process of this user, whatever its environment says about arrays: real shared memory if files can be
@@ -108,9 +160,9 @@ mod tests {
     use super::*;
 
     fn left(volume: &str) -> usize {
-        let prefix = format!("{PREFIX}{:08x}-", crc32fast::hash(volume.as_bytes()));
+        let name = name(volume).expect("a name");
         let entries = place().expect("a place").list().expect("its files");
-        entries.iter().filter(|entry| entry.name.starts_with(&prefix)).count()
+        entries.iter().filter(|entry| entry.name == name.as_str()).count()
     }
 
     #[test]
@@ -120,9 +172,14 @@ mod tests {
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
+                    let mut locks = Locks::new(volume.clone());
                     for round in 0..200 {
+                        if round % 10 == 0 {
+                            // The others are in the middle of theirs.
+                            locks = Locks::new(volume.clone());
+                        }
                         let region = 0..1 + round % 2;
-                        let done = locked(&volume, &[0..1, region], &|| false, || {
+                        let done = locks.locked(&[0..1, region], &|| false, || {
                             if round % 2 == 0 {
                                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                                 thread::yield_now();
@@ -144,20 +201,48 @@ mod tests {
     fn who_gives_up_waiting_gets_nothing_and_a_failure_frees_the_lock() {
         let volume = format!("another test of locks {}", std::process::id());
         let region = [0..1_i64, 0..1];
-        let outer = locked(&volume, &region, &|| false, || {
+        let (locks, others) = (Locks::new(volume.clone()), Locks::new(volume.clone()));
+        let outer = locks.locked(&region, &|| false, || {
             let asked = AtomicUsize::new(0);
             let give_up = || asked.fetch_add(1, Ordering::SeqCst) > 2;
-            let inner = locked(&volume, &region, &give_up, || Ok(()));
+            let inner = others.locked(&region, &give_up, || Ok(()));
             assert!(inner.expect("no error").is_none(), "it has been taken");
+            assert!(others.locked(&[0..1, 1..2], &|| false, || Ok(())).expect("another is free").is_some());
             Err::<(), _>(Error::bbox("0:1", "it failed"))
         });
         assert!(matches!(outer, Err(Error::Bbox { .. })));
-        assert_eq!(left(&volume), 0);
-        let panicked = std::panic::catch_unwind(|| {
-            locked(&volume, &[0..1_i64, 0..1], &|| false, || -> Result<()> { panic!("as a codec might") })
-        });
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            locks.locked(&region, &|| false, || -> Result<()> { panic!("as a codec might") })
+        }));
         assert!(panicked.is_err());
+        assert!(others.locked(&region, &|| false, || Ok(())).expect("it is free").is_some());
+        drop(locks);
+        drop(others);
         assert_eq!(left(&volume), 0);
-        assert!(locked(&volume, &region, &|| false, || Ok(())).expect("it is free").is_some());
+    }
+
+    #[test]
+    fn the_name_of_locks_is_removed_when_nobody_has_one() {
+        let volume = format!("a third test of locks {}", std::process::id());
+        let (place, name) = (place().expect("a place"), name(&volume).expect("a name"));
+        assert!(
+            is_upload_lock(name.as_str())
+                && !is_upload_lock("ndshm-write-me")
+                && !is_upload_lock("ndshm-write-0123456g")
+        );
+        let locks = Locks::new(volume.clone());
+        let region = [0..1_i64, 0..1];
+        let remove = |dry_run| remove_upload_lock(&place, &name, dry_run).expect("an answer");
+        let held = locks.locked(&region, &|| false, || {
+            assert!(!remove(true) && !remove(false), "somebody has one");
+            drop(Locks { volume: volume.clone(), file: Mutex::new(locks.file().expect("it is there")) });
+            Ok(left(&volume))
+        });
+        assert_eq!(held.expect("no error"), Some(1));
+        assert!(remove(true) && left(&volume) == 1, "a dry run removes nothing");
+        assert!(remove(false) && left(&volume) == 0);
+        assert!(locks.locked(&region, &|| false, || Ok(left(&volume))).expect("made anew") == Some(1));
+        drop(locks);
+        assert_eq!(left(&volume), 0);
     }
 }

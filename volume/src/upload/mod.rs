@@ -19,6 +19,7 @@ use ndarray_shm::{
     ArrayReader, Backend, Directory, Element, Location, Order, SharedArray, default_backend, with_element,
 };
 
+pub use self::locks::{is_upload_lock, remove_upload_lock};
 pub use self::options::{Alignment, UploadOptions};
 use crate::bbox::Bbox;
 use crate::error::{Error, Result};

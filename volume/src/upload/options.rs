@@ -14,7 +14,8 @@ pub enum Alignment {
     /// That is an error.
     #[default]
     Require,
-    /// Such objects are read, changed and written back, each under a lock that holds among the processes of this user on this machine.
+    /// Such objects are read, changed and written back, each under a lock that all uploads of this machine heed, also those that store
+    /// the object whole. Other machines must not write to the same objects meanwhile.
     /// What is not stored counts as the fill value, or 0. Pictures that lose detail lose some more in what is kept.
     ReadModifyWrite,
 }

@@ -1,7 +1,8 @@
 //! The threads of an upload: what each of them does, and what is said of it when all have ended.
 //!
 //! Objects that are written whole come first. For local volumes each thread encodes and stores; where storing waits for a network,
-//! some encode and many store. Objects that are only changed come last; whoever takes one does all of it, under its lock.
+//! some encode and many store. Objects that are only changed come last; whoever takes one does all of it. Both store under the
+//! object's lock: what is stored whole while another changes a part of it would else be undone by what that one has read before.
 
 use std::any::Any;
 use std::ops::Range;
@@ -21,7 +22,7 @@ use crate::progress::{DownloadProgress, StopFlag};
 use crate::store::wanted::while_wanted;
 use crate::upload::Uploaded;
 use crate::upload::gather::FromArray;
-use crate::upload::locks::locked;
+use crate::upload::locks::Locks;
 use crate::upload::options::UploadOptions;
 use crate::upload::queue::{Packed, Queue};
 use crate::upload::units::Units;
@@ -43,8 +44,7 @@ pub(crate) struct Work<'a, T> {
     bbox: &'a Bbox,
     units: &'a Units,
     options: &'a UploadOptions<'a>,
-    /// Under which name objects are locked.
-    place: String,
+    locks: Locks,
     /// Raised by a thread that failed, for its colleagues.
     abort: StopFlag,
     failure: Mutex<Option<Error>>,
@@ -81,7 +81,7 @@ impl<'a, T: Element> Work<'a, T> {
             bbox,
             units,
             options,
-            place: sink.place(),
+            locks: Locks::new(sink.place()),
             abort: StopFlag::new(),
             failure: Mutex::new(None),
             tally: Tally::default(),
@@ -136,9 +136,9 @@ impl<'a, T: Element> Work<'a, T> {
                 name: "write",
                 work: Box::new(|heard| {
                     self.encode_each(&cells, |packed| {
-                        self.store(packed)?;
+                        let stored = self.store_locked(packed)?;
                         heard();
-                        Ok(true)
+                        Ok(stored)
                     })
                 }),
             });
@@ -150,7 +150,7 @@ impl<'a, T: Element> Work<'a, T> {
             name: "store",
             work: Box::new(|heard| {
                 let give_up = || self.is_over();
-                while let Some(stored) = queue.take(&give_up, |packed| self.store(packed)) {
+                while let Some(stored) = queue.take(&give_up, |packed| self.store_locked(packed)) {
                     stored?;
                     heard();
                 }
@@ -183,7 +183,7 @@ impl<'a, T: Element> Work<'a, T> {
     fn change(&self, cells: &Mutex<Cells>, heard: &dyn Fn()) -> Result<()> {
         let from = FromArray::new(self.sink, self.array.view(), self.bbox, self.units);
         while let Some(region) = self.next(cells, false) {
-            let changed = locked(&self.place, &region, &|| self.is_over(), || {
+            let changed = self.locks.locked(&region, &|| self.is_over(), || {
                 self.sink.refresh(&region);
                 let bytes = self.encode(&region, &from)?;
                 self.store(Packed { region: region.clone(), bytes })
@@ -209,6 +209,13 @@ impl<'a, T: Element> Work<'a, T> {
             return Ok(None);
         }
         self.sink.encode(region, from).map(Some)
+    }
+
+    /// Stores an object of which the array has all, when nobody changes a part of it. `false`: gave up.
+    fn store_locked(&self, packed: Packed) -> Result<bool> {
+        let region = packed.region.clone();
+        let stored = self.locks.locked(&region, &|| self.is_over(), || self.store(packed))?;
+        Ok(stored.is_some())
     }
 
     fn store(&self, packed: Packed) -> Result<()> {

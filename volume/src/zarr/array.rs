@@ -10,6 +10,7 @@ use zarrs::storage::store::MemoryStore;
 
 use crate::bbox::{ranges_text, to_usize};
 use crate::error::{Cause, Error, Result};
+use crate::gzip;
 use crate::scratch::Scratch;
 use crate::store::Store;
 use crate::volume::{ChunkSource, Fetched, VolumeMeta};
@@ -228,10 +229,11 @@ impl ZarrArray {
             }
             return Ok(bytes);
         }
-        let Some(object) = self.store.get(key).map_err(|error| self.store_failed(error, key, region))? else {
+        let (Expected::Exactly(limit) | Expected::AtMost(limit)) = self.chain.packed();
+        let object = self.store.get_at_most(key, gzip::most_stored(limit));
+        let Some(object) = object.map_err(|error| self.store_failed(error, key, region))? else {
             return Ok(None);
         };
-        let (Expected::Exactly(limit) | Expected::AtMost(limit)) = self.chain.packed();
         unwrapped(object, limit).map(Some).map_err(self.failed(key, region))
     }
 }

@@ -7,12 +7,14 @@ use serde_json::{Value, json};
 
 use crate::description::{Encoding, NewVolume};
 use crate::error::{Error, Result};
-use crate::store::Store;
+use crate::store::{self, Store};
 use crate::zarr::array::ZarrArray;
 use crate::zarr::document::{Document, Kind, V2, V2_ATTRIBUTES, V2_GROUP, V3, name_v3};
 
 /// Most bytes that blosc can pack at once, less what it adds.
 const MOST_BLOSC: u64 = (1 << 31) - 17;
+
+const TAKEN: &str = "there is something already: choose another place, or remove it first";
 
 /// Makes an array without chunks.
 pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArray> {
@@ -23,11 +25,21 @@ pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArra
     // What cannot be opened must not be written.
     ZarrArray::open(store, &Document::planned(store, kind, json.clone())).map_err(Error::of_new_volume)?;
     refuse_to_replace(store, &name)?;
-    if let (Kind::ArrayV2, Some(attributes)) = (kind, attributes(new)) {
-        // In front of the document that makes it a volume.
-        store.put(V2_ATTRIBUTES, text(&attributes), false)?;
+    // In front of the document that makes it a volume, and also if there are none: nobody adds any behind it.
+    let attributes = (kind == Kind::ArrayV2).then(|| text(&attributes(new).unwrap_or_else(|| json!({}))));
+    if let Some(attributes) = &attributes {
+        store.put_new(V2_ATTRIBUTES, attributes.clone())?;
     }
-    store.put(file, text(&json), false)?;
+    let is_maker = store::make(&**store, file, &text(&json))?;
+    if let Some(attributes) = attributes {
+        let found = store.get(V2_ATTRIBUTES)?;
+        match (is_maker, found.is_some_and(|found| found.bytes == attributes)) {
+            (_, true) => {}
+            // Of somebody who was killed, or came too late with the rest.
+            (true, false) => store.put(V2_ATTRIBUTES, attributes, false)?,
+            (false, false) => return Err(Error::no_volume(store.locate(V2_ATTRIBUTES), TAKEN)),
+        }
+    }
     match Document::read(store, "")? {
         Some(document) => ZarrArray::open(store, &document),
         None => Err(Error::no_volume(name, "it was made, but is already gone")),
@@ -35,15 +47,14 @@ pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArra
 }
 
 fn refuse_to_replace(store: &Arc<dyn Store>, name: &str) -> Result<()> {
-    let there = "there is something already: choose another place, or remove it first";
     for file in [V3, V2, V2_GROUP, "info"] {
         if store.get(file)?.is_some() {
-            return Err(Error::no_volume(store.locate(file), there));
+            return Err(Error::no_volume(store.locate(file), TAKEN));
         }
     }
     // Left by somebody who was killed before the volume was there, attributes are nothing yet.
     match store.list("")?.iter().find(|name| *name != V2_ATTRIBUTES) {
-        Some(other) => Err(Error::no_volume(name, format!("{there} (`{other}`)"))),
+        Some(other) => Err(Error::no_volume(name, format!("{TAKEN} (`{other}`)"))),
         None => Ok(()),
     }
 }

@@ -49,6 +49,8 @@ fn main() -> ExitCode {
         regions::a_location_is_a_name_and_no_path,
         processes::two_processes_that_write_halves_of_the_same_objects_lose_nothing,
         processes::without_a_common_lock_they_would,
+        processes::what_is_stored_whole_waits_for_who_changes_a_part,
+        processes::who_is_killed_while_changing_a_part_keeps_nobody_waiting,
         processes::a_killed_upload_is_finished_by_the_same_call,
         processes::a_holder_of_locks_that_is_killed_leaves_them_free,
         parts::four_tasks_together_write_the_whole_in_any_order,

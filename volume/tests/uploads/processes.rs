@@ -1,6 +1,8 @@
 //! Uploads by several processes, some of which are killed.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +10,8 @@ use std::time::{Duration, Instant};
 use ndarray::{ArrayD, IxDyn};
 use ndarray_shm::{Backend as _, DType, Directory, SharedArray};
 use ndarray_shm_volume::{
-    Alignment, Bbox, ChunkSource as _, UploadOptions, VolumeMeta, upload_from_array, upload_from_shared_memory,
+    Alignment, Bbox, ChunkSource as _, DownloadProgress, Progress, UploadOptions, VolumeMeta, upload_from_array,
+    upload_from_shared_memory,
 };
 
 use crate::place::Place;
@@ -35,7 +38,7 @@ pub(crate) fn role() -> Option<ExitCode> {
     let role = std::env::var(ROLE).ok()?;
     let lost = match role.split_once(' ') {
         None if role == "upload" => upload_slowly(),
-        Some((half, suffix)) => change_half(half == "left", suffix),
+        Some((half @ ("left" | "right"), suffix)) => change_half(half == "left", suffix),
         None if role == "s3" => {
             crate::formats::in_s3();
             0
@@ -48,7 +51,9 @@ pub(crate) fn role() -> Option<ExitCode> {
                 &variable(LOCATION),
             )));
         }
-        None => panic!("{role} is no role"),
+        None if role == "change" => upload_value(CHANGED, "0:2,0:32", true),
+        None if role == "whole" => upload_value(WHOLE, "0:2,0:64", false),
+        _ => panic!("{role} is no role"),
     };
     Some(if lost == 0 { ExitCode::SUCCESS } else { ExitCode::from(9) })
 }
@@ -91,9 +96,9 @@ fn change_half(left: bool, suffix: &str) -> usize {
 
 /// Returns the files of locks that a volume left.
 fn locks(raw: &Raw) -> usize {
-    let prefix = format!("ndshm-write-{:08x}-", crc32fast::hash(raw.identity().as_bytes()));
+    let name = format!("ndshm-write-{:08x}", crc32fast::hash(raw.identity().as_bytes()));
     let place = Directory::shm().or_else(|_| Directory::emulated()).expect("a place of locks");
-    place.list().expect("its files").iter().filter(|entry| entry.name.starts_with(&prefix)).count()
+    place.list().expect("its files").iter().filter(|entry| entry.name == name).count()
 }
 
 fn both_halves(suffix: &str) -> (Place, bool) {
@@ -118,6 +123,85 @@ pub(crate) fn two_processes_that_write_halves_of_the_same_objects_lose_nothing()
 pub(crate) fn without_a_common_lock_they_would() {
     let (_place, kept) = both_halves("alone");
     assert!(!kept, "{ROUNDS} rounds without a lost half");
+}
+
+/// What the one writes who changes a part of an object, and the other who has all of it.
+const CHANGED: u16 = 5;
+const WHOLE: u16 = 7;
+
+/// How often an upload that waits says so before it is believed.
+const TOLD: u64 = 4;
+
+/// Notes in a file how often it was asked, so that others see that it waits.
+struct Told(PathBuf);
+
+impl Progress for Told {
+    fn update(&self, _progress: DownloadProgress) {
+        let mut file = File::options().append(true).create(true).open(&self.0).expect("a file");
+        file.write_all(b".").expect("a note");
+    }
+}
+
+/// Fills a region, which is in one object, with a value.
+fn upload_value(value: u16, region: &str, at_gate: bool) -> usize {
+    let directory = PathBuf::from(variable(VOLUME));
+    let mut raw = halves(&directory);
+    raw.gate = at_gate.then(|| directory.join("new/gate"));
+    let region: Bbox = region.parse().expect("a box");
+    let array = ArrayD::from_elem(IxDyn(&region.shape()), value);
+    let told = Told(directory.join(format!("new/told-{value}")));
+    let options = UploadOptions::new().alignment(Alignment::ReadModifyWrite).workers(1).progress(&told);
+    upload_from_array(&raw, &region, &array.view(), &options).expect("an upload");
+    0
+}
+
+/// Starts a process that has read an object and is about to store it, changed.
+fn changing(place: &Place) -> (Child, PathBuf) {
+    let gate = place.path("volume/new/gate");
+    let mut child = play("change", place);
+    let since = Instant::now();
+    while !gate.exists() {
+        assert!(since.elapsed() < LONG && child.try_wait().expect("its state").is_none(), "it must come to the gate");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    (child, gate)
+}
+
+/// Whoever changes a part of an object has read the rest, and stores it again: what is stored whole in between would be lost.
+pub(crate) fn what_is_stored_whole_waits_for_who_changes_a_part() {
+    let place = Place::new();
+    let raw = halves(&place.path("volume"));
+    let (mut change, gate) = changing(&place);
+    let told = place.path(&format!("volume/new/told-{WHOLE}"));
+    std::fs::write(&told, "").expect("a file");
+    let mut whole = play("whole", &place);
+    let since = Instant::now();
+    // Until it has ended, as it should not, or has been waiting for a while.
+    while whole.try_wait().expect("its state").is_none() && std::fs::metadata(&told).expect("a file").len() < TOLD {
+        assert!(since.elapsed() < LONG, "it must be at work");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::fs::remove_file(gate).expect("the gate");
+    for child in [&mut change, &mut whole] {
+        assert!(child.wait().expect("its end").success());
+    }
+    let found = raw.read_all::<u16>(&"0:2,0:64".parse().expect("a box"), 0);
+    assert_eq!(found.iter().find(|element| **element != WHOLE), None, "the whole object came last: {found}");
+    assert_eq!(locks(&raw), 0);
+}
+
+/// The kernel frees its lock; its name stays until the next upload ends.
+pub(crate) fn who_is_killed_while_changing_a_part_keeps_nobody_waiting() {
+    let place = Place::new();
+    let raw = halves(&place.path("volume"));
+    let (mut change, _gate) = changing(&place);
+    change.kill().expect("a kill");
+    change.wait().expect("its end");
+    assert_eq!(locks(&raw), 1, "nobody could remove it");
+    assert!(play("whole", &place).wait().expect("its end").success());
+    let found = raw.read_all::<u16>(&"0:2,0:64".parse().expect("a box"), 0);
+    assert_eq!(found.iter().find(|element| **element != WHOLE), None, "{found}");
+    assert_eq!(locks(&raw), 0);
 }
 
 /// 40 objects, which take a while; in two columns that a region can cut through.
@@ -171,7 +255,7 @@ fn check_kills(place: &Place, at: &[usize]) {
     for objects in at {
         kill_at(place, &raw, *objects);
         assert!(shared.try_read().expect("nobody has it").view() == array, "the array is as it was");
-        assert!(locks(&raw) <= 2, "one for each thread, at most");
+        assert!(locks(&raw) <= 1, "all have one name");
     }
     assert!(play("upload", place).wait().expect("its end").success());
     assert_eq!(raw.objects().len(), 40);

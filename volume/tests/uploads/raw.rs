@@ -23,6 +23,8 @@ pub(crate) struct Raw {
     pub(crate) remote: bool,
     /// How long storing takes.
     pub(crate) delay: Duration,
+    /// A file that appears when something is about to be stored; storing goes on when it is gone.
+    pub(crate) gate: Option<PathBuf>,
     /// A file that cannot be stored.
     pub(crate) broken: Option<String>,
     /// A file at which encoding panics.
@@ -44,6 +46,7 @@ impl Raw {
             order: Order::C,
             remote: false,
             delay: Duration::ZERO,
+            gate: None,
             broken: None,
             panicking: None,
             suffix: String::new(),
@@ -170,6 +173,12 @@ impl ChunkSink for Raw {
         let now = 1 + self.storing.fetch_add(1, Ordering::SeqCst);
         self.most.fetch_max(now, Ordering::SeqCst);
         thread::sleep(self.delay);
+        if let Some(gate) = &self.gate {
+            fs::write(gate, "").expect("a gate");
+            while gate.exists() {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
         self.storing.fetch_sub(1, Ordering::SeqCst);
         let name = Self::name(region);
         if self.broken.as_ref() == Some(&name) {

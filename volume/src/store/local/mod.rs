@@ -17,7 +17,7 @@ use std::time::UNIX_EPOCH;
 
 use crate::error::{Cause, Error, Result};
 use crate::spare;
-use crate::store::{LARGEST_OBJECT, Object, Store, key};
+use crate::store::{LARGEST_OBJECT, Object, Store, key, too_long};
 
 /// How the names of files begin and end that are no objects yet.
 const PARTIAL: (&str, &str) = (".ndshm-", ".partial");
@@ -85,10 +85,9 @@ fn open(path: &Path) -> io::Result<Option<(File, Metadata)>> {
 }
 
 /// Reads so many bytes, or as many as there are.
-fn read(mut file: File, length: u64) -> io::Result<Vec<u8>> {
-    let memory = usize::try_from(length).ok().filter(|_| length <= LARGEST_OBJECT);
-    let memory = memory
-        .ok_or_else(|| wrong(format!("{length} bytes are more than one object may have here ({LARGEST_OBJECT})")))?;
+fn read(mut file: File, length: u64, most: u64) -> io::Result<Vec<u8>> {
+    let memory = usize::try_from(length).ok().filter(|_| length <= most);
+    let memory = memory.ok_or_else(|| wrong(too_long(length, most)))?;
     let mut bytes = spare::take(memory);
     bytes.try_reserve_exact(memory.saturating_sub(bytes.len()))?;
     // Zeros only where no other bytes are yet.
@@ -118,7 +117,7 @@ fn read_range(path: &Path, range: &Range<u64>) -> io::Result<Option<Vec<u8>>> {
     }
     file.seek(SeekFrom::Start(range.start))?;
     let length = range.end - range.start;
-    let bytes = read(file, length)?;
+    let bytes = read(file, length, LARGEST_OBJECT)?;
     if bytes.len() as u64 != length {
         return Err(ErrorKind::UnexpectedEof.into());
     }
@@ -127,6 +126,33 @@ fn read_range(path: &Path, range: &Range<u64>) -> io::Result<Option<Vec<u8>>> {
 
 /// Writes beside the place, then renames.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let partial = beside(path, bytes)?;
+    let replaced = fs::rename(&partial, path);
+    if replaced.is_err() {
+        let _gone = fs::remove_file(&partial);
+    }
+    replaced
+}
+
+/// Writes beside the place, then gives it the name unless something has it.
+fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
+    let partial = beside(path, bytes)?;
+    let named = match fs::hard_link(&partial, path) {
+        // Not every file system has links. Who reads at this moment may then find less.
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            File::create_new(path).and_then(|mut file| file.write_all(bytes))
+        }
+        named => named,
+    };
+    let _gone = fs::remove_file(&partial);
+    match named {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        named => named.map(|()| true),
+    }
+}
+
+/// Writes a file that is no object yet, and returns its path.
+fn beside(path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let directory = path.parent().unwrap_or(Path::new(""));
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -140,11 +166,10 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     };
     let written = file.write_all(bytes);
     drop(file);
-    let replaced = written.and_then(|()| fs::rename(&partial, path));
-    if replaced.is_err() {
+    if written.is_err() {
         let _gone = fs::remove_file(&partial);
     }
-    replaced
+    written.map(|()| partial)
 }
 
 /// Two processes, also of two machines with one file system, have different ones.
@@ -166,11 +191,11 @@ impl Store for LocalStore {
         false
     }
 
-    fn get(&self, key: &str) -> Result<Option<Object>> {
+    fn get_at_most(&self, key: &str, most: u64) -> Result<Option<Object>> {
         let path = self.path("reading", key)?;
         let whole = |path: &Path, gzip| -> io::Result<Option<Object>> {
             let Some((file, facts)) = open(path)? else { return Ok(None) };
-            let bytes = read(file, facts.len())?;
+            let bytes = read(file, facts.len(), most)?;
             Ok(Some(Object { bytes, gzip, version: version(&facts)? }))
         };
         if let Some(object) = whole(&path, false).map_err(|error| failed("reading", &path, error))? {
@@ -214,6 +239,15 @@ impl Store for LocalStore {
         // Until it is gone the plain one of the two is the object, old or new, and whole.
         if_there(fs::remove_file(&other)).map_err(|error| failed("removing", &other, error))?;
         Ok(())
+    }
+
+    fn put_new(&self, key: &str, bytes: Vec<u8>) -> Result<bool> {
+        let path = self.path("writing", key)?;
+        let packed = packed(&path);
+        if packed.try_exists().map_err(|error| failed("reading", &packed, error))? {
+            return Ok(false);
+        }
+        put_new(&path, &bytes).map_err(|error| failed("writing", &path, error))
     }
 
     fn delete(&self, key: &str) -> Result<bool> {

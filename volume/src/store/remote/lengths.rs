@@ -28,9 +28,13 @@ impl HttpConnector for WithLengths {
 #[derive(Debug)]
 struct Measured(HttpClient);
 
+/// Most bytes that an answer may have; goes with the request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Most(pub(super) u64);
+
 #[derive(Debug, thiserror::Error)]
-#[error("the answer says no length, and has more bytes than one object may have here ({LARGEST_OBJECT})")]
-struct Endless;
+#[error("the answer says no length, and has more bytes than there can be in it ({0})")]
+struct Endless(u64);
 
 impl HttpService for Measured {
     fn call<'service, 'answer>(
@@ -43,6 +47,7 @@ impl HttpService for Measured {
     {
         Box::pin(async move {
             let is_get = request.method().as_str() == "GET";
+            let most = request.extensions().get().map_or(LARGEST_OBJECT, |Most(most)| *most);
             let answer = self.0.execute(request).await?;
             if !is_get || !answer.status().is_success() || answer.headers().contains_key("content-length") {
                 return Ok(answer);
@@ -52,8 +57,8 @@ impl HttpService for Measured {
             let mut pieces = body.bytes_stream();
             while let Some(piece) = pieces.next().await {
                 let piece = piece.map_err(broken)?;
-                if (bytes.len() + piece.len()) as u64 > LARGEST_OBJECT {
-                    return Err(HttpError::new(HttpErrorKind::Unknown, Endless));
+                if (bytes.len() + piece.len()) as u64 > most {
+                    return Err(HttpError::new(HttpErrorKind::Unknown, Endless(most)));
                 }
                 bytes.extend_from_slice(&piece);
             }

@@ -19,14 +19,14 @@ use futures_util::StreamExt as _;
 use object_store::path::Path;
 use object_store::{
     Attribute, Attributes, GetOptions, GetRange, GetResultPayload, ObjectMeta, ObjectStore as _, ObjectStoreExt as _,
-    PutMultipartOptions, PutOptions, PutPayload,
+    PutMode, PutMultipartOptions, PutOptions, PutPayload,
 };
 
 use self::connect::{FIRST_PAUSE, LONGEST_PAUSE, Server, Settings};
 use self::failure::Failure;
 use self::io_threads::IoThreads;
 use crate::error::{Error, Result};
-use crate::store::{LARGEST_OBJECT, Object, Store, key, url};
+use crate::store::{LARGEST_OBJECT, Object, Store, key, too_long, url};
 
 /// How long the same request is tried again, unless the environment says otherwise in seconds: two minutes, so that a
 /// server may be restarted meanwhile.
@@ -127,9 +127,10 @@ impl RemoteStore {
     }
 
     /// Fetches an object or a part of it; an error that may pass if it does not come whole.
-    async fn receive(&self, path: &Path, range: Option<GetRange>) -> Answer<Received> {
+    async fn receive(&self, path: &Path, range: Option<GetRange>, most: u64) -> Answer<Received> {
         let wanted = range.clone();
-        let options = GetOptions { range, ..GetOptions::default() };
+        let mut options = GetOptions { range, ..GetOptions::default() };
+        options.extensions.insert(lengths::Most(most));
         let found = match self.server.objects.get_opts(path, options).await {
             Ok(found) => found,
             Err(object_store::Error::NotSupported { .. }) if wanted.is_some() => {
@@ -148,11 +149,8 @@ impl RemoteStore {
             return Err(Failure::last(format!("bytes {wanted:?} were wanted, and the object has {size}")));
         }
         let length = found.range.end.saturating_sub(found.range.start);
-        let memory = usize::try_from(length).ok().filter(|_| length <= LARGEST_OBJECT);
-        let Some(memory) = memory else {
-            return Err(Failure::last(format!(
-                "{length} bytes are more than one object may have here ({LARGEST_OBJECT})"
-            )));
+        let Some(memory) = usize::try_from(length).ok().filter(|_| length <= most) else {
+            return Err(Failure::last(too_long(length, most)));
         };
         // What a server announces is not yet there: memory is taken as bytes come.
         let mut bytes = Vec::with_capacity(memory.min(PART));
@@ -170,6 +168,19 @@ impl RemoteStore {
             return Err(Failure::passing(format!("the answer had {came} bytes, where {memory} were announced")));
         }
         Ok(Some(Received { bytes, meta, gzip }))
+    }
+
+    /// Puts an object where there is none; where the server cannot promise that, anywhere.
+    async fn send_new(&self, path: &Path, payload: PutPayload) -> Answer<bool> {
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        match self.server.objects.put_opts(path, payload.clone(), options).await {
+            Ok(_) => Ok(Some(true)),
+            Err(object_store::Error::AlreadyExists { .. }) => Ok(Some(false)),
+            Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => {
+                Ok(self.send(path, payload, false).await?.map(|()| true))
+            }
+            Err(error) => Err(Failure::of_request(&error)),
+        }
     }
 
     async fn send(&self, path: &Path, payload: PutPayload, gzip: bool) -> Answer<()> {
@@ -250,8 +261,8 @@ impl Store for RemoteStore {
         self.server.is_web
     }
 
-    fn get(&self, key: &str) -> Result<Option<Object>> {
-        let received = self.ask("reading", key, async |path| self.receive(path, None).await)?;
+    fn get_at_most(&self, key: &str, most: u64) -> Result<Option<Object>> {
+        let received = self.ask("reading", key, async |path| self.receive(path, None, most).await)?;
         Ok(received.map(|received| {
             let Received { bytes, gzip, meta } = received;
             let version = meta.e_tag.unwrap_or_else(|| meta.last_modified.timestamp_millis().to_string());
@@ -264,13 +275,14 @@ impl Store for RemoteStore {
             return Ok(self.size(key)?.map(|_| Vec::new()));
         }
         let wanted = GetRange::Bounded(range);
-        let received = self.ask("reading", key, async |path| self.receive(path, Some(wanted.clone())).await)?;
+        let received =
+            self.ask("reading", key, async |path| self.receive(path, Some(wanted.clone()), LARGEST_OBJECT).await)?;
         Ok(received.map(|received| received.bytes))
     }
 
     fn get_suffix(&self, key: &str, length: u64) -> Result<Option<Vec<u8>>> {
         let asked = self.ask("reading", key, async |path| {
-            match self.receive(path, Some(GetRange::Suffix(length))).await {
+            match self.receive(path, Some(GetRange::Suffix(length)), LARGEST_OBJECT).await {
                 // Not every server counts from the end, and some refuse to when the object is shorter.
                 Err(failure) if failure.is_about_range() => Ok(Some(None)),
                 other => Ok(other?.map(Some)),
@@ -297,6 +309,13 @@ impl Store for RemoteStore {
         self.writable("writing", key)?;
         let payload = PutPayload::from(bytes);
         self.ask("writing", key, async |path| self.send(path, payload.clone(), gzip).await).map(|_| ())
+    }
+
+    fn put_new(&self, key: &str, bytes: Vec<u8>) -> Result<bool> {
+        self.writable("writing", key)?;
+        let payload = PutPayload::from(bytes);
+        let made = self.ask("writing", key, async |path| self.send_new(path, payload.clone()).await)?;
+        Ok(made.unwrap_or(false))
     }
 
     fn delete(&self, key: &str) -> Result<bool> {

@@ -61,6 +61,21 @@ fn a_bucket_keeps_every_promise() {
 }
 
 #[test]
+fn a_bucket_whose_server_knows_no_conditions_can_be_written() {
+    if python("a_bucket_whose_server_knows_no_conditions_can_be_written").is_none() {
+        return;
+    }
+    let server = S3Server::start();
+    let pairs = S3Server::environment(&server.endpoint()).map(|(name, value)| (name.to_owned(), value));
+    let without = ("AWS_CONDITIONAL_PUT".to_owned(), "disabled".to_owned());
+    let store = open_with("s3://test", &Settings::new(pairs.into_iter().chain([without]))).expect("a bucket");
+    for bytes in [[1; 10], [2; 10]] {
+        assert!(store.put_new("first", bytes.to_vec()).expect("nobody can know"));
+        assert_eq!(store.get("first").expect("reading").expect("it is there").bytes, bytes);
+    }
+}
+
+#[test]
 fn web_servers_keep_every_promise_of_reading() {
     if python("web_servers_keep_every_promise_of_reading").is_none() {
         return;

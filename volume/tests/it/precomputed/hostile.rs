@@ -52,6 +52,26 @@ fn read_first(source: &dyn ChunkSource) -> Result<()> {
     source.read(&region, &mut Scratch::new())
 }
 
+#[test]
+fn a_file_much_longer_than_a_chunk_is_an_error_before_it_is_read() {
+    for (dtype, encoding) in [
+        (DType::U8, Encoding::Raw),
+        (DType::U8, Encoding::Gzip),
+        (DType::U8, Encoding::Jpeg),
+        (DType::U32, Encoding::CompressedSegmentation),
+    ] {
+        let place = Place::new();
+        let path = place.path("volume");
+        let file = one_chunk(&path, dtype, encoding);
+        let source = open(&path).expect("the volume");
+        let chunk = fs::File::options().write(true).open(&file).expect("the chunk");
+        chunk.set_len(256 << 20).expect("a hole");
+        let text = chain(&read_first(&*source).expect_err("too long"));
+        assert!(text.contains(file.to_str().expect("text")), "{encoding:?}: {text}");
+        assert!(text.contains("268435456 bytes are more than there can be in it"), "{encoding:?}: {text}");
+    }
+}
+
 /// Writes a description with a change, and returns what opening it answers.
 fn changed(place: &Place, change: impl FnOnce(&mut Value)) -> String {
     let path = place.path("described");

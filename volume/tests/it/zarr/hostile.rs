@@ -38,6 +38,26 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 #[test]
+fn a_file_much_longer_than_a_chunk_is_an_error_before_it_is_read() {
+    for (encoding, version, file) in [
+        (Encoding::Raw, 3, "c/0/0"),
+        (Encoding::Zstd, 3, "c/0/0"),
+        (Encoding::Gzip, 2, "0/0"),
+        (Encoding::Blosc, 2, "0/0"),
+    ] {
+        let place = Place::new();
+        let path = place.path("volume");
+        let source = volume(&path, version, false, encoding);
+        let chunk = fs::File::options().write(true).open(path.join(file)).expect("the chunk");
+        chunk.set_len(256 << 20).expect("a hole");
+        let error = read(&*source, &"0:4,0:4".parse().expect("a region")).expect_err("too long");
+        let text = chain(&error);
+        assert!(matches!(error, Error::Chunk { .. }) && text.contains(file), "{encoding:?}: {text}");
+        assert!(text.contains("268435456 bytes are more than there can be in it"), "{encoding:?}: {text}");
+    }
+}
+
+#[test]
 fn an_index_that_leads_astray_is_an_error_that_names_the_shard() {
     const INDEX: usize = 4 * 16;
     for encoding in [Encoding::Raw, Encoding::Gzip] {

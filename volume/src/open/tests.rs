@@ -1,0 +1,113 @@
+//! Several who make a volume in one place, each of whom has seen that there is none.
+
+use std::ops::Range;
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use ndarray_shm::DType;
+
+use super::VolumeOptions;
+use crate::description::NewVolume;
+use crate::error::{Error, Result};
+use crate::store::url::{VolumeFormat, VolumeUrl};
+use crate::store::{self, Object, Store};
+use crate::{precomputed, zarr};
+
+/// A directory in which everybody waits for the others after the last look.
+#[derive(Debug)]
+struct Gate {
+    files: Arc<dyn Store>,
+    others: Barrier,
+}
+
+impl Store for Gate {
+    fn locate(&self, key: &str) -> String {
+        self.files.locate(key)
+    }
+    fn is_remote(&self) -> bool {
+        false
+    }
+    fn get_at_most(&self, key: &str, most: u64) -> Result<Option<Object>> {
+        self.files.get_at_most(key, most)
+    }
+    fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<Vec<u8>>> {
+        self.files.get_range(key, range)
+    }
+    fn get_suffix(&self, key: &str, length: u64) -> Result<Option<Vec<u8>>> {
+        self.files.get_suffix(key, length)
+    }
+    fn size(&self, key: &str) -> Result<Option<u64>> {
+        self.files.size(key)
+    }
+    fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()> {
+        self.files.put(key, bytes, gzip)
+    }
+    fn put_new(&self, key: &str, bytes: Vec<u8>) -> Result<bool> {
+        self.files.put_new(key, bytes)
+    }
+    fn delete(&self, key: &str) -> Result<bool> {
+        self.files.delete(key)
+    }
+    fn list(&self, prefix: &str) -> Result<Vec<String>> {
+        let names = self.files.list(prefix);
+        self.others.wait();
+        names
+    }
+}
+
+/// Lets all make their volumes at the same time. Returns who has one, and the resolution that is there then.
+fn made(new: &[NewVolume]) -> (Vec<bool>, Vec<f64>) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let url = VolumeUrl::local(directory.path());
+    let gate: Arc<dyn Store> =
+        Arc::new(Gate { files: store::open(&url).expect("a store"), others: Barrier::new(new.len()) });
+    let ends: Vec<_> = thread::scope(|scope| {
+        let makers: Vec<_> = new
+            .iter()
+            .map(|new| {
+                let gate = Arc::clone(&gate);
+                scope.spawn(move || match new.format {
+                    VolumeFormat::Zarr => zarr::create(&gate, new).map(drop),
+                    VolumeFormat::Precomputed => precomputed::create(gate, new).map(drop),
+                })
+            })
+            .collect();
+        makers.into_iter().map(|maker| maker.join().expect("no panic")).collect()
+    });
+    let there = VolumeOptions::new().open(&url).expect("a volume");
+    for (new, end) in new.iter().zip(&ends) {
+        match end {
+            Ok(()) => assert!(new.is_like(there.meta()), "{new:?}, and there is {:?}", there.meta()),
+            Err(error) => assert!(matches!(error, Error::Source { .. }), "{error:?}"),
+        }
+    }
+    let scales = VolumeOptions::new().scales(&url).expect("its scales");
+    (ends.iter().map(Result::is_ok).collect(), scales[0].resolution.clone())
+}
+
+#[test]
+fn of_several_who_make_different_volumes_one_has_made_it() {
+    for (format, version) in [(VolumeFormat::Zarr, 3), (VolumeFormat::Zarr, 2), (VolumeFormat::Precomputed, 1)] {
+        for _ in 0..10 {
+            let new = [4, 8, 12, 16].map(|length| {
+                let mut new = NewVolume::new(format, &[length; 3], &[4; 3], DType::U8);
+                new.version = version;
+                new.resolution = vec![f64::from(u32::try_from(length).expect("small")); 3];
+                new
+            });
+            let (ends, resolution) = made(&new);
+            assert_eq!(ends.iter().filter(|end| **end).count(), 1, "{format:?} {version}");
+            let maker = ends.iter().position(|end| *end).expect("one of them");
+            assert_eq!(resolution, new[maker].resolution, "{format:?} {version}");
+        }
+    }
+}
+
+#[test]
+fn several_who_make_the_same_volume_all_have_it() {
+    for (format, version) in [(VolumeFormat::Zarr, 3), (VolumeFormat::Zarr, 2), (VolumeFormat::Precomputed, 1)] {
+        let mut new = NewVolume::new(format, &[8; 3], &[4; 3], DType::U16);
+        new.version = version;
+        assert_eq!(made(&[new.clone(), new.clone(), new]).0, [true; 3], "{format:?} {version}");
+    }
+}
