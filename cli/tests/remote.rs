@@ -92,9 +92,9 @@ fn a_volume_is_read_over_http_and_not_written() {
     assert!(finished.json()["error"].as_str().is_some_and(|error| !error.is_empty()), "{finished:?}");
 }
 
-/// A server that describes a volume, and then says nothing more.
+/// A server that describes a volume, and then says nothing more; each time it does not answer, it is heard from.
 #[cfg(unix)]
-fn silent_server() -> (String, std::thread::JoinHandle<()>) {
+fn silent_server() -> (String, std::sync::mpsc::Receiver<String>, std::thread::JoinHandle<()>) {
     use std::io::{Read as _, Write as _};
 
     const META: &str = r#"{"zarr_format": 3, "node_type": "array", "shape": [8, 8], "data_type": "uint8", "fill_value": 0,
@@ -102,6 +102,7 @@ fn silent_server() -> (String, std::thread::JoinHandle<()>) {
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "attributes": {}}"#;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let (sender, unanswered) = std::sync::mpsc::channel();
     let server = std::thread::spawn(move || {
         let mut silent = Vec::new();
         for stream in listener.incoming() {
@@ -118,10 +119,11 @@ fn silent_server() -> (String, std::thread::JoinHandle<()>) {
             } else {
                 // Kept open until the end.
                 silent.push(stream);
+                sender.send(asked).expect("somebody listens");
             }
         }
     });
-    (url, server)
+    (url, unanswered, server)
 }
 
 /// What is typed on the terminal is heard while the volume is looked for, and while its chunks are waited for.
@@ -132,12 +134,14 @@ fn who_waits_for_a_silent_server_can_be_interrupted() {
     use std::process::Stdio;
     use std::time::{Duration, Instant};
 
-    let (scene, (url, server)) = (Scene::new(), silent_server());
+    let (scene, (url, unanswered, server)) = (Scene::new(), silent_server());
     for path in ["untold", "told"] {
         let mut command = scene.ndshm(["download", &format!("zarr://{url}/{path}"), "--location", "x"]);
         // Much longer than a server is usually allowed to be silent would be waited.
         let mut child = command.env("NDSHM_RETRY_SECONDS", "600").stderr(Stdio::null()).spawn().expect("it starts");
-        std::thread::sleep(Duration::from_secs(2));
+        // What was asked for before may still be on its way.
+        while !unanswered.recv_timeout(Duration::from_mins(1)).expect("a request").contains(&format!("/{path}/")) {}
+        std::thread::sleep(Duration::from_millis(200));
         assert!(child.try_wait().expect("a state").is_none(), "{path}: it waits");
         let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
         assert!(kill.success());
@@ -146,7 +150,7 @@ fn who_waits_for_a_silent_server_can_be_interrupted() {
             if let Some(end) = child.try_wait().expect("a state") {
                 break end;
             }
-            if begin.elapsed() > Duration::from_secs(20) {
+            if begin.elapsed() > Duration::from_mins(1) {
                 child.kill().expect("it is ours");
                 child.wait().expect("its end");
                 panic!("{path}: it does not hear");
