@@ -128,9 +128,9 @@ fn packed_files_are_found_behind_a_plain_web_server() {
     down(&["--missing", "fill"]).expect_code(0);
 }
 
-/// A server that describes a volume, and then says nothing more.
+/// A server that describes a volume, and then says nothing more; each time it does not answer, it is heard from.
 #[cfg(unix)]
-fn silent_server() -> (String, std::thread::JoinHandle<()>) {
+fn silent_server() -> (String, std::sync::mpsc::Receiver<String>, std::thread::JoinHandle<()>) {
     use std::io::{Read as _, Write as _};
 
     const META: &str = r#"{"zarr_format": 3, "node_type": "array", "shape": [8, 8], "data_type": "uint8", "fill_value": 0,
@@ -138,6 +138,7 @@ fn silent_server() -> (String, std::thread::JoinHandle<()>) {
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "attributes": {}}"#;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let (sender, unanswered) = std::sync::mpsc::channel();
     let server = std::thread::spawn(move || {
         let mut silent = Vec::new();
         for stream in listener.incoming() {
@@ -154,10 +155,11 @@ fn silent_server() -> (String, std::thread::JoinHandle<()>) {
             } else {
                 // Kept open until the end.
                 silent.push(stream);
+                sender.send(asked).expect("somebody listens");
             }
         }
     });
-    (url, server)
+    (url, unanswered, server)
 }
 
 /// What is typed on the terminal is heard while the volume is looked for, and while its chunks are waited for.
@@ -168,13 +170,15 @@ fn who_waits_for_a_silent_server_can_be_interrupted() {
     use std::process::Stdio;
     use std::time::{Duration, Instant};
 
-    let (scene, (url, server)) = (Scene::new(), silent_server());
+    let (scene, (url, unanswered, server)) = (Scene::new(), silent_server());
     for path in ["untold", "told"] {
         let mut command = scene.ndshm(["download", &format!("zarr://{url}/{path}"), "--location", "x", "--json"]);
         command.stdout(Stdio::piped());
         // Much longer than a server is usually allowed to be silent would be waited.
         let mut child = command.env("NDSHM_RETRY_SECONDS", "600").stderr(Stdio::null()).spawn().expect("it starts");
-        std::thread::sleep(Duration::from_secs(2));
+        // What was asked for before may still be on its way.
+        while !unanswered.recv_timeout(Duration::from_mins(1)).expect("a request").contains(&format!("/{path}/")) {}
+        std::thread::sleep(Duration::from_millis(200));
         assert!(child.try_wait().expect("a state").is_none(), "{path}: it waits");
         let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
         assert!(kill.success());
@@ -183,7 +187,7 @@ fn who_waits_for_a_silent_server_can_be_interrupted() {
             if let Some(end) = child.try_wait().expect("a state") {
                 break end;
             }
-            if begin.elapsed() > Duration::from_secs(20) {
+            if begin.elapsed() > Duration::from_mins(1) {
                 child.kill().expect("it is ours");
                 child.wait().expect("its end");
                 panic!("{path}: it does not hear");

@@ -257,7 +257,8 @@ impl Stage {
         eventually("the array goes", || !self.has(name));
         let took = since.elapsed();
         println!("{name} was gone after {took:?}");
-        assert!(took < Duration::from_secs(2), "{took:?}");
+        // Without a word of the death, the look that is taken every ten seconds would find it.
+        assert!(took < Duration::from_secs(5), "{took:?}");
     }
 }
 
@@ -275,7 +276,8 @@ impl Drop for Stage {
 fn announce(client: &mut Child) -> Duration {
     client.tell("announce");
     let took = Duration::from_micros(client.line().parse().unwrap());
-    assert!(took < Duration::from_secs(1), "nobody waits for a manager: {took:?}");
+    // One that is being started may take ten seconds until it listens.
+    assert!(took < Duration::from_secs(5), "nobody waits for a manager: {took:?}");
     took
 }
 
@@ -480,10 +482,12 @@ fn of_two_that_begin_together_one_is_the_manager() {
 }
 
 fn without_clients_it_ends_and_leaves_nothing() {
+    // Long enough for a client to come before it ends, on a slow machine too.
+    const IDLE: Duration = Duration::from_secs(3);
     let stage = Stage::new();
-    let mut manager = stage.manager(&["300"]);
+    let mut manager = stage.manager(&[&IDLE.as_millis().to_string()]);
     let mut client = stage.client_with("held-x", 1);
-    std::thread::sleep(Duration::from_millis(600));
+    std::thread::sleep(IDLE + Duration::from_millis(500));
     assert_eq!(stage.status().unwrap().clients, 1, "not while there is a client");
     client.kill();
     manager.expect("ended");

@@ -109,7 +109,7 @@ pub const ROLES: &[(&str, Role)] = &[
 type Outcome = Result<(), Box<dyn Error>>;
 
 /// How long anything may take before a test fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The first argument of every entry: the directory of the test.
 fn directory(context: &Context) -> &Path {

@@ -10,11 +10,12 @@ use std::io::Write as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use ndarray::Ix3;
-use ndarray_shm::{DType, Directory, EntryKind, SharedArray, render};
+use ndarray_shm::{Backend, DType, Directory, EntryKind, Location, SharedArray, render};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{
     ChunkSource, DownloadOptions, Fetched, ProcessWorkers, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl, Workers,
@@ -29,6 +30,8 @@ const COMMAND: &str = "KILL_TEST_COMMAND";
 const VOLUME: &str = "KILL_TEST_VOLUME";
 const LOCATION: &str = "KILL_TEST_LOCATION";
 const LOG: &str = "KILL_TEST_LOG";
+/// Set: paint no more than three quarters, and wait to be killed.
+const HELD: &str = "KILL_TEST_HELD";
 
 /// Requests at a time of the remote volume.
 const REQUESTS: usize = 6;
@@ -67,6 +70,8 @@ struct Noting {
     volume: Box<dyn ChunkSource>,
     is_remote: bool,
     log: fs::File,
+    /// Where an array is of which no more is to be fetched when three quarters are painted.
+    held: Option<(Arc<dyn Backend>, Location)>,
 }
 
 impl ChunkSource for Noting {
@@ -83,6 +88,12 @@ impl ChunkSource for Noting {
         // One write of a short line to a file that is open for appending: lines of several processes do not mix.
         (&self.log).write_all(format!("{region:?}\n").as_bytes()).expect("the log");
         std::thread::sleep(Duration::from_millis(4));
+        while let Some((backend, location)) = &self.held {
+            if render::ledger(backend, location).is_ok_and(|ledger| ledger.done < CHUNKS / 4 * 3) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(4));
+        }
         self.volume.fetch(region)
     }
     fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
@@ -95,13 +106,15 @@ fn variable(name: &str) -> PathBuf {
 }
 
 fn run(command: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let location: Location = std::env::var(LOCATION)?.parse()?;
+    let backend = Directory::shm()?;
+    let held = std::env::var_os(HELD).map(|_| (backend.clone() as Arc<dyn Backend>, location.clone()));
     let source = Noting {
         volume: open_volume(&VolumeUrl::local(variable(VOLUME)))?,
         is_remote: command == "remote",
         log: fs::OpenOptions::new().append(true).create(true).open(variable(LOG))?,
+        held,
     };
-    let location = std::env::var(LOCATION)?.parse()?;
-    let backend = Directory::shm()?;
     if command == "worker" {
         let stop = StopFlag::new();
         stop.stop_when_stdin_ends();
@@ -135,7 +148,7 @@ fn killed_in_the_middle(command: &str) {
     place.volume(&spec());
     let log = place.path("log");
 
-    let mut child = start(&place, command, &log);
+    let mut child = start(&place, command, &log, true);
     let begin = Instant::now();
     loop {
         let done = render::ledger(&place.backend, &place.location).map_or(0, |ledger| ledger.done);
@@ -154,7 +167,7 @@ fn killed_in_the_middle(command: &str) {
     let kept = render::ledger(&place.backend, &place.location).expect("the ledger").done;
     assert!((CHUNKS / 2..CHUNKS).contains(&kept), "{kept} of {CHUNKS}");
 
-    let again = start(&place, command, &log);
+    let again = start(&place, command, &log, false);
     let said = again.said();
     assert_eq!(said, format!("painted {} resumed {kept} of {CHUNKS}\n", CHUNKS - kept));
     let array = SharedArray::<u8, Ix3>::options().backend(place.backend.clone()).open(&place.location, (96, 80, 64));
@@ -187,7 +200,7 @@ fn until_nobody_paints(place: &Place) {
         if before == Some(done) && begin.elapsed() > Duration::from_millis(200) {
             return;
         }
-        assert!(begin.elapsed() < Duration::from_secs(20), "somebody still paints");
+        assert!(begin.elapsed() < Duration::from_mins(1), "somebody still paints");
         before = Some(done);
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -215,7 +228,7 @@ impl Drop for Guarded {
 }
 
 #[cfg(target_os = "linux")]
-fn start(place: &Place, what: &str, log: &Path) -> Guarded {
+fn start(place: &Place, what: &str, log: &Path, held: bool) -> Guarded {
     use std::os::unix::process::CommandExt as _;
 
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
@@ -227,5 +240,8 @@ fn start(place: &Place, what: &str, log: &Path) -> Guarded {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .process_group(0);
+    if held {
+        command.env(HELD, "");
+    }
     Guarded(command.spawn().expect("this binary"))
 }

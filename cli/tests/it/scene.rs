@@ -15,7 +15,7 @@ use sysinfo::{Pid, ProcessRefreshKind, ProcessStatus, ProcessesToUpdate, Signal,
 use tempfile::TempDir;
 
 /// Longer than anything here takes on a slow machine; reaching it is a failure.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(10);
 
 /// The environment variable that says where temporary files are.
 const TEMPORARY_DIRECTORY: &str = if cfg!(windows) { "TMP" } else { "TMPDIR" };

@@ -88,10 +88,12 @@ fn check(place: &Place, name: &Name, buffer: RenderBuffer<u32, ndarray::Ix2>) {
     assert_eq!(place.files_of(name), [name.as_str()]);
 }
 
-/// A child that paints whatever is free, saying how many it painted; with a second argument, slowly.
+/// A child that paints whatever is free, saying how many it painted; with a second argument, slowly; with a third, so many
+/// chunks at most, and then it hangs in the middle of another.
 fn paint(arguments: &[String]) {
     let buffer = RenderBuffer::<u32, ndarray::Ix2>::open(arguments[0].as_str()).unwrap();
     let pause = Duration::from_micros(arguments.get(1).map_or(0, |text| text.parse().unwrap()));
+    let most = arguments.get(2).map_or(usize::MAX, |text| text.parse().unwrap());
     say("ready");
     let mut painted = 0;
     loop {
@@ -103,6 +105,9 @@ fn paint(arguments: &[String]) {
                     *element = value(rows + i, columns + j);
                     if i == 4 && j == 0 {
                         std::thread::sleep(pause); // half a chunk is painted
+                        if painted == most {
+                            hear();
+                        }
                     }
                 }
                 chunk.commit().unwrap();
@@ -158,7 +163,8 @@ fn one_of_four_painters_is_killed_ten_times_over(place: &Place) {
 fn a_buffer_whose_painters_all_died_is_resumed_where_they_stopped(place: &Place) {
     let name = place.location("resume");
     drop(begin(place, &name)); // the one who began it is gone too
-    let mut painters: Vec<Child> = (0..3).map(|_| Child::start(place, "paint", &[name.as_str(), "2000"])).collect();
+    let mut painters: Vec<Child> =
+        (0..3).map(|_| Child::start(place, "paint", &[name.as_str(), "2000", "20"])).collect();
     painters.iter_mut().for_each(|painter| painter.expect("ready"));
     let ledger = || ndarray_shm::render::ledger(&place.backend, name.location()).unwrap();
     eventually("some chunks are painted", || ledger().done >= 10);

@@ -1,6 +1,6 @@
 //! Handles: a counted array's name on its way as text, how often it can be used, and how long it keeps the array.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
@@ -140,8 +140,10 @@ fn an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there(place: &Plac
     let place = &place.private(); // where nobody else reclaims
     let name = place.location("expired");
     let array = create(place, &name);
+    let begin = Instant::now();
     let [late, never] = [(); 2].map(|()| array.handle_with(brief()).unwrap());
-    assert_eq!(array.in_flight(), 2);
+    let in_flight = array.in_flight();
+    assert!(in_flight == 2 || begin.elapsed() >= SHORT, "{in_flight}");
     std::thread::sleep(2 * SHORT);
     assert_eq!((array.in_flight(), place.inspect(&name).unwrap().in_flight), (0, 0));
     drop(attach(place, &late).unwrap());

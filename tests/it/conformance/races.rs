@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use ndarray_shm::{CreationMode, Error, SharedArray, unlink};
 
-use crate::support::Place;
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;
+use crate::support::{Place, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -123,18 +123,17 @@ fn overlapping_readers_do_not_keep_a_writer_out(place: &Place) {
         reader.expect("reading");
         std::thread::sleep(Duration::from_millis(1)); // out of step
     }
-    let mut refused = 0;
-    for _ in 0..20 {
-        refused += usize::from(array.try_write().is_err());
+    for round in 0..20 {
+        eventually("somebody reads", || array.try_write().is_err());
+        // Who had to find a moment without readers would hardly ever get in.
         let start = Instant::now();
-        drop(array.write().unwrap());
-        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-        let start = Instant::now();
-        drop(array.write_timeout(Duration::from_secs(30)).unwrap());
-        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-        std::thread::sleep(Duration::from_millis(5));
+        if round % 2 == 0 {
+            drop(array.write().unwrap());
+        } else {
+            drop(array.write_timeout(Duration::from_secs(30)).unwrap());
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     }
-    assert!(refused >= 10, "the readers hardly overlap: refused {refused} of 20 times");
 }
 
 /// A child that adds one to every element, many times.

@@ -77,7 +77,8 @@ fn a_handle_of_a_killed_sender_that_nobody_takes_expires(place: &Place) {
     let begin = Instant::now();
     here.send(&array.handle_with(options).unwrap(), &[]).unwrap();
     drop(array);
-    assert_eq!(meeting.names(), 1);
+    let names = meeting.names();
+    assert!(names == 1 || begin.elapsed() >= grace, "{names}");
     eventually("it expires", || {
         Reclaim::new().run(&meeting.place.backend).unwrap();
         meeting.names() == 0

@@ -127,6 +127,9 @@ mod tests {
         fn put(&self, _: &str, _: Vec<u8>, _: bool) -> Result<()> {
             unreachable!("web servers are read")
         }
+        fn put_new(&self, _: &str, _: Vec<u8>) -> Result<bool> {
+            unreachable!("web servers are read")
+        }
         fn delete(&self, _: &str) -> Result<bool> {
             unreachable!("web servers are read")
         }

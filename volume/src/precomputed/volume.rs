@@ -152,19 +152,16 @@ impl ChunkSource for PrecomputedVolume {
     fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
         let chunk = self.chunk_of(region)?;
         let layout = self.layout(&chunk);
-        let (bytes, packed) = match &self.shards {
-            Some(shards) => match shards.read(self.numbers(&chunk), layout.most_packed_bytes())? {
-                Some(bytes) => (bytes, shards.sharding.packed_chunks),
-                None => return Ok(Fetched::Missing),
-            },
-            None => {
-                let most = layout.most_packed_bytes() as u64;
-                let Some(object) = self.names.get(&*self.store, &self.key(&chunk), most)? else {
-                    self.check_missing(&chunk, region)?;
-                    return Ok(Fetched::Missing);
-                };
-                (object.bytes, object.gzip)
-            }
+        let most = layout.most_packed_bytes();
+        let (bytes, packed) = if let Some(shards) = &self.shards {
+            let Some(bytes) = shards.read(self.numbers(&chunk), most)? else { return Ok(Fetched::Missing) };
+            (bytes, shards.sharding.packed_chunks)
+        } else {
+            let Some(object) = self.names.get(&*self.store, &self.key(&chunk), most as u64)? else {
+                self.check_missing(&chunk, region)?;
+                return Ok(Fetched::Missing);
+            };
+            (object.bytes, object.gzip)
         };
         if packed && self.encoding.must_unpack(&bytes, layout) {
             let mut unpacked = Vec::new();

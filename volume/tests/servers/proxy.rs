@@ -21,6 +21,8 @@ pub enum Fault {
     TruncatedWithoutTag,
     /// The answer comes this much later.
     Late(Duration),
+    /// The answer comes when the proxy is told to let it go, and never if it goes away before.
+    Held,
     /// The connection is closed instead of an answer.
     Closed,
 }
@@ -46,6 +48,7 @@ struct Shared {
     requests: Mutex<Vec<Request>>,
     connections: Mutex<Vec<TcpStream>>,
     down: AtomicBool,
+    holds: AtomicBool,
 }
 
 /// A proxy in threads of the test.
@@ -74,6 +77,7 @@ impl FaultyProxy {
             requests: Mutex::default(),
             connections: Mutex::default(),
             down: AtomicBool::new(true),
+            holds: AtomicBool::new(true),
         });
         let mut proxy = Self { shared, address: (Ipv4Addr::LOCALHOST, 0).into(), listening: None };
         proxy.come_up();
@@ -98,6 +102,11 @@ impl FaultyProxy {
     /// Returns the requests that came so far.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.shared.requests).clone()
+    }
+
+    /// Lets the requests go that are held, and those that would be.
+    pub fn let_go(&self) {
+        self.shared.holds.store(false, Ordering::SeqCst);
     }
 
     /// Breaks all connections and refuses new ones, as a server that was killed.
@@ -216,6 +225,14 @@ fn one_request(shared: &Shared, mut client: &TcpStream) -> io::Result<bool> {
         Some(Fault::Denied) => return refuse(client, 403, "<Error><Code>AccessDenied</Code></Error>"),
         Some(Fault::Closed) => return client.shutdown(Shutdown::Both).map(|()| false),
         Some(Fault::Late(pause)) => thread::sleep(pause),
+        Some(Fault::Held) => {
+            while shared.holds.load(Ordering::SeqCst) {
+                if shared.down.load(Ordering::SeqCst) {
+                    return client.shutdown(Shutdown::Both).map(|()| false);
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
         _ => {}
     }
     // One connection for each request: the answer ends where the connection does.

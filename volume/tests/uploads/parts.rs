@@ -47,7 +47,8 @@ fn work(raw: &Raw) -> String {
 
 /// What one task does: its part, unless that is marked as done; then the mark. It ends with 7 if there was nothing to do.
 pub(crate) fn task(volume_at: &Path, arrays: &Path, location: &str) -> u8 {
-    let raw = volume(volume_at);
+    let mut raw = volume(volume_at);
+    processes::hold(&mut raw);
     let shard = Shard::from_environment(Some(TASKS)).expect("a part");
     let place = VolumeUrl::local(volume_at.join("markers"));
     let all = REGION.parse().expect("a box");
@@ -69,11 +70,16 @@ pub(crate) fn task(volume_at: &Path, arrays: &Path, location: &str) -> u8 {
 
 /// Starts a task as SLURM does, for an array that was submitted as `--array=4-7`.
 fn submit(place: &Place, task: usize) -> Child {
+    prepare(place, task).spawn().expect("a process")
+}
+
+fn prepare(place: &Place, task: usize) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.env(ROLE, "task").env("SLURM_ARRAY_TASK_ID", (4 + task).to_string());
     command.envs([("SLURM_ARRAY_TASK_MIN", "4"), ("SLURM_ARRAY_TASK_MAX", "7"), ("SLURM_ARRAY_TASK_COUNT", "4")]);
     command.env(processes::VOLUME, place.path("volume")).env(processes::ARRAYS, place.backend.directory());
-    command.env(processes::LOCATION, place.location.as_str()).spawn().expect("a process")
+    command.env(processes::LOCATION, place.location.as_str());
+    command
 }
 
 fn ends(mut child: Child) -> Option<i32> {
@@ -99,7 +105,7 @@ pub(crate) fn four_tasks_together_write_the_whole_in_any_order() {
 
     // One is killed at work, while another does its part.
     let before = raw.objects().len();
-    let mut killed = submit(&place, 0);
+    let mut killed = prepare(&place, 0).env(processes::HELD, "4").spawn().expect("a process");
     let since = Instant::now();
     while raw.objects().len() < before + 3 {
         assert!(since.elapsed() < LONG && killed.try_wait().expect("its state").is_none(), "it must be at work");

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use ndarray::{ArrayD, IxDyn};
 use ndarray_shm::{Backend as _, DType, Directory, SharedArray};
 use ndarray_shm_volume::{
-    Alignment, Bbox, ChunkSource as _, DownloadProgress, Progress, UploadOptions, VolumeMeta, upload_from_array,
-    upload_from_shared_memory,
+    Alignment, Bbox, ChunkSource as _, DownloadProgress, Progress, StopFlag, UploadOptions, VolumeMeta,
+    upload_from_array, upload_from_shared_memory,
 };
 
 use crate::place::Place;
@@ -22,6 +22,8 @@ pub(crate) const ROLE: &str = "UPLOAD_TEST_ROLE";
 pub(crate) const VOLUME: &str = "UPLOAD_TEST_VOLUME";
 pub(crate) const ARRAYS: &str = "UPLOAD_TEST_ARRAYS";
 pub(crate) const LOCATION: &str = "UPLOAD_TEST_LOCATION";
+/// Set: how many objects the process stores before it waits to be killed.
+pub(crate) const HELD: &str = "UPLOAD_TEST_HELD";
 
 /// Rounds of two processes that change the same objects.
 const ROUNDS: u16 = 60;
@@ -31,6 +33,13 @@ const LONG: Duration = Duration::from_mins(1);
 
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
+}
+
+/// Stores no more objects than the environment says, if it does.
+pub(crate) fn hold(raw: &mut Raw) {
+    if let Ok(count) = std::env::var(HELD) {
+        raw.held = Some((count.parse().expect("a number"), StopFlag::new()));
+    }
 }
 
 /// Plays a role, if the environment has one.
@@ -58,14 +67,18 @@ pub(crate) fn role() -> Option<ExitCode> {
     Some(if lost == 0 { ExitCode::SUCCESS } else { ExitCode::from(9) })
 }
 
-fn play(role: &str, place: &Place) -> Child {
-    Command::new(std::env::current_exe().expect("this program"))
+fn actor(role: &str, place: &Place) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command
         .env(ROLE, role)
         .env(VOLUME, place.path("volume"))
         .env(ARRAYS, place.backend.directory())
-        .env(LOCATION, place.location.as_str())
-        .spawn()
-        .expect("a process")
+        .env(LOCATION, place.location.as_str());
+    command
+}
+
+fn play(role: &str, place: &Place) -> Child {
+    actor(role, place).spawn().expect("a process")
 }
 
 /// Every object is half the one's, half the other's.
@@ -85,6 +98,14 @@ fn change_half(left: bool, suffix: &str) -> usize {
     raw.suffix = suffix.replace("alone", if left { "left" } else { "right" });
     let half: Bbox = if left { "0:8,0:32" } else { "0:8,32:64" }.parse().expect("a box");
     let options = UploadOptions::new().alignment(Alignment::ReadModifyWrite).workers(2);
+    // Neither begins before the other is there.
+    let here = |left: bool| format!("{}-{left}", variable(VOLUME));
+    std::fs::write(here(left), []).expect("a file");
+    let since = Instant::now();
+    while !Path::new(&here(!left)).exists() {
+        assert!(since.elapsed() < LONG, "the other one does not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let mut lost = 0;
     for round in 1..=ROUNDS {
         let array = ArrayD::from_elem(IxDyn(&[8, 32]), round);
@@ -224,7 +245,8 @@ fn array() -> ArrayD<u16> {
 }
 
 fn upload_slowly() -> usize {
-    let raw = slow(Path::new(&variable(VOLUME)));
+    let mut raw = slow(Path::new(&variable(VOLUME)));
+    hold(&mut raw);
     let backend = Arc::new(Directory::new("test", variable(ARRAYS)));
     let location = variable(LOCATION).parse().expect("a location");
     let options = UploadOptions::new().backend(backend).alignment(Alignment::ReadModifyWrite).workers(2);
@@ -234,9 +256,9 @@ fn upload_slowly() -> usize {
     0
 }
 
-/// Kills an upload when it has stored a number of objects.
+/// Kills an upload when it has stored a number of objects; however late the kill comes, one more at most.
 fn kill_at(place: &Place, raw: &Raw, objects: usize) {
-    let mut child = play("upload", place);
+    let mut child = actor("upload", place).env(HELD, objects.to_string()).spawn().expect("a process");
     let since = Instant::now();
     while raw.objects().len() < objects {
         assert!(since.elapsed() < LONG && child.try_wait().expect("its state").is_none(), "it must be at work");

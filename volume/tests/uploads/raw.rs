@@ -7,11 +7,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ndarray::{ArrayD, Axis, IxDyn, Slice};
 use ndarray_shm::{Element, Order};
-use ndarray_shm_volume::{Bbox, ChunkSink, ChunkSource, Elements, Error, Fetched, Gather, Result, Scratch, VolumeMeta};
+use ndarray_shm_volume::{
+    Bbox, ChunkSink, ChunkSource, Elements, Error, Fetched, Gather, Result, Scratch, StopFlag, VolumeMeta,
+};
 
 /// The volume. Its files are named after the corners of what they hold.
 #[derive(Debug)]
@@ -25,8 +27,12 @@ pub(crate) struct Raw {
     pub(crate) delay: Duration,
     /// A file that appears when something is about to be stored; storing goes on when it is gone.
     pub(crate) gate: Option<PathBuf>,
-    /// A file that cannot be stored.
+    /// So many are stored, the rest only when a flag is raised.
+    pub(crate) held: Option<(usize, StopFlag)>,
+    /// A file that cannot be stored, nor can what is begun afterwards.
     pub(crate) broken: Option<String>,
+    /// How many could not.
+    pub(crate) refused: AtomicUsize,
     /// A file at which encoding panics.
     pub(crate) panicking: Option<String>,
     /// What is put behind the identity.
@@ -47,7 +53,9 @@ impl Raw {
             remote: false,
             delay: Duration::ZERO,
             gate: None,
+            held: None,
             broken: None,
+            refused: AtomicUsize::new(0),
             panicking: None,
             suffix: String::new(),
             stored: AtomicUsize::new(0),
@@ -170,6 +178,7 @@ impl ChunkSink for Raw {
     }
 
     fn store(&self, region: &[Range<i64>], packed: Vec<u8>) -> Result<()> {
+        let is_broken = self.refused.load(Ordering::SeqCst) > 0;
         let now = 1 + self.storing.fetch_add(1, Ordering::SeqCst);
         self.most.fetch_max(now, Ordering::SeqCst);
         thread::sleep(self.delay);
@@ -179,10 +188,18 @@ impl ChunkSink for Raw {
                 thread::sleep(Duration::from_millis(1));
             }
         }
+        if let Some((count, flag)) = &self.held {
+            let begin = Instant::now();
+            while self.stored.load(Ordering::SeqCst) >= *count && !flag.is_stopped() {
+                assert!(begin.elapsed() < Duration::from_mins(1), "nobody lets it go on");
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
         self.storing.fetch_sub(1, Ordering::SeqCst);
         let name = Self::name(region);
-        if self.broken.as_ref() == Some(&name) {
-            return Err(Error::Store { op: "writing", object: name, cause: "the disk is on fire".into() });
+        if let Some(broken) = self.broken.as_ref().filter(|broken| is_broken || **broken == name) {
+            self.refused.fetch_add(1, Ordering::SeqCst);
+            return Err(Error::Store { op: "writing", object: broken.clone(), cause: "the disk is on fire".into() });
         }
         let new = self.directory.join("new").join(format!("{name}-{}", std::process::id()));
         fs::write(&new, packed).expect("a new object");

@@ -301,7 +301,9 @@ pub(crate) fn the_first_error_names_its_object_and_ends_all_threads() {
         let error = upload(&place, &raw, "0:400,0:4", &options).expect_err("one object cannot be stored");
         assert!(matches!(&error, Error::Store { object, .. } if object == "at_40_0"), "{error}");
         assert_eq!(raw.storing.load(Ordering::SeqCst), 0);
-        let stored = raw.objects().len();
+        let (stored, refused) = (raw.objects().len(), raw.refused.load(Ordering::SeqCst));
+        let most = if remote { 5 } else { 3 };
+        assert!((1..=most).contains(&refused), "each thread stores once more at most: {refused}");
         assert!((5..80).contains(&stored), "{stored} of 100");
 
         raw.broken = None;
@@ -338,9 +340,9 @@ pub(crate) fn an_upload_tells_how_far_it_is_and_can_be_stopped() {
         let place = Place::new();
         let mut raw = Raw::new(&place.path("volume"), VolumeMeta::new(&[400, 4], &[4, 4], DType::U16));
         raw.remote = remote;
-        raw.delay = Duration::from_millis(5);
         share(&place, &counted(&[400, 4], 1), Order::C);
         let listener = Listener { heard: Mutex::default(), stop: StopFlag::new(), at: 10 };
+        raw.held = Some((50, listener.stop.clone()));
         let options = options(&place).workers(2).requests(2).progress(&listener).stop(&listener.stop);
         let error = upload(&place, &raw, "0:400,0:4", &options).expect_err("it was stopped");
         let Error::Interrupted { done, total: 100 } = error else { panic!("{error}") };
@@ -348,7 +350,7 @@ pub(crate) fn an_upload_tells_how_far_it_is_and_can_be_stopped() {
         let heard = listener.heard.into_inner().expect("the list");
         assert!(heard.is_sorted_by_key(|progress| progress.done) && heard.len() >= 3, "{heard:?}");
         assert_eq!((heard[0].done, heard[heard.len() - 1].done), (0, done));
-        assert!((10..100).contains(&done), "{done}");
+        assert!((10..60).contains(&done), "{done}");
     }
 }
 
@@ -401,7 +403,8 @@ pub(crate) fn who_writes_to_the_array_is_waited_for() {
 pub(crate) fn writers_are_kept_out_until_the_end() {
     let place = Place::new();
     let mut raw = Raw::new(&place.path("volume"), meta());
-    raw.delay = Duration::from_millis(20);
+    let go_on = StopFlag::new();
+    raw.held = Some((1, go_on.clone()));
     let array = counted(&[10, 12], 1);
     let shared = share(&place, &array, Order::C);
     thread::scope(|scope| {
@@ -410,6 +413,7 @@ pub(crate) fn writers_are_kept_out_until_the_end() {
             thread::sleep(Duration::from_millis(1));
         }
         assert!(matches!(shared.try_write().err(), Some(ndarray_shm::Error::WouldBlock { .. })));
+        go_on.stop();
         shared.write().expect("a guard, in the end").fill(0);
         uploading.join().expect("no panic").expect("an upload");
     });
