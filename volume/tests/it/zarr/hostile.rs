@@ -113,7 +113,8 @@ fn an_index_in_front_is_no_chunk() {
 
 #[test]
 fn a_bomb_is_an_error_and_takes_no_memory() {
-    let zeros = vec![0u8; 64 << 20];
+    // A file that is much longer than any chunk of the volume can be is not even read.
+    let zeros = vec![0u8; 16 << 20];
     let bombs: [(&str, Vec<u8>); 4] = [
         ("gzip", {
             let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -133,7 +134,7 @@ fn a_bomb_is_an_error_and_takes_no_memory() {
         ("zstd", zstd::bulk::compress(&zeros, 1).expect("packed")),
     ];
     for (codec, bomb) in bombs {
-        assert!(bomb.len() < 1 << 20, "{codec}");
+        assert!(bomb.len() < 1 << 17, "{codec}");
         let place = Place::new();
         let path = place.path("volume");
         let source = volume(&path, 2, false, Encoding::Gzip);
