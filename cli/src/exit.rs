@@ -124,8 +124,11 @@ impl Failure {
         let code = self.exit.code().into();
         let (told, is_told) = mpsc::channel::<()>();
         let telling = thread::Builder::new().spawn(move || {
+            let mut out = io::stdout();
+            if let Some(document) = self.told() {
+                let _written = report::last_json(&mut out, &document).and_then(|()| out.flush());
+            }
             self.print(&mut io::stderr());
-            let _written = self.print_json(&mut io::stdout());
             drop(told);
         });
         if telling.is_ok() {
@@ -136,9 +139,14 @@ impl Failure {
 
     /// Prints it as JSON, if that was asked for and there is something to say.
     pub(crate) fn print_json(&self, out: &mut dyn Write) -> io::Result<()> {
-        let Some((error, because)) = self.messages.split_first() else { return Ok(()) };
-        report::json(out, &Told { error, because, advice: self.advice.as_deref() })?;
+        let Some(document) = self.told() else { return Ok(()) };
+        report::json(out, &document)?;
         out.flush()
+    }
+
+    fn told(&self) -> Option<Told<'_>> {
+        let (error, because) = self.messages.split_first()?;
+        Some(Told { error, because, advice: self.advice.as_deref() })
     }
 }
 

@@ -99,7 +99,8 @@ pub(crate) const UPLOAD: &str = concat!(
     "\
 The array is only read, while nobody writes to it. It has the shape of --bbox and the volume's element type; which order
 it has, --order must say, unless it is a counted array, which says so itself: what was downloaded with --order f is uploaded
-with --order f. Without --order C is assumed, and the report says so. Objects are replaced in one step each; after a failure the same command stores all of them again.
+with --order f. Without --order C is assumed, and the report says so. Objects are replaced in one step each; after a
+failure the same command stores all of them again.
 
 --create makes a volume, or goes on with one just like it: the same command may be given again, and by many machines. Chunks
 of a Precomputed volume do not say beforehand whether they are packed by gzip: --create --encoding gzip says so each time,
@@ -308,10 +309,10 @@ Fields of each item of --json:
 pub(crate) const GC: &str = concat!(
     "\
 Removes counted arrays that nobody is attached to, if they are not kept and no handle is on its way, drafts that are
-older than a minute and whose makers are dead, and locks that killed uploads have left. It is safe at any time: what is in use is never touched, nor are plain
-arrays, renderbuffers and other programs' files. Programs that take no lock, such as NumPy alone, do not count; they keep
-the bytes even so. Nothing to do is a success. Other users' files that this user may not look at or remove are not
-failures.
+older than a minute and whose makers are dead, and locks that killed uploads have left. It is safe at any time: what is in
+use is never touched, nor are plain arrays, renderbuffers and other programs' files. Programs that take no lock, such as
+NumPy alone, do not count; they keep the bytes even so. Nothing to do is a success. Other users' files that this user may
+not look at or remove are not failures.
 
 Fields of --json:
   dry_run            whether nothing was really removed

@@ -163,7 +163,8 @@ pub(crate) use imp::{
 };
 
 /// Tells a file from another that stands in its place later, also after a restart: when it was made, and its number. What is
-/// written to it changes neither. (Windows lends a file that is made within 15 seconds under the same name the time of the old one.)
+/// written to it changes neither. (Windows lends a file that is made within 15 seconds under the same name the time of the old one; where
+/// the system does not say when a file was made, as older kernels do not in memory, another one may have the same number.)
 pub(crate) fn mark(facts: &fs::Metadata) -> String {
     let made = facts.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let made = made.map_or_else(String::new, |time| format!("made {}.{:09}, ", time.as_secs(), time.subsec_nanos()));

@@ -4,6 +4,7 @@
 //! program quietly instead of panicking. No colours: the words carry the meaning.
 
 use std::io::{self, Write};
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
@@ -110,8 +111,16 @@ pub(crate) fn owe_json() {
 /// Writes a value as indented JSON and ends the line, if a document is owed: a program that is being ended by a signal has
 /// one writer more, for which the other waits.
 pub(crate) fn json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
-    let mut owes = OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner);
-    if !std::mem::take(&mut *owes) {
+    write_owed(&mut OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner), out, value)
+}
+
+/// The same by a program that is being ended: who comes later with another document waits for the end.
+pub(crate) fn last_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+    write_owed(&mut ManuallyDrop::new(OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner)), out, value)
+}
+
+fn write_owed(owes: &mut bool, out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+    if !std::mem::take(owes) {
         return Ok(());
     }
     serde_json::to_writer_pretty(&mut *out, value)?;

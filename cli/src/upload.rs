@@ -135,7 +135,17 @@ impl<'a> Source<'a> {
             return Ok(Self::Plain(location, found.backend));
         }
         let layout = LayoutArgs { dtype: None, shape: None, order: None, backend: args.backend };
-        Described::find(&location, &layout, &[EntryKind::Array]).map(Self::Described)
+        let array = Described::find(&location, &layout, &[EntryKind::Array])?;
+        match args.order {
+            Some(order) if order != array.order => {
+                let message = format!(
+                    "`{location}` says itself that its order is {}, not {order}: leave --order out",
+                    array.order
+                );
+                Err(Failure::new(Exit::Usage, message))
+            }
+            _ => Ok(Self::Described(array)),
+        }
     }
 
     /// Returns the order in memory: what the array says of itself, else what the command line says, else C.

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use ndarray::ShapeBuilder as _;
+use ndarray_shm::RefcountedArray;
 use serde_json::Value;
 
 use crate::scene::{Finished, Scene, run};
@@ -419,4 +421,19 @@ fn an_order_that_nobody_said_is_told() {
     assert_eq!(said(&["--order", "f"]), ("F".into(), false.into()));
     assert!(put(&[]).out.contains("C, assumed\n"));
     assert!(!put(&["--order", "f"]).out.contains("assumed"));
+}
+
+#[test]
+fn an_order_that_is_not_the_array_s_own_is_refused() {
+    let scene = Scene::new();
+    let options = RefcountedArray::<u8, _>::options().backend(scene.backend());
+    let array = options.create_with("x", (2, 4).f(), |mut view| view.fill(7)).expect("a new array");
+    let to = scene.temporary().join("volume");
+    let new = ["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "2,4", "--chunk", "2,2"];
+    let put = |order: &str| run(scene.ndshm(["upload", "x", text(&to), "--quiet", "--order", order]).args(new));
+    let finished = put("c").expect_code(2);
+    assert!(finished.err.contains("its order is F, not C"), "{finished:?}");
+    assert!(!to.exists());
+    put("f").expect_code(0);
+    drop(array);
 }

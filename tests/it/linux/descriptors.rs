@@ -11,7 +11,7 @@ use ndarray_shm::{Backend, Directory, Error, FrozenArray, SharedArray, default_b
 
 use super::sandbox;
 use crate::support::Place;
-use crate::support::child::{Child, Role, hear, say};
+use crate::support::child::{Child, LONG_PATIENCE, Role, hear, say};
 use crate::support::machine::open_files;
 use crate::tests;
 
@@ -123,7 +123,7 @@ fn without_proc_a_kept_descriptor_leads_nowhere_but_the_name(place: &Place) {
 fn ten_thousand_arrays_need_sixteen_descriptors(place: &Place) {
     let name = place.location("many");
     let mut child = Child::spawn(sandbox::with_descriptors(place, 64, "many-arrays", &[name.as_str()]));
-    let line = child.line();
+    let line = child.line_within(LONG_PATIENCE).expect("it is done");
     if place.backend.lock_survives_close().unwrap() {
         assert_eq!(line, "10000 arrays");
     }

@@ -9,7 +9,7 @@ use ndarray_shm::{Channel, ChannelListener, Error, FrozenArray, RefcountedArray,
 
 use super::meeting::{LONG, Meeting, all, attach, leaving_nothing, options, share};
 use crate::support::Place;
-use crate::support::child::{Child, Role, hear, say};
+use crate::support::child::{Child, LONG_PATIENCE, Role, hear, say};
 use crate::support::machine::open_files;
 use crate::tests;
 
@@ -176,7 +176,7 @@ fn many(place: &Place, kind: &str) {
     let (mut taker, channel) = meeting.child("take-many", &[&socket, kind]);
     taker.expect("listening");
     let mut giver = Child::start(&meeting.place, "give-many", &[&socket, kind]);
-    giver.expect("sent");
+    assert_eq!(giver.line_within(LONG_PATIENCE).as_deref(), Some("sent"));
     assert_eq!(channel.receive::<String>().unwrap().message, "all at once");
     taker.finish();
     giver.tell("go");

@@ -29,13 +29,16 @@ pub(super) struct Layout {
     pub(super) dtype: DType,
 }
 
+/// Most bytes of a chunk's numbers that its blocks make longer than its labels, whatever a description says of them.
+const MOST_OF_BLOCKS: usize = 1 << 30;
+
 impl Layout {
     /// Returns the bytes of all elements. That this is no more than there can be was checked when the volume was opened.
     pub(super) fn bytes(self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
     }
 
-    /// Returns how long the chunk may be as it is stored: nothing makes it longer than that.
+    /// Returns how long the chunk may be as it is stored: but for blocks of labels nothing makes it longer than that.
     pub(super) fn most_packed_bytes(self) -> usize {
         self.bytes().saturating_mul(4).saturating_add(1 << 16)
     }
@@ -46,6 +49,18 @@ impl Layout {
 }
 
 impl ChunkEncoding {
+    /// Returns how long a chunk may be as it is stored.
+    pub(super) fn most_packed_bytes(self, layout: Layout) -> usize {
+        let Self::Segmentation { block } = self else { return layout.most_packed_bytes() };
+        // Numbers fill whole blocks, also where the chunk cuts them: a flat chunk of large blocks is longer than its labels.
+        let blocks = layout.shape.iter().zip(block.iter().chain([&1]));
+        let blocks =
+            blocks.fold(1_usize, |count, (length, block)| count.saturating_mul(length.div_ceil((*block).max(1))));
+        let numbers = block.iter().fold(4_usize, |bytes, length| bytes.saturating_mul(*length)).saturating_add(8);
+        let blocks = blocks.saturating_mul(numbers).min(MOST_OF_BLOCKS);
+        layout.most_packed_bytes().saturating_add(blocks)
+    }
+
     /// Finds the encoding of a scale.
     ///
     /// # Errors
@@ -99,7 +114,7 @@ impl ChunkEncoding {
         let is_plain = self == Self::Raw && packed.len() == layout.bytes();
         let mut bytes = packed;
         if !is_plain && gzip::is_gzip(&bytes) {
-            let limit = if self == Self::Raw { layout.bytes() } else { layout.most_packed_bytes() };
+            let limit = if self == Self::Raw { layout.bytes() } else { self.most_packed_bytes(layout) };
             gzip::unpack(&bytes, limit, &mut spare)?;
             std::mem::swap(&mut bytes, &mut spare);
         }
@@ -153,5 +168,23 @@ impl ChunkEncoding {
 fn swap_bytes(bytes: &mut [u8], dtype: DType) {
     if cfg!(target_endian = "big") {
         bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flat_chunks_of_large_blocks_are_within_their_bound() {
+        for (shape, block) in [([64, 64, 1, 1], [64, 64, 64]), ([1, 1, 4096, 1], [8, 8, 8])] {
+            let layout = Layout { shape, dtype: DType::U32 };
+            let encoding = ChunkEncoding::Segmentation { block };
+            let labels: Vec<u8> = (0..4096_u32).flat_map(|number| (number % 1000 * 77).to_le_bytes()).collect();
+            let packed = encoding.encode(labels.clone(), layout).expect("encoded");
+            assert!(packed.len() > layout.most_packed_bytes(), "longer than other encodings: {}", packed.len());
+            assert!(packed.len() <= encoding.most_packed_bytes(layout), "{} for {shape:?}", packed.len());
+            assert!(encoding.decode(packed, layout, Vec::new()).expect("decoded") == labels);
+        }
     }
 }

@@ -48,9 +48,21 @@ pub(super) fn chunk(prefix: &str, ranges: &[Range<i64>]) -> String {
     name
 }
 
+/// Whether a file in a scale's directory is called as chunks are.
+pub(super) fn is_chunk(name: &str) -> bool {
+    name.bytes().filter(|byte| *byte == b'_').count() == 2
+        && name.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chunks_are_told_from_other_files() {
+        assert!(is_chunk("0-64_-10-54_128-130"));
+        assert!(!is_chunk("READ_ME_first.pdf") && !is_chunk("0-64_0-64") && !is_chunk("0-64_0-64_0-64.partial"));
+    }
 
     #[test]
     fn a_key_stays_in_the_volume() {

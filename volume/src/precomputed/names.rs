@@ -64,8 +64,15 @@ impl Names {
             return Ok(None);
         }
         for (suffix, packing) in OTHER_SUFFIXES {
-            if store.size(&format!("{key}{suffix}"))?.is_some() {
-                return Ok(Some((suffix, packing)));
+            match store.size(&format!("{key}{suffix}")) {
+                Ok(Some(_)) => return Ok(Some((suffix, packing))),
+                Ok(None) => {}
+                // A web server need not like such questions, and it is only for a better message.
+                Err(_) if store.is_web() => {
+                    self.searched.store(ENOUGH, Ordering::Relaxed);
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(None)
@@ -79,17 +86,19 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::error::Error;
 
     /// The files of a web server, and what it was asked for.
     #[derive(Debug, Default)]
     struct Web {
         files: HashMap<String, Vec<u8>>,
         asked: Mutex<Vec<String>>,
+        refuses_to_look: bool,
     }
 
     impl Web {
         fn of(files: &[String]) -> Self {
-            Self { files: files.iter().map(|name| (name.clone(), vec![1])).collect(), asked: Mutex::default() }
+            Self { files: files.iter().map(|name| (name.clone(), vec![1])).collect(), ..Self::default() }
         }
 
         fn asked(&self) -> Vec<String> {
@@ -122,7 +131,11 @@ mod tests {
             unreachable!("chunks are read whole")
         }
         fn size(&self, key: &str) -> Result<Option<u64>> {
-            Ok(self.answer(key).map(|bytes| bytes.len() as u64))
+            let found = self.answer(key);
+            if self.refuses_to_look {
+                return Err(Error::Store { op: "looking at", object: key.to_owned(), cause: "501".into() });
+            }
+            Ok(found.map(|bytes| bytes.len() as u64))
         }
         fn put(&self, _: &str, _: Vec<u8>, _: bool) -> Result<()> {
             unreachable!("web servers are read")
@@ -178,6 +191,16 @@ mod tests {
             let expected = (!(20..520).contains(&number)).then(|| (520..540).contains(&number));
             assert_eq!(object.map(|object| object.gzip), expected, "chunk {number}");
         }
+    }
+
+    #[test]
+    fn a_server_that_refuses_to_look_is_asked_once() {
+        let (mut web, names) = (Web::of(&[]), Names::default());
+        web.refuses_to_look = true;
+        for number in 0..5 {
+            assert_eq!(names.other(&web, &number.to_string()).expect("an answer"), None);
+        }
+        assert_eq!(web.asked().len(), 1);
     }
 
     #[test]

@@ -74,11 +74,12 @@ impl PrecomputedVolume {
         }
         let prefix = &self.scale.prefix;
         let names = self.store.list(prefix.trim_end_matches('/'))?;
-        let Some(chunk) = names.iter().find(|name| name.matches('_').count() == 2) else {
+        let Some(chunk) = names.iter().find(|name| key::is_chunk(name)) else {
             return Ok(made.unwrap_or(false));
         };
         let shape = [0, 1, 2, 3].map(|axis| to_usize(self.scale.meta.chunk_shape[axis]));
-        let most = Layout { shape, dtype: self.scale.meta.dtype }.most_packed_bytes() as u64;
+        let layout = Layout { shape, dtype: self.scale.meta.dtype };
+        let most = self.encoding.most_packed_bytes(layout) as u64;
         Ok(self.store.get_at_most(&format!("{prefix}{chunk}"), most)?.is_some_and(|object| object.gzip))
     }
 
@@ -152,7 +153,7 @@ impl ChunkSource for PrecomputedVolume {
     fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
         let chunk = self.chunk_of(region)?;
         let layout = self.layout(&chunk);
-        let most = layout.most_packed_bytes();
+        let most = self.encoding.most_packed_bytes(layout);
         let (bytes, packed) = if let Some(shards) = &self.shards {
             let Some(bytes) = shards.read(self.numbers(&chunk), most)? else { return Ok(Fetched::Missing) };
             (bytes, shards.sharding.packed_chunks)

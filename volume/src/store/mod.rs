@@ -92,17 +92,22 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 ///
 /// [`Source`](Error::Source): another one is there.
 pub(crate) fn make(store: &dyn Store, key: &str, bytes: &[u8]) -> Result<bool> {
-    if store.put_new(key, bytes.to_vec())? {
-        return Ok(true);
+    // A server that is asked by several at once may refuse all of them; once is enough to see that.
+    for _ in 0..2 {
+        if store.put_new(key, bytes.to_vec())? {
+            return Ok(true);
+        }
+        match store.get(key)? {
+            // It may even be this one: a server whose answer was lost was asked again.
+            Some(there) if !there.gzip && there.bytes == bytes => return Ok(false),
+            Some(_) => break,
+            None => {}
+        }
     }
-    // It may even be this one: a server whose answer was lost was asked again.
-    match store.get(key)? {
-        Some(there) if !there.gzip && there.bytes == bytes => Ok(false),
-        _ => Err(Error::no_volume(
-            store.locate(key),
-            "somebody else has made another volume here at the same time: choose another place, or open what is there",
-        )),
-    }
+    Err(Error::no_volume(
+        store.locate(key),
+        "somebody else has made another volume here at the same time: choose another place, or open what is there",
+    ))
 }
 
 /// Opens the store that a URL means.

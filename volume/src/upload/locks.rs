@@ -110,20 +110,25 @@ pub fn is_upload_lock(name: &str) -> bool {
 ///
 /// Those of opening and unlinking an array; `NotFound` if it is gone.
 pub fn remove_upload_lock(backend: &Arc<dyn Backend>, location: &Location, dry_run: bool) -> ndarray_shm::Result<bool> {
-    let file = File::options().backend(Arc::clone(backend)).pages(Pages::Sparse).open(location.clone(), 1)?;
-    remove(&file, Duration::ZERO, dry_run)
+    match File::options().backend(Arc::clone(backend)).pages(Pages::Sparse).open(location.clone(), 1) {
+        Ok(file) => remove(&file, Duration::ZERO, dry_run),
+        Err(error) if is_busy(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether others are just using the name, making it or taking it away.
+fn is_busy(error: &ndarray_shm::Error) -> bool {
+    use ndarray_shm::Error::{TimedOut, Unlinked, WouldBlock};
+    matches!(error, TimedOut { .. } | WouldBlock { .. } | Unlinked { .. })
 }
 
 /// Takes the name away while nobody has a lock and none can be taken: who comes next finds that it has no name, and begins anew.
 fn remove(file: &File, patience: Duration, dry_run: bool) -> ndarray_shm::Result<bool> {
-    match file.write_timeout(patience) {
-        Ok(_alone) => Ok(dry_run || file.unlink()?),
-        Err(
-            ndarray_shm::Error::TimedOut { .. }
-            | ndarray_shm::Error::WouldBlock { .. }
-            | ndarray_shm::Error::Unlinked { .. },
-        ) => Ok(false),
-        Err(error) => Err(error),
+    let removed = file.write_timeout(patience).and_then(|_alone| Ok(dry_run || file.unlink()?));
+    match removed {
+        Err(error) if is_busy(&error) => Ok(false),
+        other => other,
     }
 }
 
@@ -137,8 +142,8 @@ fn cell(region: &[Range<i64>]) -> u32 {
     crc32fast::hash(ranges_text(region).as_bytes())
 }
 
-/// The same for every process of this user, whatever its environment says about arrays: real shared memory if files can be
-/// made there.
+/// The same for every process that sees this `/dev/shm`, whatever its environment says about arrays. Only where no files can be made there,
+/// the emulated directory, which is this user's.
 fn place() -> ndarray_shm::Result<Arc<dyn Backend>> {
     static PLACE: OnceLock<Arc<dyn Backend>> = OnceLock::new();
     if let Some(place) = PLACE.get() {

@@ -14,8 +14,9 @@ pub enum Alignment {
     /// That is an error.
     #[default]
     Require,
-    /// Such objects are read, changed and written back, each under a lock that all uploads of this machine heed, also those that store
-    /// the object whole. Other machines must not write to the same objects meanwhile.
+    /// Such objects are read, changed and written back, each under a lock that all uploads heed which see the same `/dev/shm`, also those
+    /// that store the object whole; without real shared memory, those of one user with one emulated directory. Others, such as other
+    /// machines and containers with a `/dev/shm` of their own, must not write to the same objects meanwhile.
     /// What is not stored counts as the fill value, or 0. Pictures that lose detail lose some more in what is kept.
     ReadModifyWrite,
 }

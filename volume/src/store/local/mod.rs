@@ -138,10 +138,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     let partial = beside(path, bytes)?;
     let named = match fs::hard_link(&partial, path) {
-        // Not every file system has links. Who reads at this moment may then find less.
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            File::create_new(path).and_then(|mut file| file.write_all(bytes))
-        }
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => name_without_links(&partial, path),
         named => named,
     };
     let _gone = fs::remove_file(&partial);
@@ -149,6 +146,16 @@ fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
         named => named.map(|()| true),
     }
+}
+
+/// The same where the file system has no links: an empty file takes the name, which is then replaced. Who reads in between finds that one.
+fn name_without_links(partial: &Path, path: &Path) -> io::Result<()> {
+    File::create_new(path)?;
+    let renamed = fs::rename(partial, path);
+    if renamed.is_err() {
+        let _gone = fs::remove_file(path);
+    }
+    renamed
 }
 
 /// Writes a file that is no object yet, and returns its path.

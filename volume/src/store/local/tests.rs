@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::LocalStore;
+use super::{LocalStore, beside, name_without_links};
 use crate::store::Store;
 use crate::store::conformance::{self, noise};
 
@@ -23,6 +23,18 @@ fn a_directory_keeps_every_promise() {
         }
         assert_eq!(fs::read_dir(&root).expect("the root").count(), 0, "nothing else was left");
     }
+}
+
+#[test]
+fn without_links_too_the_first_has_the_name() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("info");
+    let [first, second] = [b"first", b"other"].map(|bytes| beside(&path, bytes).expect("a file beside it"));
+    name_without_links(&first, &path).expect("nothing has the name");
+    let error = name_without_links(&second, &path).expect_err("something has it");
+    assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+    assert_eq!(fs::read(&path).expect("it is there"), b"first");
+    assert!(second.is_file() && !first.exists());
 }
 
 #[test]

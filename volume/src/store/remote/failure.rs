@@ -5,6 +5,8 @@ use std::fmt;
 
 use object_store::client::HttpError;
 
+use super::lengths::Endless;
+
 /// The longest part of a server's answer that is worth repeating.
 const LONGEST_ANSWER: usize = 300;
 
@@ -77,7 +79,8 @@ fn chain(error: &object_store::Error) -> impl Iterator<Item = &(dyn StdError + '
 }
 
 fn is_broken_connection(error: &object_store::Error) -> bool {
-    chain(error).any(|error| error.downcast_ref::<HttpError>().is_some())
+    let is_about_length = chain(error).any(|error| error.downcast_ref::<Endless>().is_some());
+    !is_about_length && chain(error).any(|error| error.downcast_ref::<HttpError>().is_some())
 }
 
 /// Joins what the chain of errors says. Many of them repeat their source, and the one that knows the URL prints it with its

@@ -34,7 +34,7 @@ pub(super) struct Most(pub(super) u64);
 
 #[derive(Debug, thiserror::Error)]
 #[error("the answer says no length, and has more bytes than there can be in it ({0})")]
-struct Endless(u64);
+pub(super) struct Endless(u64);
 
 impl HttpService for Measured {
     fn call<'service, 'answer>(

@@ -234,6 +234,13 @@ fn answers_without_length_or_tag_are_read_whole() {
         let found = store.get(key).expect(key).expect(key);
         assert!(found.bytes == bytes && found.gzip == gzip, "{key}");
     }
+    let (key, (bytes, _)) = samples().into_iter().max_by_key(|(_, (bytes, _))| bytes.len()).expect("several");
+    let length = bytes.len() as u64;
+    assert!(store.get_at_most(key, length).expect("not more").is_some());
+    let asked = FaultyProxy::start(&server.url(), |_| None);
+    let error = web(&asked.url(), "600").get_at_most(key, length - 1).expect_err("more");
+    assert!(words(&error).contains(&format!("more bytes than there can be in it ({})", length - 1)), "{error}");
+    assert_eq!(asked.requests().len(), 1, "it would be as long again");
     let proxied = HttpServer::without_tags(directory.path());
     let proxy =
         FaultyProxy::start(&proxied.url(), |request| (request.number < 3).then_some(Fault::TruncatedWithoutTag));
