@@ -121,6 +121,6 @@ impl<'a, B: Bed> Event<'a, B> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux", target_pointer_width = "64"))]
 #[path = "event_tests.rs"]
 mod tests;

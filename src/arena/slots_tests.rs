@@ -177,6 +177,7 @@ fn with_a_producer_its_handles_in_flight_are_void() {
 }
 
 /// The same protocol with words of which loom tries every order of access.
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod model {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU32, AtomicU64};

@@ -133,6 +133,7 @@ fn a_deadline_of_another_boot_protects_nothing() {
 }
 
 /// The same protocol with words of which loom tries every order of access.
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod model {
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicU64;

@@ -379,10 +379,10 @@ fn lease_by_name(file: &File, home: &Home) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether the name still leads to a file that was opened by it. Links alone do not tell: memory that is recycled has been
-/// renamed.
+/// Whether the name still leads to a file that was opened by it. Links alone do not tell: recycled memory has been renamed, and
+/// off Linux an unlinked file may have moved to a hidden name.
 fn is_named(facts: &Facts, home: &Home) -> Result<bool> {
-    Ok(facts.links > 0 && (!os::LOCKS_CONVERT || home.leads_to(facts.id)?))
+    Ok(facts.links > 0 && home.leads_to(facts.id)?)
 }
 
 /// Takes a lease; waits while somebody has it alone to decide whether the segment is an orphan.

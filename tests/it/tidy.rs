@@ -182,11 +182,13 @@ fn unsafe_is_where_the_architecture_says_and_nowhere_else() {
 
 fn platforms_are_told_apart_on_the_lowest_floor_only() {
     let words = ["target_os", "cfg(unix)", "cfg(windows)", "cfg(target", "std::os::"];
+    // The models need loom, which Cargo.toml has for this platform only.
+    let models = r#"target_os = "linux", target_pointer_width = "64"))]"#;
     let mut complaints = Vec::new();
     for (file, text) in sources("src") {
         let lines = text.lines().enumerate().filter(|(_, line)| {
             let code = !line.trim_start().starts_with("//");
-            code && words.iter().any(|word| line.contains(word))
+            code && words.iter().any(|word| line.contains(word)) && !line.ends_with(models)
         });
         if !file.starts_with("src/os/") {
             complaints.extend(lines.map(|(number, line)| format!("{file}:{}: {line}", number + 1)));

@@ -7,7 +7,7 @@ use ndarray::{Array, ArrayD, Ix1, Ix2, IxDyn, ShapeBuilder};
 use ndarray_shm::{Arena, ArenaArray, ArenaHandle, ArenaOptions, DType, Error, Order, RefcountedArray, SharedArray};
 
 use crate::support::child::{Child, Role, hear, say};
-use crate::support::{Name, Place, backend_of_child};
+use crate::support::{Name, Place, backend_of_child, rounds};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -67,7 +67,7 @@ fn seeker(arguments: &[String]) {
     say("open");
     hear();
     let mut refused = 0;
-    for _ in 0..20_000 {
+    for _ in 0..rounds(20_000) {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         match arena.draft::<u8, _>(sizes[(state >> 61) as usize]) {
             Ok(_dropped_at_once) => {}

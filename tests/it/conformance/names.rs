@@ -158,12 +158,15 @@ fn a_system_that_fails_anywhere_leaves_nothing_behind(place: &Place) {
             break;
         }
     }
-    let error = place.counted::<u8, _>().create(name.location(), 1 << 46).unwrap_err();
-    assert!(
-        matches!(&error, Error::NoSpace { location, needed, .. }
-        if location == name.as_str() && *needed == (1 << 46) + 4096),
-        "{error}"
-    );
+    // With 32 bits no shape is longer than the memory of a large machine.
+    if let Ok(length) = usize::try_from(1_u64 << 46) {
+        let error = place.counted::<u8, _>().create(name.location(), length).unwrap_err();
+        assert!(
+            matches!(&error, Error::NoSpace { location, needed, .. }
+            if location == name.as_str() && *needed == (1 << 46) + 4096),
+            "{error}"
+        );
+    }
     assert!(place.files_of(&name).is_empty());
     assert_eq!(place.hidden_drafts(), 0);
 }

@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use ndarray::Array;
 use ndarray_shm::{Backend, Claim, Error, Location, NextClaim, RenderBuffer, RenderOptions};
 
-use crate::support::{Name, Place, eventually};
+use crate::support::{Name, Place, eventually, rounds};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -221,9 +221,10 @@ fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
 fn many_chunks_are_claimed_past_a_slow_one(place: &Place) {
     let name = place.location("slow-one");
     let options = place.render_options();
-    let buffer = options.create::<u8, _>(name.location(), 2000, 1, "slow").unwrap();
+    let chunks = rounds(2000);
+    let buffer = options.create::<u8, _>(name.location(), chunks, 1, "slow").unwrap();
     let NextClaim::Chunk(slow) = buffer.claim_next().unwrap() else { panic!("all are free") };
-    for expected in 1..2000 {
+    for expected in 1..chunks {
         let NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() else { panic!("{expected} is free") };
         assert_eq!(chunk.index(), expected);
         chunk.commit().unwrap();

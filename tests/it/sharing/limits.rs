@@ -14,7 +14,7 @@ use crate::support::machine::open_files;
 use crate::tests;
 
 /// How many descriptors the processes may have.
-const LIMIT: libc::rlim_t = 64;
+const LIMIT: u64 = 64;
 /// How many arrays they share.
 const MANY: usize = 10_000;
 /// In so many messages of them.
@@ -51,7 +51,7 @@ pub const ROLES: &[(&str, Role)] = &[("give-many", give_many), ("take-many", tak
 /// Lets this process have no more descriptors than that.
 #[allow(unsafe_code)]
 fn limit_descriptors() {
-    let limit = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
+    let limit = libc::rlimit { rlim_cur: LIMIT as libc::rlim_t, rlim_max: LIMIT as libc::rlim_t };
     // SAFETY: the limit is a valid one, and is only read.
     let status = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     assert_eq!(status, 0, "{}", std::io::Error::last_os_error());

@@ -14,6 +14,7 @@ pub const ROLE: &str = "NDSHM_TEST_ROLE";
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The same for ten thousand arrays: on a disk, while others use it, they take minutes.
+#[cfg(target_os = "linux")]
 pub const LONG_PATIENCE: Duration = Duration::from_secs(600);
 
 /// The program that children run: this one, or what `NDSHM_TEST_PROGRAM` names, a build of it for another platform.

@@ -262,6 +262,12 @@ impl Drop for Name {
     }
 }
 
+/// How often a test repeats what it would do so many times on Linux. Wine takes ten times as long for a call, and its server
+/// keeps each closed handle of a file open until the last lock on that file is gone: thousands of rounds would use up its descriptors.
+pub const fn rounds(times: usize) -> usize {
+    if cfg!(windows) { times.div_ceil(10) } else { times }
+}
+
 /// Wraps the tests of a suite that is about no place.
 pub fn trials(suite: &str, tests: &[(&str, fn())]) -> Vec<Trial> {
     let trial = |&(name, test): &(&str, fn())| {

@@ -19,7 +19,8 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         text = format!("{text}: {error}");
         cause = error.source();
     }
-    text
+    // Paths in it look the same on every platform.
+    text.replace('\\', "/")
 }
 
 /// Writes a volume, changes its metadata, and returns what opening it answers.

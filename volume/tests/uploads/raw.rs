@@ -203,7 +203,12 @@ impl ChunkSink for Raw {
         }
         let new = self.directory.join("new").join(format!("{name}-{}", std::process::id()));
         fs::write(&new, packed).expect("a new object");
-        fs::rename(&new, self.path(region)).expect("in its place");
+        let begin = Instant::now();
+        while let Err(error) = fs::rename(&new, self.path(region)) {
+            // Windows may refuse while another process reads what has the name.
+            assert!(cfg!(windows) && begin.elapsed() < Duration::from_mins(1), "in its place: {error}");
+            thread::sleep(Duration::from_millis(1));
+        }
         self.stored.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }

@@ -13,7 +13,8 @@ use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::UNIX_EPOCH;
+use std::thread;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use crate::error::{Cause, Error, Result};
 use crate::spare;
@@ -21,6 +22,12 @@ use crate::store::{LARGEST_OBJECT, Object, Store, key, too_long};
 
 /// How the names of files begin and end that are no objects yet.
 const PARTIAL: (&str, &str) = (".ndshm-", ".partial");
+
+/// How long replacing an object waits while a process has the old one open.
+const RENAME_WAIT: Duration = Duration::from_secs(2);
+
+/// How long between two attempts.
+const RENAME_PAUSE: Duration = Duration::from_millis(1);
 
 /// A directory.
 #[derive(Debug)]
@@ -127,11 +134,29 @@ fn read_range(path: &Path, range: &Range<u64>) -> io::Result<Option<Vec<u8>>> {
 /// Writes beside the place, then renames.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let partial = beside(path, bytes)?;
-    let replaced = fs::rename(&partial, path);
+    let replaced = rename_over(&partial, path);
     if replaced.is_err() {
         let _gone = fs::remove_file(&partial);
     }
     replaced
+}
+
+/// Renames a file in place of another. Windows may refuse while a reader or a scanner has the other one open, which lasts moments.
+fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
+    let since = Instant::now();
+    loop {
+        match fs::rename(from, to) {
+            Err(error) if is_in_use(&error) && since.elapsed() < RENAME_WAIT => thread::sleep(RENAME_PAUSE),
+            done => return done,
+        }
+    }
+}
+
+fn is_in_use(error: &io::Error) -> bool {
+    /// What Windows says where another process has the file open and forbids sharing it.
+    const ERROR_SHARING_VIOLATION: i32 = 32;
+    let is_unshared = error.raw_os_error() == Some(ERROR_SHARING_VIOLATION);
+    cfg!(windows) && (is_unshared || error.kind() == ErrorKind::PermissionDenied)
 }
 
 /// Writes beside the place, then gives it the name unless something has it.
@@ -151,7 +176,7 @@ fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
 /// The same where the file system has no links: an empty file takes the name, which is then replaced. Who reads in between finds that one.
 fn name_without_links(partial: &Path, path: &Path) -> io::Result<()> {
     File::create_new(path)?;
-    let renamed = fs::rename(partial, path);
+    let renamed = rename_over(partial, path);
     if renamed.is_err() {
         let _gone = fs::remove_file(path);
     }

@@ -82,7 +82,10 @@ fn every_path_reads_back_as_the_same() {
         "a://b/..",
         "a://b..c",
     ] {
-        round_trips(&VolumeUrl::local(path));
+        // On Windows a colon stands behind the letter of a drive only, so this is no path there.
+        if !(cfg!(windows) && path == "/a://b/c") {
+            round_trips(&VolumeUrl::local(path));
+        }
     }
     #[cfg(unix)]
     {

@@ -4,14 +4,12 @@ use std::fs;
 use std::ops::Range;
 
 use ndarray_shm::{DType, Order};
-use ndarray_shm_volume::demo::{self, Codec, DemoSpec, Format};
 use ndarray_shm_volume::{
     ChunkSink, Encoding, Error, Gather, NewVolume, Result, VolumeFormat, VolumeOptions, VolumeUrl, create_volume,
     open_volume,
 };
-use serde_json::{Value, json};
 
-use super::{Whole, python, read, write};
+use super::{Whole, read, write};
 use crate::place::Place;
 use crate::refused::chain;
 
@@ -164,46 +162,4 @@ fn regions_that_are_no_whole_objects_are_refused() {
     sink.encode(&[8..10, 0..8], &whole).expect("a whole object, cut off where the volume ends");
     let wrong = Whole { bytes: &[0; 200], shape: &[20, 10], dtype: DType::U8 };
     assert!(matches!(sink.encode(&[8..10, 0..8], &wrong), Err(Error::Chunk { .. })), "half of the bytes");
-}
-
-#[test]
-fn arrays_of_others_are_written_in_their_own_way() {
-    let place = Place::new();
-    let mut volumes = Vec::new();
-    let spec = DemoSpec::new(&[9, 10, 7], &[4, 5, 6], DType::U16).complete(true);
-    let specs = [
-        ("v2-f", spec.clone().format(Format::ZarrV2).codec(Codec::Blosc).f_order(true).big_endian(true)),
-        ("v3-f", spec.clone().f_order(true).big_endian(true).codec(Codec::Gzip)),
-        ("v3-shards", spec.clone().shards(&[8, 10, 6]).f_order(true)),
-    ];
-    for (name, spec) in specs {
-        let path = place.path(name);
-        demo::write_volume(&path, &spec).expect("a volume");
-        if name == "v3-shards" {
-            let file = path.join("zarr.json");
-            let mut json: Value = serde_json::from_slice(&fs::read(&file).expect("metadata")).expect("JSON");
-            json["codecs"][0]["configuration"]["index_location"] = json!("start");
-            fs::write(file, json.to_string()).expect("metadata");
-        }
-        let sink = VolumeOptions::new().open_writable(&VolumeUrl::local(&path)).expect("a volume");
-        let elements: Vec<u8> = (0..9 * 10 * 7u16).flat_map(|at| (at * 3).to_ne_bytes()).collect();
-        write(&*sink, &Whole { bytes: &elements, shape: spec.shape(), dtype: DType::U16 }).expect("written");
-        assert!(read(&*sink, &sink.meta().domain()).expect("it") == elements, "{name}");
-        let expected = path.with_extension("elements");
-        fs::write(&expected, &elements).expect("elements");
-        volumes.push(json!({
-            "path": path, "version": if name == "v2-f" { 2 } else { 3 }, "dtype": "uint16", "shape": spec.shape(),
-            "expected": expected, "readers": ["tensorstore", "zarr-python"],
-        }));
-    }
-    let answer = |volumes: &[Value]| -> Vec<String> {
-        serde_json::from_str(&python(&["check".as_ref()], &json!(volumes).to_string())).expect("what is wrong")
-    };
-    assert_eq!(answer(&volumes)[..], [] as [String; 0]);
-    // The comparison can fail.
-    let expected = place.path("v2-f").with_extension("elements");
-    let mut elements = fs::read(&expected).expect("elements");
-    elements[77] ^= 1;
-    fs::write(&expected, elements).expect("other elements");
-    assert_eq!(answer(&volumes).len(), 2);
 }
