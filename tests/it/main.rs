@@ -9,7 +9,7 @@
 //! | `processes` | children of `process::spawn`, and how they end | every platform |
 //! | `selection` | which backend a program gets | every platform |
 //! | `manager` | the process that waits for deaths | Linux |
-//! | `tidy` | the architecture's rules, by reading the source | where the source is |
+//! | `tidy` | the architecture's rules, by reading the source; what `scripts/test-platforms` counts | where the source is |
 //!
 //! Tests are named `suite::backend::file::test`. Started with `NDSHM_TEST_ROLE` set, the program is not a test run but a
 //! child that plays that role in a test; `NDSHM_TEST_PROGRAM` names another build of it for the children, so that processes
@@ -30,6 +30,8 @@ mod interop;
 mod linux;
 #[cfg(target_os = "linux")]
 mod manager;
+#[cfg(target_os = "linux")]
+mod platform_tables;
 mod processes;
 mod selection;
 #[cfg(all(target_os = "linux", feature = "channel"))]
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         trials.extend(interop::layout_page::trials());
         trials.extend(manager::trials());
         trials.extend(tidy::trials());
+        trials.extend(platform_tables::trials());
         trials.extend(tidy::differences(&trials));
     }
     let conclusion = libtest_mimic::run(&arguments, trials);

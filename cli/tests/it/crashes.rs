@@ -140,7 +140,7 @@ fn one_of_four_workers_may_be_killed_at_any_point() {
         let at = painted(&scene);
         let finished = running.finish().expect_code(0);
         let report = finished.json();
-        assert_eq!(number(&report, "painted"), CHUNKS, "killed at chunk {at}");
+        assert_eq!(number(&report, "painted"), CHUNKS, "killed at chunk {at}: {finished:?}");
         let warnings = report["warnings"].as_array().expect("a list").len();
         assert_eq!(warnings, finished.err.matches("warning: worker").count(), "{finished:?}");
         assert_complete(&scene);

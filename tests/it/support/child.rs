@@ -1,6 +1,6 @@
 //! Children: the same program in another role, spoken to line by line.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child as Process, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -51,6 +51,19 @@ pub fn hear() -> String {
     line.trim_end().to_owned()
 }
 
+/// Starts a process. Wine fails now and then with an internal error where a second attempt succeeds; scripts/platform-tables counts
+/// the lines that say so.
+fn start(command: &mut Command) -> io::Result<Process> {
+    const ERROR_INTERNAL_ERROR: i32 = 1359;
+    match command.spawn() {
+        Err(error) if cfg!(windows) && error.raw_os_error() == Some(ERROR_INTERNAL_ERROR) => {
+            eprintln!("started again: {error}");
+            command.spawn()
+        }
+        started => started,
+    }
+}
+
 /// A running child; killed when it goes out of scope.
 #[derive(Debug)]
 pub struct Child {
@@ -69,11 +82,8 @@ impl Child {
 
     /// Starts any command, spoken to the same way.
     pub fn spawn(mut command: Command) -> Self {
-        let mut process = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = start(&mut command).unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         let stdout = process.stdout.take().expect("piped");
         let (sender, lines) = channel();
         std::thread::spawn(move || {

@@ -84,13 +84,13 @@ pub(crate) fn paint<T: Element>(
         Ok(crew) => crew,
         Err(error) => return Outcome::Lost { report: format!("no worker could be started: {error}") },
     };
-    let (mut losses, mut deaths, mut gave_up) = (Vec::new(), 0, false);
+    let (mut losses, mut kills, mut gave_up) = (Vec::new(), 0, false);
     loop {
         let end = crew.next_end(LOOK);
-        deaths += u64::from(end.as_ref().is_some_and(End::is_death));
         let complete = buffer.progress().is_complete();
         // One that ended well when all was done is no loss.
         if let Some(end) = end.filter(|end| !(complete && end.is_good())) {
+            kills += u64::from(end.may_be_a_kill());
             gave_up |= !end.is_death();
             let message = crew.obituary(&end);
             watch.warn(message.clone());
@@ -101,11 +101,11 @@ pub(crate) fn paint<T: Element>(
             // The kernel gives a dying worker's chunk to others a moment before it says that the worker is dead.
             while let Some(end) = crew.next_end(Duration::ZERO) {
                 if end.is_death() {
-                    deaths += 1;
+                    kills += 1;
                     watch.warn(crew.obituary(&end));
                 }
             }
-            watch.credit(deaths);
+            watch.credit(kills);
             return Outcome::Complete;
         }
         if work.stop.is_stopped() {
@@ -221,6 +221,11 @@ impl End {
     /// Whoever terminates a process of Windows chooses its exit code, so such a worker may seem to have given up.
     fn is_death(&self) -> bool {
         matches!(self.ending(), Ending::Signal(_) | Ending::NotStarted | Ending::Exited(..0))
+    }
+
+    /// Whether a worker that ended before the work was done may have been killed. On Windows its exit code does not tell.
+    fn may_be_a_kill(&self) -> bool {
+        self.is_death() || cfg!(windows)
     }
 }
 

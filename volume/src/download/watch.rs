@@ -85,11 +85,11 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Gives chunks that nobody told of to workers that died, now that all are painted: one that is killed between finishing a
-    /// chunk and telling so owes one. Where others joined the same work, it may be one of theirs.
-    pub(crate) fn credit(&mut self, deaths: u64) {
+    /// Gives chunks that no worker told of to workers that were killed, now that all are painted: one that is killed between finishing
+    /// a chunk and telling so owes one. Where others joined the same work, it may be one of theirs.
+    pub(crate) fn credit(&mut self, kills: u64) {
         let here = self.total.saturating_sub(self.resumed) as u64;
-        self.totals.painted += deaths.min(here.saturating_sub(self.totals.painted));
+        self.totals.painted += kills.min(here.saturating_sub(self.totals.painted));
     }
 
     /// Tells of something that does not stop the work.

@@ -19,7 +19,11 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         text = format!("{text}: {error}");
         cause = error.source();
     }
-    // Paths in it look the same on every platform.
+    with_slashes(&text)
+}
+
+/// Writes paths as they are shown on every platform but Windows.
+pub(crate) fn with_slashes(text: &str) -> String {
     text.replace('\\', "/")
 }
 

@@ -125,7 +125,12 @@ fn what_does_not_fit_is_refused_before_anything_is_taken() {
         let source = Shape(VolumeMeta::new(&[1 << 16, 1 << 16, 1 << 12], &[1 << 10; 3], DType::U8));
         let bbox = source.meta().domain();
         let error = place.download(&source, &bbox, &place.options()).expect_err("16 TiB");
-        assert!(matches!(error, Error::Array(ndarray_shm::Error::NoSpace { .. })), "{error:?}");
+        match &error {
+            Error::Array(ndarray_shm::Error::NoSpace { .. }) => {}
+            // Under Wine a file takes no room when it grows, and what is refused first is the length or the mapping.
+            Error::Array(ndarray_shm::Error::Os { .. }) if cfg!(windows) => {}
+            _ => panic!("{error:?}"),
+        }
         assert_eq!(place.left(), []);
     }
 }

@@ -1,0 +1,89 @@
+//! The tables that scripts/test-platforms prints: every test that ran is in them, and what did not run is a failure that says why.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use libtest_mimic::Trial;
+
+pub fn trials() -> Vec<Trial> {
+    let tests: &[(&str, fn())] = crate::tests![
+        the_table_has_every_test_that_ran,
+        a_suite_without_one_of_its_tests_has_failed,
+        a_table_that_counts_other_tests_than_the_program_has_failed,
+        what_ran_nothing_has_failed_and_says_why,
+        children_are_rarely_started_again,
+    ];
+    crate::support::trials("tidy::platform_tables", tests)
+}
+
+const TESTS: [&str; 3] = ["arrays::one", "arrays::two", "pool::one"];
+
+/// What the suite's program prints when these tests pass on a backend called `emulated`.
+fn log(tests: &[&str]) -> String {
+    let lines = tests.iter().map(|test| format!("test conformance::emulated::{test}   ... ok\n")).collect::<String>();
+    let count = tests.len();
+    format!(
+        "\nrunning {count} tests\n{lines}\ntest result: ok. {count} passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n"
+    )
+}
+
+/// Prints the tables of one run; returns whether all of it passed, and what was printed.
+fn tables(kind: &str, status: u32, log: &str) -> (bool, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    fs::write(path("log"), log).unwrap();
+    let listed = TESTS.map(|test| format!("conformance::emulated::{test}: test\n"));
+    fs::write(path("listing"), listed.concat()).unwrap();
+    let row = format!("{kind}\tWindows\temulated\t{status}\t{}\n", path("log").display());
+    fs::write(path("rows"), row).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/platform-tables");
+    let output = Command::new("python3").arg(script).args([path("rows"), path("listing")]).output().unwrap();
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    (output.status.success(), String::from_utf8(output.stdout).unwrap())
+}
+
+fn the_table_has_every_test_that_ran() {
+    let (is_good, text) = tables("suite", 0, &log(&TESTS));
+    let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(is_good && words[1] == ["a", "Windows,", "emulated"], "{text}");
+    assert_eq!(words[3..6], [["arrays", "2"], ["pool", "1"], ["all", "3"]], "{text}");
+    let (is_good, text) = tables("tests", 0, &log(&TESTS));
+    assert!(is_good && text.contains("3 passed"), "{text}");
+}
+
+fn a_suite_without_one_of_its_tests_has_failed() {
+    let (is_good, text) = tables("suite", 0, &log(&TESTS[..2]));
+    assert!(!is_good && text.contains("FAILED: Windows: on emulated these did not pass: {'pool': 1}"), "{text}");
+    let (is_good, text) = tables("suite", 101, &log(&TESTS).replace("two   ... ok", "two   ... FAILED"));
+    assert!(!is_good && text.contains("FAILED: Windows: "), "{text}");
+}
+
+fn a_table_that_counts_other_tests_than_the_program_has_failed() {
+    for (now, then) in [("3 passed", "4 passed"), ("running 3", "running 4"), ("conformance::emulated::pool", "others")]
+    {
+        let (is_good, text) = tables("suite", 0, &log(&TESTS).replace(now, then));
+        assert!(!is_good && text.contains("and the program counted"), "{then}: {text}");
+    }
+}
+
+fn what_ran_nothing_has_failed_and_says_why() {
+    let broken = "   Compiling something\nerror: could not compile `something`\nwarning: build failed\n";
+    for kind in ["suite", "tests", "check"] {
+        let (is_good, text) = tables(kind, 101, broken);
+        assert!(
+            !is_good && text.contains("FAILED") && text.contains("could not compile `something`"),
+            "{kind}: {text}"
+        );
+    }
+    let (is_good, text) = tables("tests", 0, &log(&[]));
+    assert!(!is_good && text.contains("FAILED: nothing ran"), "{text}");
+}
+
+fn children_are_rarely_started_again() {
+    for (times, is_rare) in [(1, true), (5, true), (6, false)] {
+        let (is_good, text) = tables("suite", 0, &("started again: Internal error\n".repeat(times) + &log(&TESTS)));
+        assert_eq!(is_good, is_rare, "{text}");
+        assert!(text.contains(&format!("at the first attempt: {times}")), "{text}");
+    }
+}
