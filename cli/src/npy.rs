@@ -292,7 +292,7 @@ mod tests {
             assert!(header.shape.iter().copied().eq(shape.iter().map(|length| *length as u64)));
             assert_eq!(header.elements(None), Ok(Stored { dtype, turned: None }));
         }
-        let long = header(DType::U8, Order::C, &vec![usize::MAX; 4000]);
+        let long = header(DType::U8, Order::C, &vec![usize::MAX; 8000]);
         assert_eq!(long[6..8], [2, 0]);
     }
 

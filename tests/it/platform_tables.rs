@@ -21,7 +21,8 @@ const TESTS: [&str; 3] = ["arrays::one", "arrays::two", "pool::one"];
 
 /// What the suite's program prints when these tests pass on a backend called `emulated`.
 fn log(tests: &[&str]) -> String {
-    let lines = tests.iter().map(|test| format!("test conformance::emulated::{test}   ... ok\n")).collect::<String>();
+    let lines =
+        tests.iter().map(|test| format!("test conformance::emulated::{test}   ... ok")).collect::<Vec<_>>().join("\n");
     let count = tests.len();
     format!(
         "\nrunning {count} tests\n{lines}\ntest result: ok. {count} passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n"

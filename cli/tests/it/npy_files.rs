@@ -25,7 +25,8 @@ fn files_that_lie_make_no_arrays() {
         ("<u2", "(3, 4)", 25, "only one array"),
         ("<u2", "(4294967296, 4294967296)", 0, "no memory"),
         ("<u2", "(18446744073709551615, 2)", 0, "no memory"),
-        ("<u2", "(1152921504606846976,)", 0, "cut off"),
+        // An address of 32 bits leads to no such element.
+        ("<u2", "(1152921504606846976,)", 0, if usize::BITS == 32 { "no memory" } else { "cut off" }),
         ("|O", "(3,)", 24, "Python objects"),
         ("<U4", "(3,)", 48, "<U4"),
         ("|b1", "(3,)", 3, "--dtype uint8"),
