@@ -9,7 +9,9 @@ use ndarray_shm::{RenderOptions, SharedArray};
 use serde_json::{Value, json};
 
 use crate::holder::Holder;
-use crate::scene::{Scene, run, wait_until};
+#[cfg(target_os = "linux")]
+use crate::scene::wait_until;
+use crate::scene::{Scene, run};
 
 /// Runs `gc` on the emulated directory.
 fn gc(scene: &Scene, arguments: &[&str]) -> Value {

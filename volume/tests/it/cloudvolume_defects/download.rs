@@ -11,7 +11,9 @@ use ndarray_shm_volume::{
     Bbox, ChunkSource, Error, Fetched, FillValue, Missing, Result, Scratch, StopFlag, VolumeMeta, Workers,
 };
 
-use crate::place::{Place, corrupt};
+use crate::place::Place;
+#[cfg(target_os = "linux")]
+use crate::place::corrupt;
 
 fn spec() -> DemoSpec {
     DemoSpec::new(&[20, 20, 20], &[8, 8, 8], DType::U8).pattern(Pattern::Noise).complete(true)

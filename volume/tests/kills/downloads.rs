@@ -1,8 +1,6 @@
-//! Downloads whose whole process group is killed in the middle: the same command paints the rest and fetches only that.
+//! Downloads, killed in the middle: the same command paints the rest and fetches only that.
 //!
 //! The binary is the command, too: started with [`COMMAND`] in the environment it downloads instead of running tests.
-
-mod place;
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,7 +20,7 @@ use ndarray_shm_volume::{
     download_to_shared_memory, open_volume, paint_as_worker,
 };
 
-use self::place::Place;
+use crate::place::Place;
 
 /// Set: be a command. `threads`, `remote` and `processes` download; `worker` is what `processes` starts.
 const COMMAND: &str = "KILL_TEST_COMMAND";
@@ -38,7 +36,7 @@ const REQUESTS: usize = 6;
 /// Threads or processes that decode.
 const WORKERS: usize = 2;
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     if let Ok(command) = std::env::var(COMMAND) {
         return match run(&command) {
             Ok(()) => ExitCode::SUCCESS,
@@ -53,8 +51,6 @@ fn main() -> ExitCode {
             killed_in_the_middle(command);
             Ok::<(), Failed>(())
         })
-        // Signals to a group of processes, and shared memory, are Linux's here.
-        .with_ignored_flag(!cfg!(target_os = "linux"))
     };
     let tests = vec![
         trial("threads_killed_in_the_middle_are_resumed", "threads"),
@@ -142,7 +138,6 @@ fn spec() -> DemoSpec {
 
 const CHUNKS: usize = 12 * 10 * 8;
 
-#[cfg(target_os = "linux")]
 fn killed_in_the_middle(command: &str) {
     let place = Place::in_shared_memory();
     place.volume(&spec());
@@ -187,11 +182,6 @@ fn killed_in_the_middle(command: &str) {
     assert!(twice <= under_way, "{twice} chunks were fetched twice");
 }
 
-#[cfg(not(target_os = "linux"))]
-fn killed_in_the_middle(_command: &str) {}
-
-/// The kernel frees what a process had a moment after it is dead, workers of worker processes included.
-#[cfg(target_os = "linux")]
 fn until_nobody_paints(place: &Place) {
     let begin = Instant::now();
     let mut before = None;
@@ -227,7 +217,6 @@ impl Drop for Guarded {
     }
 }
 
-#[cfg(target_os = "linux")]
 fn start(place: &Place, what: &str, log: &Path, held: bool) -> Guarded {
     use std::os::unix::process::CommandExt as _;
 

@@ -1,0 +1,22 @@
+//! Downloads whose whole process group is killed in the middle. Signals to a group of processes, and shared memory, are Linux's.
+
+#[cfg(target_os = "linux")]
+mod downloads;
+#[cfg(target_os = "linux")]
+#[path = "../place/mod.rs"]
+mod place;
+
+use std::process::ExitCode;
+
+#[cfg(target_os = "linux")]
+fn main() -> ExitCode {
+    downloads::main()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() -> ExitCode {
+    use libtest_mimic::{Arguments, Trial};
+
+    let absent = Trial::test("downloads_killed_in_the_middle_are_resumed", || Ok(())).with_ignored_flag(true);
+    libtest_mimic::run(&Arguments::from_args(), vec![absent]).exit_code()
+}
