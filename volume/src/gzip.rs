@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     fn text(length: usize) -> Vec<u8> {
-        (0..length).map(|at| u8::try_from(at * at / 7 % 251).expect("small")).collect()
+        (0..length as u64).map(|at| u8::try_from(at * at / 7 % 251).expect("small")).collect()
     }
 
     #[test]

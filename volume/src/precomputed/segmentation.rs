@@ -21,6 +21,9 @@ const TABLE_BITS: u32 = 24;
 /// Elements that a block may have; everybody uses 512.
 const LARGEST_BLOCK: usize = 1 << 24;
 
+/// Bytes of the widest label.
+const WIDEST_LABEL: usize = 8;
+
 /// Words of a block's header.
 const HEADER: usize = 2;
 
@@ -66,8 +69,13 @@ impl Layout {
         self.shape[..3].iter().product()
     }
 
-    /// Blocks that are larger than any is would make numbers of nothing, and counts that overflow.
+    /// Blocks that are larger than any is would make numbers of nothing, and lengths whose product is beyond the address space would
+    /// make counts that overflow.
     fn checked(self) -> Result<Self, Cause> {
+        let bytes = self.shape.iter().try_fold(WIDEST_LABEL, |product, length| product.checked_mul(*length));
+        if bytes.is_none() {
+            return Err(format!("a chunk of shape {:?} is larger than the address space", self.shape).into());
+        }
         let elements = self.block.iter().try_fold(1usize, |product, length| product.checked_mul(*length));
         match elements {
             Some(1..=LARGEST_BLOCK) => Ok(self),
@@ -341,8 +349,8 @@ mod tests {
         }
         into = Vec::new();
         assert!(decode(&packed, layout([1 << 20, 1 << 20, 1 << 10, 1], BLOCK), 8, &mut into).is_err());
-        assert!(decode(&packed, layout([16, 16, 16, 1], [usize::MAX, 1, 1 << 40]), 8, &mut into).is_err());
-        assert!(decode(&packed, layout([16, 16, 16, 1 << 40], BLOCK), 8, &mut into).is_err());
+        assert!(decode(&packed, layout([16, 16, 16, 1], [usize::MAX, 1, usize::MAX >> 8]), 8, &mut into).is_err());
+        assert!(decode(&packed, layout([16, 16, 16, usize::MAX >> 8], BLOCK), 8, &mut into).is_err());
         assert!(into.capacity() == 0, "nothing was allocated for what cannot be");
     }
 }

@@ -210,8 +210,11 @@ fn a_volume_larger_than_its_place_is_refused_before_anything_is_taken() {
     let error = error_of("large", &[rows, 1 << 12], &[1 << 12, 1 << 12]);
     // Wine, where a file takes no room by growing, fails at mapping more than there is memory.
     let is_out_of_memory = cfg!(windows) && matches!(&error, Error::Array(ndarray_shm::Error::Os { .. }));
-    assert!(is_out_of_memory || matches!(error, Error::Array(ndarray_shm::Error::NoSpace { .. })), "{error}");
-    let error = error_of("huge", &[1 << 40, 1 << 40], &[1 << 20, 1 << 20]);
+    // With 32 bits there may be more room than addresses.
+    let is_too_large = usize::BITS == 32 && matches!(&error, Error::Array(ndarray_shm::Error::TooLarge { .. }));
+    let is_refused = matches!(&error, Error::Array(ndarray_shm::Error::NoSpace { .. }));
+    assert!(is_refused || is_out_of_memory || is_too_large, "{error}");
+    let error = error_of("huge", &[1 << 40, 1 << 40], &[1 << 12, 1 << 12]);
     assert!(matches!(error, Error::Array(ndarray_shm::Error::TooLarge { .. })), "{error}");
     assert_eq!(place.left(), []);
 }
@@ -244,7 +247,9 @@ fn a_chunk_larger_than_memory_is_read_in_part_or_refused() {
         demo::write_volume(&place.path("volume"), &spec).expect("a volume");
         let metadata = place.path("volume/zarr.json");
         let mut json: Value = serde_json::from_slice(&fs::read(&metadata).expect("metadata")).expect("a document");
-        json["chunk_grid"]["configuration"]["chunk_shape"] = json!([1u64 << 20, 1u64 << 20]);
+        // What an address of 32 bits cannot reach is no volume there.
+        let length = 1u64 << if usize::BITS == 32 { 13 } else { 20 };
+        json["chunk_grid"]["configuration"]["chunk_shape"] = json!([length, length]);
         fs::write(&metadata, json.to_string()).expect("metadata");
         let source = open_volume(&VolumeUrl::local(place.path("volume"))).expect("it is a volume");
         // The file is far too short for such a chunk.
