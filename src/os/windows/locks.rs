@@ -17,18 +17,15 @@ use windows_sys::Win32::Storage::FileSystem::{
 use windows_sys::Win32::System::IO::{OVERLAPPED, OVERLAPPED_0, OVERLAPPED_0_0};
 
 use super::is_one_of;
+use crate::backoff::Backoff;
 use crate::os::{LockKind, LockRange};
 
-/// How long between looks at a lock that stands in the way, in case it only belonged to others who asked. They hold
-/// it for two calls; the longer pauses are for those that were suspended in between.
-const BETWEEN_LOOKS: [Duration; 6] = [
-    Duration::from_micros(200),
-    Duration::from_micros(400),
-    Duration::from_micros(800),
-    Duration::from_micros(1600),
-    Duration::from_micros(3200),
-    Duration::from_micros(6400),
-];
+/// Locked by the process that asks about an exclusive lock, for as long as that takes: the question is a lock for a moment, and
+/// without this byte another process that asks just then would take it for the answer. Directly below the lock space.
+const QUESTION: LockRange = LockRange { start: (1 << 62) - 1, length: 1 };
+
+/// How long to wait for others to ask. They need three calls, unless they are suspended between them.
+const QUESTION_WAIT: Duration = Duration::from_secs(5);
 
 /// Takes the lock if no other stands in the way: `Ok(false)` if one does.
 pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
@@ -56,8 +53,9 @@ pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
 
 /// Asks whether a lock would keep `kind` out of the range; one that `file` itself holds counts too.
 ///
-/// Windows has no such question. The lock is taken and given back at once: for that moment others find it taken, and
-/// those who attach or ask at the same time look again.
+/// Windows has no such question. The lock is taken and given back at once: for that moment other processes that want it find
+/// it taken, and must look again. Those that ask never see each other: shared questions do not collide, and exclusive ones take
+/// turns. `TimedOut` if the process whose turn it is does not go on.
 pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
     let look = || -> io::Result<bool> {
         let taken = try_lock(file, kind, range)?;
@@ -66,13 +64,19 @@ pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Re
         }
         Ok(!taken)
     };
-    for pause in BETWEEN_LOOKS {
-        if !look()? {
-            return Ok(false);
-        }
-        std::thread::sleep(pause);
+    if kind == LockKind::Shared {
+        return look();
     }
-    look()
+    let mut backoff = Backoff::new(QUESTION_WAIT);
+    while !try_lock(file, LockKind::Exclusive, QUESTION)? {
+        if !backoff.pause() {
+            let why = "another process asks about a lock of the same file and does not go on: is it suspended?";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+    }
+    let answer = look();
+    unlock(file, QUESTION)?;
+    answer
 }
 
 #[allow(unsafe_code)]
@@ -130,6 +134,26 @@ mod tests {
         drop(duplicate);
         assert!(!is_locked(&two, LockKind::Exclusive, range).expect("an answer"));
         assert_eq!(std::fs::read(&path).expect("plain reading goes on"), b"bytes");
+    }
+
+    #[test]
+    fn a_process_that_asks_is_not_mistaken_for_one_that_has_the_lock() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("file");
+        std::fs::write(&path, b"").expect("a file");
+        let open = || super::super::open(&path, true).expect("the file");
+        let range = LockRange { start: 1 << 62, length: 1 };
+        let (suspended, other) = (open(), open());
+        lock(&suspended, LockKind::Exclusive, QUESTION).expect("no process has it");
+        lock(&suspended, LockKind::Exclusive, range).expect("no process has it");
+        let asks = std::thread::spawn(move || is_locked(&other, LockKind::Exclusive, range));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!asks.is_finished());
+        unlock(&suspended, range).expect("it was locked");
+        unlock(&suspended, QUESTION).expect("it was locked");
+        assert!(!asks.join().expect("no panic").expect("an answer"));
+        lock(&suspended, LockKind::Shared, range).expect("no process has it");
+        assert!(is_locked(&suspended, LockKind::Exclusive, range).expect("an answer"), "its own lock counts too");
     }
 
     #[test]

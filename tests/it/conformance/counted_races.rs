@@ -9,7 +9,7 @@ use ndarray_shm::{CreationMode, Error, HandleOptions, ReadGuard, Reclaim, Refcou
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;
-use crate::support::{Place, backend_of_child, rounds};
+use crate::support::{Place, backend_of_child};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -155,7 +155,7 @@ fn churn_counted(arguments: &[String]) {
         assert!(guard[0] != 0 && guard.iter().all(|value| *value == guard[0]), "a mix of two arrays, or half of one");
     };
     let mut held = Vec::new();
-    for round in 1..=rounds(1000) {
+    for round in 1..=1000u64 {
         let tag = random();
         let fill = |mut view: ndarray::ArrayViewMut1<'_, u64>| view.fill(tag);
         let outcome = match random() % 4 {
