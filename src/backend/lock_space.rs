@@ -5,6 +5,7 @@
 
 use crate::os::LockRange;
 
+/// On Windows the byte below it is taken too: `os/windows/locks.rs`.
 const BASE: u64 = 1 << 62;
 
 /// Read-locked by every attachment of a plain array, through the mapping's own file description: whether anybody is attached.

@@ -13,7 +13,7 @@ use super::footer::Kind;
 use super::locks::{self, Wait};
 use super::mapping::{fill_holes, map, map_length};
 use super::trailer::{self, PAGE, RECORD, Trailer};
-use super::{Attach, Farewell, Found, Home, Kept, Segment, TRIES, collect, lease};
+use super::{Attach, Farewell, Found, Home, Kept, Segment, TRIES, collect, is_named, lease_counted};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Publish};
 use crate::error::{Error, Result};
@@ -214,7 +214,7 @@ impl Segment {
         let name = location.as_str();
         lease_counted(&file, name)?;
         let facts = os::facts(&file).map_err(|error| Error::os("look at", name, error))?;
-        if facts.links == 0 {
+        if !is_named(&facts, home)? {
             return Ok(None);
         }
         let trailer = match (Trailer::read_known(&file, &facts, name), entry) {
@@ -463,17 +463,6 @@ impl Segment {
 
 fn full(name: &str) -> Error {
     Error::TooManyHandles { location: name.to_owned(), limit: u32::MAX.into(), doing: "attached" }
-}
-
-/// Leases a counted array, which must not be attached as a plain one: then its bytes are elements that safe code reads and
-/// writes, and not counts.
-pub(super) fn lease_counted(file: &File, name: &str) -> Result<()> {
-    lease(file, COUNTED, name)?;
-    match os::is_locked(file, LockKind::Exclusive, LEASE) {
-        Ok(false) => Ok(()),
-        Ok(true) => Err(Error::NotCounted { location: name.to_owned() }),
-        Err(error) => Err(Error::os("ask for the lease", name, error)),
-    }
 }
 
 fn spent(name: &str) -> Error {

@@ -4,13 +4,12 @@
 use std::fs::File;
 use std::time::Duration;
 
-use super::counted::lease_counted;
 use super::counts::State;
 use super::draft::DraftSegment;
 use super::footer::Kind;
 use super::mapping::{fill_holes, map, map_length};
 use super::trailer::{PAGE, RECORD, Trailer};
-use super::{Home, Kept, Segment, TRIES};
+use super::{Home, Kept, Segment, TRIES, is_named, lease_counted};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Publish};
 use crate::backoff::Backoff;
@@ -50,7 +49,7 @@ impl Segment {
             let file = backend.open(location, Access::ReadWrite)?;
             lease_counted(&file, name)?;
             let facts = os::facts(&file).map_err(|error| Error::os("look at", name, error))?;
-            if facts.links == 0 {
+            if !is_named(&facts, home)? {
                 continue;
             }
             let trailer = Trailer::read_any(&file, &facts, name)?.of_kind(kind, name)?;

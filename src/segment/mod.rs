@@ -15,6 +15,7 @@ mod recycle;
 pub(crate) mod trailer;
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -394,6 +395,26 @@ fn lease(file: &File, lease: LockRange, name: &str) -> Result<()> {
             Ok(false) if backoff.pause() => {}
             Ok(false) => return Err(Error::TimedOut { location: name.to_owned(), waited: LEASE_WAIT }),
             Err(error) => return Err(Error::os("lease", name, error)),
+        }
+    }
+}
+
+/// Leases a counted array, which must not be attached as a plain one: then its bytes are elements that safe code reads and
+/// writes, and not counts.
+fn lease_counted(file: &File, name: &str) -> Result<()> {
+    lease(file, COUNTED, name)?;
+    let mut backoff = Backoff::new(LEASE_WAIT);
+    loop {
+        match os::is_locked(file, LockKind::Exclusive, LEASE) {
+            Ok(false) => return Ok(()),
+            Ok(true) => return Err(Error::NotCounted { location: name.to_owned() }),
+            // On Windows processes that ask take turns, and the one before this may be suspended.
+            Err(error) if error.kind() == ErrorKind::TimedOut => {
+                if !backoff.pause() {
+                    return Err(Error::TimedOut { location: name.to_owned(), waited: LEASE_WAIT });
+                }
+            }
+            Err(error) => return Err(Error::os("ask for the lease", name, error)),
         }
     }
 }

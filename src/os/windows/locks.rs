@@ -20,19 +20,21 @@ use super::is_one_of;
 use crate::backoff::Backoff;
 use crate::os::{LockKind, LockRange};
 
-/// Locked by the process that asks about an exclusive lock, for as long as that takes: the question is a lock for a moment, and
-/// without this byte another process that asks just then would take it for the answer. Directly below the lock space.
+/// Held by the process that asks about an exclusive lock. The question takes that lock for a moment, and without this byte a second
+/// process would take the question for the answer. Directly below the lock space.
 const QUESTION: LockRange = LockRange { start: (1 << 62) - 1, length: 1 };
 
-/// How long to wait for others to ask. They need three calls, unless they are suspended between them.
-const QUESTION_WAIT: Duration = Duration::from_secs(5);
+/// How long to wait for a process that asks. It makes three calls; only one that is suspended between them takes longer.
+const QUESTION_WAIT: Duration = Duration::from_millis(100);
 
-/// Takes the lock if no other stands in the way: `Ok(false)` if one does.
+/// Takes the lock if no other stands in the way: `Ok(false)` if one does. A question does not, unless the process that asks
+/// is suspended.
 pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
-    match take(file, kind, range, LOCKFILE_FAIL_IMMEDIATELY) {
-        Ok(()) => Ok(true),
-        Err(error) if is_one_of(&error, &[ERROR_LOCK_VIOLATION, ERROR_IO_PENDING]) => Ok(false),
-        Err(error) => Err(error),
+    match at_once(file, kind, range)? {
+        false if kind == LockKind::Exclusive => {
+            Ok(without_questions(file, || at_once(file, kind, range))?.unwrap_or(false))
+        }
+        taken => Ok(taken),
     }
 }
 
@@ -53,30 +55,48 @@ pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
 
 /// Asks whether a lock would keep `kind` out of the range; one that `file` itself holds counts too.
 ///
-/// Windows has no such question. The lock is taken and given back at once: for that moment other processes that want it find
-/// it taken, and must look again. Those that ask never see each other: shared questions do not collide, and exclusive ones take
-/// turns. `TimedOut` if the process whose turn it is does not go on.
+/// Windows has no such question. The lock is taken and given back at once. A process that wants a shared lock at that moment is
+/// refused and must try again. Shared questions do not collide, and exclusive ones take turns.
+///
+/// # Errors
+///
+/// `TimedOut` if the process whose turn it is does not go on.
 pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
     let look = || -> io::Result<bool> {
-        let taken = try_lock(file, kind, range)?;
+        let taken = at_once(file, kind, range)?;
         if taken {
             unlock(file, range)?;
         }
         Ok(!taken)
     };
-    if kind == LockKind::Shared {
-        return look();
-    }
-    let mut backoff = Backoff::new(QUESTION_WAIT);
-    while !try_lock(file, LockKind::Exclusive, QUESTION)? {
-        if !backoff.pause() {
+    match kind {
+        LockKind::Shared => look(),
+        LockKind::Exclusive => without_questions(file, look)?.ok_or_else(|| {
             let why = "another process asks about a lock of the same file and does not go on: is it suspended?";
-            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            io::Error::new(io::ErrorKind::TimedOut, why)
+        }),
+    }
+}
+
+/// Does something while no process asks about a lock of the file; `None` if one asks for too long.
+fn without_questions<R>(file: &File, act: impl FnOnce() -> io::Result<R>) -> io::Result<Option<R>> {
+    let mut backoff = Backoff::new(QUESTION_WAIT);
+    while !at_once(file, LockKind::Exclusive, QUESTION)? {
+        if !backoff.pause() {
+            return Ok(None);
         }
     }
-    let answer = look();
+    let done = act();
     unlock(file, QUESTION)?;
-    answer
+    done.map(Some)
+}
+
+fn at_once(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
+    match take(file, kind, range, LOCKFILE_FAIL_IMMEDIATELY) {
+        Ok(()) => Ok(true),
+        Err(error) if is_one_of(&error, &[ERROR_LOCK_VIOLATION, ERROR_IO_PENDING]) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 #[allow(unsafe_code)]
@@ -113,6 +133,8 @@ fn place_of(range: LockRange) -> OVERLAPPED {
 mod tests {
     use super::*;
 
+    type Wants = fn(&File, LockKind, LockRange) -> io::Result<bool>;
+
     #[test]
     fn locks_belong_to_the_open_file_and_end_with_it() {
         let directory = tempfile::tempdir().expect("a temporary directory");
@@ -137,23 +159,32 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_asks_is_not_mistaken_for_one_that_has_the_lock() {
+    fn a_question_is_no_lock() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("file");
         std::fs::write(&path, b"").expect("a file");
         let open = || super::super::open(&path, true).expect("the file");
         let range = LockRange { start: 1 << 62, length: 1 };
-        let (suspended, other) = (open(), open());
-        lock(&suspended, LockKind::Exclusive, QUESTION).expect("no process has it");
-        lock(&suspended, LockKind::Exclusive, range).expect("no process has it");
-        let asks = std::thread::spawn(move || is_locked(&other, LockKind::Exclusive, range));
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!asks.is_finished());
-        unlock(&suspended, range).expect("it was locked");
-        unlock(&suspended, QUESTION).expect("it was locked");
-        assert!(!asks.join().expect("no panic").expect("an answer"));
-        lock(&suspended, LockKind::Shared, range).expect("no process has it");
-        assert!(is_locked(&suspended, LockKind::Exclusive, range).expect("an answer"), "its own lock counts too");
+        let (asking, other) = (open(), open());
+        for (wants, answer) in [(is_locked as Wants, false), (try_lock, true)] {
+            lock(&asking, LockKind::Exclusive, QUESTION).expect("no process has it");
+            lock(&asking, LockKind::Exclusive, range).expect("no process has it");
+            let waits = std::thread::spawn({
+                let other = other.try_clone().expect("a second handle");
+                move || wants(&other, LockKind::Exclusive, range)
+            });
+            std::thread::sleep(QUESTION_WAIT / 4);
+            assert!(!waits.is_finished());
+            unlock(&asking, range).expect("it was locked");
+            unlock(&asking, QUESTION).expect("it was locked");
+            assert_eq!(waits.join().expect("no panic").expect("an answer"), answer);
+        }
+        unlock(&other, range).expect("it was taken");
+        // A process that is suspended while it asks delays this one, but not for ever.
+        lock(&asking, LockKind::Exclusive, QUESTION).expect("no process has it");
+        lock(&asking, LockKind::Exclusive, range).expect("no process has it");
+        assert_eq!(is_locked(&other, LockKind::Exclusive, range).expect_err("late").kind(), io::ErrorKind::TimedOut);
+        assert!(!try_lock(&other, LockKind::Exclusive, range).expect("an answer"));
     }
 
     #[test]

@@ -52,13 +52,9 @@ fn is_usual(error: &Error) -> bool {
     matches!(error, Error::NotFound { .. } | Error::AlreadyExists { .. })
 }
 
-/// Takes a guard on an array that is attached, whose name stays as long as it is. `None` under Wine, which does not always
-/// tell who attaches that the name has just gone; docs/platforms.md has more about that.
-fn guard(array: &RefcountedArray<u64, Ix1>) -> Option<ReadGuard<'_, u64, Ix1>> {
-    match array.read() {
-        Err(error) if cfg!(windows) && error.is_unlinked() => None,
-        other => Some(other.expect("the name stays with those who have the array")),
-    }
+/// Takes a guard on an array that is attached, whose name stays as long as it is.
+fn guard(array: &RefcountedArray<u64, Ix1>) -> ReadGuard<'_, u64, Ix1> {
+    array.read().expect("the name stays with those who have the array")
 }
 
 /// Does something again and again until this child is told to end, and says when it was successful for the first time.
@@ -104,7 +100,7 @@ fn attach_and_look(arguments: &[String]) {
             }
         };
         for _ in 0..random() % 4 {
-            let Some(guard) = guard(&array) else { break };
+            let guard = guard(&array);
             assert!(guard[0] != 0 && guard.iter().all(|value| *value == guard[0]));
             assert!(array.refcount() >= 1);
             drop(guard);
@@ -151,7 +147,7 @@ fn churn_counted(arguments: &[String]) {
     drop(options().create(format!("{name}-{}", std::process::id()), 1).unwrap());
     let before = open_files();
     let whole = |array: &RefcountedArray<u64, Ix1>| {
-        let Some(guard) = guard(array) else { return };
+        let guard = guard(array);
         assert!(guard[0] != 0 && guard.iter().all(|value| *value == guard[0]), "a mix of two arrays, or half of one");
     };
     let mut held = Vec::new();

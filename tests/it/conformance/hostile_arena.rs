@@ -169,9 +169,11 @@ fn spoil_tables(arguments: &[String]) {
         state
     };
     let mut turn = 0;
+    // As many attempts are made at a word as no multiple of this is: what is left out is another bit each time.
+    let stride = 11 / rounds(10);
     let mut attempt = |changes: &[(usize, u64)]| {
         turn += 1;
-        if turn % (1000 / rounds(1000)) != 0 {
+        if turn % stride != 0 {
             return;
         }
         let mut bytes = target.bytes.clone();
