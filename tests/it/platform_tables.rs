@@ -10,7 +10,7 @@ pub fn trials() -> Vec<Trial> {
     let tests: &[(&str, fn())] = crate::tests![
         the_table_has_every_test_that_ran,
         a_suite_without_one_of_its_tests_has_failed,
-        a_table_that_counts_other_tests_than_the_program_has_failed,
+        a_table_and_its_program_count_the_same,
         what_ran_nothing_has_failed_and_says_why,
         children_are_rarely_started_again,
     ];
@@ -55,12 +55,17 @@ fn the_table_has_every_test_that_ran() {
 
 fn a_suite_without_one_of_its_tests_has_failed() {
     let (is_good, text) = tables("suite", 0, &log(&TESTS[..2]));
-    assert!(!is_good && text.contains("FAILED: Windows: on emulated these did not pass: {'pool': 1}"), "{text}");
+    assert!(!is_good && text.contains("FAILED: Windows: on emulated these did not pass: pool::one"), "{text}");
+    let (is_good, text) = tables("suite", 0, &log(&["arrays::one", "arrays::three", "pool::one"]));
+    assert!(
+        !is_good && text.contains("did not pass: arrays::two") && text.contains("not listed: arrays::three"),
+        "{text}"
+    );
     let (is_good, text) = tables("suite", 101, &log(&TESTS).replace("two   ... ok", "two   ... FAILED"));
     assert!(!is_good && text.contains("FAILED: Windows: "), "{text}");
 }
 
-fn a_table_that_counts_other_tests_than_the_program_has_failed() {
+fn a_table_and_its_program_count_the_same() {
     for (now, then) in [("3 passed", "4 passed"), ("running 3", "running 4"), ("conformance::emulated::pool", "others")]
     {
         let (is_good, text) = tables("suite", 0, &log(&TESTS).replace(now, then));
@@ -79,12 +84,18 @@ fn what_ran_nothing_has_failed_and_says_why() {
     }
     let (is_good, text) = tables("tests", 0, &log(&[]));
     assert!(!is_good && text.contains("FAILED: nothing ran"), "{text}");
+    let (is_good, text) = tables("tests", 0, &(log(&TESTS) + &log(&[])));
+    assert!(!is_good && text.contains("FAILED: a program ran nothing"), "{text}");
+    let (is_good, text) = tables("tests", 0, &(log(&TESTS) + "   Doc-tests something\n" + &log(&[])));
+    assert!(is_good && text.contains("3 passed"), "{text}");
 }
 
 fn children_are_rarely_started_again() {
     for (times, is_rare) in [(1, true), (5, true), (6, false)] {
-        let (is_good, text) = tables("suite", 0, &("started again: Internal error\n".repeat(times) + &log(&TESTS)));
-        assert_eq!(is_good, is_rare, "{text}");
-        assert!(text.contains(&format!("at the first attempt: {times}")), "{text}");
+        for kind in ["suite", "tests"] {
+            let (is_good, text) = tables(kind, 0, &("started again: Internal error\n".repeat(times) + &log(&TESTS)));
+            assert_eq!(is_good, is_rare, "{text}");
+            assert!(text.contains(&format!("at the first attempt: {times}")), "{text}");
+        }
     }
 }

@@ -74,6 +74,11 @@ impl Scene {
         names_in(&self.emulated())
     }
 
+    /// The files with names of their own. Windows keeps what is mapped and has lost its name under a hidden one.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.files().into_iter().filter(|file| !(cfg!(windows) && file.starts_with(".ndshm-gone-"))).collect()
+    }
+
     /// A name in real shared memory that no other test has; whatever gets it is removed in the end.
     #[cfg(target_os = "linux")]
     pub(crate) fn shm_name(&mut self) -> String {

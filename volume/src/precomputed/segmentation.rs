@@ -73,7 +73,7 @@ impl Layout {
     /// make counts that overflow.
     fn checked(self) -> Result<Self, Cause> {
         let bytes = self.shape.iter().try_fold(WIDEST_LABEL, |product, length| product.checked_mul(*length));
-        if bytes.is_none() {
+        if bytes.is_none_or(|bytes| bytes > isize::MAX.cast_unsigned()) {
             return Err(format!("a chunk of shape {:?} is larger than the address space", self.shape).into());
         }
         let elements = self.block.iter().try_fold(1usize, |product, length| product.checked_mul(*length));

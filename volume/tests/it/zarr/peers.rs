@@ -4,12 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use ndarray_shm::DType;
-use ndarray_shm_volume::demo::{self, Codec, DemoSpec, Format};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, Encoding, NewVolume, VolumeFormat, VolumeOptions, VolumeUrl, create_volume, open_volume,
 };
 use serde_json::{Value, json};
 
+use super::written::written_in_the_way_of_others;
 use super::{Whole, cut, python, read, write};
 use crate::place::Place;
 
@@ -130,34 +130,15 @@ fn what_is_written_here_is_read_by_zarr_python_and_tensorstore() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Writes a volume that does not end where its chunks do, reads it back, and says what it is.
 #[test]
-fn arrays_of_others_are_written_in_their_own_way() {
+fn what_is_written_in_the_way_of_others_is_read_by_them() {
     let place = Place::new();
-    let mut volumes = Vec::new();
-    let spec = DemoSpec::new(&[9, 10, 7], &[4, 5, 6], DType::U16).complete(true);
-    let specs = [
-        ("v2-f", spec.clone().format(Format::ZarrV2).codec(Codec::Blosc).f_order(true).big_endian(true)),
-        ("v3-f", spec.clone().f_order(true).big_endian(true).codec(Codec::Gzip)),
-        ("v3-shards", spec.clone().shards(&[8, 10, 6]).f_order(true)),
-    ];
-    for (name, spec) in specs {
-        let path = place.path(name);
-        demo::write_volume(&path, &spec).expect("a volume");
-        if name == "v3-shards" {
-            let file = path.join("zarr.json");
-            let mut json: Value = serde_json::from_slice(&fs::read(&file).expect("metadata")).expect("JSON");
-            json["codecs"][0]["configuration"]["index_location"] = json!("start");
-            fs::write(file, json.to_string()).expect("metadata");
-        }
-        let sink = VolumeOptions::new().open_writable(&VolumeUrl::local(&path)).expect("a volume");
-        let elements: Vec<u8> = (0..9 * 10 * 7u16).flat_map(|at| (at * 3).to_ne_bytes()).collect();
-        write(&*sink, &Whole { bytes: &elements, shape: spec.shape(), dtype: DType::U16 }).expect("written");
-        assert!(read(&*sink, &sink.meta().domain()).expect("it") == elements, "{name}");
+    let mut volumes: Vec<Value> = Vec::new();
+    for (path, spec, elements) in written_in_the_way_of_others(&place) {
         let expected = path.with_extension("elements");
-        fs::write(&expected, &elements).expect("elements");
+        fs::write(&expected, elements).expect("elements");
         volumes.push(json!({
-            "path": path, "version": if name == "v2-f" { 2 } else { 3 }, "dtype": "uint16", "shape": spec.shape(),
+            "path": path, "version": if path.ends_with("v2-f") { 2 } else { 3 }, "dtype": "uint16", "shape": spec.shape(),
             "expected": expected, "readers": ["tensorstore", "zarr-python"],
         }));
     }
@@ -173,6 +154,7 @@ fn arrays_of_others_are_written_in_their_own_way() {
     assert_eq!(answer(&volumes).len(), 2);
 }
 
+/// Writes a volume that does not end where its chunks do, reads it back, and says what it is.
 fn written(path: &Path, dtype: DType, version: u8, sharded: bool, encoding: Encoding) -> Value {
     let shape = [11, 9, 14];
     let mut new = NewVolume::new(VolumeFormat::Zarr, &shape, &[4, 3, 5], dtype);

@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::ops::Range;
+use std::path::PathBuf;
 
 use ndarray_shm::{DType, Order};
+use ndarray_shm_volume::demo::{self, Codec, DemoSpec, Format};
 use ndarray_shm_volume::{
     ChunkSink, Encoding, Error, Gather, NewVolume, Result, VolumeFormat, VolumeOptions, VolumeUrl, create_volume,
     open_volume,
 };
+use serde_json::{Value, json};
 
 use super::{Whole, read, write};
 use crate::place::Place;
@@ -162,4 +165,36 @@ fn regions_that_are_no_whole_objects_are_refused() {
     sink.encode(&[8..10, 0..8], &whole).expect("a whole object, cut off where the volume ends");
     let wrong = Whole { bytes: &[0; 200], shape: &[20, 10], dtype: DType::U8 };
     assert!(matches!(sink.encode(&[8..10, 0..8], &wrong), Err(Error::Chunk { .. })), "half of the bytes");
+}
+
+/// Writes arrays whose metadata are another program's: big-endian, in F order, with a shard's index at its start. Reads each back,
+/// and returns where it is, what it is and what it holds.
+pub(super) fn written_in_the_way_of_others(place: &Place) -> Vec<(PathBuf, DemoSpec, Vec<u8>)> {
+    let spec = DemoSpec::new(&[9, 10, 7], &[4, 5, 6], DType::U16).complete(true);
+    let specs = [
+        ("v2-f", spec.clone().format(Format::ZarrV2).codec(Codec::Blosc).f_order(true).big_endian(true)),
+        ("v3-f", spec.clone().f_order(true).big_endian(true).codec(Codec::Gzip)),
+        ("v3-shards", spec.shards(&[8, 10, 6]).f_order(true)),
+    ];
+    let write_and_read = |(name, spec): (&str, DemoSpec)| {
+        let path = place.path(name);
+        demo::write_volume(&path, &spec).expect("a volume");
+        if name == "v3-shards" {
+            let file = path.join("zarr.json");
+            let mut json: Value = serde_json::from_slice(&fs::read(&file).expect("metadata")).expect("JSON");
+            json["codecs"][0]["configuration"]["index_location"] = json!("start");
+            fs::write(file, json.to_string()).expect("metadata");
+        }
+        let sink = VolumeOptions::new().open_writable(&VolumeUrl::local(&path)).expect("a volume");
+        let elements: Vec<u8> = (0..9 * 10 * 7u16).flat_map(|at| (at * 3).to_ne_bytes()).collect();
+        write(&*sink, &Whole { bytes: &elements, shape: spec.shape(), dtype: DType::U16 }).expect("written");
+        assert!(read(&*sink, &sink.meta().domain()).expect("it") == elements, "{name}");
+        (path, spec, elements)
+    };
+    specs.into_iter().map(write_and_read).collect()
+}
+
+#[test]
+fn arrays_of_others_are_written_in_their_own_way() {
+    assert_eq!(written_in_the_way_of_others(&Place::new()).len(), 3);
 }
