@@ -266,9 +266,10 @@ pub(crate) fn a_file_is_read_and_never_changed() {
     let array = counted(&[10, 12], 1);
     let bytes: Vec<u8> = array.t().iter().flat_map(|element| element.to_le_bytes()).collect();
     fs::write(&file, &bytes).expect("a file");
-    let mut rights = fs::metadata(&file).expect("the file").permissions();
-    rights.set_readonly(true);
-    fs::set_permissions(&file, rights).expect("read-only");
+    let writable = fs::metadata(&file).expect("the file").permissions();
+    let mut read_only = writable.clone();
+    read_only.set_readonly(true);
+    fs::set_permissions(&file, read_only).expect("read-only");
     let before = fs::metadata(&file).expect("the file").modified().expect("a time");
     let options = UploadOptions::new().order(Order::F).workers(4);
     let all = raw.meta.domain();
@@ -286,6 +287,7 @@ pub(crate) fn a_file_is_read_and_never_changed() {
         .map(|entry| entry.expect("an entry").file_name())
         .collect();
     assert_eq!(beside.len(), 3, "nothing is made beside it: {beside:?}");
+    fs::set_permissions(&file, writable).expect("Windows removes no read-only file");
 }
 
 pub(crate) fn the_first_error_names_its_object_and_ends_all_threads() {
