@@ -51,6 +51,9 @@ fn the_table_has_every_test_that_ran() {
     assert_eq!(words[3..6], [["arrays", "2"], ["pool", "1"], ["all", "3"]], "{text}");
     let (is_good, text) = tables("tests", 0, &log(&TESTS));
     assert!(is_good && text.contains("3 passed"), "{text}");
+    let (is_good, text) =
+        tables("suite", 0, &log(&TESTS).replace("test conformance", "a child says: test conformance"));
+    assert!(is_good, "{text}");
 }
 
 fn a_suite_without_one_of_its_tests_has_failed() {
