@@ -100,7 +100,7 @@ pub(crate) fn paint<T: Element>(
             watch.totals = crew.dismiss();
             // The kernel gives a dying worker's chunk to others a moment before it says that the worker is dead.
             while let Some(end) = crew.next_end(Duration::ZERO) {
-                if end.may_be_a_kill() && !end.is_good() {
+                if end.is_death() {
                     kills += 1;
                     watch.warn(crew.obituary(&end));
                 }
