@@ -60,7 +60,7 @@ pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// `TimedOut` if the process whose turn it is does not go on.
+/// `TimedOut` if another process asks and does not go on.
 pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
     let look = || -> io::Result<bool> {
         let taken = at_once(file, kind, range)?;

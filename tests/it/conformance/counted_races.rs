@@ -52,7 +52,7 @@ fn is_usual(error: &Error) -> bool {
     matches!(error, Error::NotFound { .. } | Error::AlreadyExists { .. })
 }
 
-/// Takes a guard on an array that is attached, whose name stays as long as it is.
+/// Takes a guard on an attached array. Its name stays as long as the attachment.
 fn guard(array: &RefcountedArray<u64, Ix1>) -> ReadGuard<'_, u64, Ix1> {
     array.read().expect("the name stays with those who have the array")
 }

@@ -167,7 +167,7 @@ fn regions_that_are_no_whole_objects_are_refused() {
     assert!(matches!(sink.encode(&[8..10, 0..8], &wrong), Err(Error::Chunk { .. })), "half of the bytes");
 }
 
-/// Writes arrays whose metadata are another program's: big-endian, in F order, with a shard's index at its start. Reads each back,
+/// Writes arrays with the metadata of other programs: big-endian, in F order, with a shard's index at its start. Reads each back,
 /// and returns where it is, what it is and what it holds.
 pub(super) fn written_in_the_way_of_others(place: &Place) -> Vec<(PathBuf, DemoSpec, Vec<u8>)> {
     let spec = DemoSpec::new(&[9, 10, 7], &[4, 5, 6], DType::U16).complete(true);
