@@ -33,6 +33,9 @@ pub(crate) const LOCKS_CONVERT: bool = true;
 /// Whether a mapping can hold a lock after its descriptor is closed. Even so, not on every file system: probe it.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = true;
 
+/// Whether [`Facts::links`] tells of every file that is open whether its name has gone.
+pub(crate) const LINKS_TELL: bool = true;
+
 /// Whether an array can be handed to another process by its descriptor alone.
 pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = true;
 

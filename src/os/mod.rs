@@ -33,6 +33,7 @@
 //! | `wait_on`, `wake` | sleep while a word of shared memory has a value, at most so long; wake those who do, in any process. Where that is impossible, short sleeps |
 //! | `fork_generation`, `forked_children` | a number that differs between a process and its forked children; how many it has forked |
 //! | `LOCKS_CONVERT` | whether `try_lock` changes a lock of the same description from one kind to the other, in one step or not at all |
+//! | `LINKS_TELL` | whether the facts of an open file say that its name has gone |
 //! | `RESERVING_SETS_LENGTH` | whether a shorter file has got its length when its room was taken |
 //! | `MAPPINGS_HOLD_LOCKS`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
 //! | `own_program`, `prepare_child` | start this program again; what a child gets and how it is bound to its parent |

@@ -18,6 +18,7 @@ pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
 pub(crate) const SHARED_MEMORY: Option<&str> = None;
 pub(crate) const LOCKS_CONVERT: bool = false;
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
+pub(crate) const LINKS_TELL: bool = false;
 pub(crate) const MAPPING: &str = "mapping it";
 pub(crate) const RESERVING_SETS_LENGTH: bool = false;
 

@@ -30,6 +30,9 @@ pub(crate) const LOCKS_CONVERT: bool = false;
 /// Whether a mapping can hold a lock after its descriptor is closed. Here it holds the file, not the open description.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
 
+/// Whether [`Facts::links`] tells of every file that is open whether its name has gone.
+pub(crate) const LINKS_TELL: bool = true;
+
 /// Whether an array can be handed to another process by its descriptor alone.
 pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
 

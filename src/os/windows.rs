@@ -46,6 +46,10 @@ pub(crate) const LOCKS_CONVERT: bool = false;
 /// Whether a mapping can hold a lock after its handle is closed. Here the handle holds it.
 pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
 
+/// Whether [`Facts::links`] tells of every file that is open whether its name has gone. Here the name is moved aside where the file
+/// is mapped; Windows tells an open handle of that, Wine does not.
+pub(crate) const LINKS_TELL: bool = false;
+
 /// Whether an array can be handed to another process by its descriptor alone.
 pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
 

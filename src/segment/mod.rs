@@ -283,7 +283,7 @@ impl Segment {
         let hold = Hold::take(file, self.id, kind, range, wait, home.location.as_str())?;
         // Waiting may have taken long, and others are not bound to our rules: is it still what was mapped?
         let facts = os::facts(hold.file()).map_err(|error| Error::os("look at", &home.location, error))?;
-        if facts.links == 0 && !self.guards_by_descriptor {
+        if !self.guards_by_descriptor && (facts.links == 0 || (!os::LINKS_TELL && !home.leads_to(self.id)?)) {
             return Err(unlinked(home));
         }
         // Before anything is looked at in memory: what a shortened file has lost is a signal there.

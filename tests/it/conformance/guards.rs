@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use ndarray::ShapeBuilder;
+use ndarray::{Ix1, ShapeBuilder};
 use ndarray_shm::{Error, Order, SharedArray};
 
 use crate::support::Place;
@@ -21,6 +21,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_cell_keeps_out_who_wants_the_same_until_its_holder_is_killed,
             a_waiting_thread_that_would_wait_for_itself_is_told,
             guards_notice_that_the_name_means_something_else,
+            a_guard_that_waits_while_the_name_goes_is_not_granted,
             a_kept_descriptor_gives_guards_without_a_name,
             a_guard_is_not_granted_on_a_file_that_others_shortened,
             held_access_lasts_as_long_as_the_value,
@@ -169,6 +170,36 @@ fn guards_notice_that_the_name_means_something_else(place: &Place) {
     let new = place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(old.write().unwrap_err().is_unlinked());
     assert!(new.write().is_ok());
+}
+
+fn a_guard_that_waits_while_the_name_goes_is_not_granted(place: &Place) {
+    const LONG: Duration = Duration::from_secs(60);
+    type Array = SharedArray<u8, Ix1>;
+    let guards: [fn(&Array) -> Option<Error>; 3] = [
+        |array| array.read_timeout(LONG).err(),
+        |array| array.write_timeout(LONG).err(),
+        |array| array.lock_cell(7, LONG).err(),
+    ];
+    for (number, guard) in guards.into_iter().enumerate() {
+        for made_anew in [false, true] {
+            let name = place.location(&format!("goes-{number}-{made_anew}"));
+            let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+            let mut child = Child::start(place, "hold-write", &[name.as_str()]);
+            child.expect("writing");
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| guard(&array));
+                // If it begins to wait later than this, it finds no name, which is right too.
+                std::thread::sleep(Duration::from_millis(50));
+                assert!(!waiting.is_finished());
+                array.unlink().unwrap();
+                let _new = made_anew.then(|| place.options::<u8, _>().create(name.location(), 4).unwrap());
+                child.tell("let go");
+                let error = waiting.join().unwrap();
+                assert!(error.as_ref().is_some_and(Error::is_unlinked), "guard {number}: {error:?}");
+            });
+            child.expect("done");
+        }
+    }
 }
 
 fn a_kept_descriptor_gives_guards_without_a_name(place: &Place) {
