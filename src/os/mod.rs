@@ -41,6 +41,7 @@
 //! | `EndWatch`, `Bell`, `Stop` | wait for the end of any of several children; end that wait, or one of `daemon`; end a child |
 //! | `ending_signal`, `is_abort`, `signal_name` | how a child ended |
 //! | `forbidden_name` | why a file cannot have this name here |
+//! | `step` | with `--cfg ndshm_steps`, stops this process where a test wants that; otherwise nothing |
 //! | `known_boot_id`, `since_boot`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
 
 use std::io;
@@ -129,6 +130,16 @@ cfg_if::cfg_if! {
 pub use self::socket::Socket;
 #[cfg(all(test, feature = "channel"))]
 pub(crate) use with_sockets;
+
+cfg_if::cfg_if! {
+    if #[cfg(all(ndshm_steps, unix))] {
+        mod step;
+        pub(crate) use self::step::step;
+    } else {
+        #[inline(always)]
+        pub(crate) fn step(_name: &str) {}
+    }
+}
 
 #[cfg(test)]
 mod sleep_tests;

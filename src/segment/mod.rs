@@ -406,7 +406,10 @@ fn lease_counted(file: &File, name: &str) -> Result<()> {
     let mut backoff = Backoff::new(LEASE_WAIT);
     loop {
         match os::is_locked(file, LockKind::Exclusive, LEASE) {
-            Ok(false) => return Ok(()),
+            Ok(false) => {
+                os::step("attach: leased");
+                return Ok(());
+            }
             Ok(true) => return Err(Error::NotCounted { location: name.to_owned() }),
             // On Windows processes that ask take turns, and the one before this may be suspended.
             Err(error) if error.kind() == ErrorKind::TimedOut => {

@@ -8,6 +8,7 @@
 //! | `interop` | numpy, CloudVolume, Python with our locks | every backend |
 //! | `processes` | children of `process::spawn`, and how they end | every platform |
 //! | `selection` | which backend a program gets | every platform |
+//! | `steps` | what others can do while a process stands between two of its steps | Linux, with `--cfg ndshm_steps` |
 //! | `manager` | the process that waits for deaths | Linux |
 //! | `tidy` | the architecture's rules, by reading the source; what `scripts/test-platforms` counts | where the source is |
 //!
@@ -36,6 +37,8 @@ mod processes;
 mod selection;
 #[cfg(all(target_os = "linux", feature = "channel"))]
 mod sharing;
+#[cfg(all(target_os = "linux", ndshm_steps))]
+mod steps;
 mod support;
 #[cfg(target_os = "linux")]
 mod tidy;
@@ -58,6 +61,8 @@ fn roles() -> Vec<(&'static str, Role)> {
         roles.extend(linux::ROLES.concat());
         roles.extend(interop::ROLES.concat());
         roles.extend(manager::ROLES);
+        #[cfg(ndshm_steps)]
+        roles.extend(steps::ROLES.concat());
     }
     roles
 }
@@ -85,6 +90,8 @@ fn main() -> ExitCode {
         trials.extend(places.iter().filter(|place| place.name != "hidden").flat_map(interop::trials));
         trials.extend(interop::layout_page::trials());
         trials.extend(manager::trials());
+        #[cfg(ndshm_steps)]
+        trials.extend(places.iter().flat_map(steps::trials));
         trials.extend(tidy::trials());
         trials.extend(platform_tables::trials());
         trials.extend(tidy::differences(&trials));

@@ -141,6 +141,39 @@ impl Child {
         }
     }
 
+    /// Starts a role that stops itself at a named step of the library, and waits until it has.
+    #[cfg(ndshm_steps)]
+    pub fn start_until(place: &Place, role: &str, arguments: &[&str], step: &str) -> Self {
+        let mut command = Command::new(program());
+        command.env(ROLE, role).env("NDSHM_STEP", step).envs(place.environment()).args(arguments);
+        let child = Self::spawn(command);
+        child.wait_until_stopped();
+        child
+    }
+
+    /// Waits until the child has stopped itself at its step.
+    #[cfg(ndshm_steps)]
+    pub fn wait_until_stopped(&self) {
+        use rustix::process::{WaitId, WaitIdOptions, waitid};
+        let id = rustix::process::Pid::from_raw(self.id().cast_signed()).expect("a process");
+        let any = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        super::eventually("the child comes to its step", || {
+            let status = waitid(WaitId::Pid(id), any).expect("it is a child");
+            assert!(
+                !status.as_ref().is_some_and(|status| status.exited() || status.killed()),
+                "it ended before its step"
+            );
+            status.is_some_and(|status| status.stopped())
+        });
+    }
+
+    /// Lets a stopped child go on.
+    #[cfg(ndshm_steps)]
+    pub fn resume(&self) {
+        let id = rustix::process::Pid::from_raw(self.id().cast_signed()).expect("a process");
+        rustix::process::kill_process(id, rustix::process::Signal::CONT).expect("it is there");
+    }
+
     /// Kills the child as `kill -9` and `TerminateProcess` do, and waits until it is gone.
     pub fn kill(&mut self) {
         self.process.kill().expect("it can be killed");
