@@ -73,16 +73,25 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     }
 
     /// Looks at the elements.
+    ///
+    /// # Panics
+    ///
+    /// In a forked child: the draft is its parent's.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
+        view::require_maker(&self.segment);
         // SAFETY: no other process has this descriptor, and in this one the borrow of `self` keeps writers out.
         unsafe { view::shared(&self.segment, &self.layout) }
     }
 
     /// Looks at and writes to the elements.
+    ///
+    /// # Panics
+    ///
+    /// In a forked child: the draft is its parent's.
     #[allow(unsafe_code)]
-    #[allow(clippy::missing_panics_doc)] // a draft is never mapped read-only
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
+        view::require_maker(&self.segment);
         // SAFETY: no other process has this descriptor, and in this one `&mut self` keeps everyone else out.
         let view = unsafe { view::exclusive(&self.segment, &self.layout) };
         view.expect("a draft is mapped for writing")

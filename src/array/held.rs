@@ -8,22 +8,50 @@ use ndarray::{ArrayView, ArrayViewMut, Dimension};
 use super::layout::{Layout, Order};
 use super::{Element, view};
 use crate::backend::Location;
-use crate::segment::Segment;
+use crate::segment::{CountedSegment, Segment};
+
+/// What is held: a plain segment, or one of a counted array's handles.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    Plain(Segment),
+    Counted(CountedSegment),
+}
+
+impl Memory {
+    fn segment(&self) -> &Segment {
+        match self {
+            Self::Plain(segment) => segment,
+            Self::Counted(counted) => counted.segment(),
+        }
+    }
+}
+
+impl From<Segment> for Memory {
+    fn from(segment: Segment) -> Self {
+        Self::Plain(segment)
+    }
+}
+
+impl From<CountedSegment> for Memory {
+    fn from(counted: CountedSegment) -> Self {
+        Self::Counted(counted)
+    }
+}
 
 macro_rules! held {
     ($(#[$attribute:meta])* $name:ident) => {
         $(#[$attribute])*
         #[derive(Debug)]
         pub struct $name<T, D> {
-            segment: Segment,
+            memory: Memory,
             location: Location,
             layout: Layout<D>,
             elements: PhantomData<T>,
         }
 
         impl<T: Element, D: Dimension> $name<T, D> {
-            pub(crate) fn of(segment: Segment, location: Location, layout: Layout<D>) -> Self {
-                Self { segment, location, layout, elements: PhantomData }
+            pub(crate) fn of(memory: impl Into<Memory>, location: Location, layout: Layout<D>) -> Self {
+                Self { memory: memory.into(), location, layout, elements: PhantomData }
             }
 
             /// Looks at the elements.
@@ -31,7 +59,7 @@ macro_rules! held {
             pub fn view(&self) -> ArrayView<'_, T, D> {
                 // SAFETY: the mapping's own description has every cell locked until it is unmapped, so that no other
                 // process or handle writes; in this one, writing needs `&mut self`.
-                unsafe { view::shared(&self.segment, &self.layout) }
+                unsafe { view::shared(self.memory.segment(), &self.layout) }
             }
 
             /// Returns the lengths of the axes.
@@ -78,7 +106,7 @@ impl<T: Element, D: Dimension> ArrayWriter<T, D> {
     #[allow(clippy::missing_panics_doc)] // a writer is never mapped read-only
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
         // SAFETY: as in `view`, with write locks; `&mut self` excludes every other view of this handle.
-        let view = unsafe { view::exclusive(&self.segment, &self.layout) };
+        let view = unsafe { view::exclusive(self.memory.segment(), &self.layout) };
         view.expect("a writer is mapped for writing")
     }
 }

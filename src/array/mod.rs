@@ -2,6 +2,7 @@
 //!
 //! A view is made in one file, `view.rs`; every other file says why it may have one.
 
+pub(crate) mod access;
 mod draft;
 mod element;
 mod frozen;

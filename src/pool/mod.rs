@@ -397,7 +397,7 @@ impl Pool {
         } else if self.is_mine() {
             return Ok(array);
         } else {
-            let location = array.location().map_or_else(String::new, ToString::to_string);
+            let location = array.location().to_string();
             Error::Unsupported { location, what: FOREIGN.into() }
         };
         Err(IntoError::new(error, array))

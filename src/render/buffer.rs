@@ -303,6 +303,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         if self.pair.ledger.is_done(index) {
             return Ok(Claim::Done);
         }
+        self.pair.payload.refuse_inherited(&self.home)?;
         let hold = match self.pair.payload.hold(&self.pair.partial, LockKind::Exclusive, cell(index), Wait::No) {
             Ok(hold) => hold,
             Err(Error::WouldBlock { .. }) => return Ok(Claim::Busy),
@@ -373,6 +374,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         if !self.pair.ledger.is_done(index) {
             return Ok(None);
         }
+        self.pair.payload.refuse_inherited(&self.home)?;
         let hold = self.pair.payload.hold(&self.pair.partial, LockKind::Shared, cell(index), Wait::Forever);
         let hold = hold.map_err(|error| error.about(&self.home.location))?;
         let raw = view::raw_mut(&self.pair.payload, &self.layout).ok_or_else(|| self.discarded())?;

@@ -2,11 +2,23 @@
 
 use std::sync::Arc;
 
+use super::attach::lease;
 use super::mapping::map;
-use super::{Home, Keep, Segment, lease};
+use super::{Home, Kept, Segment, map_length};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Pages, Publish};
 use crate::error::{Error, Result};
 use crate::os::{self, Bound, LockRange};
+
+/// What a draft's descriptor is kept for when it is published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    /// For the lease, where that needs it.
+    IfNeeded,
+    /// To have the memory alone again one day.
+    ToRecycle,
+    /// For guards, so that they work after the name has gone.
+    ForGuards,
+}
 
 /// A mapped file without a name.
 #[derive(Debug)]
@@ -31,8 +43,7 @@ impl DraftSegment {
     pub(super) fn with_room(backend: Arc<dyn Backend>, length: u64, room: u64, options: DraftOptions) -> Result<Self> {
         let file = backend.draft(room, options)?;
         let name = backend.directory().display().to_string();
-        let mut segment = Segment::of_draft(file.file(), room, &name)?;
-        segment.shorten(length, &name)?;
+        let segment = Segment::of_draft(file.file(), length, &name)?;
         Ok(Self { segment, file, backend, options, alone: false, recyclable: false })
     }
 
@@ -58,8 +69,10 @@ impl DraftSegment {
         &self.segment
     }
 
-    pub(super) fn segment_mut(&mut self) -> &mut Segment {
-        &mut self.segment
+    /// Leaves the end of the file to bookkeeping, or to nothing.
+    pub(super) fn shorten(&mut self, length: u64, name: &str) -> Result<()> {
+        self.segment.length = map_length(length, name)?;
+        Ok(())
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
@@ -119,16 +132,14 @@ impl DraftSegment {
 
     /// Leases the file as one kind of array instead of another. Nobody else can have it.
     pub(super) fn lease_as(&self, new: LockRange, old: LockRange, name: &str) -> Result<()> {
-        lease(self.file.file(), new, name)?;
+        lease(self.file.file(), new, None, name)?;
         os::unlock(self.file.file(), old).map_err(|error| Error::os("lease", name, error))
     }
 
     /// Gives the draft its name; on failure it is given back as it was.
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
     pub(crate) fn publish(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
-        let own = self.refuse_forked_child(at.as_str());
-        let is_plain = self.segment.membership.is_none();
-        match own.and_then(|()| if is_plain { self.trim() } else { Ok(()) }) {
+        match self.refuse_forked_child(at.as_str()).and_then(|()| self.trim()) {
             Ok(()) => self.publish_whole(at, mode, keep),
             Err(error) => Err((error, self)),
         }
@@ -151,7 +162,7 @@ impl DraftSegment {
             (false, true) => Keep::ToRecycle,
             (false, false) => Keep::IfNeeded,
         };
-        let settled = self.segment.settle(&self.file, &*self.backend, keep, at.as_str());
+        let settled = self.settle(keep, at.as_str());
         let published = settled.and_then(|()| self.backend.publish(&mut self.file, at, mode));
         match published.and_then(|()| self.admit(at)) {
             Ok(()) => Ok(self.segment),
@@ -162,9 +173,19 @@ impl DraftSegment {
     /// Leaves the file without a name: its descriptor is the only way to it.
     #[allow(clippy::result_large_err)] // as above
     pub(crate) fn share_nameless(mut self, home: &Home) -> Result<Segment, (Error, Self)> {
-        match self.segment.settle(&self.file, &*self.backend, Keep::ForGuards, home.location.as_str()) {
+        match self.settle(Keep::ForGuards, home.location.as_str()) {
             Ok(()) => Ok(self.segment),
             Err(error) => Err((error, self)),
         }
+    }
+
+    /// Gives the segment the draft's descriptor, where the lease depends on it or something is to use it.
+    fn settle(&mut self, keep: Keep, name: &str) -> Result<()> {
+        if keep != Keep::IfNeeded || !self.backend.lock_survives_close()? {
+            let file = self.file.file().try_clone().map_err(|error| Error::os("keep the descriptor", name, error))?;
+            self.segment.descriptor = Some(Kept::new(file, &self.backend));
+            self.segment.guards_by_descriptor = keep == Keep::ForGuards;
+        }
+        Ok(())
     }
 }

@@ -2,19 +2,21 @@
 //! that nobody has the same bytes as plain elements; who leaves as the last removes the name ([`collect`](super::collect)).
 
 use std::fs::File;
+use std::ops::Deref;
 use std::time::Duration;
 
+use super::attach::{Attach, Subject, by_name};
 use super::counts::State;
 use super::draft::DraftSegment;
 use super::footer::Kind;
-use super::mapping::{fill_holes, map, map_length};
+use super::mapping::map;
 use super::trailer::{PAGE, RECORD, Trailer};
-use super::{Home, Kept, Segment, TRIES, is_named, lease_counted};
+use super::{Home, Segment};
 use crate::backend::lock_space::{COUNTED, LEASE};
-use crate::backend::{Access, Publish};
+use crate::backend::{Access, Location, Publish};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::os::{self, LockKind, LockRange, Mapping};
+use crate::os::{self, Facts, LockKind, LockRange, Mapping};
 
 impl DraftSegment {
     /// Writes the last page: the record, and whether the name outlives everybody who has it.
@@ -30,65 +32,89 @@ impl DraftSegment {
     }
 
     /// Gives a draft with a record its name, and stays attached to it.
-    pub(crate) fn publish_joint(self, home: &Home) -> Result<Segment> {
+    pub(crate) fn publish_joint(self, home: &Home) -> Result<JointSegment> {
         self.lease_as(COUNTED, LEASE, home.location.as_str())?;
-        self.publish_whole(&home.location, Publish::New, true).map_err(|(error, _draft)| error)
+        self.publish_whole(&home.location, Publish::New, true).map(JointSegment).map_err(|(error, _draft)| error)
     }
 }
 
-impl Segment {
+/// A segment of bookkeeping that many processes change at once. It keeps its descriptor, for locks.
+#[derive(Debug)]
+pub(crate) struct JointSegment(Segment);
+
+/// A joint segment to be attached, if `read` makes sense of its record; the answer says whether holes stay.
+struct Joint<F> {
+    kind: Kind,
+    read: F,
+}
+
+impl<R, F: Fn(&Trailer) -> Result<(R, bool)>> Subject for Joint<F> {
+    type Record = (u64, bool, R);
+    type Memory = (JointSegment, R);
+    const LEASE: LockRange = COUNTED;
+    const OPEN_FOR: Option<Access> = Some(Access::ReadWrite);
+
+    fn read(&self, file: &File, facts: &Facts, location: &Location) -> Result<Self::Record> {
+        let trailer = Trailer::read_any(file, facts, location.as_str())?.of_kind(self.kind, location.as_str())?;
+        trailer.refuse_copy(location.as_str())?;
+        let (found, sparse) = (self.read)(&trailer)?;
+        Ok((trailer.payload, sparse, found))
+    }
+
+    fn extent(&self, (payload, sparse, _): &Self::Record, facts: &Facts, how: &mut Attach) -> (u64, u64) {
+        how.sparse = *sparse;
+        (facts.length, *payload)
+    }
+
+    fn enter(
+        &self,
+        mapped: Segment,
+        record: Self::Record,
+        _home: &Home,
+        _how: &Attach,
+    ) -> Result<Option<Self::Memory>> {
+        Ok(Some((JointSegment(mapped), record.2)))
+    }
+}
+
+impl<R> AsMut<Segment> for (JointSegment, R) {
+    fn as_mut(&mut self) -> &mut Segment {
+        &mut self.0.0
+    }
+}
+
+impl Deref for JointSegment {
+    type Target = Segment;
+
+    fn deref(&self) -> &Segment {
+        &self.0
+    }
+}
+
+impl JointSegment {
     /// Opens, leases and maps what has the name, if `read` makes sense of its record; the answer says whether holes stay.
-    pub(crate) fn attach_joint<R>(
+    pub(crate) fn attach<R>(
         home: &Home,
         kind: Kind,
         read: impl Fn(&Trailer) -> Result<(R, bool)>,
     ) -> Result<(Self, R)> {
-        let Home { backend, location } = home;
-        let name = location.as_str();
-        for _ in 0..TRIES {
-            let file = backend.open(location, Access::ReadWrite)?;
-            lease_counted(&file, name)?;
-            let facts = os::facts(&file).map_err(|error| Error::os("look at", name, error))?;
-            if !is_named(&facts, home)? {
-                continue;
-            }
-            let trailer = Trailer::read_any(&file, &facts, name)?.of_kind(kind, name)?;
-            trailer.refuse_copy(name)?;
-            let (found, sparse) = read(&trailer)?;
-            if !sparse && facts.allocated < facts.length {
-                fill_holes(&file, &facts, home, Access::ReadWrite)?;
-            }
-            let segment = Self {
-                map: map(&file, 0, facts.length, Access::ReadWrite, name)?,
-                length: map_length(trailer.payload, name)?,
-                file_length: facts.length,
-                id: facts.id,
-                access: Access::ReadWrite,
-                membership: None,
-                descriptor: Some(Kept::new(file, &**backend)),
-                guards_by_descriptor: true,
-                held: None,
-                aftermath: None,
-            };
-            return Ok((segment, found));
-        }
-        Err(Error::Unlinked { location: name.to_owned() })
+        by_name(home, Attach { keep_descriptor: true, ..Attach::new(Access::ReadWrite) }, &Joint { kind, read })
     }
 
     /// Gives the lease up, before everything else goes: a process that another thread is just spawning has a copy of the
     /// descriptor for a moment, and closing ours would not be enough.
     pub(crate) fn end_lease(&self) {
-        let _goes_with_the_description = self.descriptor.as_ref().map(|kept| os::unlock(&kept.file, COUNTED));
+        let _goes_with_the_description = self.0.descriptor.as_ref().map(|kept| os::unlock(&kept.file, COUNTED));
     }
 
     /// Opens a description of the mapped file of its own, for locks that nothing else may convert.
     pub(crate) fn describe_again(&self, home: &Home) -> Result<File> {
-        self.open_again(home, Access::ReadWrite)
+        self.0.open_again(home, Access::ReadWrite)
     }
 
     /// Whether anybody has locked the range, this process included unless by the very description that is kept.
     pub(crate) fn is_range_locked(&self, range: LockRange, home: &Home) -> Result<bool> {
-        let Some(kept) = &self.descriptor else { return Ok(false) };
+        let Some(kept) = &self.0.descriptor else { return Ok(false) };
         os::is_locked(&kept.file, LockKind::Exclusive, range)
             .map_err(|error| Error::os("ask for a lock", &home.location, error))
     }
@@ -166,7 +192,7 @@ impl Drop for Turn {
     }
 }
 
-impl Segment {
+impl JointSegment {
     /// Makes a description for a lock that goes with this process.
     pub(crate) fn mark(&self, home: &Home) -> Result<Mark> {
         let file = self.describe_again(home)?;

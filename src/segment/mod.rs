@@ -2,6 +2,7 @@
 //!
 //! Knows bytes, lengths and locks; knows no element types and hands out no references, only pointers.
 
+mod attach;
 mod collect;
 mod counted;
 pub(crate) mod counts;
@@ -11,68 +12,33 @@ mod home;
 mod joint;
 pub(crate) mod locks;
 mod mapping;
+mod plain;
 mod recycle;
 pub(crate) mod trailer;
 
 use std::fs::File;
-use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use self::attach::Attach;
 pub(crate) use self::collect::{Found, collect};
-pub(crate) use self::counted::Entry;
-use self::counted::{Aftermath, DROP_WAIT, Membership};
+pub(crate) use self::counted::{CountedSegment, Entry};
 pub(crate) use self::draft::DraftSegment;
-use self::footer::{FOOTER, Kind, RawFooter};
+use self::footer::{FOOTER, RawFooter};
 pub(crate) use self::home::Home;
-pub(crate) use self::joint::{Mark, Turn};
+pub(crate) use self::joint::{JointSegment, Mark, Turn};
 use self::locks::{Hold, Token, Wait};
-use self::mapping::{fill_holes, map, map_length};
+use self::mapping::{map, map_length};
+pub(crate) use self::plain::Expect;
 pub(crate) use self::recycle::{is_possible as can_recycle, recycle};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
-use crate::backend::{Access, Backend, DraftFile, Location, PageUse};
-use crate::backoff::Backoff;
+use crate::backend::{Access, Backend, Location, PageUse};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
-
-/// How long an attachment waits for its lease while somebody decides whether the segment is an orphan.
-const LEASE_WAIT: Duration = Duration::from_secs(5);
-
-/// How often an attachment begins anew because the name was replaced under it.
-const TRIES: u32 = 1000;
-
-/// What a file that is attached must be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Expect {
-    /// Exactly this many bytes, and none of ours among them.
-    Payload(u64),
-    /// A file with a footer, of any length.
-    Bookkeeping,
-}
-
-/// How a segment is attached.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Attach {
-    pub(crate) access: Access,
-    /// Leave holes as they are.
-    pub(crate) sparse: bool,
-    /// Keep the descriptor, so that guards work after the name has gone.
-    pub(crate) keep_descriptor: bool,
-    /// Lock all cells through the mapping itself, for as long as it lives.
-    pub(crate) held: Option<(LockKind, Wait)>,
-    /// Who is told when leaving leaves a name that only handles on their way keep.
-    pub(crate) farewell: Option<Farewell>,
-}
 
 /// Is told of a name that nobody but handles on their way keeps any more, and for how long they will. Called while an array is
 /// dropped: it must neither wait nor fail.
 pub(crate) type Farewell = fn(&Home, Duration);
-
-impl Attach {
-    pub(crate) fn new(access: Access) -> Self {
-        Self { access, sparse: false, keep_descriptor: false, held: None, farewell: None }
-    }
-}
 
 /// Mapped bytes and their lease, which lasts exactly as long as the mapping.
 #[derive(Debug)]
@@ -84,33 +50,14 @@ pub(crate) struct Segment {
     file_length: u64,
     id: FileId,
     access: Access,
-    /// Of a counted segment: where the others count it. It may have a mapping too, and goes before the descriptor.
-    membership: Option<Membership>,
+    /// It goes after the mapping.
     descriptor: Option<Kept>,
     /// Guards go through the descriptor instead of the name.
     guards_by_descriptor: bool,
     /// Keeps the thread that took the cells from waiting for itself.
-    #[allow(dead_code)] // it is there to be dropped
     held: Option<Token>,
-    /// What is done when everything above has been dropped.
-    aftermath: Option<Aftermath>,
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        let _reported_by_close = self.leave(DROP_WAIT);
-    }
-}
-
-/// What a draft's descriptor is kept for when it is published.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Keep {
-    /// For the lease, where that needs it.
-    IfNeeded,
-    /// To have the memory alone again one day.
-    ToRecycle,
-    /// For guards, so that they work after the name has gone.
-    ForGuards,
+    /// Of the process that has the mapping's description to itself: a forked child shares it.
+    generation: u64,
 }
 
 /// A descriptor that is kept beside a mapping, and dropped after it.
@@ -119,93 +66,48 @@ enum Keep {
 #[derive(Debug)]
 struct Kept {
     file: File,
-    directory: PathBuf,
-    /// Of the process that has the description to itself: a forked child shares it.
-    generation: u64,
+    backend: Arc<dyn Backend>,
 }
 
 impl Kept {
-    fn new(file: File, backend: &dyn Backend) -> Self {
-        Self { file, directory: backend.directory().to_owned(), generation: os::fork_generation() }
+    fn new(file: File, backend: &Arc<dyn Backend>) -> Self {
+        Self { file, backend: Arc::clone(backend) }
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        os::sweep(&self.file, &self.directory);
+        os::sweep(&self.file, self.backend.directory());
+    }
+}
+
+impl AsMut<Self> for Segment {
+    fn as_mut(&mut self) -> &mut Self {
+        self
     }
 }
 
 impl Segment {
-    /// Opens, leases and maps what has the name.
-    pub(crate) fn attach(home: &Home, expect: Expect, how: Attach) -> Result<Self> {
-        for _ in 0..TRIES {
-            let file = home.backend.open(&home.location, how.access)?;
-            if let Some(segment) = Self::attach_file(file, home, expect, how)? {
-                return Ok(segment);
-            }
-        }
-        Err(Error::Unlinked { location: home.location.to_string() })
-    }
-
-    /// Leases and maps a file that was opened by name. `Ok(None)`: the name was taken away before the lease was had; what is
-    /// in the file by now may be another array, whose name is not this one.
-    pub(crate) fn attach_file(file: File, home: &Home, expect: Expect, how: Attach) -> Result<Option<Self>> {
-        let Home { backend, location } = home;
-        let failed = |op| move |error| Error::os(op, location, error);
-        if !lease_by_name(&file, home)? {
-            return Ok(None);
-        }
-        let facts = os::facts(&file).map_err(failed("look at"))?;
-        if !is_named(&facts, home)? {
-            return Ok(None);
-        }
-        check(&file, &facts, expect, location)?;
-        let mut held = None;
-        if let Some((kind, wait)) = how.held {
-            held = Some(locks::take(&file, facts.id, kind, ALL_CELLS, wait, location.as_str())?);
-            let now = os::facts(&file).map_err(failed("look at"))?;
-            if !is_named(&now, home)? {
-                return Ok(None);
-            }
-            check(&file, &now, expect, location)?;
-        }
-        if !how.sparse && facts.allocated < facts.length {
-            fill_holes(&file, &facts, home, how.access)?;
-        }
-        let map = map(&file, 0, facts.length, how.access, location.as_str())?;
-        let keep = how.keep_descriptor || !backend.lock_survives_close()?;
-        Ok(Some(Self {
-            length: map_length(facts.length, location.as_str())?,
-            file_length: facts.length,
+    /// What is mapped of a file, from its beginning.
+    fn new(map: Mapping, payload: u64, facts: &Facts, access: Access, name: &str) -> Result<Self> {
+        Ok(Self {
             map,
+            length: map_length(payload, name)?,
+            file_length: facts.length,
             id: facts.id,
-            access: how.access,
-            descriptor: keep.then(|| Kept::new(file, &**backend)),
-            guards_by_descriptor: how.keep_descriptor,
-            held,
-            membership: None,
-            aftermath: None,
-        }))
+            access,
+            descriptor: None,
+            guards_by_descriptor: false,
+            held: None,
+            generation: os::fork_generation(),
+        })
     }
 
     /// Maps a draft and leases it, so that it is attached from the moment it has a name.
     pub(crate) fn of_draft(file: &File, length: u64, name: &str) -> Result<Self> {
-        lease(file, LEASE, name)?;
+        attach::lease(file, LEASE, None, name)?;
         let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
-        let map = map(file, 0, length, Access::ReadWrite, name)?;
-        Ok(Self {
-            length: map_length(length, name)?,
-            file_length: length,
-            map,
-            id: facts.id,
-            access: Access::ReadWrite,
-            descriptor: None,
-            guards_by_descriptor: false,
-            held: None,
-            membership: None,
-            aftermath: None,
-        })
+        Self::new(map(file, 0, facts.length, Access::ReadWrite, name)?, length, &facts, Access::ReadWrite, name)
     }
 
     /// Maps sealed memory read-only. It needs no lease: it has no name that could be taken away.
@@ -214,18 +116,7 @@ impl Segment {
         let reopened = os::reopen(file, false).ok();
         let file = reopened.as_ref().unwrap_or(file);
         let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
-        Ok(Self {
-            length: map_length(length, name)?,
-            file_length: length,
-            map: map(file, 0, length, Access::Read, name)?,
-            id: facts.id,
-            access: Access::Read,
-            descriptor: None,
-            guards_by_descriptor: false,
-            held: None,
-            membership: None,
-            aftermath: None,
-        })
+        Self::new(map(file, 0, length, Access::Read, name)?, length, &facts, Access::Read, name)
     }
 
     /// Returns where the bytes begin: page-aligned, valid for [`length`](Self::length) bytes, for reads and, with
@@ -247,10 +138,21 @@ impl Segment {
         Ok(PageUse { huge, base: length - huge })
     }
 
-    /// Leaves the end of a draft's file to bookkeeping.
-    fn shorten(&mut self, length: u64, name: &str) -> Result<()> {
-        self.length = map_length(length, name)?;
-        Ok(())
+    /// Whether this process made the mapping, and did not inherit it.
+    pub(crate) fn is_own_process(&self) -> bool {
+        self.generation == os::fork_generation()
+    }
+
+    /// Refuses what a forked child has inherited, if its parent can have the memory alone: through the kept descriptor the parent
+    /// can take the lease of both away, and use the memory for a buffer with other chunks.
+    pub(crate) fn refuse_inherited(&self, home: &Home) -> Result<()> {
+        if self.is_own_process() || self.descriptor.is_none() {
+            return Ok(());
+        }
+        let what =
+            "it was opened by the process that this one was forked from, which can use its memory again (open it here)"
+                .into();
+        Err(Error::Unsupported { location: home.location.to_string(), what })
     }
 
     pub(crate) fn id(&self) -> FileId {
@@ -291,10 +193,20 @@ impl Segment {
         if facts.length != expected {
             return Err(Error::SizeMismatch { location: home.location.to_string(), expected, found: facts.length });
         }
-        if kind == LockKind::Exclusive && self.is_frozen() {
-            return Err(counted::frozen(home, hold.file()));
-        }
         Ok(hold)
+    }
+
+    /// Locks all cells through the mapping's own description, for as long as it lives. Returns what the file is then.
+    fn hold_all(&mut self, kind: LockKind, wait: Wait, location: &Location) -> Result<Facts> {
+        let gone = || Error::Unlinked { location: location.to_string() };
+        let file = self.descriptor.as_ref().map(|kept| &kept.file).ok_or_else(gone)?;
+        self.held = Some(locks::take(file, self.id, kind, ALL_CELLS, wait, location.as_str())?);
+        let facts = os::facts(file).map_err(|error| Error::os("look at", location, error))?;
+        let expected = self.file_length;
+        if facts.length != expected {
+            return Err(Error::SizeMismatch { location: location.to_string(), expected, found: facts.length });
+        }
+        Ok(facts)
     }
 
     /// Opens a new description of the very file that is mapped.
@@ -327,22 +239,8 @@ impl Segment {
             location: home.location.to_string(),
             owner,
             mode,
-            reason: if self.is_frozen() {
-                counted::FROZEN
-            } else {
-                "it was opened read-only (open it for writing, or take a read guard)"
-            },
+            reason: "it was opened read-only (open it for writing, or take a read guard)",
         }
-    }
-
-    /// Closes the draft's descriptor, or keeps it where the lease depends on it or something is to use it.
-    fn settle(&mut self, draft: &DraftFile, backend: &dyn Backend, keep: Keep, name: &str) -> Result<()> {
-        if keep != Keep::IfNeeded || !backend.lock_survives_close()? {
-            let file = draft.file().try_clone().map_err(|error| Error::os("keep the descriptor", name, error))?;
-            self.descriptor = Some(Kept::new(file, backend));
-            self.guards_by_descriptor = keep == Keep::ForGuards;
-        }
-        Ok(())
     }
 }
 
@@ -362,96 +260,16 @@ pub(crate) fn is_leased(file: &File, at: &Location) -> Result<bool> {
 
 /// Returns the footer at the end of a file, if there is room for one.
 pub(crate) fn read_footer(file: &File, length: u64, at: &Location) -> Result<Option<RawFooter>> {
-    read_tail(file, length).map_err(|error| Error::os("read the end of", at, error))
-}
-
-/// Takes the lease of a plain array. `Ok(false)`: it is refused, and meanwhile the name leads elsewhere.
-fn lease_by_name(file: &File, home: &Home) -> Result<bool> {
-    let failed = |error| Error::os("lease", &home.location, error);
-    let mut backoff = Backoff::new(LEASE_WAIT);
-    while !os::try_lock(file, LockKind::Shared, LEASE).map_err(failed)? {
-        if !is_named(&os::facts(file).map_err(failed)?, home)? {
-            return Ok(false);
-        }
-        if !backoff.pause() {
-            return Err(Error::TimedOut { location: home.location.to_string(), waited: LEASE_WAIT });
-        }
-    }
-    Ok(true)
+    let Some(start) = length.checked_sub(FOOTER as u64) else { return Ok(None) };
+    let mut tail = [0; FOOTER];
+    os::read_exact_at(file, &mut tail, start).map_err(|error| Error::os("read the end of", at, error))?;
+    Ok(RawFooter::of(&tail))
 }
 
 /// Whether the name still leads to a file that was opened by it. Links alone do not tell: recycled memory has been renamed, and
 /// off Linux an unlinked file may have moved to a hidden name.
 fn is_named(facts: &Facts, home: &Home) -> Result<bool> {
     Ok(facts.links > 0 && home.leads_to(facts.id)?)
-}
-
-/// Takes a lease; waits while somebody has it alone to decide whether the segment is an orphan.
-fn lease(file: &File, lease: LockRange, name: &str) -> Result<()> {
-    let mut backoff = Backoff::new(LEASE_WAIT);
-    loop {
-        match os::try_lock(file, LockKind::Shared, lease) {
-            Ok(true) => return Ok(()),
-            Ok(false) if backoff.pause() => {}
-            Ok(false) => return Err(Error::TimedOut { location: name.to_owned(), waited: LEASE_WAIT }),
-            Err(error) => return Err(Error::os("lease", name, error)),
-        }
-    }
-}
-
-/// Leases a counted array, which must not be attached as a plain one: then its bytes are elements that safe code reads and
-/// writes, and not counts.
-fn lease_counted(file: &File, name: &str) -> Result<()> {
-    lease(file, COUNTED, name)?;
-    let mut backoff = Backoff::new(LEASE_WAIT);
-    loop {
-        match os::is_locked(file, LockKind::Exclusive, LEASE) {
-            Ok(false) => {
-                os::step("attach: leased");
-                return Ok(());
-            }
-            Ok(true) => return Err(Error::NotCounted { location: name.to_owned() }),
-            // On Windows processes that ask take turns, and the one before this may be suspended.
-            Err(error) if error.kind() == ErrorKind::TimedOut => {
-                if !backoff.pause() {
-                    return Err(Error::TimedOut { location: name.to_owned(), waited: LEASE_WAIT });
-                }
-            }
-            Err(error) => return Err(Error::os("ask for the lease", name, error)),
-        }
-    }
-}
-
-/// Holds the file against what is expected of it.
-fn check(file: &File, facts: &Facts, expect: Expect, location: &Location) -> Result<()> {
-    let footer = read_footer(file, facts.length, location)?.filter(RawFooter::is_ours);
-    let ours = footer.is_some();
-    match expect {
-        Expect::Payload(_) if ours => Err(Error::Reserved {
-            location: location.to_string(),
-            reason: if footer.as_ref().is_some_and(|footer| footer.validate(Kind::Counted, facts.length).is_ok()) {
-                "it is a counted array (open it as a RefcountedArray)"
-            } else if footer.is_some_and(|footer| footer.claims(Kind::Arena)) {
-                "it is an arena (open it as an Arena)"
-            } else {
-                "it is bookkeeping of this crate, not an array"
-            },
-        }),
-        Expect::Payload(expected) if expected != facts.length => {
-            Err(Error::SizeMismatch { location: location.to_string(), expected, found: facts.length })
-        }
-        Expect::Bookkeeping if !ours => {
-            Err(Error::Trailer { location: location.to_string(), reason: "it has no footer of this crate".into() })
-        }
-        _ => Ok(()),
-    }
-}
-
-fn read_tail(file: &File, length: u64) -> std::io::Result<Option<RawFooter>> {
-    let Some(start) = length.checked_sub(FOOTER as u64) else { return Ok(None) };
-    let mut tail = [0; FOOTER];
-    os::read_exact_at(file, &mut tail, start)?;
-    Ok(RawFooter::of(&tail))
 }
 
 fn unlinked(home: &Home) -> Error {

@@ -5,16 +5,17 @@
 //! because all cells are locked the same way. It stays so until the memory has a public name again.
 //!
 //! Somebody may have opened the old name and not have leased the file yet. He is refused, or gets his lease when the file has
-//! its next name, and then sees that his name does not lead to it: `Segment::attach_file` looks.
+//! its next name, and then sees that his name does not lead to it: segment/attach.rs looks.
 
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::attach::lease;
 use super::mapping::map;
 use super::{DraftSegment, Home, Segment};
-use crate::backend::lock_space::{ALL_CELLS, LEASE};
+use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Publish};
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
@@ -80,18 +81,14 @@ struct Own {
 }
 
 fn own_description(segment: &Segment, home: &Home) -> Result<Own> {
-    if segment.membership.is_some() {
-        let (location, reason) = (home.location.to_string(), "counted arrays go with their last handle");
-        return Err(Error::Reserved { location, reason });
-    }
     let failed = |error| Error::os("keep the descriptor", &home.location, error);
     // What a forked child has was made by its parent, who may have the same locks changed.
-    let kept = segment.descriptor.as_ref().filter(|kept| kept.generation == os::fork_generation());
+    let kept = segment.descriptor.as_ref().filter(|_| segment.is_own_process());
     if let (Some(kept), Access::ReadWrite) = (kept, segment.access) {
         return Ok(Own { file: kept.file.try_clone().map_err(failed)?, is_mapped: true });
     }
     let file = segment.open_by_name(home, Access::ReadWrite)?;
-    super::lease(&file, LEASE, home.location.as_str())?;
+    lease(&file, LEASE, None, home.location.as_str())?;
     Ok(Own { file, is_mapped: false })
 }
 
@@ -137,6 +134,7 @@ impl Own {
             // The old mapping goes, and with it the lease that could not be changed.
             segment.map = map(file.file(), 0, segment.file_length, Access::ReadWrite, name).ok()?;
             segment.access = Access::ReadWrite;
+            segment.generation = os::fork_generation();
         }
         segment.descriptor = None; // the draft has one
         segment.guards_by_descriptor = false;
@@ -149,8 +147,9 @@ impl DraftSegment {
     pub(crate) fn isolate(&mut self) -> Result<bool> {
         let failed = |error| Error::os("lock", NAMELESS, error);
         let take = |range| os::try_lock(self.file().file(), LockKind::Exclusive, range).map_err(failed);
-        // A lease alone would do among those who know the rules; cells can also be held by who lost his.
-        self.alone = self.alone || (take(LEASE)? && take(ALL_CELLS)?);
+        // The lease alone would do among those who know the rules. But cells can be held without one, and what has opened the name for
+        // a counted array has the other lease until it has looked.
+        self.alone = self.alone || (take(LEASE)? && take(COUNTED)? && take(ALL_CELLS)?);
         Ok(self.alone)
     }
 
@@ -171,7 +170,7 @@ impl DraftSegment {
         if self.file().path().is_some_and(|path| !os::facts_at(path).is_ok_and(|facts| facts.id == id)) {
             return Ok(false);
         }
-        self.segment_mut().shorten(length, NAMELESS)?;
+        self.shorten(length, NAMELESS)?;
         Ok(true)
     }
 
@@ -189,7 +188,8 @@ impl DraftSegment {
     pub(super) fn open_to_others(&mut self, name: &str) -> Result<()> {
         if self.alone {
             let file = self.file().file();
-            let shared = os::unlock(file, ALL_CELLS).and_then(|()| os::try_lock(file, LockKind::Shared, LEASE));
+            let given = os::unlock(file, ALL_CELLS).and_then(|()| os::unlock(file, COUNTED));
+            let shared = given.and_then(|()| os::try_lock(file, LockKind::Shared, LEASE));
             shared.map_err(|error| Error::os("lease", name, error))?;
             self.alone = false;
         }

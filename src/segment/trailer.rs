@@ -86,14 +86,8 @@ pub(crate) fn new_page(
 }
 
 impl Trailer {
-    /// Reads and checks the last page of an open file.
-    pub(crate) fn read(file: &File, name: &str) -> Result<Self> {
-        let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
-        Self::read_known(file, &facts, name)
-    }
-
-    /// Reads and checks the last page of an open file that has been looked at.
-    pub(crate) fn read_known(file: &File, facts: &Facts, name: &str) -> Result<Self> {
+    /// Reads and checks the last page of a counted array that is open.
+    pub(crate) fn read(file: &File, facts: &Facts, name: &str) -> Result<Self> {
         Self::read_any(file, facts, name)?.of_kind(Kind::Counted, name)
     }
 

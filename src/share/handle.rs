@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::os;
 use crate::random;
 use crate::segment::counts::{MOST_TICKETS, Ticket};
-use crate::segment::{Attach, Entry, Home, Segment};
+use crate::segment::{Attach, CountedSegment, Entry, Home};
 
 /// How long a handle keeps its array if nothing else is said.
 const GRACE: Duration = Duration::from_secs(30);
@@ -90,10 +90,12 @@ pub struct Handle {
 
 impl Handle {
     /// Notes in the array that a handle is on its way, and returns it.
-    pub(super) fn issue(segment: &Segment, home: &Home, id: u128, options: HandleOptions) -> Result<Self> {
+    pub(super) fn issue(memory: &CountedSegment, id: u128, options: HandleOptions) -> Result<Self> {
         let ticket = Ticket::new(random::number(), options.many);
-        let counts = segment.counts().filter(|counts| !counts.state().is_dead());
-        let counts = counts.ok_or_else(|| Error::Unlinked { location: home.location.to_string() })?;
+        let (home, counts) = (memory.home(), memory.counts());
+        if counts.state().is_dead() {
+            return Err(Error::Unlinked { location: home.location.to_string() });
+        }
         if !counts.issue(ticket, os::since_boot(), options.grace) {
             return Err(Error::TooManyHandles {
                 location: home.location.to_string(),
@@ -131,13 +133,14 @@ impl Handle {
     pub(super) fn take_back_in(&self, backend: Option<&Arc<dyn Backend>>) -> Result<bool> {
         let home = self.home(backend)?;
         let how = Attach { sparse: true, ..Attach::new(Access::Read) };
-        match Segment::attach_counted(&home, how, Entry::Name, |trailer| Ok(trailer.id)) {
-            Ok((segment, id)) => {
-                let revoked = id == self.id && segment.counts().is_some_and(|counts| counts.revoke(self.ticket));
-                segment.close()?;
+        match CountedSegment::attach(&home, how, Entry::Array(self.id), |_| Ok(())) {
+            Ok((memory, ())) => {
+                let revoked = memory.counts().revoke(self.ticket);
+                memory.close()?;
                 Ok(revoked)
             }
-            Err(Error::NotFound { .. } | Error::Unlinked { .. } | Error::NotCounted { .. }) => Ok(false),
+            // The name is another array's by now, or nothing's.
+            Err(Error::NotFound { .. } | Error::Unlinked { .. } | Error::HandleSpent { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use super::record::Record;
 use crate::array::{DType, Order};
 use crate::backend::{Access, Backend, IntoLocation, Location};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::os;
 use crate::segment::trailer::Trailer;
 use crate::segment::{Home, is_leased};
@@ -68,7 +68,8 @@ pub fn inspect(location: impl IntoLocation) -> Result<Inspection> {
 /// As [`inspect`].
 pub fn inspect_in(backend: &Arc<dyn Backend>, location: &Location) -> Result<Inspection> {
     let file = backend.open(location, Access::Read)?;
-    let trailer = Trailer::read(&file, location.as_str())?;
+    let facts = os::facts(&file).map_err(|error| Error::os("look at", location, error))?;
+    let trailer = Trailer::read(&file, &facts, location.as_str())?;
     trailer.refuse_copy(location.as_str())?;
     let Record { dtype, order, shape, maker, created, .. } = Record::of(&trailer, location.as_str())?;
     let (in_flight, protected_for) = trailer.in_flight(os::since_boot());

@@ -17,7 +17,7 @@ use crate::manager;
 use crate::os::LockKind;
 use crate::random;
 use crate::segment::locks::Wait;
-use crate::segment::{Attach, Entry, Home, Segment};
+use crate::segment::{Attach, CountedSegment, Entry, Home};
 
 /// How often opening and creating take turns while others create and leave under the same name.
 const TRIES: u32 = 1000;
@@ -133,7 +133,7 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
         fill(draft.view_mut());
         let mode = if self.mode == CreationMode::Replace { Publish::Replace } else { Publish::New };
         for _ in 0..TRIES {
-            let error = match share_as(draft, home.clone(), Some(mode), random::number()) {
+            let error = match share_as(draft, &home, Some(mode), random::number()) {
                 Ok(array) => return Ok(array),
                 Err(error) => error,
             };
@@ -202,19 +202,19 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
 
     pub(super) fn open_for(self, location: impl IntoLocation, access: Access) -> Result<RefcountedArray<T, D>> {
         let home = Home::new(self.backend.as_ref(), location)?;
-        let (segment, layout, id) = self.attach_segment(&home, access, None, Entry::Name)?;
-        Ok(RefcountedArray::of(segment, home, layout, id))
+        let (memory, layout, id) = self.attach_segment(&home, access, None, Entry::Name)?;
+        Ok(RefcountedArray::of(memory, layout, id))
     }
 
     /// Opens what has the name, which must be what was to be created.
     fn open_same(&self, home: &Home, layout: &Layout<D>) -> Result<RefcountedArray<T, D>> {
-        let (segment, found, id) = self.attach_segment(home, Access::ReadWrite, None, Entry::Name)?;
+        let (memory, found, id) = self.attach_segment(home, Access::ReadWrite, None, Entry::Name)?;
         if found != *layout {
             let describe = |layout: &Layout<D>| format!("{:?} in {} order", layout.dim.slice(), layout.order);
             let (expected, found) = (describe(layout), describe(&found));
             return Err(Error::ShapeMismatch { location: home.location.to_string(), expected, found });
         }
-        Ok(RefcountedArray::of(segment, home.clone(), found, id))
+        Ok(RefcountedArray::of(memory, found, id))
     }
 
     /// Attaches for reading, keeping writers out for as long as the value lives.
@@ -225,8 +225,8 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
     /// [`WouldBlock`](Error::WouldBlock).
     pub fn open_reader(self, location: impl IntoLocation) -> Result<ArrayReader<T, D>> {
         let home = Home::new(self.backend.as_ref(), location)?;
-        let (segment, layout, _) = self.attach_segment(&home, Access::Read, Some(LockKind::Shared), Entry::Name)?;
-        Ok(ArrayReader::of(segment, home.location, layout))
+        let (memory, layout, _) = self.attach_segment(&home, Access::Read, Some(LockKind::Shared), Entry::Name)?;
+        Ok(ArrayReader::of(memory, home.location, layout))
     }
 
     /// Attaches with a handle, using it up if it is for one.
@@ -236,8 +236,8 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
     /// [`HandleSpent`](Error::HandleSpent), and those of [`RefcountedArray::open`].
     pub fn attach(self, handle: &Handle) -> Result<RefcountedArray<T, D>> {
         let home = handle.home(self.backend.as_ref())?;
-        let (segment, layout, id) = self.attach_segment(&home, Access::ReadWrite, None, handle.entry())?;
-        Ok(RefcountedArray::of(segment, home, layout, id))
+        let (memory, layout, id) = self.attach_segment(&home, Access::ReadWrite, None, handle.entry())?;
+        Ok(RefcountedArray::of(memory, layout, id))
     }
 
     /// Attaches with a handle, with the elements mapped read-only.
@@ -247,8 +247,8 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
     /// As [`attach`](Self::attach).
     pub fn attach_readonly(self, handle: &Handle) -> Result<RefcountedArray<T, D>> {
         let home = handle.home(self.backend.as_ref())?;
-        let (segment, layout, id) = self.attach_segment(&home, Access::Read, None, handle.entry())?;
-        Ok(RefcountedArray::of(segment, home, layout, id))
+        let (memory, layout, id) = self.attach_segment(&home, Access::Read, None, handle.entry())?;
+        Ok(RefcountedArray::of(memory, layout, id))
     }
 
     /// Attaches with a handle for reading, keeping writers out for as long as the value lives.
@@ -258,8 +258,8 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
     /// As [`attach`](Self::attach) and [`open_reader`](Self::open_reader).
     pub fn attach_reader(self, handle: &Handle) -> Result<ArrayReader<T, D>> {
         let home = handle.home(self.backend.as_ref())?;
-        let (segment, layout, _) = self.attach_segment(&home, Access::Read, Some(LockKind::Shared), handle.entry())?;
-        Ok(ArrayReader::of(segment, home.location, layout))
+        let (memory, layout, _) = self.attach_segment(&home, Access::Read, Some(LockKind::Shared), handle.entry())?;
+        Ok(ArrayReader::of(memory, home.location, layout))
     }
 
     fn attach_segment(
@@ -268,7 +268,7 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
         access: Access,
         held: Option<LockKind>,
         entry: Entry,
-    ) -> Result<(Segment, Layout<D>, u128)> {
+    ) -> Result<(CountedSegment, Layout<D>, u128)> {
         let how = Attach {
             access,
             sparse: self.draft.pages == Pages::Sparse,
@@ -278,7 +278,7 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
         };
         let read = |trailer: &_| read::<T, D>(trailer, home);
         manager::announce(&*home.backend); // before there is anything that our death could leave behind
-        let (segment, (layout, id)) = Segment::attach_counted(home, how, entry, read)?;
-        Ok((segment, layout, id))
+        let (memory, (layout, id)) = CountedSegment::attach(home, how, entry, read)?;
+        Ok((memory, layout, id))
     }
 }

@@ -104,7 +104,7 @@ fn pack_by<T: Element, D: Dimension>(
         }
         SharingStrategy::FileDescriptor => {
             let home = array.home();
-            let file = array.segment().descriptor_to_send(home)?;
+            let file = array.descriptor_to_send()?;
             let (backend, directory) = address(&*home.backend);
             let directory = path_to_text(&directory);
             let location = home.location.clone();
@@ -212,7 +212,7 @@ impl ReceivedArray {
             Way::FileSystem { handle } => received.options().attach(handle),
             Way::FileDescriptor { .. } => {
                 let (file, home) = received.descriptor()?;
-                RefcountedArray::of_descriptor(file, home, Access::ReadWrite)
+                RefcountedArray::of_descriptor(file, &home, Access::ReadWrite)
             }
             Way::Sealed {} => Err(unsupported("it is a frozen array; take it with frozen()")),
         })
@@ -229,7 +229,7 @@ impl ReceivedArray {
             Way::FileSystem { handle } => received.options().attach_reader(handle),
             Way::FileDescriptor { .. } => {
                 let (file, home) = received.descriptor()?;
-                reader_of_descriptor(file, home, Wait::Forever)
+                reader_of_descriptor(file, &home, Wait::Forever)
             }
             Way::Sealed {} => Err(unsupported("it is a frozen array; take it with frozen()")),
         })

@@ -1,7 +1,7 @@
 //! The array that counts its handles: it describes itself, and its name goes with the last of them.
 
 use std::fmt;
-use std::ops::Deref;
+use std::marker::PhantomData;
 
 use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
@@ -9,17 +9,17 @@ use super::handle::{Handle, HandleOptions};
 use super::options::RefcountedOptions;
 use super::record::Record;
 use super::strategy::SharingStrategy;
+use crate::array::access::guarded;
 use crate::array::layout::{Layout, shape_like};
-use crate::array::{ArrayReader, Draft, Element, SharedArray, view};
+use crate::array::{ArrayReader, Draft, Element, view};
 use crate::backend::{Access, IntoLocation, Location, Publish};
 use crate::error::{Error, IntoError, Result};
 use crate::manager;
-use crate::os::{self, LockKind};
+use crate::os::{self, LockKind, LockRange};
 use crate::random;
-use crate::segment::counts::Counts;
-use crate::segment::locks::Wait;
+use crate::segment::locks::{Hold, Wait};
 use crate::segment::trailer::Trailer;
-use crate::segment::{Attach, Home, Segment};
+use crate::segment::{Attach, CountedSegment, Home, Segment};
 
 /// How often another name is made up when one is taken.
 const TRIES: u32 = 100;
@@ -31,8 +31,7 @@ const TRIES: u32 = 100;
 /// subtract itself, but the kernel knows that it is gone: the next one that leaves, [`reclaim`](crate::reclaim()), `ndshm gc`
 /// or a running manager removes what only the dead have counted.
 ///
-/// Dereferences to [`SharedArray`], for guards and everything else that looks at the elements. Every handle is a mapping of
-/// its own; a forked child shares its parent's and is not counted.
+/// Every handle is a mapping of its own; a forked child shares its parent's and is not counted.
 ///
 /// ```
 /// use ndarray_shm::RefcountedArray;
@@ -49,9 +48,11 @@ const TRIES: u32 = 100;
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 pub struct RefcountedArray<T, D> {
-    array: SharedArray<T, D>,
-    /// Random number of the array, the same for all who have it.
+    memory: CountedSegment,
+    layout: Layout<D>,
+    /// Random number of the array, the same for all handles.
     id: u128,
+    elements: PhantomData<T>,
 }
 
 impl<T: Element, D: Dimension> RefcountedArray<T, D> {
@@ -114,43 +115,55 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         RefcountedOptions::new()
     }
 
-    pub(super) fn of(segment: Segment, home: Home, layout: Layout<D>, id: u128) -> Self {
-        Self { array: SharedArray::of(segment, home, layout), id }
+    pub(super) fn of(memory: CountedSegment, layout: Layout<D>, id: u128) -> Self {
+        Self { memory, layout, id, elements: PhantomData }
+    }
+
+    pub(super) fn segment(&self) -> &Segment {
+        self.memory.segment()
+    }
+
+    pub(super) fn home(&self) -> &Home {
+        self.memory.home()
+    }
+
+    fn hold(&self, kind: LockKind, range: LockRange, wait: Wait) -> Result<Hold> {
+        self.memory.hold(kind, range, wait)
+    }
+
+    fn read_only(&self) -> Error {
+        self.memory.read_only()
     }
 
     /// Attaches by descriptor.
-    pub(super) fn of_descriptor(file: &std::fs::File, home: Home, access: Access) -> Result<Self> {
+    pub(super) fn of_descriptor(file: &std::fs::File, home: &Home, access: Access) -> Result<Self> {
         let how = Attach { keep_descriptor: true, farewell: Some(manager::remind), ..Attach::new(access) };
-        let (segment, (layout, id)) =
-            Segment::attach_descriptor(file, &home, how, |trailer| read::<T, D>(trailer, &home))?;
-        Ok(Self::of(segment, home, layout, id))
+        let (memory, (layout, id)) =
+            CountedSegment::attach_descriptor(file, home, how, |trailer| read::<T, D>(trailer, home))?;
+        Ok(Self::of(memory, layout, id))
     }
 
     /// Returns how many handles there are, in all processes. Those of processes that were killed count until somebody
     /// notices; ask [`inspect`](crate::inspect) whether anybody is alive.
     pub fn refcount(&self) -> u32 {
-        self.array.segment().counts().map_or(0, |counts| counts.state().handles())
+        self.memory.counts().state().handles()
     }
 
     /// Returns how many handles are on their way to somebody, and have not expired.
     pub fn in_flight(&self) -> usize {
-        self.array.segment().counts().map_or(0, |counts| counts.in_flight(os::since_boot()).0)
+        self.memory.counts().in_flight(os::since_boot()).0
     }
 
     /// Returns its name; `None` while it has none, and when that has gone with the last who was counted, before this handle
     /// came by descriptor.
     pub fn location(&self) -> Option<&Location> {
-        (self.strategy() == SharingStrategy::FileSystem).then_some(&self.array.home().location)
+        (self.strategy() == SharingStrategy::FileSystem).then_some(&self.home().location)
     }
 
     /// Returns whether it is shared by descriptor or by name, as things are now.
     pub fn strategy(&self) -> SharingStrategy {
-        let state = self.array.segment().counts().map(Counts::state);
-        if state.is_some_and(|state| state.is_named() && !state.is_dead()) {
-            SharingStrategy::FileSystem
-        } else {
-            SharingStrategy::FileDescriptor
-        }
+        let state = self.memory.counts().state();
+        if state.is_named() && !state.is_dead() { SharingStrategy::FileSystem } else { SharingStrategy::FileDescriptor }
     }
 
     /// Makes the name outlive all handles: from now on only [`unlink`](crate::unlink) removes it.
@@ -162,15 +175,13 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Err(self.nameless("it has no name that could be kept; publish() it first"));
         }
-        if let Some(counts) = self.array.segment().counts() {
-            counts.keep();
-        }
+        self.memory.counts().keep();
         Ok(())
     }
 
     /// Whether the name outlives all handles.
     pub fn is_kept(&self) -> bool {
-        self.array.segment().counts().is_some_and(|counts| counts.state().is_kept())
+        self.memory.counts().state().is_kept()
     }
 
     /// Waits until nobody reads or writes, then forbids writing, for everyone and for ever.
@@ -183,12 +194,12 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// As [`write`](SharedArray::write).
     pub fn freeze(&self) -> Result<()> {
-        self.array.segment().freeze(self.array.home())
+        self.memory.freeze()
     }
 
     /// Whether nobody can write to it any more.
     pub fn is_frozen(&self) -> bool {
-        self.array.segment().is_frozen()
+        self.memory.is_frozen()
     }
 
     /// Looks at the elements of a frozen array. No guard is needed.
@@ -203,7 +214,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         }
         // SAFETY: the array was frozen by somebody who had every cell locked, so nobody had write access then, and
         // nothing gives any afterwards; the flag is never taken back.
-        Ok(unsafe { view::shared(self.array.segment(), self.array.layout()) })
+        Ok(unsafe { view::shared(self.segment(), &self.layout) })
     }
 
     /// Makes a handle that one process can attach with, within 30 seconds for certain: send it as text, in a message, on
@@ -226,7 +237,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Err(self.nameless("it has no name that could be sent; publish() it, or send its descriptor"));
         }
-        Handle::issue(self.array.segment(), self.array.home(), self.id, options)
+        Handle::issue(&self.memory, self.id, options)
     }
 
     /// Gives a nameless array its name, without copying: from now on it is shared by name. The descriptor is kept as long as
@@ -236,8 +247,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// [`Unlinked`](Error::Unlinked): it had a name already, which has gone; the kernel gives none a second time.
     pub fn publish(&self) -> Result<()> {
-        manager::announce(&*self.array.home().backend);
-        self.array.segment().publish()
+        manager::announce(&*self.home().backend);
+        self.memory.publish()
     }
 
     /// Attaches once more, with a mapping and a count of its own.
@@ -246,18 +257,15 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// As [`open`](Self::open); [`Unlinked`](Error::Unlinked) if the name has gone.
     pub fn try_clone(&self) -> Result<Self> {
-        let access = self.array.segment().access();
-        let home = self.array.home().clone();
-        let file = self.array.segment().descriptor_to_send(&home)?;
+        let (access, home) = (self.segment().access(), self.home().clone());
+        let file = self.memory.descriptor_to_send()?;
         if self.strategy() == SharingStrategy::FileDescriptor {
-            return Self::of_descriptor(&file, home, access);
+            return Self::of_descriptor(&file, &home, access);
         }
-        let keep = self.array.segment().keeps_descriptor();
+        let keep = self.segment().keeps_descriptor();
         match RefcountedOptions::new().backend(home.backend).keep_fd(keep).open_for(home.location, access) {
             Ok(again) if again.id == self.id => Ok(again),
-            Ok(_) | Err(Error::NotFound { .. }) => {
-                Err(Error::Unlinked { location: self.array.home().location.to_string() })
-            }
+            Ok(_) | Err(Error::NotFound { .. }) => Err(Error::Unlinked { location: self.home().location.to_string() }),
             other => other,
         }
     }
@@ -275,9 +283,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     }
 
     fn reader(&self) -> Result<ArrayReader<T, D>> {
-        let home = self.array.home();
-        let file = self.array.segment().descriptor_to_send(home)?;
-        reader_of_descriptor(&file, home.clone(), Wait::Forever)
+        let file = self.memory.descriptor_to_send()?;
+        reader_of_descriptor(&file, self.home(), Wait::Forever)
     }
 
     /// Leaves, and says if something went wrong: dropping does the same in silence.
@@ -286,34 +293,31 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// [`PermissionDenied`](Error::PermissionDenied): the last one out may not remove the name.
     pub fn close(self) -> Result<()> {
-        self.array.into_segment().close()
+        self.memory.close()
     }
 
     fn nameless(&self, what: &'static str) -> Error {
-        Error::Unsupported { location: self.array.home().location.to_string(), what: what.into() }
+        Error::Unsupported { location: self.home().location.to_string(), what: what.into() }
     }
 
+    /// Opens a descriptor to be sent.
     #[cfg(feature = "channel")]
-    pub(super) fn segment(&self) -> &Segment {
-        self.array.segment()
-    }
-
-    #[cfg(feature = "channel")]
-    pub(super) fn home(&self) -> &Home {
-        self.array.home()
+    pub(super) fn descriptor_to_send(&self) -> Result<std::fs::File> {
+        self.memory.descriptor_to_send()
     }
 }
 
 /// Attaches by descriptor, keeps writers out through the mapping itself, and gives the descriptor up.
 pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(
     file: &std::fs::File,
-    home: Home,
+    home: &Home,
     wait: Wait,
 ) -> Result<ArrayReader<T, D>> {
     let how =
         Attach { held: Some((LockKind::Shared, wait)), farewell: Some(manager::remind), ..Attach::new(Access::Read) };
-    let (segment, (layout, _)) = Segment::attach_descriptor(file, &home, how, |trailer| read::<T, D>(trailer, &home))?;
-    Ok(ArrayReader::of(segment, home.location, layout))
+    let (memory, (layout, _)) =
+        CountedSegment::attach_descriptor(file, home, how, |trailer| read::<T, D>(trailer, home))?;
+    Ok(ArrayReader::of(memory, home.location.clone(), layout))
 }
 
 /// Reads what a trailer says: the layout, if it is that of elements `T` and axes `D`, and the array's random number.
@@ -322,21 +326,15 @@ pub(super) fn read<T: Element, D: Dimension>(trailer: &Trailer, home: &Home) -> 
     Ok((Record::of(trailer, name)?.layout::<T, D>(name)?, trailer.id))
 }
 
-impl<T, D> Deref for RefcountedArray<T, D> {
-    type Target = SharedArray<T, D>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.array
-    }
-}
+guarded!(RefcountedArray);
 
 impl<T: Element, D: Dimension> fmt::Debug for RefcountedArray<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RefcountedArray")
-            .field("location", &self.array.home().location)
+            .field("location", &self.home().location)
             .field("dtype", &T::DTYPE)
-            .field("shape", &self.array.shape())
-            .field("order", &self.array.order())
+            .field("shape", &self.shape())
+            .field("order", &self.order())
             .field("strategy", &self.strategy())
             .finish_non_exhaustive()
     }
@@ -360,7 +358,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
                 return Err(IntoError::new(error, draft));
             }
             let mode = (strategy == SharingStrategy::FileSystem).then_some(Publish::New);
-            match share_as(draft, home, mode, number) {
+            match share_as(draft, &home, mode, number) {
                 Err(error) if error.error().is_already_exists() => draft = error.into_inner(),
                 other => return other,
             }
@@ -372,7 +370,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
 /// Writes the trailer of a draft and gives it its name, or leaves it without one.
 pub(super) fn share_as<T: Element, D: Dimension>(
     draft: Draft<T, D>,
-    home: Home,
+    home: &Home,
     mode: Option<Publish>,
     id: u128,
 ) -> Result<RefcountedArray<T, D>, IntoError<Draft<T, D>>> {
@@ -385,8 +383,8 @@ pub(super) fn share_as<T: Element, D: Dimension>(
     if mode.is_some() {
         manager::announce(&*home.backend); // before there is a name that our death could leave behind
     }
-    match memory.share(&home, mode, keep, Some(manager::remind)) {
-        Ok(segment) => Ok(RefcountedArray::of(segment, home, layout, id)),
+    match memory.share(home, mode, keep, Some(manager::remind)) {
+        Ok(memory) => Ok(RefcountedArray::of(memory, layout, id)),
         Err((error, memory)) => Err(IntoError::new(error, Draft::from_parts(memory, layout, keep))),
     }
 }

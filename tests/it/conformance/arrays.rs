@@ -42,7 +42,7 @@ fn a_new_array_is_all_zeros_and_exactly_as_long_as_its_elements(place: &Place) {
     let array = place.options::<u32, _>().create(name.location(), (3, 5, 7)).unwrap();
     assert!(array.read().unwrap().iter().all(|value| *value == 0));
     assert_eq!((array.len(), array.shape(), array.order()), (105, [3, 5, 7].as_slice(), Order::C));
-    assert_eq!(array.location(), Some(name.location()));
+    assert_eq!(array.location(), name.location());
     assert_eq!(array.backend().name(), place.name);
     let file = std::fs::metadata(place.path(&name)).unwrap();
     assert_eq!(file.len(), 105 * 4);

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use libtest_mimic::Trial;
 use ndarray::{Ix1, array};
 use ndarray_shm::{
-    Draft, Error, RefcountedArray, SharedArray, SharingStrategy, default_backend, inspect_in, to_shared,
+    Draft, Error, Location, RefcountedArray, SharedArray, SharingStrategy, default_backend, inspect_in, to_shared,
 };
 
 use super::descriptors::{descriptors_of, mappings_of};
@@ -128,7 +128,8 @@ fn a_name_that_is_taken_is_not_noted_as_given(place: &Place) {
         return;
     }
     let array = nameless(place);
-    let name = SharedArray::location(&array).expect("what it would be called").clone();
+    let Err(Error::Unsupported { location, .. }) = array.handle() else { panic!("it has no name") };
+    let name = Location::new(&location).unwrap();
     let path = place.directory().join(name.as_str());
     std::fs::write(&path, "foreign").unwrap();
     assert!(array.publish().unwrap_err().is_already_exists());

@@ -6,6 +6,7 @@ import mmap
 import os
 import socket
 import struct
+import time
 import zlib
 from multiprocessing.reduction import recvfds, sendfds
 from urllib.parse import unquote
@@ -29,10 +30,13 @@ def reopen(fd, write=True):
 
 
 def lease(fd):
-    """Leases a counted array, which nobody may have attached as a plain one."""
+    """Leases a counted array, which no process may have attached as a plain one."""
     lock(fd, READ, COUNTED)
-    if is_locked(fd, WRITE, LEASE):
-        raise ValueError("not a counted array: somebody uses it as a plain one")
+    for _ in range(100):  # a process that is just attaching has LEASE for a moment
+        if not is_locked(fd, WRITE, LEASE):
+            return
+        time.sleep(0.001)
+    raise ValueError("not a counted array: a process uses it as a plain one")
 
 
 class Mapped:

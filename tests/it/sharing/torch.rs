@@ -7,8 +7,8 @@ use std::sync::Arc;
 use libtest_mimic::Trial;
 use ndarray::{Array2, ArrayD, Ix2, IxDyn, ShapeBuilder};
 use ndarray_shm::{
-    Backend, Channel, DType, Element, Error, Order, RefcountedArray, Shareable, SharedArray, SharingStrategy,
-    attached_in, inspect_in,
+    Backend, Channel, DType, Element, Error, Order, RefcountedArray, Shareable, SharingStrategy, attached_in,
+    inspect_in,
 };
 
 use super::meeting::{Meeting, all, assert_same_memory, attach, leaving_nothing, options, share, strategies};
@@ -297,7 +297,7 @@ fn sample<T: Element + From<i16>>(backend: &Arc<dyn Backend>, strategy: SharingS
     options(backend).share_with(strategy, (6, 7).f(), fill).unwrap()
 }
 
-fn is_sample<T: Element + From<i16> + PartialEq>(array: &SharedArray<T, Ix2>) -> bool {
+fn is_sample<T: Element + From<i16> + PartialEq>(array: &RefcountedArray<T, Ix2>) -> bool {
     array.shape() == [6, 7] && array.read().unwrap().indexed_iter().all(|(at, v)| *v == value(at))
 }
 

@@ -1,0 +1,190 @@
+//! The one way in: from a name or a descriptor to mapped bytes with a lease, for every kind of segment.
+//!
+//! | step | what it guards against |
+//! |---|---|
+//! | open | |
+//! | lease | a collector or a pool that is deciding whether the file is still used: it has the lease alone, and is waited for |
+//! | look, name | between open and lease the name was removed, or a pool has used the memory for another name |
+//! | end of the file | another kind, a copy, damage. Counted kinds shut plain attachments out while they read it |
+//! | holes | memory that cannot be had later, which would be a signal |
+//! | map | |
+//! | count | the last handle that leaves at this moment: it removes the name only if the count stays 0 |
+//! | hold, name | a long wait for the cells, in which the name may have gone |
+//! | ticket | a handle is used up by success only |
+//! | descriptor | closed at the end, if nothing depends on it |
+
+use std::fs::File;
+use std::time::Duration;
+
+use super::locks::Wait;
+use super::mapping::{fill_holes, map};
+use super::{Farewell, Home, Kept, Segment, is_named, unlinked};
+use crate::backend::lock_space::{COUNTED, LEASE};
+use crate::backend::{Access, Location};
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::os::{self, Facts, LockKind, LockRange};
+
+/// How long an attachment waits for its lease while another process decides whether the segment is an orphan.
+const LEASE_WAIT: Duration = Duration::from_secs(5);
+
+/// How long a counted attachment waits for a plain one that finds out that this is none of its kind.
+const PASSING_WAIT: Duration = Duration::from_millis(100);
+
+/// How often an attachment begins anew because the name was replaced under it.
+const TRIES: u32 = 1000;
+
+/// How a segment is attached.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attach {
+    pub(crate) access: Access,
+    /// Leave holes as they are.
+    pub(crate) sparse: bool,
+    /// Keep the descriptor, so that guards work after the name has gone.
+    pub(crate) keep_descriptor: bool,
+    /// Lock all cells through the mapping itself, for as long as it lives.
+    pub(crate) held: Option<(LockKind, Wait)>,
+    /// Is told when leaving leaves a name that only handles on their way keep.
+    pub(crate) farewell: Option<Farewell>,
+}
+
+impl Attach {
+    pub(crate) fn new(access: Access) -> Self {
+        Self { access, sparse: false, keep_descriptor: false, held: None, farewell: None }
+    }
+}
+
+/// What is to be attached: which lease it has, what its last bytes must say, and what becomes of the mapped bytes.
+pub(super) trait Subject {
+    /// What the last bytes say.
+    type Record;
+    /// What attaching gives.
+    type Memory: AsMut<Segment>;
+
+    /// The lease of all attachments of this kind.
+    const LEASE: LockRange;
+    /// The only access to the file that will do, if there is one; its mapping may have less.
+    const OPEN_FOR: Option<Access> = None;
+
+    /// Checks the end of the file.
+    fn read(&self, file: &File, facts: &Facts, location: &Location) -> Result<Self::Record>;
+
+    /// Decides what the end of the file decides. Returns how many bytes are mapped, and how many of them are the payload.
+    fn extent(&self, _record: &Self::Record, facts: &Facts, _how: &mut Attach) -> (u64, u64) {
+        (facts.length, facts.length)
+    }
+
+    /// Takes part. `Ok(None)`: the name leads elsewhere by now.
+    fn enter(&self, mapped: Segment, record: Self::Record, home: &Home, how: &Attach) -> Result<Option<Self::Memory>>;
+
+    /// Uses up what can be used once.
+    fn settle(&self, _memory: &Self::Memory, _location: &Location) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Attaches what has the name.
+pub(super) fn by_name<S: Subject>(home: &Home, how: Attach, subject: &S) -> Result<S::Memory> {
+    for _ in 0..TRIES {
+        let file = home.backend.open(&home.location, S::OPEN_FOR.unwrap_or(how.access))?;
+        if let Some(memory) = attach(file, true, home, how, subject)? {
+            return Ok(memory);
+        }
+    }
+    Err(unlinked(home))
+}
+
+/// Attaches an open file, which nothing else uses the description of. `Ok(None)`: it was opened by name, and the name leads elsewhere
+/// by now; what is in the file may be another array.
+pub(super) fn attach<S: Subject>(
+    file: File,
+    named: bool,
+    home: &Home,
+    mut how: Attach,
+    subject: &S,
+) -> Result<Option<S::Memory>> {
+    let Home { backend, location } = home;
+    let look = || os::facts(&file).map_err(|error| Error::os("look at", location, error));
+    let has_name = |facts: &Facts| if named { is_named(facts, home) } else { Ok(true) };
+    if !lease(&file, S::LEASE, named.then_some(home), location.as_str())? {
+        return Ok(None);
+    }
+    os::step("attach: leased");
+    let facts = look()?;
+    if !has_name(&facts)? {
+        return Ok(None);
+    }
+    let read = || subject.read(&file, &facts, location);
+    let record = if S::LEASE == COUNTED { without_plain(&file, location, read) } else { read() }?;
+    let (mapped, payload) = subject.extent(&record, &facts, &mut how);
+    if !how.sparse && facts.allocated < facts.length {
+        fill_holes(&file, &facts, home, S::OPEN_FOR.unwrap_or(how.access))?;
+    }
+    // Asked before anything is counted or used up, for the answer may be an error. What is known of the directory is true of a file
+    // that came as a descriptor only if it is on that file system.
+    let survives = if named {
+        backend.lock_survives_close()?
+    } else {
+        os::is_in_file_system_of(&file, backend.directory()) && backend.lock_survives_close().unwrap_or(false)
+    };
+    let map = map(&file, 0, mapped, how.access, location.as_str())?;
+    let mut segment = Segment::new(map, payload, &facts, how.access, location.as_str())?;
+    segment.descriptor = Some(Kept::new(file, backend));
+    segment.guards_by_descriptor = how.keep_descriptor;
+    let Some(mut memory) = subject.enter(segment, record, home, &how)? else { return Ok(None) };
+    if let Some((kind, wait)) = how.held {
+        let now = memory.as_mut().hold_all(kind, wait, location)?;
+        if !has_name(&now)? {
+            return Ok(None);
+        }
+    }
+    subject.settle(&memory, location)?;
+    if survives && !how.keep_descriptor {
+        memory.as_mut().descriptor = None;
+    }
+    Ok(Some(memory))
+}
+
+/// Takes a lease; waits while another process has it alone. `Ok(false)`: meanwhile the name leads elsewhere.
+pub(super) fn lease(file: &File, lease: LockRange, home: Option<&Home>, name: &str) -> Result<bool> {
+    let failed = |error| Error::os("lease", name, error);
+    let mut backoff = Backoff::new(LEASE_WAIT);
+    while !os::try_lock(file, LockKind::Shared, lease).map_err(failed)? {
+        if let Some(home) = home {
+            if !is_named(&os::facts(file).map_err(failed)?, home)? {
+                return Ok(false);
+            }
+        }
+        if !backoff.pause() {
+            return Err(Error::TimedOut { location: name.to_owned(), waited: LEASE_WAIT });
+        }
+    }
+    Ok(true)
+}
+
+/// Reads the end of a file while no plain attachment has its bytes as elements, which may be any, those of a footer too.
+///
+/// From a moment at which nothing has a plain lease and the footer is ours, no plain attachment can begin. Asking for the lease
+/// before and after reading would not do: one writer could leave before the first question and another come after it.
+fn without_plain<R>(file: &File, location: &Location, read: impl Fn() -> Result<R>) -> Result<R> {
+    let failed = |error| Error::os("ask for the lease", location, error);
+    let (mut plain, mut counted) = (None, None);
+    let wait = |backoff: &mut Option<Backoff>, limit| backoff.get_or_insert_with(|| Backoff::new(limit)).pause();
+    while !os::try_lock(file, LockKind::Exclusive, LEASE).map_err(failed)? {
+        read()?; // what is of another kind is not waited for
+        // A read lock is that of a plain attachment, which goes at once if it has found out what this is. A write lock is that of
+        // another that reads the end, or of a pool.
+        if os::is_locked(file, LockKind::Shared, LEASE).map_err(failed)? {
+            plain = None;
+            if !wait(&mut counted, LEASE_WAIT) {
+                return Err(Error::TimedOut { location: location.to_string(), waited: LEASE_WAIT });
+            }
+        } else if !wait(&mut plain, PASSING_WAIT) {
+            return Err(Error::NotCounted { location: location.to_string() });
+        }
+    }
+    let read = read();
+    os::step("attach: end read");
+    os::unlock(file, LEASE).map_err(failed)?;
+    read
+}
