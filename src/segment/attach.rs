@@ -29,7 +29,7 @@ use crate::os::{self, Facts, LockKind, LockRange};
 const LEASE_WAIT: Duration = Duration::from_secs(5);
 
 /// How long a counted attachment waits for a plain one that finds out that this is none of its kind.
-const PASSING_WAIT: Duration = Duration::from_millis(100);
+const PASSING_WAIT: Duration = Duration::from_secs(1);
 
 /// How often an attachment begins anew because the name was replaced under it.
 const TRIES: u32 = 1000;

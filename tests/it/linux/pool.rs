@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use libtest_mimic::Trial;
-use ndarray_shm::{Error, PoolOptions, SharedArray, SharingStrategy};
+use ndarray_shm::{Claim, Error, PoolOptions, RenderOptions, SharedArray, SharingStrategy};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::forks::{fork, wait};
@@ -18,12 +18,19 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "pool",
         tests![
             a_forked_child_takes_and_gives_nothing_of_its_parents_pool,
-            a_child_with_an_array_keeps_it_from_the_pool
+            a_child_with_an_array_keeps_it_from_the_pool,
+            a_forked_child_gets_no_chunk_of_memory_that_serves_another_buffer_by_now,
+            a_forked_child_gets_no_view_of_a_draft,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] = &[("pool-forks", forks), ("pool-fork-holds", fork_holds)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("pool-forks", forks),
+    ("pool-fork-holds", fork_holds),
+    ("pool-fork-buffer", fork_buffer),
+    ("fork-draft", fork_draft),
+];
 
 const LENGTH: usize = 3000;
 
@@ -125,5 +132,60 @@ fn fork_holds(arguments: &[String]) {
 fn a_child_with_an_array_keeps_it_from_the_pool(place: &Place) {
     let name = place.location("fork-holds");
     let mut child = Child::start(place, "pool-fork-holds", &[name.as_str()]);
+    child.expect("done");
+}
+
+/// A process that forks while it has a buffer in a pool's memory, and then paints another buffer with other chunks there.
+fn fork_buffer(arguments: &[String]) {
+    let backend = backend_of_child();
+    let pool = PoolOptions::new().backend(backend).create().unwrap();
+    let begin =
+        |rows| RenderOptions::new().pool(&pool).create::<u8, _>(arguments[0].as_str(), (64, 64), (rows, 64), "");
+    let buffer = begin(32).unwrap();
+    for index in 0..2 {
+        let Claim::Chunk(chunk) = buffer.claim(index).unwrap() else { panic!("no process else paints") };
+        chunk.commit().unwrap();
+    }
+    let (reader, mut writer) = UnixStream::pair().unwrap();
+    let child = fork(|| {
+        let _until_the_parent_writes = (&reader).read_exact(&mut [0]);
+        let chunk = buffer.chunk(0).map(|chunk| chunk.is_some());
+        matches!(chunk, Err(Error::Unsupported { .. }))
+    });
+    drop(pool.adopt(buffer.finish().unwrap()).unwrap());
+    let again = begin(16).unwrap();
+    assert_eq!(pool.stats().hits, 1, "the same memory, under the same name");
+    // The second of the new chunks lies in the first of the old ones, and has another cell.
+    let Claim::Chunk(mut chunk) = again.claim(1).unwrap() else { panic!("no process else paints") };
+    chunk.view_mut().fill(1);
+    writer.write_all(b"x").unwrap();
+    wait(child);
+    drop(chunk);
+    again.discard().unwrap();
+    say("done");
+    hear();
+}
+
+fn a_forked_child_gets_no_chunk_of_memory_that_serves_another_buffer_by_now(place: &Place) {
+    let name = place.location("fork-buffer");
+    let mut child = Child::start(place, "pool-fork-buffer", &[name.as_str()]);
+    child.expect("done");
+}
+
+/// A process whose forked child looks into its draft.
+fn fork_draft(_: &[String]) {
+    let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
+    let mut draft = pool.take::<u32, _>(LENGTH).unwrap();
+    let panics = |act: &mut dyn FnMut()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).is_err();
+    wait(fork(|| {
+        panics(&mut || assert!(draft.view_mut().is_empty())) && panics(&mut || assert!(draft.view().is_empty()))
+    }));
+    draft.view_mut().fill(1);
+    say("done");
+    hear();
+}
+
+fn a_forked_child_gets_no_view_of_a_draft(place: &Place) {
+    let mut child = Child::start(place, "fork-draft", &[]);
     child.expect("done");
 }

@@ -1,8 +1,10 @@
 //! A process that attaches to what looks like a counted array or an arena, while another has the same bytes as elements.
 
+use std::time::Duration;
+
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, RefcountedArray, SharedArray};
+use ndarray_shm::{Arena, Handle, RefcountedArray, SharedArray};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Name, Place, backend_of_child};
@@ -15,11 +17,17 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         tests![
             bytes_that_a_writer_has_as_elements_are_no_frozen_array,
             bytes_that_a_writer_has_as_elements_are_no_arena,
+            a_plain_open_that_passes_by_is_waited_for,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] = &[("step-open-frozen", open_frozen), ("step-open-arena", open_arena)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("step-open-frozen", open_frozen),
+    ("step-open-arena", open_arena),
+    ("step-open-plain", open_plain),
+    ("step-take-back", take_back),
+];
 
 /// Opens a counted array and says what became of it.
 fn open_frozen(arguments: &[String]) {
@@ -36,6 +44,18 @@ fn open_arena(arguments: &[String]) {
         Ok(_) => say("attached"),
         Err(error) => say(format!("refused: {}", error.is_not_counted())),
     }
+}
+
+/// Opens what is no plain array.
+fn open_plain(arguments: &[String]) {
+    let options = SharedArray::<u8, Ix1>::options().backend(backend_of_child());
+    let refused = options.open(arguments[0].parse::<ndarray_shm::Location>().unwrap(), 100).unwrap_err();
+    say(format!("refused: {}", refused.is_reserved()));
+}
+
+/// Takes a handle back.
+fn take_back(arguments: &[String]) {
+    say(format!("{:?}", arguments[0].parse::<Handle>().unwrap().take_back()));
 }
 
 /// Has a child open a plain array as something that counts its users. While the child stands at a step, a writer attaches and makes
@@ -72,4 +92,29 @@ fn bytes_that_a_writer_has_as_elements_are_no_arena(place: &Place) {
     let bytes = std::fs::read(place.path(&name)).unwrap();
     drop(arena);
     lookalike(place, &name, &bytes, "step-open-arena");
+}
+
+fn a_plain_open_that_passes_by_is_waited_for(place: &Place) {
+    let place = &place.private();
+    let (counted, arena) = (place.location("counted"), place.location("arena"));
+    let array = place.counted::<u8, Ix1>().create(counted.location(), 100).unwrap();
+    let members = Arena::options().backend(place.backend.clone()).create(arena.location(), 1 << 16).unwrap();
+    let handle = array.handle().unwrap().to_string();
+    let cases = [
+        (&counted, "step-open-frozen", counted.as_str(), "attached, frozen: false"),
+        (&arena, "step-open-arena", arena.as_str(), "attached"),
+        (&counted, "step-take-back", &handle, "Ok(true)"),
+    ];
+    for (name, role, argument, answer) in cases {
+        let mut plain = Child::start_until(place, "step-open-plain", &[name.as_str()], "attach: leased");
+        let mut other = Child::start(place, role, &[argument]);
+        assert_eq!(other.line_within(Duration::from_millis(200)), None, "{role}: it waits");
+        plain.resume();
+        plain.expect("refused: true");
+        other.expect(answer);
+        plain.finish();
+        other.finish();
+    }
+    drop((array, members));
+    assert_eq!(place.left(), [] as [&str; 0]);
 }
