@@ -21,7 +21,7 @@ pub(crate) enum Found {
     InFlight(Duration),
     /// Nobody is attached, and its name is to stay.
     Kept,
-    /// It was made for another name: somebody's copy, which is not ours to remove.
+    /// It was made for another name, or in another file: a copy, which is not ours to remove.
     Copy,
     /// Nobody is attached and nobody will be.
     Orphan,
@@ -74,7 +74,7 @@ pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<F
 
 /// What is to become of an array to which nobody is attached.
 fn judge(trailer: &Trailer, home: &Home) -> Found {
-    if trailer.refuse_copy(home.location.as_str()).is_err() {
+    if trailer.refuse_copy(home.location.as_str()).is_err() || !trailer.is_original() {
         return Found::Copy;
     }
     if trailer.state.is_dead() {

@@ -125,7 +125,7 @@ impl DraftSegment {
         name: &str,
     ) -> Result<()> {
         let payload = self.segment().length as u64;
-        let page = trailer::new_page(kind, payload, id, state, name, record);
+        let page = trailer::new_page(kind, payload, id, self.segment().id(), state, name, record);
         let page = page.map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
         self.grow(trailer::file_length(payload).ok_or_else(|| too_large(name))?)?;
         let at = page_at(self.segment());
@@ -216,6 +216,9 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
         let mut memory = CountedSegment::of(mapped, page, home, false, how.farewell);
         match memory.counts().acquire() {
             Ok(()) => memory.counted = true,
+            Err(Refused::Dead) if self.named && !trailer.is_original() => {
+                return Err(Error::NotFound { location: name.to_owned() });
+            }
             Err(Refused::Dead) if self.named => {
                 let _others_are_at_it = home.backend.unlink_within(&home.location, Some(trailer.file), DROP_WAIT);
                 return Err(Error::NotFound { location: name.to_owned() });
@@ -226,6 +229,9 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
                 let (location, limit) = (name.to_owned(), u32::MAX.into());
                 return Err(Error::TooManyHandles { location, limit, doing: "attached" });
             }
+        }
+        if !trailer.is_original() {
+            memory.counts().keep(); // it is not known to be what its makers would remove
         }
         Ok(Some((memory, found)))
     }

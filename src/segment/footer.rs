@@ -3,7 +3,7 @@
 //! ```text
 //! offset  size  field (little-endian)
 //!      0     8  magic, "\x89NDSHM\r\n"
-//!      8     2  layout version, 1
+//!      8     2  layout version, 2
 //!     10     2  kind: 1 = counted array, 2 = ledger of a renderbuffer, 3 = arena, 4 = counters (5 .. are set aside)
 //!     12     4  length of the trailer: from the end of the payload to the end of the file, this footer included
 //!     16     8  length of the payload
@@ -21,7 +21,7 @@ use std::ops::Range;
 const MAGIC: [u8; 8] = *b"\x89NDSHM\r\n";
 
 /// Layout version that this crate writes and reads.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// Bytes of a footer.
 pub(crate) const FOOTER: usize = 64;

@@ -5,10 +5,11 @@
 //!      0     8  number of handles, flags: see counts.rs
 //!      8    56  zero
 //!     64  2048  128 handles on their way, each a number and a deadline (8 + 8)
-//!   2112  1344  zero
+//!   2112  1328  zero
+//!   3440    16  the file it was made in: device, number (8 + 8)
 //!   3456   272  the name it has or will get: its length (2), UTF-8 (255), zeros
 //!   3728   304  the record: what it is, in the words of share/record.rs or arena/geometry.rs
-//!   4032    64  the footer, whose checksum covers name and record
+//!   4032    64  the footer, whose checksum covers file, name and record
 //! ```
 //!
 //! An arena has no handles on their way, and of the flags only the one that keeps its name.
@@ -34,6 +35,7 @@ const TICKET: usize = 16;
 const NAME: usize = 272;
 const LONGEST_NAME: usize = 255;
 const NAME_AT: usize = PAGE - FOOTER - RECORD - NAME;
+const FILE_AT: usize = NAME_AT - 16;
 const RECORD_AT: usize = NAME_AT + NAME;
 const FOOTER_AT: usize = RECORD_AT + RECORD;
 
@@ -53,6 +55,8 @@ pub(crate) struct Trailer {
     /// The name it was made for. Under another one it is a copy.
     pub(crate) name: Box<str>,
     pub(crate) record: [u8; RECORD],
+    /// Which file it was made in.
+    made_in: FileId,
     /// Which file it was read from, and how long that was.
     pub(crate) file: FileId,
     pub(crate) length: u64,
@@ -68,6 +72,7 @@ pub(crate) fn new_page(
     kind: Kind,
     payload: u64,
     id: u128,
+    file: FileId,
     state: State,
     name: &str,
     record: &[u8; RECORD],
@@ -79,8 +84,10 @@ pub(crate) fn new_page(
     let length = u16::try_from(name.len()).ok().filter(|_| name.len() <= LONGEST_NAME).ok_or("the name is too long")?;
     page[NAME_AT..NAME_AT + 2].copy_from_slice(&length.to_le_bytes());
     page[NAME_AT + 2..][..name.len()].copy_from_slice(name.as_bytes());
+    page[FILE_AT..FILE_AT + 8].copy_from_slice(&file.device.to_le_bytes());
+    page[FILE_AT + 8..NAME_AT].copy_from_slice(&file.number.to_le_bytes());
     page[RECORD_AT..FOOTER_AT].copy_from_slice(record);
-    let footer = Footer { kind, payload, trailer, id }.to_bytes(&page[NAME_AT..FOOTER_AT]);
+    let footer = Footer { kind, payload, trailer, id }.to_bytes(&page[FILE_AT..FOOTER_AT]);
     page[FOOTER_AT..].copy_from_slice(&footer);
     Ok(page)
 }
@@ -119,8 +126,8 @@ impl Trailer {
         let footer = raw.validate(kind, length)?;
         let mut record = [0; RECORD];
         record.copy_from_slice(&page[RECORD_AT..FOOTER_AT]);
-        if !raw.covers(&page[NAME_AT..FOOTER_AT]) {
-            return Err("the checksum of name and record is wrong".into());
+        if !raw.covers(&page[FILE_AT..FOOTER_AT]) {
+            return Err("the checksum of file, name and record is wrong".into());
         }
         let name = name_of(&page[NAME_AT..RECORD_AT])?;
         let payload = footer.payload;
@@ -132,8 +139,10 @@ impl Trailer {
             let at = TICKETS_AT + TICKET * slot;
             (u64::from_le_bytes(number(at)), u64::from_le_bytes(number(at + 8)))
         };
+        let [device, inode] = [FILE_AT, FILE_AT + 8].map(|at| u64::from_le_bytes(number(at)));
+        let made_in = FileId { device, number: inode };
         let (state, tickets) = (State::of_bytes(number(0)), (0..MOST_TICKETS).map(ticket).collect());
-        Ok(Self { kind, payload, id: footer.id, state, tickets, name, record, file, length })
+        Ok(Self { kind, payload, id: footer.id, state, tickets, name, record, made_in, file, length })
     }
 
     /// Refuses an array that was made for another name.
@@ -143,6 +152,12 @@ impl Trailer {
         }
         let reason = format!("it was made for the name `{}`: this is a copy, or was renamed", self.name);
         Err(Error::Trailer { location: name.to_owned(), reason })
+    }
+
+    /// Whether the file is the one that was made, as far as can be known: a copy under the same name in another directory is not, nor
+    /// is a file whose device has another number since the machine was started. What is not is never removed.
+    pub(crate) fn is_original(&self) -> bool {
+        self.made_in == self.file
     }
 
     /// How many handles were on their way, and for how long the last of them protects the array.
@@ -176,20 +191,21 @@ mod tests {
     fn what_was_written_is_read() {
         for (payload, length) in [(0, 4096), (1, 8192), (4096, 8192), (4097, 12288)] {
             assert_eq!(file_length(payload), Some(length));
-            let page = new_page(Kind::Counted, payload, 7, State::new(true), "it", &[9; RECORD]).expect("it fits");
+            let page = new_page(Kind::Counted, payload, 7, ID, State::new(true), "it", &[9; RECORD]).expect("it fits");
             let trailer = read(&page, length).expect("valid");
             assert_eq!((trailer.payload, trailer.id, trailer.record), (payload, 7, [9; RECORD]));
             assert_eq!(&*trailer.name, "it");
+            assert!(trailer.is_original());
             assert_eq!((trailer.state, trailer.in_flight(Duration::ZERO).0), (State::new(true), 0));
         }
         assert_eq!(file_length(u64::MAX), None);
-        assert!(new_page(Kind::Counted, u64::MAX - 1, 7, State::new(true), "it", &[9; RECORD]).is_err());
+        assert!(new_page(Kind::Counted, u64::MAX - 1, 7, ID, State::new(true), "it", &[9; RECORD]).is_err());
     }
 
     #[test]
     fn no_flipped_bit_of_record_or_footer_goes_unnoticed() {
-        let page = new_page(Kind::Counted, 100, 7, State::new(true), "it", &[9; RECORD]).expect("it fits");
-        for bit in NAME_AT * 8..PAGE * 8 {
+        let page = new_page(Kind::Counted, 100, 7, ID, State::new(true), "it", &[9; RECORD]).expect("it fits");
+        for bit in FILE_AT * 8..PAGE * 8 {
             let mut page = page;
             page[bit / 8] ^= 1 << (bit % 8);
             assert!(read(&page, 8192).is_err(), "bit {bit}");

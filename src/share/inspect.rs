@@ -33,7 +33,7 @@ pub struct Inspection {
     pub protected_for: Duration,
     /// Whether any process is attached: the kernel's answer.
     pub is_attached: bool,
-    /// Whether the name outlives all handles.
+    /// Whether the name outlives all handles, as it was wished, or because this is a copy of the file that was made.
     pub is_kept: bool,
     /// Whether nobody can write to it any more.
     pub is_frozen: bool,
@@ -83,7 +83,7 @@ pub fn inspect_in(backend: &Arc<dyn Backend>, location: &Location) -> Result<Ins
         in_flight,
         protected_for,
         is_attached: is_leased(&file, location)?,
-        is_kept: trailer.state.is_kept(),
+        is_kept: trailer.state.is_kept() || !trailer.is_original(),
         is_frozen: trailer.state.is_frozen(),
         creator: maker,
         created,

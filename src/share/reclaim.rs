@@ -55,6 +55,8 @@ pub struct Reclaimed {
     pub attached: usize,
     /// How many are kept although nobody is attached.
     pub kept: usize,
+    /// How many are copies, or were moved to another file system: they were made in another file, and are left alone.
+    pub copies: usize,
     /// How many are kept only by handles on their way.
     pub in_flight: usize,
     /// When the first of these loses that protection.
@@ -142,7 +144,8 @@ impl Reclaim {
         let home = Home { backend: Arc::clone(backend), location };
         match collect(&home, Some(entry.id), !self.dry_run)? {
             Found::Orphan => return Ok(true),
-            Found::Gone | Found::Copy => {}
+            Found::Gone => {}
+            Found::Copy => reclaimed.copies += 1,
             Found::Attached => reclaimed.attached += 1,
             Found::Kept => reclaimed.kept += 1,
             Found::InFlight(left) => {

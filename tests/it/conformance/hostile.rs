@@ -42,6 +42,7 @@ pub(super) const PAGE: usize = 4096;
 // Where what is in the page, as src/segment/trailer.rs and src/share/record.rs have it.
 const TICKETS: usize = 64;
 const SPARE: usize = 2112;
+pub(super) const FILE: usize = 3440;
 pub(super) const NAME: usize = 3456;
 const RECORD: usize = 3728;
 const FOOTER: usize = 4032;
@@ -60,7 +61,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 pub(super) fn seal(file: &mut [u8]) {
     let Some(start) = file.len().checked_sub(PAGE) else { return };
     let page = &mut file[start..];
-    let constant = crc32(&page[NAME..FOOTER]);
+    let constant = crc32(&page[FILE..FOOTER]);
     page[FOOTER + 56..FOOTER + 60].copy_from_slice(&constant.to_le_bytes());
     let own = crc32(&page[FOOTER..FOOTER + 60]);
     page[FOOTER + 60..].copy_from_slice(&own.to_le_bytes());
@@ -99,6 +100,19 @@ impl Target {
     fn plant(&self, bytes: &[u8]) {
         let _left_from_before = self.backend.unlink(&self.location, None);
         std::fs::write(&self.path, bytes).unwrap();
+    }
+
+    /// Plants what says that it was made in this very file.
+    fn plant_as_made(&self, bytes: &[u8]) {
+        self.plant(bytes);
+        let entries = self.backend.list().unwrap();
+        let id = entries.iter().find(|entry| entry.name == self.location.as_str()).unwrap().id;
+        let mut bytes = bytes.to_vec();
+        let file = bytes.len() - PAGE + FILE;
+        bytes[file..file + 8].copy_from_slice(&id.device.to_le_bytes());
+        bytes[file + 8..file + 16].copy_from_slice(&id.number.to_le_bytes());
+        seal(&mut bytes);
+        std::fs::write(&self.path, bytes).unwrap(); // keeps the file
     }
 
     /// Does everything that reads what it says about itself. Whatever opens must be sane. Returns how opening ended.
@@ -167,16 +181,16 @@ fn spoil_bytes(arguments: &[String]) {
         for change in changes {
             let mut bytes = honest.clone();
             bytes[PAGE + at] = change(bytes[PAGE + at]);
-            let is_checked = !(8..NAME).contains(&at);
+            let is_checked = !(8..FILE).contains(&at);
             if bytes == honest || (!is_checked && bytes[PAGE + at] == 1) {
                 continue; // no news
             }
             let outcome = target.attempt(&bytes);
             let is_expected = match &outcome {
-                Ok(()) => at < NAME,
+                Ok(()) => at < FILE,
                 Err(Error::TooManyHandles { .. }) => at < 4,
                 Err(Error::NotFound { .. }) => (4..8).contains(&at),
-                Err(Error::Trailer { .. } | Error::NotCounted { .. }) => at >= NAME,
+                Err(Error::Trailer { .. } | Error::NotCounted { .. }) => at >= FILE,
                 Err(_) => false,
             };
             assert!(is_expected, "byte {at}: {outcome:?}");
@@ -270,7 +284,7 @@ fn forge(arguments: &[String]) {
     }
     let name = NAME + 2;
     let others: &[(usize, &[u8])] = &[
-        (footer + 8, &[2]),
+        (footer + 8, &[1]),
         (footer + 8, &[0]),
         (footer + 10, &[2]),
         (footer + 10, &[0]),
@@ -341,36 +355,36 @@ fn count_wrongly(arguments: &[String]) {
     let open = || target.options::<Ix2>().open(&target.location);
     let reclaim = || Reclaim::new().run(&target.backend).unwrap();
 
-    target.plant(&with(named | u64::from(u32::MAX)));
+    target.plant_as_made(&with(named | u64::from(u32::MAX)));
     assert!(matches!(open().unwrap_err(), Error::TooManyHandles { limit: 0xffff_ffff, doing: "attached", .. }));
     assert!(inspect().refcount == u32::MAX && inspect().is_orphaned());
     assert_eq!(reclaim().removed.len(), 1, "nobody is attached, whatever is counted");
-    target.plant(&with(named | u64::from(u32::MAX - 1)));
+    target.plant_as_made(&with(named | u64::from(u32::MAX - 1)));
     let array = open().unwrap();
     assert!(array.refcount() == u32::MAX && open().is_err());
     drop(array);
     assert!(!is_there());
 
     for handles in [0, 1, 77] {
-        target.plant(&with(named | dead | handles));
+        target.plant_as_made(&with(named | dead | handles));
         assert!(open().unwrap_err().is_not_found());
         assert!(!is_there());
-        target.plant(&with(named | dead | handles));
+        target.plant_as_made(&with(named | dead | handles));
         assert!(inspect().is_orphaned() && reclaim().removed.len() == 1);
     }
-    target.plant(&with(named));
+    target.plant_as_made(&with(named));
     let array = open().unwrap();
     assert_eq!((array.refcount(), array.read().unwrap()[[5, 4]]), (1, 29));
     array.close().unwrap();
     assert!(!is_there());
-    target.plant(&with(named | kept | 5));
+    target.plant_as_made(&with(named | kept | 5));
     drop(open().unwrap());
     assert!(is_there() && inspect().refcount == 5 && reclaim().kept == 1);
-    target.plant(&with(u64::MAX));
+    target.plant_as_made(&with(u64::MAX));
     assert!(open().is_err());
 
     // Somebody takes the number down under a living holder: it never goes below 0, and the lease knows better.
-    target.plant(&with(named | 1));
+    target.plant_as_made(&with(named | 1));
     let (first, second) = (open().unwrap(), open().unwrap());
     let file = std::fs::File::options().write(true).open(&target.path).unwrap();
     let mut word = &file;
@@ -385,7 +399,7 @@ fn count_wrongly(arguments: &[String]) {
     // Deadlines that are none: for ever, and 128 of them.
     let mut bytes = with(named | 1);
     bytes[PAGE + TICKETS..PAGE + SPARE].fill(0xff);
-    target.plant(&bytes);
+    target.plant_as_made(&bytes);
     assert_eq!((inspect().in_flight, inspect().protected_for), (0, Duration::ZERO));
     let array = open().unwrap();
     assert_eq!(array.in_flight(), 0);
@@ -395,9 +409,9 @@ fn count_wrongly(arguments: &[String]) {
     // Deadlines of a machine that was started since are none, either.
     let mut bytes = honest.clone();
     bytes[PAGE + TICKETS + 15] ^= 0x80;
-    target.plant(&bytes);
+    target.plant_as_made(&bytes);
     assert!(inspect().in_flight == 0 && reclaim().removed.len() == 1);
-    target.plant(&honest);
+    target.plant_as_made(&honest);
     assert!(inspect().in_flight == 1 && reclaim().in_flight == 1);
     say("done");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Error, HandleOptions, RefcountedArray};
+use ndarray_shm::{Arena, Error, HandleOptions, RefcountedArray};
 
 use crate::support::Place;
 use crate::tests;
@@ -17,6 +17,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         tests![
             a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes,
             a_copy_of_a_counted_array_is_refused_and_not_removed,
+            a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed,
             who_waits_for_the_cells_is_counted_and_keeps_the_array,
         ],
     )
@@ -53,6 +54,33 @@ fn a_copy_of_a_counted_array_is_refused_and_not_removed(place: &Place) {
     array.close().unwrap();
     assert_eq!(place.reclaim().removed.len(), 0);
     assert!(place.has(&copy) && !place.has(&name));
+}
+
+fn a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed(place: &Place) {
+    let (here, there) = (&place.private(), &place.private());
+    let name = here.location("precious");
+    let (path, copy) = (here.path(&name), there.path(&name));
+    let array = here.counted::<u8, Ix1>().create_with(name.location(), 100, |mut view| view.fill(7)).unwrap();
+    std::fs::copy(&path, &copy).unwrap();
+    let arena_name = here.location("arena");
+    let (arena_path, arena_copy) = (here.path(&arena_name), there.path(&arena_name));
+    let arena = Arena::options().backend(here.backend.clone()).create(arena_name.location(), 1 << 16).unwrap();
+    std::fs::copy(&arena_path, &arena_copy).unwrap();
+
+    let reclaimed = there.reclaim();
+    assert_eq!((reclaimed.copies, reclaimed.removed.len(), reclaimed.failed.len()), (2, 0, 0));
+    let opened = there.counted::<u8, Ix1>().open(name.location()).unwrap();
+    assert!(opened.read().unwrap().iter().all(|element| *element == 7));
+    assert_eq!((opened.is_kept(), array.is_kept()), (true, false));
+    opened.close().unwrap();
+    drop(Arena::options().backend(there.backend.clone()).open(arena_name.location()).unwrap());
+    assert_eq!(there.reclaim().copies, 2);
+    assert!(copy.exists() && arena_copy.exists());
+    drop((array, arena));
+    assert!(!path.exists() && !arena_path.exists(), "the originals go as ever");
+    for copy in [copy, arena_copy] {
+        std::fs::remove_file(copy).unwrap();
+    }
 }
 
 fn who_waits_for_the_cells_is_counted_and_keeps_the_array(place: &Place) {

@@ -69,9 +69,9 @@ class Trailer:
             raise ValueError("not a counted array")
         footer = page[-FOOTER.size :]
         magic, version, kind, trailer, self.payload, id, zero, constant_crc, footer_crc = FOOTER.unpack(footer)
-        if (magic, version, kind, zero) != (b"\x89NDSHM\r\n", 1, 1, bytes(16)):
-            raise ValueError("not a counted array of layout version 1")
-        if (constant_crc, footer_crc) != (zlib.crc32(page[3456:4032]), zlib.crc32(footer[:-4])):
+        if (magic, version, kind, zero) != (b"\x89NDSHM\r\n", 2, 1, bytes(16)):
+            raise ValueError("not a counted array of layout version 2")
+        if (constant_crc, footer_crc) != (zlib.crc32(page[3440:4032]), zlib.crc32(footer[:-4])):
             raise ValueError("a damaged trailer")
         if self.payload + trailer != length:
             raise ValueError("a file of another length")

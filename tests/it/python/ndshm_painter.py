@@ -21,8 +21,8 @@ class Painter:
         file = self.ledger.bytes
         footer = file[-FOOTER.size :]
         magic, version, kind, trailer, states, _, zero, trailer_crc, footer_crc = FOOTER.unpack(footer)
-        if (magic, version, kind, zero) != (b"\x89NDSHM\r\n", 1, 2, bytes(16)) or states + trailer != len(file):
-            raise ValueError("not a ledger of layout version 1")
+        if (magic, version, kind, zero) != (b"\x89NDSHM\r\n", 2, 2, bytes(16)) or states + trailer != len(file):
+            raise ValueError("not a ledger of layout version 2")
         body = file[states : -FOOTER.size]
         if (trailer_crc, footer_crc) != (zlib.crc32(body), zlib.crc32(footer[:-4])):
             raise ValueError("a damaged ledger")
