@@ -145,7 +145,8 @@ pub(crate) struct LayoutArgs {
     /// Elements along each axis, such as 64,128,128 [plain arrays only]
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths)]
     pub(crate) shape: Option<Numbers<u64>>,
-    /// Memory order: c (last axis contiguous) or f (first axis contiguous) [plain arrays only; default: c]
+    /// Memory order: c (last axis contiguous) or f (first axis contiguous) [plain arrays only, and not if at most one axis is longer
+    /// than 1]
     #[arg(long, value_name = "c|f")]
     pub(crate) order: Option<Order>,
     /// Look only here [default: what EMULATE_SHM says, else everywhere]

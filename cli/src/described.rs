@@ -2,6 +2,7 @@
 //!
 //! Elements are only ever looked at under a guard or a held reader, and never written.
 
+use std::fmt::Display;
 use std::io::Write as _;
 use std::mem;
 use std::sync::Arc;
@@ -65,7 +66,8 @@ impl Described {
                 }
                 Look::Other => {
                     let (dtype, shape) = args.both(location, entry.len)?;
-                    (Kind::Plain, dtype, shape, args.order.unwrap_or(Order::C))
+                    let order = plain_order(location, args.order, shape.iter().map(|length| *length as u64))?;
+                    (Kind::Plain, dtype, shape, order)
                 }
             },
             (None, Some(entry)) => {
@@ -133,6 +135,23 @@ impl Described {
             other => other?,
         };
         look(guard.view())
+    }
+}
+
+/// Returns the memory order of an array that is nothing but its elements, which only the command line can say. Both orders are the same
+/// where at most one axis is longer than 1.
+pub(crate) fn plain_order(
+    name: impl Display,
+    order: Option<Order>,
+    shape: impl IntoIterator<Item = u64>,
+) -> Result<Order, Failure> {
+    match order {
+        Some(order) => Ok(order),
+        None if shape.into_iter().filter(|length| *length > 1).count() <= 1 => Ok(Order::C),
+        None => Err(Failure::new(Exit::Usage, format!("`{name}` does not say its memory order: --order must")).advice(
+            "give the order with which it was made, --order c (last axis contiguous) or --order f (first axis contiguous): with \
+             the other one its elements would change places",
+        )),
     }
 }
 

@@ -98,9 +98,9 @@ Progress goes to the standard error, the result to the standard output. Fields o
 pub(crate) const UPLOAD: &str = concat!(
     "\
 The array is only read, while nobody writes to it. It has the shape of --bbox and the volume's element type; which order
-it has, --order must say, unless it is a counted array, which says so itself: what was downloaded with --order f is uploaded
-with --order f. Without --order C is assumed, and the report says so. Objects are replaced in one step each; after a
-failure the same command stores all of them again.
+it has, --order must say, unless it is a counted array, which says so itself, or at most one axis is longer than 1: what was
+downloaded with --order f is uploaded with --order f. Objects are replaced in one step each; after a failure the same
+command stores all of them again.
 
 --create makes a volume, or goes on with one just like it: the same command may be given again, and by many machines. Chunks
 of a Precomputed volume do not say beforehand whether they are packed by gzip: --create --encoding gzip says so each time,
@@ -121,7 +121,6 @@ Fields of --json:
   source, destination        what was written where
   bbox, shard                the region that was written, and which part that is, or null
   dtype, order               NumPy's name of the type (\"<u2\"); memory order of the array, \"C\" or \"F\"
-  order_assumed              whether neither the array nor --order said so, so that it was taken for C
   stored, background         objects that were stored; that hold nothing but background and were left out
   bytes, stored_bytes        bytes of the array that were written, and as what they were stored
   seconds, bytes_per_second  how long it took, and bytes of the array by that
@@ -230,7 +229,7 @@ macro_rules! layout {
     () => {
         "\
 A plain array is nothing but the bytes of its elements, so --dtype and --shape must say what they are, and --order, unless
-it is c. Counted arrays and renderbuffers say it themselves."
+at most one axis is longer than 1. Counted arrays and renderbuffers say it themselves."
     };
 }
 

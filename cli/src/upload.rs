@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::cli::{EncodingChoice, FormatChoice, LayoutArgs, UploadArgs};
 use crate::counted::Look;
-use crate::described::Described;
+use crate::described::{Described, plain_order};
 use crate::download::{self, Idle};
 use crate::exit::{Exit, Failure};
 use crate::part::Part;
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
     };
     let name = args.source.to_string_lossy();
     // Where the array lies belongs to it, and which version of it: another one has to be stored anew.
-    let order = source.order(args);
+    let order = source.order(args, bbox.shape().into_iter().map(|length| length as u64))?;
     let work = format!("upload of {name} ({}) at {bbox} to {} order={order}", source.version()?, sink.identity());
     let part = Part::choose(&args.part, meta, &whole, work)?;
     let cutout = match &part {
@@ -106,7 +106,6 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         shard: part.as_ref().map(|part| part.shard.to_string()),
         dtype: meta.dtype.to_string(),
         order: order.to_string(),
-        order_assumed: source.is_order_assumed(args),
         stored: uploaded.stored,
         background: uploaded.background,
         bytes: uploaded.bytes,
@@ -148,16 +147,12 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Returns the order in memory: what the array says of itself, else what the command line says, else C.
-    fn order(&self, args: &UploadArgs) -> Order {
+    /// Returns the order in memory: what the array says of itself, else what the command line says.
+    fn order(&self, args: &UploadArgs, shape: impl IntoIterator<Item = u64>) -> Result<Order, Failure> {
         match self {
-            Self::Described(array) => array.order,
-            Self::Plain(..) | Self::File(_) => args.order.unwrap_or(Order::C),
+            Self::Described(array) => Ok(array.order),
+            Self::Plain(..) | Self::File(_) => plain_order(args.source.display(), args.order, shape),
         }
-    }
-
-    fn is_order_assumed(&self, args: &UploadArgs) -> bool {
-        !matches!(self, Self::Described(_)) && args.order.is_none()
     }
 
     /// A `.npy` file holds more than its elements.
@@ -279,6 +274,8 @@ fn new_volume(args: &UploadArgs, source: &Source<'_>) -> Result<NewVolume, Failu
             return Err(usage("--create needs --shape, or --bbox: a plain array does not say its shape"));
         }
     };
+    let array = region.as_ref().map(|region| region.shape().iter().map(|length| *length as u64).collect());
+    source.order(args, array.unwrap_or_else(|| shape.clone()))?;
     let Some(Numbers(chunk)) = &args.chunk else {
         return Err(usage("--create needs --chunk, such as --chunk 64,64,64"));
     };
@@ -317,8 +314,6 @@ struct Report {
     dtype: String,
     /// Memory order of the array: "C" or "F".
     order: String,
-    /// Whether neither the array nor the command line said so.
-    order_assumed: bool,
     /// Objects that were stored.
     stored: usize,
     /// Objects that hold nothing but background and were left out.
@@ -342,7 +337,7 @@ impl Report {
             ("from", units::printable(&self.source)),
             ("to", units::printable(&self.destination)),
             ("region", self.bbox.clone()),
-            ("order", format!("{}{}", self.order, if self.order_assumed { ", assumed" } else { "" })),
+            ("order", self.order.clone()),
             ("size", format!("{}, stored as {}", units::size(self.bytes), units::size(self.stored_bytes))),
             ("time", format!("{:.2} s, {}/s", self.seconds, units::size(self.bytes_per_second))),
         ];

@@ -88,7 +88,7 @@ fn a_volume_is_read_over_http_and_not_written() {
     assert_eq!(finished.json()["painted"], CHUNKS);
     assert!(finished.err.contains("MiB of"), "progress tells bytes: {finished:?}");
     assert_whole(&scene, "x", &SHAPE.map(|length| 0..length), true);
-    let finished = run(&mut scene.ndshm(["upload", "x", &server.url(), "--json"])).expect_code(1);
+    let finished = run(&mut scene.ndshm(["upload", "x", &server.url(), "--order", "c", "--json"])).expect_code(1);
     assert!(finished.json()["error"].as_str().is_some_and(|error| !error.is_empty()), "{finished:?}");
 }
 

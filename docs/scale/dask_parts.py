@@ -46,7 +46,7 @@ def do_part(source, target, part, done, invert):
             made = ndshm("download", source, region, "--location", array, "--replace", "--quiet", "--json")
             if invert:
                 change(made["path"], made["dtype"], made["shape"])
-            ndshm("upload", array, target, region, "--quiet", "--json")
+            ndshm("upload", array, target, region, "--order", "c", "--quiet", "--json")
         finally:
             subprocess.run(["ndshm", "unlink", array], capture_output=True)
         # After its data, in one step: a marker that is there is whole, and what it says is true.

@@ -21,4 +21,4 @@ trap 'ndshm unlink "$array" > /dev/null 2>&1 || true' EXIT
 
 ndshm download "$SOURCE" --bbox="$region" --location "$array" --replace --quiet
 "$PROGRAM" "$array" "$region"
-ndshm upload "$array" "$TARGET" --bbox="$region" --quiet
+ndshm upload "$array" "$TARGET" --order c --bbox="$region" --quiet

@@ -115,7 +115,8 @@ pub(crate) struct UploadArgs {
     /// Write only this part of it, in the volume's coordinates
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) cutout: Option<String>,
-    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous) [default: what it says itself, else c]
+    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous) [default: what it says itself; a plain array
+    /// with several axes longer than 1 needs it]
     #[arg(long, value_name = "c|f")]
     pub(crate) order: Option<Order>,
     /// Which scale, from 0, the finest

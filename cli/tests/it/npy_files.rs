@@ -65,6 +65,8 @@ fn what_is_there_is_replaced_only_if_that_is_said() {
         let layout = ["--dtype", "uint8", "--shape", "2,2", "--order", "f"];
         run(scene.ndshm(["export", "x"]).arg(&out).args(layout).args(more))
     };
+    let unsaid = run(scene.ndshm(["export", "x", "--dtype", "uint8", "--shape", "2,2"]).arg(&out)).expect_code(2);
+    assert!(unsaid.err.contains("--order f") && !out.exists(), "{unsaid:?}");
     export(&[]).expect_code(0);
     assert!(fs::read(&out).expect("there").ends_with(&[1, 2, 3, 4]));
     let first = fs::read(&out).expect("there");

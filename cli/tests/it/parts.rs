@@ -140,7 +140,7 @@ fn an_array_goes_up_into_a_new_volume_and_comes_down_again() {
     .enumerate()
     {
         let to = scene.temporary().join(format!("new-{number}"));
-        let create = [&["--create", "--dtype", "uint16", "--shape", &shape], *how].concat();
+        let create = [&["--create", "--dtype", "uint16", "--shape", &shape, "--order", "c"], *how].concat();
         let report = upload(&scene, &to, &create).expect_code(0).json();
         assert_eq!(report["bytes"], SHAPE.iter().product::<usize>() * 2);
         assert!(report["stored"].as_u64().expect("a number") > 10, "{report:#}");
@@ -148,7 +148,7 @@ fn an_array_goes_up_into_a_new_volume_and_comes_down_again() {
         // The same command again does the same again.
         let again = upload(&scene, &to, &create).expect_code(0).json();
         assert_eq!((&again["stored"], &again["background"]), (&report["stored"], &report["background"]));
-        let other = [&["--create", "--dtype", "uint8", "--shape", &shape], *how].concat();
+        let other = [&["--create", "--dtype", "uint8", "--shape", &shape, "--order", "c"], *how].concat();
         upload(&scene, &to, &other).expect_code(1);
         let info = run(&mut scene.ndshm(["info", "--json", text(&to)])).expect_code(0).json();
         assert_eq!(info["scales"][0]["shape"], serde_json::json!(SHAPE));
@@ -168,7 +168,7 @@ fn an_upload_in_four_parts_is_the_whole_in_any_order_one_of_them_twice() {
     let create = ["--create", "--format", "zarr3", "--dtype", "uint16", "--shape", &shape, "--chunk", "40,48,56"];
     let mut states = Vec::new();
     for shard in ["3/4", "1/4", "0/4", "1/4", "2/4"] {
-        let arguments = [&create[..], &["--shard", shard, "--markers", text(&marks)]].concat();
+        let arguments = [&create[..], &["--order", "c", "--shard", shard, "--markers", text(&marks)]].concat();
         let report = upload(&scene, &to, &arguments).expect_code(0).json();
         assert_eq!(report["shard"], shard);
         states.push(report["state"].as_str().unwrap_or("stored").to_owned());
@@ -183,9 +183,10 @@ fn a_cutout_touches_nothing_else_and_cut_objects_are_changed_only_if_that_is_sai
     let to = scene.temporary().join("new");
     fs::write(scene.emulated().join("x"), [7u8; 8 * 8]).expect("written");
     let create = ["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "8,8", "--chunk", "4,4"];
-    let refused = upload(&scene, &to, &[&create[..], &["--cutout", "0:4,2:6"]].concat()).expect_code(2);
+    let cut = ["--order", "c", "--cutout", "0:4,2:6"];
+    let refused = upload(&scene, &to, &[&create[..], &cut].concat()).expect_code(2);
     assert!(refused.err.contains("read-modify-write"), "{refused:?}");
-    upload(&scene, &to, &["--cutout", "0:4,2:6", "--read-modify-write"]).expect_code(0);
+    upload(&scene, &to, &[&cut[..], &["--read-modify-write"]].concat()).expect_code(0);
     run(&mut scene.ndshm(["download", text(&to), "--location", "back", "--quiet"])).expect_code(0);
     let expected: Vec<u8> = (0..64).map(|at| if at < 32 && (2..6).contains(&(at % 8)) { 7 } else { 0 }).collect();
     assert_eq!(fs::read(scene.emulated().join("back")).expect("there"), expected);
@@ -194,7 +195,7 @@ fn a_cutout_touches_nothing_else_and_cut_objects_are_changed_only_if_that_is_sai
     let file = scene.temporary().join("elements");
     fs::write(&file, [9u8; 16]).expect("written");
     let mut command = scene.ndshm(["upload", text(&file), text(&to), "--file", "--bbox", "4:8,4:8", "--quiet"]);
-    run(&mut command).expect_code(0);
+    run(command.args(["--order", "c"])).expect_code(0);
     run(&mut scene.ndshm(["download", text(&to), "--location", "back", "--replace", "--quiet"])).expect_code(0);
     let back = fs::read(scene.emulated().join("back")).expect("there");
     assert!(back.iter().enumerate().all(|(at, byte)| (*byte == 9) == (at >= 32 && at % 8 >= 4)), "{back:?}");
@@ -215,7 +216,7 @@ fn uploads_that_make_no_sense_say_why() {
         (&[], 1, "new"),
         (&["--create", "--format", "zarr3", "--dtype", "uint16", "--shape", "8,8", "--chunk", "4,4"], 2, "bytes"),
     ] {
-        let finished = upload(&scene, &to, arguments).expect_code(code);
+        let finished = upload(&scene, &to, &[arguments, &["--order", "c"]].concat()).expect_code(code);
         assert!(finished.err.contains(says), "{says}: {finished:?}");
         fs::remove_dir_all(&to).ok();
     }
@@ -347,7 +348,7 @@ fn a_volume_that_is_another_is_not_taken_for_the_one_that_is_to_be_made() {
     fs::write(&file, vec![7; 64 * 32 * 32]).expect("a file");
     let put = |to: &str, format: &str, encoding: &str| {
         let mut command = scene.ndshm(["upload", text(&file), text(&scene.temporary().join(to)), "--file", "--quiet"]);
-        command.args(["--create", "--dtype", "uint8", "--shape", "64,32,32", "--chunk", "40,32,32"]);
+        command.args(["--create", "--dtype", "uint8", "--shape", "64,32,32", "--chunk", "40,32,32", "--order", "c"]);
         run(command.args(["--format", format, "--encoding", encoding]))
     };
     for (to, format, encoding) in [("a", "precomputed", "jpeg"), ("b", "precomputed", "raw"), ("c", "zarr3", "zstd")] {
@@ -406,26 +407,48 @@ fn marks_of_another_array_or_place_do_not_count() {
     assert_eq!(get("one").expect_code(0).json()["state"], "already done");
 }
 
+/// Without the order the elements of what was downloaded in F order would change places in silence.
 #[test]
-fn an_order_that_nobody_said_is_told() {
+fn upload_of_a_plain_array_needs_its_order() {
     let scene = Scene::new();
-    let file = scene.temporary().join("x.raw");
-    fs::write(&file, [7; 8]).expect("a file");
-    let put = |more: &[&str]| {
-        let to = scene.temporary().join("volume");
-        let mut command = scene.ndshm(["upload", text(&file), text(&to), "--file", "--quiet"]);
-        command.args(["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "2,4", "--chunk", "2,2"]);
-        run(command.args(more)).expect_code(0)
-    };
-    let said = |more: &[&str]| {
-        let report = put(&[&["--json"], more].concat()).json();
-        (report["order"].clone(), report["order_assumed"].clone())
-    };
-    assert_eq!(said(&[]), ("C".into(), true.into()));
-    assert_eq!(said(&["--order", "c"]), ("C".into(), false.into()));
-    assert_eq!(said(&["--order", "f"]), ("F".into(), false.into()));
-    assert!(put(&[]).out.contains("C, assumed\n"));
-    assert!(!put(&["--order", "f"]).out.contains("assumed"));
+    volume::write(&scene.volume());
+    let bbox = ["--bbox", "30:90,40:100,50:120"];
+    run(&mut download(&scene, "x", &[&bbox[..], &["--order", "f"]].concat())).expect_code(0);
+    let (file, to) = (scene.emulated().join("x"), scene.temporary().join("volume"));
+    let create = ["--create", "--format", "zarr3", "--dtype", "uint16", "--shape", "60,60,70", "--chunk", "32,32,32"];
+    for source in [&["x"][..], &[text(&file), "--file"]] {
+        let refused = |finished: Finished| {
+            let finished = finished.expect_code(2);
+            assert!(finished.err.contains("--order f") && finished.err.contains("memory order"), "{finished:?}");
+        };
+        refused(run(scene.ndshm(["upload"]).args(source).arg(&to).args(create)));
+        assert!(!to.exists());
+        run(scene.ndshm(["upload"]).args(source).arg(&to).args(create).args(["--order", "f"])).expect_code(0);
+        refused(run(scene.ndshm(["upload"]).args(source).arg(&to)));
+        let get = run(&mut scene.ndshm(["download", text(&to), "--location", "back", "--replace", "--quiet"]));
+        get.expect_code(0);
+        let back = fs::read(scene.emulated().join("back")).expect("there");
+        assert!(back == volume::expected(&[30..90, 40..100, 50..120], true));
+        fs::remove_dir_all(&to).expect("ours");
+    }
+}
+
+/// Both orders are the same where at most one axis is longer than 1.
+#[test]
+fn array_with_one_long_axis_needs_no_order() {
+    let scene = Scene::new();
+    fs::write(scene.emulated().join("x"), [7; 8]).expect("written");
+    let to = scene.temporary().join("volume");
+    let new = ["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "4,8,4", "--chunk", "2,8,2"];
+    let region = ["--bbox", "1:2,0:8,3:4", "--read-modify-write"];
+    let report = upload(&scene, &to, &[&new[..], &region].concat()).expect_code(0).json();
+    assert_eq!((&report["order"], &report["stored"]), (&"C".into(), &1.into()));
+    upload(&scene, &to, &region).expect_code(0);
+    let refused = upload(&scene, &to, &["--bbox", "0:2,0:4,0:1"]).expect_code(2);
+    assert!(refused.err.contains("memory order"), "{refused:?}");
+    let layout = ["--dtype", "uint8", "--shape", "1,8"];
+    run(scene.ndshm(["export", "x"]).arg(scene.temporary().join("x.npy")).args(layout)).expect_code(0);
+    run(scene.ndshm(["view", "x", "--columns", "9"]).args(layout)).expect_code(0);
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn numbers_that_are_none_do_no_harm_and_labels_have_colours() {
         .collect();
     fs::write(scene.emulated().join("floats"), floats).expect("written");
     let out = scene.temporary().join("floats.png");
-    let arguments = ["--dtype", "<f4", "--shape", "2,3", "--out", out.to_str().expect("text")];
+    let arguments = ["--dtype", "<f4", "--shape", "2,3", "--order", "c", "--out", out.to_str().expect("text")];
     let finished = view(&scene, "floats", &arguments).expect_code(0);
     assert!(finished.out.contains("black is 1, white 3"), "{finished:?}");
     assert_eq!(read(&out), (3, 2, 1, vec![0, 0, 255, 255, 0, 128]));
@@ -87,7 +87,7 @@ fn numbers_that_are_none_do_no_harm_and_labels_have_colours() {
 fn a_terminal_gets_two_rows_in_a_line() {
     let scene = Scene::new();
     fs::write(scene.emulated().join("steps"), [0u8, 255, 255, 0, 128, 64]).expect("written");
-    let what = ["--dtype", "uint8", "--shape", "3,2", "--columns", "80"];
+    let what = ["--dtype", "uint8", "--shape", "3,2", "--order", "c", "--columns", "80"];
     let mut command = scene.ndshm(["view", "steps"]);
     let finished = run(command.args(what).env("COLORTERM", "truecolor")).expect_code(0);
     let lines: Vec<&str> = finished.out.lines().collect();
@@ -102,7 +102,7 @@ fn a_terminal_gets_two_rows_in_a_line() {
     let finished = run(command.args(what).env_remove("COLORTERM")).expect_code(0);
     assert!(finished.out.starts_with("\x1b[38;5;16m\x1b[48;5;231m▀"), "{finished:?}");
     fs::write(scene.emulated().join("wide"), vec![1u8; 1000 * 500]).expect("written");
-    let arguments = ["--dtype", "uint8", "--shape", "500,1000", "--columns", "40"];
+    let arguments = ["--dtype", "uint8", "--shape", "500,1000", "--order", "c", "--columns", "40"];
     let finished = view(&scene, "wide", &arguments).expect_code(0);
     assert_eq!(finished.out.lines().next().expect("a line").matches('▀').count(), 40);
     assert_eq!(finished.out.matches('▀').count(), 40 * 10);
@@ -118,8 +118,17 @@ fn what_cannot_be_shown_says_what_is_missing() {
         (&["--columns", "9"][..], 2, "--dtype and --shape"),
         (&["--columns", "9", "--dtype", "uint16"], 2, "--shape"),
         (&["--columns", "9", "--dtype", "uint16", "--shape", "3,5"], 2, "24 bytes"),
-        (&["--columns", "9", "--dtype", "uint16", "--shape", "3,4", "--slice", "y=3"], 2, "has 3 elements"),
-        (&["--columns", "9", "--dtype", "uint16", "--shape", "3,4", "--slice", "t=3"], 2, "no axis `t`"),
+        (&["--columns", "9", "--dtype", "uint16", "--shape", "3,4"], 2, "--order f"),
+        (
+            &["--columns", "9", "--dtype", "uint16", "--shape", "3,4", "--order", "c", "--slice", "y=3"],
+            2,
+            "has 3 elements",
+        ),
+        (
+            &["--columns", "9", "--dtype", "uint16", "--shape", "3,4", "--order", "c", "--slice", "t=3"],
+            2,
+            "no axis `t`",
+        ),
         (&["--columns", "9", "--dtype", "uint17", "--shape", "3,4"], 2, "uint16"),
         (&["--columns", "9", "--dtype", "uint16", "--shape", "18446744073709551615,2"], 2, "24 bytes"),
     ] {

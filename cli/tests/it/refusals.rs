@@ -59,7 +59,7 @@ fn what_does_not_fit_is_exit_code_2() {
     let (there, new) = (scene.volume(), scene.temporary().join("new"));
     let (there, new) = (there.to_str().expect("text"), new.to_str().expect("text"));
     let create = |format: &str, more: &[&str]| {
-        let mut command = scene.ndshm(["upload", "x", new, "--json", "--create", "--format", format]);
+        let mut command = scene.ndshm(["upload", "x", new, "--json", "--order", "c", "--create", "--format", format]);
         command.args(more);
         command
     };
@@ -69,7 +69,7 @@ fn what_does_not_fit_is_exit_code_2() {
         (scene.ndshm(["download", there, "--location", "y", "--mip", "1", "--json"]), "no scale 1"),
         (scene.ndshm(["upload", "x", there, "--mip", "1", "--json"]), "no scale 1"),
         (scene.ndshm(["plan", there, "--shards", "2", "--mip", "1", "--json"]), "no scale 1"),
-        (scene.ndshm(["upload", "x", there, "--bbox", "0:40,0:48,0:56", "--json"]), "64 bytes"),
+        (scene.ndshm(["upload", "x", there, "--bbox", "0:40,0:48,0:56", "--order", "c", "--json"]), "64 bytes"),
         (create("zarr3", &[&zarr[..], &["raw", "--chunk", "8"]].concat()), "cannot tile"),
         (create("zarr2", &[&zarr[..], &["raw", "--chunk", "8,8,8"]].concat()), "cannot tile"),
         (create("zarr3", &[&zarr[..], &["jpeg", "--chunk", "8,8"]].concat()), "no encoding jpeg"),
