@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use ndarray_shm_volume as volume;
+use ndarray_shm_volume::{self as volume, ErrorKind};
 use serde::Serialize;
 
 use crate::{host, report};
@@ -196,30 +196,32 @@ impl From<volume::Error> for Failure {
             | volume::Error::FillValue { .. }
             | volume::Error::Shard { .. }
             | volume::Error::Url { .. } => Exit::Usage,
+            _ if error.kind() == Some(ErrorKind::NotBuiltIn) => Exit::Usage,
             volume::Error::Interrupted { .. } => Exit::Interrupted,
             _ => Exit::Failed,
         };
         let failure = Self::from_chain(exit, &error);
-        if matches!(&error, volume::Error::Url { reason, .. } if reason.contains("built without")) {
-            return failure
-                .advice("http, https and s3 need a program that was built by: cargo build -p ndshm --features remote (gs: gcs, az: azure)");
-        }
-        if matches!(error, volume::Error::Scale { .. }) {
-            return failure.advice("`ndshm info` with the volume lists its scales; --mip takes the number of one");
-        }
-        let volume::Error::Source { volume, reason, .. } = &error else { return failure };
-        let is_absent = reason.starts_with("this is no") || reason.starts_with("there is no such file");
-        if is_absent && volume.starts_with("s3://") && std::env::var_os("AWS_ACCESS_KEY_ID").is_none() {
-            return failure.advice(
-                "see that bucket and key are right. AWS_ACCESS_KEY_ID is not set, and without credentials what may not be read \
-                 looks as if it were not there; ~/.aws is not read (docs/stores.md)",
-            );
-        }
-        if is_absent && volume.starts_with("s3://") {
-            return failure
-                .advice("see that bucket and key are right, and that AWS_ENDPOINT_URL names the server that is meant");
-        }
-        failure
+        let advice = match &error {
+            volume::Error::Scale { .. } => {
+                "`ndshm info` with the volume lists its scales; --mip takes the number of one"
+            }
+            volume::Error::Source { kind: ErrorKind::Damaged, .. } => {
+                "restore this document: without it no chunk of the volume can be read or written"
+            }
+            volume::Error::Source { kind: ErrorKind::NotBuiltIn, .. } => {
+                "http, https and s3 need a program that was built by: cargo build -p ndshm --features remote (gs: gcs, az: azure)"
+            }
+            volume::Error::Source { kind: ErrorKind::Absent, volume, .. } if volume.starts_with("s3://") => {
+                if std::env::var_os("AWS_ACCESS_KEY_ID").is_none() {
+                    "see that bucket and key are right. AWS_ACCESS_KEY_ID is not set, and without credentials what may not be read \
+                     looks as if it were not there; ~/.aws is not read (docs/stores.md)"
+                } else {
+                    "see that bucket and key are right, and that AWS_ENDPOINT_URL names the server that is meant"
+                }
+            }
+            _ => return failure,
+        };
+        failure.advice(advice)
     }
 }
 

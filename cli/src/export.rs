@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use bytemuck::cast_slice;
-use ndarray_shm::{Element, EntryKind, with_element};
+use ndarray_shm::{DType, Element, EntryKind, with_element};
 use ndarray_shm_volume::StopFlag;
 use serde::Serialize;
 
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failur
     file.finish()?;
     let name = serde_json::Value::from(args.file.display().to_string());
     let mut python = vec!["import numpy as np".to_owned(), format!("a = np.load({name}, mmap_mode=\"r\")")];
-    if array.dtype.as_str() == "bfloat16" {
+    if array.dtype == DType::Bf16 {
         python.insert(1, "import ml_dtypes".to_owned());
         python.push("a = a.view(ml_dtypes.bfloat16)".to_owned());
     }

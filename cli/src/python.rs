@@ -5,13 +5,12 @@ use ndarray_shm::{DType, Order};
 /// Returns the lines that map the array at `path` read-only with `NumPy`: an import and one statement.
 pub(crate) fn lines(path: &str, dtype: DType, shape: &[usize], order: Order) -> Vec<String> {
     let mut lines = vec!["import numpy as np".to_owned()];
-    let name = dtype.to_string();
-    let dtype = if name == "bfloat16" {
+    let dtype = if dtype == DType::Bf16 {
         // NumPy has no such type of its own.
         lines.push("import ml_dtypes".to_owned());
         "ml_dtypes.bfloat16".to_owned()
     } else {
-        quoted(&name)
+        quoted(&dtype.to_string())
     };
     let shape_text = tuple(shape);
     lines.push(if shape.contains(&0) {

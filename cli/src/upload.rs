@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use ndarray_shm::{DType, EntryKind, Location, Order, with_element};
 use ndarray_shm_volume::{
-    Alignment, Bbox, ChunkSink, Encoding, Error, NewVolume, UploadOptions, Uploaded, VolumeFormat, VolumeOptions,
-    create_volume, upload_from_array, upload_from_file, upload_from_shared_memory,
+    Alignment, Bbox, ChunkSink, Encoding, Error, ErrorKind, NewVolume, UploadOptions, Uploaded, VolumeFormat,
+    VolumeOptions, create_volume, upload_from_array, upload_from_file, upload_from_shared_memory,
 };
 use serde::Serialize;
 
@@ -43,10 +43,8 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         interrupt::opening(&stop, &args.destination, || create(args, &source))?
     } else {
         let open = || VolumeOptions::new().mip(args.mip).open_writable(&args.destination);
-        interrupt::opening(&stop, &args.destination, open).map_err(|error| match &error {
-            Error::Source { reason, .. }
-                if reason.starts_with("there is no such") || reason.starts_with("this is no") =>
-            {
+        interrupt::opening(&stop, &args.destination, open).map_err(|error| match error.kind() {
+            Some(ErrorKind::Absent) => {
                 Failure::from(error).advice("--create makes the volume; `ndshm upload --help` says what that needs")
             }
             _ => error.into(),
@@ -229,17 +227,17 @@ fn location(name: &OsStr) -> Result<Location, Failure> {
 fn create(args: &UploadArgs, source: &Source<'_>) -> Result<Box<dyn ChunkSink>, Failure> {
     let new = new_volume(args, source)?;
     let error = match create_volume(&args.destination, &new) {
-        Ok(sink) => return Ok(sink),
-        Err(error @ Error::Source { .. }) => error,
-        Err(error) => return Err(error.into()),
+        Err(error) if error.kind() == Some(ErrorKind::AlreadyExists) => error,
+        made => return Ok(made?),
     };
-    let Ok(there) = VolumeOptions::new().encoding(new.encoding).open_writable(&args.destination) else {
-        return Err(error.into());
-    };
-    if new.is_like(there.meta()) {
-        return Ok(there);
+    match VolumeOptions::new().encoding(new.encoding).open_writable(&args.destination) {
+        Ok(there) if new.is_like(there.meta()) => Ok(there),
+        Ok(_) => {
+            Err(Failure::from(error).advice("leave --create away to write into what is there; or choose another place"))
+        }
+        Err(damage) if damage.kind() == Some(ErrorKind::Damaged) => Err(damage.into()),
+        Err(_) => Err(error.into()),
     }
-    Err(Failure::from(error).advice("leave --create away to write into what is there; or choose another place"))
 }
 
 fn new_volume(args: &UploadArgs, source: &Source<'_>) -> Result<NewVolume, Failure> {

@@ -16,9 +16,11 @@ pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What the path leads to is no volume that can be read.
-    #[error("`{volume}`: {reason}")]
+    /// What the path leads to is no volume that can be read or made.
+    #[error("`{volume}`{}: {reason}", if *kind == ErrorKind::Damaged { " is damaged" } else { "" })]
     Source {
+        /// What it is instead; [`kind`](Error::kind) returns it.
+        kind: ErrorKind,
         /// The volume that was opened, or the metadata document of it that is wrong: a path or a URL.
         volume: String,
         /// What is there, and what to do.
@@ -195,11 +197,48 @@ pub enum Error {
     },
 }
 
+/// What a path or URL leads to instead of a volume that can be used. Programs decide by it; messages are for people and may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No volume is described there: the directory, bucket, key or description does not exist.
+    Absent,
+    /// Something else is there: a file, a group of arrays, meshes, annotations, an object that is no marker.
+    NotAVolume,
+    /// The description is there, but cut short, not JSON, or has fields that make no sense.
+    Damaged,
+    /// The description is sound, and asks for something that this library does not have: an element type, a codec, a chunk grid,
+    /// writing shards.
+    Unsupported,
+    /// The program was compiled without the feature that the URL needs.
+    NotBuiltIn,
+    /// A volume was to be made where something else is already.
+    AlreadyExists,
+}
+
 const SUPPORTED: &str = "8 to 64 bit integers, float16, bfloat16, float32, float64, complex64, complex128";
 
 impl Error {
-    pub(crate) fn no_volume(volume: impl fmt::Display, reason: impl Into<String>) -> Self {
-        Self::Source { volume: volume.to_string(), reason: reason.into(), cause: None }
+    /// Returns what is wrong with the volume itself or its place; `None` if the error is about something else, such as a region, a
+    /// chunk or the store.
+    pub fn kind(&self) -> Option<ErrorKind> {
+        match self {
+            Self::Source { kind, .. } => Some(*kind),
+            Self::UnsupportedDType { .. } => Some(ErrorKind::Unsupported),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn volume(kind: ErrorKind, volume: impl fmt::Display, reason: impl Into<String>) -> Self {
+        Self::Source { kind, volume: volume.to_string(), reason: reason.into(), cause: None }
+    }
+
+    /// Adds the cause to an error of [`volume`](Self::volume).
+    pub(crate) fn because(mut self, error: impl Into<Cause>) -> Self {
+        if let Self::Source { cause, .. } | Self::NewVolume { cause, .. } = &mut self {
+            *cause = Some(error.into());
+        }
+        self
     }
 
     pub(crate) fn new_volume(volume: impl fmt::Display, reason: impl Into<String>) -> Self {
@@ -209,7 +248,7 @@ impl Error {
     /// Says of what is wrong with the description of a volume that is to be made that it came from the caller.
     pub(crate) fn of_new_volume(self) -> Self {
         match self {
-            Self::Source { volume, reason, cause } => Self::NewVolume { volume, reason, cause },
+            Self::Source { volume, reason, cause, .. } => Self::NewVolume { volume, reason, cause },
             other => other,
         }
     }

@@ -7,7 +7,7 @@
 use serde_json::{Value, json};
 
 use crate::bbox::Bbox;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::shard::Shard;
 use crate::store::url::VolumeUrl;
 use crate::store::{self, Store};
@@ -88,7 +88,8 @@ fn read_from(store: &dyn Store, shard: Shard) -> Result<Option<Marker>> {
     let marker = serde_json::from_slice(&object.bytes).ok().as_ref().and_then(Marker::from_json);
     match marker.filter(|marker| marker.shard == shard) {
         Some(marker) => Ok(Some(marker)),
-        None => Err(Error::no_volume(
+        None => Err(Error::volume(
+            ErrorKind::NotAVolume,
             store.locate(&key),
             format!("it is no marker of part {shard}: remove it, or keep markers in another place"),
         )),

@@ -3,12 +3,12 @@
 #[cfg(test)]
 mod tests;
 
-use std::io::ErrorKind;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::description::{Encoding, NewVolume, ScaleInfo};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::url::{Place, VolumeFormat, VolumeUrl};
 use crate::store::{self, Store};
 use crate::volume::{ChunkSink, ChunkSource};
@@ -46,7 +46,8 @@ impl VolumeOptions {
     ///
     /// # Errors
     ///
-    /// - [`Source`](Error::Source): nothing is there, or it cannot be read (the message says why, and lists what is there instead);
+    /// - [`Source`](Error::Source): nothing is there, or it cannot be read ([`Error::kind`] says which, and the message why and what is
+    ///   there instead), or the program was built without such URLs;
     /// - [`Scale`](Error::Scale): it has not so many scales;
     /// - [`UnsupportedDType`](Error::UnsupportedDType): its elements cannot be in shared memory;
     /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached.
@@ -98,7 +99,7 @@ pub fn open_volume(url: &VolumeUrl) -> Result<Box<dyn ChunkSource>> {
 ///
 /// # Errors
 ///
-/// [`Source`](Error::Source): something is there already. [`NewVolume`](Error::NewVolume): the format does not have what is asked for.
+/// [`Source`](Error::Source): something is [there already](ErrorKind::AlreadyExists). [`NewVolume`](Error::NewVolume): the format does not have what is asked for.
 /// [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached or written.
 pub fn create_volume(url: &VolumeUrl, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     if let Some(expected) = url.expected_format().filter(|expected| *expected != new.format) {
@@ -124,12 +125,12 @@ fn found(url: &VolumeUrl) -> Result<(VolumeFormat, Arc<dyn Store>)> {
     if precomputed::found(&store)? {
         return Ok((VolumeFormat::Precomputed, store));
     }
-    let look_alike = match store.get("attributes.json")? {
-        Some(_) => " (it looks like N5, which is not supported)",
-        None => "",
+    let (kind, look_alike) = match store.get("attributes.json")? {
+        Some(_) => (ErrorKind::NotAVolume, " (it looks like N5, which is not supported)"),
+        None => (ErrorKind::Absent, ""),
     };
     let reason = format!("this is no volume: it has neither zarr.json nor .zarray nor info{look_alike}");
-    Err(Error::no_volume(url, reason))
+    Err(Error::volume(kind, url, reason))
 }
 
 /// Returns the URL of a volume that is there, without links: every process has to call it the same.
@@ -138,12 +139,15 @@ fn existing(url: &VolumeUrl) -> Result<VolumeUrl> {
     // Without the `\\?\` that Windows would put in front: people read it in messages.
     match dunce::canonicalize(path) {
         Ok(root) if root.is_dir() => Ok(VolumeUrl::local(root)),
-        Ok(_) => Err(Error::no_volume(path.display(), not_a_directory(path))),
+        Ok(_) => Err(Error::volume(ErrorKind::NotAVolume, path.display(), not_a_directory(path))),
         // On Windows a URL is no name that a file could have.
         Err(error)
-            if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::InvalidFilename) =>
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename
+            ) =>
         {
-            Err(Error::no_volume(path.display(), "there is no such directory"))
+            Err(Error::volume(ErrorKind::Absent, path.display(), "there is no such directory"))
         }
         Err(error) => Err(Error::io("opening", path, error)),
     }

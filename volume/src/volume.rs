@@ -10,7 +10,7 @@ use std::ops::Range;
 use ndarray_shm::{DType, Order};
 
 use crate::bbox::Bbox;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::grid::Cells;
 use crate::scratch::Scratch;
 
@@ -94,7 +94,7 @@ impl VolumeMeta {
                 "chunks of shape {:?}, stored by {:?}, cannot tile a volume of shape {:?} that begins at {:?}",
                 self.chunk_shape, self.stored_shape, self.shape, self.origin
             );
-            return Err(Error::no_volume(identity, reason));
+            return Err(Error::volume(ErrorKind::Damaged, identity, reason));
         }
         Ok(())
     }

@@ -114,6 +114,48 @@ fn a_source_that_is_no_volume_is_named() {
     assert_eq!(scene.files(), [""; 0]);
 }
 
+/// A description that was cut short, that is no JSON, or whose fields make no sense.
+#[test]
+fn damaged_description_is_called_damaged_and_not_made_anew() {
+    let scene = Scene::new();
+    fs::write(scene.emulated().join("x"), [7; 64]).expect("written");
+    let zarr = ["--format", "zarr3"];
+    let precomputed = ["--format", "precomputed"];
+    for (file, text, format) in [
+        ("zarr.json", "", zarr),
+        ("zarr.json", r#"{"zarr_format": 3, "node_ty"#, zarr),
+        ("zarr.json", r#"{"zarr_format": 3, "node_type": "leaf"}"#, zarr),
+        ("zarr.json", r#"{"zarr_format": 3, "node_type": "array", "data_type": "uint8", "shape": "large"}"#, zarr),
+        (".zarray", r#"{"zarr_format": 2, "dtype": "|u1", "shape": [4, 4, 4]}"#, ["--format", "zarr2"]),
+        (".zarray", "\0\0\0", ["--format", "zarr2"]),
+        ("info", "not JSON", precomputed),
+        ("info", "[]", precomputed),
+        ("info", r#"{"data_type": "uint8", "scales": [{"key": "1_1_1", "size": [4, 4]}]}"#, precomputed),
+    ] {
+        fs::create_dir(scene.volume()).expect("made");
+        let document = scene.volume().join(file);
+        fs::write(&document, text).expect("written");
+        let order = ["--order", "c", "--quiet"];
+        let upload = |more: &[&str]| run(scene.ndshm(["upload", "x"]).arg(scene.volume()).args(order).args(more));
+        let new = ["--create", "--dtype", "uint8", "--shape", "4,4,4", "--chunk", "4,4,4"];
+        for finished in [upload(&[]), upload(&[&new[..], &format].concat())] {
+            let finished = finished.expect_code(1);
+            assert!(finished.err.contains(&format!("{file}` is damaged: ")), "{text}: {finished:?}");
+            assert!(!finished.err.contains("--create") && !finished.err.contains("remove"), "{text}: {finished:?}");
+        }
+        assert_eq!(fs::read_to_string(&document).expect("there"), text);
+        fs::remove_dir_all(scene.volume()).expect("ours");
+    }
+    // Where nothing is, there is something to make; where something else is, there is not.
+    let upload = || run(scene.ndshm(["upload", "x", "--order", "c", "--quiet"]).arg(scene.volume())).expect_code(1);
+    assert!(upload().err.contains("--create makes the volume"));
+    fs::create_dir(scene.volume()).expect("made");
+    assert!(upload().err.contains("--create makes the volume"));
+    fs::write(scene.volume().join("zarr.json"), r#"{"zarr_format": 3, "node_type": "group"}"#).expect("written");
+    let finished = upload();
+    assert!(finished.err.contains("a Zarr group") && !finished.err.contains("--create"), "{finished:?}");
+}
+
 #[test]
 fn a_name_that_is_taken_stays_as_it_is_without_replace() {
     let scene = Scene::new();

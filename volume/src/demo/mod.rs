@@ -208,7 +208,7 @@ impl DemoSpec {
 
     fn check(&self, directory: &Path) -> Result<()> {
         let axes = self.shape.len();
-        let wrong = |what: &str| Err(Error::no_volume(directory.display(), what));
+        let wrong = |what: &str| Err(Error::new_volume(directory.display(), what));
         let divides = |(shard, chunk): (&u64, &u64)| *shard > 0 && shard % chunk == 0;
         if self.chunk_shape.len() != axes || self.chunk_shape.contains(&0) {
             return wrong("the chunks of a demo volume need a length of at least 1 along each of its axes");
@@ -310,15 +310,13 @@ impl DemoSpec {
 ///
 /// # Errors
 ///
-/// [`Io`](Error::Io): the directory is there already, or cannot be written. [`Source`](Error::Source): the shapes do not
+/// [`Io`](Error::Io): the directory is there already, or cannot be written. [`NewVolume`](Error::NewVolume): the shapes do not
 /// go together, or the format does not have what is asked for.
 pub fn write_volume(directory: &Path, spec: &DemoSpec) -> Result<()> {
     spec.check(directory)?;
     let json = spec.metadata();
-    let refused = |error: Box<dyn std::error::Error + Send + Sync>| Error::Source {
-        volume: directory.display().to_string(),
-        reason: "a volume like this cannot be written".to_owned(),
-        cause: Some(error),
+    let refused = |error: Box<dyn std::error::Error + Send + Sync>| {
+        Error::new_volume(directory.display(), "a volume like this cannot be written").because(error)
     };
     let metadata = match spec.format {
         Format::ZarrV2 => serde_json::from_value(json.clone()).map(ArrayMetadata::V2),

@@ -66,7 +66,7 @@ pub(crate) fn run<T: Element>(
         return thread::scope(|scope| {
             let mut crew = Crew::new(scope, work.abort);
             for number in 0..count {
-                crew.start(format!("paint-{number}"), tell, move || paint::paint(buffer, work));
+                crew.start("paint", number, tell, move || paint::paint(buffer, work));
             }
             crew.wait(tell)
         });
@@ -82,12 +82,12 @@ pub(crate) fn run<T: Element>(
         let mut crew = Crew::new(scope, work.abort);
         for number in 0..count {
             let receiver = std::sync::Arc::clone(&receiver);
-            crew.start(format!("decode-{number}"), tell, move || decode(&receiver, work));
+            crew.start("decode", number, tell, move || decode(&receiver, work));
         }
         drop(receiver);
         for number in 0..requests {
             let sender = sender.clone();
-            crew.start(format!("fetch-{number}"), tell, move || {
+            crew.start("fetch", number, tell, move || {
                 while_wanted(work.flags(), || fetch(buffer, work, budget, &sender))
             });
         }
@@ -174,15 +174,16 @@ impl<'scope, 'work: 'scope> Crew<'scope, '_, 'work> {
         Crew { scope, abort, members: Vec::new(), refused: None, sender: Some(sender), silence }
     }
 
-    /// Starts one; that it cannot be started is a warning while there are others of its kind.
+    /// Starts one of its kind; that it cannot be started is a warning while there are others.
     fn start(
         &mut self,
-        name: String,
+        kind: &str,
+        number: usize,
         tell: &mut dyn FnMut(Event),
         job: impl FnOnce() -> Result<Ended> + Send + 'scope,
     ) {
         let (abort, sender) = (self.abort, self.sender.clone());
-        let is_first = name.ends_with("-0");
+        let name = format!("{kind}-{number}");
         let member = thread::Builder::new().name(name.clone()).spawn_scoped(self.scope, move || {
             let _silence = sender;
             let alarm = Alarm(abort);
@@ -194,7 +195,7 @@ impl<'scope, 'work: 'scope> Crew<'scope, '_, 'work> {
         });
         match member {
             Ok(member) => self.members.push(member),
-            Err(error) if is_first => {
+            Err(error) if number == 0 => {
                 self.abort.stop();
                 self.refused = Some(Error::io("starting a thread for", name, error));
             }

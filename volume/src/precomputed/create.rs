@@ -9,7 +9,7 @@ use super::info::{INFO, Info, name_of};
 use super::segmentation;
 use super::volume::PrecomputedVolume;
 use crate::description::{Encoding, NewVolume};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::{self, Store};
 use crate::volume::ChunkSink;
 
@@ -24,11 +24,12 @@ const SPACE: usize = 3;
 pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     let file = store.locate(INFO);
     if store.get(INFO)?.is_some() {
-        return Err(Error::no_volume(file, "there is a Precomputed volume already: choose another place, or open it"));
+        let reason = "there is a Precomputed volume already: choose another place, or open it";
+        return Err(Error::volume(ErrorKind::AlreadyExists, file, reason));
     }
     let document = describe(new).map_err(|reason| Error::new_volume(&file, reason))?;
     let mut text = serde_json::to_vec_pretty(&document)
-        .map_err(|error| Error::no_volume(&file, format!("its description cannot be written: {error}")))?;
+        .map_err(|error| Error::new_volume(&file, format!("its description cannot be written: {error}")))?;
     text.push(b'\n');
     // What could not be read again is not written in the first place.
     let info = Info::parse(&text, file.clone(), "").map_err(Error::of_new_volume)?;
@@ -49,11 +50,14 @@ fn refuse_to_mix(store: &dyn Store, prefix: &str) -> Result<()> {
     let there = "there is something already: choose another place, or remove it first";
     for file in ["zarr.json", ".zarray", ".zgroup"] {
         if store.get(file)?.is_some() {
-            return Err(Error::no_volume(store.locate(file), there));
+            return Err(Error::volume(ErrorKind::AlreadyExists, store.locate(file), there));
         }
     }
     match store.list(prefix.trim_end_matches('/'))?.first() {
-        Some(other) => Err(Error::no_volume(store.locate(prefix), format!("{there} (`{other}`)"))),
+        Some(other) => {
+            let reason = format!("{there} (`{other}`)");
+            Err(Error::volume(ErrorKind::AlreadyExists, store.locate(prefix), reason))
+        }
         None => Ok(()),
     }
 }

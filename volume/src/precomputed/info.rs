@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::key;
 use super::sharding::Sharding;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::gzip;
 use crate::store::{Object, Store};
 use crate::volume::VolumeMeta;
@@ -59,16 +59,13 @@ impl Info {
         let file = store.locate(INFO);
         let Some(object) = store.get(INFO)? else {
             let reason = "there is no such file: a Precomputed volume has its description there";
-            return Err(Error::no_volume(file, reason));
+            return Err(Error::volume(ErrorKind::Absent, file, reason));
         };
         let Object { bytes, gzip, version } = object;
         let bytes = if gzip || gzip::is_gzip(&bytes) {
             let mut text = Vec::new();
-            gzip::unpack(&bytes, LONGEST_INFO, &mut text).map_err(|cause| Error::Source {
-                volume: file.clone(),
-                reason: "the description cannot be unpacked".to_owned(),
-                cause: Some(cause),
-            })?;
+            gzip::unpack(&bytes, LONGEST_INFO, &mut text)
+                .map_err(|cause| Error::volume(ErrorKind::Damaged, &file, "it cannot be unpacked").because(cause))?;
             text
         } else {
             bytes
@@ -78,11 +75,8 @@ impl Info {
 
     /// Reads a document that is called `file` in messages.
     pub(super) fn parse(text: &[u8], file: String, version: &str) -> Result<Self> {
-        let json: Value = serde_json::from_slice(text).map_err(|error| Error::Source {
-            volume: file.clone(),
-            reason: "this is no JSON document: the description is damaged".to_owned(),
-            cause: Some(Box::new(error)),
-        })?;
+        let json: Value = serde_json::from_slice(text)
+            .map_err(|error| Error::volume(ErrorKind::Damaged, &file, "this is no JSON document").because(error))?;
         let checksum = crc32fast::hash(text);
         let mark = format!("info {} bytes, crc32 {checksum:08x}, version {version}", text.len());
         let document = Document { json: &json, file: &file };
@@ -107,21 +101,21 @@ struct Document<'a> {
 
 impl Document<'_> {
     fn wrong(&self, reason: impl Into<String>) -> Error {
-        Error::no_volume(self.file, reason)
+        Error::volume(ErrorKind::Damaged, self.file, reason)
     }
 
     fn dtype(&self) -> Result<DType> {
         if !self.json.is_object() {
-            return Err(self.wrong("this is no JSON object: the description is damaged"));
+            return Err(self.wrong("this is no JSON object"));
         }
         if let Some(what) = what_it_is_instead(self.json) {
-            return Err(self.wrong(what));
+            return Err(Error::volume(ErrorKind::NotAVolume, self.file, what));
         }
         match &self.json["data_type"] {
             Value::String(name) => {
                 dtype(name).ok_or_else(|| Error::UnsupportedDType { volume: self.file.to_owned(), dtype: name.clone() })
             }
-            _ => Err(self.wrong("`data_type` is not the name of an element type: the description is damaged")),
+            _ => Err(self.wrong("`data_type` is not the name of an element type")),
         }
     }
 
@@ -206,7 +200,7 @@ impl Document<'_> {
                 "scale {mip}: `chunk_sizes` {chunk:?} with {channels} channels of {dtype} makes chunks of more than \
                  {LARGEST_CHUNK} bytes, which cannot be decoded whole"
             );
-            return Err(self.wrong(reason));
+            return Err(Error::volume(ErrorKind::Unsupported, self.file, reason));
         }
         let packing = if sharding.is_some() { ", sharded" } else { "" };
         let meta = VolumeMeta {

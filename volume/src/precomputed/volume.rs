@@ -12,7 +12,7 @@ use super::key;
 use super::names::{Names, OTHER_SUFFIXES};
 use super::shards::{Shards, numbers};
 use crate::bbox::{length, ranges_text, to_usize};
-use crate::error::{Cause, Error, Result};
+use crate::error::{Cause, Error, ErrorKind, Result};
 use crate::gzip;
 use crate::scratch::Scratch;
 use crate::store::Store;
@@ -35,7 +35,8 @@ impl PrecomputedVolume {
     pub(super) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Self> {
         let info = Info::read(&*store)?;
         let scale = info.scale(mip)?.clone();
-        let encoding = ChunkEncoding::of(&scale).map_err(|reason| Error::no_volume(&info.file, reason))?;
+        let encoding =
+            ChunkEncoding::of(&scale).map_err(|reason| Error::volume(ErrorKind::Unsupported, &info.file, reason))?;
         let shards = scale.sharding.clone().map(|sharding| Shards::new(Arc::clone(&store), &scale.prefix, sharding));
         let identity = identity(&info, &scale);
         let (names, packs) = (Names::default(), encoding.is_worth_packing());
@@ -52,7 +53,7 @@ impl PrecomputedVolume {
     pub(super) fn writable(mut self, made: Option<bool>) -> Result<Self> {
         if self.shards.is_some() {
             let reason = format!("scale `{}` is sharded: such scales can be read, but not written", self.scale.key);
-            return Err(Error::no_volume(self.store.locate(INFO), reason));
+            return Err(Error::volume(ErrorKind::Unsupported, self.store.locate(INFO), reason));
         }
         if self.scale.has_other_chunks {
             let reason = format!(
@@ -60,7 +61,7 @@ impl PrecomputedVolume {
                  size would be new",
                 self.scale.key
             );
-            return Err(Error::no_volume(self.store.locate(INFO), reason));
+            return Err(Error::volume(ErrorKind::Unsupported, self.store.locate(INFO), reason));
         }
         self.packs = self.encoding.is_worth_packing() && self.is_packed(made)?;
         Ok(self)

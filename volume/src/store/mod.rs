@@ -16,7 +16,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::url::{Place, VolumeUrl};
 
 /// The longest object that is read whole, 8 GiB: what lies about its length must not take all memory.
@@ -104,10 +104,24 @@ pub(crate) fn make(store: &dyn Store, key: &str, bytes: &[u8]) -> Result<bool> {
             None => {}
         }
     }
-    Err(Error::no_volume(
+    Err(Error::volume(
+        ErrorKind::AlreadyExists,
         store.locate(key),
         "somebody else has made another volume here at the same time: choose another place, or open what is there",
     ))
+}
+
+/// The error of a URL whose scheme needs a feature of this crate.
+fn not_built_in(shown: &str) -> Error {
+    let (scheme, _) = shown.split_once("://").unwrap_or_default();
+    let feature = match scheme {
+        "gs" => "gcs",
+        "az" => "azure",
+        "https" => "http",
+        other => other,
+    };
+    let reason = format!("this program was built without `{scheme}://`: build it with the feature `{feature}`");
+    Error::volume(ErrorKind::NotBuiltIn, shown, reason)
 }
 
 /// Opens the store that a URL means.
@@ -117,9 +131,6 @@ pub(crate) fn open(url: &VolumeUrl) -> Result<Arc<dyn Store>> {
         #[cfg(feature = "remote")]
         Place::Remote(url) => remote::open(url),
         #[cfg(not(feature = "remote"))]
-        Place::Remote(url) => Err(Error::Url {
-            url: url::shown(url),
-            reason: "this program was built without remote stores: build it with the feature `remote`".to_owned(),
-        }),
+        Place::Remote(url) => Err(not_built_in(&url::shown(url))),
     }
 }

@@ -5,17 +5,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ndarray_shm::{DType, Order};
-use zarrs::array::{Array, ArrayMetadata};
+use zarrs::array::{Array, ArrayCreateError, ArrayMetadata};
+use zarrs::plugin::PluginCreateError;
 use zarrs::storage::store::MemoryStore;
 
 use crate::bbox::{ranges_text, to_usize};
-use crate::error::{Cause, Error, Result};
+use crate::error::{Cause, Error, ErrorKind, Result};
 use crate::gzip;
 use crate::scratch::Scratch;
 use crate::store::Store;
 use crate::volume::{ChunkSource, Fetched, VolumeMeta};
 use crate::zarr::codecs::{Chain, Elements};
-use crate::zarr::document::{Document, join, unwrapped};
+use crate::zarr::document::{Document, UNREADABLE, join, unwrapped};
 use crate::zarr::indexes::Indexes;
 use crate::zarr::shard::{self, Index, Shards};
 use crate::zarr::unpack::Expected;
@@ -59,16 +60,15 @@ impl ZarrArray {
     /// Makes the array that a document describes.
     pub(super) fn open(store: &Arc<dyn Store>, document: &Document) -> Result<Self> {
         let dtype = document.dtype()?;
-        let unreadable = |cause: Cause| Error::Source {
-            volume: document.name().to_owned(),
-            reason: "this Zarr array cannot be read".to_owned(),
-            cause: Some(cause),
-        };
+        let unreadable = |kind| move |cause: Cause| Error::volume(kind, document.name(), UNREADABLE).because(cause);
         // Constructed from the very document that was looked at, not from what may be there by now.
         let array = Array::new_with_metadata(Arc::new(MemoryStore::new()), "/", document.metadata()?)
-            .map_err(|error| unreadable(Box::new(error)))?;
-        check_extensions(&array).map_err(unreadable)?;
-        Self::with(store, document, array, dtype).map_err(unreadable)
+            .map_err(|error| unreadable(kind_of(&error))(Box::new(error)))?;
+        check_extensions(&array).map_err(unreadable(ErrorKind::Unsupported))?;
+        Self::with(store, document, array, dtype).map_err(|cause| {
+            let is_unknown = matches!(cause.downcast_ref(), Some(PluginCreateError::Unsupported(_)));
+            unreadable(if is_unknown { ErrorKind::Unsupported } else { ErrorKind::Damaged })(cause)
+        })
     }
 
     fn with(
@@ -295,6 +295,20 @@ impl fmt::Debug for ZarrArray {
 }
 
 /// Refuses what would change where chunks are, and how large.
+/// Whether a sound document asks for what is not known here, or is not sound.
+fn kind_of(error: &ArrayCreateError) -> ErrorKind {
+    match error {
+        ArrayCreateError::AdditionalFieldUnsupportedError(_)
+        | ArrayCreateError::UnsupportedZarrV2Array(_)
+        | ArrayCreateError::DataTypeCreateError(PluginCreateError::Unsupported(_))
+        | ArrayCreateError::CodecsCreateError(PluginCreateError::Unsupported(_))
+        | ArrayCreateError::StorageTransformersCreateError(PluginCreateError::Unsupported(_))
+        | ArrayCreateError::ChunkGridCreateError(PluginCreateError::Unsupported(_))
+        | ArrayCreateError::ChunkKeyEncodingCreateError(PluginCreateError::Unsupported(_)) => ErrorKind::Unsupported,
+        _ => ErrorKind::Damaged,
+    }
+}
+
 fn check_extensions(array: &Array<MemoryStore>) -> Result<(), Cause> {
     if let ArrayMetadata::V3(document) = array.metadata() {
         let unknown = document.additional_fields.iter().find(|(_, field)| field.must_understand());

@@ -1,12 +1,13 @@
 //! Makes new arrays. All there is to make is one document, so that a volume is there whole or not at all.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use ndarray_shm::DType;
 use serde_json::{Value, json};
 
 use crate::description::{Encoding, NewVolume};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::{self, Store};
 use crate::zarr::array::ZarrArray;
 use crate::zarr::document::{Document, Kind, V2, V2_ATTRIBUTES, V2_GROUP, V3, name_v3};
@@ -37,26 +38,30 @@ pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArra
             (_, true) => {}
             // Of somebody who was killed, or came too late with the rest.
             (true, false) => store.put(V2_ATTRIBUTES, attributes, false)?,
-            (false, false) => return Err(Error::no_volume(store.locate(V2_ATTRIBUTES), TAKEN)),
+            (false, false) => return Err(taken(store.locate(V2_ATTRIBUTES), TAKEN)),
         }
     }
     match Document::read(store, "")? {
         Some(document) => ZarrArray::open(store, &document),
-        None => Err(Error::no_volume(name, "it was made, but is already gone")),
+        None => Err(Error::volume(ErrorKind::Absent, name, "it was made, but is already gone")),
     }
 }
 
 fn refuse_to_replace(store: &Arc<dyn Store>, name: &str) -> Result<()> {
     for file in [V3, V2, V2_GROUP, "info"] {
         if store.get(file)?.is_some() {
-            return Err(Error::no_volume(store.locate(file), TAKEN));
+            return Err(taken(store.locate(file), TAKEN));
         }
     }
     // Left by somebody who was killed before the volume was there, attributes are nothing yet.
     match store.list("")?.iter().find(|name| *name != V2_ATTRIBUTES) {
-        Some(other) => Err(Error::no_volume(name, format!("{TAKEN} (`{other}`)"))),
+        Some(other) => Err(taken(name, format!("{TAKEN} (`{other}`)"))),
         None => Ok(()),
     }
+}
+
+fn taken(place: impl Display, reason: impl Into<String>) -> Error {
+    Error::volume(ErrorKind::AlreadyExists, place, reason)
 }
 
 fn check(new: &NewVolume) -> Result<(), String> {

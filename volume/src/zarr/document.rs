@@ -6,7 +6,7 @@ use ndarray_shm::DType;
 use serde_json::{Value, json};
 use zarrs::array::ArrayMetadata;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::gzip;
 use crate::store::{Object, Store};
 
@@ -24,6 +24,9 @@ const LISTED: usize = 12;
 
 /// How many names in a group are looked at for that; each takes a request.
 const LOOKED_AT: usize = 64;
+
+/// What is said of metadata from which no array can be made.
+pub(super) const UNREADABLE: &str = "this Zarr array cannot be read";
 
 /// Most bytes of a document that came packed.
 const MOST_BYTES: usize = 64 << 20;
@@ -65,7 +68,8 @@ impl Document {
                 (Kind::ArrayV3, Some("array")) => Kind::ArrayV3,
                 (Kind::ArrayV3, Some("group")) => Kind::GroupV3,
                 (Kind::ArrayV3, _) => {
-                    return Err(Error::no_volume(name, "this describes neither an array nor a group: it is damaged"));
+                    let reason = "this describes neither an array nor a group";
+                    return Err(Error::volume(ErrorKind::Damaged, name, reason));
                 }
                 (kind, _) => kind,
             };
@@ -124,7 +128,7 @@ impl Document {
         let written = if self.kind == Kind::ArrayV2 { &self.json["dtype"] } else { &self.json["data_type"] };
         let found = match (self.kind, written) {
             (_, Value::Null) => {
-                return Err(Error::no_volume(&self.name, "the metadata names no element type: it is damaged"));
+                return Err(Error::volume(ErrorKind::Damaged, &self.name, "it names no element type"));
             }
             (Kind::ArrayV2, Value::String(text)) => dtype_v2(text),
             (_, Value::String(text)) => dtype_v3(text),
@@ -154,11 +158,7 @@ impl Document {
             Kind::ArrayV2 => serde_json::from_value(json).map(ArrayMetadata::V2),
             _ => serde_json::from_value(json).map(ArrayMetadata::V3),
         };
-        metadata.map_err(|error| Error::Source {
-            volume: self.name.clone(),
-            reason: "the metadata of this Zarr array is damaged".to_owned(),
-            cause: Some(Box::new(error)),
-        })
+        metadata.map_err(|error| Error::volume(ErrorKind::Damaged, &self.name, UNREADABLE).because(error))
     }
 
     /// Returns where the volume is and which metadata it had, in one line.
@@ -218,19 +218,13 @@ pub(super) fn unwrapped(object: Object, limit: usize) -> Result<Vec<u8>, crate::
 
 fn unpacked(bytes: Vec<u8>, gzip: bool, name: &str) -> Result<Vec<u8>> {
     let object = Object { bytes, gzip, version: String::new() };
-    unwrapped(object, MOST_BYTES).map_err(|cause| Error::Source {
-        volume: name.to_owned(),
-        reason: "this document cannot be unpacked".to_owned(),
-        cause: Some(cause),
-    })
+    unwrapped(object, MOST_BYTES)
+        .map_err(|cause| Error::volume(ErrorKind::Damaged, name, "it cannot be unpacked").because(cause))
 }
 
 fn parse(bytes: &[u8], name: &str) -> Result<Value> {
-    serde_json::from_slice(bytes).map_err(|error| Error::Source {
-        volume: name.to_owned(),
-        reason: "this is no JSON document: the metadata is damaged".to_owned(),
-        cause: Some(Box::new(error)),
-    })
+    serde_json::from_slice(bytes)
+        .map_err(|error| Error::volume(ErrorKind::Damaged, name, "this is no JSON document").because(error))
 }
 
 fn dtype_v2(text: &str) -> Option<DType> {

@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn the_oldest_goes_when_there_are_too_many_and_an_error_is_not_kept() {
         let indexes = Indexes::new(ROOM / 4);
-        let failed = || indexes.get(&[1], || Err(Error::no_volume("x", "y")));
+        let failed = || indexes.get(&[1], || Err(Error::bbox("x", "y")));
         assert!(failed().is_err() && failed().is_err());
         for shard in 0..100 {
             indexes.get(&[shard], || Ok(None)).expect("found");

@@ -23,7 +23,7 @@ use self::document::Document;
 pub(crate) use self::document::name_v3;
 use self::multiscales::Multiscales;
 use crate::description::{NewVolume, ScaleInfo};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use crate::volume::{ChunkSink, ChunkSource};
 
@@ -96,7 +96,7 @@ fn root(store: &Arc<dyn Store>) -> Result<Document> {
     Document::read(store, "")?.ok_or_else(|| {
         let place = store.locate("");
         let place = place.trim_end_matches(['/', '\\']);
-        Error::no_volume(place, "this is no Zarr array: it has neither zarr.json nor .zarray")
+        Error::volume(ErrorKind::Absent, place, "this is no Zarr array: it has neither zarr.json nor .zarray")
     })
 }
 

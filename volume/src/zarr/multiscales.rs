@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use crate::zarr::document::{Document, group, join};
 
@@ -40,13 +40,14 @@ impl Multiscales {
         let attributes = document.attributes(store)?;
         let described = [&attributes["ome"]["multiscales"], &attributes["multiscales"]];
         let Some(pictures) = described.iter().find_map(|pictures| pictures.as_array()) else {
-            return Err(Error::no_volume(document.volume(), group(store, document.prefix())));
+            let reason = group(store, document.prefix());
+            return Err(Error::volume(ErrorKind::NotAVolume, document.volume(), reason));
         };
         // Several pictures in one group are rare, and the first is what viewers show.
         let picture = pictures.first().unwrap_or(&Value::Null);
         let damaged = |what: &str| {
-            let reason = format!("its attributes describe scales, but {what}: they are damaged");
-            Error::no_volume(document.name(), reason)
+            let reason = format!("its attributes describe scales, but {what}");
+            Error::volume(ErrorKind::Damaged, document.name(), reason)
         };
         let datasets = picture["datasets"].as_array().filter(|datasets| !datasets.is_empty());
         let datasets = datasets.ok_or_else(|| damaged("name no datasets"))?;
@@ -88,7 +89,7 @@ impl Multiscales {
             Some(document) if document.is_array() => Ok(document),
             _ => {
                 let reason = format!("its attributes name the scale `{}`, but there is no such array", dataset.path);
-                Err(Error::no_volume(group.name(), reason))
+                Err(Error::volume(ErrorKind::Damaged, group.name(), reason))
             }
         }
     }

@@ -6,7 +6,9 @@ use std::path::Path;
 
 use ndarray_shm::{DType, Order};
 use ndarray_shm_volume::demo::{self, Codec, DemoSpec, Format};
-use ndarray_shm_volume::{Bbox, ChunkSource, Error, Fetched, Result, Scratch, VolumeMeta, VolumeUrl, open_volume};
+use ndarray_shm_volume::{
+    Bbox, ChunkSource, Error, ErrorKind, Fetched, Result, Scratch, VolumeMeta, VolumeUrl, open_volume,
+};
 use serde_json::{Value, json};
 
 use crate::place::{Place, corrupt};
@@ -77,12 +79,12 @@ fn element_types_that_cannot_be_shared_are_named() {
 #[test]
 fn codecs_and_grids_that_are_not_supported_are_named() {
     let error = with_metadata(&v3(), |json| json["codecs"][1] = json!({"name": "squash", "configuration": {}}));
-    assert!(matches!(error, Error::Source { .. }) && chain(&error).contains("squash"), "{}", chain(&error));
+    assert!(error.kind() == Some(ErrorKind::Unsupported) && chain(&error).contains("squash"), "{}", chain(&error));
     let error = with_metadata(&v2(), |json| json["compressor"] = json!({"id": "lzma", "preset": 1}));
-    assert!(matches!(error, Error::Source { .. }) && chain(&error).contains("lzma"), "{}", chain(&error));
+    assert!(error.kind() == Some(ErrorKind::Unsupported) && chain(&error).contains("lzma"), "{}", chain(&error));
     let grid = json!({"name": "rectangular", "configuration": {"chunk_shape": [[3, 5], 4]}});
     let error = with_metadata(&v3(), |json| json["chunk_grid"] = grid);
-    assert!(matches!(error, Error::Source { .. }) && chain(&error).contains("rectangular"), "{}", chain(&error));
+    assert!(error.kind() == Some(ErrorKind::Unsupported) && chain(&error).contains("rectangular"), "{}", chain(&error));
 }
 
 #[test]
@@ -101,7 +103,8 @@ fn damaged_metadata_is_an_error() {
     ];
     for (number, change) in changes.into_iter().enumerate() {
         let error = with_metadata(&v3(), change);
-        assert!(matches!(error, Error::Source { .. }), "change {number}: {}", chain(&error));
+        assert_eq!(error.kind(), Some(ErrorKind::Damaged), "change {number}: {}", chain(&error));
+        assert!(error.to_string().contains("is damaged: "), "change {number}: {error}");
     }
     let changes: [fn(&mut Value); 4] = [
         |json| json["chunks"] = json!([4, 0]),
@@ -111,34 +114,36 @@ fn damaged_metadata_is_an_error() {
     ];
     for (number, change) in changes.into_iter().enumerate() {
         let error = with_metadata(&v2(), change);
-        assert!(matches!(error, Error::Source { .. }), "change {number}: {}", chain(&error));
+        assert_eq!(error.kind(), Some(ErrorKind::Damaged), "change {number}: {}", chain(&error));
+        assert!(error.to_string().contains("is damaged: "), "change {number}: {error}");
     }
     let place = Place::new();
     place.volume(&v3());
     fs::write(place.path("volume/zarr.json"), b"{\"zarr_format\": 3, ").expect("the metadata");
     let error = open_volume(&VolumeUrl::local(place.path("volume"))).expect_err("cut short");
-    assert!(error.to_string().contains("zarr.json") && error.to_string().contains("damaged"), "{error}");
+    assert!(error.to_string().contains("zarr.json` is damaged: "), "{error}");
+    assert!(chain(&error).contains("line 1 column 19"), "{}", chain(&error));
 }
 
 #[test]
 fn what_is_no_volume_is_called_what_it_is() {
     let place = Place::new();
-    let message = |path: &Path| {
+    let message = |path: &Path, kind: ErrorKind| {
         let error = open_volume(&VolumeUrl::local(path)).expect_err("no volume");
-        assert!(matches!(error, Error::Source { .. }), "{}", chain(&error));
+        assert_eq!(error.kind(), Some(kind), "{}", chain(&error));
         error.to_string()
     };
-    assert!(message(&place.path("nowhere")).contains("no such directory"));
+    assert!(message(&place.path("nowhere"), ErrorKind::Absent).contains("no such directory"));
 
     place.volume(&v3());
-    assert!(message(&place.path("volume/zarr.json")).contains("give the directory"));
-    assert!(message(&place.path("volume/c/0/0")).contains("a Zarr array is a directory"));
-    assert!(message(&place.path("volume/c")).contains("neither zarr.json nor .zarray"));
+    assert!(message(&place.path("volume/zarr.json"), ErrorKind::NotAVolume).contains("give the directory"));
+    assert!(message(&place.path("volume/c/0/0"), ErrorKind::NotAVolume).contains("a Zarr array is a directory"));
+    assert!(message(&place.path("volume/c"), ErrorKind::Absent).contains("neither zarr.json nor .zarray"));
 
     let look_alike = place.path("look-alike");
     fs::create_dir(&look_alike).expect("a directory");
     fs::write(look_alike.join("info"), "{}").expect("a file");
-    let said = message(&look_alike);
+    let said = message(&look_alike, ErrorKind::Damaged);
     assert!(said.contains("info") && said.contains("damaged"), "{said}");
 
     for (name, text) in
@@ -147,11 +152,18 @@ fn what_is_no_volume_is_called_what_it_is() {
         let group = place.path(&format!("group-{name}"));
         fs::create_dir(&group).expect("a directory");
         fs::write(group.join(name), text).expect("the group's metadata");
-        assert!(message(&group).contains("is a Zarr group, not an array: give the path"), "{name}");
+        assert!(
+            message(&group, ErrorKind::NotAVolume).contains("is a Zarr group, not an array: give the path"),
+            "{name}"
+        );
         demo::write_volume(&group.join("scale-1"), &v2()).expect("an array in the group");
         demo::write_volume(&group.join("scale-0"), &v3()).expect("an array in the group");
         fs::create_dir(group.join("notes")).expect("something else");
-        assert!(message(&group).ends_with("(scale-0, scale-1)"), "{}", message(&group));
+        assert!(
+            message(&group, ErrorKind::NotAVolume).ends_with("(scale-0, scale-1)"),
+            "{}",
+            message(&group, ErrorKind::NotAVolume)
+        );
     }
 }
 
@@ -370,7 +382,7 @@ fn demo_volumes_that_cannot_be_are_refused() {
     .enumerate()
     {
         let path = place.path(&format!("demo-{number}"));
-        assert!(matches!(demo::write_volume(&path, spec), Err(Error::Source { .. })), "{spec:?}");
+        assert!(matches!(demo::write_volume(&path, spec), Err(Error::NewVolume { .. })), "{spec:?}");
         assert!(!path.exists());
     }
     place.volume(&v3());

@@ -73,30 +73,20 @@ impl Settings {
     not(any(feature = "s3", feature = "gcs", feature = "azure")),
     expect(unused_variables, clippy::unused_async)
 )]
-/// Connects to nothing yet, except that a bucket of S3 is asked for its region if nobody said it.
-pub(super) async fn connect(place: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
+/// Connects to nothing yet, except that a bucket of S3 is asked for its region if nobody said it. `None`: the scheme was not built in.
+pub(super) async fn connect(place: &str, settings: &Settings, patience: Duration) -> Result<Option<Server>, Failure> {
     let (scheme, rest) = place.split_once("://").unwrap_or(("", place));
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-    match scheme {
-        "http" | "https" => web(place, patience),
+    Ok(Some(match scheme {
+        "http" | "https" => web(place, patience)?,
         #[cfg(feature = "s3")]
-        "s3" => s3(bucket, prefix, settings, patience).await,
+        "s3" => s3(bucket, prefix, settings, patience).await?,
         #[cfg(feature = "gcs")]
-        "gs" => gcs(bucket, prefix, settings, patience),
+        "gs" => gcs(bucket, prefix, settings, patience)?,
         #[cfg(feature = "azure")]
-        "az" => azure(bucket, prefix, settings, patience),
-        _ => {
-            let feature = match scheme {
-                "gs" => "gcs",
-                "az" => "azure",
-                other => other,
-            };
-            let text = format!(
-                "this program was built without `{scheme}://`: build ndarray-shm-volume with the feature `{feature}`"
-            );
-            Err(Failure::last(text))
-        }
-    }
+        "az" => azure(bucket, prefix, settings, patience)?,
+        _ => return Ok(None),
+    }))
 }
 
 fn unusable(error: &object_store::Error) -> Failure {

@@ -44,10 +44,10 @@ impl Failure {
 
     /// Before the body came: whatever status is worth it has been asked for again, so that only a broken connection is left.
     pub(super) fn of_request(error: &object_store::Error) -> Self {
-        let text = words(error);
-        // The status for it; an answer that is no part, or another part.
-        let about_range = ["416 ", "non-partial", "Requested "].iter().any(|sign| text.contains(sign));
-        Self { text, again: is_broken_connection(error), about_range }
+        let again = is_broken_connection(error);
+        // The status for it, an answer that is no part, another part: `object_store` has no kind for these, but one for most others.
+        let about_range = !again && matches!(error, object_store::Error::Generic { .. });
+        Self { text: words(error), again, about_range }
     }
 
     /// While the body came.
@@ -60,7 +60,7 @@ impl Failure {
         self.again
     }
 
-    /// Whether the part that was asked for is the problem.
+    /// Whether the part that was asked for may be the problem.
     pub(super) fn is_about_range(&self) -> bool {
         self.about_range
     }
@@ -102,7 +102,8 @@ fn words(error: &object_store::Error) -> String {
     text
 }
 
-/// Whether a server of S3's kind refused, as it also does when an object is not there and the asker may not know that.
+/// Whether a server of S3's kind refused, as it also does when an object is not there and the asker may not know that. Its error code
+/// is an element of the answer, which `object_store` hands on only as text.
 pub(super) fn is_denied(error: &object_store::Error) -> bool {
     chain(error).any(|error| error.to_string().contains("<Code>AccessDenied</Code>"))
 }

@@ -26,7 +26,7 @@ use self::connect::{FIRST_PAUSE, LONGEST_PAUSE, Server, Settings};
 use self::failure::Failure;
 use self::io_threads::IoThreads;
 use crate::error::{Error, Result};
-use crate::store::{LARGEST_OBJECT, Object, Store, key, too_long, url};
+use crate::store::{LARGEST_OBJECT, Object, Store, key, not_built_in, too_long, url};
 
 /// How long the same request is tried again, unless the environment says otherwise in seconds: two minutes, so that a
 /// server may be restarted meanwhile.
@@ -64,7 +64,8 @@ fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
     let server = io
         .wait(connect::connect(place, settings, patience))
         .map_err(|forked| unusable(forked.to_string()))?
-        .map_err(|failure| unusable(failure.to_string()))?;
+        .map_err(|failure| unusable(failure.to_string()))?
+        .ok_or_else(|| not_built_in(&shown))?;
     Ok(Arc::new(RemoteStore { io, server, shown, patience }))
 }
 
@@ -281,10 +282,12 @@ impl Store for RemoteStore {
     }
 
     fn get_suffix(&self, key: &str, length: u64) -> Result<Option<Vec<u8>>> {
+        let begin = Instant::now();
         let asked = self.ask("reading", key, async |path| {
             match self.receive(path, Some(GetRange::Suffix(length)), LARGEST_OBJECT).await {
-                // Not every server counts from the end, and some refuse to when the object is shorter.
-                Err(failure) if failure.is_about_range() => Ok(Some(None)),
+                // Not every server counts from the end, and some refuse to when the object is shorter. If something else is wrong,
+                // requests that count from the beginning fail by it too; after an outage that was too long there are no more.
+                Err(failure) if failure.is_about_range() && begin.elapsed() < self.patience => Ok(Some(None)),
                 other => Ok(other?.map(Some)),
             }
         })?;

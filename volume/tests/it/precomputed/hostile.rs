@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use ndarray_shm::{DType, Order};
 use ndarray_shm_volume::{
-    ChunkSource, Elements, Encoding, Error, Gather, NewVolume, Result, Scratch, VolumeFormat, VolumeOptions, VolumeUrl,
-    create_volume, open_volume,
+    ChunkSource, Elements, Encoding, Error, ErrorKind, Gather, NewVolume, Result, Scratch, VolumeFormat, VolumeOptions,
+    VolumeUrl, create_volume, open_volume,
 };
 use serde_json::{Value, json};
 
@@ -171,8 +171,21 @@ fn a_description_that_is_wrong_says_what_is_wrong() {
     let path = place.path("described");
     for text in [&b""[..], b"{", b"\xff\xfe", b"null", &[0x1f, 0x8b, 8, 0, 0]] {
         fs::write(path.join("info"), text).expect("a description");
-        assert!(chain(&open(&path).expect_err("damaged")).contains("info"));
+        let error = open(&path).expect_err("damaged");
+        assert_eq!(error.kind(), Some(ErrorKind::Damaged), "{error}");
+        assert!(error.to_string().contains("info` is damaged: "), "{error}");
     }
+    for (kind, document) in [
+        (ErrorKind::NotAVolume, json!({"@type": "neuroglancer_skeletons"})),
+        (ErrorKind::Unsupported, json!({"data_type": "string", "scales": []})),
+        (ErrorKind::Damaged, json!({"data_type": "uint8", "scales": []})),
+    ] {
+        fs::write(path.join("info"), document.to_string()).expect("a description");
+        assert_eq!(open(&path).expect_err("no volume").kind(), Some(kind), "{document}");
+    }
+    fs::remove_file(path.join("info")).expect("ours");
+    let url: VolumeUrl = format!("precomputed://{}", path.display()).parse().expect("a URL");
+    assert_eq!(VolumeOptions::new().open(&url).expect_err("nothing").kind(), Some(ErrorKind::Absent));
     changed(&place, |_| {});
     let error = VolumeOptions::new().mip(3).open(&VolumeUrl::local(&path)).expect_err("no such scale");
     assert!(chain(&error).contains("no scale 3: it has 1 (1_1_1)"), "{error}");
