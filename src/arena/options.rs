@@ -47,9 +47,9 @@ impl ArenaOptions {
         self
     }
 
-    /// Sets the file's permission bits, exactly.
-    pub fn permissions(mut self, mode: u32) -> Self {
-        self.draft.permissions = mode;
+    /// Sets the file's permission bits, whatever the umask; 0600 if not said.
+    pub fn permissions(mut self, bits: u32) -> Self {
+        self.draft.permissions = bits & 0o777;
         self
     }
 
@@ -79,7 +79,7 @@ impl ArenaOptions {
 
     /// Takes no memory in advance. Whoever fills an array may then be killed (SIGBUS) when the memory runs out.
     pub fn sparse(mut self, sparse: bool) -> Self {
-        self.draft.pages = Pages::sparse(sparse);
+        self.draft.pages = self.draft.pages.with_sparse(sparse);
         self
     }
 

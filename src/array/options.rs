@@ -97,7 +97,7 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
     ///
     /// A process that touches memory that is not there is killed (SIGBUS); in /dev/shm, by reading too.
     pub fn sparse(mut self, sparse: bool) -> Self {
-        self.draft.pages = Pages::sparse(sparse);
+        self.draft.pages = self.draft.pages.with_sparse(sparse);
         self
     }
 
@@ -266,11 +266,10 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
 
     fn attach(&self, home: &Home, layout: &Layout<D>, access: Access, held: Option<LockKind>) -> Result<Segment> {
         let how = Attach {
-            access,
             sparse: self.draft.pages == Pages::Sparse,
             keep_descriptor: self.keep_descriptor,
             held: held.map(|kind| (kind, self.wait)),
-            farewell: None,
+            ..Attach::new(access)
         };
         Segment::attach(home, Expect::Payload(layout.bytes::<T>()), how)
     }

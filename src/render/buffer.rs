@@ -85,7 +85,7 @@ impl RenderOptions {
 
     /// Takes memory only when it is painted. A painter that touches memory that is not there is killed (SIGBUS).
     pub fn sparse(mut self, sparse: bool) -> Self {
-        self.draft.pages = Pages::sparse(sparse);
+        self.draft.pages = self.draft.pages.with_sparse(sparse);
         self
     }
 

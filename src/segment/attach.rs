@@ -42,6 +42,8 @@ pub(crate) struct Attach {
     pub(crate) sparse: bool,
     /// Keep the descriptor, so that guards work after the name has gone.
     pub(crate) keep_descriptor: bool,
+    /// How long to wait for other processes that look at the file or decide about it.
+    pub(crate) patience: Duration,
     /// Lock all cells through the mapping itself, for as long as it lives.
     pub(crate) held: Option<(LockKind, Wait)>,
     /// Is told when leaving leaves a name that only handles on their way keep.
@@ -50,7 +52,8 @@ pub(crate) struct Attach {
 
 impl Attach {
     pub(crate) fn new(access: Access) -> Self {
-        Self { access, sparse: false, keep_descriptor: false, held: None, farewell: None }
+        let patience = LEASE_WAIT;
+        Self { access, sparse: false, keep_descriptor: false, patience, held: None, farewell: None }
     }
 }
 
@@ -106,7 +109,7 @@ pub(super) fn attach<S: Subject>(
     let Home { backend, location } = home;
     let look = || os::facts(&file).map_err(|error| Error::os("look at", location, error));
     let has_name = |facts: &Facts| if named { is_named(facts, home) } else { Ok(true) };
-    if !lease(&file, S::LEASE, named.then_some(home), location.as_str())? {
+    if !lease(&file, S::LEASE, how.patience, named.then_some(home), location.as_str())? {
         return Ok(None);
     }
     os::step("attach: leased");
@@ -115,7 +118,7 @@ pub(super) fn attach<S: Subject>(
         return Ok(None);
     }
     let read = || subject.read(&file, &facts, location);
-    let record = if S::LEASE == COUNTED { without_plain(&file, location, read) } else { read() }?;
+    let record = if S::LEASE == COUNTED { without_plain(&file, how.patience, location, read) } else { read() }?;
     let (mapped, payload) = subject.extent(&record, &facts, &mut how);
     if !how.sparse && facts.allocated < facts.length {
         fill_holes(&file, &facts, home, S::OPEN_FOR.unwrap_or(how.access))?;
@@ -146,9 +149,9 @@ pub(super) fn attach<S: Subject>(
 }
 
 /// Takes a lease; waits while another process has it alone. `Ok(false)`: meanwhile the name leads elsewhere.
-pub(super) fn lease(file: &File, lease: LockRange, home: Option<&Home>, name: &str) -> Result<bool> {
+fn lease(file: &File, lease: LockRange, patience: Duration, home: Option<&Home>, name: &str) -> Result<bool> {
     let failed = |error| Error::os("lease", name, error);
-    let mut backoff = Backoff::new(LEASE_WAIT);
+    let mut backoff = Backoff::new(patience);
     while !os::try_lock(file, LockKind::Shared, lease).map_err(failed)? {
         if let Some(home) = home {
             if !is_named(&os::facts(file).map_err(failed)?, home)? {
@@ -156,17 +159,22 @@ pub(super) fn lease(file: &File, lease: LockRange, home: Option<&Home>, name: &s
             }
         }
         if !backoff.pause() {
-            return Err(Error::TimedOut { location: name.to_owned(), waited: LEASE_WAIT });
+            return Err(Error::TimedOut { location: name.to_owned(), waited: patience });
         }
     }
     Ok(true)
+}
+
+/// Takes the lease of a file that no other process decides about for long.
+pub(super) fn lease_own(file: &File, range: LockRange, name: &str) -> Result<()> {
+    lease(file, range, LEASE_WAIT, None, name).map(drop)
 }
 
 /// Reads the end of a file while no plain attachment has its bytes as elements, which may be any, those of a footer too.
 ///
 /// From a moment at which nothing has a plain lease and the footer is ours, no plain attachment can begin. Asking for the lease
 /// before and after reading would not do: one writer could leave before the first question and another come after it.
-fn without_plain<R>(file: &File, location: &Location, read: impl Fn() -> Result<R>) -> Result<R> {
+fn without_plain<R>(file: &File, patience: Duration, location: &Location, read: impl Fn() -> Result<R>) -> Result<R> {
     let failed = |error| Error::os("ask for the lease", location, error);
     let (mut plain, mut counted) = (None, None);
     let wait = |backoff: &mut Option<Backoff>, limit| backoff.get_or_insert_with(|| Backoff::new(limit)).pause();
@@ -176,10 +184,10 @@ fn without_plain<R>(file: &File, location: &Location, read: impl Fn() -> Result<
         // another that reads the end, or of a pool.
         if os::is_locked(file, LockKind::Shared, LEASE).map_err(failed)? {
             plain = None;
-            if !wait(&mut counted, LEASE_WAIT) {
-                return Err(Error::TimedOut { location: location.to_string(), waited: LEASE_WAIT });
+            if !wait(&mut counted, patience) {
+                return Err(Error::TimedOut { location: location.to_string(), waited: patience });
             }
-        } else if !wait(&mut plain, PASSING_WAIT) {
+        } else if !wait(&mut plain, PASSING_WAIT.min(patience)) {
             return Err(Error::NotCounted { location: location.to_string() });
         }
     }

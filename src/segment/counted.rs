@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
 /// How long the last one out waits for others who are at the name, if it is merely dropped, and if it is closed.
-pub(super) const DROP_WAIT: Duration = Duration::from_millis(100);
+pub(crate) const DROP_WAIT: Duration = Duration::from_millis(100);
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
 
 /// A segment whose file counts who uses it: one of its handles.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::attach::lease;
+use super::attach::lease_own;
 use super::mapping::map;
 use super::{Home, Kept, Segment, map_length};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Pages, Publish};
@@ -132,7 +132,7 @@ impl DraftSegment {
 
     /// Leases the file as one kind of array instead of another. Nobody else can have it.
     pub(super) fn lease_as(&self, new: LockRange, old: LockRange, name: &str) -> Result<()> {
-        lease(self.file.file(), new, None, name)?;
+        lease_own(self.file.file(), new, name)?;
         os::unlock(self.file.file(), old).map_err(|error| Error::os("lease", name, error))
     }
 

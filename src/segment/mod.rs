@@ -22,7 +22,7 @@ use std::time::Duration;
 
 pub(crate) use self::attach::Attach;
 pub(crate) use self::collect::{Found, collect};
-pub(crate) use self::counted::{CountedSegment, Entry};
+pub(crate) use self::counted::{CountedSegment, DROP_WAIT, Entry};
 pub(crate) use self::draft::DraftSegment;
 use self::footer::{FOOTER, RawFooter};
 pub(crate) use self::home::Home;
@@ -105,7 +105,7 @@ impl Segment {
 
     /// Maps a draft and leases it, so that it is attached from the moment it has a name.
     pub(crate) fn of_draft(file: &File, length: u64, name: &str) -> Result<Self> {
-        attach::lease(file, LEASE, None, name)?;
+        attach::lease_own(file, LEASE, name)?;
         let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
         Self::new(map(file, 0, facts.length, Access::ReadWrite, name)?, length, &facts, Access::ReadWrite, name)
     }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attach::lease;
+use super::attach::lease_own;
 use super::mapping::map;
 use super::{DraftSegment, Home, Segment};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
@@ -88,7 +88,7 @@ fn own_description(segment: &Segment, home: &Home) -> Result<Own> {
         return Ok(Own { file: kept.file.try_clone().map_err(failed)?, is_mapped: true });
     }
     let file = segment.open_by_name(home, Access::ReadWrite)?;
-    lease(&file, LEASE, None, home.location.as_str())?;
+    lease_own(&file, LEASE, home.location.as_str())?;
     Ok(Own { file, is_mapped: false })
 }
 

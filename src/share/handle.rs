@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::os;
 use crate::random;
 use crate::segment::counts::{MOST_TICKETS, Ticket};
-use crate::segment::{Attach, CountedSegment, Entry, Home};
+use crate::segment::{Attach, CountedSegment, DROP_WAIT, Entry, Home};
 
 /// How long a handle keeps its array if nothing else is said.
 const GRACE: Duration = Duration::from_secs(30);
@@ -127,20 +127,25 @@ impl Handle {
     ///
     /// [`PermissionDenied`](Error::PermissionDenied).
     pub fn take_back(&self) -> Result<bool> {
-        self.take_back_in(None)
+        self.take_back_in(None, Attach::new(Access::Read)).and_then(|(revoked, memory)| {
+            memory.map_or(Ok(()), CountedSegment::close)?;
+            Ok(revoked)
+        })
     }
 
-    pub(super) fn take_back_in(&self, backend: Option<&Arc<dyn Backend>>) -> Result<bool> {
+    /// Takes the handle back without waiting for long; what cannot be had at once expires.
+    pub(super) fn give_up(&self, backend: Option<&Arc<dyn Backend>>) {
+        let how = Attach { patience: DROP_WAIT, ..Attach::new(Access::Read) };
+        let _left_when_dropped = self.take_back_in(backend, how);
+    }
+
+    fn take_back_in(&self, backend: Option<&Arc<dyn Backend>>, how: Attach) -> Result<(bool, Option<CountedSegment>)> {
         let home = self.home(backend)?;
-        let how = Attach { sparse: true, ..Attach::new(Access::Read) };
+        let how = Attach { sparse: true, ..how };
         match CountedSegment::attach(&home, how, Entry::Array(self.id), |_| Ok(())) {
-            Ok((memory, ())) => {
-                let revoked = memory.counts().revoke(self.ticket);
-                memory.close()?;
-                Ok(revoked)
-            }
+            Ok((memory, ())) => Ok((memory.counts().revoke(self.ticket), Some(memory))),
             // The name is another array's by now, or nothing's.
-            Err(Error::NotFound { .. } | Error::Unlinked { .. } | Error::HandleSpent { .. }) => Ok(false),
+            Err(Error::NotFound { .. } | Error::Unlinked { .. } | Error::HandleSpent { .. }) => Ok((false, None)),
             Err(error) => Err(error),
         }
     }

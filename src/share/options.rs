@@ -73,7 +73,7 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
 
     /// Takes memory only when it is touched. A process that touches memory that is not there is killed (SIGBUS).
     pub fn sparse(mut self, sparse: bool) -> Self {
-        self.draft.pages = Pages::sparse(sparse);
+        self.draft.pages = self.draft.pages.with_sparse(sparse);
         self
     }
 
@@ -270,11 +270,11 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
         entry: Entry,
     ) -> Result<(CountedSegment, Layout<D>, u128)> {
         let how = Attach {
-            access,
             sparse: self.draft.pages == Pages::Sparse,
             keep_descriptor: self.keep_descriptor,
-            held: held.map(|kind| (kind, self.wait)),
             farewell: Some(manager::remind),
+            held: held.map(|kind| (kind, self.wait)),
+            ..Attach::new(access)
         };
         let read = |trailer: &_| read::<T, D>(trailer, home);
         manager::announce(&*home.backend); // before there is anything that our death could leave behind

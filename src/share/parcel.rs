@@ -294,7 +294,7 @@ impl Drop for ReceivedArray {
     fn drop(&mut self) {
         let pending = self.pending && self.generation == os::fork_generation();
         if let (true, Way::FileSystem { handle }) = (pending, &self.parcel.way) {
-            let _it_expires_otherwise = handle.take_back_in(self.backend.as_ref());
+            handle.give_up(self.backend.as_ref());
         }
     }
 }

@@ -106,7 +106,8 @@ fn unique() -> Result<Location> {
 /// # Errors
 ///
 /// Those of [`download_to_shared_memory`](crate::download_to_shared_memory): `AlreadyExists` unless
-/// [`replace`](DownloadOptions::replace), `NoSpace` before anything is painted; and those of [`file_location`].
+/// [`replace`](DownloadOptions::replace), `NoSpace` before anything is painted; those of [`file_location`]; and `InvalidSetting`
+/// with a [`backend`](DownloadOptions::backend), because the file's directory is it.
 ///
 /// # Examples
 ///
@@ -132,6 +133,11 @@ pub fn download_to_file(
     path: &Path,
     options: &DownloadOptions<'_>,
 ) -> Result<Downloaded> {
+    if let Some(backend) = &options.backend {
+        let (setting, value) = ("the backend", backend.directory().display().to_string());
+        let expected = "none: a file is made in its own directory";
+        return Err(ndarray_shm::Error::InvalidSetting { setting, value, expected }.into());
+    }
     let (backend, location) = file_location(path)?;
     download_as(source, bbox, &location, options, &backend, options.keep_partial)
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use ndarray::{Ix1, Ix2, IxDyn};
 use ndarray_shm::{DType, EntryKind, Order};
 use ndarray_shm_volume::demo::DemoSpec;
-use ndarray_shm_volume::{Bbox, Error, StopFlag, download, download_to_file};
+use ndarray_shm_volume::{Bbox, DownloadOptions, Error, StopFlag, download, download_to_file};
 
 use crate::place::{Place, corrupt};
 
@@ -70,7 +70,7 @@ fn a_file_has_the_elements_and_nothing_else() {
     let expected = spec().expected::<u16>(&region()).expect("the region");
     for order in [Order::C, Order::F] {
         let file = place.path("region.raw");
-        let options = place.options().order(order).replace(true);
+        let options = DownloadOptions::new().order(order).replace(true);
         let done = download_to_file(&*volume, &region(), &file, &options).expect("a download");
         let bytes = std::fs::read(&file).expect("the file");
         assert_eq!(bytes.len() as u64, done.bytes);
@@ -84,9 +84,13 @@ fn a_file_has_the_elements_and_nothing_else() {
         let beside = names(file.parent().expect("a directory"));
         assert!(!beside.iter().any(|name| name.starts_with(".ndshm")), "{beside:?}");
     }
-    let error =
-        download_to_file(&*volume, &region(), &place.path("region.raw"), &place.options()).expect_err("it is there");
+    let error = download_to_file(&*volume, &region(), &place.path("region.raw"), &DownloadOptions::new())
+        .expect_err("it is there");
     assert!(matches!(error, Error::Array(ndarray_shm::Error::AlreadyExists { .. })), "{error}");
+    // A directory in memory would not be where the file is.
+    let error =
+        download_to_file(&*volume, &region(), &place.path("other.raw"), &place.options()).expect_err("two places");
+    assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidSetting { .. })), "{error}");
 }
 
 #[test]
@@ -96,13 +100,13 @@ fn a_file_that_was_not_finished_is_resumed() {
     let file = place.path("region.raw");
     let stop = StopFlag::new();
     stop.stop();
-    let options = place.options().stop(&stop).keep_partial(true);
+    let options = DownloadOptions::new().stop(&stop).keep_partial(true);
     download_to_file(&*volume, &region(), &file, &options).expect_err("it was stopped");
     assert!(!file.exists(), "no half of a file has the name");
     let (backend, location) = ndarray_shm_volume::file_location(&file).expect("its directory");
     let painted = ndarray_shm_volume::paint_as_worker(&*volume, backend, &location, &StopFlag::new());
     assert_eq!(painted.expect("all of it"), 6);
-    let done = download_to_file(&*volume, &region(), &file, &place.options()).expect("its name");
+    let done = download_to_file(&*volume, &region(), &file, &DownloadOptions::new()).expect("its name");
     assert_eq!((done.resumed, done.painted), (6, 0));
     assert_eq!(place.left(), [] as [EntryKind; 0]);
 }
@@ -111,7 +115,8 @@ fn a_file_that_was_not_finished_is_resumed() {
 fn a_path_that_cannot_be_a_file_s_says_why() {
     let place = Place::new();
     let volume = place.volume(&spec());
-    let to = |path: &Path| download_to_file(&*volume, &region(), path, &place.options()).expect_err("no such file");
+    let to =
+        |path: &Path| download_to_file(&*volume, &region(), path, &DownloadOptions::new()).expect_err("no such file");
     for path in ["/", "..", "a/.."] {
         let error = to(Path::new(path));
         assert!(matches!(error, Error::Array(ndarray_shm::Error::InvalidLocation { .. })), "{path}: {error}");
