@@ -41,8 +41,8 @@ const NAMED: u64 = 1 << 60;
 /// Set in the number of a ticket that may be used many times.
 const MANY: u64 = 1 << 63;
 
-/// A place that somebody has just taken; no ticket has this number.
-const TAKEN: u64 = MANY;
+/// Set in the number of a ticket that is just being made, or whose maker was killed.
+const PENDING: u64 = 1 << 62;
 
 /// The lower part of a deadline is microseconds since boot, the upper part tells the boot.
 const BOOT_SHIFT: u32 = 48;
@@ -173,14 +173,14 @@ pub(crate) struct Ticket(u64);
 
 impl Ticket {
     /// Makes a ticket of a random number.
-    #[allow(clippy::cast_possible_truncation)] // any 63 bits will do
+    #[allow(clippy::cast_possible_truncation)] // any 62 bits will do
     pub(crate) fn new(random: u128, many: bool) -> Self {
-        let number = (random as u64 & !MANY).max(1);
+        let number = (random as u64 & !(MANY | PENDING)).max(1);
         Self(if many { number | MANY } else { number })
     }
 
     pub(crate) fn from_number(number: u64) -> Option<Self> {
-        (number & !MANY != 0).then_some(Self(number))
+        is_ticket(number).then_some(Self(number))
     }
 
     pub(crate) fn number(self) -> u64 {
@@ -191,6 +191,11 @@ impl Ticket {
     pub(crate) fn is_many(self) -> bool {
         self.0 & MANY != 0
     }
+}
+
+/// Whether the number of a slot is that of a ticket that was sent.
+fn is_ticket(number: u64) -> bool {
+    number & PENDING == 0 && number & !MANY != 0
 }
 
 impl fmt::Debug for Ticket {
@@ -217,6 +222,26 @@ pub(crate) fn remaining(until: u64, now: Duration) -> Option<Duration> {
 fn deadline(now: Duration, grace: Duration) -> u64 {
     let micros = (now + grace.min(LONGEST_GRACE)).as_micros();
     boot() | u64::try_from(micros).unwrap_or(u64::MAX) & !(u64::MAX << BOOT_SHIFT)
+}
+
+impl<W: Word> Slot<W> {
+    /// Puts a ticket here, if the number and whether its deadline has passed allow that.
+    ///
+    /// Each of the two words changes only from what was seen at first. A maker that is killed in between leaves a pending number,
+    /// which makes room when the deadline beside it has passed. Then the deadline decides: a maker that was only stopped finds
+    /// another one there, and gives the slot up.
+    fn make(&self, ticket: Ticket, deadline: u64, now: Duration, may_take: fn(u64, bool) -> bool) -> bool {
+        // In this order: a number that was just put there has its deadline already.
+        let number = self.number.load();
+        let until = self.until.load();
+        if !may_take(number, remaining(until, now).is_none()) {
+            return false;
+        }
+        let pending = if number & PENDING == 0 { ticket.0 | PENDING } else { number };
+        (number == pending || self.number.exchange(number, pending).is_ok())
+            && self.until.exchange(until, deadline).is_ok()
+            && self.number.exchange(pending, ticket.0).is_ok()
+    }
 }
 
 impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
@@ -304,21 +329,11 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
     /// Sends a handle on its way, for `grace`; `false` if as many are on their way as there can be. The caller is
     /// attached.
     pub(crate) fn issue(&self, ticket: Ticket, now: Duration, grace: Duration) -> bool {
-        // Expired tickets make room, but while there is other room they stay: whoever comes late may yet be in time.
-        let free = |number, _: &Slot<W>| number == 0;
-        let expired = |number, slot: &Slot<W>| number != TAKEN && remaining(slot.until.load(), now).is_none();
-        let Some(slot) = self.take_slot(free).or_else(|| self.take_slot(expired)) else { return false };
-        // The deadline first: a number that others see without one looks expired, and they would take the place.
-        slot.until.store(deadline(now, grace));
-        slot.number.store(ticket.0);
-        true
-    }
-
-    fn take_slot(&self, may_take: impl Fn(u64, &Slot<W>) -> bool) -> Option<&Slot<W>> {
-        self.slots.iter().find(|slot| {
-            let number = slot.number.load();
-            may_take(number, slot) && slot.number.exchange(number, TAKEN).is_ok()
-        })
+        let until = deadline(now, grace);
+        let make =
+            |may_take: fn(u64, bool) -> bool| self.slots.iter().any(|slot| slot.make(ticket, until, now, may_take));
+        // Expired tickets make room, but while there is other room they stay: what comes late may yet be in time.
+        make(|number, _is_late| number == 0) || make(|_number, is_late| is_late)
     }
 
     /// Uses a ticket; `false` if it was used, taken back, or expired and made room. The caller is attached.
@@ -340,7 +355,7 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
 
 /// Counts tickets that have not expired, and says how long the last of them has.
 pub(crate) fn count(tickets: impl Iterator<Item = (u64, u64)>, now: Duration) -> (usize, Duration) {
-    let valid = tickets.filter(|(number, _)| number & !MANY != 0).filter_map(|(_, until)| remaining(until, now));
+    let valid = tickets.filter(|(number, _)| is_ticket(*number)).filter_map(|(_, until)| remaining(until, now));
     valid.fold((0, Duration::ZERO), |(count, last), left| (count + 1, last.max(left)))
 }
 

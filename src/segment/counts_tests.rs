@@ -122,6 +122,25 @@ fn there_is_room_for_so_many_tickets_and_expired_ones_make_room() {
 }
 
 #[test]
+fn what_killed_makers_of_tickets_leave_makes_room_when_it_expires() {
+    let counts = plain();
+    let late = NOW + 2 * GRACE;
+    for (index, slot) in counts.slots.iter().enumerate() {
+        // Killed before the deadline was written, and after it.
+        Word::store(&slot.number, once(index as u128 + 1).number() | PENDING);
+        Word::store(&slot.until, if index % 2 == 0 { 0 } else { deadline(NOW, GRACE) });
+    }
+    assert_eq!(counts.in_flight(NOW).0, 0, "none was sent");
+    for number in 0..MOST_TICKETS as u128 {
+        assert_eq!(counts.issue(once(1000 + number), NOW, GRACE), number < 64, "{number}");
+    }
+    for number in 0..64 {
+        assert!(counts.issue(once(2000 + number), late, GRACE));
+    }
+    assert!(Ticket::from_number(PENDING | 1).is_none());
+}
+
+#[test]
 fn a_deadline_of_another_boot_protects_nothing() {
     assert_eq!(remaining(deadline(Duration::from_secs(1 << 30), GRACE), NOW), None);
     assert_eq!(remaining(deadline(NOW, Duration::MAX), NOW), Some(LONGEST_GRACE));
