@@ -218,13 +218,15 @@ impl Directory {
 
     /// Moves the hidden file at `from` to the name `to`, replacing what has it.
     fn replace(&self, from: &Path, to: &Location) -> Result<()> {
+        self.put(to, |path, taken| if taken { os::rename_over(from, path) } else { os::rename_new(from, path) })
+    }
+
+    /// Gives a file a name, while nothing else removes or replaces it; `put` is told whether a file has it.
+    fn put(&self, to: &Location, put: impl Fn(&Path, bool) -> io::Result<()>) -> Result<()> {
         let path = self.path_of(to);
         for _ in 0..TRIES {
-            let renamed = match self.hold_name(to, NAME_WAIT)? {
-                Some(_held) => os::rename_over(from, &path),
-                None => os::rename_new(from, &path),
-            };
-            match renamed {
+            let held = self.hold_name(to, NAME_WAIT)?;
+            match put(&path, held.is_some()) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {} // somebody was quicker: replace theirs
                 Err(error) => return Err(self.explain_at("replace", to, error)),
@@ -244,9 +246,16 @@ impl Directory {
 
     fn link_and_replace(&self, draft: &DraftFile, at: &Location) -> Result<()> {
         let link = |path: &Path| os::link_nameless(draft.file(), path);
-        let ((), path) = self.with_fresh_name(link).map_err(|error| self.explain("link", error))?;
-        self.replace(&path, at).inspect_err(|_| {
-            let _already_gone = os::unlink(&path);
+        self.put(at, |path, taken| {
+            if !taken {
+                return link(path);
+            }
+            // Linux replaces a name by renaming only. A process that is killed in between leaves the hidden name, which `reclaim` removes.
+            let ((), hidden) = self.with_fresh_name(link)?;
+            os::step("replace: linked");
+            os::rename_over(&hidden, path).inspect_err(|_| {
+                let _already_gone = os::unlink(&hidden);
+            })
         })
     }
 

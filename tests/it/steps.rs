@@ -4,6 +4,7 @@
 //! The library has such steps with `--cfg ndshm_steps` only; `scripts/test` builds it so once more, for this suite.
 
 mod attach;
+mod names;
 
 use libtest_mimic::Trial;
 
@@ -11,8 +12,8 @@ use crate::support::Place;
 use crate::support::child::Role;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let parts = [attach::trials];
+    let parts = [attach::trials, names::trials];
     parts.into_iter().flat_map(|part| part(place)).collect()
 }
 
-pub const ROLES: &[&[(&str, Role)]] = &[attach::ROLES];
+pub const ROLES: &[&[(&str, Role)]] = &[attach::ROLES, names::ROLES];
