@@ -2,17 +2,24 @@
 //!
 //! This file is compiled with `--cfg ndshm_steps` only, which no released build has. Without it a step is nothing at all.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Signal, getpid, kill_process};
 
-/// Names the step at which the process stops itself, the first time that it comes there.
+/// Names the step at which the process stops itself, the first time that it comes there; or, with `every N`, says that it does so at
+/// every step whose number is divided by N.
 const WHERE: &str = "NDSHM_STEP";
 
 /// Stops the process, if this is the step that the environment names. In the main thread nothing more is run before it is continued.
 pub(crate) fn step(name: &str) {
-    static STOPPED: AtomicBool = AtomicBool::new(false);
-    if std::env::var_os(WHERE).is_some_and(|at| at == name) && !STOPPED.swap(true, Ordering::Relaxed) {
+    static PASSED: AtomicU64 = AtomicU64::new(0);
+    let Ok(at) = std::env::var(WHERE) else { return };
+    let every = at.strip_prefix("every ").and_then(|number| number.parse::<u64>().ok());
+    let is_here = match every {
+        Some(every) => PASSED.fetch_add(1, Ordering::Relaxed) % every == every - 1,
+        None => at == name && PASSED.fetch_add(1, Ordering::Relaxed) == 0,
+    };
+    if is_here {
         kill_process(getpid(), Signal::STOP).expect("a process may stop itself");
     }
 }

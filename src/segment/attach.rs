@@ -134,6 +134,7 @@ pub(super) fn attach<S: Subject>(
     let mut segment = Segment::new(map, payload, &facts, how.access, location.as_str())?;
     segment.descriptor = Some(Kept::new(file, backend));
     segment.guards_by_descriptor = how.keep_descriptor;
+    os::step("attach: mapped");
     let Some(mut memory) = subject.enter(segment, record, home, &how)? else { return Ok(None) };
     if let Some((kind, wait)) = how.held {
         let now = memory.as_mut().hold_all(kind, wait, location)?;

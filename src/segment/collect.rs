@@ -54,6 +54,7 @@ pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<F
     if !os::try_lock(&alone, LockKind::Exclusive, COUNTED).map_err(|error| Error::os("lease", name, error))? {
         return Ok(Found::Attached);
     }
+    os::step("collect: alone");
     let now = os::facts(&alone).map_err(|error| Error::os("look at", name, error))?;
     let trailer = Trailer::read_any(&alone, &now, name)?;
     if trailer.file != facts.id {

@@ -396,6 +396,7 @@ impl CountedSegment {
         self.counted = false;
         let (id, now) = (self.segment.id, os::since_boot());
         let left = self.counts().release(now);
+        os::step("leave: counted out");
         // Asked afterwards: another that is leaving too may just have given it its name.
         let named = self.counts().state().is_named();
         let remains = |found| Remains { home: self.home.clone(), id, found, farewell: self.farewell };

@@ -164,6 +164,7 @@ impl DraftSegment {
         };
         let settled = self.settle(keep, at.as_str());
         let published = settled.and_then(|()| self.backend.publish(&mut self.file, at, mode));
+        os::step("publish: named");
         match published.and_then(|()| self.admit(at)) {
             Ok(()) => Ok(self.segment),
             Err(error) => Err((error, self)),

@@ -182,7 +182,9 @@ impl Segment {
             LockKind::Shared => Access::Read,
         };
         let file = self.open_again(home, access)?;
+        os::step("hold: opened");
         let hold = Hold::take(file, self.id, kind, range, wait, home.location.as_str())?;
+        os::step("hold: granted");
         // Waiting may have taken long, and others are not bound to our rules: is it still what was mapped?
         let facts = os::facts(hold.file()).map_err(|error| Error::os("look at", &home.location, error))?;
         if !self.guards_by_descriptor && (facts.links == 0 || (!os::LINKS_TELL && !home.leads_to(self.id)?)) {

@@ -57,6 +57,7 @@ pub(crate) fn recycle(
         Err(error) => return Err((error, segment)),
     };
     let hidden = own.check(&segment, home, options).and_then(|()| hide(segment.id, home, limit));
+    os::step("recycle: hidden");
     match hidden {
         Ok(path) => Ok(own.into_draft(segment, path, home, options)),
         Err(Error::NotFound { .. }) => Ok(None),
@@ -149,6 +150,7 @@ impl DraftSegment {
         let take = |range| os::try_lock(self.file().file(), LockKind::Exclusive, range).map_err(failed);
         // The lease alone would do among those who know the rules. But cells can be held without one, and what has opened the name for
         // a counted array has the other lease until it has looked.
+        os::step("recycle: to be alone");
         self.alone = self.alone || (take(LEASE)? && take(COUNTED)? && take(ALL_CELLS)?);
         Ok(self.alone)
     }

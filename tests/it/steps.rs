@@ -5,6 +5,7 @@
 
 mod attach;
 mod names;
+mod stress;
 
 use libtest_mimic::Trial;
 
@@ -12,8 +13,8 @@ use crate::support::Place;
 use crate::support::child::Role;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let parts = [attach::trials, names::trials];
+    let parts = [attach::trials, names::trials, stress::trials];
     parts.into_iter().flat_map(|part| part(place)).collect()
 }
 
-pub const ROLES: &[&[(&str, Role)]] = &[attach::ROLES, names::ROLES];
+pub const ROLES: &[&[(&str, Role)]] = &[attach::ROLES, names::ROLES, stress::ROLES];

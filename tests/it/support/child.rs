@@ -147,24 +147,19 @@ impl Child {
         let mut command = Command::new(program());
         command.env(ROLE, role).env("NDSHM_STEP", step).envs(place.environment()).args(arguments);
         let child = Self::spawn(command);
-        child.wait_until_stopped();
+        super::eventually("the child comes to its step", || child.is_stopped());
         child
     }
 
-    /// Waits until the child has stopped itself at its step.
+    /// Whether the child, which must not have ended, has stopped itself at its step.
     #[cfg(ndshm_steps)]
-    pub fn wait_until_stopped(&self) {
+    pub fn is_stopped(&self) -> bool {
         use rustix::process::{WaitId, WaitIdOptions, waitid};
         let id = rustix::process::Pid::from_raw(self.id().cast_signed()).expect("a process");
         let any = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        super::eventually("the child comes to its step", || {
-            let status = waitid(WaitId::Pid(id), any).expect("it is a child");
-            assert!(
-                !status.as_ref().is_some_and(|status| status.exited() || status.killed()),
-                "it ended before its step"
-            );
-            status.is_some_and(|status| status.stopped())
-        });
+        let status = waitid(WaitId::Pid(id), any).expect("it is a child");
+        assert!(!status.as_ref().is_some_and(|status| status.exited() || status.killed()), "it ended before its step");
+        status.is_some_and(|status| status.stopped())
     }
 
     /// Lets a stopped child go on.

@@ -1,0 +1,369 @@
+//! All kinds of arrays under the same few names, by processes that are stopped at any step, killed and forked.
+//!
+//! Every array has the same number of elements, and every block of [`BLOCK`] elements is written at once, with one value. So whatever
+//! a process reads under its guard, chunk or handle is of one value in each block; and what it has alone stays as it wrote it. Errors
+//! are allowed, for names come and go; wrong elements and panics are not.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use ndarray::{ArrayView, Dimension, Ix2};
+use ndarray_shm::{
+    Arena, Backend, Channel, CreationMode, NextClaim, Pool, PoolOptions, RefcountedArray, RenderBuffer, RenderOptions,
+    SharedArray, SharingStrategy,
+};
+
+use crate::support::child::{Child, ROLE, Role, hear, program, say};
+use crate::support::{Place, backend_of_child, forks};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials("steps", "stress", tests![no_process_reads_what_another_kind_of_array_has_written])
+}
+
+pub const ROLES: &[(&str, Role)] = &[("stress-worker", work)];
+
+/// How long it goes on, in seconds; `scripts/soak` says more.
+const SECONDS: &str = "NDSHM_TEST_STRESS_SECONDS";
+const WORKERS: usize = 5;
+const NAMES: u64 = 4;
+const SHAPE: (usize, usize) = (64, 16);
+/// Rows of a block; chunks have a multiple of it.
+const ROWS: usize = 8;
+const BLOCK: usize = ROWS * SHAPE.1;
+
+/// A small generator: the same seed makes the same choices.
+struct Choice(u64);
+
+impl Choice {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % below
+    }
+
+    fn value(&mut self) -> u64 {
+        self.next(u64::MAX) | 1
+    }
+}
+
+/// Ends the process if a block has more than one value.
+fn check<D: Dimension>(view: &ArrayView<'_, u64, D>, what: &str) {
+    let elements: Vec<u64> = view.iter().copied().collect();
+    for block in elements.chunks(BLOCK) {
+        let torn = block.iter().find(|element| **element != block[0]);
+        assert!(torn.is_none(), "{what}: {} and {torn:?} in one block", block[0]);
+    }
+}
+
+/// What a worker has.
+struct Worker {
+    backend: Arc<dyn Backend>,
+    pool: Pool,
+    choice: Choice,
+    arena: Option<Arena>,
+    /// What is kept for a while, and is inherited by children.
+    plain: Option<SharedArray<u64, Ix2>>,
+    counted: Option<RefcountedArray<u64, Ix2>>,
+    buffer: Option<RenderBuffer<u64, Ix2>>,
+    forked: Vec<i32>,
+    done: [u64; ACTS.len()],
+}
+
+type Act = fn(&mut Worker) -> ndarray_shm::Result<()>;
+
+const ACTS: [(&str, Act); 13] = [
+    ("create", Worker::create),
+    ("read", Worker::read),
+    ("write", Worker::write),
+    ("unlink", Worker::unlink),
+    ("counted", Worker::count),
+    ("frozen", Worker::freeze),
+    ("channel", Worker::send),
+    ("arena", Worker::allocate),
+    ("pool", Worker::recycle),
+    ("buffer", Worker::begin),
+    ("paint", Worker::paint),
+    ("finish", Worker::finish),
+    ("fork", Worker::fork),
+];
+
+impl Worker {
+    fn name(&mut self) -> String {
+        format!("stress-{}", self.choice.next(NAMES))
+    }
+
+    fn create(&mut self) -> ndarray_shm::Result<()> {
+        let (name, value) = (self.name(), self.choice.value());
+        let mode =
+            [CreationMode::CreateNew, CreationMode::OpenOrCreate, CreationMode::Replace][self.choice.next(3) as usize];
+        let options = SharedArray::options().backend(self.backend.clone()).mode(mode).keep_fd(self.choice.next(2) == 0);
+        self.plain = Some(options.create_with(name, SHAPE, |mut view| view.fill(value))?);
+        Ok(())
+    }
+
+    fn read(&mut self) -> ndarray_shm::Result<()> {
+        let name = self.name();
+        let array: SharedArray<u64, Ix2> = SharedArray::options().backend(self.backend.clone()).open(name, SHAPE)?;
+        check(&array.read_timeout(Duration::from_millis(50))?.view(), "a read guard");
+        self.plain = Some(array);
+        Ok(())
+    }
+
+    fn write(&mut self) -> ndarray_shm::Result<()> {
+        let (name, value) = (self.name(), self.choice.value());
+        let array: SharedArray<u64, Ix2> = SharedArray::options().backend(self.backend.clone()).open(name, SHAPE)?;
+        let mut guard = array.write_timeout(Duration::from_millis(50))?;
+        check(&guard.view(), "a write guard");
+        guard.fill(value);
+        std::thread::yield_now();
+        assert!(guard.iter().all(|element| *element == value), "a write guard was not alone");
+        Ok(())
+    }
+
+    fn unlink(&mut self) -> ndarray_shm::Result<()> {
+        let name: ndarray_shm::Location = self.name().parse()?;
+        self.backend.unlink(&name, None).map(drop)
+    }
+
+    fn count(&mut self) -> ndarray_shm::Result<()> {
+        let (name, value) = (self.name(), self.choice.value());
+        let options = RefcountedArray::options().backend(self.backend.clone()).mode(CreationMode::OpenOrCreate);
+        let array: RefcountedArray<u64, Ix2> = options.create_with(name, SHAPE, |mut view| view.fill(value))?;
+        if self.choice.next(2) == 0 {
+            array.write_timeout(Duration::from_millis(50))?.fill(value);
+        }
+        check(&array.read_timeout(Duration::from_millis(50))?.view(), "a counted array");
+        self.counted = Some(array);
+        Ok(())
+    }
+
+    fn freeze(&mut self) -> ndarray_shm::Result<()> {
+        let name = self.name();
+        let array: RefcountedArray<u64, Ix2> = RefcountedArray::options().backend(self.backend.clone()).open(name)?;
+        if self.choice.next(4) == 0 {
+            array.freeze()?;
+        }
+        let view = array.view()?;
+        let before = view.to_owned();
+        check(&before.view(), "a frozen array");
+        std::thread::yield_now();
+        assert!(before == view, "a frozen array has changed");
+        Ok(())
+    }
+
+    fn send(&mut self) -> ndarray_shm::Result<()> {
+        let value = self.choice.value();
+        let strategy = [SharingStrategy::FileDescriptor, SharingStrategy::FileSystem][self.choice.next(2) as usize];
+        let options = RefcountedArray::options().backend(self.backend.clone());
+        let array: RefcountedArray<u64, Ix2> = options.share_with(strategy, SHAPE, |mut view| view.fill(value))?;
+        let (here, there) = Channel::pair()?;
+        here.send(&value, &[&array])?;
+        drop(array);
+        let received = there.receive_timeout::<u64>(Duration::from_secs(1))?;
+        for parcel in received.arrays {
+            let array: RefcountedArray<u64, Ix2> = parcel.attach()?;
+            assert!(array.read()?.iter().all(|element| *element == received.message), "what was sent is another");
+            self.counted = Some(array);
+        }
+        Ok(())
+    }
+
+    fn allocate(&mut self) -> ndarray_shm::Result<()> {
+        let value = self.choice.value();
+        let options = || Arena::options().backend(self.backend.clone());
+        if self.arena.is_none() {
+            self.arena = Some(options().open("stress-arena").or_else(|_| options().create("stress-arena", 1 << 20))?);
+        }
+        let Some(arena) = self.arena.take() else { return Ok(()) };
+        let mut draft = arena.draft::<u64, _>(SHAPE)?;
+        draft.view_mut().fill(value);
+        let array = draft.share()?;
+        std::thread::yield_now();
+        assert!(array.view().iter().all(|element| *element == value), "a block of an arena was not alone");
+        if self.choice.next(4) > 0 {
+            self.arena = Some(arena);
+        }
+        Ok(())
+    }
+
+    fn recycle(&mut self) -> ndarray_shm::Result<()> {
+        let (name, value) = (self.name(), self.choice.value());
+        let mut draft = self.pool.take::<u64, _>(SHAPE)?;
+        check(&draft.view(), "recycled memory");
+        draft.view_mut().fill(value);
+        std::thread::yield_now();
+        assert!(draft.view().iter().all(|element| *element == value), "a draft was not alone");
+        let array = draft.publish(name)?;
+        check(&array.read_timeout(Duration::from_millis(50))?.view(), "a pool's array");
+        if self.choice.next(2) == 0 {
+            self.plain = Some(array.into_array());
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self) -> ndarray_shm::Result<()> {
+        let name = self.name();
+        let rows = ROWS << self.choice.next(3);
+        let options = RenderOptions::new().backend(self.backend.clone());
+        let options = if self.choice.next(2) == 0 { options.pool(&self.pool) } else { options };
+        self.buffer = Some(options.create(name, SHAPE, (rows, SHAPE.1), "stress")?);
+        Ok(())
+    }
+
+    fn paint(&mut self) -> ndarray_shm::Result<()> {
+        let value = self.choice.value();
+        let Some(buffer) = &self.buffer else { return Ok(()) };
+        if let NextClaim::Chunk(mut chunk) = buffer.claim_next()? {
+            chunk.view_mut().fill(value);
+            std::thread::yield_now();
+            assert!(chunk.view_mut().iter().all(|element| *element == value), "a claim was not alone");
+            chunk.commit()?;
+        }
+        if let Some(chunk) = buffer.chunk(0)? {
+            let first = chunk.view().to_owned();
+            check(&first.view(), "a finished chunk");
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> ndarray_shm::Result<()> {
+        let Some(buffer) = self.buffer.take() else { return Ok(()) };
+        match self.choice.next(8) {
+            0 => return buffer.discard(),
+            _ if !buffer.progress().is_complete() => self.buffer = Some(buffer),
+            _ => {
+                let array = buffer.finish().map_err(|refused| refused.into_parts().0)?;
+                check(&array.read_timeout(Duration::from_millis(50))?.view(), "a finished buffer");
+                if self.choice.next(2) == 0 {
+                    self.pool.put(array).map_err(|refused| refused.into_parts().0)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A child that uses for a while what it has inherited, while this process goes on.
+    fn fork(&mut self) -> ndarray_shm::Result<()> {
+        if self.forked.len() == 2 {
+            forks::wait(self.forked.remove(0));
+        }
+        let rounds = self.choice.next(40);
+        let child = forks::fork(|| {
+            stay();
+            for _ in 0..rounds {
+                if let Some(guard) = self.plain.as_ref().and_then(|array| array.try_read().ok()) {
+                    check(&guard.view(), "an inherited array");
+                }
+                if let Some(guard) = self.counted.as_ref().and_then(|array| array.try_read().ok()) {
+                    check(&guard.view(), "an inherited counted array");
+                }
+                if let Some(Ok(Some(chunk))) = self.buffer.as_ref().map(|buffer| buffer.chunk(0)) {
+                    check(&chunk.view(), "a chunk of an inherited buffer");
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            true
+        });
+        self.forked.push(child);
+        Ok(())
+    }
+}
+
+/// Lets a forked child stop itself nowhere: its parent waits for it.
+#[allow(unsafe_code)]
+fn stay() {
+    // SAFETY: the child of a process with one thread has one thread.
+    unsafe { std::env::remove_var("NDSHM_STEP") };
+}
+
+/// Does one thing after the other until it is told to end.
+fn work(arguments: &[String]) {
+    let seed: u64 = arguments[0].parse().unwrap();
+    let backend = backend_of_child();
+    let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
+    let mut worker = Worker {
+        backend,
+        pool,
+        choice: Choice(seed),
+        arena: None,
+        plain: None,
+        counted: None,
+        buffer: None,
+        forked: Vec::new(),
+        done: [0; ACTS.len()],
+    };
+    let end = Instant::now() + Duration::from_millis(arguments[1].parse().unwrap());
+    while Instant::now() < end {
+        let act = worker.choice.next(ACTS.len() as u64) as usize;
+        if ACTS[act].1(&mut worker).is_ok() {
+            worker.done[act] += 1;
+        }
+        if worker.choice.next(8) == 0 {
+            (worker.plain, worker.counted) = (None, None);
+        }
+    }
+    for child in std::mem::take(&mut worker.forked) {
+        forks::wait(child);
+    }
+    say(worker.done.map(|count| count.to_string()).join(" "));
+    hear();
+}
+
+fn start(place: &Place, choice: &mut Choice, lifetime: Duration) -> Child {
+    let mut command = Command::new(program());
+    // Stops itself at every so manieth step.
+    command.env("NDSHM_STEP", format!("every {}", 20 + choice.next(200)));
+    command.env(ROLE, "stress-worker").envs(place.environment());
+    command.args([choice.value().to_string(), lifetime.as_millis().to_string()]);
+    Child::spawn(command)
+}
+
+fn no_process_reads_what_another_kind_of_array_has_written(place: &Place) {
+    let place = &place.private();
+    let seconds = std::env::var(SECONDS).map_or(10, |seconds| seconds.parse().expect("a number of seconds"));
+    let seed = std::process::id().into();
+    println!("seed {seed}");
+    let mut choice = Choice(seed);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let left = || end.saturating_duration_since(Instant::now());
+    let mut workers: Vec<Child> = (0..WORKERS).map(|_| start(place, &mut choice, left())).collect();
+    let (mut kills, mut stops) = (0, 0);
+    while !left().is_zero() {
+        std::thread::sleep(Duration::from_millis(1 + choice.next(10)));
+        for worker in &mut workers {
+            if worker.is_stopped() {
+                stops += 1;
+                match choice.next(6) {
+                    0 => {
+                        worker.kill();
+                        *worker = start(place, &mut choice, left());
+                        kills += 1;
+                    }
+                    1 => {} // for longer
+                    _ => worker.resume(),
+                }
+            }
+        }
+    }
+    let mut done = [0; ACTS.len()];
+    for worker in &mut workers {
+        let said = loop {
+            worker.resume();
+            if let Some(line) = worker.line_within(Duration::from_millis(20)) {
+                break line;
+            }
+        };
+        for (sum, count) in done.iter_mut().zip(said.split(' ')) {
+            *sum += count.parse::<u64>().unwrap_or_else(|_| panic!("a worker ended: {said}"));
+        }
+        worker.kill_alive();
+    }
+    println!("{kills} kills, {stops} stops; {}", ACTS.map(|act| act.0).join(" "));
+    println!("{done:?}");
+    let idle: Vec<&str> = ACTS.iter().zip(done).filter(|(_, count)| *count == 0).map(|(act, _)| act.0).collect();
+    assert!(idle.is_empty(), "never done: {idle:?}");
+}
