@@ -75,6 +75,7 @@ mod backend;
 mod backoff;
 mod error;
 pub mod manager;
+mod manager_client;
 mod os;
 mod pool;
 pub mod process;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ndarray_shm::{Backend, Entry, EntryKind, Error, Reclaim, Removed};
-use ndarray_shm_volume::{is_upload_lock, remove_upload_lock};
+use ndarray_shm_volume::remove_upload_lock;
 use serde::Serialize;
 
 use crate::cli::GcArgs;
@@ -112,7 +112,7 @@ impl Collection {
 
     /// Removes the names of locks that uploads have left which were killed.
     fn remove_locks(&mut self, backend: &Arc<dyn Backend>, args: &GcArgs) -> Result<(), Failure> {
-        for entry in backend.list()?.into_iter().filter(is_lock) {
+        for entry in backend.list()?.into_iter().filter(places::is_lock) {
             let is_young = age(&entry) < args.older_than.unwrap_or_default();
             let owner = host::FILES_HAVE_OWNERS.then_some(entry.owner);
             let (false, true, Some(location)) = (is_young, may_remove(owner), entry.location()) else { continue };
@@ -206,11 +206,6 @@ impl Collection {
         }
         Ok(())
     }
-}
-
-/// Whether a file is what uploads lock: an array of one byte under a name of theirs.
-pub(crate) fn is_lock(entry: &Entry) -> bool {
-    entry.kind == EntryKind::Array && entry.len == 1 && is_upload_lock(&entry.name)
 }
 
 fn age(entry: &Entry) -> Duration {

@@ -11,7 +11,6 @@ use serde::Serialize;
 use crate::cli::ListArgs;
 use crate::counted::{Counted, Look};
 use crate::exit::{Exit, Failure};
-use crate::gc::is_lock;
 use crate::report::{self, Column, Table};
 use crate::{host, places, units};
 
@@ -54,7 +53,7 @@ impl Item {
         let look = Look::at(backend, entry);
         let kind = match (entry.kind, &look) {
             (EntryKind::Array, Look::Counted(_) | Look::Damaged(_)) => "counted",
-            (EntryKind::Array, _) if is_lock(entry) => "lock",
+            (EntryKind::Array, _) if places::is_lock(entry) => "lock",
             (EntryKind::Array, _) => "array",
             (EntryKind::Partial, _) => "partial",
             (EntryKind::Ledger, _) => "ledger",

@@ -2,30 +2,12 @@
 //!
 //! Nothing runs between the machines: all of them divide the region in the same way, and each knows its own number.
 
-use std::str::FromStr;
-
 use ndarray_shm_volume::markers::{self, Marker};
 use ndarray_shm_volume::{Bbox, Shard, VolumeMeta, VolumeUrl, plan};
 
 use crate::cli::PartArgs;
 use crate::exit::{Exit, Failure};
-
-/// Which part is meant, before the environment is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
-    /// What the scheduler says that started this process.
-    Auto,
-    /// This one.
-    This(Shard),
-}
-
-impl FromStr for Which {
-    type Err = ndarray_shm_volume::Error;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::This) }
-    }
-}
+use crate::words::Which;
 
 /// One part of a region.
 #[derive(Debug)]

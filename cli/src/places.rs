@@ -10,6 +10,7 @@ use std::sync::Arc;
 use ndarray_shm::{
     Backend, Directory, Entry, EntryKind, Error, Ledger, Location, attached_in, default_backend, render,
 };
+use ndarray_shm_volume::is_upload_lock;
 
 use crate::cli::BackendChoice;
 use crate::exit::{Exit, Failure};
@@ -136,4 +137,9 @@ pub(crate) fn ledger(backend: &Arc<dyn Backend>, entry: &Entry) -> Result<Ledger
 
 fn shown(path: &Path) -> String {
     crate::units::printable(&path.display().to_string())
+}
+
+/// Whether a file is what uploads lock: an array of one byte under a name of theirs.
+pub(crate) fn is_lock(entry: &Entry) -> bool {
+    entry.kind == EntryKind::Array && entry.len == 1 && is_upload_lock(&entry.name)
 }

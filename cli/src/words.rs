@@ -1,6 +1,9 @@
-//! Words of the command line that are read into values: element types, shapes, slices, ranges.
+//! Words of the command line that are read into values: element types, shapes, slices, ranges, parts.
+
+use std::str::FromStr;
 
 use ndarray_shm::DType;
+use ndarray_shm_volume::Shard;
 
 /// The long names that NumPy has, for those who prefer them.
 const LONG: &[(&str, DType)] = &[
@@ -88,6 +91,23 @@ pub(crate) fn span(text: &str) -> Result<Span, String> {
     match parts {
         Some((low, high)) if low < high => Ok(Span { low, high }),
         _ => Err("write LOW:HIGH, the lower first: 0:4095".to_owned()),
+    }
+}
+
+/// Which part is meant, before the environment is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// What the scheduler says that started this process.
+    Auto,
+    /// This one.
+    This(Shard),
+}
+
+impl FromStr for Which {
+    type Err = ndarray_shm_volume::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::This) }
     }
 }
 

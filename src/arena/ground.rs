@@ -17,7 +17,7 @@ use crate::backend::DraftOptions;
 use crate::backend::lock_space::{RECOVER, SPANS};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::manager;
+use crate::manager_client;
 use crate::os;
 use crate::random;
 use crate::segment::footer::Kind;
@@ -108,7 +108,7 @@ impl Ground {
         options: DraftOptions,
         keep: bool,
     ) -> Result<Self> {
-        manager::announce(&*home.backend);
+        manager_client::announce(&*home.backend);
         home.refuse_taken_by_the_living()?;
         let id = random::number();
         let make = || -> Result<JointSegment> {
@@ -123,7 +123,7 @@ impl Ground {
 
     /// Opens an arena that somebody made.
     pub(crate) fn open(home: Home, kind: Kind) -> Result<Self> {
-        manager::announce(&*home.backend);
+        manager_client::announce(&*home.backend);
         let name = home.location.as_str();
         let read = |trailer: &Trailer| {
             let geometry = Geometry::of_record(kind, &trailer.record, trailer.payload)

@@ -5,11 +5,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::endpoint::{self, Endpoint};
+use super::endpoint::Endpoint;
 use super::places::{Number, Places};
-use super::wire::{self, CANNOT, DONE, GREETING, Lines, REFUSAL, Request, Status, Use, hear, say};
 use crate::backend::{Backend, Directory};
 use crate::error::{Error, Result};
+use crate::manager_client::socket_path;
+use crate::manager_client::wire::{self, CANNOT, DONE, GREETING, Lines, REFUSAL, Request, Status, Use, hear, say};
 use crate::os::daemon::{self, Process, Source};
 use crate::os::{self, Bell, FileId, Socket};
 use crate::segment::counts::LONGEST_GRACE;
@@ -128,7 +129,7 @@ impl Manager {
     ///   does not listen.
     /// - [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
     pub fn start(options: &ManagerOptions) -> Result<Option<Self>> {
-        let path = endpoint::socket_path(options.socket.as_deref())?;
+        let path = socket_path(options.socket.as_deref())?;
         let failed = |error| Error::os("preparing to wait for processes", path.display(), error);
         let bell = daemon::supported().and_then(|()| Bell::new()).map_err(failed)?;
         let Some(endpoint) = Endpoint::take(&path)? else { return Ok(None) };
@@ -211,7 +212,7 @@ impl Manager {
         let emulated = Directory::emulated_path().map(|path| ("emulated".to_owned(), path));
         for (backend, path) in [shm, emulated].into_iter().flatten() {
             // What is another user's cannot be this user's orphan, except in /dev/shm.
-            if let Some(used) = super::client::look_at(&path, &backend) {
+            if let Some(used) = Use::of(&path, &backend) {
                 let _full = self.places.add(used, |_| true);
             }
         }
@@ -390,7 +391,7 @@ impl Manager {
     }
 
     fn note(&mut self, number: u64, used: Use) -> Result<(), &'static str> {
-        if !wire::is_same_directory(&used.path, used.id) {
+        if !used.is_seen_here() {
             return Err("that directory is another one, or none, where this manager runs");
         }
         let clients = &self.clients;

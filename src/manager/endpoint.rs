@@ -1,99 +1,23 @@
-//! Where a manager listens, and the lock that says who is the manager.
+//! The socket of a manager, and the lock that says which process is the manager.
 //!
 //! The lock is on a file beside the socket, is taken before the socket is touched, and ends with the process that holds
 //! it. So a socket that is found by its holder is a dead manager's, and may be replaced.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::os::{self, Listener, LockKind, LockRange, Socket, daemon};
-
-/// Names the socket, whatever else is said here.
-const SOCKET: &str = "NDSHM_MANAGER_SOCKET";
-
-/// The socket's name in a directory that has other things too.
-const NAME: &str = "ndshm-manager.sock";
+use crate::manager_client::address::{connect, own_directory};
+use crate::os::{self, Listener, LockKind, LockRange, daemon};
 
 /// How long another manager may be about to begin or to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The whole of a lock file.
 const EVERYTHING: LockRange = LockRange { start: 0, length: 1 };
-
-/// Returns where this user's manager listens, if there is one: `explicit`, or what the environment and the system say.
-///
-/// # Errors
-///
-/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
-pub fn socket_path(explicit: Option<&Path>) -> Result<PathBuf> {
-    let from_environment = std::env::var_os(SOCKET);
-    choose(explicit, from_environment, std::env::var_os("XDG_RUNTIME_DIR"), &std::env::temp_dir())
-}
-
-/// The first of: the program's choice, the environment's, the user's runtime directory if it is one, a private directory
-/// among the temporary ones.
-fn choose(
-    explicit: Option<&Path>,
-    from_environment: Option<OsString>,
-    runtime: Option<OsString>,
-    temporary: &Path,
-) -> Result<PathBuf> {
-    let path = match (explicit, from_environment) {
-        (Some(path), _) => path.to_owned(),
-        (None, Some(path)) if path.is_empty() => {
-            return Err(Error::InvalidSetting {
-                setting: SOCKET,
-                value: String::new(),
-                expected: "set it to the path of a socket in a directory of yours, or unset it",
-            });
-        }
-        (None, Some(path)) => path.into(),
-        (None, None) => {
-            let runtime = runtime.map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
-            match runtime.filter(|path| os::private_directory(path).is_ok()) {
-                Some(runtime) => runtime.join(NAME),
-                None => own_directory(temporary).join(NAME),
-            }
-        }
-    };
-    std::path::absolute(&path).map_err(|error| Error::os("resolve", path.display(), error))
-}
-
-fn own_directory(temporary: &Path) -> PathBuf {
-    temporary.join(format!("ndshm-manager-{}", os::user_tag()))
-}
-
-/// Connects to the manager at `path`, and to nobody else's: `None` if there is none.
-pub(super) fn connect(path: &Path) -> Result<Option<Socket>> {
-    let connected = daemon::supported().and_then(|()| os::connect(path, Some(Instant::now())));
-    let socket = match connected {
-        Ok(socket) => socket,
-        Err(error) if is_absent(&error) => return Ok(None),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            let (owner, mode) = os::facts_at(path).map_or((0, 0), |facts| (facts.owner, facts.mode));
-            let reason = "this user may not connect to the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
-            return Err(Error::PermissionDenied { location: path.display().to_string(), owner, mode, reason });
-        }
-        Err(error) => return Err(Error::os("connecting to the manager", path.display(), error)),
-    };
-    let peer = socket.peer().map_err(|error| Error::os("asking who the manager is", path.display(), error))?;
-    if !daemon::is_this_user(peer.user) {
-        let mode = os::facts_at(path).map_or(0, |facts| facts.mode);
-        let reason = "another user's program listens at the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
-        return Err(Error::PermissionDenied { location: path.display().to_string(), owner: peer.user, mode, reason });
-    }
-    Ok(Some(socket))
-}
-
-/// Whether the error says that nobody listens.
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory)
-}
 
 /// The right to be the manager at a path, and the socket. Dropped, both are gone, the socket first.
 #[derive(Debug)]
@@ -248,32 +172,5 @@ fn open_or_create(path: &Path) -> io::Result<File> {
             },
             other => return other,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_choice_that_is_made_counts() {
-        let base = tempfile::tempdir().expect("a directory");
-        let base = base.path();
-        let runtime = base.join("runtime");
-        assert!(os::private_directory(&runtime).is_ok());
-        let of = |explicit: Option<&str>, environment: Option<&str>, runtime: Option<&Path>| {
-            let runtime = runtime.map(|path| path.as_os_str().to_owned());
-            choose(explicit.map(|path| base.join(path)).as_deref(), environment.map(Into::into), runtime, base)
-        };
-        let own = base.join(format!("ndshm-manager-{}", os::user_tag())).join(NAME);
-        assert_eq!(of(Some("a"), Some("b"), Some(&runtime)).expect("chosen"), base.join("a"));
-        let relative = of(None, Some("b"), Some(&runtime)).expect("chosen");
-        assert!(relative.is_absolute() && relative.ends_with("b"));
-        assert_eq!(of(None, None, Some(&runtime)).expect("chosen"), runtime.join(NAME));
-        assert_eq!(of(None, None, None).expect("chosen"), own);
-        assert_eq!(of(None, None, Some(Path::new("runtime"))).expect("chosen"), own, "a relative one is none");
-        assert_eq!(of(None, None, Some(&base.join("missing"))).expect("chosen"), own);
-        assert!(matches!(of(None, Some(""), None), Err(Error::InvalidSetting { setting: SOCKET, .. })));
-        assert!(!base.join("missing").exists() && !own.exists(), "choosing makes nothing");
     }
 }

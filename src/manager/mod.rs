@@ -1,4 +1,4 @@
-//! Floor 4: the manager, a process that removes what killed processes leave, as soon as they are dead.
+//! Floor 5: the manager, a process that removes what killed processes leave, as soon as they are dead.
 //!
 //! Nothing needs it. Counted arrays whose holders are all dead are found by the kernel's locks, by anybody and at any
 //! time; the manager only makes that prompt. Clients tell it which *directories* they use, one line for each, and it waits for
@@ -14,24 +14,16 @@
 //!
 //! Linux only. Elsewhere everything here is [`Unsupported`](crate::Error::Unsupported), and arrays do without.
 
-mod client;
 mod daemon;
 mod endpoint;
 mod places;
-mod program;
-mod query;
-mod wire;
 
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
 
 pub use self::daemon::{Manager, ManagerOptions, Stopper};
-pub use self::endpoint::socket_path;
-pub use self::program::{Program, leave_session, set_program, spawn_detached};
-pub use self::query::{status, stop};
-pub use self::wire::Status;
-use crate::backend::Backend;
-use crate::error::Result;
-use crate::segment::Home;
+use crate::error::{Error, Result};
+pub use crate::manager_client::{Program, Status, announce, set_program, socket_path, status, stop};
+use crate::os;
 
 /// Runs this user's manager in the calling thread; `Ok(false)` if there is one already.
 ///
@@ -48,18 +40,24 @@ pub fn run(options: &ManagerOptions) -> Result<bool> {
     }
 }
 
-/// Tells the manager that this process uses counted arrays of a backend, and starts one if there is none.
+/// Starts a command in the background for a process that is about to end: in a session of its own once it calls
+/// [`leave_session`], in the root directory, with no descriptor of this process, which can give none to any child any more.
 ///
-/// Counted arrays do this by themselves. It never fails and never waits: what it cannot do at once is left to a thread that
-/// ends within seconds.
-pub fn announce(backend: &dyn Backend) {
-    client::announce(backend.directory(), backend.name());
+/// # Errors
+///
+/// What starting it answers.
+pub fn spawn_detached(command: &mut Command) -> Result<Child> {
+    os::daemon::keep_descriptors();
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().map_err(|source| Error::Os { op: "starting it", location: name, source })
 }
 
-/// Tells the manager, if there is one, that a name stays only because of handles on their way, and when the last of them
-/// expires: nobody's death would make it look then.
+/// Leaves session and terminal of whoever started this process, so that their end is not its own.
 ///
-/// Called while an array is dropped. It fails in silence: the manager looks from time to time anyway.
-pub(crate) fn remind(home: &Home, after: Duration) {
-    client::remind(home.backend.directory(), home.backend.name(), after);
+/// # Errors
+///
+/// This process leads a process group; [`Unsupported`](Error::Unsupported) off Linux.
+pub fn leave_session() -> Result<()> {
+    os::daemon::leave_session().map_err(|error| Error::os("leaving the session", "this process", error))
 }

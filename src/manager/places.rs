@@ -9,9 +9,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::wire::Use;
 use crate::backend::{Backend, Directory};
 use crate::error::{Error, Result};
+use crate::manager_client::wire::Use;
 use crate::os::FileId;
 use crate::share::reclaim::Swept;
 

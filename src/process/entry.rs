@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use super::report::{Cause, ERROR, PANIC, Report, Slot};
-use crate::error::Error;
-use crate::{Result, os};
+use crate::error::{Error, Result};
+use crate::os;
 
 /// The first argument of a process that is to run an entry. Arguments, unlike variables, are not inherited by what the entry
 /// itself starts.

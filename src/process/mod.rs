@@ -69,7 +69,7 @@ pub use self::entry::{Context, Entry, init};
 pub use self::failure::{ChildError, Ending};
 pub use self::options::SpawnOptions;
 pub use self::processes::Processes;
-use crate::Result;
+use crate::error::Result;
 
 /// Runs an entry of this program in `count` processes, with the options' defaults.
 ///

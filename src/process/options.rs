@@ -8,8 +8,8 @@ use super::processes::Processes;
 use super::report::Report;
 use super::supervisor::Policy;
 use super::{entry, supervisor};
-use crate::error::Error;
-use crate::{Result, os};
+use crate::error::{Error, Result};
+use crate::os;
 
 type Configure<'a> = Box<dyn FnMut(usize, &mut Command) + 'a>;
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::failure::ChildError;
 use super::options::failed;
 use super::report::Report;
-use crate::Result;
+use crate::error::Result;
 use crate::os::{Bell, EndWatch, Stop};
 
 /// What the options say about the group as a whole.

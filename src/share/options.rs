@@ -13,7 +13,7 @@ use crate::array::layout::Layout;
 use crate::array::{ArrayReader, CreationMode, Draft, Element};
 use crate::backend::{Access, Backend, DraftOptions, IntoLocation, Pages, Publish, default_backend};
 use crate::error::{Error, Result};
-use crate::manager;
+use crate::manager_client;
 use crate::os::LockKind;
 use crate::random;
 use crate::segment::locks::Wait;
@@ -272,12 +272,12 @@ impl<T: Element, D: Dimension> RefcountedOptions<T, D> {
         let how = Attach {
             sparse: self.draft.pages == Pages::Sparse,
             keep_descriptor: self.keep_descriptor,
-            farewell: Some(manager::remind),
+            farewell: Some(manager_client::remind),
             held: held.map(|kind| (kind, self.wait)),
             ..Attach::new(access)
         };
         let read = |trailer: &_| read::<T, D>(trailer, home);
-        manager::announce(&*home.backend); // before there is anything that our death could leave behind
+        manager_client::announce(&*home.backend); // before there is anything that our death could leave behind
         let (memory, (layout, id)) = CountedSegment::attach(home, how, entry, read)?;
         Ok((memory, layout, id))
     }

@@ -14,7 +14,7 @@ use crate::array::layout::{Layout, shape_like};
 use crate::array::{ArrayReader, Draft, Element, view};
 use crate::backend::{Access, IntoLocation, Location, Publish};
 use crate::error::{Error, IntoError, Result};
-use crate::manager;
+use crate::manager_client;
 use crate::os::{self, LockKind, LockRange};
 use crate::random;
 use crate::segment::locks::{Hold, Wait};
@@ -137,7 +137,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     /// Attaches by descriptor.
     pub(super) fn of_descriptor(file: &std::fs::File, home: &Home, access: Access) -> Result<Self> {
-        let how = Attach { keep_descriptor: true, farewell: Some(manager::remind), ..Attach::new(access) };
+        let how = Attach { keep_descriptor: true, farewell: Some(manager_client::remind), ..Attach::new(access) };
         let (memory, (layout, id)) =
             CountedSegment::attach_descriptor(file, home, how, |trailer| read::<T, D>(trailer, home))?;
         Ok(Self::of(memory, layout, id))
@@ -247,7 +247,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// [`Unlinked`](Error::Unlinked): it had a name already, which has gone; the kernel gives none a second time.
     pub fn publish(&self) -> Result<()> {
-        manager::announce(&*self.home().backend);
+        manager_client::announce(&*self.home().backend);
         self.memory.publish()
     }
 
@@ -313,8 +313,11 @@ pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(
     home: &Home,
     wait: Wait,
 ) -> Result<ArrayReader<T, D>> {
-    let how =
-        Attach { held: Some((LockKind::Shared, wait)), farewell: Some(manager::remind), ..Attach::new(Access::Read) };
+    let how = Attach {
+        held: Some((LockKind::Shared, wait)),
+        farewell: Some(manager_client::remind),
+        ..Attach::new(Access::Read)
+    };
     let (memory, (layout, _)) =
         CountedSegment::attach_descriptor(file, home, how, |trailer| read::<T, D>(trailer, home))?;
     Ok(ArrayReader::of(memory, home.location.clone(), layout))
@@ -381,9 +384,9 @@ pub(super) fn share_as<T: Element, D: Dimension>(
         return Err(IntoError::new(error, Draft::from_parts(memory, layout, keep)));
     }
     if mode.is_some() {
-        manager::announce(&*home.backend); // before there is a name that our death could leave behind
+        manager_client::announce(&*home.backend); // before there is a name that our death could leave behind
     }
-    match memory.share(home, mode, keep, Some(manager::remind)) {
+    match memory.share(home, mode, keep, Some(manager_client::remind)) {
         Ok(memory) => Ok(RefcountedArray::of(memory, layout, id)),
         Err((error, memory)) => Err(IntoError::new(error, Draft::from_parts(memory, layout, keep))),
     }

@@ -7,7 +7,8 @@ use std::process::Command;
 
 use libtest_mimic::Trial;
 
-/// The modules at the root and the floor each one is on; a file uses its own floor and lower ones.
+/// The modules at the root and the floor each one is on. A file uses its own floor and lower ones; on one floor no two
+/// modules need each other, directly or through others.
 const FLOORS: &[(&str, u32)] = &[
     ("backoff", 0),
     ("error", 0),
@@ -16,10 +17,11 @@ const FLOORS: &[(&str, u32)] = &[
     ("backend", 1),
     ("segment", 2),
     ("array", 3),
+    ("manager_client", 3),
     ("share", 4),
     ("pool", 4),
     ("process", 4),
-    ("manager", 4),
+    ("manager", 5),
     ("arena", 5),
     ("render", 5),
 ];
@@ -50,12 +52,37 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("upload", 7),
 ];
 
+/// Where platforms are told apart: files, and folders with all that is in them.
+const PLATFORMS: &[&str] = &[
+    "src/os/",
+    "volume/src/download/processes.rs",
+    "volume/src/store/",
+    "cli/src/holders.rs",
+    "cli/src/host.rs",
+    "cli/src/interrupt.rs",
+];
+
+/// What a `cfg` tells platforms apart by. The order of bytes is no platform: files have it too.
+const PLATFORM_WORDS: &[&str] = &[
+    "unix",
+    "windows",
+    "target_os",
+    "target_family",
+    "target_vendor",
+    "target_env",
+    "target_arch",
+    "target_pointer_width",
+];
+
 const LONGEST_FILE: usize = 500;
 const MOST_CRATES: usize = 36;
 
 pub fn trials() -> Vec<Trial> {
     let tests: &[(&str, fn())] = crate::tests![
         a_file_uses_only_its_own_floor_and_lower_ones,
+        uses_are_found_however_they_are_written,
+        higher_floors_cycles_and_detours_are_refused,
+        platform_words_are_found_in_code_only,
         unsafe_is_where_the_architecture_says_and_nowhere_else,
         platforms_are_told_apart_on_the_lowest_floor_only,
         files_say_what_they_are_for_and_stay_short,
@@ -129,33 +156,206 @@ fn fail_if_any(complaints: &[String]) {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
+/// Words, numbers and signs of a source, each with its line. Comments are left out, strings are `""`.
+fn tokens(text: &str) -> Vec<(usize, &str)> {
+    let mut tokens = Vec::new();
+    let (mut rest, mut line) = (text, 1);
+    while let Some(first) = rest.chars().next() {
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        let hashes = rest
+            .trim_start_matches(['b', 'c'])
+            .strip_prefix('r')
+            .map(|raw| raw.len() - raw.trim_start_matches('#').len());
+        let raw = hashes.map(|hashes| format!("\"{}", "#".repeat(hashes))).filter(|end| {
+            rest.trim_start_matches(['b', 'c', 'r']).trim_start_matches('#').starts_with('"') && !end.is_empty()
+        });
+        let (token, length) = if rest.starts_with("//") {
+            ("", rest.find('\n').unwrap_or(rest.len()))
+        } else if rest.starts_with("/*") {
+            ("", rest.find("*/").map_or(rest.len(), |end| end + 2))
+        } else if let Some(end) = raw {
+            let open = rest.find('"').unwrap() + 1;
+            ("\"\"", rest[open..].find(&end).map_or(rest.len(), |at| open + at + end.len()))
+        } else if first == '"' {
+            let mut is_escaped = false;
+            let end = rest[1..].find(|c| {
+                let is_end = c == '"' && !is_escaped;
+                is_escaped = c == '\\' && !is_escaped;
+                is_end
+            });
+            ("\"\"", end.map_or(rest.len(), |end| end + 2))
+        } else if first == '\'' {
+            // A character, or the quote of a lifetime.
+            let mut inside = rest[1..].chars();
+            let length = match (inside.next(), inside.next()) {
+                (Some('\\'), _) => rest[3..].find('\'').map_or(rest.len(), |end| end + 4),
+                (Some(c), Some('\'')) => c.len_utf8() + 2,
+                _ => 1,
+            };
+            ("", length)
+        } else if is_word(first) {
+            let length = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+            (&rest[..length], length)
+        } else if rest.starts_with("::") {
+            ("::", 2)
+        } else {
+            (rest[..first.len_utf8()].trim(), first.len_utf8())
+        };
+        if !token.is_empty() {
+            tokens.push((line, token));
+        }
+        line += rest[..length].matches('\n').count();
+        rest = &rest[length..];
+    }
+    tokens
+}
+
+/// The first names of what follows `::`: one, or those of a group in braces.
+fn first_names<'a>(tokens: &[(usize, &'a str)]) -> Vec<(usize, &'a str)> {
+    if tokens.first().is_none_or(|(_, token)| *token != "{") {
+        return tokens.first().copied().into_iter().collect();
+    }
+    let (mut depth, mut names) = (0, Vec::new());
+    for pair in tokens.windows(2) {
+        match pair[0].1 {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            _ => {}
+        }
+        match (depth, pair[0].1) {
+            (0, _) => break,
+            (1, "{" | ",") if pair[1].1 != "}" => names.push(pair[1]),
+            _ => {}
+        }
+    }
+    names
+}
+
+/// What a file takes from the root of its crate, with the lines: `crate::a`, `$crate::a`, `crate::{a, b::c}`, and by as many
+/// `super` as lead there. `*`, `self` and `as` mean all of the root.
+fn uses_of_root<'a>(file: &str, text: &'a str) -> Vec<(usize, &'a str)> {
+    let tokens = tokens(text);
+    let at = |at: usize| tokens.get(at).map_or("", |(_, token)| *token);
+    // Tests in a file of their own are a module of the file that they test.
+    let file = file.trim_end_matches(".rs").trim_end_matches("/mod");
+    let file_depth = file.split('/').count() + usize::from(file.ends_with("_tests"));
+    let (mut braces, mut names) = (Vec::new(), Vec::new());
+    for (number, (line, token)) in tokens.iter().enumerate() {
+        match *token {
+            "{" => braces.push(number >= 2 && at(number - 2) == "mod"),
+            "}" => drop(braces.pop()),
+            "crate" if at(number + 1) == "as" => names.push((*line, "as")),
+            "crate" if at(number + 1) == "::" => names.extend(first_names(&tokens[number + 2..])),
+            "super" if number == 0 || at(number - 1) != "::" => {
+                let chain =
+                    (number..).step_by(2).take_while(|next| at(*next) == "super" && at(next + 1) == "::").count();
+                if chain >= file_depth + braces.iter().filter(|is_module| **is_module).count() {
+                    names.extend(first_names(&tokens[number + 2 * chain..]));
+                }
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// What is wrong with the uses between the modules of one crate: files by their paths in its folder, with their texts.
+fn complaints_about_floors(files: &[(&str, &str)], floor: &dyn Fn(&str) -> Option<u32>) -> Vec<String> {
+    let module = |file: &str| file.split('/').next().unwrap().trim_end_matches(".rs").to_owned();
+    let modules: BTreeSet<String> = files.iter().map(|(file, _)| module(file)).collect();
+    let mut complaints: Vec<String> = Vec::new();
+    let mut edges: BTreeMap<(String, String), String> = BTreeMap::new();
+    for (file, text) in files.iter().filter(|(file, _)| !["lib.rs", "main.rs"].contains(file)) {
+        let user = module(file);
+        let Some(own) = floor(&user) else {
+            complaints.push(format!("{file} is on no floor: add it to the table"));
+            continue;
+        };
+        for (line, used) in uses_of_root(file, text) {
+            let place = format!("{file}:{line}");
+            match floor(used).filter(|_| modules.contains(used)) {
+                // What macros of the root need beside modules.
+                None if used.starts_with("__") || text.lines().nth(line - 1).unwrap().contains("$crate") => {}
+                None => complaints.push(format!("{place}: crate::{used} is no module; name the one that has it")),
+                Some(floor) if floor > own => complaints.push(format!("{place}: floor {own} uses crate::{used}")),
+                Some(floor) if floor == own && used != user => {
+                    edges.entry((user.clone(), used.to_owned())).or_insert(place);
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    for ((user, used), place) in &edges {
+        let mut reached = BTreeSet::from([used]);
+        while let Some((_, next)) = edges.keys().find(|(from, to)| reached.contains(from) && !reached.contains(to)) {
+            reached.insert(next);
+        }
+        if reached.contains(user) {
+            complaints.push(format!("{place}: {user} uses crate::{used}, which needs {user}"));
+        }
+    }
+    complaints
+}
+
 fn a_file_uses_only_its_own_floor_and_lower_ones() {
     let mut complaints = Vec::new();
-    for (folder, floors) in [("src", FLOORS), ("volume/src", VOLUME_FLOORS)] {
-        check_floors(folder, floors, &mut complaints);
+    // The program's modules are all on one floor.
+    for (folder, floors) in [("src", Some(FLOORS)), ("volume/src", Some(VOLUME_FLOORS)), ("cli/src", None)] {
+        let sources = sources(folder);
+        let files: Vec<(&str, &str)> =
+            sources.iter().map(|(file, text)| (&file[folder.len() + 1..], text.as_str())).collect();
+        let floor = |module: &str| match floors {
+            Some(floors) => floors.iter().find(|(name, _)| *name == module).map(|(_, floor)| *floor),
+            None => Some(0),
+        };
+        complaints.extend(complaints_about_floors(&files, &floor).into_iter().map(|text| format!("{folder}/{text}")));
     }
     fail_if_any(&complaints);
 }
 
-fn check_floors(folder: &str, floors: &[(&str, u32)], complaints: &mut Vec<String>) {
+fn uses_are_found_however_they_are_written() {
+    let found = |file: &str, text: &str| -> Vec<String> {
+        uses_of_root(file, text).into_iter().map(|(line, name)| format!("{line} {name}")).collect()
+    };
+    assert_eq!(found("a.rs", "use crate::b::C;\nfn f() { crate::d::e(crate::g::H) }"), ["1 b", "2 d", "2 g"]);
+    assert_eq!(
+        found("a.rs", "use crate::{\n    b::{self, C, crate_d},\n    e,\n    f as g,\n};"),
+        ["2 b", "3 e", "4 f"]
+    );
+    assert_eq!(found("a.rs", "use {crate::b, std::io, crate::{c::*}};"), ["1 b", "1 c"]);
+    assert_eq!(found("a.rs", "macro_rules! m { () => { $crate::b!(); crate ::\n c() } }"), ["1 b", "2 c"]);
+    assert_eq!(found("a.rs", "use crate::*;\nuse crate::{self as r};\nuse crate as s;"), ["1 *", "2 self", "3 as"]);
+    assert_eq!(
+        found("a.rs", "use super::b;\nmod m { use super::c; use super::super::{d, e}; }\nuse super::f;").len(),
+        4
+    );
+    assert_eq!(found("a/mod.rs", "use super::b;"), ["1 b"]);
+    assert_eq!(found("a/c/d.rs", "use super::b;\nuse super::super::c;\nuse super::super::super::e;"), ["3 e"]);
+    let hidden = "// crate::b\n/// crate::b\n/* crate::b */ pub(crate) pub(super) pub(in crate) \"crate::b \\\" crate::b\"\n\
+                  r#\"crate::b \" crate::b\"# b'\"' '\\'' '\"' &'a str";
+    assert_eq!(found("a.rs", hidden), [""; 0]);
+    assert_eq!(found("a.rs", &format!("{hidden}\ncrate::c")), ["5 c"], "the lexer is in step afterwards");
+}
+
+fn higher_floors_cycles_and_detours_are_refused() {
+    let floors = [("low", 0), ("a", 1), ("b", 1), ("c", 1), ("high", 2)];
     let floor = |module: &str| floors.iter().find(|(name, _)| *name == module).map(|(_, floor)| *floor);
-    for (file, text) in sources(folder) {
-        let module = file[folder.len() + 1..].split('/').next().unwrap().trim_end_matches(".rs");
-        if module == "lib" {
-            continue;
-        }
-        let own = floor(module).unwrap_or_else(|| panic!("{file} is on no floor: add it to FLOORS"));
-        for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
-            for used in line.match_indices("crate::").filter_map(|(at, _)| {
-                let rest = &line[at + "crate::".len()..];
-                rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()
-            }) {
-                if floor(used).is_some_and(|used| used > own) {
-                    complaints.push(format!("{file}:{}: floor {own} uses crate::{used}", number + 1));
-                }
-            }
-        }
-    }
+    let wrong = |files: &[(&str, &str)]| complaints_about_floors(files, &floor);
+    let rest = [("low.rs", ""), ("high.rs", "use crate::low;"), ("lib.rs", "use crate::high;")];
+    let with = |files: &[(&'static str, &'static str)]| [files, &rest[..]].concat();
+    let good =
+        with(&[("a/mod.rs", "use crate::a::x;"), ("b.rs", "use crate::{a, low};"), ("c.rs", "use crate::{a, b};")]);
+    assert_eq!(wrong(&good), [""; 0]);
+    let upward = wrong(&with(&[("a/x.rs", "use crate::{low,\nhigh};")]));
+    assert_eq!(upward, ["a/x.rs:2: floor 1 uses crate::high"]);
+    let pair =
+        wrong(&with(&[("a.rs", "use crate::b;"), ("b.rs", "fn f() { crate::a::g() }"), ("c.rs", "use crate::a;")]));
+    assert_eq!(pair, ["a.rs:1: a uses crate::b, which needs a", "b.rs:1: b uses crate::a, which needs b"]);
+    let ring = wrong(&with(&[("a.rs", "use crate::b;"), ("b.rs", "use super::c;"), ("c.rs", "use crate::{low, a};")]));
+    assert_eq!(ring.len(), 3, "{ring:?}");
+    let detour = wrong(&with(&[("a.rs", "use crate::Thing;\nuse crate::*;")]));
+    assert_eq!(detour.len(), 2, "what the root exports may come from any floor: {detour:?}");
+    assert_eq!(wrong(&with(&[("new.rs", "")])), ["new.rs is on no floor: add it to the table"]);
 }
 
 fn unsafe_is_where_the_architecture_says_and_nowhere_else() {
@@ -163,38 +363,76 @@ fn unsafe_is_where_the_architecture_says_and_nowhere_else() {
     let section = page.split("## Where `unsafe` is").nth(1).expect("ARCHITECTURE.md lists the files with unsafe");
     let section = section.split("\n## ").next().unwrap();
     let listed: BTreeSet<String> = section.split('`').filter(|word| word.starts_with("src/")).map(Into::into).collect();
-    let code = |text: &str| -> String {
-        text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
-    };
-    let has_unsafe = |text: &str| {
-        let text = code(text);
-        ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait"].iter().any(|word| text.contains(word))
-    };
-    let found: BTreeSet<String> =
-        sources("src").into_iter().filter(|(_, text)| has_unsafe(text)).map(|(file, _)| file).collect();
+    let has_unsafe = |(_, text): &(String, String)| tokens(text).iter().any(|(_, token)| *token == "unsafe");
+    let all = ["src", "volume/src", "cli/src"].into_iter().flat_map(sources);
+    let found: BTreeSet<String> = all.filter(has_unsafe).map(|(file, _)| file).collect();
     assert_eq!(found, listed, "left: what the source has; right: what ARCHITECTURE.md lists");
-    for crate_ in ["volume", "cli"] {
-        for (file, text) in sources(&format!("{crate_}/src")) {
-            assert!(!has_unsafe(&text), "{file}: only the core has unsafe");
+}
+
+/// Lines of a source that tell platforms apart: a `cfg` in any form, and what only some systems have in `std::os`.
+fn platform_lines(text: &str) -> BTreeSet<usize> {
+    let tokens = tokens(text);
+    let mut lines = BTreeSet::new();
+    for (number, (line, token)) in tokens.iter().enumerate() {
+        let after = &tokens[number + 1..];
+        if matches!(*token, "std" | "core") && after.first().is_some_and(|(_, token)| *token == "::") {
+            lines.extend(first_names(&after[1..]).into_iter().filter(|(_, name)| *name == "os").map(|(line, _)| line));
+        }
+        let mut inside = after.iter().map(|(_, token)| *token).skip_while(|token| *token == "!").peekable();
+        if matches!(*token, "cfg" | "cfg_attr") && inside.peek() == Some(&"(") {
+            let mut depth = 0;
+            let inside = inside.take_while(|token| {
+                depth += i32::from(*token == "(") - i32::from(*token == ")");
+                depth > 0
+            });
+            if inside.collect::<Vec<_>>().iter().any(|word| PLATFORM_WORDS.contains(word)) {
+                lines.insert(*line);
+            }
         }
     }
+    lines
 }
 
 fn platforms_are_told_apart_on_the_lowest_floor_only() {
-    let words = ["target_os", "cfg(unix)", "cfg(windows)", "cfg(target", "std::os::"];
     // The models need loom, which Cargo.toml has for this platform only.
     let models = r#"target_os = "linux", target_pointer_width = "64"))]"#;
     let mut complaints = Vec::new();
-    for (file, text) in sources("src") {
-        let lines = text.lines().enumerate().filter(|(_, line)| {
-            let code = !line.trim_start().starts_with("//");
-            code && words.iter().any(|word| line.contains(word)) && !line.ends_with(models)
-        });
-        if !file.starts_with("src/os/") {
-            complaints.extend(lines.map(|(number, line)| format!("{file}:{}: {line}", number + 1)));
+    for (file, text) in ["src", "volume/src", "cli/src"].into_iter().flat_map(sources) {
+        let found = platform_lines(&text);
+        if PLATFORMS.iter().any(|known| file.starts_with(known)) {
+            continue;
+        }
+        let lines =
+            text.lines().enumerate().filter(|(number, line)| found.contains(&(number + 1)) && !line.ends_with(models));
+        complaints.extend(lines.map(|(number, line)| format!("{file}:{}: {line}", number + 1)));
+    }
+    for known in PLATFORMS {
+        let has_reason = |(file, text): &(String, String)| file.starts_with(known) && !platform_lines(text).is_empty();
+        if !["src", "volume/src", "cli/src"].into_iter().flat_map(sources).any(|source| has_reason(&source)) {
+            complaints.push(format!("{known} tells no platforms apart: it need not be listed"));
         }
     }
     fail_if_any(&complaints);
+}
+
+fn platform_words_are_found_in_code_only() {
+    let found = |text: &str| platform_lines(text).into_iter().collect::<Vec<_>>();
+    for text in [
+        "#[cfg(unix)]",
+        "#[cfg(not(any(unix, windows)))]",
+        "if cfg!(windows) {}",
+        "#[cfg(all(\n    test,\n    target_os = \"linux\",\n))]",
+        "#[cfg_attr(not(target_env = \"gnu\"), allow(dead_code))]",
+        "use std::os::unix::fs::MetadataExt;",
+        "use std::{os::fd::AsFd, path::Path};",
+    ] {
+        assert_eq!(found(text), [1], "{text}");
+    }
+    for text in
+        ["// #[cfg(unix)]", "#[cfg(test)]", "\"cfg(unix)\"", "cfg!(target_endian = \"big\")", "fn f(windows: u8) {}"]
+    {
+        assert_eq!(found(text), [0; 0], "{text}");
+    }
 }
 
 fn files_say_what_they_are_for_and_stay_short() {

@@ -11,8 +11,7 @@ use ndarray_shm_volume::VolumeUrl;
 
 use super::BackendChoice;
 use crate::help;
-use crate::part::Which;
-use crate::words::{self, Numbers};
+use crate::words::{self, Numbers, Which};
 
 /// Arguments of `ndshm download`.
 #[derive(Debug, Args)]

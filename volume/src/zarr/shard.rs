@@ -180,9 +180,9 @@ impl Shards {
     /// Puts a shard together of packed chunks, in the order of the index; those that are `None` are not stored.
     pub(super) fn assemble(
         &self,
-        chunks: impl Iterator<Item = Result<Option<Vec<u8>>, crate::Error>>,
-        failed: impl Fn(Cause) -> crate::Error,
-    ) -> Result<Vec<u8>, crate::Error> {
+        chunks: impl Iterator<Item = Result<Option<Vec<u8>>, crate::error::Error>>,
+        failed: impl Fn(Cause) -> crate::error::Error,
+    ) -> Result<Vec<u8>, crate::error::Error> {
         let mut shard = if self.index_first { vec![0; to_usize(self.index_bytes)] } else { Vec::new() };
         let mut index: Vec<u8> = Vec::new();
         for chunk in chunks {

@@ -28,7 +28,7 @@ fn web(url: &str, seconds: &str) -> Arc<dyn Store> {
 }
 
 /// Says an error with its causes.
-fn words(error: &crate::Error) -> String {
+fn words(error: &crate::error::Error) -> String {
     let source = std::error::Error::source(error).map(|cause| format!(": {cause}"));
     format!("{error}{}", source.unwrap_or_default())
 }

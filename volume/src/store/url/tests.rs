@@ -14,7 +14,7 @@ fn url(text: &str) -> VolumeUrl {
 fn refused(text: &str) -> String {
     let error = text.parse::<VolumeUrl>().err().unwrap_or_else(|| panic!("{text} was taken"));
     let said = error.to_string();
-    assert!(matches!(error, crate::Error::Url { .. }), "{said}");
+    assert!(matches!(error, crate::error::Error::Url { .. }), "{said}");
     said
 }
 

@@ -1,10 +1,9 @@
 //! Which program is the manager, and how it is started: in the background, out of reach of what ends this process.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-use crate::error::{Error, Result};
 use crate::os::daemon;
 
 /// Says which program it is, or that there is to be none.
@@ -91,28 +90,6 @@ pub(super) fn start(program: &Path, socket: &Path) -> Result<(), String> {
         Err(error) => Err(format!("{} cannot be started: {error}", program.display())),
         Ok(status) => Err(format!("{} ended with {status}", program.display())),
     }
-}
-
-/// Starts a command in the background for a process that is about to end: in a session of its own once it calls
-/// [`leave_session`], in the root directory, with no descriptor of this process, which can give none to any child any more.
-///
-/// # Errors
-///
-/// What starting it answers.
-pub fn spawn_detached(command: &mut Command) -> Result<Child> {
-    daemon::keep_descriptors();
-    let name = command.get_program().to_string_lossy().into_owned();
-    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.spawn().map_err(|source| Error::Os { op: "starting it", location: name, source })
-}
-
-/// Leaves session and terminal of whoever started this process, so that their end is not its own.
-///
-/// # Errors
-///
-/// This process leads a process group; [`Unsupported`](Error::Unsupported) off Linux.
-pub fn leave_session() -> Result<()> {
-    daemon::leave_session().map_err(|error| Error::os("leaving the session", "this process", error))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::endpoint;
+use super::address;
 use super::wire::{DONE, GREETING, Lines, REFUSAL, Status, say};
 use crate::error::{Error, Result};
 use crate::os::Socket;
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// - [`Manager`](Error::Manager): it answers something else, or not in time.
 /// - [`Unsupported`](Error::Unsupported) off Linux.
 pub fn status(socket: Option<&Path>) -> Result<Option<Status>> {
-    let path = endpoint::socket_path(socket)?;
+    let path = address::socket_path(socket)?;
     let Some(mut talk) = Talk::begin(&path)? else { return Ok(None) };
     let Some(answer) = talk.ask("status")? else { return Ok(None) };
     let status = Status::parse(&answer).ok_or_else(|| talk.failed(&format!("it answers {answer:?}")))?;
@@ -35,7 +35,7 @@ pub fn status(socket: Option<&Path>) -> Result<Option<Status>> {
 ///
 /// As [`status`].
 pub fn stop(socket: Option<&Path>) -> Result<bool> {
-    let path = endpoint::socket_path(socket)?;
+    let path = address::socket_path(socket)?;
     let Some(mut talk) = Talk::begin(&path)? else { return Ok(false) };
     let Some(answer) = talk.ask("stop")? else { return Ok(false) };
     if answer != DONE {
@@ -54,7 +54,7 @@ struct Talk<'a> {
 
 impl<'a> Talk<'a> {
     fn begin(path: &'a Path) -> Result<Option<Self>> {
-        let Some(socket) = endpoint::connect(path)? else { return Ok(None) };
+        let Some(socket) = address::connect(path)? else { return Ok(None) };
         let mut talk = Self { path, socket, lines: Lines::default(), end: Instant::now() + PATIENCE };
         match talk.ask(GREETING)?.as_deref() {
             Some(GREETING) => Ok(Some(talk)),

@@ -10,12 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::endpoint;
+use super::address;
 use super::program::{self, Program};
 use super::wire::{self, CANNOT, GREETING, REFUSAL, Use, hear, say};
+use crate::backend::Backend;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, Socket};
+use crate::segment::Home;
 
 /// Directories that one process announces.
 const MOST: usize = 64;
@@ -63,15 +65,18 @@ struct Known {
     look: Option<Instant>,
 }
 
-/// Tells the manager that this process uses counted arrays in a directory; at most once per process and directory.
-pub(crate) fn announce(directory: &Path, backend: &str) {
+/// Tells the manager that this process uses counted arrays of a backend, and starts one if there is none.
+///
+/// Counted arrays do this by themselves. It never fails and never waits: what it cannot do at once is left to a thread that
+/// ends within seconds.
+pub fn announce(backend: &dyn Backend) {
     let choice = program::choice();
     if choice == Program::Off {
         return;
     }
     let generation = os::fork_generation();
     let Some(mut state) = lock(generation, PATIENCE) else { return };
-    let is_new = state.learn(directory, backend);
+    let is_new = state.learn(backend.directory(), backend.name());
     let now = Instant::now();
     if state.look_at.is_some_and(|at| now < at) {
         if is_new {
@@ -82,7 +87,7 @@ pub(crate) fn announce(directory: &Path, backend: &str) {
     state.look_at = Some(now + LOOK);
     let is_refused = state.listen();
     if state.connection.is_none() && !state.starting && !is_refused {
-        let outcome = endpoint::socket_path(None).and_then(|path| Ok((endpoint::connect(&path)?, path)));
+        let outcome = address::socket_path(None).and_then(|path| Ok((address::connect(&path)?, path)));
         match outcome {
             Ok((Some(socket), _)) => state.connect(socket),
             Ok((None, path)) => state.begin(generation, choice, path),
@@ -92,21 +97,17 @@ pub(crate) fn announce(directory: &Path, backend: &str) {
     state.tell();
 }
 
-/// Has the manager look at a directory after some time, if nothing makes it look there before.
-pub(crate) fn remind(directory: &Path, backend: &str, after: Duration) {
+/// Tells the manager, if there is one, that a name stays only because of handles in flight, and when the last of them
+/// expires: no death would make it look then.
+///
+/// Called while an array is dropped. It fails in silence: the manager looks from time to time anyway.
+pub(crate) fn remind(home: &Home, after: Duration) {
     if program::choice() == Program::Off {
         return;
     }
     if let Some(mut state) = lock(os::fork_generation(), MOMENT) {
-        state.remind(directory, backend, after);
+        state.remind(home.backend.directory(), home.backend.name(), after);
     }
-}
-
-/// Looks at a directory as the manager will; `None` if it cannot be told of it.
-pub(super) fn look_at(directory: &Path, backend: &str) -> Option<Use> {
-    let path = directory.canonicalize().ok()?;
-    let facts = os::facts_at(&path).ok()?;
-    Some(Use { id: facts.id, backend: backend.to_owned(), path })
 }
 
 /// Locks the state of this generation; `None` if another thread has it for too long.
@@ -160,7 +161,7 @@ impl State {
     fn tell(&mut self) {
         let Some(socket) = &self.connection else { return };
         for known in self.known.iter_mut().filter(|known| !known.told) {
-            known.told = match look_at(&known.directory, &known.backend) {
+            known.told = match Use::of(&known.directory, &known.backend) {
                 Some(used) => {
                     known.id = Some(used.id);
                     let lines = used.line() + &known.reminder(Instant::now()).unwrap_or_default();
@@ -278,7 +279,7 @@ fn find_or_start(choice: &Program, socket: &Path) -> Result<Socket, String> {
     let mut backoff = Backoff::new(if started.is_ok() { START } else { Duration::ZERO });
     loop {
         // Even if it could not be started: another process may have started one.
-        match endpoint::connect(socket) {
+        match address::connect(socket) {
             Ok(Some(socket)) => return Ok(socket),
             Ok(None) if backoff.pause() => {}
             Ok(None) => {

@@ -11,37 +11,37 @@ use std::time::{Duration, Instant};
 use crate::os::{self, FileId, Socket};
 
 /// First line of a client, and of the answer: name and version of the protocol.
-pub(super) const GREETING: &str = "ndshm-manager 1";
+pub(crate) const GREETING: &str = "ndshm-manager 1";
 
 /// What the manager answers to a request that it has done.
-pub(super) const DONE: &str = "ok";
+pub(crate) const DONE: &str = "ok";
 
 /// How the manager answers what it understands and cannot do; the connection stays.
-pub(super) const CANNOT: &str = "no ";
+pub(crate) const CANNOT: &str = "no ";
 
 /// How the manager's refusals begin, after which it hangs up.
-pub(super) const REFUSAL: &str = "error ";
+pub(crate) const REFUSAL: &str = "error ";
 
 /// Bytes of the longest line, its end included: a path of 4096 bytes with each of them encoded, and some room.
-pub(super) const LONGEST_LINE: usize = 1 << 14;
+const LONGEST_LINE: usize = 1 << 14;
 
 /// Bytes of the longest name of a backend.
 const LONGEST_NAME: usize = 255;
 
 /// Sends all of it at once, or fails: what is said here is short.
-pub(super) fn say(to: &Socket, text: &str) -> io::Result<()> {
+pub(crate) fn say(to: &Socket, text: &str) -> io::Result<()> {
     let sent = to.send(&[IoSlice::new(text.as_bytes())], &[], Some(Instant::now()))?;
     if sent == text.len() { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
 }
 
 /// Receives what is there; 0 bytes at the end of the connection, `TimedOut` if nothing has come yet.
-pub(super) fn hear(from: &Socket, into: &mut [u8]) -> io::Result<usize> {
+pub(crate) fn hear(from: &Socket, into: &mut [u8]) -> io::Result<usize> {
     from.receive(into, Some(Instant::now()))
 }
 
 /// What a client may ask.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Request {
+pub(crate) enum Request {
     /// It speaks this protocol.
     Greeting,
     /// It uses counted arrays in a directory.
@@ -61,18 +61,30 @@ pub(super) enum Request {
 
 /// A directory that a client uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Use {
+pub(crate) struct Use {
     /// What the directory is for the client: under the same path another mount namespace may have another one.
-    pub(super) id: FileId,
+    pub(crate) id: FileId,
     /// Name of the backend.
-    pub(super) backend: String,
+    pub(crate) backend: String,
     /// The directory, absolute.
-    pub(super) path: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 impl Use {
+    /// Looks at a directory as it is now; `None` if no manager can be told of it.
+    pub(crate) fn of(directory: &Path, backend: &str) -> Option<Self> {
+        let path = directory.canonicalize().ok()?;
+        let facts = os::facts_at(&path).ok()?;
+        Some(Self { id: facts.id, backend: backend.to_owned(), path })
+    }
+
+    /// Whether this process sees the same directory at the path.
+    pub(crate) fn is_seen_here(&self) -> bool {
+        os::facts_at(&self.path).is_ok_and(|facts| facts.id == self.id && facts.other == Some("a directory"))
+    }
+
     /// The line that says it.
-    pub(super) fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let FileId { device, number } = self.id;
         let (backend, path) = (encode(self.backend.as_bytes()), encode(self.path.as_os_str().as_encoded_bytes()));
         format!("use {device} {number} {backend} {path}\n")
@@ -80,7 +92,7 @@ impl Use {
 }
 
 /// The line that asks for a look at a directory after some time, and no earlier.
-pub(super) fn look_line(id: FileId, after: Duration) -> String {
+pub(crate) fn look_line(id: FileId, after: Duration) -> String {
     let FileId { device, number } = id;
     format!("look {} {device} {number}\n", after.as_millis() + 1)
 }
@@ -107,7 +119,7 @@ pub struct Status {
 
 impl Status {
     /// The line that says it.
-    pub(super) fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let Self { pid, version, uptime, clients, directories, sweeps, reclaimed } = self;
         let uptime = uptime.as_millis();
         format!(
@@ -118,7 +130,7 @@ impl Status {
     }
 
     /// Reads the line; fields it does not know are those of a newer manager.
-    pub(super) fn parse(line: &str) -> Option<Self> {
+    pub(crate) fn parse(line: &str) -> Option<Self> {
         let fields = line.strip_prefix("status ")?;
         let field = |name: &str| {
             fields.split(' ').find_map(|field| field.split_once('=').filter(|(known, _)| *known == name)).map(|f| f.1)
@@ -141,7 +153,7 @@ impl Status {
 /// # Errors
 ///
 /// What is wrong with it, to be told to the client.
-pub(super) fn parse(line: &[u8]) -> Result<Request, &'static str> {
+pub(crate) fn parse(line: &[u8]) -> Result<Request, &'static str> {
     let line = std::str::from_utf8(line).map_err(|_| "a line must be text; percent-encode other bytes")?;
     let words: Vec<&str> = line.split(' ').collect();
     match *words.as_slice() {
@@ -206,13 +218,13 @@ fn decode(text: &str) -> Option<Vec<u8>> {
 
 /// Turns what arrives into lines.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     bytes: Vec<u8>,
 }
 
 impl Lines {
     /// Takes what has arrived.
-    pub(super) fn push(&mut self, bytes: &[u8]) {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
@@ -221,7 +233,7 @@ impl Lines {
     /// # Errors
     ///
     /// It is too long, whether it has an end or not: nothing that follows can be understood.
-    pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, &'static str> {
+    pub(crate) fn next(&mut self) -> Result<Option<Vec<u8>>, &'static str> {
         let end = self.bytes.iter().take(LONGEST_LINE).position(|&byte| byte == b'\n');
         match end {
             Some(end) => {
@@ -233,11 +245,6 @@ impl Lines {
             None => Ok(None),
         }
     }
-}
-
-/// Whether a directory of this path and identity is what this process sees too.
-pub(super) fn is_same_directory(path: &Path, id: FileId) -> bool {
-    os::facts_at(path).is_ok_and(|facts| facts.id == id && facts.other == Some("a directory"))
 }
 
 #[cfg(test)]

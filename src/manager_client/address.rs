@@ -1,0 +1,113 @@
+//! Where this user's manager listens, and connecting to it.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::os::{self, Socket, daemon};
+
+/// Names the socket, whatever else is said here.
+const SOCKET: &str = "NDSHM_MANAGER_SOCKET";
+
+/// The socket's name in a directory that has other things too.
+const NAME: &str = "ndshm-manager.sock";
+
+/// Returns where this user's manager listens, if there is one: `explicit`, or what the environment and the system say.
+///
+/// # Errors
+///
+/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
+pub fn socket_path(explicit: Option<&Path>) -> Result<PathBuf> {
+    let from_environment = std::env::var_os(SOCKET);
+    choose(explicit, from_environment, std::env::var_os("XDG_RUNTIME_DIR"), &std::env::temp_dir())
+}
+
+/// The first of: the program's choice, the environment's, the user's runtime directory if it is one, a private directory
+/// among the temporary ones.
+fn choose(
+    explicit: Option<&Path>,
+    from_environment: Option<OsString>,
+    runtime: Option<OsString>,
+    temporary: &Path,
+) -> Result<PathBuf> {
+    let path = match (explicit, from_environment) {
+        (Some(path), _) => path.to_owned(),
+        (None, Some(path)) if path.is_empty() => {
+            return Err(Error::InvalidSetting {
+                setting: SOCKET,
+                value: String::new(),
+                expected: "set it to the path of a socket in a directory of yours, or unset it",
+            });
+        }
+        (None, Some(path)) => path.into(),
+        (None, None) => {
+            let runtime = runtime.map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
+            match runtime.filter(|path| os::private_directory(path).is_ok()) {
+                Some(runtime) => runtime.join(NAME),
+                None => own_directory(temporary).join(NAME),
+            }
+        }
+    };
+    std::path::absolute(&path).map_err(|error| Error::os("resolve", path.display(), error))
+}
+
+/// The directory of this user among the temporary ones that has the socket where there is no runtime directory.
+pub(crate) fn own_directory(temporary: &Path) -> PathBuf {
+    temporary.join(format!("ndshm-manager-{}", os::user_tag()))
+}
+
+/// Connects to the manager at `path`, and to nobody else's: `None` if there is none.
+pub(crate) fn connect(path: &Path) -> Result<Option<Socket>> {
+    let connected = daemon::supported().and_then(|()| os::connect(path, Some(Instant::now())));
+    let socket = match connected {
+        Ok(socket) => socket,
+        Err(error) if is_absent(&error) => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let (owner, mode) = os::facts_at(path).map_or((0, 0), |facts| (facts.owner, facts.mode));
+            let reason = "this user may not connect to the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
+            return Err(Error::PermissionDenied { location: path.display().to_string(), owner, mode, reason });
+        }
+        Err(error) => return Err(Error::os("connecting to the manager", path.display(), error)),
+    };
+    let peer = socket.peer().map_err(|error| Error::os("asking who the manager is", path.display(), error))?;
+    if !daemon::is_this_user(peer.user) {
+        let mode = os::facts_at(path).map_or(0, |facts| facts.mode);
+        let reason = "another user's program listens at the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
+        return Err(Error::PermissionDenied { location: path.display().to_string(), owner: peer.user, mode, reason });
+    }
+    Ok(Some(socket))
+}
+
+/// Whether the error says that nobody listens.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_choice_that_is_made_counts() {
+        let base = tempfile::tempdir().expect("a directory");
+        let base = base.path();
+        let runtime = base.join("runtime");
+        assert!(os::private_directory(&runtime).is_ok());
+        let of = |explicit: Option<&str>, environment: Option<&str>, runtime: Option<&Path>| {
+            let runtime = runtime.map(|path| path.as_os_str().to_owned());
+            choose(explicit.map(|path| base.join(path)).as_deref(), environment.map(Into::into), runtime, base)
+        };
+        let own = base.join(format!("ndshm-manager-{}", os::user_tag())).join(NAME);
+        assert_eq!(of(Some("a"), Some("b"), Some(&runtime)).expect("chosen"), base.join("a"));
+        let relative = of(None, Some("b"), Some(&runtime)).expect("chosen");
+        assert!(relative.is_absolute() && relative.ends_with("b"));
+        assert_eq!(of(None, None, Some(&runtime)).expect("chosen"), runtime.join(NAME));
+        assert_eq!(of(None, None, None).expect("chosen"), own);
+        assert_eq!(of(None, None, Some(Path::new("runtime"))).expect("chosen"), own, "a relative one is none");
+        assert_eq!(of(None, None, Some(&base.join("missing"))).expect("chosen"), own);
+        assert!(matches!(of(None, Some(""), None), Err(Error::InvalidSetting { setting: SOCKET, .. })));
+        assert!(!base.join("missing").exists() && !own.exists(), "choosing makes nothing");
+    }
+}
