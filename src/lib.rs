@@ -122,6 +122,12 @@ pub use crate::share::{
     SharingStrategy, inspect, inspect_in, reclaim, to_shared,
 };
 
+/// Whether processes can share anything on this platform, in real shared memory or in files.
+///
+/// Where it is `false`, this crate compiles, and making or attaching to an array fails with
+/// [`Unsupported`](Error::Unsupported). Where it is `true`, a directory or file system may still be unable to.
+pub const SUPPORTED: bool = os::SUPPORTED;
+
 /// Removes a name in the default backend; attached processes keep the bytes, and the memory is freed with the last of
 /// them.
 ///

@@ -6,6 +6,7 @@
 //!
 //! | function | contract |
 //! |---|---|
+//! | `SUPPORTED` | whether processes can share anything here |
 //! | `open` | opens a file that exists, never follows a link, never blocks, never inherits |
 //! | `create_nameless` | a new empty file without a name, or `Unsupported` where that cannot be named later |
 //! | `create_hidden` | a new empty file under a name nobody had, exclusively |
@@ -57,39 +58,34 @@ cfg_if::cfg_if! {
         mod room;
         pub(crate) use self::futex::{wait_on, wake};
         pub(crate) use linux::*;
-    } else if #[cfg(unix)] {
-        mod base_pages;
-        #[path = "no_daemon.rs"]
-        pub(crate) mod daemon;
-        mod doze;
-        mod fill;
-        mod look;
-        mod posix;
-        mod unix;
-        pub(crate) use base_pages::{HugeWindows, Mapping, thread_time};
-        pub(crate) use self::doze::{wait_on, wake};
-        pub(crate) use unix::*;
-    } else if #[cfg(windows)] {
-        mod base_pages;
-        #[path = "no_daemon.rs"]
-        pub(crate) mod daemon;
-        mod doze;
-        mod fill;
-        mod look;
-        mod windows;
-        pub(crate) use base_pages::{HugeWindows, Mapping, thread_time};
-        pub(crate) use self::doze::{wait_on, wake};
-        pub(crate) use windows::*;
     } else {
         mod base_pages;
         #[path = "no_daemon.rs"]
         pub(crate) mod daemon;
         mod doze;
         mod look;
-        mod stub;
-        pub(crate) use base_pages::{HugeWindows, Mapping, thread_time};
+        mod not_linux;
+        pub(crate) use self::base_pages::{HugeWindows, Mapping, thread_time};
         pub(crate) use self::doze::{wait_on, wake};
-        pub(crate) use stub::*;
+        pub(crate) use self::not_linux::*;
+
+        cfg_if::cfg_if! {
+            if #[cfg(unix)] {
+                mod fill;
+                mod posix;
+                mod unix;
+                pub(crate) use unix::*;
+            } else if #[cfg(windows)] {
+                mod fill;
+                mod not_unix;
+                mod windows;
+                pub(crate) use windows::*;
+            } else {
+                mod not_unix;
+                mod stub;
+                pub(crate) use stub::*;
+            }
+        }
     }
 }
 
@@ -207,6 +203,15 @@ impl LockRange {
     pub(crate) fn overlaps(self, other: Self) -> bool {
         self.start < other.start + other.length && other.start < self.start + self.length
     }
+}
+
+/// Which of the two ways to end a child is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// SIGTERM: it may clean up first. On Windows, where what has no window cannot be asked, it is terminated too.
+    Ask,
+    /// SIGKILL, or `TerminateProcess`.
+    Kill,
 }
 
 /// How much room there is, and what bounds it.

@@ -12,15 +12,11 @@ pub(crate) const SOCKETS_CARRY_FILES: bool = false;
 
 /// A connected stream socket between two processes of this machine; on this platform there is none.
 #[derive(Debug)]
-pub struct Socket {
-    never: Infallible,
-}
+pub struct Socket(Infallible);
 
 /// A socket that others connect to; on this platform there is none.
 #[derive(Debug)]
-pub(crate) struct Listener {
-    never: Infallible,
-}
+pub(crate) struct Listener(Infallible);
 
 /// What everything answers that would make one.
 fn unsupported<T>() -> io::Result<T> {
@@ -44,47 +40,30 @@ pub(crate) fn listen_replacing(_path: &Path) -> io::Result<Listener> {
     unsupported()
 }
 
+/// Writes methods of what there is none of.
+macro_rules! never {
+    ($(fn $name:ident($($argument:ty),*) -> $result:ty;)*) => {
+        $(pub(crate) fn $name(&self, $(_: $argument),*) -> $result { match self.0 {} })*
+    };
+}
+
 impl Listener {
-    pub(crate) fn accept(&self, _deadline: Option<Instant>) -> io::Result<Socket> {
-        match self.never {}
-    }
-
-    pub(crate) fn has_name(&self) -> bool {
-        match self.never {}
-    }
-
-    pub(crate) fn remove_name(&self) {
-        match self.never {}
+    never! {
+        fn accept(Option<Instant>) -> io::Result<Socket>;
+        fn has_name() -> bool;
+        fn remove_name() -> ();
     }
 }
 
 impl Socket {
-    pub(crate) fn require_stream(&self) -> io::Result<()> {
-        match self.never {}
-    }
-
-    pub(crate) fn peer(&self) -> io::Result<Peer> {
-        match self.never {}
-    }
-
-    pub(crate) fn send(&self, _: &[IoSlice<'_>], _: &[&File], _: Option<Instant>) -> io::Result<usize> {
-        match self.never {}
-    }
-
-    pub(crate) fn receive(&self, _buffer: &mut [u8], _deadline: Option<Instant>) -> io::Result<usize> {
-        match self.never {}
-    }
-
-    pub(crate) fn receive_files(&self, _count: usize, _deadline: Option<Instant>) -> io::Result<Vec<File>> {
-        match self.never {}
-    }
-
-    pub(crate) fn room_for(&self, _count: usize) -> io::Result<()> {
-        match self.never {}
-    }
-
-    pub(crate) fn end_sending(&self) {
-        match self.never {}
+    never! {
+        fn require_stream() -> io::Result<()>;
+        fn peer() -> io::Result<Peer>;
+        fn send(&[IoSlice<'_>], &[&File], Option<Instant>) -> io::Result<usize>;
+        fn receive(&mut [u8], Option<Instant>) -> io::Result<usize>;
+        fn receive_files(usize, Option<Instant>) -> io::Result<Vec<File>>;
+        fn room_for(usize) -> io::Result<()>;
+        fn end_sending() -> ();
     }
 }
 

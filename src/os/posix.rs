@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{self, Mode, OFlags};
 
-pub(crate) use self::children::{Stop, ending_signal, inherited_report, is_abort, signal_name};
+pub(crate) use self::children::{ending_signal, inherited_report, is_abort, signal_name};
 use super::{Facts, FileId, LockKind, LockRange, PrivateDirectoryError};
 
 /// Opens the regular file at `path`, for writing too if `write`.
@@ -205,6 +205,9 @@ cfg_if::cfg_if! {
 
 cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))] {
+        /// Whether processes can share anything here: that takes locks which end with the process that holds them.
+        pub(crate) const SUPPORTED: bool = true;
+
         /// Calls fcntl(2) with one lock and returns the structure as the kernel left it.
         ///
         /// See <https://man7.org/linux/man-pages/man2/fcntl.2.html>, "Open file description locks".
@@ -241,6 +244,9 @@ cfg_if::cfg_if! {
             if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(lock) }
         }
     } else {
+        /// Whether processes can share anything here.
+        pub(crate) const SUPPORTED: bool = false;
+
         /// Refuses: FreeBSD and its relatives have no range locks that belong to the open file.
         ///
         /// What they have would not keep the promise. fcntl(2)'s older locks belong to the process: its threads would

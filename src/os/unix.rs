@@ -16,41 +16,13 @@ use rustix::fs::{self, FallocateFlags};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 
-pub(crate) use self::children::{Bell, EndWatch, create_report, own_program, prepare_child};
+pub(crate) use self::children::{Bell, EndWatch, create_report, prepare_child};
 use super::fill::fill;
 pub(crate) use super::posix::*;
 use super::{Bound, Room};
 
-/// Where shared memory objects live: nowhere that could be listed, or where room could be reserved.
-pub(crate) const SHARED_MEMORY: Option<&str> = None;
-
-/// Whether a lock can be changed from one kind to the other in one step. Tried on Linux only: nothing depends on it here.
-pub(crate) const LOCKS_CONVERT: bool = false;
-
-/// Whether a mapping can hold a lock after its descriptor is closed. Here it holds the file, not the open description.
-pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
-
 /// Whether [`Facts::links`] tells of every file that is open whether its name has gone.
 pub(crate) const LINKS_TELL: bool = true;
-
-/// Whether an array can be handed to another process by its descriptor alone.
-pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
-
-/// What is said to have failed where a mapping does, with the likely reason.
-pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
-
-/// Whether a file that room was taken in has that length already.
-pub(crate) const RESERVING_SETS_LENGTH: bool = false;
-
-/// Refuses: a file without a name could never be given one.
-pub(crate) fn create_nameless(_directory: &Path, _mode: u32) -> io::Result<File> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Refuses, as [`create_nameless`] does.
-pub(crate) fn link_nameless(_file: &File, _to: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
 
 /// Renames without replacing anything.
 pub(crate) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
@@ -175,31 +147,6 @@ cfg_if::cfg_if! {
     }
 }
 
-/// Whether a hole of this file takes memory when it is merely read; on disks it does not.
-pub(crate) fn holes_take_memory(_file: &File) -> bool {
-    false
-}
-
-/// Returns how many bytes of memory this process could take now: nobody says.
-pub(crate) fn available_memory() -> Option<Room> {
-    None
-}
-
-/// Refuses: no memory can be sealed.
-pub(crate) fn create_sealable() -> io::Result<File> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Refuses: no memory can be sealed.
-pub(crate) fn seal(_file: &File) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Whether neither bytes nor length can change any more: never.
-pub(crate) fn is_sealed(_file: &File) -> bool {
-    false
-}
-
 /// Returns how long ago this boot was; the monotonic clock of Apple systems counts sleep too, that of others may not.
 pub(crate) fn since_boot() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -242,10 +189,4 @@ cfg_if::cfg_if! {
             None
         }
     }
-}
-
-/// Whether an open file is in the very file system that a directory is in; not asked here, where every attachment keeps its
-/// descriptor.
-pub(crate) fn is_in_file_system_of(_file: &File, _directory: &Path) -> bool {
-    false
 }

@@ -11,9 +11,7 @@ mod locks;
 mod names;
 mod rights;
 
-use std::fs::File;
 use std::io;
-use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -22,8 +20,7 @@ use windows_sys::Win32::Foundation as code;
 use windows_sys::Win32::System::SystemInformation::GetTickCount64;
 
 pub(crate) use self::children::{
-    Bell, EndWatch, Stop, create_report, ending_signal, inherited_report, is_abort, own_program, prepare_child,
-    signal_name,
+    Bell, EndWatch, create_report, inherited_report, is_abort,
 };
 pub(crate) use self::facts::{facts, facts_at};
 pub(crate) use self::files::{
@@ -33,84 +30,13 @@ pub(crate) use self::files::{
 pub(crate) use self::locks::{is_locked, lock, try_lock, unlock};
 pub(crate) use self::names::forbidden_name;
 pub(crate) use self::rights::{private_directory, user_tag};
-use super::Room;
+pub(crate) use super::not_unix::*;
 
-/// Where shared memory objects live: nowhere that could be listed. Windows has named sections, but they cannot be
-/// listed, and vanish with their last handle.
-pub(crate) const SHARED_MEMORY: Option<&str> = None;
-
-/// Whether a lock can be changed from one kind to the other in one step. Here a second lock would wait for the first, and
-/// between giving up one and taking the other anybody may come.
-pub(crate) const LOCKS_CONVERT: bool = false;
-
-/// Whether a mapping can hold a lock after its handle is closed. Here the handle holds it.
-pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
-
-/// Whether [`Facts::links`] tells of every file that is open whether its name has gone. Here the name is moved aside where the file
-/// is mapped; Windows tells an open handle of that, Wine does not.
-pub(crate) const LINKS_TELL: bool = false;
-
-/// Whether an array can be handed to another process by its descriptor alone.
-pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
-
-/// What is said to have failed where a mapping does, with the likely reason.
-pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
-
-/// Whether a file that room was taken in has that length already.
-pub(crate) const RESERVING_SETS_LENGTH: bool = false;
+/// Whether processes can share anything here.
+pub(crate) const SUPPORTED: bool = true;
 
 /// Handles that a process may have. A limit of the handle table, not a setting.
 const MOST_HANDLES: u64 = 1 << 24;
-
-/// Refuses: a file without a name could never be given one.
-pub(crate) fn create_nameless(_directory: &Path, _mode: u32) -> io::Result<File> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Refuses, as [`create_nameless`] does.
-pub(crate) fn link_nameless(_file: &File, _to: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Whether a hole of this file takes memory when it is merely read; on disks it does not.
-pub(crate) fn holes_take_memory(_file: &File) -> bool {
-    false
-}
-
-/// Returns how many bytes of memory this process could take now. Files take disk, which [`available`] knows.
-pub(crate) fn available_memory() -> Option<Room> {
-    None
-}
-
-/// Refuses: no memory can be sealed.
-pub(crate) fn create_sealable() -> io::Result<File> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Refuses: no memory can be sealed.
-pub(crate) fn seal(_file: &File) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Whether neither bytes nor length can change any more: never.
-pub(crate) fn is_sealed(_file: &File) -> bool {
-    false
-}
-
-/// Returns a number that a forked child does not share with its parent: there are no forks.
-pub(crate) fn fork_generation() -> u64 {
-    0
-}
-
-/// Returns how many children this process has forked: none.
-pub(crate) fn forked_children() -> u64 {
-    0
-}
-
-/// Returns how long a file may be that this process makes; here no limit is known.
-pub(crate) fn largest_file() -> u64 {
-    u64::MAX
-}
 
 /// Returns how many handles this process may have.
 pub(crate) fn descriptor_limit() -> u64 {
@@ -193,33 +119,6 @@ pub(crate) fn is_out_of_room(error: &io::Error) -> bool {
 /// Whether the error says that a link or another kind of file stands where a regular one was expected.
 pub(crate) fn is_not_a_file(error: &io::Error) -> bool {
     is_one_of(error, &[code::ERROR_DIRECTORY, code::ERROR_DIRECTORY_NOT_SUPPORTED, code::ERROR_CANT_ACCESS_FILE])
-}
-
-/// Whether an open file is in the very file system that a directory is in; not asked here, where every attachment keeps its
-/// descriptor.
-pub(crate) fn is_in_file_system_of(_file: &File, _directory: &Path) -> bool {
-    false
-}
-
-/// Locks nothing: whoever may remove a file can take the stronger lock here.
-#[allow(clippy::unnecessary_wraps)] // other systems can fail
-pub(crate) fn try_lock_whole(_file: &File) -> io::Result<bool> {
-    Ok(true)
-}
-
-/// Whether this user may treat files of that one as its own; users have no numbers here.
-pub(crate) fn owns_files_of(_user: u32) -> bool {
-    true
-}
-
-/// Whether this user has that number; users have none here.
-pub(crate) fn is_user(_number: u32) -> bool {
-    true
-}
-
-/// Makes a path of text; paths are not bytes here.
-pub(crate) fn path_from(bytes: Vec<u8>) -> Option<std::path::PathBuf> {
-    Some(String::from_utf8(bytes).ok()?.into())
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! Which backend a program gets: what it says, what the environment says, what the machine has.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use libtest_mimic::Trial;
-use ndarray_shm::default_backend;
+use ndarray_shm::{ArrayOptions, Directory, SUPPORTED, default_backend};
 
 use crate::support::child::{Child, ROLE, Role, program, say};
 use crate::tests;
@@ -12,6 +13,7 @@ pub fn trials() -> Vec<Trial> {
     crate::support::trials(
         "selection",
         tests![
+            arrays_are_made_exactly_where_sharing_is_supported,
             an_emulate_shm_that_is_no_boolean_names_the_words,
             the_variable_and_the_function_choose_the_backend,
             an_emulated_directory_is_made_with_nobody_elses_rights,
@@ -48,6 +50,16 @@ fn backend_with(emulate: Option<&str>, directory: &Path, choice: &[&str]) -> Str
 
 fn emulated(directory: &Path) -> String {
     format!("emulated {}", directory.display())
+}
+
+fn arrays_are_made_exactly_where_sharing_is_supported() {
+    let base = tempfile::tempdir().unwrap();
+    let options = ArrayOptions::<u8, _>::new().backend(Arc::new(Directory::new("files", base.path())));
+    let made = options.create("supported", 3);
+    match made {
+        Ok(_) => assert!(std::hint::black_box(SUPPORTED)),
+        Err(error) => assert!(error.is_unsupported() && !SUPPORTED, "{error}"),
+    }
 }
 
 fn an_emulate_shm_that_is_no_boolean_names_the_words() {

@@ -14,7 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{self, PidfdFlags, Signal};
 
 use super::bell::Bell;
-use crate::os::posix::children::{Stop, before_exec, for_children, number, signal_group};
+use crate::os::Stop;
+use crate::os::posix::children::{before_exec, for_children, number, signal_group};
 
 /// How often children are looked at that cannot be waited for: no pidfds before Linux 5.3, and in some sandboxes.
 const LOOK: Duration = Duration::from_millis(10);

@@ -14,6 +14,7 @@ use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal};
 
 use super::facts;
+use crate::os::Stop;
 
 /// The first descriptor that is none of the standard ones, which a child gets replaced.
 const FIRST_FREE: i32 = 3;
@@ -69,15 +70,6 @@ pub(in crate::os) fn before_exec(
     // An error that it returns is a number, so nothing is allocated for it. It owns the file, whose descriptor is
     // therefore open in the child.
     unsafe { command.pre_exec(hook) };
-}
-
-/// Which of the two ways to end a child is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// SIGTERM: it may clean up first.
-    Ask,
-    /// SIGKILL.
-    Kill,
 }
 
 impl Stop {

@@ -3,17 +3,12 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Arc;
 
 pub(crate) use crate::os::look::{Bell, EndWatch};
-use crate::os::posix::children::{Stop, before_exec, for_children, number, signal_group};
-
-/// Returns the path by which this program can be started again.
-pub(crate) fn own_program() -> io::Result<PathBuf> {
-    std::env::current_exe()
-}
+use crate::os::Stop;
+use crate::os::posix::children::{before_exec, for_children, number, signal_group};
 
 /// Creates the file for the children's last words, and says how they find it.
 pub(crate) fn create_report() -> io::Result<(File, OsString)> {

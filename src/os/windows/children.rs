@@ -1,15 +1,12 @@
 //! Children on Windows: they outlive their parent, are terminated without being asked, and find the file for their last
 //! words by its name.
 
-use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::windows::fs::OpenOptionsExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus};
-use std::sync::Arc;
+use std::process::ExitStatus;
 
 use windows_sys::Win32::Storage::FileSystem as fs;
 
@@ -18,11 +15,6 @@ pub(crate) use crate::os::look::{Bell, EndWatch};
 
 /// `STATUS_STACK_BUFFER_OVERRUN`, which is also what a program that aborts itself ends with.
 const FAIL_FAST: i32 = i32::from_ne_bytes(0xC000_0409_u32.to_ne_bytes());
-
-/// Returns the path by which this program can be started again.
-pub(crate) fn own_program() -> io::Result<PathBuf> {
-    std::env::current_exe()
-}
 
 /// Creates the file for the children's last words, and says how they find it. It vanishes with the last handle.
 pub(crate) fn create_report() -> io::Result<(File, OsString)> {
@@ -42,37 +34,7 @@ pub(crate) fn inherited_report(name: &OsStr) -> io::Result<ManuallyDrop<File>> {
     Ok(ManuallyDrop::new(file))
 }
 
-/// There is nothing to arrange.
-pub(crate) fn prepare_child(_command: &mut Command, _report: Option<Arc<File>>) {}
-
-/// Which of the two ways to end a child is meant; here there is only one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// `TerminateProcess`: what has no window cannot be asked.
-    Ask,
-    /// `TerminateProcess`.
-    Kill,
-}
-
-impl EndWatch {
-    /// Terminates a child that has not been waited for.
-    #[allow(clippy::unused_self)] // Linux has more to do it by
-    pub(crate) fn stop(&self, child: &mut Child, _how: Stop) {
-        let _ended_already = child.kill();
-    }
-}
-
-/// Returns the signal that ended a process: there are none.
-pub(crate) fn ending_signal(_status: ExitStatus) -> Option<i32> {
-    None
-}
-
 /// Whether the process ended itself as `abort` does.
 pub(crate) fn is_abort(status: ExitStatus) -> bool {
     status.code() == Some(FAIL_FAST)
-}
-
-/// Returns a signal's name: there are none.
-pub(crate) fn signal_name(signal: i32) -> Cow<'static, str> {
-    format!("signal {signal}").into()
 }

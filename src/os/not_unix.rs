@@ -1,0 +1,72 @@
+//! Systems that are no Unix: no forks, no signals, no numbers of users, no paths of bytes.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+
+use super::Stop;
+use super::look::EndWatch;
+
+/// Whether [`Facts::links`](super::Facts::links) tells of every file that is open whether its name has gone. On Windows the name
+/// is moved aside where the file is mapped; Windows tells an open handle of that, Wine does not.
+pub(crate) const LINKS_TELL: bool = false;
+
+/// Returns a number that a forked child does not share with its parent: there are no forks.
+pub(crate) fn fork_generation() -> u64 {
+    0
+}
+
+/// Returns how many children this process has forked: none.
+pub(crate) fn forked_children() -> u64 {
+    0
+}
+
+/// Returns how long a file may be that this process makes; here no limit is known.
+pub(crate) fn largest_file() -> u64 {
+    u64::MAX
+}
+
+/// Locks nothing: a process that may remove a file can take the stronger lock here.
+#[allow(clippy::unnecessary_wraps)] // other systems can fail
+pub(crate) fn try_lock_whole(_file: &File) -> io::Result<bool> {
+    Ok(true)
+}
+
+/// Whether this user may treat files of that one as its own; users have no numbers here.
+pub(crate) fn owns_files_of(_user: u32) -> bool {
+    true
+}
+
+/// Whether this user has that number; users have none here.
+pub(crate) fn is_user(_number: u32) -> bool {
+    true
+}
+
+/// Makes a path of text; paths are not bytes here.
+pub(crate) fn path_from(bytes: Vec<u8>) -> Option<PathBuf> {
+    Some(String::from_utf8(bytes).ok()?.into())
+}
+
+/// There is nothing to arrange.
+pub(crate) fn prepare_child(_command: &mut Command, _report: Option<Arc<File>>) {}
+
+impl EndWatch {
+    /// Terminates a child that has not been waited for: it cannot be asked.
+    #[allow(clippy::unused_self)] // Linux has more to do it by
+    pub(crate) fn stop(&self, child: &mut Child, _how: Stop) {
+        let _ = child.kill(); // it may have ended
+    }
+}
+
+/// Returns the signal that ended a process: there are none.
+pub(crate) fn ending_signal(_status: ExitStatus) -> Option<i32> {
+    None
+}
+
+/// Returns a signal's name: there are none.
+pub(crate) fn signal_name(signal: i32) -> Cow<'static, str> {
+    format!("signal {signal}").into()
+}
