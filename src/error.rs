@@ -472,3 +472,9 @@ impl<A> From<IntoError<A>> for Error {
         error.error
     }
 }
+
+/// Returns an error and what caused it, in one line.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

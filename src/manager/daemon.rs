@@ -100,22 +100,13 @@ impl Stopper {
 struct Client {
     /// `None` once the other end is closed, or what came from it made no sense.
     socket: Option<Socket>,
-    watch: Watch,
+    /// Its process, whose death will be seen. `None` where the kernel shows no deaths: the end of the connection is all there is.
+    watch: Option<Process>,
     /// Its number; 0 if it has none here.
     process: u32,
     lines: Lines,
     greeted: bool,
     places: BTreeSet<Number>,
-}
-
-#[derive(Debug)]
-enum Watch {
-    /// Its death will be seen.
-    Alive(Process),
-    /// It was dead before anybody looked.
-    Gone,
-    /// The kernel shows no deaths here: the end of the connection is all there is.
-    Unseen,
 }
 
 impl Manager {
@@ -195,8 +186,7 @@ impl Manager {
             let resting = (accept_from > now).then_some(accept_from);
             let wake = [Some(round), self.places.next(), end, resting].into_iter().flatten().min();
             let wait = wake.map(|wake| wake.saturating_duration_since(now));
-            let happened = self.wait(wait, resting.is_none())?;
-            self.act(happened);
+            self.wait(wait, resting.is_none())?;
             if resting.is_none() && !self.accept() {
                 accept_from = Instant::now() + REST;
             }
@@ -230,18 +220,18 @@ impl Manager {
         self.places.sweep(Instant::now(), in_use, reclaim::sweep);
     }
 
-    /// Waits; says which clients spoke and which died, and whether the bell rang.
-    fn wait(&self, limit: Option<Duration>, accepts: bool) -> Result<Happened> {
+    /// Waits, then does what the bell, the words and the deaths ask for.
+    fn wait(&mut self, limit: Option<Duration>, accepts: bool) -> Result<()> {
         let mut sources = vec![Source::Bell(&self.bell)];
-        let mut whose = vec![None];
+        let mut whose = Vec::new();
         for (&number, client) in &self.clients {
             if let Some(socket) = &client.socket {
                 sources.push(Source::Socket(socket));
-                whose.push(Some((number, false)));
+                whose.push((number, false));
             }
-            if let Watch::Alive(process) = &client.watch {
+            if let Some(process) = &client.watch {
                 sources.push(Source::Process(process));
-                whose.push(Some((number, true)));
+                whose.push((number, true));
             }
         }
         if accepts {
@@ -249,27 +239,18 @@ impl Manager {
         }
         let answers = daemon::wait(&sources, limit)
             .map_err(|error| Error::os("waiting for clients", self.endpoint.path().display(), error))?;
-        let mut happened = Happened { rung: answers[0], ..Happened::default() };
-        // The listener comes last, and has nobody.
-        for (client, is_death) in whose.into_iter().zip(answers).filter_map(|(whose, yes)| whose.filter(|_| yes)) {
-            if is_death {
-                happened.deaths.insert(client)
-            } else {
-                happened.words.insert(client)
-            };
-        }
-        Ok(happened)
-    }
-
-    fn act(&mut self, happened: Happened) {
-        self.is_stopping |= happened.rung;
-        // Words first: the last of a dead client may be what it used.
-        for number in happened.words.union(&happened.deaths) {
+        self.is_stopping |= answers[0];
+        // The listener comes last and is no client.
+        let happened = whose.into_iter().zip(&answers[1..]).filter_map(|(client, yes)| yes.then_some(client));
+        let happened: Vec<(u64, bool)> = happened.collect();
+        // Words first, those of the dead too: the last may be what it used.
+        for (number, _) in &happened {
             self.listen_to(*number);
         }
-        for number in happened.deaths {
+        for (number, _) in happened.into_iter().filter(|(_, is_death)| *is_death) {
             self.bury(number);
         }
+        Ok(())
     }
 
     /// Accepts everybody who waits; `false` if that failed and a rest may help.
@@ -300,15 +281,12 @@ impl Manager {
             return Err(io::Error::other(TOO_MANY));
         }
         let process = peer.process.unwrap_or(0);
-        let watch = match Process::of_peer(&socket) {
-            Ok(Some(process)) => Watch::Alive(process),
-            Ok(None) => Watch::Gone,
-            Err(error) => {
-                log::debug!("client {process} cannot be watched: {error}");
-                Watch::Unseen
-            }
-        };
-        let is_gone = matches!(watch, Watch::Gone);
+        let watch = Process::of_peer(&socket);
+        let is_gone = matches!(watch, Ok(None));
+        let watch = watch.unwrap_or_else(|error| {
+            log::debug!("client {process} cannot be watched: {error}");
+            None
+        });
         let number = self.next_client;
         self.next_client += 1;
         let (lines, places) = (Lines::default(), BTreeSet::new());
@@ -341,16 +319,13 @@ impl Manager {
                     Ok(Some(line)) => self.answer(number, &line),
                     Err(reason) => Err(reason),
                 };
-                let (text, is_refusal) = match answer {
-                    Ok(text) => (format!("{text}\n"), false),
-                    Err(reason) => (format!("{REFUSAL}{reason}\n"), true),
-                };
-                let Some(client) = self.clients.get_mut(&number) else { return };
-                // One that reads no answers misses them.
-                let _missed = client.socket.as_ref().map(|socket| say(socket, &text));
+                let is_refusal = answer.is_err();
+                let text = answer.unwrap_or_else(|reason| format!("{REFUSAL}{reason}"));
+                if let Some(socket) = self.clients.get(&number).and_then(|client| client.socket.as_ref()) {
+                    let _ = say(socket, &format!("{text}\n")); // a client that reads no answers misses them
+                }
                 if is_refusal {
-                    self.hang_up(number);
-                    return;
+                    return self.hang_up(number);
                 }
             }
         }
@@ -359,35 +334,26 @@ impl Manager {
 
     fn answer(&mut self, number: u64, line: &[u8]) -> Result<String, &'static str> {
         let request = wire::parse(line)?;
-        let is_greeted = self.clients.get(&number).is_some_and(|client| client.greeted);
+        let client = self.clients.get(&number).ok_or("gone")?;
+        let (is_greeted, is_user) = (client.greeted, !client.places.is_empty());
         if !is_greeted && request != Request::Greeting {
             return Err("the first line must be the greeting, ndshm-manager 1");
         }
-        Ok(match request {
+        let done = match request {
             Request::Greeting => {
                 self.clients.get_mut(&number).into_iter().for_each(|client| client.greeted = true);
-                GREETING.to_owned()
+                return Ok(GREETING.to_owned());
             }
-            Request::Use(_) if !self.has_room_for(number) => return Err(TOO_MANY),
-            Request::Use(used) => match self.note(number, used) {
-                Ok(()) => DONE.to_owned(),
-                Err(reason) => format!("{CANNOT}{reason}"),
-            },
-            Request::Look { after, id } => match self.remember(number, id, after) {
-                Ok(()) => DONE.to_owned(),
-                Err(reason) => format!("{CANNOT}{reason}"),
-            },
-            Request::Status => self.status().line(),
+            Request::Use(_) if !is_user && self.users() >= self.most => return Err(TOO_MANY),
+            Request::Use(used) => self.note(number, used),
+            Request::Look { after, id } => self.remember(number, id, after),
+            Request::Status => return Ok(self.status().line()),
             Request::Stop => {
                 self.is_stopping = true;
-                DONE.to_owned()
+                Ok(())
             }
-        })
-    }
-
-    fn has_room_for(&self, number: u64) -> bool {
-        let is_user = self.clients.get(&number).is_some_and(|client| !client.places.is_empty());
-        is_user || self.users() < self.most
+        };
+        Ok(done.map_or_else(|reason| format!("{CANNOT}{reason}"), |()| DONE.to_owned()))
     }
 
     fn note(&mut self, number: u64, used: Use) -> Result<(), &'static str> {
@@ -419,13 +385,13 @@ impl Manager {
         let Some(client) = self.clients.get_mut(&number) else { return };
         client.socket = None;
         client.places.iter().for_each(|place| self.places.mark(*place, now));
-        let (process, is_alive) = (client.process, matches!(client.watch, Watch::Alive(_)));
+        let (process, is_alive) = (client.process, client.watch.is_some());
         if client.places.is_empty() || !is_alive {
             self.clients.remove(&number);
             return;
         }
         // It may come back, again and again: once is enough to wait for it. No two living processes have one number.
-        let is_twin = |client: &Client| client.process == process && matches!(client.watch, Watch::Alive(_));
+        let is_twin = |client: &Client| client.process == process && client.watch.is_some();
         let twin = self.clients.iter().find(|(other, client)| **other != number && is_twin(client)).map(|(n, _)| *n);
         if let Some(twin) = twin.filter(|_| process != 0) {
             let places = self.clients.remove(&number).map(|client| client.places).unwrap_or_default();
@@ -477,12 +443,4 @@ impl Manager {
 fn most_clients() -> usize {
     let descriptors = usize::try_from(os::descriptor_limit().saturating_sub(SPARE) / DESCRIPTORS);
     MOST_CLIENTS.min(descriptors.unwrap_or(usize::MAX).saturating_sub(QUESTIONS))
-}
-
-/// What one wait brought.
-#[derive(Debug, Default)]
-struct Happened {
-    rung: bool,
-    words: BTreeSet<u64>,
-    deaths: BTreeSet<u64>,
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::manager_client::address::{connect, own_directory};
+use crate::manager_client::address::{connect, denied, failed, own_directory};
 use crate::os::{self, Listener, LockKind, LockRange, daemon};
 
 /// How long another manager may be about to begin or to end.
@@ -62,9 +62,7 @@ impl Endpoint {
 fn listen(path: &Path) -> Result<Listener> {
     let op = "making the manager's socket (its directory must exist; NDSHM_MANAGER_SOCKET names another)";
     os::listen(path).map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidInput => {
-            Error::Manager { location: path.display().to_string(), reason: error.to_string() }
-        }
+        io::ErrorKind::InvalidInput => failed(path, error.to_string()),
         _ => Error::os_at_socket(op, path.display(), error),
     })
 }
@@ -75,7 +73,7 @@ fn make_own_directory(socket: &Path) -> Result<()> {
         os::PrivateDirectoryError::Unsafe { owner, mode, .. } => {
             let reason = "others could put their own socket there; remove it, or set XDG_RUNTIME_DIR or \
                           NDSHM_MANAGER_SOCKET";
-            Error::PermissionDenied { location: directory.display().to_string(), owner, mode, reason }
+            denied(directory, owner, mode, reason)
         }
         os::PrivateDirectoryError::Os(error) => {
             Error::os("making a directory for the manager", directory.display(), error)
@@ -92,8 +90,7 @@ fn remove_dead(path: &Path) -> Result<()> {
     };
     refuse_foreign(path, &facts)?;
     if facts.other != Some("a device, pipe or socket") {
-        let reason = "something else has the name of the socket; remove it, or set NDSHM_MANAGER_SOCKET".to_owned();
-        return Err(Error::Manager { location: path.display().to_string(), reason });
+        return Err(failed(path, "something else has the name of the socket; remove it, or set NDSHM_MANAGER_SOCKET"));
     }
     os::unlink(path).map_err(|error| Error::os("removing a dead manager's socket", path.display(), error))
 }
@@ -103,8 +100,7 @@ fn refuse_foreign(path: &Path, facts: &os::Facts) -> Result<()> {
         return Ok(());
     }
     let reason = "it belongs to another user; set NDSHM_MANAGER_SOCKET to a path in a directory of yours";
-    let location = path.display().to_string();
-    Err(Error::PermissionDenied { location, owner: facts.owner, mode: facts.mode, reason })
+    Err(denied(path, facts.owner, facts.mode, reason))
 }
 
 /// The lock of a manager. Its file goes with it, as far as that is possible.
@@ -120,15 +116,15 @@ impl Lock {
         let mut name = socket.as_os_str().to_owned();
         name.push(".lock");
         let path = PathBuf::from(name);
-        let failed = |error| {
+        let os_failed = |error| {
             let op = "taking the manager's lock (the directory must exist; NDSHM_MANAGER_SOCKET names another)";
             Error::os_at_socket(op, path.display(), error)
         };
         let mut backoff = Backoff::new(PATIENCE);
         loop {
-            let file = open_or_create(&path).map_err(failed)?;
-            refuse_foreign(&path, &os::facts(&file).map_err(failed)?)?;
-            if os::try_lock(&file, LockKind::Exclusive, EVERYTHING).map_err(failed)? {
+            let file = open_or_create(&path).map_err(os_failed)?;
+            refuse_foreign(&path, &os::facts(&file).map_err(os_failed)?)?;
+            if os::try_lock(&file, LockKind::Exclusive, EVERYTHING).map_err(os_failed)? {
                 let lock = Self { file, path: path.clone() };
                 // Its last holder may have removed it between our opening and our locking.
                 if lock.has_name() {
@@ -141,7 +137,7 @@ impl Lock {
             if !backoff.pause() {
                 let reason = "another process is the manager, but does not listen; end it (`fuser` on the lock beside \
                               the socket finds it)";
-                return Err(Error::Manager { location: socket.display().to_string(), reason: reason.to_owned() });
+                return Err(failed(socket, reason));
             }
         }
     }

@@ -92,10 +92,7 @@ impl Places {
 
     /// Makes a directory due: somebody who used it has died.
     pub(super) fn mark(&mut self, number: Number, now: Instant) {
-        if let Some(place) = self.known.get_mut(&number) {
-            place.looks = 0;
-            place.due = Some(place.not_before(now));
-        }
+        self.known.get_mut(&number).into_iter().for_each(|place| place.mark(now));
     }
 
     /// Makes all of them due, though nobody died: what is held then is held.
@@ -116,9 +113,7 @@ impl Places {
 
     /// Makes all of them due.
     pub(super) fn mark_all(&mut self, now: Instant) {
-        for number in self.known.keys().copied().collect::<Vec<_>>() {
-            self.mark(number, now);
-        }
+        self.known.values_mut().for_each(|place| place.mark(now));
     }
 
     /// When the next one is due.
@@ -175,6 +170,11 @@ impl Places {
 }
 
 impl Place {
+    fn mark(&mut self, now: Instant) {
+        self.looks = 0;
+        self.due = Some(self.not_before(now));
+    }
+
     /// When to look, at the earliest: looking is not to take more than half of the time.
     fn not_before(&self, at: Instant) -> Instant {
         self.seen.map_or(at, |seen| at.max(seen + self.took))

@@ -67,7 +67,7 @@ pub(crate) fn connect(path: &Path) -> Result<Option<Socket>> {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let (owner, mode) = os::facts_at(path).map_or((0, 0), |facts| (facts.owner, facts.mode));
             let reason = "this user may not connect to the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
-            return Err(Error::PermissionDenied { location: path.display().to_string(), owner, mode, reason });
+            return Err(denied(path, owner, mode, reason));
         }
         Err(error) => return Err(Error::os("connecting to the manager", path.display(), error)),
     };
@@ -75,12 +75,22 @@ pub(crate) fn connect(path: &Path) -> Result<Option<Socket>> {
     if !daemon::is_this_user(peer.user) {
         let mode = os::facts_at(path).map_or(0, |facts| facts.mode);
         let reason = "another user's program listens at the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
-        return Err(Error::PermissionDenied { location: path.display().to_string(), owner: peer.user, mode, reason });
+        return Err(denied(path, peer.user, mode, reason));
     }
     Ok(Some(socket))
 }
 
-/// Whether the error says that nobody listens.
+/// The error where socket, lock or directory are another user's.
+pub(crate) fn denied(path: &Path, owner: u32, mode: u32, reason: &'static str) -> Error {
+    Error::PermissionDenied { location: path.display().to_string(), owner, mode, reason }
+}
+
+/// The error of a manager that is not what it should be, or does not do what it should.
+pub(crate) fn failed(path: &Path, reason: impl Into<String>) -> Error {
+    Error::Manager { location: path.display().to_string(), reason: reason.into() }
+}
+
+/// Whether the error says that no process listens.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory)
 }

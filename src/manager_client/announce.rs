@@ -15,7 +15,7 @@ use super::program::{self, Program};
 use super::wire::{self, CANNOT, GREETING, REFUSAL, Use, hear, say};
 use crate::backend::Backend;
 use crate::backoff::Backoff;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, with_causes};
 use crate::os::{self, FileId, Socket};
 use crate::segment::Home;
 
@@ -236,7 +236,7 @@ impl State {
         self.pause();
         // Where there is no manager at all nobody misses it.
         if !error.is_unsupported() {
-            warn_once(&explain(error));
+            warn_once(&with_causes(error));
         }
     }
 
@@ -286,14 +286,9 @@ fn find_or_start(choice: &Program, socket: &Path) -> Result<Socket, String> {
                 started?;
                 return Err(format!("{} does not listen", program.display()));
             }
-            Err(error) => return Err(explain(&error)),
+            Err(error) => return Err(with_causes(&error)),
         }
     }
-}
-
-fn explain(error: &Error) -> String {
-    let source = std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
-    format!("{error}{source}")
 }
 
 /// Says once per process that and why there is no manager.

@@ -94,7 +94,7 @@ impl<'a> Talk<'a> {
     }
 
     fn failed(&self, reason: &str) -> Error {
-        Error::Manager { location: self.path.display().to_string(), reason: reason.to_owned() }
+        address::failed(self.path, reason)
     }
 }
 

@@ -48,6 +48,14 @@
 use std::io;
 use std::time::SystemTime;
 
+/// Writes functions of systems that lack something: they take what their counterparts take, and always answer the same.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+macro_rules! answers {
+    ($($(#[$about:meta])* fn $name:ident($($argument:ty),*) -> $result:ty = $answer:expr;)*) => {
+        $($(#[$about])* pub(crate) fn $name($(_: $argument),*) -> $result { $answer })*
+    };
+}
+
 cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android"))] {
         pub(crate) mod daemon;

@@ -1,4 +1,4 @@
-//! Systems where nobody can be waited for who is no child: nothing here works, and those who ask do without.
+//! Systems where only the death of a child can be waited for: nothing here works, and callers do without.
 
 use std::io;
 use std::path::Path;
@@ -11,9 +11,14 @@ fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "this platform cannot wait for the death of another process"))
 }
 
-/// Whether anything of this can be done here, and if not, why.
-pub(crate) fn supported() -> io::Result<()> {
-    unsupported()
+answers! {
+    /// Whether anything of this can be done here, and if not, why.
+    fn supported() -> io::Result<()> = unsupported();
+    fn wait(&[Source<'_>], Option<Duration>) -> io::Result<Vec<bool>> = unsupported();
+    fn is_this_user(u32) -> bool = true;
+    fn is_trusted_like(&Path, &Path) -> bool = false;
+    fn has_borrowed_rights() -> bool = false;
+    fn leave_session() -> io::Result<()> = unsupported();
 }
 
 /// A process; here there is none.
@@ -28,7 +33,7 @@ impl Process {
 
 /// What could be waited for.
 #[derive(Debug, Clone, Copy)]
-#[allow(dead_code)] // nobody waits
+#[allow(dead_code)] // never waited for
 pub(crate) enum Source<'a> {
     Listener(&'a Listener),
     Socket(&'a Socket),
@@ -36,26 +41,6 @@ pub(crate) enum Source<'a> {
     Bell(&'a Bell),
 }
 
-pub(crate) fn wait(_sources: &[Source<'_>], _limit: Option<Duration>) -> io::Result<Vec<bool>> {
-    unsupported()
-}
-
-pub(crate) fn is_this_user(_user: u32) -> bool {
-    true
-}
-
-pub(crate) fn is_trusted_like(_path: &Path, _model: &Path) -> bool {
-    false
-}
-
-pub(crate) fn has_borrowed_rights() -> bool {
-    false
-}
-
 pub(crate) fn set_apart(_command: &mut Command) {}
-
-pub(crate) fn leave_session() -> io::Result<()> {
-    unsupported()
-}
 
 pub(crate) fn keep_descriptors() {}

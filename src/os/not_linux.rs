@@ -25,49 +25,33 @@ pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
 /// Whether a file that room was taken in has that length already.
 pub(crate) const RESERVING_SETS_LENGTH: bool = false;
 
-/// Refuses: a file without a name could never be given one.
-pub(crate) fn create_nameless(_directory: &Path, _mode: u32) -> io::Result<File> {
-    Err(io::ErrorKind::Unsupported.into())
-}
+answers! {
+    /// Refuses: a file without a name could never be given one.
+    fn create_nameless(&Path, u32) -> io::Result<File> = Err(io::ErrorKind::Unsupported.into());
 
-/// Refuses, as [`create_nameless`] does.
-pub(crate) fn link_nameless(_file: &File, _to: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
+    /// Refuses, as [`create_nameless`] does.
+    fn link_nameless(&File, &Path) -> io::Result<()> = Err(io::ErrorKind::Unsupported.into());
 
-/// Refuses: no memory can be sealed.
-pub(crate) fn create_sealable() -> io::Result<File> {
-    Err(io::ErrorKind::Unsupported.into())
-}
+    /// Refuses: no memory can be sealed.
+    fn create_sealable() -> io::Result<File> = Err(io::ErrorKind::Unsupported.into());
 
-/// Refuses: no memory can be sealed.
-pub(crate) fn seal(_file: &File) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
+    /// Refuses: no memory can be sealed.
+    fn seal(&File) -> io::Result<()> = Err(io::ErrorKind::Unsupported.into());
 
-/// Whether neither bytes nor length can change any more: never.
-pub(crate) fn is_sealed(_file: &File) -> bool {
-    false
-}
+    /// Whether neither bytes nor length can change any more: never.
+    fn is_sealed(&File) -> bool = false;
 
-/// Whether a hole of this file takes memory when it is merely read; on disks it does not.
-pub(crate) fn holes_take_memory(_file: &File) -> bool {
-    false
-}
+    /// Whether a hole of this file takes memory when it is merely read; on disks it does not.
+    fn holes_take_memory(&File) -> bool = false;
 
-/// Returns how many bytes of memory this process could take now: the system does not say. Files take disk, which `available`
-/// knows.
-pub(crate) fn available_memory() -> Option<Room> {
-    None
-}
+    /// Returns how many bytes of memory this process could take now: the system does not say. Files take disk, which `available`
+    /// knows.
+    fn available_memory() -> Option<Room> = None;
 
-/// Whether an open file is in the very file system that a directory is in; not asked here, where every attachment keeps its
-/// descriptor.
-pub(crate) fn is_in_file_system_of(_file: &File, _directory: &Path) -> bool {
-    false
-}
+    /// Whether an open file is in the very file system that a directory is in; not asked here, where every attachment keeps its
+    /// descriptor.
+    fn is_in_file_system_of(&File, &Path) -> bool = false;
 
-/// Returns the path by which this program can be started again.
-pub(crate) fn own_program() -> io::Result<PathBuf> {
-    std::env::current_exe()
+    /// Returns the path by which this program can be started again.
+    fn own_program() -> io::Result<PathBuf> = std::env::current_exe();
 }

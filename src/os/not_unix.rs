@@ -14,35 +14,28 @@ use super::look::EndWatch;
 /// is moved aside where the file is mapped; Windows tells an open handle of that, Wine does not.
 pub(crate) const LINKS_TELL: bool = false;
 
-/// Returns a number that a forked child does not share with its parent: there are no forks.
-pub(crate) fn fork_generation() -> u64 {
-    0
-}
+answers! {
+    /// Returns a number that a forked child does not share with its parent: there are no forks.
+    fn fork_generation() -> u64 = 0;
 
-/// Returns how many children this process has forked: none.
-pub(crate) fn forked_children() -> u64 {
-    0
-}
+    /// Returns how many children this process has forked: none.
+    fn forked_children() -> u64 = 0;
 
-/// Returns how long a file may be that this process makes; here no limit is known.
-pub(crate) fn largest_file() -> u64 {
-    u64::MAX
-}
+    /// Returns how long a file may be that this process makes; here no limit is known.
+    fn largest_file() -> u64 = u64::MAX;
 
-/// Locks nothing: a process that may remove a file can take the stronger lock here.
-#[allow(clippy::unnecessary_wraps)] // other systems can fail
-pub(crate) fn try_lock_whole(_file: &File) -> io::Result<bool> {
-    Ok(true)
-}
+    /// Locks nothing: a process that may remove a file can take the stronger lock here.
+    #[allow(clippy::unnecessary_wraps)] // other systems can fail
+    fn try_lock_whole(&File) -> io::Result<bool> = Ok(true);
 
-/// Whether this user may treat files of that one as its own; users have no numbers here.
-pub(crate) fn owns_files_of(_user: u32) -> bool {
-    true
-}
+    /// Whether this user may treat files of that one as its own; users have no numbers here.
+    fn owns_files_of(u32) -> bool = true;
 
-/// Whether this user has that number; users have none here.
-pub(crate) fn is_user(_number: u32) -> bool {
-    true
+    /// Whether this user has that number; users have none here.
+    fn is_user(u32) -> bool = true;
+
+    /// Returns the signal that ended a process: there are none.
+    fn ending_signal(ExitStatus) -> Option<i32> = None;
 }
 
 /// Makes a path of text; paths are not bytes here.
@@ -59,11 +52,6 @@ impl EndWatch {
     pub(crate) fn stop(&self, child: &mut Child, _how: Stop) {
         let _ = child.kill(); // it may have ended
     }
-}
-
-/// Returns the signal that ended a process: there are none.
-pub(crate) fn ending_signal(_status: ExitStatus) -> Option<i32> {
-    None
 }
 
 /// Returns a signal's name: there are none.

@@ -20,13 +20,6 @@ fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "this platform has no memory that processes could share"))
 }
 
-/// Writes functions that take what their counterparts take, and always answer the same.
-macro_rules! answers {
-    ($(fn $name:ident($($argument:ty),*) -> $result:ty = $answer:expr;)*) => {
-        $(pub(crate) fn $name($(_: $argument),*) -> $result { $answer })*
-    };
-}
-
 answers! {
     fn open(&Path, bool) -> io::Result<File> = unsupported();
     fn create_hidden(&Path, u32) -> io::Result<File> = unsupported();

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use super::report::{Cause, ERROR, PANIC, Report, Slot};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, with_causes};
 use crate::os;
 
 /// The first argument of a process that is to run an entry. Arguments, unlike variables, are not inherited by what the entry
@@ -150,17 +150,6 @@ fn describe(panic: &PanicHookInfo<'_>) -> String {
     if let Some(text) = text {
         message.push_str(": ");
         message.push_str(text);
-    }
-    message
-}
-
-/// An error and what caused it, in one line.
-fn with_causes(error: &dyn StdError) -> String {
-    let mut message = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let _infallible = write!(message, ": {error}");
-        cause = error.source();
     }
     message
 }

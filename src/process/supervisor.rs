@@ -154,18 +154,14 @@ pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Poli
         let started = started.and_then(|watch| {
             let mut supervisor = Supervisor { running: Vec::with_capacity(commands.len()), watch, report, policy };
             // If it fails, those that run are killed by `Drop`.
-            let started = supervisor.start(commands, &end.0)?;
-            Ok((supervisor, started))
+            let (pids, pipes) = supervisor.start(commands, &end.0)?;
+            Ok(((pids, pipes, supervisor.watch.bell()), supervisor))
         });
-        let (supervisor, answer) = match started {
-            Ok((supervisor, (pids, pipes))) => {
-                let bell = supervisor.watch.bell();
-                (Some(supervisor), Ok((pids, pipes, bell)))
-            }
-            Err(error) => (None, Err(error)),
+        let (answer, supervisor) = match started {
+            Ok((answer, supervisor)) => (Ok(answer), Some(supervisor)),
+            Err(error) => (Err(error), None),
         };
-        // The receiver is there until it has heard.
-        let _heard = sender.send(answer);
+        let _ = sender.send(answer); // the receiver is there until it has heard
         if let Some(supervisor) = supervisor {
             supervisor.run(&end.0);
         }
@@ -192,13 +188,9 @@ impl Drop for End {
     }
 }
 
-struct Running {
-    index: usize,
-    child: Child,
-}
-
 struct Supervisor {
-    running: Vec<Running>,
+    /// Those that have not been waited for, with their indices.
+    running: Vec<(usize, Child)>,
     watch: EndWatch,
     report: Option<Report>,
     policy: Policy,
@@ -214,7 +206,7 @@ impl Supervisor {
                     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
                     let pid = child.id();
                     self.watch.add(&child);
-                    self.running.push(Running { index, child });
+                    self.running.push((index, child));
                     (pid, Pipes { stdin, stdout, stderr })
                 }
                 Err(error) => {
@@ -259,7 +251,7 @@ impl Supervisor {
     /// Waits for those that have ended, and tells how.
     fn see_who_ended(&mut self, shared: &Shared) {
         let Self { running, watch, report, policy } = self;
-        running.retain_mut(|Running { index, child }| {
+        running.retain_mut(|(index, child)| {
             let status = match child.try_wait() {
                 Ok(None) => return true,
                 Ok(Some(status)) => Some(status),
@@ -279,7 +271,7 @@ impl Supervisor {
     }
 
     fn stop_all(&mut self, how: Stop) {
-        for Running { child, .. } in &mut self.running {
+        for (_, child) in &mut self.running {
             self.watch.stop(child, how);
         }
     }
@@ -289,7 +281,7 @@ impl Drop for Supervisor {
     /// Leaves no process behind when not all could be started.
     fn drop(&mut self) {
         self.stop_all(Stop::Kill);
-        for Running { child, .. } in &mut self.running {
+        for (_, child) in &mut self.running {
             let _status = child.wait();
         }
     }
