@@ -16,6 +16,7 @@ use super::handle::CounterHandle;
 use super::slots::Released;
 use crate::backend::{Backend, DraftOptions, IntoLocation, Location};
 use crate::error::{Error, Result};
+use crate::os;
 use crate::segment::Home;
 use crate::segment::footer::Kind;
 
@@ -81,7 +82,7 @@ impl Counters {
 
     fn make(home: Home, counters: u32) -> Result<Self> {
         let spans = counters.div_ceil(SLOTS_OF_SPAN).clamp(1, u32::MAX / SLOTS_OF_SPAN);
-        let maker = std::process::id();
+        let maker = os::process_number();
         let geometry = Geometry { spans, queues: 0, cells: 0, sparse: false, counters: true, maker };
         Ok(Self::of(Ground::create(home, Kind::Counters, geometry, DraftOptions::default(), false)?))
     }

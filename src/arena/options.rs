@@ -7,6 +7,7 @@ use super::geometry::{Geometry, MOST_CELLS, MOST_QUEUES, MOST_SPANS, SPAN};
 use super::ground::Ground;
 use crate::backend::{Backend, DraftOptions, IntoLocation, Pages};
 use crate::error::{Error, Result};
+use crate::os;
 use crate::segment::Home;
 use crate::segment::footer::Kind;
 
@@ -112,7 +113,7 @@ impl ArenaOptions {
             cells: self.cells.next_power_of_two(),
             sparse: self.draft.pages == Pages::Sparse,
             counters: false,
-            maker: std::process::id(),
+            maker: os::process_number(),
         };
         Arena::of(Ground::create(home, Kind::Arena, geometry, self.draft, self.keep)?)
     }

@@ -94,7 +94,12 @@ pub(super) fn emulated_path() -> Result<PathBuf> {
             });
         }
         Some(path) => PathBuf::from(path),
-        None => std::env::temp_dir().join(format!("ndarray-shm-{}", os::user_tag())),
+        None => {
+            let temporary = os::temporary_directory();
+            let temporary = temporary
+                .map_err(|error| Error::os("looking for a temporary directory", "emulated shared memory", error))?;
+            temporary.join(format!("ndarray-shm-{}", os::user_tag()))
+        }
     };
     std::path::absolute(&path).map_err(|error| Error::os("resolve", path.display(), error))
 }

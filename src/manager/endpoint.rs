@@ -30,7 +30,7 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// Becomes the manager at `path`; `None` if there is one.
     pub(super) fn take(path: &Path) -> Result<Option<Self>> {
-        if path.parent() == Some(&own_directory(&std::env::temp_dir())) {
+        if os::temporary_directory().is_ok_and(|temporary| path.parent() == Some(&own_directory(&temporary))) {
             make_own_directory(path)?;
         }
         let Some(lock) = Lock::take(path)? else { return Ok(None) };

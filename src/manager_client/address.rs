@@ -18,10 +18,13 @@ const NAME: &str = "ndshm-manager.sock";
 ///
 /// # Errors
 ///
-/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
+/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty. [`Unsupported`](Error::Unsupported) where there
+/// are no files.
 pub fn socket_path(explicit: Option<&Path>) -> Result<PathBuf> {
     let from_environment = std::env::var_os(SOCKET);
-    choose(explicit, from_environment, std::env::var_os("XDG_RUNTIME_DIR"), &std::env::temp_dir())
+    let temporary = os::temporary_directory();
+    let temporary = temporary.map_err(|error| Error::os("looking for a temporary directory", "manager", error))?;
+    choose(explicit, from_environment, std::env::var_os("XDG_RUNTIME_DIR"), &temporary)
 }
 
 /// The first of: the program's choice, the environment's, the user's runtime directory if it is one, a private directory

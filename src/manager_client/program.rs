@@ -32,8 +32,11 @@ pub fn set_program(program: Program) {
     *CHOICE.lock().unwrap_or_else(PoisonError::into_inner) = program;
 }
 
-/// What was chosen. In a child that was forked while somebody chose, nobody can tell: off.
+/// What was chosen. Off where no manager can run, and in a child that was forked during a choice, which is unknown there.
 pub(super) fn choice() -> Program {
+    if daemon::supported().is_err() {
+        return Program::Off;
+    }
     let chosen = CHOICE.try_lock().map_or(Program::Off, |choice| choice.clone());
     if chosen == Program::Search { from_environment(std::env::var_os(PROGRAM)) } else { chosen }
 }

@@ -22,6 +22,7 @@
 //! | `try_lock`, `lock`, `unlock`, `is_locked` | byte-range locks that belong to the open file description |
 //! | `unlink`, `sweep` | take a name away while others use the file; remove what could not be removed then |
 //! | `seal`, `is_sealed`, `create_sealable` | memory that can never change again |
+//! | `temporary_directory` | where temporary files are, or `Unsupported` where there are no files |
 //! | `private_directory` | a directory only this user, or its own group, can write into |
 //! | `pair`, `connect` | stream sockets between processes of one machine, which no program that is run inherits |
 //! | `listen`, `listen_replacing` | give a socket a path of any length, where nothing is, or only what a dead process left |
@@ -37,6 +38,7 @@
 //! | `LINKS_TELL` | whether the facts of an open file say that its name has gone |
 //! | `RESERVING_SETS_LENGTH` | whether a shorter file has got its length when its room was taken |
 //! | `MAPPINGS_HOLD_LOCKS`, `DESCRIPTORS_CAN_BE_SHARED`, `MAPPING` | what a mapping is good for here, and why one fails |
+//! | `process_number` | the number of this process; 0 where processes have none |
 //! | `own_program`, `prepare_child` | start this program again; what a child gets and how it is bound to its parent |
 //! | `create_report`, `inherited_report` | a file without a name, or one that vanishes, for the last words of children |
 //! | `EndWatch`, `Bell`, `Stop` | wait for the end of any of several children; end that wait, or one of `daemon`; end a child |

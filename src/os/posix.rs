@@ -16,6 +16,15 @@ use rustix::fs::{self, Mode, OFlags};
 pub(crate) use self::children::{ending_signal, inherited_report, is_abort, signal_name};
 use super::{Facts, FileId, LockKind, LockRange, PrivateDirectoryError};
 
+/// Returns the number of this process.
+pub(crate) use std::process::id as process_number;
+
+/// Returns where temporary files are.
+#[allow(clippy::unnecessary_wraps)] // some systems have no files
+pub(crate) fn temporary_directory() -> io::Result<PathBuf> {
+    Ok(std::env::temp_dir())
+}
+
 /// Opens the regular file at `path`, for writing too if `write`.
 ///
 /// `O_NONBLOCK` keeps a FIFO or device at the name from blocking; for regular files it means nothing.

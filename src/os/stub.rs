@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -40,6 +40,8 @@ answers! {
     fn is_locked(&File, LockKind, LockRange) -> io::Result<bool> = unsupported();
     fn private_directory(&Path) -> Result<(), PrivateDirectoryError> = Ok(unsupported()?);
     fn is_writable_directory(&Path) -> bool = false;
+    fn process_number() -> u32 = 0;
+    fn temporary_directory() -> io::Result<PathBuf> = unsupported();
     fn known_boot_id() -> Option<[u8; 16]> = None;
     fn since_boot() -> Duration = Duration::ZERO;
     fn user_tag() -> String = "user".to_owned();

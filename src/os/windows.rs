@@ -38,6 +38,15 @@ pub(crate) const SUPPORTED: bool = true;
 /// Handles that a process may have. A limit of the handle table, not a setting.
 const MOST_HANDLES: u64 = 1 << 24;
 
+/// Returns the number of this process.
+pub(crate) use std::process::id as process_number;
+
+/// Returns where temporary files are.
+#[allow(clippy::unnecessary_wraps)] // some systems have no files
+pub(crate) fn temporary_directory() -> io::Result<std::path::PathBuf> {
+    Ok(std::env::temp_dir())
+}
+
 /// Returns how many handles this process may have.
 pub(crate) fn descriptor_limit() -> u64 {
     MOST_HANDLES

@@ -1,6 +1,7 @@
 //! How children are started.
 
 use std::fmt;
+use std::io;
 use std::process::Command;
 use std::time::Duration;
 
@@ -134,8 +135,8 @@ impl fmt::Debug for SpawnOptions<'_> {
 }
 
 /// An answer of the system about a process, where "not found" means no array.
-pub(super) fn failed(op: &'static str, what: impl fmt::Display, source: std::io::Error) -> Error {
-    if os::is_out_of_descriptors(&source) {
+pub(super) fn failed(op: &'static str, what: impl fmt::Display, source: io::Error) -> Error {
+    if os::is_out_of_descriptors(&source) || source.kind() == io::ErrorKind::Unsupported {
         return Error::os(op, what, source);
     }
     Error::Os { op, location: what.to_string(), source }
