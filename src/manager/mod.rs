@@ -53,7 +53,7 @@ pub fn spawn_detached(command: &mut Command) -> Result<Child> {
     command.spawn().map_err(|source| Error::Os { op: "starting it", location: name, source })
 }
 
-/// Leaves session and terminal of whoever started this process, so that their end is not its own.
+/// Leaves the session and terminal that this process was started in, so that their end is not its own.
 ///
 /// # Errors
 ///

@@ -61,7 +61,7 @@ pub(crate) fn own_directory(temporary: &Path) -> PathBuf {
     temporary.join(format!("ndshm-manager-{}", os::user_tag()))
 }
 
-/// Connects to the manager at `path`, and to nobody else's: `None` if there is none.
+/// Connects to this user's manager at `path`: `None` if there is none.
 pub(crate) fn connect(path: &Path) -> Result<Option<Socket>> {
     let connected = daemon::supported().and_then(|()| os::connect(path, Some(Instant::now())));
     let socket = match connected {
