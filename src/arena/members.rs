@@ -15,7 +15,7 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os;
 
-/// How long a member that joins waits for seats that others are just settling.
+/// How long a member that joins waits for seats that others are just settling, and for a moment in which no thread forks.
 const JOIN_WAIT: Duration = Duration::from_secs(5);
 
 impl Ground {
@@ -29,15 +29,19 @@ impl Ground {
             }
             // Some may be free at any moment: of members that leave, or whose estate is being settled.
             let all_alive = (0..SEATS).all(|seat| self.is_taken(seat) && self.is_alive(seat).unwrap_or(true));
-            if all_alive || !backoff.pause() {
-                let (location, limit) = (self.name().to_owned(), SEATS.into());
-                return Err(Error::TooManyHandles { location, limit, doing: "attached" });
+            let location = || self.name().to_owned();
+            if all_alive {
+                return Err(Error::TooManyHandles { location: location(), limit: SEATS.into(), doing: "attached" });
+            }
+            if !backoff.pause() {
+                return Err(Error::TimedOut { location: location(), waited: JOIN_WAIT });
             }
         }
     }
 
     fn try_seats(&mut self) -> Result<Option<u32>> {
-        let children = os::forked_children();
+        // The child of a fork that is going on may have a copy of what is opened now.
+        let Some(forks) = os::forks() else { return Ok(None) };
         let mut mark = self.segment()?.mark(self.home())?;
         for dead_too in [false, true] {
             for seat in 0..SEATS {
@@ -45,19 +49,19 @@ impl Ground {
                 if (self.is_taken(seat) && !dead_too) || !mark.try_take(range, self.home())? {
                     continue;
                 }
-                if self.is_taken(seat) {
-                    if !dead_too {
-                        mark.give_back(range);
-                        continue;
-                    }
+                let is_dead = self.is_taken(seat);
+                if is_dead && !dead_too {
+                    mark.give_back(range);
+                    continue;
+                }
+                // A child that has the description too would hide this process's death.
+                if !mark.settle(range, forks) {
+                    os::step("seat: a child may have its lock");
+                    return Ok(None);
+                }
+                if is_dead {
                     let turn = self.recover_turn(TURN_WAIT)?;
                     self.settle_seat(seat, &turn, TURN_WAIT)?;
-                }
-                mark.settle();
-                // A child that another thread forked meanwhile has the description too, and would hide this process's death:
-                // let it have the seat until it ends.
-                if os::forked_children() != children && mark.is_settled() {
-                    return Ok(None);
                 }
                 let Some(member) = self.members().get(seat as usize) else { continue };
                 member.process.store(std::process::id().into(), Ordering::Relaxed);

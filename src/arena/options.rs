@@ -124,6 +124,8 @@ impl ArenaOptions {
     ///
     /// - [`NotFound`](Error::NotFound), also when the last one who has it is just leaving.
     /// - [`TooManyHandles`](Error::TooManyHandles): 46 have it open already.
+    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it settled what a dead one left, or a thread of this process
+    ///   while it forked.
     /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): it is something else.
     /// - [`Trailer`](Error::Trailer): what it says about itself cannot be true.
     /// - [`PermissionDenied`](Error::PermissionDenied): everybody who has it open writes to it, to count.

@@ -84,7 +84,9 @@ macro_rules! guarded {
 
                 /// Waits for reading access.
                 ///
-                /// Any number of readers share the array; a waiting writer is let in before new readers.
+                /// Any number of readers share the array; a waiting writer is let in before new readers. That turn is kept for 10 seconds: a
+                /// writer that is stopped (SIGSTOP) while it waits delays others for so long, and a writer can be kept waiting by
+                /// reads that overlap and take longer than that.
                 ///
                 /// # Errors
                 ///
@@ -96,7 +98,7 @@ macro_rules! guarded {
                     self.reading(Wait::Forever)
                 }
 
-                /// Takes reading access if it can be had at once.
+                /// Takes reading access if it can be had at once, and no writer has been waiting for less than 10 seconds.
                 ///
                 /// # Errors
                 ///

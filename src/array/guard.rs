@@ -8,7 +8,7 @@ use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension};
 use super::Element;
 use crate::segment::locks::Hold;
 
-/// Reading access: other readers are welcome, writers and painters wait.
+/// Reading access: other readers are welcome, writers and painters wait. New readers let a waiting writer go first, for 10 seconds.
 ///
 /// Dereferences to ndarray's array. Costs one descriptor while it lives. It may be sent to another thread, but counts as
 /// held by the one that took it: should that thread then wait for what conflicts with it, it gets

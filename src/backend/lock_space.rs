@@ -14,7 +14,8 @@ pub(crate) const LEASE: LockRange = LockRange { start: BASE, length: 1 };
 /// Write-locked by whoever is about to remove or replace this file's name.
 pub(crate) const NAME: LockRange = LockRange { start: BASE + 1, length: 1 };
 
-/// Fairness: a waiting writer write-locks it; readers and claims ask whether it is locked before they take cells.
+/// Fairness: a waiting writer write-locks it; readers and claims ask whether it is locked before they take cells. Respected for a
+/// limited time only.
 pub(crate) const GATE: LockRange = LockRange { start: BASE + 2, length: 1 };
 
 /// Read-locked by every attachment of a counted array, instead of [`LEASE`]: who counts makes sure that nobody has the same

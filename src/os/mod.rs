@@ -33,7 +33,7 @@
 //! | `daemon`: `supported`, `wait`, `Process`, .. | waiting for several sockets at once, and for the death of who is at their other end |
 //! | `daemon`: `set_apart`, `leave_session`, `keep_descriptors`, .. | a program in the background that outlives whoever started it |
 //! | `wait_on`, `wake` | sleep while a word of shared memory has a value, at most so long; wake those who do, in any process. Where that is impossible, short sleeps |
-//! | `fork_generation`, `forked_children` | a number that differs between a process and its forked children; how many it has forked |
+//! | `fork_generation`, `forks` | a number that differs between a process and its forked children; how many forks it has begun, while none goes on |
 //! | `LOCKS_CONVERT` | whether `try_lock` changes a lock of the same description from one kind to the other, in one step or not at all |
 //! | `LINKS_TELL` | whether the facts of an open file say that its name has gone |
 //! | `RESERVING_SETS_LENGTH` | whether a shorter file has got its length when its room was taken |

@@ -18,8 +18,9 @@ answers! {
     /// Returns a number that a forked child does not share with its parent: there are no forks.
     fn fork_generation() -> u64 = 0;
 
-    /// Returns how many children this process has forked: none.
-    fn forked_children() -> u64 = 0;
+    /// Returns how many forks this process has begun: none.
+    #[allow(clippy::unnecessary_wraps)] // elsewhere one may be going on
+    fn forks() -> Option<u64> = Some(0);
 
     /// Returns how long a file may be that this process makes; here no limit is known.
     fn largest_file() -> u64 = u64::MAX;

@@ -8,8 +8,7 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{self, Mode, OFlags};
 
@@ -269,16 +268,25 @@ cfg_if::cfg_if! {
     }
 }
 
-static FORKS: AtomicU64 = AtomicU64::new(0);
+/// Grows in every forked child.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-static CHILDREN: AtomicU64 = AtomicU64::new(0);
+/// Forks that this process has begun, each before the kernel copies anything, and those whose copy is complete or has failed.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+static ENDED: AtomicU64 = AtomicU64::new(0);
 
-extern "C" fn count_fork() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
+extern "C" fn begin_fork() {
+    BEGUN.fetch_add(1, Ordering::SeqCst);
 }
 
-extern "C" fn count_child() {
-    CHILDREN.fetch_add(1, Ordering::Relaxed);
+extern "C" fn end_fork() {
+    ENDED.fetch_add(1, Ordering::SeqCst);
+}
+
+/// The child has one thread: no fork that another one has begun goes on here.
+extern "C" fn begin_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    ENDED.store(BEGUN.load(Ordering::SeqCst), Ordering::SeqCst);
 }
 
 /// Returns a number that a forked child does not share with its parent.
@@ -286,19 +294,23 @@ extern "C" fn count_child() {
 /// Process numbers are no substitute: they are reused, and getpid(2) is a system call.
 #[allow(unsafe_code)]
 pub(crate) fn fork_generation() -> u64 {
-    static REGISTER: Once = Once::new();
-    REGISTER.call_once(|| {
-        // SAFETY: both functions only add to an atomic, which is async-signal-safe, and live as long as the program.
-        let _out_of_memory = unsafe { libc::pthread_atfork(None, Some(count_child), Some(count_fork)) };
-    });
-    FORKS.load(Ordering::Relaxed)
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    // No `Once`: a child that is forked in the middle of it would wait for ever. Registered twice, the handlers do no harm.
+    if !REGISTERED.load(Ordering::Acquire) {
+        // SAFETY: the functions only change atomics, which is async-signal-safe, and live as long as the program.
+        let _ = unsafe { libc::pthread_atfork(Some(begin_fork), Some(end_fork), Some(begin_child)) }; // out of memory
+        REGISTERED.store(true, Ordering::Release);
+    }
+    GENERATION.load(Ordering::Relaxed)
 }
 
-/// Returns how many children this process has forked since it was first asked: each has a copy of every descriptor that was
-/// open then. Children that are spawned do not count.
-pub(crate) fn forked_children() -> u64 {
+/// Returns how many forks this process has begun; `None` while one is going on. If two answers are the same number, no child
+/// was forked in between that has a copy of what was open in between. Children that are spawned do not count: they keep nothing.
+pub(crate) fn forks() -> Option<u64> {
     fork_generation();
-    CHILDREN.load(Ordering::Acquire)
+    let ended = ENDED.load(Ordering::SeqCst);
+    let begun = BEGUN.load(Ordering::SeqCst);
+    (begun == ended).then_some(begun)
 }
 
 /// Returns the effective user's number.

@@ -64,6 +64,7 @@ pub(crate) fn since_boot() -> Duration {
 /// It is the time of the boot as it was read then. Setting the clock moves the boot time that the system tells, and
 /// what it was moved by beside it; their difference stays.
 pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
+    // No process is forked here that could inherit it half made.
     static BOOT: OnceLock<Option<[u8; 16]>> = OnceLock::new();
     *BOOT.get_or_init(|| Some((u128::from(boot_time()?) << 64 | u128::from(u64::MAX)).to_be_bytes()))
 }

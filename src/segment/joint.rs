@@ -120,8 +120,9 @@ impl JointSegment {
     }
 }
 
-/// A description for one lock that shall go with this very process: by then its descriptor is closed, and no forked child has
-/// the mapping that keeps it. Where locks do not outlive descriptors it is kept, and forked children have it too.
+/// A description for one lock that shall go with this very process: only a mapping keeps it that no forked child gets, and no
+/// child was forked before there was nothing else. Where locks do not outlive descriptors the descriptor is kept, and the lock
+/// goes when this process and all children have ended that it forked meanwhile.
 #[derive(Debug)]
 pub(crate) struct Mark {
     file: Option<File>,
@@ -141,16 +142,20 @@ impl Mark {
         let _goes_with_the_description = self.file.as_ref().map(|file| os::unlock(file, range));
     }
 
-    /// Leaves the lock to the mapping, where there is one.
-    pub(crate) fn settle(&mut self) {
-        if self.mapping.is_some() {
-            self.file = None;
+    /// Leaves the lock to the mapping, where there is one. `false`: a child was forked since [`os::forks`] was that number, and
+    /// may have the description too, so that the lock would not end with this process.
+    pub(crate) fn settle(&mut self, range: LockRange, forks: u64) -> bool {
+        if self.mapping.is_none() {
+            return true;
         }
-    }
-
-    /// Whether the mapping alone has the lock.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.file.is_none()
+        // As long as the descriptor is open the lock can be taken from such a child as well.
+        if os::forks() != Some(forks) {
+            self.give_back(range);
+            return false;
+        }
+        self.file = None;
+        // A child forked between the two looks keeps the lock until it ends.
+        os::forks() == Some(forks)
     }
 }
 

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::backend::lock_space::{ALL_CELLS, GATE};
 use crate::backoff::Backoff;
@@ -26,6 +26,21 @@ pub(crate) enum Wait {
     Forever,
 }
 
+/// How long a thread respects a gate that it finds closed whenever it looks. The writer may be stopped (SIGSTOP), and then
+/// never opens it. Longer than most reads, so that a living writer gets in before any reader that came after it.
+const GATE_WAIT: Duration = Duration::from_secs(10);
+
+/// How many closed gates a thread remembers.
+const GATES: usize = 32;
+
+/// A gate that this thread found closed.
+#[derive(Debug)]
+struct Closed {
+    id: FileId,
+    since: Instant,
+    seen: Instant,
+}
+
 /// What this thread took and nobody dropped yet.
 #[derive(Debug)]
 struct Record {
@@ -36,8 +51,10 @@ struct Record {
     alive: Weak<()>,
 }
 
+// Both are used in this file only, which forks nowhere: a forked child inherits none of them borrowed.
 thread_local! {
     static TAKEN: RefCell<Vec<Record>> = const { RefCell::new(Vec::new()) };
+    static CLOSED: RefCell<Vec<Closed>> = const { RefCell::new(Vec::new()) };
 }
 
 /// How a request stands to what its own thread holds.
@@ -97,7 +114,7 @@ pub(crate) fn take(file: &File, id: FileId, kind: LockKind, range: LockRange, wa
     } else {
         Gate::Pass
     };
-    let request = Request { file, kind, range, gate };
+    let request = Request { file, id, kind, range, gate };
     let taken = match wait {
         Wait::Forever => request.until_granted().map(|()| true),
         Wait::No => request.at_once(),
@@ -126,57 +143,73 @@ enum Gate {
 #[derive(Debug, Clone, Copy)]
 struct Request<'a> {
     file: &'a File,
+    id: FileId,
     kind: LockKind,
     range: LockRange,
     gate: Gate,
 }
 
 impl Request<'_> {
+    /// Waits at the gate within its bound, then for the cells as long as it takes.
     fn until_granted(self) -> std::io::Result<()> {
-        match self.gate {
-            Gate::Open => os::lock(self.file, self.kind, self.range),
-            Gate::Pass => {
-                if os::is_locked(self.file, LockKind::Shared, GATE)? {
-                    os::lock(self.file, LockKind::Shared, GATE)?;
-                    os::unlock(self.file, GATE)?;
-                }
-                os::lock(self.file, self.kind, self.range)
-            }
-            Gate::Close => {
-                os::lock(self.file, LockKind::Exclusive, GATE)?;
-                os::lock(self.file, self.kind, self.range)?;
-                os::unlock(self.file, GATE)
-            }
+        let mut backoff = Backoff::endless();
+        while !self.passes_gate()? {
+            backoff.pause();
         }
+        os::step("guard: past the gate");
+        os::lock(self.file, self.kind, self.range)?;
+        self.open_gate()
     }
 
     /// Tries once. A writer that does not wait needs no gate, and closing it would turn others away for nothing.
     fn at_once(self) -> std::io::Result<bool> {
-        if self.gate == Gate::Pass && os::is_locked(self.file, LockKind::Shared, GATE)? {
-            return Ok(false);
-        }
-        os::try_lock(self.file, self.kind, self.range)
+        Ok((self.gate == Gate::Close || self.passes_gate()?) && os::try_lock(self.file, self.kind, self.range)?)
     }
 
     /// The kernel has no lock with a time limit: try again and again. A waiting writer keeps the gate meanwhile.
     fn within(self, limit: Duration) -> std::io::Result<bool> {
         let mut backoff = Backoff::new(limit);
-        let mut gate_closed = false;
         loop {
-            let taken = if self.gate == Gate::Close {
-                gate_closed = gate_closed || os::try_lock(self.file, LockKind::Exclusive, GATE)?;
-                gate_closed && os::try_lock(self.file, self.kind, self.range)?
-            } else {
-                self.at_once()?
-            };
+            let taken = self.passes_gate()? && os::try_lock(self.file, self.kind, self.range)?;
             if taken || !backoff.pause() {
-                if gate_closed {
-                    os::unlock(self.file, GATE)?;
-                }
-                return Ok(taken);
+                return self.open_gate().map(|()| taken);
             }
         }
     }
+
+    /// Whether the request may go on to the cells: the gate is open, is now closed by this request itself, or has been closed
+    /// by another for too long. The cells alone exclude; what goes past a closed gate only does not wait for its turn.
+    fn passes_gate(self) -> std::io::Result<bool> {
+        let is_closed = match self.gate {
+            Gate::Open => return Ok(true),
+            Gate::Pass => os::is_locked(self.file, LockKind::Shared, GATE)?,
+            Gate::Close => !os::try_lock(self.file, LockKind::Exclusive, GATE)?,
+        };
+        // A thread that is ending may have lost its list already: without it no bound would be kept.
+        Ok(CLOSED.try_with(|gates| outlasts(&mut gates.borrow_mut(), self.id, is_closed)).unwrap_or(true))
+    }
+
+    fn open_gate(self) -> std::io::Result<()> {
+        if self.gate == Gate::Close { os::unlock(self.file, GATE) } else { Ok(()) }
+    }
+}
+
+/// Notes how the gate of a file was found, and returns whether it need not be respected. It is remembered from one request of the
+/// thread to the next, so that a stopped writer holds each thread up once and refuses a request that does not wait for a
+/// limited time only.
+fn outlasts(gates: &mut Vec<Closed>, id: FileId, is_closed: bool) -> bool {
+    gates.retain(|gate| gate.seen.elapsed() < GATE_WAIT && (is_closed || gate.id != id));
+    if !is_closed {
+        return true;
+    }
+    let now = Instant::now();
+    if let Some(gate) = gates.iter_mut().find(|gate| gate.id == id) {
+        gate.seen = now;
+        return now.duration_since(gate.since) >= GATE_WAIT;
+    }
+    gates.truncate(GATES - 1);
+    gates.insert(0, Closed { id, since: now, seen: now });
+    false
 }
 
 /// Cells that are locked until this is dropped.

@@ -4,6 +4,7 @@
 //! The library has such steps with `--cfg ndshm_steps` only; `scripts/test` builds it so once more, for this suite.
 
 mod attach;
+mod locks;
 mod names;
 mod stress;
 
@@ -13,8 +14,8 @@ use crate::support::Place;
 use crate::support::child::Role;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let parts = [attach::trials, names::trials, stress::trials];
+    let parts = [attach::trials, locks::trials, names::trials, stress::trials];
     parts.into_iter().flat_map(|part| part(place)).collect()
 }
 
-pub const ROLES: &[&[(&str, Role)]] = &[attach::ROLES, names::ROLES, stress::ROLES];
+pub const ROLES: &[&[(&str, Role)]] = &[attach::ROLES, locks::ROLES, names::ROLES, stress::ROLES];

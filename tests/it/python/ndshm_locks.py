@@ -13,6 +13,7 @@ NAME = (BASE + 1, 1)
 GATE = (BASE + 2, 1)
 COUNTED = (BASE + 3, 1)
 CELLS = (BASE + 4096, 1 << 61)
+GATE_WAIT = 10  # seconds
 
 READ, WRITE, NONE = fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK
 
@@ -71,13 +72,15 @@ class Array:
         fd = open_file(self.path, kind == WRITE)
         try:
             everything = kind == WRITE and area == CELLS
-            if everything and wait:
-                lock(fd, WRITE, GATE)  # until it has the cells: nobody new gets in before it
-            elif not everything and is_locked(fd, READ, GATE):
-                if not wait:
-                    raise BlockingIOError(f"{self.path}: a writer is waiting")
-                lock(fd, READ, GATE)
-                lock(fd, NONE, GATE)
+            deadline = time.monotonic() + GATE_WAIT  # a writer that is stopped at the gate keeps it closed
+            if everything and wait:  # closes the gate until it has the cells: no new reader gets in before it
+                while not lock(fd, WRITE, GATE, wait=False) and time.monotonic() < deadline:
+                    time.sleep(0.002)
+            elif not everything:
+                while is_locked(fd, READ, GATE) and time.monotonic() < deadline:
+                    if not wait:
+                        raise BlockingIOError(f"{self.path}: a writer is waiting")
+                    time.sleep(0.002)
             granted = lock(fd, kind, area, wait)
             lock(fd, NONE, GATE)
             if not granted:

@@ -144,11 +144,17 @@ impl Child {
     /// Starts a role that stops itself at a named step of the library, and waits until it has.
     #[cfg(ndshm_steps)]
     pub fn start_until(place: &Place, role: &str, arguments: &[&str], step: &str) -> Self {
-        let mut command = Command::new(program());
-        command.env(ROLE, role).env("NDSHM_STEP", step).envs(place.environment()).args(arguments);
-        let child = Self::spawn(command);
+        let child = Self::start_with_step(place, role, arguments, step);
         super::eventually("the child comes to its step", || child.is_stopped());
         child
+    }
+
+    /// Starts a role that stops itself at a named step of the library, if it comes there.
+    #[cfg(ndshm_steps)]
+    pub fn start_with_step(place: &Place, role: &str, arguments: &[&str], step: &str) -> Self {
+        let mut command = Command::new(program());
+        command.env(ROLE, role).env("NDSHM_STEP", step).envs(place.environment()).args(arguments);
+        Self::spawn(command)
     }
 
     /// Whether the child, which must not have ended, has stopped itself at its step.

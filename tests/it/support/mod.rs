@@ -3,6 +3,8 @@
 pub mod child;
 #[cfg(target_os = "linux")]
 pub mod forks;
+#[cfg(all(target_os = "linux", ndshm_steps))]
+pub mod held_fork;
 #[cfg(target_os = "linux")]
 mod hidden;
 pub mod machine;

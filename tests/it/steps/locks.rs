@@ -1,0 +1,108 @@
+//! Locks of a process that is stopped or killed just then, or that forks.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ndarray::Ix1;
+use ndarray_shm::{Arena, SharedArray};
+
+use crate::support::child::{Child, Role, say};
+use crate::support::held_fork::{fork_beside, prepare_held_fork, release_fork};
+use crate::support::{Place, backend_of_child, eventually, meddling};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "steps",
+        "locks",
+        tests![
+            stopped_writer_delays_others_for_a_limited_time,
+            seat_ends_with_its_process_although_a_child_was_forked_meanwhile,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[("step-guard", guard), ("step-join", join_while_forking)];
+
+type Array = SharedArray<u8, Ix1>;
+
+/// Takes a guard of the kind that it is told, and says so.
+fn guard(arguments: &[String]) {
+    let array: Array = Array::options().backend(backend_of_child()).open(arguments[1].as_str(), 10).unwrap();
+    match arguments[0].as_str() {
+        "read" => drop(array.read().unwrap()),
+        "write" => drop(array.write().unwrap()),
+        "cell" => drop(array.lock_cell(5, Duration::from_secs(600)).unwrap()),
+        "try" => eventually("a try succeeds", || array.try_read().is_ok()),
+        other => panic!("no guard is called {other}"),
+    }
+    say("done");
+}
+
+fn stopped_writer_delays_others_for_a_limited_time(place: &Place) {
+    let name = place.location("stopped");
+    let array: Array = place.options().create(name.location(), 10).unwrap();
+    let stopped = Child::start_until(place, "step-guard", &["write", name.as_str()], "guard: past the gate");
+    assert!(array.try_read().unwrap_err().is_would_block(), "a waiting writer goes first");
+    let mut others =
+        ["read", "write", "cell", "try"].map(|kind| Child::start(place, "step-guard", &[kind, name.as_str()]));
+    others.iter_mut().for_each(|other| other.expect("done"));
+    others.into_iter().for_each(Child::finish);
+    stopped.resume();
+    let mut stopped = stopped;
+    stopped.expect("done");
+    stopped.finish();
+    drop(array.try_read().unwrap());
+}
+
+/// Opens an arena while another thread forks. The child has been made, with a copy of every descriptor, and the thread that
+/// forks has not run what the library does after a fork.
+fn join_while_forking(arguments: &[String]) {
+    prepare_held_fork();
+    static FORKED: AtomicBool = AtomicBool::new(false);
+    let backend = meddling(&backend_of_child(), |operation, _| {
+        if operation == "probe" && !FORKED.swap(true, Ordering::Relaxed) {
+            fork_beside();
+        }
+        Ok(())
+    });
+    let flag = arguments[1].clone();
+    std::thread::spawn(move || {
+        eventually("the fork may go on", || std::path::Path::new(&flag).exists());
+        release_fork();
+    });
+    let arena = Arena::options().backend(backend).open(arguments[0].as_str()).unwrap();
+    assert!(FORKED.load(Ordering::Relaxed));
+    say("joined");
+    std::thread::sleep(Duration::MAX);
+    drop(arena);
+}
+
+fn seat_ends_with_its_process_although_a_child_was_forked_meanwhile(place: &Place) {
+    let place = &place.private();
+    let name = place.location("arena");
+    let go_on = place.location("go-on");
+    let arena = Arena::options().backend(place.backend.clone()).create(name.location(), 1 << 16).unwrap();
+    let flag = place.path(&go_on).display().to_string();
+    let mut child =
+        Child::start_with_step(place, "step-join", &[name.as_str(), &flag], "seat: a child may have its lock");
+    eventually("it joins, or finds the fork", || {
+        if child.is_stopped() {
+            std::fs::write(&flag, "").unwrap();
+            child.resume();
+        }
+        child.line_within(Duration::from_millis(10)).is_some_and(|line| line == "joined")
+    });
+    child.kill();
+    let mut found = 0;
+    if place.backend.lock_survives_close().unwrap() {
+        found = arena.collect().unwrap().members;
+        assert_eq!(found, 1, "the kernel says that it is dead, although its child lives");
+    }
+    child.end(); // of the child's child too, which reads the same input
+    eventually("the member is found dead when its child has ended too", || {
+        found += arena.collect().unwrap().members;
+        found == 1
+    });
+}
