@@ -227,6 +227,11 @@ impl Counters {
         self.ground().slot_table().get(handle.slot() as usize).is_some_and(super::slots::Slot::recall)
     }
 
+    /// Refuses forked children, which are no members and in which locks of their parent's threads stay locked.
+    pub(super) fn check_process(&self) -> Result<()> {
+        self.ground().check_process()
+    }
+
     /// Whether this process is the member that these counters were opened by.
     pub(super) fn is_own_process(&self) -> bool {
         self.ground().is_own_process()

@@ -125,9 +125,9 @@ impl<M: Memory> Limbo<M> {
         Ok(self.inner.sweep(usize::MAX))
     }
 
-    /// Returns how many memories wait.
+    /// Returns how many memories wait: in a forked child none.
     pub fn len(&self) -> usize {
-        self.inner.waiting().len()
+        if self.inner.counters.is_own_process() { self.inner.waiting().len() } else { 0 }
     }
 
     /// Whether nothing waits.
@@ -135,8 +135,11 @@ impl<M: Memory> Limbo<M> {
         self.len() == 0
     }
 
-    /// Returns how many bytes wait.
+    /// Returns how many bytes wait: in a forked child none.
     pub fn bytes(&self) -> u64 {
+        if !self.inner.counters.is_own_process() {
+            return 0;
+        }
         self.inner.waiting().iter().map(|waiting| waiting.bytes).sum()
     }
 }
@@ -243,6 +246,7 @@ impl<M: Memory> Lent<M> {
     /// [`TooManyHandles`](Error::TooManyHandles): the file has no counter left. [`Unsupported`](Error::Unsupported): this is a
     /// forked child.
     pub fn send(&self) -> Result<CounterHandle> {
+        self.inner.counters.check_process()?;
         let mut loans = self.loans();
         // What was given back makes room.
         if loans.len() >= LOOKS {
@@ -259,10 +263,8 @@ impl<M: Memory> Lent<M> {
     ///
     /// [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn recall(&self, handle: &CounterHandle) -> Result<bool> {
+        self.inner.counters.check_process()?;
         let mut loans = self.loans();
-        if !self.inner.counters.is_own_process() {
-            self.inner.counters.collect()?; // says so
-        }
         let recalled = loans.contains(handle) && self.inner.counters.recall(handle);
         self.inner.is_lent(&mut loans);
         Ok(recalled)
@@ -332,6 +334,7 @@ impl<M: Memory> Drop for Lent<M> {
 
 impl<M: Memory> fmt::Debug for Lent<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lent").field("loans", &self.loans().len()).finish_non_exhaustive()
+        let loans = self.loans.try_lock().map(|loans| loans.len()); // in a forked child another's lock
+        f.debug_struct("Lent").field("loans", &loans.ok()).finish_non_exhaustive()
     }
 }

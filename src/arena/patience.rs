@@ -6,12 +6,12 @@
 //! somebody looks.
 
 use std::hint;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::event::Event;
+use crate::os::Fact;
 
 /// The longest time for which it is ever worth looking.
 const LONGEST_LOOK: Duration = Duration::from_micros(50);
@@ -100,6 +100,6 @@ fn nanoseconds(time: Duration) -> u32 {
 
 /// Whether somebody else can do something while this thread looks.
 fn may_look() -> bool {
-    static MAY: OnceLock<bool> = OnceLock::new();
-    *MAY.get_or_init(|| thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1))
+    static MAY: Fact = Fact::new();
+    MAY.get_or(|| thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1).into()) == 1
 }

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::lock_space::{LEASE, NAME};
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::os::{self, Bound, Facts, FileId, LockKind, Mapping, Room};
+use crate::os::{self, Bound, Fact, Facts, FileId, LockKind, Mapping, Room};
 
 /// Drafts up to this many bytes in all are made without reading the limits first: that takes longer than the draft.
 const UNCHECKED_BYTES: u64 = 1 << 20;
@@ -33,7 +33,7 @@ const CLEAN_ROUNDS: u32 = 3;
 pub struct Directory {
     name: String,
     path: PathBuf,
-    survives: OnceLock<bool>,
+    survives: Fact,
     unchecked: AtomicU64,
 }
 
@@ -43,7 +43,7 @@ impl Directory {
     /// Nothing is checked: whoever can write to the directory can replace what is in it.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         let (name, path) = (name.into(), path.into());
-        Self { name, path, survives: OnceLock::new(), unchecked: AtomicU64::new(UNCHECKED_BYTES) }
+        Self { name, path, survives: Fact::new(), unchecked: AtomicU64::new(UNCHECKED_BYTES) }
     }
 
     /// Returns real shared memory.
@@ -477,10 +477,10 @@ unsafe impl Backend for Directory {
 
     fn lock_survives_close(&self) -> Result<bool> {
         if let Some(survives) = self.survives.get() {
-            return Ok(*survives);
+            return Ok(survives == 1);
         }
         match self.test_lock_survival() {
-            Ok(survives) => Ok(*self.survives.get_or_init(|| survives)),
+            Ok(survives) => Ok(self.survives.set(survives.into()) == 1),
             // Who may only read here cannot make a file to try it with: better a descriptor too many than a lost lock.
             Err(Error::PermissionDenied { .. } | Error::NoSpace { .. }) => Ok(false),
             Err(error) => Err(error),

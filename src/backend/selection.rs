@@ -2,15 +2,18 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Backend, Directory};
 use crate::error::{Error, Result};
-use crate::os;
+use crate::os::{self, MOMENT, PerProcess};
 
 const EMULATE: &str = "EMULATE_SHM";
 const EMULATED_DIRECTORY: &str = "NDSHM_EMULATED_DIR";
+
+/// How many directories are remembered.
+const DIRECTORIES: usize = 64;
 
 /// 0: the environment decides; 1: real; 2: emulated.
 static CHOICE: AtomicU8 = AtomicU8::new(0);
@@ -123,21 +126,35 @@ pub(super) fn emulated() -> Result<Arc<Directory>> {
     Ok(remembered("emulated", &path))
 }
 
-/// A directory by its name and path; one instance of each, so that its probe is made once.
+/// A directory by its name and path; one instance of each of those that were used last, so that its probe is made once.
 pub(crate) fn remembered(name: &str, path: &Path) -> Arc<Directory> {
-    static KNOWN: Mutex<Vec<Arc<Directory>>> = Mutex::new(Vec::new());
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(directory) = known.iter().find(|directory| directory.name() == name && directory.directory() == path) {
-        return Arc::clone(directory);
-    }
-    let directory = Arc::new(Directory::new(name, path));
-    known.push(Arc::clone(&directory));
+    static KNOWN: PerProcess<Vec<Arc<Directory>>> = PerProcess::new();
+    let make = || Arc::new(Directory::new(name, path));
+    // An instance of its own is as good, and makes a probe of its own.
+    let Some(mut slot) = KNOWN.lock(MOMENT) else { return make() };
+    os::step("directories: locked");
+    let known = slot.value.get_or_insert_default();
+    let is_meant = |directory: &Arc<Directory>| directory.name() == name && directory.directory() == path;
+    let directory = known.iter().position(is_meant).map_or_else(make, |at| known.remove(at));
+    known.truncate(DIRECTORIES - 1);
+    known.insert(0, Arc::clone(&directory));
     directory
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directories_that_were_used_last_are_remembered() {
+        let of = |number: usize| remembered("some", Path::new(&format!("/directory/{number}")));
+        let (first, second) = (of(0), of(1));
+        for number in 2..=DIRECTORIES {
+            of(number);
+            assert!(Arc::ptr_eq(&first, &of(0)));
+        }
+        assert!(!Arc::ptr_eq(&second, &of(1)), "it was forgotten");
+    }
 
     #[test]
     fn only_the_six_words_are_booleans() {

@@ -7,7 +7,6 @@
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::address;
@@ -16,7 +15,7 @@ use super::wire::{self, CANNOT, GREETING, REFUSAL, Use, hear, say};
 use crate::backend::Backend;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result, with_causes};
-use crate::os::{self, FileId, Socket};
+use crate::os::{FileId, PerProcess, Socket};
 use crate::segment::Home;
 
 /// Directories that one process announces.
@@ -26,7 +25,7 @@ const MOST: usize = 64;
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long a reminder may be held up: it is given while an array is dropped.
-const MOMENT: Duration = Duration::from_micros(100);
+const REMINDER: Duration = Duration::from_micros(100);
 
 /// How often the connection is looked at, and how long to wait after the first failure.
 const LOOK: Duration = Duration::from_secs(1);
@@ -37,13 +36,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How long a manager that was started may take to listen.
 const START: Duration = Duration::from_secs(10);
 
-/// One state for each of some generations of forks: a lock that somebody held while this process was forked is no lock of
-/// this process.
-static STATES: [Mutex<State>; 8] = [const { Mutex::new(State::new()) }; 8];
+static STATE: PerProcess<State> = PerProcess::new();
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
-    generation: u64,
     known: Vec<Known>,
     connection: Option<Socket>,
     /// A thread is about to make the connection.
@@ -74,8 +70,8 @@ pub fn announce(backend: &dyn Backend) {
     if choice == Program::Off {
         return;
     }
-    let generation = os::fork_generation();
-    let Some(mut state) = lock(generation, PATIENCE) else { return };
+    let Some(mut slot) = STATE.lock(PATIENCE) else { return };
+    let state = slot.value.get_or_insert_default();
     let is_new = state.learn(backend.directory(), backend.name());
     let now = Instant::now();
     if state.look_at.is_some_and(|at| now < at) {
@@ -90,7 +86,7 @@ pub fn announce(backend: &dyn Backend) {
         let outcome = address::socket_path(None).and_then(|path| Ok((address::connect(&path)?, path)));
         match outcome {
             Ok((Some(socket), _)) => state.connect(socket),
-            Ok((None, path)) => state.begin(generation, choice, path),
+            Ok((None, path)) => state.begin(choice, path),
             Err(error) => state.fail(&error),
         }
     }
@@ -105,36 +101,12 @@ pub(crate) fn remind(home: &Home, after: Duration) {
     if program::choice() == Program::Off {
         return;
     }
-    if let Some(mut state) = lock(os::fork_generation(), MOMENT) {
-        state.remind(home.backend.directory(), home.backend.name(), after);
-    }
-}
-
-/// Locks the state of this generation; `None` if another thread has it for too long.
-fn lock(generation: u64, patience: Duration) -> Option<MutexGuard<'static, State>> {
-    let slot = usize::try_from(generation % STATES.len() as u64).unwrap_or(0);
-    let mut backoff = Backoff::new(patience);
-    loop {
-        let mut state = match STATES[slot].try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) if backoff.pause() => continue,
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        if state.generation != generation {
-            let inherited = std::mem::replace(&mut *state, State { generation, ..State::new() });
-            // Its number may mean something else by now: a daemon closes what it inherits.
-            let _never_closed = inherited.connection.map(ManuallyDrop::new);
-        }
-        return Some(state);
+    if let Some(mut slot) = STATE.lock(REMINDER) {
+        slot.value.get_or_insert_default().remind(home.backend.directory(), home.backend.name(), after);
     }
 }
 
 impl State {
-    const fn new() -> Self {
-        Self { generation: 0, known: Vec::new(), connection: None, starting: false, look_at: None, failures: 0 }
-    }
-
     /// Remembers a directory; `false` if it was known.
     fn learn(&mut self, directory: &Path, backend: &str) -> bool {
         if self.known.iter().any(|known| known.directory == directory && known.backend == backend) {
@@ -241,11 +213,12 @@ impl State {
     }
 
     /// Lets a thread start a manager and connect to it; it ends within seconds.
-    fn begin(&mut self, generation: u64, choice: Program, socket: PathBuf) {
+    fn begin(&mut self, choice: Program, socket: PathBuf) {
         let thread = std::thread::Builder::new().name("ndshm-manager".to_owned());
         let started = thread.spawn(move || {
             let outcome = find_or_start(&choice, &socket);
-            let Some(mut state) = lock(generation, PATIENCE) else { return };
+            let Some(mut slot) = STATE.lock(PATIENCE) else { return };
+            let state = slot.value.get_or_insert_default();
             state.starting = false;
             match outcome {
                 Ok(socket) => {

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use crate::os::daemon;
+use crate::os::{PerProcess, daemon};
 
 /// Says which program it is, or that there is to be none.
 const PROGRAM: &str = "NDSHM_MANAGER";
@@ -25,19 +25,25 @@ pub enum Program {
     Off,
 }
 
-static CHOICE: Mutex<Program> = Mutex::new(Program::Search);
+static CHOICE: PerProcess<Program> = PerProcess::new();
+
+/// How long a choice waits for others of the same process.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Chooses for this process which program is started when there is no manager.
 pub fn set_program(program: Program) {
-    *CHOICE.lock().unwrap_or_else(PoisonError::into_inner) = program;
+    if let Some(mut slot) = CHOICE.lock(PATIENCE) {
+        slot.value = Some(program);
+    }
 }
 
-/// What was chosen. Off where no manager can run, and in a child that was forked during a choice, which is unknown there.
+/// What was chosen, here or in the process that this one was forked from. Off where no manager can run, and in a child that was forked
+/// while another thread chose.
 pub(super) fn choice() -> Program {
     if daemon::supported().is_err() {
         return Program::Off;
     }
-    let chosen = CHOICE.try_lock().map_or(Program::Off, |choice| choice.clone());
+    let chosen = CHOICE.inherited().unwrap_or(Program::Off);
     if chosen == Program::Search { from_environment(std::env::var_os(PROGRAM)) } else { chosen }
 }
 

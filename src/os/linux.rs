@@ -10,7 +10,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, RenameFlags, SealFlags, SeekFrom};
@@ -23,6 +22,7 @@ pub(crate) use self::mapping::Mapping;
 use super::fill::fill;
 pub(crate) use super::posix::*;
 pub(crate) use super::room::{available, available_memory, holes_take_memory};
+use super::{Fact, PerProcess};
 
 /// Where shared memory objects live: `shm_open(3)` opens this directory's files.
 pub(crate) const SHARED_MEMORY: Option<&str> = Some("/dev/shm");
@@ -54,8 +54,8 @@ const RESERVE_STEP: u64 = 1 << 28;
 ///
 /// `Unsupported` where the file system has no `O_TMPFILE` or /proc is not mounted; use [`create_hidden`] then.
 pub(crate) fn create_nameless(directory: &Path, mode: u32) -> io::Result<File> {
-    static PROC: OnceLock<bool> = OnceLock::new();
-    if !PROC.get_or_init(|| Path::new("/proc/self/fd").is_dir()) {
+    static PROC: Fact = Fact::new();
+    if PROC.get_or(|| Path::new("/proc/self/fd").is_dir().into()) == 0 {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
@@ -182,8 +182,8 @@ pub(crate) fn thread_time() -> Duration {
 
 /// Returns the identity of this boot, where it is told: what was in memory before another one is gone.
 pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
-    static BOOT: OnceLock<Option<[u8; 16]>> = OnceLock::new();
-    *BOOT.get_or_init(|| {
+    static BOOT: PerProcess<Option<[u8; 16]>> = PerProcess::new();
+    BOOT.get_or(|| {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
         Some(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes())

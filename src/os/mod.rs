@@ -34,6 +34,7 @@
 //! | `daemon`: `set_apart`, `leave_session`, `keep_descriptors`, .. | a program in the background that outlives whoever started it |
 //! | `wait_on`, `wake` | sleep while a word of shared memory has a value, at most so long; wake those who do, in any process. Where that is impossible, short sleeps |
 //! | `fork_generation`, `forks` | a number that differs between a process and its forked children; how many forks it has begun, while none goes on |
+//! | `PerProcess`, `Fact` | statics without a lock that a forked child could inherit locked |
 //! | `LOCKS_CONVERT` | whether `try_lock` changes a lock of the same description from one kind to the other, in one step or not at all |
 //! | `LINKS_TELL` | whether the facts of an open file say that its name has gone |
 //! | `RESERVING_SETS_LENGTH` | whether a shorter file has got its length when its room was taken |
@@ -146,6 +147,9 @@ cfg_if::cfg_if! {
         pub(crate) fn step(_name: &str) {}
     }
 }
+
+mod per_process;
+pub(crate) use self::per_process::{Fact, MOMENT, PerProcess};
 
 #[cfg(test)]
 mod sleep_tests;
@@ -298,9 +302,9 @@ impl From<io::Error> for PrivateDirectoryError {
 /// one of them left behind is believed by another.
 pub(crate) fn boot_id() -> [u8; 16] {
     use std::hash::{BuildHasher, Hasher, RandomState};
-    static UNKNOWN: std::sync::OnceLock<[u8; 16]> = std::sync::OnceLock::new();
+    static UNKNOWN: PerProcess<[u8; 16]> = PerProcess::new();
     known_boot_id().unwrap_or_else(|| {
-        *UNKNOWN.get_or_init(|| {
+        UNKNOWN.get_or(|| {
             let half = || u128::from(RandomState::new().build_hasher().finish());
             (half() << 64 | half()).to_be_bytes()
         })

@@ -6,9 +6,9 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::Arc;
 
-use super::{Bound, Room};
+use super::{Bound, PerProcess, Room};
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
@@ -82,8 +82,8 @@ struct Group {
 /// Returns the least of what the process's memory control group and its ancestors have left.
 fn control_groups() -> Option<u64> {
     // Which group a process is in hardly ever changes, and finding it takes longer than everything else here.
-    static GROUPS: OnceLock<Vec<Group>> = OnceLock::new();
-    GROUPS.get_or_init(find_groups).iter().filter_map(Group::left).min()
+    static GROUPS: PerProcess<Arc<[Group]>> = PerProcess::new();
+    GROUPS.get_or(|| find_groups().into()).iter().filter_map(Group::left).min()
 }
 
 impl Group {

@@ -8,7 +8,6 @@ mod children;
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::fs::{self, FallocateFlags};
@@ -19,7 +18,7 @@ use rustix::io::Errno;
 pub(crate) use self::children::{Bell, EndWatch, create_report, prepare_child};
 use super::fill::fill;
 pub(crate) use super::posix::*;
-use super::{Bound, Room};
+use super::{Bound, PerProcess, Room};
 
 /// Whether [`Facts::links`] tells of every file that is open whether its name has gone.
 pub(crate) const LINKS_TELL: bool = true;
@@ -156,8 +155,8 @@ pub(crate) fn since_boot() -> Duration {
 
 /// Returns the identity of this boot, where it is told: what was in memory before another one is gone.
 pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
-    static BOOT: OnceLock<Option<[u8; 16]>> = OnceLock::new();
-    *BOOT.get_or_init(kernel_boot_id)
+    static BOOT: PerProcess<Option<[u8; 16]>> = PerProcess::new();
+    BOOT.get_or(kernel_boot_id)
 }
 
 cfg_if::cfg_if! {

@@ -46,7 +46,7 @@ impl Context {
     }
 }
 
-/// Names of the entries, once `init` has been called.
+/// Names of the entries, once `init` has been called: before there is a second thread, and looking at it waits for nothing.
 static ENTRIES: OnceLock<Vec<String>> = OnceLock::new();
 
 /// Says which functions of this program can be spawned; in a process that was spawned for one of them, runs it.

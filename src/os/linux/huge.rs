@@ -6,11 +6,11 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::OnceLock;
 
 use rustix::fs::{self, FallocateFlags};
 
 use super::Mapping;
+use crate::os::Fact;
 use crate::os::room::is_on_tmpfs;
 
 /// No kernel has huge pages of files that are smaller than this.
@@ -21,8 +21,8 @@ const MADV_COLLAPSE: libc::c_int = 25;
 
 /// Returns the size of a huge page: 2 MiB, if small ones have 4 KiB.
 pub(super) fn huge_page_size() -> usize {
-    static SIZE: OnceLock<usize> = OnceLock::new();
-    *SIZE.get_or_init(|| {
+    static SIZE: Fact = Fact::new();
+    SIZE.get_or(|| {
         let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").unwrap_or_default();
         let told = text.trim().parse::<usize>().ok();
         told.filter(|size| size.is_power_of_two() && *size >= SMALLEST_HUGE_PAGE).unwrap_or(SMALLEST_HUGE_PAGE)

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, SharedArray};
+use ndarray_shm::{Arena, SharedArray, default_backend};
 
 use crate::support::child::{Child, Role, say};
-use crate::support::held_fork::{fork_beside, prepare_held_fork, release_fork};
+use crate::support::forks::in_forked_child;
+use crate::support::held_fork::{act_beside_step, end_within, fork_beside, prepare_held_fork, release_fork};
 use crate::support::{Place, backend_of_child, eventually, meddling};
 use crate::tests;
 
@@ -18,12 +19,14 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "locks",
         tests![
             stopped_writer_delays_others_for_a_limited_time,
+            forked_child_finds_directories_while_a_thread_of_its_parent_does,
             seat_ends_with_its_process_although_a_child_was_forked_meanwhile,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] = &[("step-guard", guard), ("step-join", join_while_forking)];
+pub const ROLES: &[(&str, Role)] =
+    &[("step-guard", guard), ("step-join", join_while_forking), ("step-directory", find_directory)];
 
 type Array = SharedArray<u8, Ix1>;
 
@@ -54,6 +57,27 @@ fn stopped_writer_delays_others_for_a_limited_time(place: &Place) {
     stopped.expect("done");
     stopped.finish();
     drop(array.try_read().unwrap());
+}
+
+/// Finds its default backend; another thread forks in the middle of that, and the child does the same.
+fn find_directory(_: &[String]) {
+    act_beside_step(|| {
+        in_forked_child(|| {
+            end_within(60);
+            default_backend().is_ok()
+        });
+        say("forked");
+    });
+    drop(default_backend().unwrap());
+    say("found");
+}
+
+fn forked_child_finds_directories_while_a_thread_of_its_parent_does(place: &Place) {
+    let mut child = Child::start_until(place, "step-directory", &[], "directories: locked");
+    child.resume();
+    child.expect("forked");
+    child.expect("found");
+    child.finish();
 }
 
 /// Opens an arena while another thread forks. The child has been made, with a copy of every descriptor, and the thread that

@@ -1,4 +1,4 @@
-//! Forks that are held in the parent while the child is already there.
+//! Forks at chosen moments: while a thread stands at a step, and held in the parent while the child is already there.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -46,4 +46,38 @@ pub fn fork_beside() {
 /// Lets the held fork return in the parent.
 pub fn release_fork() {
     HELD.store(3, Ordering::SeqCst);
+}
+
+extern "C" fn hold_thread(_: libc::c_int) {
+    HELD.store(2, Ordering::SeqCst);
+    wait_for(3);
+}
+
+/// Has the main thread, which calls this, stand at the step where the process stops itself, also when the process is continued:
+/// then another thread acts, and after that the main thread goes on.
+pub fn act_beside_step(act: impl FnOnce() + Send + 'static) {
+    let mask = |how: libc::c_int| {
+        // SAFETY: a set of signals is integers, and the call fills it.
+        let mut set = unsafe { std::mem::zeroed::<libc::sigset_t>() };
+        // SAFETY: the set is valid, and the signal has that number.
+        unsafe { libc::sigaddset(&raw mut set, libc::SIGCONT) };
+        // SAFETY: the set is valid; the old one is not asked for.
+        assert_eq!(unsafe { libc::pthread_sigmask(how, &raw const set, std::ptr::null_mut()) }, 0);
+    };
+    let handler = hold_thread as extern "C" fn(libc::c_int);
+    // SAFETY: the handler uses atomics and nanosleep(2) only.
+    unsafe { libc::signal(libc::SIGCONT, handler as libc::sighandler_t) };
+    mask(libc::SIG_BLOCK); // inherited by the thread: the signal is for the main thread
+    std::thread::spawn(|| {
+        wait_for(2);
+        act();
+        HELD.store(3, Ordering::SeqCst);
+    });
+    mask(libc::SIG_UNBLOCK);
+}
+
+/// Ends this process, a forked child, if it takes so many seconds.
+pub fn end_within(seconds: u32) {
+    // SAFETY: sets a timer.
+    unsafe { libc::alarm(seconds) };
 }

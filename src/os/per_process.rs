@@ -1,0 +1,132 @@
+//! Statics without a lock that a forked child could inherit locked: the thread that holds it does not exist there.
+//!
+//! Locks inside of values (arenas, limbos, pools, channels, children) are a matter of these: they know which process made
+//! them, and in a forked child they take no lock, or only try to. What each thread has for itself needs none.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
+
+use super::fork_generation;
+use crate::backoff::Backoff;
+
+/// How long a thread waits for others that look something up here.
+pub(crate) const MOMENT: Duration = Duration::from_millis(1);
+
+/// A value that each process has for itself, forked children too: one lock for each of some generations of forks. A descendant
+/// whose lock was locked when an ancestor eight generations before was forked goes without.
+#[derive(Debug)]
+pub(crate) struct PerProcess<T>([Mutex<Slot<T>>; 8]);
+
+#[derive(Debug)]
+pub(crate) struct Slot<T> {
+    generation: u64,
+    pub(crate) value: Option<T>,
+}
+
+impl<T> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self([const { Mutex::new(Slot { generation: 0, value: None }) }; 8])
+    }
+
+    /// Locks this process's value; `None` if another thread has it for longer than that.
+    pub(crate) fn lock(&self, patience: Duration) -> Option<MutexGuard<'_, Slot<T>>> {
+        self.lock_of(fork_generation(), patience)
+    }
+
+    fn lock_of(&self, generation: u64, patience: Duration) -> Option<MutexGuard<'_, Slot<T>>> {
+        let mut backoff = Backoff::new(patience);
+        loop {
+            let mut slot = match self.slot(generation).try_lock() {
+                Ok(slot) => slot,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if backoff.pause() => continue,
+                Err(TryLockError::WouldBlock) => return None,
+            };
+            if slot.generation != generation {
+                // An ancestor's. Never dropped: the number of a descriptor may mean something else by now.
+                std::mem::forget(slot.value.take());
+                slot.generation = generation;
+            }
+            return Some(slot);
+        }
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // the remainder is small
+    fn slot(&self, generation: u64) -> &Mutex<Slot<T>> {
+        &self.0[(generation % self.0.len() as u64) as usize]
+    }
+}
+
+impl<T: Clone> PerProcess<T> {
+    /// Returns what this process has found out already, or finds it out: more than once if threads do so at the same time.
+    pub(crate) fn get_or(&self, find: impl FnOnce() -> T) -> T {
+        if let Some(known) = self.lock(MOMENT).and_then(|slot| slot.value.clone()) {
+            return known;
+        }
+        let found = find();
+        let Some(mut slot) = self.lock(MOMENT) else { return found };
+        slot.value.get_or_insert(found).clone()
+    }
+}
+
+impl<T: Clone + Default> PerProcess<T> {
+    /// Returns the value of this process, or of the nearest ancestor that has one; `None` if one of them was just changing it.
+    pub(crate) fn inherited(&self) -> Option<T> {
+        if let Some(own) = self.lock(MOMENT)?.value.clone() {
+            return Some(own);
+        }
+        let slots: Option<Vec<_>> = self.0.iter().map(|slot| slot.try_lock().ok()).collect();
+        let nearest = slots?.into_iter().filter(|slot| slot.value.is_some()).max_by_key(|slot| slot.generation);
+        Some(nearest.and_then(|slot| slot.value.clone()).unwrap_or_default())
+    }
+}
+
+/// A number that is the same however often it is found out.
+#[derive(Debug)]
+pub(crate) struct Fact(AtomicUsize);
+
+impl Fact {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicUsize::new(0))
+    }
+
+    pub(crate) fn get(&self) -> Option<usize> {
+        self.0.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    pub(crate) fn set(&self, found: usize) -> usize {
+        self.0.store(found.wrapping_add(1), Ordering::Relaxed); // the largest number is found out every time
+        found
+    }
+
+    pub(crate) fn get_or(&self, find: impl FnOnce() -> usize) -> usize {
+        self.get().unwrap_or_else(|| self.set(find()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn child_has_its_own_lock_and_value() {
+        let number = PerProcess::<Vec<u8>>::new();
+        let mut parents = number.lock_of(0, Duration::ZERO).unwrap();
+        parents.value = Some(vec![1]);
+        assert!(number.lock_of(0, Duration::ZERO).is_none(), "one thread at a time");
+        let mut childs = number.lock_of(1, Duration::ZERO).expect("another lock");
+        assert_eq!(childs.value.replace(vec![2]), None);
+        drop(childs);
+        assert!(number.lock_of(8, Duration::ZERO).is_none(), "the parent's lock once more");
+        drop(parents);
+        assert_eq!(number.inherited(), Some(vec![1]), "of this process, which is of generation 0");
+        assert_eq!(number.lock_of(8, Duration::ZERO).unwrap().value, None, "nothing of an ancestor's is used");
+    }
+
+    #[test]
+    fn fact_is_found_out_once() {
+        let fact = Fact::new();
+        assert_eq!((fact.get(), fact.get_or(|| 0), fact.get_or(|| 1), fact.get()), (None, 0, 0, Some(0)));
+    }
+}
