@@ -88,6 +88,10 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
     }
 
     /// Creates the file with these permission bits, whatever the umask; 0600 if not said. Windows has none.
+    ///
+    /// A user that may read the file may keep reading it: write access waits for its read guards without limit, and its attachment
+    /// keeps memory from being used again. Other read locks that such a user keeps delay the owner for at most 10 seconds:
+    /// each thread that writes, and each removal or replacement of the name. Renaming is [`TimedOut`](Error::TimedOut) then.
     pub fn permissions(mut self, bits: u32) -> Self {
         self.draft.permissions = bits & 0o777;
         self

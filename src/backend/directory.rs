@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::lock_space::{LEASE, NAME};
+use super::lock_space::LEASE;
+use super::name_lock::{Alone, lock_name};
 use super::{
     Access, Backend, Companion, DraftFile, DraftOptions, Entry, EntryKind, Location, Pages, Publish, RESERVED_PREFIX,
     selection,
 };
-use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, Bound, Fact, Facts, FileId, LockKind, Mapping, Room};
 
@@ -189,10 +189,10 @@ impl Directory {
         }
     }
 
-    /// Opens the file at a name and write-locks its NAME, so that nobody else removes or replaces it meanwhile.
+    /// Opens the file at a name and locks its NAME, so that no other process removes or replaces it meanwhile.
     ///
     /// `Ok(None)`: nothing has the name.
-    fn hold_name(&self, at: &Location, limit: Duration) -> Result<Option<(File, Facts)>> {
+    fn hold_name(&self, at: &Location, limit: Duration) -> Result<Option<(File, Facts, Alone)>> {
         let path = self.path_of(at);
         for _ in 0..TRIES {
             let ((file, facts), kind) = match self.open_with_facts(at, Access::ReadWrite) {
@@ -205,15 +205,31 @@ impl Directory {
                 },
                 Err(error) => return Err(error),
             };
-            lock_name(&file, kind, at, limit)?;
+            let alone = lock_name(&file, kind, at, limit)?;
             match os::facts_at(&path) {
-                Ok(now) if now.id == facts.id => return Ok(Some((file, facts))),
+                Ok(now) if now.id == facts.id => return Ok(Some((file, facts, alone))),
                 Ok(_) => {} // replaced between opening and locking
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(self.explain_at("look at", at, error)),
             }
         }
         Err(Error::WouldBlock { location: at.to_string() })
+    }
+
+    /// Removes the name of a file whose NAME is locked. Unless it is locked alone, the file is moved to a hidden name first, and back
+    /// if it is another one by now: a process that is not alone either, or was not, has removed the meant one in between.
+    fn remove(&self, at: &Location, id: FileId, alone: Alone) -> io::Result<bool> {
+        let path = self.path_of(at);
+        if alone == Alone::Yes {
+            return os::unlink(&path).map(|()| true);
+        }
+        os::step("name: about to be removed beside others");
+        let ((), hidden) = self.with_fresh_name(|hidden| os::rename_new(&path, hidden))?;
+        let is_meant = os::facts_at(&hidden)?.id == id;
+        if is_meant || os::rename_new(&hidden, &path).is_err() {
+            os::unlink(&hidden)?; // the meant one, or one that has a successor already
+        }
+        Ok(is_meant)
     }
 
     /// Moves the hidden file at `from` to the name `to`, replacing what has it.
@@ -304,21 +320,6 @@ impl Directory {
     }
 }
 
-/// Names are held for an instant only, unless their holder is stopped just then.
-fn lock_name(file: &File, kind: LockKind, at: &Location, limit: Duration) -> Result<()> {
-    let mut backoff = Backoff::new(limit);
-    let taken = || -> io::Result<bool> {
-        // The weaker lock keeps out those who can take the stronger one; another of the whole file keeps out their like.
-        Ok(os::try_lock(file, kind, NAME)? && (kind == LockKind::Exclusive || os::try_lock_whole(file)?))
-    };
-    while !taken().map_err(|error| Error::os("lock the name", at, error))? {
-        if !backoff.pause() {
-            return Err(Error::TimedOut { location: at.to_string(), waited: limit });
-        }
-    }
-    Ok(())
-}
-
 fn denied(location: String, facts: Option<Facts>, reason: &'static str) -> Error {
     let (owner, mode) = facts.map_or((0, 0), |facts| (facts.owner, facts.mode));
     Error::PermissionDenied { location, owner, mode, reason }
@@ -398,7 +399,11 @@ unsafe impl Backend for Directory {
 
     fn rename_within(&self, from: &Location, to: &Location, id: FileId, mode: Publish, limit: Duration) -> Result<()> {
         let _held = match self.hold_name(from, limit)? {
-            Some((file, facts)) if facts.id == id => file,
+            // What has the name by then could be moved in its stead.
+            Some((_, facts, Alone::No)) if facts.id == id => {
+                return Err(Error::TimedOut { location: from.to_string(), waited: limit });
+            }
+            Some((file, facts, _)) if facts.id == id => file,
             _ => return Err(Error::NotFound { location: from.to_string() }),
         };
         let path = self.path_of(from);
@@ -438,8 +443,9 @@ unsafe impl Backend for Directory {
 
     fn unlink_within(&self, at: &Location, id: Option<FileId>, limit: Duration) -> Result<bool> {
         match self.hold_name(at, limit)? {
-            Some((_held, facts)) if id.is_none_or(|id| id == facts.id) => match os::unlink(&self.path_of(at)) {
-                Ok(()) => Ok(true),
+            Some((_held, facts, alone)) if id.is_none_or(|id| id == facts.id) => match self.remove(at, facts.id, alone)
+            {
+                Ok(removed) => Ok(removed),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
                 Err(error) => Err(self.explain_at("unlink", at, error)),
             },

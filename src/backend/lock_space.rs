@@ -11,7 +11,8 @@ const BASE: u64 = 1 << 62;
 /// Read-locked by every attachment of a plain array, through the mapping's own file description: whether anybody is attached.
 pub(crate) const LEASE: LockRange = LockRange { start: BASE, length: 1 };
 
-/// Write-locked by whoever is about to remove or replace this file's name.
+/// Write-locked by a process that is about to remove or replace this file's name; read-locked by one that cannot, or must not
+/// wait any longer for others that keep a read lock.
 pub(crate) const NAME: LockRange = LockRange { start: BASE + 1, length: 1 };
 
 /// Fairness: a waiting writer write-locks it; readers and claims ask whether it is locked before they take cells. Respected for a

@@ -6,6 +6,7 @@
 mod directory;
 mod location;
 pub(crate) mod lock_space;
+mod name_lock;
 mod pages;
 mod reserve;
 mod selection;

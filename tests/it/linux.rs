@@ -6,7 +6,7 @@ mod descriptors;
 mod limits;
 mod pages;
 mod pool;
-mod rights;
+pub mod rights;
 pub mod sandbox;
 mod shared;
 

@@ -1,12 +1,14 @@
 //! Who may do what: permission bits, other users, and files that are none.
 
 use std::fs::Permissions;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use libtest_mimic::Trial;
-use ndarray_shm::{ArrayOptions, Backend, CreationMode, Directory, Error};
+use ndarray_shm::{ArrayOptions, Backend, CreationMode, Directory, Error, Publish};
 
 use crate::support::child::{self, Child, ROLE, Role, say};
 use crate::support::{Name, Place};
@@ -19,12 +21,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         tests![
             permissions_are_exact,
             links_and_devices_are_not_arrays,
-            files_of_others_are_refused_with_owner_and_mode
+            files_of_others_are_refused_with_owner_and_mode,
+            reader_that_keeps_locks_shuts_the_owner_out_for_a_limited_time,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] = &[("open-as-stranger", open_as_stranger)];
+pub const ROLES: &[(&str, Role)] = &[("open-as-stranger", open_as_stranger), ("keep-read-locks", keep_read_locks)];
 
 fn permissions_are_exact(place: &Place) {
     let name = place.location("permissions");
@@ -78,13 +81,11 @@ fn open_as_stranger(arguments: &[String]) {
     }
 }
 
-fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
+/// Starts a role as another user, or where that is impossible as this very one, which even as root may not do everything then.
+/// `program` is where a copy of this program may be put.
+pub fn as_stranger(place: &Place, program: &Name, role: &str, arguments: &[&str]) -> Child {
     let me = std::fs::metadata("/proc/self").unwrap().uid();
-    let name = place.location("permissions");
-    let options = place.options::<u8, _>().permissions(0o444);
-    let array = options.create_with(name.location(), 4, |mut view| view.fill(3)).unwrap();
     let directory = place.directory().display().to_string();
-    let program = place.location("program");
     let stranger = ["--reuid=65534", "--regid=65534", "--clear-groups"];
     if me == 0 {
         // A stranger must be able to reach the directory, which is this user's.
@@ -95,23 +96,83 @@ fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
     let mut command = Command::new("setpriv");
     if reach.is_ok_and(|output| output.status.success()) {
         // Copied by another process: a descriptor of ours would be in every child that is just being spawned, and what
-        // somebody may write to cannot be executed.
-        let copy = place.path(&program);
+        // may be written to cannot be executed.
+        let copy = place.path(program);
         let copied = Command::new("install").args(["-m", "755"]).arg(child::program()).arg(&copy).status().unwrap();
         assert!(copied.success());
         command.args(stranger).arg(copy);
     } else {
-        // Where nobody can become a stranger, or reach so far: this very user, who even as root may not do everything
-        // then.
         command.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(child::program());
         if me != 0 {
             command = Command::new(child::program());
         }
     }
-    command.env(ROLE, "open-as-stranger").args([name.as_str(), &directory]);
-    let mut child = Child::spawn(command);
+    command.env(ROLE, role).args(arguments);
+    Child::spawn(command)
+}
+
+fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
+    let me = std::fs::metadata("/proc/self").unwrap().uid();
+    let name = place.location("permissions");
+    let options = place.options::<u8, _>().permissions(0o444);
+    let array = options.create_with(name.location(), 4, |mut view| view.fill(3)).unwrap();
+    let directory = place.directory().display().to_string();
+    let program = place.location("program");
+    let mut child = as_stranger(place, &program, "open-as-stranger", &[name.as_str(), &directory]);
     child.expect(&format!("denied {me} 444"));
     child.expect("12");
     child.finish();
     assert!(array.unlink().unwrap(), "the owner can remove what nobody can write to");
+}
+
+/// Keeps every lock that a process can have that may only read the file: read locks on NAME and GATE, and that of the whole file.
+fn keep_read_locks(arguments: &[String]) {
+    let file = std::fs::File::open(&arguments[0]).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    read_lock(&file, 1 << 62 | 1, 2);
+    say("kept");
+    child::hear();
+}
+
+/// Read-locks a range of the lock space.
+#[allow(unsafe_code)]
+fn read_lock(file: &std::fs::File, start: i64, length: i64) {
+    // SAFETY: every field is an integer.
+    let mut lock = unsafe { std::mem::zeroed::<libc::flock64>() };
+    (lock.l_type, lock.l_start, lock.l_len) = (libc::F_RDLCK as _, start, length);
+    // SAFETY: the descriptor is open, and the command reads one such structure.
+    assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }, 0);
+}
+
+fn reader_that_keeps_locks_shuts_the_owner_out_for_a_limited_time(place: &Place) {
+    let place = &place.private();
+    let program = place.location("program");
+    let names = ["written", "replaced", "removed", "renamed"].map(|label| place.location(label));
+    let options = || place.options::<u8, _>().permissions(0o644);
+    let [written, replaced, removed, renamed] =
+        names.each_ref().map(|name| options().create(name.location(), 4).unwrap());
+    let keepers = names.each_ref().map(|name| {
+        let path = place.path(name).display().to_string();
+        let mut keeper = as_stranger(place, &program, "keep-read-locks", &[&path]);
+        keeper.expect("kept");
+        keeper
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| written.write().unwrap().fill(1));
+        scope.spawn(|| {
+            let new = options().mode(CreationMode::Replace).create(names[1].location(), 5).unwrap();
+            assert_eq!(new.len(), 5);
+        });
+        scope.spawn(|| {
+            assert!(removed.unlink().unwrap());
+            assert!(!place.has(&names[2]));
+        });
+    });
+    let other = place.location("other");
+    let to = other.location();
+    let id = place.backend.list().unwrap().iter().find(|entry| entry.name == names[3].as_str()).unwrap().id;
+    let error = place.backend.rename_within(names[3].location(), to, id, Publish::New, Duration::ZERO).unwrap_err();
+    assert!(error.is_timed_out(), "what has the name by then could be moved: {error}");
+    assert_eq!(place.hidden_drafts(), 0);
+    drop((replaced, renamed, keepers));
 }

@@ -7,6 +7,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::{Arena, SharedArray, default_backend};
 
+use crate::linux::rights::as_stranger;
 use crate::support::child::{Child, Role, say};
 use crate::support::forks::in_forked_child;
 use crate::support::held_fork::{act_beside_step, end_within, fork_beside, prepare_held_fork, release_fork};
@@ -19,14 +20,19 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "locks",
         tests![
             stopped_writer_delays_others_for_a_limited_time,
+            successor_of_a_removed_name_keeps_it,
             forked_child_finds_directories_while_a_thread_of_its_parent_does,
             seat_ends_with_its_process_although_a_child_was_forked_meanwhile,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] =
-    &[("step-guard", guard), ("step-join", join_while_forking), ("step-directory", find_directory)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("step-guard", guard),
+    ("step-join", join_while_forking),
+    ("step-directory", find_directory),
+    ("step-unlink", unlink),
+];
 
 type Array = SharedArray<u8, Ix1>;
 
@@ -57,6 +63,32 @@ fn stopped_writer_delays_others_for_a_limited_time(place: &Place) {
     stopped.expect("done");
     stopped.finish();
     drop(array.try_read().unwrap());
+}
+
+/// Removes a name and says whether it was there.
+fn unlink(arguments: &[String]) {
+    let backend = backend_of_child();
+    say(backend.unlink_within(&arguments[0].parse().unwrap(), None, Duration::ZERO).unwrap());
+}
+
+/// Two processes remove the same name while a third, which may only read the file, keeps them from locking it alone.
+fn successor_of_a_removed_name_keeps_it(place: &Place) {
+    let place = &place.private();
+    let (name, program) = (place.location("successor"), place.location("program"));
+    let options = || place.options::<u8, Ix1>().permissions(0o644);
+    let old = options().create(name.location(), 10).unwrap();
+    let mut keeper = as_stranger(place, &program, "keep-read-locks", &[&place.path(&name).display().to_string()]);
+    keeper.expect("kept");
+    let stopped = Child::start_until(place, "step-unlink", &[name.as_str()], "name: about to be removed beside others");
+    assert!(place.backend.unlink_within(name.location(), None, Duration::ZERO).unwrap());
+    let new = options().create(name.location(), 20).unwrap();
+    stopped.resume();
+    let mut stopped = stopped;
+    stopped.expect("false");
+    stopped.finish();
+    drop(new.read().expect("it has its name: it was not the one that was meant"));
+    assert_eq!(place.hidden_drafts(), 0);
+    drop(old);
 }
 
 /// Finds its default backend; another thread forks in the middle of that, and the child does the same.
