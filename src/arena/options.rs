@@ -48,7 +48,8 @@ impl ArenaOptions {
         self
     }
 
-    /// Sets the file's permission bits, whatever the umask; 0600 if not said.
+    /// Sets the file's permission bits, whatever the umask; 0600 if not said. A user that may only read the file can keep locks that
+    /// members need, and must not be given that right.
     pub fn permissions(mut self, bits: u32) -> Self {
         self.draft.permissions = bits & 0o777;
         self

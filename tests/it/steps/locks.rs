@@ -115,8 +115,8 @@ fn forked_child_finds_directories_while_a_thread_of_its_parent_does(place: &Plac
 /// Opens an arena while another thread forks. The child has been made, with a copy of every descriptor, and the thread that
 /// forks has not run what the library does after a fork.
 fn join_while_forking(arguments: &[String]) {
-    prepare_held_fork();
     static FORKED: AtomicBool = AtomicBool::new(false);
+    prepare_held_fork();
     let backend = meddling(&backend_of_child(), |operation, _| {
         if operation == "probe" && !FORKED.swap(true, Ordering::Relaxed) {
             fork_beside();

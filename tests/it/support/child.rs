@@ -161,7 +161,7 @@ impl Child {
     #[cfg(ndshm_steps)]
     pub fn is_stopped(&self) -> bool {
         use rustix::process::{WaitId, WaitIdOptions, waitid};
-        let id = rustix::process::Pid::from_raw(self.id().cast_signed()).expect("a process");
+        let id = rustix::process::Pid::from_raw(self.id() as i32).expect("a process");
         let any = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(id), any).expect("it is a child");
         assert!(!status.as_ref().is_some_and(|status| status.exited() || status.killed()), "it ended before its step");
@@ -171,7 +171,7 @@ impl Child {
     /// Lets a stopped child go on.
     #[cfg(ndshm_steps)]
     pub fn resume(&self) {
-        let id = rustix::process::Pid::from_raw(self.id().cast_signed()).expect("a process");
+        let id = rustix::process::Pid::from_raw(self.id() as i32).expect("a process");
         rustix::process::kill_process(id, rustix::process::Signal::CONT).expect("it is there");
     }
 
