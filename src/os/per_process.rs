@@ -13,8 +13,8 @@ use crate::backoff::Backoff;
 /// How long a thread waits for others that look something up here.
 pub(crate) const MOMENT: Duration = Duration::from_millis(1);
 
-/// A value that each process has for itself, forked children too: one lock for each of some generations of forks. A descendant
-/// whose lock was locked when an ancestor eight generations before was forked goes without.
+/// A value that each process has for itself, forked children too: one lock for each of eight generations of forks. A descendant
+/// goes without if its lock was locked when an ancestor eight generations before it forked.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T>([Mutex<Slot<T>>; 8]);
 
