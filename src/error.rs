@@ -210,6 +210,18 @@ pub enum Error {
         /// What was forbidden.
         reason: &'static str,
     },
+    /// The file belongs to another user, and files of that user were not asked for.
+    #[error("`{location}` belongs to user {owner}, and this process to user {user}: {reason}")]
+    ForeignOwner {
+        /// The array asked for.
+        location: String,
+        /// Owner of the file.
+        owner: u32,
+        /// Effective user of this process.
+        user: u32,
+        /// Why the owner matters, and what to do.
+        reason: &'static str,
+    },
     /// A setting does not make sense.
     #[error("{setting} is {value:?}: {expected}")]
     InvalidSetting {
@@ -304,6 +316,7 @@ predicates! {
     is_timed_out => TimedOut, "Whether the time ran out.";
     is_incomplete => Incomplete, "Whether chunks are still missing.";
     is_permission_denied => PermissionDenied, "Whether permissions forbid it.";
+    is_foreign_owner => ForeignOwner, "Whether it belongs to another user, whose files were not asked for.";
     is_unsupported => Unsupported, "Whether platform or file system cannot do it.";
     is_too_many_open_files => TooManyOpenFiles, "Whether process or system have no descriptor left.";
     is_closed => Closed, "Whether the other end of the channel is gone, or the queue was closed.";
@@ -367,6 +380,7 @@ impl Error {
             | Self::Incomplete { location, .. }
             | Self::TooManyOpenFiles { location, .. }
             | Self::PermissionDenied { location, .. }
+            | Self::ForeignOwner { location, .. }
             | Self::Manager { location, .. }
             | Self::Unsupported { location, .. }
             | Self::Closed { location }
@@ -410,7 +424,7 @@ impl From<Error> for io::Error {
             Error::WouldBlock { .. } | Error::Incomplete { .. } | Error::QueueFull { .. } => Kind::WouldBlock,
             Error::WouldDeadlock { .. } => Kind::Deadlock,
             Error::TimedOut { .. } => Kind::TimedOut,
-            Error::PermissionDenied { .. } => Kind::PermissionDenied,
+            Error::PermissionDenied { .. } | Error::ForeignOwner { .. } => Kind::PermissionDenied,
             Error::Unsupported { .. } => Kind::Unsupported,
             Error::TooManyOpenFiles { .. } | Error::TooManyHandles { .. } | Error::Manager { .. } => Kind::Other,
             Error::Closed { .. } => Kind::BrokenPipe,

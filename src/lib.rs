@@ -113,6 +113,7 @@ pub use crate::os::{Peer, Socket};
 pub use crate::pool::{Pool, PoolAmount, PoolOptions, PoolStats, PooledArray, PooledDraft};
 pub use crate::render::{
     ChunkClaim, ChunkGrid, ChunkGuard, Claim, Ledger, NextClaim, RenderBuffer, RenderOptions, RenderProgress,
+    SharedWith,
 };
 
 #[cfg(feature = "channel")]

@@ -23,6 +23,10 @@ pub(crate) const GATE: LockRange = LockRange { start: BASE + 2, length: 1 };
 /// bytes as plain elements.
 pub(crate) const COUNTED: LockRange = LockRange { start: BASE + 3, length: 1 };
 
+/// Of a ledger: write-locked by the process that begins the buffer, from before the ledger has its name until the payload has its own.
+/// A ledger without payload is stale as soon as this is free.
+pub(crate) const BEGINNING: LockRange = LockRange { start: BASE + 4, length: 1 };
+
 /// Write-locked for an instant by whoever changes several spans of an arena.
 pub(crate) const SPANS: LockRange = LockRange { start: BASE + 16, length: 1 };
 

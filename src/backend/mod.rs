@@ -19,6 +19,7 @@ use std::time::{Duration, SystemTime};
 pub use self::directory::Directory;
 pub(crate) use self::location::Companion;
 pub use self::location::{IntoLocation, Location, RESERVED_PREFIX};
+pub(crate) use self::name_lock::{Alone, lock_name};
 pub use self::pages::{PageUse, Pages};
 pub(crate) use self::reserve::reserve;
 pub(crate) use self::selection::remembered;

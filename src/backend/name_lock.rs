@@ -11,7 +11,7 @@ use crate::os::{self, LockKind};
 
 /// What the lock of a name keeps out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Alone {
+pub(crate) enum Alone {
     /// Every other holder of the name.
     Yes,
     /// The same, as long as all of them respect the lock of the whole file: this is a read lock.
@@ -22,7 +22,7 @@ pub(super) enum Alone {
 
 /// Names are held for an instant only, unless their holder is stopped just then, or keeps a read lock. A process that may only
 /// read the file can do that: after `limit` a read lock beside it will do.
-pub(super) fn lock_name(file: &File, kind: LockKind, at: &Location, limit: Duration) -> Result<Alone> {
+pub(crate) fn lock_name(file: &File, kind: LockKind, at: &Location, limit: Duration) -> Result<Alone> {
     let mut backoff = Backoff::new(limit);
     let explain = |error| Error::os("lock the name", at, error);
     let lock = |kind| os::try_lock(file, kind, NAME).map_err(explain);

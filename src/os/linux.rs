@@ -168,6 +168,16 @@ pub(crate) fn is_sealed(file: &File) -> bool {
     fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(needed))
 }
 
+/// Whether a file of that owner is certainly this user's. In a user namespace each user that has no number there is shown with one and
+/// the same, the overflow id, which therefore says nothing.
+pub(crate) fn is_surely_user(owner: u32) -> bool {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let is_overflow = || owner == read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
+    // Each line is a range: first number inside, first number outside, how many.
+    let lengths = |map: String| -> u64 { map.split_whitespace().skip(2).step_by(3).flat_map(str::parse::<u64>).sum() };
+    is_user(owner) && (!is_overflow() || lengths(read("/proc/self/uid_map")) == u64::from(u32::MAX))
+}
+
 /// Returns how long ago this boot was, sleep included.
 pub(crate) fn since_boot() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

@@ -13,7 +13,7 @@
 //! | `link_nameless`, `rename_new`, `rename_over` | give or change a name in one step |
 //! | `reopen` | a new open file description of the same file, by descriptor |
 //! | `is_in_file_system_of` | whether what is known of a directory is true of a file |
-//! | `facts` | identity, links, length, owner, mode of an open file |
+//! | `facts` | identity, links, length, owner, group, mode of an open file |
 //! | `reserve` | takes the room now, of a new file before it has its length: afterwards no access fails for want of room |
 //! | `Mapping` | bytes of a file in memory, where huge pages fit; how many of them are on huge pages |
 //! | `HugeWindows` | the parts of a file that could each be a huge page, and can be put onto one |
@@ -46,6 +46,8 @@
 //! | `ending_signal`, `is_abort`, `signal_name` | how a child ended |
 //! | `forbidden_name` | why a file cannot have this name here |
 //! | `step` | with `--cfg ndshm_steps`, stops this process where a test wants that; otherwise nothing |
+//! | `share_with_group` | gives a file to a group, every member of which may then read and write it |
+//! | `user_id`, `is_user`, `is_surely_user` | the effective user; whether a file of that owner is this user's, for certain or as far as numbers say |
 //! | `known_boot_id`, `since_boot`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
 
 use std::io;
@@ -190,6 +192,8 @@ pub(crate) struct Facts {
     pub(crate) allocated: u64,
     /// The owner's number; 0 where users have none.
     pub(crate) owner: u32,
+    /// The group's number; 0 where there are no groups.
+    pub(crate) group: u32,
     /// Permission bits.
     pub(crate) mode: u32,
     pub(crate) modified: SystemTime,

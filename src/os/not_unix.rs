@@ -35,6 +35,16 @@ answers! {
     /// Whether this user has that number; users have none here.
     fn is_user(u32) -> bool = true;
 
+    /// Returns the user's number; users have none here.
+    fn user_id() -> u32 = 0;
+
+    /// Whether a file of that owner is certainly this user's; owners are not known here.
+    fn is_surely_user(u32) -> bool = true;
+
+    /// Refuses: files have no groups here.
+    fn share_with_group(&File, u32) -> io::Result<()> =
+        Err(io::Error::new(io::ErrorKind::Unsupported, "files have no groups here"));
+
     /// Returns the signal that ended a process: there are none.
     fn ending_signal(ExitStatus) -> Option<i32> = None;
 }

@@ -59,6 +59,13 @@ pub(crate) fn set_mode(file: &File, mode: u32) -> io::Result<()> {
     Ok(fs::fchmod(file, Mode::from_raw_mode(mode as _))?)
 }
 
+/// Gives a file to a group: mode 0660, whatever the umask. Until it has the group, no group may open it.
+pub(crate) fn share_with_group(file: &File, group: u32) -> io::Result<()> {
+    set_mode(file, 0o600)?;
+    std::os::unix::fs::fchown(file, None, Some(group))?;
+    set_mode(file, 0o660)
+}
+
 /// Removes a name; whoever has the file open or mapped keeps it.
 pub(crate) fn unlink(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
@@ -72,7 +79,7 @@ pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::rename(from, to)
 }
 
-/// Reads identity, links, length, owner and mode.
+/// Reads identity, links, length, owner, group and mode.
 pub(crate) fn facts(file: &File) -> io::Result<Facts> {
     let metadata = file.metadata()?;
     Ok(facts_of(&metadata))
@@ -91,6 +98,7 @@ fn facts_of(metadata: &std::fs::Metadata) -> Facts {
         length: metadata.len(),
         allocated: metadata.blocks() * 512,
         owner: metadata.uid(),
+        group: metadata.gid(),
         mode: metadata.mode() & 0o7777,
         modified: metadata.modified().unwrap_or(std::time::UNIX_EPOCH),
         other: if kind.is_file() {

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 pub(crate) use self::children::{Bell, EndWatch, create_report, prepare_child};
 use super::fill::fill;
-pub(crate) use super::posix::*;
+pub(crate) use super::posix::{is_user as is_surely_user, *};
 use super::{Bound, PerProcess, Room};
 
 /// Whether [`Facts::links`] tells of every file that is open whether its name has gone.

@@ -1,193 +1,25 @@
 //! The renderbuffer: one array that many workers paint at once, chunk by chunk.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ndarray::{Dimension, IntoDimension, IxDyn, ShapeBuilder};
+use ndarray::{Dimension, IntoDimension, ShapeBuilder};
 
 use super::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
 use super::grid::ChunkGrid;
-use super::ledger::Work;
-use super::pair::{Making, Pair};
+use super::options::RenderOptions;
+use super::pair::Pair;
+use super::sharing::SharedWith;
 use crate::array::layout::Layout;
 use crate::array::{Element, Order, SharedArray, view};
 use crate::backend::lock_space::cell;
-use crate::backend::{Backend, DraftOptions, IntoLocation, Location, Pages, Publish};
+use crate::backend::{IntoLocation, Location, Publish};
 use crate::backoff::Backoff;
 use crate::error::{Error, IntoError, Result};
-use crate::os::LockKind;
-use crate::pool::Pool;
+use crate::os::{self, LockKind};
 use crate::segment::Home;
 use crate::segment::locks::Wait;
-
-/// Options for beginning and joining renderbuffers.
-///
-/// ```
-/// use ndarray_shm::RenderOptions;
-///
-/// let buffer = RenderOptions::new()
-///     .chunk_offset(&[2, 0])
-///     .create::<u8, _>("render-options-example", (6, 8), (4, 4), "an example")?;
-/// assert_eq!(buffer.grid().region(0), [0..2, 0..4]);
-/// buffer.discard()?;
-/// # Ok::<(), ndarray_shm::Error>(())
-/// ```
-#[derive(Debug, Clone, Default)]
-#[must_use = "options do nothing until `create` or `open` is called"]
-pub struct RenderOptions {
-    backend: Option<Arc<dyn Backend>>,
-    replace: bool,
-    draft: DraftOptions,
-    chunk_offset: Option<Vec<usize>>,
-    pool: Option<Pool>,
-}
-
-impl RenderOptions {
-    /// Begins with the defaults.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Uses this backend instead of the [default](crate::default_backend).
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
-        self.backend = Some(backend);
-        self
-    }
-
-    /// Lets the finished array take the name of one that exists; that one stays until then.
-    ///
-    /// Let one process begin with this, and the others [`open`](Self::open) what it began: one that comes when the array is
-    /// finished would begin it anew.
-    pub fn replace(mut self, replace: bool) -> Self {
-        self.replace = replace;
-        self
-    }
-
-    /// Paints into memory of this pool, in its backend and with its permissions, if this process is the one that begins the buffer.
-    ///
-    /// **Chunks begin with whatever was there.** The buffer and the finished array cost one descriptor more. The memory comes back
-    /// when the array is [put](Pool::put) into the pool, or was [adopted](Pool::adopt) by it and is dropped; otherwise the array is
-    /// like any other.
-    pub fn pool(mut self, pool: &Pool) -> Self {
-        self.backend = Some(Arc::clone(pool.backend()));
-        self.draft.permissions = pool.permissions();
-        self.pool = Some(pool.clone());
-        self
-    }
-
-    /// Creates the files with these permission bits, whatever the umask; 0600 if not said. Windows has none.
-    pub fn permissions(mut self, bits: u32) -> Self {
-        self.draft.permissions = bits & 0o777;
-        self
-    }
-
-    /// Takes memory only when it is painted. A painter that touches memory that is not there is killed (SIGBUS).
-    pub fn sparse(mut self, sparse: bool) -> Self {
-        self.draft.pages = self.draft.pages.with_sparse(sparse);
-        self
-    }
-
-    /// Chooses what memory a new buffer gets; [`Pages::Auto`] if not said.
-    pub fn pages(mut self, pages: Pages) -> Self {
-        self.draft.pages = pages;
-        self
-    }
-
-    /// Lets the first chunk of each axis begin this many elements before the buffer; zeros if not said.
-    pub fn chunk_offset(mut self, offset: &[usize]) -> Self {
-        self.chunk_offset = Some(offset.to_vec());
-        self
-    }
-
-    /// Begins a buffer, joins others who began it, or resumes what an earlier run left.
-    ///
-    /// # Errors
-    ///
-    /// As [`RenderBuffer::create`].
-    pub fn create<T: Element, D: Dimension>(
-        self,
-        location: impl IntoLocation,
-        shape: impl ShapeBuilder<Dim = D>,
-        chunk_shape: impl IntoDimension<Dim = D>,
-        fingerprint: &str,
-    ) -> Result<RenderBuffer<T, D>> {
-        let home = Home::new(self.backend.as_ref(), location)?;
-        let layout = Layout::new::<T>(shape, home.location.as_str())?;
-        let offset = match &self.chunk_offset {
-            Some(offset) => dimension(offset, layout.dim.ndim()).ok_or_else(|| Error::InvalidSetting {
-                setting: "the chunk offset",
-                value: format!("{offset:?}"),
-                expected: "as many axes as the array has",
-            })?,
-            None => D::zeros(layout.dim.ndim()),
-        };
-        let grid = ChunkGrid::new(layout.dim.clone(), chunk_shape.into_dimension(), offset)?;
-        let work = Work {
-            dtype: T::DTYPE,
-            order: layout.order,
-            shape: grid.shape().to_vec(),
-            chunk_shape: grid.chunk_shape().to_vec(),
-            chunk_offset: grid.chunk_offset().to_vec(),
-            fingerprint: fingerprint.to_owned(),
-        };
-        work.check()?;
-        if let Some(pool) = &self.pool {
-            require_same(pool, &home, self.draft.permissions)?;
-        }
-        let how = Making { draft: self.draft, replace: self.replace, pool: self.pool.as_ref() };
-        let pair = Pair::open_or_create(&home, &work, layout.bytes::<T>(), &how)
-            .map_err(|error| error.about(&home.location))?;
-        Ok(RenderBuffer::of(pair, home, layout, grid, self.replace))
-    }
-
-    /// Joins a buffer that someone began, whatever its shape.
-    ///
-    /// # Errors
-    ///
-    /// As [`RenderBuffer::open`].
-    pub fn open<T: Element, D: Dimension>(self, location: impl IntoLocation) -> Result<RenderBuffer<T, D>> {
-        let home = Home::new(self.backend.as_ref(), location)?;
-        let pair = Pair::open(&home).map_err(|error| error.about(&home.location))?;
-        let work = &pair.ledger.record().work;
-        if work.dtype != T::DTYPE {
-            return Err(Error::DTypeMismatch {
-                location: home.location.to_string(),
-                expected: T::DTYPE.to_string(),
-                found: work.dtype.to_string(),
-            });
-        }
-        let axes = |lengths: &[usize]| {
-            dimension::<D>(lengths, work.shape.len()).ok_or_else(|| Error::ShapeMismatch {
-                location: home.location.to_string(),
-                expected: format!("{} axes", D::NDIM.unwrap_or_default()),
-                found: format!("{:?}", work.shape),
-            })
-        };
-        let dim = axes(&work.shape)?;
-        let grid = ChunkGrid::new(dim.clone(), axes(&work.chunk_shape)?, axes(&work.chunk_offset)?)?;
-        let layout = Layout::new::<T>(dim.set_f(work.order == Order::F), home.location.as_str())?;
-        Ok(RenderBuffer::of(pair, home, layout, grid, self.replace))
-    }
-}
-
-/// Refuses memory that lives elsewhere than the buffer is to, or that others may open than its users.
-fn require_same(pool: &Pool, home: &Home, permissions: u32) -> Result<()> {
-    let (setting, value) = if pool.backend().directory() != home.backend.directory() {
-        ("the pool's directory", pool.backend().directory().display().to_string())
-    } else if pool.permissions() != permissions {
-        ("the permissions of the pool", format!("{:o}", pool.permissions()))
-    } else {
-        return Ok(());
-    };
-    Err(Error::InvalidSetting { setting, value, expected: "that of the buffer" })
-}
-
-/// Turns lengths into a dimension, if there are so many and the type has so many axes.
-fn dimension<D: Dimension>(lengths: &[usize], axes: usize) -> Option<D> {
-    (lengths.len() == axes).then(|| D::from_dimension(&IxDyn(lengths))).flatten()
-}
 
 /// An array that many workers, threads or processes, paint at once, and that gets its name when it is complete.
 ///
@@ -220,6 +52,8 @@ pub struct RenderBuffer<T, D> {
     layout: Layout<D>,
     grid: ChunkGrid<D>,
     replace: bool,
+    /// How long finishing waits for another user.
+    patience: Duration,
     /// Where the next search begins: behind the chunk that was claimed last, so that one slow painter costs nobody a scan.
     next: AtomicUsize,
     elements: PhantomData<T>,
@@ -235,6 +69,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// - [`Mismatch`](Error::Mismatch): another work is being painted under the name.
     /// - [`AlreadyExists`](Error::AlreadyExists): a finished array has the name.
+    /// - [`ForeignOwner`](Error::ForeignOwner): another user began it, whose files were [not chosen](RenderOptions::shared_with).
+    /// - [`TimedOut`](Error::TimedOut): another process begins it, and [takes longer](RenderOptions::timeout) than it may.
     /// - [`NoSpace`](Error::NoSpace): the memory cannot be had; nothing was taken.
     /// - [`InvalidLocation`](Error::InvalidLocation): also for names longer than 241 bytes.
     /// - [`InvalidSetting`](Error::InvalidSetting): a chunk without extent, a fingerprint longer than 4096 bytes.
@@ -255,13 +91,16 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     /// - [`NotFound`](Error::NotFound): nobody began it, or it is finished.
     /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): other elements, or another
     ///   number of axes.
+    /// - [`ForeignOwner`](Error::ForeignOwner), [`TimedOut`](Error::TimedOut): as for [`create`](Self::create).
     /// - [`Trailer`](Error::Trailer): the ledger is damaged.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         RenderOptions::new().open(location)
     }
 
-    fn of(pair: Pair, home: Home, layout: Layout<D>, grid: ChunkGrid<D>, replace: bool) -> Self {
-        Self { pair, home, layout, grid, replace, next: AtomicUsize::new(0), elements: PhantomData }
+    pub(super) fn of(pair: Pair, home: Home, layout: Layout<D>, grid: ChunkGrid<D>, options: &RenderOptions) -> Self {
+        let RenderOptions { replace, timeout, .. } = *options;
+        let patience = if options.shared_with == SharedWith::OnlyMe { Duration::ZERO } else { timeout };
+        Self { pair, home, layout, grid, replace, patience, next: AtomicUsize::new(0), elements: PhantomData }
     }
 
     /// Returns how the array is cut into chunks.
@@ -410,6 +249,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     /// The error gives the buffer back. [`Incomplete`](Error::Incomplete): chunks are missing.
     /// [`AlreadyExists`](Error::AlreadyExists): meanwhile something else has the name.
     /// [`Unlinked`](Error::Unlinked): the buffer was discarded, or finished by another and its name taken away since.
+    /// [`PermissionDenied`](Error::PermissionDenied): another user alone may name it, and did not.
     pub fn finish(self) -> Result<SharedArray<T, D>, IntoError<Self>> {
         match self.give_name() {
             Ok(()) => Ok(SharedArray::of(self.pair.payload, self.home, self.layout)),
@@ -428,10 +268,22 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
             Ok(()) => {}
             Err(Error::NotFound { .. }) if self.home.leads_to(payload.id())? => {}
             Err(Error::NotFound { .. }) => return Err(self.discarded()),
+            // In a directory with the sticky bit only the payload's owner may.
+            Err(error @ Error::PermissionDenied { .. }) => {
+                let mut backoff = Backoff::new(self.patience);
+                while !self.home.leads_to(payload.id())? {
+                    if !backoff.pause() {
+                        return Err(error);
+                    }
+                }
+            }
             Err(error) => return Err(error),
         }
-        self.pair.ledger.unlink()?;
-        Ok(())
+        os::step("render: array named");
+        match self.pair.ledger.unlink() {
+            Ok(_) | Err(Error::PermissionDenied { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Removes the unfinished buffer; other painters notice at their next claim.

@@ -29,9 +29,10 @@ use ndarray::IxDyn;
 
 use super::grid::ChunkGrid;
 use crate::array::{DType, Order};
+use crate::backend::lock_space::BEGINNING;
 use crate::backend::{Access, Backend, Companion, DraftOptions, Location};
 use crate::error::{Error, Result};
-use crate::os::{self, FileId};
+use crate::os::{self, Facts, FileId, LockKind};
 use crate::segment::footer::{FOOTER, Footer, Kind};
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, is_leased, read_footer};
 
@@ -213,14 +214,14 @@ fn state_bytes(chunks: u64) -> Option<u64> {
 pub(crate) struct LedgerFile {
     home: Home,
     file: File,
-    id: FileId,
+    facts: Facts,
     record: Record,
     chunks: usize,
 }
 
 impl LedgerFile {
-    /// Opens and checks the ledger of a buffer; `None` if there is none.
-    pub(crate) fn open(buffer: &Home) -> Result<Option<Self>> {
+    /// Opens the ledger of a buffer and checks it, its owner first; `None` if there is none.
+    pub(crate) fn open(buffer: &Home, admit: impl FnOnce(&Facts) -> Result<()>) -> Result<Option<Self>> {
         let location = buffer.location.companion(Companion::Ledger)?;
         let home = Home { backend: Arc::clone(&buffer.backend), location };
         let file = match home.backend.open(&home.location, Access::ReadWrite) {
@@ -228,6 +229,7 @@ impl LedgerFile {
             other => other?,
         };
         let facts = os::facts(&file).map_err(|error| Error::os("look at", &home.location, error))?;
+        admit(&facts)?;
         let invalid = |reason| Error::Trailer { location: buffer.location.to_string(), reason };
         let raw = read_footer(&file, facts.length, &home.location)?;
         let raw = raw.ok_or_else(|| invalid("it is shorter than a footer".into()))?;
@@ -263,7 +265,7 @@ impl LedgerFile {
             error => invalid(error.to_string()),
         })?;
         record.check(chunks, expected, &footer).map_err(invalid)?;
-        Ok(Some(Self { home, file, id: facts.id, record, chunks: expected }))
+        Ok(Some(Self { home, file, facts, record, chunks: expected }))
     }
 
     pub(crate) fn record(&self) -> &Record {
@@ -275,9 +277,15 @@ impl LedgerFile {
         is_leased(&self.file, &self.home.location)
     }
 
+    /// Whether the process that began the buffer lives and has not named the payload yet.
+    pub(crate) fn is_young(&self) -> Result<bool> {
+        os::is_locked(&self.file, LockKind::Exclusive, BEGINNING)
+            .map_err(|error| Error::os("ask for the beginner of", &self.home.location, error))
+    }
+
     /// Removes the ledger's name, if it is still this one's.
     pub(crate) fn unlink(&self) -> Result<bool> {
-        self.home.backend.unlink(&self.home.location, Some(self.id))
+        self.home.backend.unlink(&self.home.location, Some(self.facts.id))
     }
 
     /// Leases and maps it. `None`: it was unlinked meanwhile.
@@ -334,6 +342,10 @@ impl LedgerSegment {
 
     pub(crate) fn record(&self) -> &Record {
         &self.record
+    }
+
+    pub(crate) fn location(&self) -> &Location {
+        &self.home.location
     }
 
     /// Whether the name still leads to this very ledger.
@@ -405,91 +417,5 @@ pub struct Ledger {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sample() -> Record {
-        let work = Work {
-            dtype: DType::Bf16,
-            order: Order::F,
-            shape: vec![10, 20],
-            chunk_shape: vec![4, 4],
-            chunk_offset: vec![1, 0],
-            fingerprint: "a volume, ümlauts and all".into(),
-        };
-        Record { work, payload: FileId { device: 1, number: 2 }, boot: [3; 16] }
-    }
-
-    #[test]
-    fn what_was_written_is_read() {
-        let bytes = sample().to_trailer(15, 64, 9);
-        assert_eq!(Record::parse(&bytes[..bytes.len() - FOOTER]), Ok((sample(), 15)));
-    }
-
-    #[test]
-    fn a_trailer_cut_short_anywhere_is_an_error() {
-        let bytes = sample().to_trailer(15, 64, 9);
-        for length in 0..bytes.len() - FOOTER {
-            assert!(Record::parse(&bytes[..length]).is_err(), "{length}");
-        }
-    }
-
-    /// Writes 64 states and a trailer as the ledger of a buffer, opens it, and returns how many chunks it has.
-    fn open(trailer: &[u8]) -> Result<Option<usize>> {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let backend: Arc<dyn Backend> = Arc::new(crate::backend::Directory::new("test", directory.path()));
-        let home = Home { backend, location: Location::new("buffer").expect("a name") };
-        let ledger = home.location.companion(Companion::Ledger).expect("a name");
-        std::fs::write(directory.path().join(ledger.as_str()), [&[0; 64], trailer].concat()).expect("a file");
-        // Closed before the directory goes: Windows removes none in which something is open.
-        LedgerFile::open(&home).map(|ledger| ledger.map(|ledger| ledger.chunks))
-    }
-
-    #[test]
-    fn a_trailer_longer_than_any_is_refused_before_it_is_read() {
-        let mut trailer = vec![0; LONGEST_TRAILER];
-        Footer::append_to(Kind::Ledger, 64, 1, &mut trailer);
-        match open(&trailer) {
-            Err(Error::Trailer { reason, .. }) => assert!(reason.contains("are the most"), "{reason}"),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn lengths_beyond_the_address_space_are_too_large_and_no_damage() {
-        assert!(matches!(open(&sample().to_trailer(15, 64, 9)), Ok(Some(15))));
-        // As 32 bits see what was made with 64: cut to the most that an axis can have.
-        let lengths: [fn(&mut Work) -> &mut usize; 3] =
-            [|work| &mut work.shape[0], |work| &mut work.chunk_shape[1], |work| &mut work.chunk_offset[1]];
-        for length in lengths {
-            let mut large = sample();
-            *length(&mut large.work) = usize::MAX;
-            let outcome = open(&large.to_trailer(15, 64, 9));
-            assert!(matches!(outcome, Err(Error::TooLarge { .. })), "{outcome:?}");
-        }
-        // Each fits, and their sum does not.
-        let mut large = sample();
-        large.work.shape[0] = usize::MAX - 1;
-        large.work.chunk_shape[0] = usize::MAX - 1;
-        large.work.chunk_offset[0] = 7;
-        assert!(matches!(open(&large.to_trailer(15, 64, 9)), Err(Error::TooLarge { .. })));
-    }
-
-    #[test]
-    fn every_difference_has_its_name() {
-        let location = Location::new("x").expect("a name");
-        let work = sample().work;
-        assert!(work.require(&work, &location).is_ok());
-        let mut other = work.clone();
-        other.fingerprint = "another".into();
-        match work.require(&other, &location) {
-            Err(Error::Mismatch { what, found, .. }) => {
-                assert_eq!((what, found.as_str()), ("fingerprint", "\"another\""));
-            }
-            unexpected => panic!("{unexpected:?}"),
-        }
-        let mut other = work.clone();
-        other.shape[0] = 11;
-        assert!(matches!(work.require(&other, &location), Err(Error::Mismatch { what: "shape", .. })));
-    }
-}
+#[path = "ledger_tests.rs"]
+mod tests;

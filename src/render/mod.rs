@@ -6,15 +6,19 @@ mod buffer;
 mod claim;
 mod grid;
 mod ledger;
+mod options;
 mod pair;
+mod sharing;
 
 use std::sync::Arc;
 
-pub use self::buffer::{RenderBuffer, RenderOptions};
+pub use self::buffer::RenderBuffer;
 pub use self::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
 pub use self::grid::ChunkGrid;
 pub use self::ledger::Ledger;
 use self::ledger::LedgerFile;
+pub use self::options::RenderOptions;
+pub use self::sharing::SharedWith;
 use crate::backend::{Backend, Companion, Location};
 use crate::error::{Error, Result};
 use crate::segment::{Home, is_attached};
@@ -33,7 +37,7 @@ pub fn ledger(backend: &Arc<dyn Backend>, location: &Location) -> Result<Ledger>
         Some(ledger) => ledger.look(),
         None => Err(Error::NotFound { location: location.to_string() }),
     };
-    LedgerFile::open(&home).and_then(look).map_err(|error| error.about(location))
+    LedgerFile::open(&home, |_| Ok(())).and_then(look).map_err(|error| error.about(location))
 }
 
 /// Whether any process is attached to an unfinished renderbuffer: painting it, waiting for it, or looking on.

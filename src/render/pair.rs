@@ -1,19 +1,21 @@
 //! How payload and ledger come into being, are found again, and go: the only file that knows in which order.
 //!
-//! The ledger's name is the right to the buffer. It is published first, by exactly one process; only that process makes
-//! the payload. So a ledger without its payload either belongs to someone who is at work, and then it is leased, or to
-//! someone who died, and then it is stale. A payload without a ledger belongs to nobody.
+//! The ledger's name is the right to the buffer. It appears first, by exactly one process; only that process makes the payload, and has
+//! BEGINNING of the ledger write-locked until the payload has its name. So a ledger without its payload is young as long as that lock is
+//! held, and stale as soon as it is free. A payload without a ledger belongs to no buffer, for the ledger's name also goes first.
 //!
-//! Whatever is removed is removed by identity, through a descriptor that pins it: what somebody else began meanwhile under
-//! the same names is never touched.
+//! Whatever is removed is removed by identity, through a descriptor that pins it: what another process began meanwhile under the same
+//! names is never touched. The one exception is what a beginner finds under the payload's name: it removes that while it has the
+//! ledger's NAME locked, when its ledger cannot lose its name, and no other buffer can begin.
 
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::SharedWith;
 use super::ledger::{LedgerFile, LedgerSegment, Record, Work};
-use crate::backend::lock_space::LEASE;
-use crate::backend::{Access, Backend, Companion, DraftOptions, Location, Pages, Publish};
+use crate::backend::lock_space::{BEGINNING, LEASE, NAME};
+use crate::backend::{Access, Alone, Backend, Companion, DraftOptions, Location, Pages, Publish, lock_name};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
@@ -32,7 +34,7 @@ pub(super) struct Pair {
     pub(super) ledger: LedgerSegment,
 }
 
-/// How a buffer is begun, if it is.
+/// How a buffer is joined, and how it is begun if there is none.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Making<'a> {
     pub(super) draft: DraftOptions,
@@ -40,31 +42,34 @@ pub(super) struct Making<'a> {
     pub(super) replace: bool,
     /// Where the payload's memory comes from.
     pub(super) pool: Option<&'a Pool>,
+    pub(super) shared_with: &'a SharedWith,
+    /// How long to wait for another process that begins.
+    pub(super) timeout: Duration,
 }
 
 /// What stands at a buffer's reserved names.
 enum Found {
     Pair(Box<Pair>),
-    /// Nobody has begun.
+    /// No process has begun.
     Nothing,
-    /// Somebody is about to, or something changed under our eyes: look again.
+    /// A process is about to, or something changed under our eyes: look again.
     Beginning,
 }
 
 impl Pair {
-    /// Attaches to a buffer that someone began.
+    /// Attaches to a buffer that another process began.
     ///
     /// # Errors
     ///
-    /// `NotFound` if there is none, or it is finished.
-    pub(super) fn open(home: &Home) -> Result<Self> {
-        let mut backoff = Backoff::endless();
+    /// `NotFound` if there is none, or it is finished; `TimedOut` if its payload does not appear.
+    pub(super) fn open(home: &Home, how: &Making<'_>) -> Result<Self> {
+        let mut backoff = Backoff::new(how.timeout);
         loop {
-            match Self::find(home)? {
+            match Self::find(home, how)? {
                 Found::Pair(pair) => return Ok(*pair),
                 Found::Nothing => return Err(Error::NotFound { location: home.location.to_string() }),
-                Found::Beginning => backoff.pause(),
-            };
+                Found::Beginning => wait(&mut backoff, home, how)?,
+            }
         }
     }
 
@@ -74,9 +79,9 @@ impl Pair {
     ///
     /// `Mismatch` if another work is being painted under the name; `AlreadyExists` if an array has it, unless `replace`.
     pub(super) fn open_or_create(home: &Home, work: &Work, bytes: u64, how: &Making<'_>) -> Result<Self> {
-        let mut backoff = Backoff::endless();
+        let mut backoff = Backoff::new(how.timeout);
         loop {
-            let found = Self::find(home)?;
+            let found = Self::find(home, how)?;
             if let Found::Pair(pair) = &found {
                 work.require(&pair.ledger.record().work, &home.location)?;
             }
@@ -92,27 +97,32 @@ impl Pair {
                         return Ok(pair);
                     }
                 }
-                Found::Beginning => {
-                    backoff.pause();
-                }
+                Found::Beginning => {}
             }
+            wait(&mut backoff, home, how)?;
         }
     }
 
-    /// `Ok(None)`: somebody else was quicker.
-    fn create(home: &Home, work: &Work, bytes: u64, making: &Making<'_>) -> Result<Option<Self>> {
-        let Making { draft: how, replace, pool } = *making;
+    /// `Ok(None)`: another process was quicker, or has discarded what this one began.
+    fn create(home: &Home, work: &Work, bytes: u64, how: &Making<'_>) -> Result<Option<Self>> {
+        let Making { draft, replace, pool, shared_with, .. } = *how;
         let backend = &home.backend;
         let partial = companion(home, Companion::Partial)?;
         let ledger_home = companion(home, Companion::Ledger)?;
+        // It may have the room that is needed.
+        remove_without_ledger(&**backend, &home.location)?;
         // Room is taken only by the one that wins the name, or a crowd of beginners would fill the memory.
-        let unreserved = DraftOptions { pages: Pages::Sparse, ..how };
-        let (mut payload, is_recycled) = match pool {
+        let unreserved = DraftOptions { pages: Pages::Sparse, ..draft };
+        let (payload, is_recycled) = match pool {
             Some(pool) => pool.lend(bytes, unreserved)?,
             None => (DraftSegment::new(Arc::clone(backend), bytes, unreserved)?, false),
         };
         let record = Record { work: work.clone(), payload: payload.segment().id(), boot: os::boot_id() };
-        let ledger = LedgerSegment::draft(backend, &record, DraftOptions { pages: Pages::Base, ..how })?;
+        let ledger = LedgerSegment::draft(backend, &record, DraftOptions { pages: Pages::Base, ..draft })?;
+        for file in [&payload, &ledger] {
+            shared_with.open_to(file, home, draft.permissions)?;
+        }
+        let own = Beginning::lock(&ledger, home)?;
         let ledger = match ledger.publish(&ledger_home.location, Publish::New, false) {
             Ok(segment) => LedgerSegment::of(segment, ledger_home, record)?,
             Err((Error::AlreadyExists { .. }, _)) => {
@@ -124,56 +134,40 @@ impl Pair {
             }
             Err((error, _)) => return Err(error),
         };
-        // From here on the buffer is ours, unless somebody discards it.
-        let make = || {
+        os::step("render: ledger published");
+        // From here on the buffer is ours, unless another process discards it.
+        let begin = || {
             // Whoever finished between our look and the ledger's name gave the array its name first.
             if !replace {
                 home.refuse_taken()?;
             }
-            // A payload that is there has no ledger, so it is nobody's; it may have the room that is needed.
-            remove(&**backend, &partial.location)?;
             match pool {
-                _ if !how.pages.are_reserved() => Ok(()),
-                Some(pool) => pool.making_room(|| payload.reserve(how.pages)),
-                None => payload.reserve(how.pages),
+                _ if !draft.pages.are_reserved() => {}
+                Some(pool) => pool.making_room(|| payload.reserve(draft.pages))?,
+                None => payload.reserve(draft.pages)?,
             }
+            own.while_named(&ledger, how.timeout, || publish(payload, &partial, how))
         };
-        if let Err(error) = make() {
-            let _the_first_error_counts = ledger.unlink();
-            return Err(error);
-        }
-        loop {
-            match payload.publish(&partial.location, Publish::New, false) {
-                Ok(payload) if ledger.is_current()? => return Ok(Some(Self { payload, partial, ledger })),
-                Ok(payload) => {
-                    backend.unlink(&partial.location, Some(payload.id()))?;
-                    return Ok(None); // discarded meanwhile
-                }
-                Err((Error::AlreadyExists { .. }, draft)) => {
-                    if !ledger.is_current()? {
-                        return Ok(None);
-                    }
-                    remove(&**backend, &partial.location)?;
-                    payload = draft;
-                }
-                Err((error, _)) => {
-                    let _the_first_error_counts = ledger.unlink();
-                    return Err(error);
-                }
+        match begin() {
+            Ok(payload) => Ok(payload.map(|payload| Self { payload, partial, ledger })),
+            Err(error) => {
+                let _the_first_error_counts = ledger.unlink();
+                Err(error)
             }
         }
     }
 
-    fn find(home: &Home) -> Result<Found> {
-        let Some(ledger) = LedgerFile::open(home)? else { return Ok(Found::Nothing) };
-        // Asked before leasing: our own lease would answer others who ask.
-        let in_use = ledger.is_in_use()?;
+    fn find(home: &Home, how: &Making<'_>) -> Result<Found> {
+        let admit = |facts: &os::Facts| how.shared_with.admit(facts, home, how.draft.permissions);
+        let Some(ledger) = LedgerFile::open(home, admit)? else { return Ok(Found::Nothing) };
+        // Asked before the payload is looked for: when the beginner gives it up, the payload has its name.
+        let is_young = ledger.is_young()?;
         let record = ledger.record().clone();
         let stale = |ledger: &LedgerFile| ledger.unlink().map(|_| Found::Nothing);
         if record.boot != os::boot_id() {
-            // What was in memory at another boot may not have reached the disk, whatever the ledger says. Nobody of this
-            // boot leases such a ledger; another machine may.
-            if in_use {
+            // What was in memory at another boot may not have reached the disk, whatever the ledger says. No process of
+            // this boot leases such a ledger; another machine may.
+            if ledger.is_in_use()? {
                 let location = home.location.to_string();
                 let (expected, found) = ("this machine, now".into(), "a process of another machine or boot".into());
                 return Err(Error::Mismatch { location, what: "machine", expected, found });
@@ -181,11 +175,20 @@ impl Pair {
             return stale(&ledger);
         }
         let partial = companion(home, Companion::Partial)?;
+        let payload = match pin(&*home.backend, &partial.location, Access::ReadWrite)? {
+            Some((file, facts)) if facts.id == record.payload => {
+                admit(&facts)?;
+                file
+            }
+            // Finished or discarded, and only the ledger was not cleared away; or its beginner has died.
+            _ if !is_young => return stale(&ledger),
+            _ => return Ok(Found::Beginning),
+        };
         let bytes = record.work.bytes().unwrap_or(u64::MAX);
         // Its room was taken by the one that began it, or was not to be taken.
-        let how = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
-        match Segment::attach(&partial, Expect::Payload(bytes), how) {
-            Ok(payload) if payload.id() == record.payload => {
+        let attach = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
+        match Segment::attach_file(payload, &partial, Expect::Payload(bytes), attach) {
+            Ok(Some(payload)) => {
                 let Some(ledger) = ledger.attach()? else { return Ok(Found::Beginning) };
                 // Finished or discarded while we attached?
                 if partial.leads_to(record.payload)? && ledger.is_current()? {
@@ -193,13 +196,9 @@ impl Pair {
                 }
                 Ok(Found::Beginning)
             }
-            Ok(_) | Err(Error::NotFound { .. } | Error::Unlinked { .. } | Error::SizeMismatch { .. }) => {
-                // Finished, and only the ledger was not cleared away; or begun by somebody who died.
-                if home.leads_to(record.payload)? || !in_use {
-                    return stale(&ledger);
-                }
-                Ok(Found::Beginning)
-            }
+            // Another file that has got the number of the one that died with its beginner.
+            Err(Error::SizeMismatch { .. }) if !is_young => stale(&ledger),
+            Ok(None) | Err(Error::SizeMismatch { .. }) => Ok(Found::Beginning),
             // Another process may have more address space.
             Err(Error::TooLarge { location, .. }) => {
                 let Work { shape, dtype, .. } = record.work;
@@ -210,27 +209,88 @@ impl Pair {
     }
 }
 
-/// Removes payload and ledger of a buffer, damaged or not; `false` if there was neither.
-pub(super) fn discard(backend: &dyn Backend, location: &Location) -> Result<bool> {
-    // The payload is opened before the ledger goes, so that it is not the one of somebody who begins in between.
-    let partial = location.companion(Companion::Partial)?;
-    let payload = pin_leased(backend, &partial)?;
-    let ledger = remove(backend, &location.companion(Companion::Ledger)?)?;
-    let payload = match payload {
-        Some((_pinned, id)) => backend.unlink(&partial, Some(id))?,
-        None => false,
-    };
-    Ok(ledger || payload)
+/// Waits a little for a process that begins.
+fn wait(backoff: &mut Backoff, home: &Home, how: &Making<'_>) -> Result<()> {
+    let (location, waited) = (home.location.to_string(), how.timeout);
+    if backoff.pause() { Ok(()) } else { Err(Error::TimedOut { location, waited }) }
 }
 
-/// Opens and leases what has the name now. Leased, it is nobody's to use again: a pool could make it the payload of a buffer that
-/// somebody begins meanwhile.
+/// BEGINNING of a ledger, write-locked until this is dropped.
+struct Beginning(File);
+
+impl Beginning {
+    /// Locks it on the draft's own description. A second descriptor gives it up before the mapping goes.
+    fn lock(ledger: &DraftSegment, home: &Home) -> Result<Self> {
+        let file = ledger.file().file().try_clone();
+        file.and_then(|file| os::try_lock(&file, LockKind::Exclusive, BEGINNING).map(|_| Self(file)))
+            .map_err(|error| Error::os("begin", &home.location, error))
+    }
+
+    /// Does something while no process can take the ledger's name away. `None`: it has gone already.
+    fn while_named<R>(
+        &self,
+        ledger: &LedgerSegment,
+        limit: Duration,
+        act: impl FnOnce() -> Result<R>,
+    ) -> Result<Option<R>> {
+        if lock_name(&self.0, LockKind::Exclusive, ledger.location(), limit)? != Alone::Yes {
+            return Err(Error::TimedOut { location: ledger.location().to_string(), waited: limit });
+        }
+        let done = ledger.is_current().and_then(|is_current| is_current.then(act).transpose());
+        let unlocked =
+            os::unlock(&self.0, NAME).map_err(|error| Error::os("unlock the name", ledger.location(), error));
+        done.and_then(|done| unlocked.map(|()| done))
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        let _ = os::unlock(&self.0, BEGINNING); // the mapping keeps the description
+    }
+}
+
+/// Gives the payload its name. What has the name has no ledger: the only one is ours.
+fn publish(mut payload: DraftSegment, partial: &Home, how: &Making<'_>) -> Result<Segment> {
+    os::step("render: about to name the payload");
+    let mut backoff = Backoff::new(how.timeout);
+    loop {
+        match payload.publish(&partial.location, Publish::New, false) {
+            Ok(payload) => return Ok(payload),
+            Err((Error::AlreadyExists { .. }, draft)) => {
+                remove(&*partial.backend, &partial.location)?;
+                wait(&mut backoff, partial, how)?;
+                payload = draft;
+            }
+            Err((error, _)) => return Err(error),
+        }
+    }
+}
+
+/// Removes payload and ledger of a buffer, damaged or not; `false` if there was neither.
+pub(super) fn discard(backend: &dyn Backend, location: &Location) -> Result<bool> {
+    let ledger = remove(backend, &location.companion(Companion::Ledger)?)?;
+    os::step("render: ledger removed");
+    Ok(remove_without_ledger(backend, location)? || ledger)
+}
+
+/// Removes a payload that has no ledger. `Ok(false)`: there is none, or it has one.
+fn remove_without_ledger(backend: &dyn Backend, location: &Location) -> Result<bool> {
+    let partial = location.companion(Companion::Partial)?;
+    let Some((_leased, id)) = pin_leased(backend, &partial)? else { return Ok(false) };
+    // A payload gets its name after its ledger: what has a name and no ledger now has lost it for ever.
+    match backend.open(&location.companion(Companion::Ledger)?, Access::Read) {
+        Err(Error::NotFound { .. }) => backend.unlink(&partial, Some(id)),
+        _ => Ok(false),
+    }
+}
+
+/// Opens and leases what has the name now. While it is leased, no pool uses its memory for another buffer.
 fn pin_leased(backend: &dyn Backend, at: &Location) -> Result<Option<(File, FileId)>> {
     let mut backoff = Backoff::new(PIN_WAIT);
     loop {
-        let Some((file, id)) = pin(backend, at)? else { return Ok(None) };
+        let Some((file, facts)) = pin(backend, at, Access::Read)? else { return Ok(None) };
         if os::try_lock(&file, LockKind::Shared, LEASE).map_err(|error| Error::os("lease", at, error))? {
-            return Ok(Some((file, id)));
+            return Ok(Some((file, facts.id)));
         }
         // A pool has just taken it back, or is about to let others have it: look again what has the name.
         if !backoff.pause() {
@@ -253,18 +313,18 @@ fn companion(home: &Home, kind: Companion) -> Result<Home> {
 
 /// Removes the file that has a name now, and no other.
 fn remove(backend: &dyn Backend, at: &Location) -> Result<bool> {
-    match pin(backend, at)? {
-        Some((_pinned, id)) => backend.unlink(at, Some(id)),
+    match pin(backend, at, Access::Read)? {
+        Some((_pinned, facts)) => backend.unlink(at, Some(facts.id)),
         None => Ok(false),
     }
 }
 
 /// Opens what has a name: as long as the descriptor lives, its identity is not reused.
-fn pin(backend: &dyn Backend, at: &Location) -> Result<Option<(File, FileId)>> {
-    let file = match backend.open(at, Access::Read) {
+fn pin(backend: &dyn Backend, at: &Location, access: Access) -> Result<Option<(File, os::Facts)>> {
+    let file = match backend.open(at, access) {
         Err(Error::NotFound { .. }) => return Ok(None),
         other => other?,
     };
     let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
-    Ok(Some((file, facts.id)))
+    Ok(Some((file, facts)))
 }

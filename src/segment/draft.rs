@@ -57,7 +57,7 @@ impl DraftSegment {
         self.recyclable = recyclable;
     }
 
-    pub(super) fn file(&self) -> &DraftFile {
+    pub(crate) fn file(&self) -> &DraftFile {
         &self.file
     }
 

@@ -1,14 +1,17 @@
-//! Removing what the dead have left: counted arrays that nobody uses any more, and drafts whose makers were killed.
+//! Removing what the dead have left: counted arrays that nobody uses any more, drafts whose makers were killed, and the halves of
+//! renderbuffers that were killed while they began or were discarded.
 //!
 //! Nothing here guesses. An array goes only if the kernel says that nobody is attached, its trailer is ours and says that
 //! no handle is on its way, and both are looked at again while nobody can attach.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::backend::{Access, Backend, Directory, Entry, EntryKind, Location};
+use crate::backend::lock_space::{BEGINNING, LEASE};
+use crate::backend::{Access, Backend, Companion, Directory, Entry, EntryKind, Location};
 use crate::error::{Error, Result};
-use crate::os;
+use crate::os::{self, LockKind};
 use crate::segment::trailer::PAGE;
 use crate::segment::{Found, Home, collect, is_leased};
 
@@ -39,7 +42,7 @@ pub struct Removed {
     pub name: String,
     /// How many bytes of memory or disk it took.
     pub bytes: u64,
-    /// What it was: an array, or a draft.
+    /// What it was: an array, a draft, or one half of a renderbuffer that lost the other.
     pub kind: EntryKind,
 }
 
@@ -124,6 +127,8 @@ impl Reclaim {
                     self.array(backend, &entry, &mut reclaimed)
                 }
                 EntryKind::Draft if age >= DRAFT_AGE => self.draft(backend, &entry),
+                EntryKind::Partial => self.payload(backend, &entry),
+                EntryKind::Ledger => self.ledger(backend, &entry),
                 _ => Ok(false),
             };
             match done {
@@ -164,6 +169,50 @@ impl Reclaim {
             return Ok(false);
         }
         Ok(self.dry_run || backend.unlink(&location, Some(entry.id))?)
+    }
+
+    /// A payload without a ledger is what a killed discard leaves. Its painters, if there are any, have a lease.
+    fn payload(self, backend: &Arc<dyn Backend>, entry: &Entry) -> Result<bool> {
+        let Some((_, location)) = Location::of_companion(&entry.name) else { return Ok(false) };
+        let partial = location.companion(Companion::Partial)?;
+        let Some(file) = open_listed(backend, &partial, Access::ReadWrite, entry)? else { return Ok(false) };
+        // A payload gets its name after its ledger: what is open and has no ledger now has lost it for ever.
+        if has_name(backend, &location.companion(Companion::Ledger)?)? || is_leased(&file, &partial)? {
+            return Ok(false);
+        }
+        // Leased alone, so that no pool makes it the payload of another buffer.
+        let lease = || os::try_lock(&file, LockKind::Exclusive, LEASE).map_err(|e| Error::os("lease", &partial, e));
+        Ok(self.dry_run || (lease()? && backend.unlink(&partial, Some(entry.id))?))
+    }
+
+    /// A ledger without a payload is what a killed beginner or finisher leaves. A living beginner has its BEGINNING locked.
+    fn ledger(self, backend: &Arc<dyn Backend>, entry: &Entry) -> Result<bool> {
+        let Some((_, location)) = Location::of_companion(&entry.name) else { return Ok(false) };
+        let ledger = location.companion(Companion::Ledger)?;
+        let Some(file) = open_listed(backend, &ledger, Access::Read, entry)? else { return Ok(false) };
+        // Asked before the payload is looked for: when the beginner gives it up, the payload has its name.
+        let is_young = os::is_locked(&file, LockKind::Exclusive, BEGINNING)
+            .map_err(|error| Error::os("ask for the beginner of", &ledger, error))?;
+        if is_young || has_name(backend, &location.companion(Companion::Partial)?)? {
+            return Ok(false);
+        }
+        Ok(self.dry_run || backend.unlink(&ledger, Some(entry.id))?)
+    }
+}
+
+/// Opens what has a name, if it is still the file that was listed.
+fn open_listed(backend: &Arc<dyn Backend>, at: &Location, access: Access, entry: &Entry) -> Result<Option<File>> {
+    let file = backend.open(at, access)?;
+    let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
+    Ok((facts.id == entry.id).then_some(file))
+}
+
+/// Whether anything has a name.
+fn has_name(backend: &Arc<dyn Backend>, at: &Location) -> Result<bool> {
+    match backend.open(at, Access::Read) {
+        Err(Error::NotFound { .. }) => Ok(false),
+        Err(error @ Error::TooManyOpenFiles { .. }) => Err(error),
+        _ => Ok(true),
     }
 }
 

@@ -6,6 +6,7 @@
 mod attach;
 mod locks;
 mod names;
+mod render;
 mod stress;
 
 use libtest_mimic::Trial;
@@ -14,8 +15,8 @@ use crate::support::Place;
 use crate::support::child::Role;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let parts = [attach::trials, locks::trials, names::trials, stress::trials];
+    let parts = [attach::trials, locks::trials, names::trials, render::trials, stress::trials];
     parts.into_iter().flat_map(|part| part(place)).collect()
 }
 
-pub const ROLES: &[&[(&str, Role)]] = &[attach::ROLES, locks::ROLES, names::ROLES, stress::ROLES];
+pub const ROLES: &[&[(&str, Role)]] = &[attach::ROLES, locks::ROLES, names::ROLES, render::ROLES, stress::ROLES];

@@ -40,6 +40,7 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
         length: bytes(standard.EndOfFile),
         allocated: bytes(standard.AllocationSize),
         owner: 0,
+        group: 0,
         // The bits that are left: reading for the owner, and writing unless the file is marked read-only.
         mode: if attributes & fs::FILE_ATTRIBUTE_READONLY != 0 { 0o400 } else { 0o600 },
         modified: system_time(by_handle.ftLastWriteTime),

@@ -1,0 +1,88 @@
+//! Ledgers: what is written is read, and what cannot be true is refused.
+
+use super::*;
+
+fn sample() -> Record {
+    let work = Work {
+        dtype: DType::Bf16,
+        order: Order::F,
+        shape: vec![10, 20],
+        chunk_shape: vec![4, 4],
+        chunk_offset: vec![1, 0],
+        fingerprint: "a volume, ümlauts and all".into(),
+    };
+    Record { work, payload: FileId { device: 1, number: 2 }, boot: [3; 16] }
+}
+
+#[test]
+fn what_was_written_is_read() {
+    let bytes = sample().to_trailer(15, 64, 9);
+    assert_eq!(Record::parse(&bytes[..bytes.len() - FOOTER]), Ok((sample(), 15)));
+}
+
+#[test]
+fn a_trailer_cut_short_anywhere_is_an_error() {
+    let bytes = sample().to_trailer(15, 64, 9);
+    for length in 0..bytes.len() - FOOTER {
+        assert!(Record::parse(&bytes[..length]).is_err(), "{length}");
+    }
+}
+
+/// Writes 64 states and a trailer as the ledger of a buffer, opens it, and returns how many chunks it has.
+fn open(trailer: &[u8]) -> Result<Option<usize>> {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let backend: Arc<dyn Backend> = Arc::new(crate::backend::Directory::new("test", directory.path()));
+    let home = Home { backend, location: Location::new("buffer").expect("a name") };
+    let ledger = home.location.companion(Companion::Ledger).expect("a name");
+    std::fs::write(directory.path().join(ledger.as_str()), [&[0; 64], trailer].concat()).expect("a file");
+    // Closed before the directory goes: Windows removes none in which something is open.
+    LedgerFile::open(&home, |_| Ok(())).map(|ledger| ledger.map(|ledger| ledger.chunks))
+}
+
+#[test]
+fn a_trailer_longer_than_any_is_refused_before_it_is_read() {
+    let mut trailer = vec![0; LONGEST_TRAILER];
+    Footer::append_to(Kind::Ledger, 64, 1, &mut trailer);
+    match open(&trailer) {
+        Err(Error::Trailer { reason, .. }) => assert!(reason.contains("are the most"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn lengths_beyond_the_address_space_are_too_large_and_no_damage() {
+    assert!(matches!(open(&sample().to_trailer(15, 64, 9)), Ok(Some(15))));
+    // As 32 bits see what was made with 64: cut to the most that an axis can have.
+    let lengths: [fn(&mut Work) -> &mut usize; 3] =
+        [|work| &mut work.shape[0], |work| &mut work.chunk_shape[1], |work| &mut work.chunk_offset[1]];
+    for length in lengths {
+        let mut large = sample();
+        *length(&mut large.work) = usize::MAX;
+        let outcome = open(&large.to_trailer(15, 64, 9));
+        assert!(matches!(outcome, Err(Error::TooLarge { .. })), "{outcome:?}");
+    }
+    // Each fits, and their sum does not.
+    let mut large = sample();
+    large.work.shape[0] = usize::MAX - 1;
+    large.work.chunk_shape[0] = usize::MAX - 1;
+    large.work.chunk_offset[0] = 7;
+    assert!(matches!(open(&large.to_trailer(15, 64, 9)), Err(Error::TooLarge { .. })));
+}
+
+#[test]
+fn every_difference_has_its_name() {
+    let location = Location::new("x").expect("a name");
+    let work = sample().work;
+    assert!(work.require(&work, &location).is_ok());
+    let mut other = work.clone();
+    other.fingerprint = "another".into();
+    match work.require(&other, &location) {
+        Err(Error::Mismatch { what, found, .. }) => {
+            assert_eq!((what, found.as_str()), ("fingerprint", "\"another\""));
+        }
+        unexpected => panic!("{unexpected:?}"),
+    }
+    let mut other = work.clone();
+    other.shape[0] = 11;
+    assert!(matches!(work.require(&other, &location), Err(Error::Mismatch { what: "shape", .. })));
+}

@@ -1,0 +1,228 @@
+//! How a renderbuffer is begun and joined: what the caller may choose, and what is chosen otherwise.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ndarray::{Dimension, IntoDimension, IxDyn, ShapeBuilder};
+
+use super::RenderBuffer;
+use super::grid::ChunkGrid;
+use super::ledger::Work;
+use super::pair::{Making, Pair};
+use super::sharing::SharedWith;
+use crate::array::layout::Layout;
+use crate::array::{Element, Order};
+use crate::backend::{Backend, DraftOptions, IntoLocation, Pages};
+use crate::error::{Error, Result};
+use crate::pool::Pool;
+use crate::segment::Home;
+
+/// How long other processes that begin a buffer are waited for, unless told otherwise.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Options for beginning and joining renderbuffers.
+///
+/// ```
+/// use ndarray_shm::RenderOptions;
+///
+/// let buffer = RenderOptions::new()
+///     .chunk_offset(&[2, 0])
+///     .create::<u8, _>("render-options-example", (6, 8), (4, 4), "an example")?;
+/// assert_eq!(buffer.grid().region(0), [0..2, 0..4]);
+/// buffer.discard()?;
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "options do nothing until `create` or `open` is called"]
+pub struct RenderOptions {
+    backend: Option<Arc<dyn Backend>>,
+    pub(super) replace: bool,
+    draft: DraftOptions,
+    chunk_offset: Option<Vec<usize>>,
+    pool: Option<Pool>,
+    pub(super) shared_with: SharedWith,
+    pub(super) timeout: Duration,
+}
+
+impl Default for RenderOptions {
+    fn default() -> Self {
+        let (backend, chunk_offset, pool) = (None, None, None);
+        let (replace, draft, shared_with) = (false, DraftOptions::default(), SharedWith::default());
+        Self { backend, replace, draft, chunk_offset, pool, shared_with, timeout: TIMEOUT }
+    }
+}
+
+impl RenderOptions {
+    /// Begins with the defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Uses this backend instead of the [default](crate::default_backend).
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Lets the finished array take the name of one that exists; that one stays until then.
+    ///
+    /// Let one process begin with this, and the others [`open`](Self::open) what it began: one that comes when the array is
+    /// finished would begin it anew.
+    pub fn replace(mut self, replace: bool) -> Self {
+        self.replace = replace;
+        self
+    }
+
+    /// Paints into memory of this pool, in its backend and with its permissions, if this process is the one that begins the buffer.
+    ///
+    /// **Chunks begin with whatever was there.** The buffer and the finished array cost one descriptor more. The memory comes back
+    /// when the array is [put](Pool::put) into the pool, or was [adopted](Pool::adopt) by it and is dropped; otherwise the array is
+    /// like any other.
+    pub fn pool(mut self, pool: &Pool) -> Self {
+        self.backend = Some(Arc::clone(pool.backend()));
+        self.draft.permissions = pool.permissions();
+        self.pool = Some(pool.clone());
+        self
+    }
+
+    /// Creates the files with these permission bits, whatever the umask; 0600 if not said. Windows has none.
+    pub fn permissions(mut self, bits: u32) -> Self {
+        self.draft.permissions = bits & 0o777;
+        self
+    }
+
+    /// Takes memory only when it is painted. A painter that touches memory that is not there is killed (SIGBUS).
+    pub fn sparse(mut self, sparse: bool) -> Self {
+        self.draft.pages = self.draft.pages.with_sparse(sparse);
+        self
+    }
+
+    /// Chooses what memory a new buffer gets; [`Pages::Auto`] if not said.
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.draft.pages = pages;
+        self
+    }
+
+    /// Chooses the users that paint together, and so may harm one another; [`SharedWith::OnlyMe`] if not said.
+    pub fn shared_with(mut self, users: SharedWith) -> Self {
+        self.shared_with = users;
+        self
+    }
+
+    /// Limits how long [`create`](Self::create) and [`open`](Self::open) wait for another process that is just beginning the buffer, and
+    /// [`finish`](RenderBuffer::finish) for another user who alone may name it; 10 seconds if not said, [`Duration::MAX`] is for ever.
+    ///
+    /// A beginner takes the array's memory, which may need as long as writing to all of it.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.timeout = limit;
+        self
+    }
+
+    /// Lets the first chunk of each axis begin this many elements before the buffer; zeros if not said.
+    pub fn chunk_offset(mut self, offset: &[usize]) -> Self {
+        self.chunk_offset = Some(offset.to_vec());
+        self
+    }
+
+    /// Begins a buffer, joins others who began it, or resumes what an earlier run left.
+    ///
+    /// # Errors
+    ///
+    /// As [`RenderBuffer::create`].
+    pub fn create<T: Element, D: Dimension>(
+        self,
+        location: impl IntoLocation,
+        shape: impl ShapeBuilder<Dim = D>,
+        chunk_shape: impl IntoDimension<Dim = D>,
+        fingerprint: &str,
+    ) -> Result<RenderBuffer<T, D>> {
+        let home = Home::new(self.backend.as_ref(), location)?;
+        let layout = Layout::new::<T>(shape, home.location.as_str())?;
+        let offset = match &self.chunk_offset {
+            Some(offset) => dimension(offset, layout.dim.ndim()).ok_or_else(|| Error::InvalidSetting {
+                setting: "the chunk offset",
+                value: format!("{offset:?}"),
+                expected: "as many axes as the array has",
+            })?,
+            None => D::zeros(layout.dim.ndim()),
+        };
+        let grid = ChunkGrid::new(layout.dim.clone(), chunk_shape.into_dimension(), offset)?;
+        let work = Work {
+            dtype: T::DTYPE,
+            order: layout.order,
+            shape: grid.shape().to_vec(),
+            chunk_shape: grid.chunk_shape().to_vec(),
+            chunk_offset: grid.chunk_offset().to_vec(),
+            fingerprint: fingerprint.to_owned(),
+        };
+        work.check()?;
+        if let Some(pool) = &self.pool {
+            require_same(pool, &home, &self)?;
+        }
+        let pair = Pair::open_or_create(&home, &work, layout.bytes::<T>(), &self.making())
+            .map_err(|error| error.about(&home.location))?;
+        Ok(RenderBuffer::of(pair, home, layout, grid, &self))
+    }
+
+    /// Joins a buffer that someone began, whatever its shape.
+    ///
+    /// # Errors
+    ///
+    /// As [`RenderBuffer::open`].
+    pub fn open<T: Element, D: Dimension>(self, location: impl IntoLocation) -> Result<RenderBuffer<T, D>> {
+        let home = Home::new(self.backend.as_ref(), location)?;
+        let pair = Pair::open(&home, &self.making()).map_err(|error| error.about(&home.location))?;
+        let work = &pair.ledger.record().work;
+        if work.dtype != T::DTYPE {
+            return Err(Error::DTypeMismatch {
+                location: home.location.to_string(),
+                expected: T::DTYPE.to_string(),
+                found: work.dtype.to_string(),
+            });
+        }
+        let axes = |lengths: &[usize]| {
+            dimension::<D>(lengths, work.shape.len()).ok_or_else(|| Error::ShapeMismatch {
+                location: home.location.to_string(),
+                expected: format!("{} axes", D::NDIM.unwrap_or_default()),
+                found: format!("{:?}", work.shape),
+            })
+        };
+        let dim = axes(&work.shape)?;
+        let grid = ChunkGrid::new(dim.clone(), axes(&work.chunk_shape)?, axes(&work.chunk_offset)?)?;
+        let layout = Layout::new::<T>(dim.set_f(work.order == Order::F), home.location.as_str())?;
+        Ok(RenderBuffer::of(pair, home, layout, grid, &self))
+    }
+
+    fn making(&self) -> Making<'_> {
+        let Self { draft, replace, ref pool, ref shared_with, timeout, .. } = *self;
+        // What gets a group is no group's until it has that one.
+        let permissions = if matches!(shared_with, SharedWith::Group(_)) { 0o600 } else { draft.permissions };
+        Making { draft: DraftOptions { permissions, ..draft }, replace, pool: pool.as_ref(), shared_with, timeout }
+    }
+}
+
+/// Refuses memory that lives elsewhere than the buffer is to, or that others may open than its users.
+fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()> {
+    let permissions = options.draft.permissions;
+    if matches!(options.shared_with, SharedWith::Group(_)) {
+        let (setting, value) = ("the users of a pool's memory", format!("{:?}", options.shared_with));
+        return Err(Error::InvalidSetting {
+            setting,
+            value,
+            expected: "no group: a pool keeps its memory for this user",
+        });
+    }
+    let (setting, value) = if pool.backend().directory() != home.backend.directory() {
+        ("the pool's directory", pool.backend().directory().display().to_string())
+    } else if pool.permissions() != permissions {
+        ("the permissions of the pool", format!("{:o}", pool.permissions()))
+    } else {
+        return Ok(());
+    };
+    Err(Error::InvalidSetting { setting, value, expected: "that of the buffer" })
+}
+
+/// Turns lengths into a dimension, if there are so many and the type has so many axes.
+fn dimension<D: Dimension>(lengths: &[usize], axes: usize) -> Option<D> {
+    (lengths.len() == axes).then(|| D::from_dimension(&IxDyn(lengths))).flatten()
+}

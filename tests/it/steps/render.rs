@@ -1,0 +1,167 @@
+//! Renderbuffers whose beginners, finishers and discarders are stopped or killed between two steps.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ndarray::Ix1;
+use ndarray_shm::{Location, NextClaim, RenderBuffer, RenderOptions, render};
+
+use crate::support::child::{Child, Role, say};
+use crate::support::{Name, Place, backend_of_child};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "steps",
+        "render",
+        tests![
+            killed_finisher_with_a_viewer_blocks_no_beginner,
+            resumed_beginner_spares_what_another_began_meanwhile,
+            killed_discard_leaves_a_payload_that_reclaim_removes,
+            killed_beginner_leaves_a_ledger_that_reclaim_removes,
+            stopped_beginner_is_waited_for_until_the_timeout,
+            discard_waits_for_a_payload_that_gets_its_name,
+            painter_of_a_finished_buffer_waits_for_no_stale_ledger,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] =
+    &[("step-render-begin", begin_child), ("step-render-finish", finish_child), ("step-render-discard", discard_child)];
+
+/// How long a child may take that must not wait for anything.
+const PROMPT: Duration = Duration::from_secs(60);
+
+fn begin(options: RenderOptions, location: &Location) -> ndarray_shm::Result<RenderBuffer<u8, Ix1>> {
+    options.create(location, 1 << 16, 1 << 14, "steps")
+}
+
+fn location(arguments: &[String]) -> Location {
+    arguments[0].parse().unwrap()
+}
+
+/// Begins or joins the buffer and says how much of it is painted.
+fn begin_child(arguments: &[String]) {
+    let outcome = begin(RenderOptions::new().backend(backend_of_child()), &location(arguments));
+    say(outcome.map_or_else(|error| error.to_string(), |buffer| format!("{} painted", buffer.progress().done)));
+}
+
+/// Joins the buffer, paints what is missing and finishes it.
+fn finish_child(arguments: &[String]) {
+    let buffer = begin(RenderOptions::new().backend(backend_of_child()), &location(arguments)).unwrap();
+    while let NextClaim::Chunk(mut chunk) = buffer.claim_next().unwrap() {
+        chunk.view_mut().fill(1);
+        chunk.commit().unwrap();
+    }
+    buffer.finish().unwrap();
+    say("finished");
+}
+
+fn discard_child(arguments: &[String]) {
+    say(render::discard(&*backend_of_child(), &location(arguments)).unwrap());
+}
+
+fn start(place: &Place, role: &str, name: &Name, step: &str) -> Child {
+    Child::start_until(place, role, &[name.as_str()], step)
+}
+
+fn painted(place: &Place, name: &Name) -> RenderBuffer<u8, Ix1> {
+    let buffer = begin(place.render_options(), name.location()).unwrap();
+    let NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() else { panic!("all are free") };
+    chunk.commit().unwrap();
+    buffer
+}
+
+fn killed_finisher_with_a_viewer_blocks_no_beginner(place: &Place) {
+    let name = place.location("finisher");
+    let viewer = painted(place, &name);
+    let mut finisher = start(place, "step-render-finish", &name, "render: array named");
+    finisher.kill();
+    assert!(place.backend.unlink(name.location(), None).unwrap());
+    let mut next = Child::start(place, "step-render-begin", &[name.as_str()]);
+    assert_eq!(
+        next.line_within(PROMPT).as_deref(),
+        Some("0 painted"),
+        "the ledger is stale, whoever is attached to it"
+    );
+    next.finish();
+    assert!(viewer.progress().is_complete());
+}
+
+fn resumed_beginner_spares_what_another_began_meanwhile(place: &Place) {
+    let name = place.location("resumed");
+    let mut late = start(place, "step-render-begin", &name, "render: ledger published");
+    assert!(render::discard(&*place.backend, name.location()).unwrap());
+    let other = painted(place, &name);
+    late.resume();
+    late.expect("1 painted");
+    late.finish();
+    assert!(matches!(other.claim_next().unwrap(), NextClaim::Chunk(_)), "its payload still has its name");
+}
+
+fn killed_discard_leaves_a_payload_that_reclaim_removes(place: &Place) {
+    let place = &place.private();
+    let name = place.location("discard");
+    let buffer = painted(place, &name);
+    let mut discard = start(place, "step-render-discard", &name, "render: ledger removed");
+    discard.kill();
+    let files = place.files_of(&name);
+    assert!(files.len() == 1 && files[0].contains("-part-"), "{files:?}");
+    assert!(place.reclaim().removed.is_empty(), "a painter is attached");
+    drop(buffer);
+    let removed = place.reclaim().removed;
+    assert_eq!(removed.iter().map(|removed| &removed.name).collect::<Vec<_>>(), files.iter().collect::<Vec<_>>());
+    assert!(place.files_of(&name).is_empty());
+}
+
+fn killed_beginner_leaves_a_ledger_that_reclaim_removes(place: &Place) {
+    let place = &place.private();
+    let name = place.location("beginner");
+    let mut beginner = start(place, "step-render-begin", &name, "render: ledger published");
+    assert!(place.reclaim().removed.is_empty(), "its beginner is stopped, not dead");
+    beginner.kill();
+    let removed = place.reclaim().removed;
+    assert!(removed.iter().any(|removed| removed.name.contains("-ledger-")), "{removed:?}");
+    assert!(place.files_of(&name).is_empty());
+}
+
+fn stopped_beginner_is_waited_for_until_the_timeout(place: &Place) {
+    let name = place.location("stopped");
+    let mut beginner = start(place, "step-render-begin", &name, "render: ledger published");
+    let options = || place.render_options().timeout(Duration::from_millis(20));
+    assert!(begin(options(), name.location()).unwrap_err().is_timed_out());
+    assert!(options().open::<u8, Ix1>(name.location()).unwrap_err().is_timed_out());
+    beginner.resume();
+    beginner.expect("0 painted");
+    beginner.finish();
+    assert_eq!(begin(options(), name.location()).unwrap().progress().done, 0);
+}
+
+fn discard_waits_for_a_payload_that_gets_its_name(place: &Place) {
+    let name = place.location("naming");
+    let mut beginner = start(place, "step-render-begin", &name, "render: about to name the payload");
+    std::thread::scope(|scope| {
+        let discard = scope.spawn(|| render::discard(&*place.backend, name.location()).unwrap());
+        beginner.resume();
+        assert!(discard.join().unwrap());
+    });
+    assert_eq!(beginner.line(), "0 painted");
+    beginner.finish();
+    // Had the discard come first, the beginner would have begun again.
+    let _ = render::discard(&*place.backend, name.location());
+    assert!(place.files_of(&name).is_empty());
+}
+
+fn painter_of_a_finished_buffer_waits_for_no_stale_ledger(place: &Place) {
+    let name = place.location("opener");
+    let viewer = painted(place, &name);
+    let mut finisher = start(place, "step-render-finish", &name, "render: array named");
+    let options = || place.render_options().timeout(Duration::ZERO);
+    assert!(options().open::<u8, Ix1>(name.location()).unwrap_err().is_not_found());
+    assert!(begin(options(), name.location()).unwrap_err().is_already_exists());
+    finisher.resume();
+    finisher.expect("finished");
+    finisher.finish();
+    drop(viewer);
+    assert_eq!(place.files_of(&name), [name.as_str()]);
+}
