@@ -9,6 +9,7 @@ mod pool;
 pub mod rights;
 pub mod sandbox;
 mod shared;
+mod users;
 
 use libtest_mimic::Trial;
 
@@ -25,6 +26,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         pool::trials,
         rights::trials,
         shared::trials,
+        users::trials,
     ]
     .into_iter()
     .flat_map(|trials| trials(place))
@@ -40,4 +42,5 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     pool::ROLES,
     rights::ROLES,
     shared::ROLES,
+    users::ROLES,
 ];
