@@ -12,7 +12,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use ndarray_shm::{DType, Location, Order};
+use ndarray_shm::{DType, Location, Order, SharedWith};
 use ndarray_shm_volume::VolumeUrl;
 
 pub(crate) use self::volumes::{
@@ -172,6 +172,9 @@ pub(crate) struct ViewArgs {
     pub(crate) channel: Option<usize>,
     #[command(flatten)]
     pub(crate) layout: LayoutArgs,
+    /// Whose unfinished renderbuffer to look at: me, users:UID,UID,.. or group:GID; those users can end this program
+    #[arg(long, value_name = "WITH", default_value_t)]
+    pub(crate) share: SharedWith,
     /// Values that become black and white [default: the least and the greatest of the plane]
     #[arg(long, value_name = "LOW:HIGH", value_parser = words::span, allow_hyphen_values = true)]
     pub(crate) range: Option<Span>,
@@ -300,6 +303,9 @@ pub(crate) struct DemoArgs {
     /// How many worker processes paint
     #[arg(long, short, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) workers: u16,
+    /// Whose files to paint in: me, users:UID,UID,.. or group:GID; those users can read and break what is painted
+    #[arg(long, value_name = "WITH", default_value_t)]
+    pub(crate) share: SharedWith,
     /// Use files in the emulated directory, whatever EMULATE_SHM says
     #[arg(long)]
     pub(crate) emulate: bool,

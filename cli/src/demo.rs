@@ -154,6 +154,7 @@ impl<'a> Stage<'a> {
             processes: true,
             replace,
             keep_partial: false,
+            share: &self.args.share,
         };
         let report = job.run(&display, self.stop)?;
         *made = match made.take() {

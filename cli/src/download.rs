@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ndarray_shm::{Backend, Directory, Location, Order, default_backend, set_emulate_shm};
+use ndarray_shm::{Backend, Directory, Location, Order, SharedWith, default_backend, set_emulate_shm};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadOptions, Downloaded, Error, FillValue, Missing, ProcessWorkers, Spent, StopFlag,
     VolumeMeta, VolumeOptions, VolumeUrl, Workers, download_to_shared_memory, file_location,
@@ -69,6 +69,7 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
         processes: args.processes,
         replace: args.replace,
         keep_partial: args.keep_partial,
+        share: &args.share,
     };
     let mut result = job.run(&display, &stop)?;
     if let Some(part) = &part {
@@ -186,6 +187,7 @@ pub(crate) struct Job<'a> {
     pub(crate) processes: bool,
     pub(crate) replace: bool,
     pub(crate) keep_partial: bool,
+    pub(crate) share: &'a SharedWith,
 }
 
 impl Job<'_> {
@@ -216,7 +218,8 @@ impl Job<'_> {
             .backend(Arc::clone(self.backend))
             .progress(display)
             .stop(stop)
-            .keep_partial(self.keep_partial);
+            .keep_partial(self.keep_partial)
+            .shared_with(self.share.clone());
         let start = Instant::now();
         let result = download_to_shared_memory(self.source, self.bbox, self.location, &options);
         display.clear();
@@ -257,6 +260,13 @@ impl Job<'_> {
             )),
             Error::Array(ndarray_shm::Error::PermissionDenied { .. }) => {
                 Some("choose another place, or ask the owner to make way".to_owned())
+            }
+            Error::Array(ndarray_shm::Error::ForeignOwner { owner, .. }) => Some(format!(
+                "--share users:{owner} joins files of that user, if you trust it; --share group:GID is for all of a group; or choose \
+                 another place"
+            )),
+            Error::Array(ndarray_shm::Error::TimedOut { .. }) => {
+                Some(format!("another download begins this array and does not get on: wait for it; {discard}"))
             }
             Error::Array(ndarray_shm::Error::Mismatch { .. }) => {
                 Some(format!("another download of this name was begun: wait for it; {discard}"))

@@ -47,7 +47,7 @@ struct Gone {
     name: String,
     backend: String,
     path: String,
-    /// "counted", "draft" or "lock".
+    /// "counted", "partial" (a renderbuffer without its ledger), "ledger" (one without its renderbuffer), "draft" or "lock".
     kind: &'static str,
     /// Bytes of memory or disk it took.
     bytes: u64,
@@ -100,7 +100,12 @@ impl Collection {
                 self.skipped.push(Refusal { name, backend: backend.name().to_owned(), path, owner, error });
                 continue;
             }
-            let kind = if kind == EntryKind::Draft { "draft" } else { "counted" };
+            let kind = match kind {
+                EntryKind::Draft => "draft",
+                EntryKind::Partial => "partial",
+                EntryKind::Ledger => "ledger",
+                _ => "counted",
+            };
             self.removed.push(Gone { name, backend: backend.name().to_owned(), path, kind, bytes });
         }
         for (name, error) in reclaimed.failed {
@@ -173,6 +178,8 @@ impl Collection {
         for Gone { name, backend, kind, bytes, .. } in &self.removed {
             let what = match *kind {
                 "draft" => ", a draft",
+                "partial" => ", a renderbuffer without ledger",
+                "ledger" => ", a ledger without renderbuffer",
                 "lock" => ", a lock of uploads",
                 _ => "",
             };

@@ -43,6 +43,9 @@ pub(crate) struct Item {
     pub(crate) counted: Option<Counted>,
     /// Why it cannot.
     pub(crate) counted_error: Option<String>,
+    /// Whether it is one of the two files of a renderbuffer, without the other.
+    #[serde(skip)]
+    is_half: bool,
 }
 
 impl Item {
@@ -86,6 +89,7 @@ impl Item {
             chunks_total: ledger.as_ref().map(|ledger| ledger.total),
             counted,
             counted_error,
+            is_half: false,
         }
     }
 
@@ -124,6 +128,8 @@ impl Item {
         }
         match (self.chunks_done, self.chunks_total) {
             _ if self.is_damaged() => format!("{}, damaged", self.kind),
+            _ if self.is_half && self.kind == "ledger" => "ledger without renderbuffer".to_owned(),
+            _ if self.is_half => format!("{} without ledger", self.kind),
             _ if self.kind == "lock" => "lock of uploads".to_owned(),
             (Some(done), Some(total)) => format!("{}, {done} of {total} chunks", self.kind),
             _ => self.kind.to_owned(),
@@ -136,9 +142,12 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     let mut items = Vec::new();
     for backend in places::existing(args.backend)? {
         let entries = backend.list()?;
-        let shown =
-            entries.iter().filter(|entry| args.all || matches!(entry.kind, EntryKind::Array | EntryKind::Partial));
-        items.extend(shown.map(|entry| Item::new(&backend, entry)));
+        for entry in &entries {
+            let is_half = is_half(entry, &entries);
+            if args.all || is_half || matches!(entry.kind, EntryKind::Array | EntryKind::Partial) {
+                items.push(Item { is_half, ..Item::new(&backend, entry) });
+            }
+        }
     }
     if args.json {
         report::json(out, &items)?;
@@ -170,6 +179,17 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         table.write(out)?;
     }
     Ok(Exit::Done)
+}
+
+/// Whether an entry is one of the two files of a renderbuffer, and the other is not there.
+fn is_half(entry: &Entry, entries: &[Entry]) -> bool {
+    let other = match entry.kind {
+        EntryKind::Partial => EntryKind::Ledger,
+        EntryKind::Ledger => EntryKind::Partial,
+        _ => return false,
+    };
+    let location = entry.location();
+    !entries.iter().any(|found| found.kind == other && found.location() == location)
 }
 
 /// Writes a path as text; bytes that are not UTF-8 become replacement characters.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytemuck::bytes_of;
 use half::{bf16, f16};
 use ndarray::{ArrayViewD, Axis, IxDyn, Slice};
-use ndarray_shm::{DType, Element, Order, RenderOptions, with_element};
+use ndarray_shm::{DType, Element, Order, RenderOptions, SharedWith, with_element};
 
 use crate::described::{Described, Kind};
 use crate::exit::{Exit, Failure};
@@ -110,15 +110,20 @@ pub(crate) struct Plane {
 }
 
 impl Plane {
-    /// Copies the plane, of each axis only every `step`-th element.
-    pub(crate) fn read(array: &Described, section: &Section, step: usize) -> Result<Self, Failure> {
+    /// Copies the plane, of each axis only every `step`-th element; of an unfinished renderbuffer, if it belongs to these users.
+    pub(crate) fn read(array: &Described, section: &Section, step: usize, share: &SharedWith) -> Result<Self, Failure> {
         let dtype = array.dtype;
-        with_element!(dtype, T => Self::copy::<T>(array, section, step), else => {
+        with_element!(dtype, T => Self::copy::<T>(array, section, step, share), else => {
             Err(Failure::new(Exit::Failed, format!("there are no elements of type {dtype} here")))
         })
     }
 
-    fn copy<T: Element>(array: &Described, section: &Section, step: usize) -> Result<Self, Failure> {
+    fn copy<T: Element>(
+        array: &Described,
+        section: &Section,
+        step: usize,
+        share: &SharedWith,
+    ) -> Result<Self, Failure> {
         let (right, down) = section.lengths(&array.shape);
         let (width, height) = (right.div_ceil(step), down.div_ceil(step));
         let elements = width.checked_mul(height).filter(|elements| *elements <= MOST_ELEMENTS);
@@ -131,7 +136,8 @@ impl Plane {
         let mut plane = Self { dtype: T::DTYPE, width, height, bytes: vec![0; elements * size_of::<T>()] };
         let whole: Vec<Range<usize>> = array.shape.iter().map(|length| 0..*length).collect();
         if array.kind == Kind::Partial {
-            let buffer = RenderOptions::new().backend(Arc::clone(&array.backend)).open::<T, IxDyn>(&array.location)?;
+            let options = RenderOptions::new().backend(Arc::clone(&array.backend)).shared_with(share.clone());
+            let buffer = options.open::<T, IxDyn>(&array.location)?;
             for index in 0..buffer.grid().len() {
                 let region = buffer.grid().region(index);
                 let is_cut = |(axis, range): (usize, &Range<usize>)| {

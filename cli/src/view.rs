@@ -74,7 +74,7 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         }
         (None, None) => 1,
     };
-    let plane = Plane::read(&array, &section, every)?;
+    let plane = Plane::read(&array, &section, every, &args.share)?;
     let (picture, range) = if args.labels {
         (Picture::colours(&plane), None)
     } else {

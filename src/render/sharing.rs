@@ -1,5 +1,8 @@
 //! Users that paint one buffer together, and the files that a process takes for theirs.
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::error::{Error, Result};
 use crate::os::{self, Facts};
 use crate::segment::{DraftSegment, Home};
@@ -12,6 +15,8 @@ use crate::segment::{DraftSegment, Home};
 /// [`permissions`](super::RenderOptions::permissions) make such files too.
 ///
 /// Users and groups have numbers on Unix only. Elsewhere owners are not known, and every file that can be opened is taken.
+///
+/// Written as text it is `me`, `users:1000,1001` or `group:100`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum SharedWith {
@@ -26,6 +31,38 @@ pub enum SharedWith {
     /// In a directory with the sticky bit, such as /dev/shm, only the owner of the files gives the finished array its name; what other
     /// members of the group [finish](super::RenderBuffer::finish) waits for that.
     Group(u32),
+}
+
+impl fmt::Display for SharedWith {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OnlyMe => f.write_str("me"),
+            Self::Users(users) => {
+                write!(f, "users:{}", users.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
+            }
+            Self::Group(group) => write!(f, "group:{group}"),
+        }
+    }
+}
+
+impl FromStr for SharedWith {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let users = |list: &str| list.split(',').map(str::parse).collect::<Result<_, _>>();
+        let parsed = match text.split_once(':') {
+            None => (text == "me").then_some(Self::OnlyMe),
+            Some(("users", list)) => users(list).ok().map(Self::Users),
+            Some(("group", group)) => group.parse().ok().map(Self::Group),
+            Some(_) => None,
+        };
+        let expected = "me, users:UID,UID,.. or group:GID, with numbers as `id` prints them";
+        parsed.ok_or_else(|| Error::InvalidSetting {
+            setting: "the users to share with",
+            value: text.to_owned(),
+            expected,
+        })
+    }
 }
 
 impl SharedWith {
@@ -43,10 +80,10 @@ impl SharedWith {
         if !is_chosen && !os::is_surely_user(owner) {
             let reason = if os::is_user(owner) {
                 "in this user namespace that number stands for every user that has none; choose it with \
-                 RenderOptions::shared_with or --share-users to trust them all"
+                 RenderOptions::shared_with or --share users:UID to trust them all"
             } else {
                 "that user could read what is painted, and shorten the file under this process; trust the user with \
-                 RenderOptions::shared_with, --share-users or --share-group, or discard the buffer as that user"
+                 RenderOptions::shared_with, --share users:UID or --share group:GID, or discard the buffer as that user"
             };
             return Err(Error::ForeignOwner { location: location(), owner, user: os::user_id(), reason });
         }
@@ -85,4 +122,19 @@ fn is_proof(group: u32, home: &Home) -> Result<bool> {
     let directory = home.backend.directory().join("."); // behind a link too
     let facts = os::facts_at(&directory).map_err(|error| Error::os("look at", directory.display(), error))?;
     Ok(group != facts.group || facts.mode & 0o002 == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_says_which_users() {
+        for with in [SharedWith::OnlyMe, SharedWith::Users(vec![1, 4_000_000_000]), SharedWith::Group(0)] {
+            assert_eq!(with.to_string().parse::<SharedWith>().expect("as written"), with);
+        }
+        for text in ["", "all", "users:", "users:root", "users:1,", "group:-1", "group:1,2", "group:4294967296"] {
+            assert!(matches!(text.parse::<SharedWith>(), Err(Error::InvalidSetting { .. })), "{text:?}");
+        }
+    }
 }

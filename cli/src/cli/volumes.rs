@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ndarray_shm::{DType, Location, Order};
+use ndarray_shm::{DType, Location, Order, SharedWith};
 use ndarray_shm_volume::VolumeUrl;
 
 use super::BackendChoice;
@@ -53,6 +53,9 @@ pub(crate) struct DownloadArgs {
     /// Paint with worker processes instead of threads
     #[arg(long)]
     pub(crate) processes: bool,
+    /// Whose files to paint in: me, users:UID,UID,.. or group:GID; those users can read and break what is painted
+    #[arg(long, value_name = "WITH", default_value_t)]
+    pub(crate) share: SharedWith,
     #[command(flatten)]
     pub(crate) part: PartArgs,
     /// Use a file in the emulated directory, whatever EMULATE_SHM says

@@ -101,6 +101,19 @@ fn gc_removes_the_orphan_and_nothing_else() {
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
     assert_eq!(text, "nothing to remove\ncounted arrays that stay: 1 in use, 1 kept\n");
 
+    // Halves of renderbuffers: without its ledger, or without what is painted.
+    fs::remove_file(place.join(".ndshm-ledger-half")).expect("there");
+    fs::rename(place.join(".ndshm-part-half"), place.join(".ndshm-part-other")).expect("there");
+    let second_half = RenderOptions::new().backend(scene.backend()).create::<u8, _>("second", 4096, 4096, "a test");
+    drop(second_half.expect("created"));
+    fs::remove_file(place.join(".ndshm-part-second")).expect("there");
+    assert!(line(&scene, "other").ends_with("partial without ledger"));
+    assert!(line(&scene, "second").ends_with("ledger without renderbuffer"));
+    let found = gc(&scene, &[]);
+    let kinds: Vec<&Value> = found["removed"].as_array().expect("a list").iter().map(|gone| &gone["kind"]).collect();
+    assert_eq!(removed(&found), [".ndshm-ledger-second", ".ndshm-part-other"]);
+    assert_eq!(kinds, ["ledger", "partial"]);
+
     // One death of two changes nothing, the second makes an orphan, and is not that of the name.
     living.kill();
     assert_eq!(removed(&gc(&scene, &[])), [""; 0]);

@@ -3,6 +3,8 @@
 use std::collections::hash_map::RandomState;
 use std::fs;
 use std::hash::BuildHasher as _;
+#[cfg(unix)]
+use std::io::Write as _;
 use std::process::Command;
 
 use ndarray_shm::{Location, render};
@@ -115,6 +117,36 @@ fn an_interrupted_download_that_keeps_its_work_is_continued() {
     assert_eq!(number(&report, "resumed"), kept);
     assert_eq!(number(&report, "painted"), CHUNKS - kept);
     assert_complete(&scene);
+}
+
+/// What another user began is continued only by a download that says so, and by its worker processes.
+#[cfg(unix)]
+#[test]
+fn work_of_another_user_is_continued_only_if_that_is_asked_for() {
+    const STRANGER: u32 = 65534;
+    let scene = Scene::new();
+    if !rustix::process::geteuid().is_root() {
+        writeln!(std::io::stderr(), "NOT RUN: only root can be two users").expect("written");
+        return;
+    }
+    volume::write(&scene.volume());
+    let how = ["--keep-partial", "--processes", "--workers", "2"];
+    let mut running = Running::start(&mut download(&scene, &how));
+    wait_for_chunks(&scene, &mut running, 5);
+    assert!(signal(running.pid(), Signal::Interrupt));
+    running.finish().expect_code(130);
+    for file in scene.files() {
+        std::os::unix::fs::chown(scene.emulated().join(file), Some(STRANGER), None).expect("root may");
+    }
+    let refused = run(&mut download(&scene, &how)).expect_code(1).err;
+    let words = ["belongs to user 65534, and this process to user 0", "--share users:65534"];
+    assert!(words.iter().all(|word| refused.contains(word)), "{refused}");
+    let kept = painted(&scene);
+    assert!(kept >= 5, "what was refused stays");
+    let report = run(download(&scene, &how).args(["--share", "users:65534"])).expect_code(0).json();
+    assert_eq!((number(&report, "resumed"), number(&report, "painted")), (kept, CHUNKS - kept));
+    assert_complete(&scene);
+    run(download(&scene, &how).args(["--share", "everybody"])).expect_code(2);
 }
 
 /// Waits for the end of one that was killed: on Windows the killer chooses an exit code, elsewhere there is none.

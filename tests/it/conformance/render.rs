@@ -25,6 +25,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             beginning_what_others_finished_meanwhile_is_an_error_and_leaves_nothing,
             joining_a_sparse_buffer_leaves_it_sparse,
             many_chunks_are_claimed_past_a_slow_one,
+            payload_without_ledger_is_in_no_beginners_way,
         ],
     )
 }
@@ -216,6 +217,18 @@ fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
     let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
     assert_eq!(place.allocated(&partial) < 1 << 18, place.has_holes());
     drop((buffers, joined));
+}
+
+fn payload_without_ledger_is_in_no_beginners_way(place: &Place) {
+    let name = place.location("without-ledger");
+    let viewer = buffer(place, &name);
+    let ledger = place.files_of(&name).into_iter().find(|file| file.contains("ledger")).expect("a ledger");
+    std::fs::remove_file(place.directory().join(ledger)).unwrap(); // a discard was killed half-way
+    let options = || place.render_options().timeout(Duration::ZERO);
+    assert!(options().open::<u32, ndarray::Ix2>(name.location()).unwrap_err().is_not_found());
+    let began = options().create::<u32, _>(name.location(), (6, 10), (4, 3), "a test").unwrap();
+    assert!(viewer.claim_next().unwrap_err().is_unlinked());
+    assert_eq!(paint(&began), 8);
 }
 
 fn many_chunks_are_claimed_past_a_slow_one(place: &Place) {

@@ -146,7 +146,7 @@ fn every_kind_of_array_can_be_on_huge_pages(place: &Place) {
 
     let name = place.location("rendered");
     let buffer: RenderBuffer<u8, Ix1> =
-        place.render_options().pages(Pages::Huge).create(name.as_str(), LENGTH, LENGTH, "pages").unwrap();
+        place.render_options().pages(Pages::Huge).sparse(false).create(name.as_str(), LENGTH, LENGTH, "pages").unwrap();
     let Claim::Chunk(mut claim) = buffer.claim(0).unwrap() else { panic!("nobody else paints") };
     claim.view_mut().fill(1);
     claim.commit().unwrap();

@@ -45,20 +45,15 @@ fn begin(options: RenderOptions, location: &Location) -> ndarray_shm::Result<Ren
     options.create(location, 1 << 14, 1 << 12, "users")
 }
 
-/// Begins or joins a buffer in a directory as one who shares with "me", "user N" or "group N", and paints one chunk for each "paint".
+/// Begins or joins a buffer in a directory as one who shares with the users that the text says, and paints one chunk for each "paint".
 fn paint_with_others(arguments: &[String]) {
     // A umask that takes every right from the group.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let [location, directory, shared, mode] = arguments else { panic!("{arguments:?}") };
-    let shared_with = match shared.split_once(' ') {
-        Some(("user", number)) => SharedWith::Users(vec![number.parse().unwrap()]),
-        Some(("group", number)) => SharedWith::Group(number.parse().unwrap()),
-        _ => SharedWith::OnlyMe,
-    };
     let options = RenderOptions::new()
         .backend(Arc::new(Directory::new("given", directory)))
         .permissions(u32::from_str_radix(mode, 8).unwrap())
-        .shared_with(shared_with)
+        .shared_with(shared.parse().unwrap())
         .timeout(Duration::from_secs(60));
     let buffer = match begin(options, &location.parse().unwrap()) {
         Ok(buffer) => buffer,
@@ -133,7 +128,7 @@ fn files_of_another_user_are_refused_unless_chosen(place: &Place) {
         Err(error @ Error::ForeignOwner { owner: ALICE, user: 0, .. }) => {
             let text = error.to_string();
             assert!(
-                [ALICE.to_string().as_str(), "user 0", "--share-users"].iter().all(|word| text.contains(word)),
+                [ALICE.to_string().as_str(), "user 0", "--share users:UID"].iter().all(|word| text.contains(word)),
                 "{text}"
             );
         }
@@ -162,17 +157,17 @@ fn payload_of_another_user_is_refused(place: &Place) {
 fn files_that_every_user_may_write_to_are_refused(place: &Place) {
     let stage = Stage::new(place, 0o1777);
     stage.painter(ALICE, "me", "666").expect("begun");
-    let mut bob = stage.painter(BOB, &format!("user {ALICE}"), "600");
+    let mut bob = stage.painter(BOB, &format!("users:{ALICE}"), "600");
     let said = bob.line();
     assert!(said.contains("every user may write to it"), "{said}");
     stage.painter(BOB, "me", "666").expect(&format!("foreign {ALICE} for {BOB}"));
     // Both said that all may: then all may.
-    stage.painter(BOB, &format!("user {ALICE}"), "666").expect("begun");
+    stage.painter(BOB, &format!("users:{ALICE}"), "666").expect("begun");
 }
 
 fn two_users_of_one_group_paint_one_buffer(place: &Place) {
     let stage = Stage::new(place, 0o1777);
-    let group = format!("group {GROUP}");
+    let group = format!("group:{GROUP}");
     let mut alice = stage.painter(ALICE, &group, "600");
     alice.expect("begun");
     for kind in ["part", "ledger"] {
@@ -199,7 +194,7 @@ fn two_users_of_one_group_paint_one_buffer(place: &Place) {
     assert!(std::fs::read(stage.directory.path().join(stage.name.as_str())).unwrap().iter().all(|byte| *byte == 1));
     // A group that this user is not in cannot be given away.
     std::fs::remove_file(stage.directory.path().join(stage.name.as_str())).unwrap();
-    let said = stage.painter(BOB, &format!("group {}", GROUP + 1), "600").line();
+    let said = stage.painter(BOB, &format!("group:{}", GROUP + 1), "600").line();
     assert!(said.contains("not in the group"), "{said}");
     assert!(stage.backend().list().unwrap().is_empty());
 }
@@ -209,7 +204,7 @@ fn group_of_a_directory_for_everyone_proves_nothing(place: &Place) {
     chown(stage.directory.path(), None, Some(GROUP)).unwrap();
     // Files in it get its group, also those of users who are not in it.
     std::fs::set_permissions(stage.directory.path(), Permissions::from_mode(0o3777)).unwrap();
-    let group = format!("group {GROUP}");
+    let group = format!("group:{GROUP}");
     stage.painter(ALICE, &group, "600").expect("begun");
     stage.painter(BOB, &group, "600").expect(&format!("foreign {ALICE} for {BOB}"));
 }
@@ -224,5 +219,5 @@ fn unmapped_users_of_a_namespace_are_not_this_user(place: &Place) {
     // Everything belongs to 65534 there, this process too.
     painter("me").expect("foreign 65534 for 65534");
     assert!(stage.backend().list().unwrap().is_empty());
-    painter("user 65534").expect("begun");
+    painter("users:65534").expect("begun");
 }

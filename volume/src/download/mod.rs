@@ -105,7 +105,8 @@ impl Downloaded {
 ///
 /// - [`Bbox`](Error::Bbox): the region is empty or not in the volume.
 /// - [`Array`](Error::Array): the name is taken (`AlreadyExists`) or another volume, region or order is being painted
-///   under it (`Mismatch`), there is no room (`NoSpace`), ..
+///   under it (`Mismatch`), another user began it who was not [chosen](DownloadOptions::shared_with) (`ForeignOwner`), there is no
+///   room (`NoSpace`), ..
 /// - [`Chunk`](Error::Chunk): a chunk cannot be read or decoded. What was painted is thrown away, unless
 ///   [`keep_partial`](DownloadOptions::keep_partial).
 /// - [`Interrupted`](Error::Interrupted): the flag was raised; the same holds.
@@ -198,13 +199,15 @@ fn join<T: Element>(
     line: &str,
     stop: &StopFlag,
 ) -> Result<usize> {
-    let buffer = RenderOptions::new().backend(backend).open::<T, IxDyn>(location)?;
+    let voice = Voice::of_this_process();
+    let options = RenderOptions::new().backend(backend).shared_with(voice.shared_with());
+    let buffer = options.open::<T, IxDyn>(location)?;
     if buffer.fingerprint() != line {
         // Between the two looks one download ended and another began.
         let (location, expected, found) = (location.to_string(), line.to_owned(), buffer.fingerprint().to_owned());
         return Err(ndarray_shm::Error::Mismatch { location, what: "fingerprint", expected, found }.into());
     }
-    let (tally, voice) = (Tally::default(), Voice::of_this_process());
+    let tally = Tally::default();
     let work = Work {
         source,
         bbox: &wanted.bbox,
@@ -277,7 +280,9 @@ impl Job<'_> {
         let outcome = match &self.options.workers {
             _ if watch.tell(&buffer, Totals::default()).is_complete() => Outcome::Complete,
             Workers::Threads(count) => threads::paint(&buffer, &work, *count, &mut watch),
-            Workers::Processes(workers) => processes::paint(&buffer, &work, workers, &mut watch),
+            Workers::Processes(workers) => {
+                processes::paint(&buffer, &work, workers, &self.options.shared_with, &mut watch)
+            }
         };
         let totals = match self.options.workers {
             Workers::Threads(_) => tally.totals(),
@@ -298,7 +303,7 @@ impl Job<'_> {
         let offset: Vec<usize> = starts.zip(lengths).map(|(start, length)| to_usize(start % length)).collect();
         let shape = IxDyn(&self.bbox.shape()).set_f(self.options.order == Order::F);
         let line = fingerprint::write(self.source, self.bbox, self.options.order, missing);
-        let options = RenderOptions::new().replace(self.options.replace);
+        let options = RenderOptions::new().replace(self.options.replace).shared_with(self.options.shared_with.clone());
         let options = match &self.options.pool {
             // The backend comes last: a pool that is elsewhere is refused.
             Some(pool) => options.pool(pool),

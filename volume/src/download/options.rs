@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ndarray_shm::{Backend, Order, Pool};
+use ndarray_shm::{Backend, Order, Pool, SharedWith};
 
 use crate::download::processes::ProcessWorkers;
 use crate::missing::Missing;
@@ -37,11 +37,12 @@ pub struct DownloadOptions<'a> {
     pub(crate) stop: StopFlag,
     pub(crate) keep_partial: bool,
     pub(crate) pool: Option<Pool>,
+    pub(crate) shared_with: SharedWith,
 }
 
 impl<'a> DownloadOptions<'a> {
     /// Begins with the defaults: C order, a thread for each processor, missing chunks as the volume says, 16 requests and 32 MiB at
-    /// a time, the default backend, nothing replaced, nobody told, never stopped, no partial work kept.
+    /// a time, the default backend, nothing replaced, nobody told, never stopped, no partial work kept, this user's files only.
     pub fn new() -> Self {
         Self {
             order: Order::C,
@@ -55,6 +56,7 @@ impl<'a> DownloadOptions<'a> {
             stop: StopFlag::new(),
             keep_partial: false,
             pool: None,
+            shared_with: SharedWith::OnlyMe,
         }
     }
 
@@ -116,6 +118,12 @@ impl<'a> DownloadOptions<'a> {
         self
     }
 
+    /// Chooses the users that download together, and so may harm one another: see [`SharedWith`]. Worker processes are told.
+    pub fn shared_with(mut self, users: SharedWith) -> Self {
+        self.shared_with = users;
+        self
+    }
+
     /// Tells how far it is.
     pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
         self.progress = progress;
@@ -155,6 +163,7 @@ impl fmt::Debug for DownloadOptions<'_> {
             .field("stop", &self.stop)
             .field("keep_partial", &self.keep_partial)
             .field("pool", &self.pool)
+            .field("shared_with", &self.shared_with)
             .finish_non_exhaustive()
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use ndarray::IxDyn;
 use ndarray_shm::process::{ChildError, Ending, Processes, SpawnOptions};
-use ndarray_shm::{Element, Location, NextClaim, RenderBuffer};
+use ndarray_shm::{Element, Location, NextClaim, RenderBuffer, SharedWith};
 
 use crate::download::paint::{Work, in_volume, worker_count};
 use crate::download::report::{self, Ear};
@@ -76,11 +76,12 @@ pub(crate) fn paint<T: Element>(
     buffer: &RenderBuffer<T, IxDyn>,
     work: &Work<'_>,
     workers: &ProcessWorkers,
+    shared_with: &SharedWith,
     watch: &mut Watch<'_>,
 ) -> Outcome {
     let left = buffer.progress();
     let count = worker_count(workers.count).min(left.total - left.done).max(1);
-    let mut crew = match Crew::start(count, workers, work, buffer.location()) {
+    let mut crew = match Crew::start(count, workers, work, shared_with, buffer.location()) {
         Ok(crew) => crew,
         Err(error) => return Outcome::Lost { report: format!("no worker could be started: {error}") },
     };
@@ -148,12 +149,13 @@ impl Crew {
         count: usize,
         workers: &ProcessWorkers,
         work: &Work<'_>,
+        shared_with: &SharedWith,
         location: &Location,
     ) -> ndarray_shm::Result<Self> {
-        let (requests, in_flight) = (work.requests, work.in_flight);
+        let (requests, in_flight, shared_with) = (work.requests, work.in_flight, shared_with.clone());
         let options = SpawnOptions::new().keep_going(true).configure(move |_, command| {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            report::brief(command, requests, in_flight, count);
+            report::brief(command, requests, in_flight, &shared_with, count);
             keep_from_ctrl_c(command);
         });
         let mut processes = options.spawn_commands(count, |_| (workers.command)(location))?;

@@ -9,10 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use ndarray_shm::SharedWith;
+
 use crate::download::options::{IN_FLIGHT, REQUESTS};
 use crate::download::spent::{Tally, Totals};
 
-/// What a worker may ask of a remote volume, as two numbers: requests and bytes at a time. Where it is set, the standard output is
+/// What a worker may ask of a remote volume, as two numbers: requests and bytes at a time; then the users it paints with. Where it is
+/// set, the standard output is
 /// a pipe for lines.
 const VARIABLE: &str = "NDARRAY_SHM_VOLUME_WORKER";
 
@@ -25,24 +28,28 @@ const LINE_BYTES: u64 = 300;
 /// Tells the parent what this process does, if it has one that listens.
 #[derive(Debug)]
 pub(crate) struct Voice {
-    told: Option<(usize, u64)>,
+    told: Option<(usize, u64, SharedWith)>,
 }
 
 impl Voice {
     pub(crate) fn of_this_process() -> Self {
         let told = std::env::var(VARIABLE).ok().and_then(|value| {
-            let (requests, in_flight) = value.split_once(' ')?;
-            Some((requests.parse().ok()?, in_flight.parse().ok()?))
+            let mut words = value.split(' ');
+            Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
         });
         Self { told }
     }
 
     pub(crate) fn requests(&self) -> usize {
-        self.told.map_or(REQUESTS, |(requests, _)| requests)
+        self.told.as_ref().map_or(REQUESTS, |told| told.0)
     }
 
     pub(crate) fn in_flight(&self) -> u64 {
-        self.told.map_or(IN_FLIGHT, |(_, in_flight)| in_flight)
+        self.told.as_ref().map_or(IN_FLIGHT, |told| told.1)
+    }
+
+    pub(crate) fn shared_with(&self) -> SharedWith {
+        self.told.as_ref().map_or(SharedWith::OnlyMe, |told| told.2.clone())
     }
 
     pub(crate) fn tell(&self, tally: &Tally) {
@@ -54,9 +61,9 @@ impl Voice {
 }
 
 /// Divides what may be asked of a volume among worker processes, and tells one of them its part.
-pub(crate) fn brief(command: &mut Command, requests: usize, in_flight: u64, workers: usize) {
+pub(crate) fn brief(command: &mut Command, requests: usize, in_flight: u64, shared_with: &SharedWith, workers: usize) {
     let part = (requests.div_ceil(workers.max(1)), in_flight / workers.max(1) as u64);
-    command.env(VARIABLE, format!("{} {}", part.0, part.1));
+    command.env(VARIABLE, format!("{} {} {shared_with}", part.0, part.1));
 }
 
 /// Hears what a worker process tells.
