@@ -65,6 +65,12 @@ name (`ndshm ls` shows it); the same command continues it, `ndshm unlink --parti
 too, unless --keep-partial is given; a second Ctrl-C does not wait for a server that says nothing, and removes nothing. With
 --file the same holds for the files in that directory.
 
+Several users can paint one array: each says --share group:GID, with a group that all are in (`id -g` prints yours); the
+files get that group and the mode 0660. --share users:UID,.. takes files that those users began, and is for root, and for
+directories with access control lists. Those users can read and change what is painted, and end this program by shortening
+the files. In a directory with the sticky bit, such as /dev/shm, only the user who began the array can finish it: the
+others wait for that.
+
 ",
     sources!(),
     "

@@ -1,12 +1,14 @@
 //! A Python process that paints chunks of a renderbuffer, beside ours and in their place.
 
+use std::time::Duration;
+
 use libtest_mimic::Trial;
 use ndarray::{Dimension, IntoDimension, Ix3, ShapeBuilder};
 use ndarray_shm::{Claim, NextClaim, RenderBuffer};
 
 use super::peer::Peer;
 use super::sample::{assert_same, element};
-use crate::support::{Name, Place};
+use crate::support::{Name, Place, eventually};
 use crate::tests;
 
 /// Neither the shape nor the offset is a multiple of the chunk.
@@ -25,6 +27,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_chunk_that_python_paints_is_busy_until_it_is_killed,
             a_chunk_that_we_paint_is_busy_for_python,
             python_refuses_a_damaged_ledger,
+            python_begins_what_we_paint,
+            ledger_that_python_begins_is_young_until_it_is_killed,
         ],
     )
 }
@@ -111,6 +115,33 @@ fn a_chunk_that_we_paint_is_busy_for_python(place: &Place) {
     python.expect_error(format!("claim {} 5", name.as_str()), "BlockingIOError");
     drop(claim);
     assert!(python.ask(format!("claim {} 5", name.as_str())).starts_with("[range("));
+}
+
+fn python_begins_what_we_paint(place: &Place) {
+    let name = place.location("painter-begins");
+    // A payload without ledger, as a killed discard leaves it, is in nobody's way.
+    std::fs::write(place.directory().join(format!(".ndshm-part-{}", name.as_str())), b"left").unwrap();
+    let mut python = Peer::start(place, "locks_peer.py");
+    let question = format!("begin {} {} on", place.directory().display(), name.as_str());
+    python.expect(&question, "begun");
+    python.expect_error(&question, "FileExistsError");
+    let buffer = begin(place, &name);
+    assert_eq!((buffer.grid().len(), buffer.progress().done), (CHUNKS, 0));
+    while let NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() {
+        paint(chunk, 1);
+    }
+    assert_same(&buffer.finish().unwrap(), 1);
+}
+
+fn ledger_that_python_begins_is_young_until_it_is_killed(place: &Place) {
+    let name = place.location("painter-young");
+    let mut python = Peer::start(place, "locks_peer.py");
+    python.tell(format!("begin {} {} stop", place.directory().display(), name.as_str()));
+    eventually("its ledger has a name", || !place.files_of(&name).is_empty());
+    let options = place.render_options().timeout(Duration::from_millis(20));
+    assert!(options.open::<u16, Ix3>(name.location()).unwrap_err().is_timed_out());
+    python.kill();
+    assert_eq!(begin(place, &name).progress().done, 0);
 }
 
 fn python_refuses_a_damaged_ledger(place: &Place) {

@@ -146,11 +146,19 @@ fn every_kind_of_array_can_be_on_huge_pages(place: &Place) {
 
     let name = place.location("rendered");
     let buffer: RenderBuffer<u8, Ix1> =
-        place.render_options().pages(Pages::Huge).sparse(false).create(name.as_str(), LENGTH, LENGTH, "pages").unwrap();
+        place.render_options().pages(Pages::Huge).create(name.as_str(), LENGTH, LENGTH, "pages").unwrap();
     let Claim::Chunk(mut claim) = buffer.claim(0).unwrap() else { panic!("nobody else paints") };
     claim.view_mut().fill(1);
     claim.commit().unwrap();
     assert_eq!(buffer.finish().unwrap().pages().unwrap().huge, 6 * MIB as u64);
+
+    // Not sparse is what it was: the choice stays, for an array that would get base pages without it.
+    let name = place.location("not-sparse");
+    let options = place.render_options().pages(Pages::Huge).sparse(false);
+    let buffer: RenderBuffer<u8, Ix1> = options.create(name.as_str(), 2 * MIB, 2 * MIB, "pages").unwrap();
+    let Claim::Chunk(claim) = buffer.claim(0).unwrap() else { panic!("nobody else paints") };
+    claim.commit().unwrap();
+    assert_eq!(buffer.finish().unwrap().pages().unwrap().huge, 2 * MIB as u64);
 
     let draft = Draft::<u8, Ix1>::new(LENGTH).unwrap();
     let PageUse { huge, base, .. } = draft.pages().unwrap();

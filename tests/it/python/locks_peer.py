@@ -1,5 +1,7 @@
 """Takes the locks of ndarray-shm with the code of docs/layout.md, and keeps what it took until it is told otherwise."""
 
+import os
+import signal
 import sys
 from contextlib import ExitStack
 
@@ -8,7 +10,7 @@ import numpy as np
 import ndshm_locks
 from conversation import serve
 from ndshm_locks import CELLS, READ, WRITE, Array
-from ndshm_painter import Painter
+from ndshm_painter import Painter, begin as begin_buffer
 from sample import axes, compare, sample, storage
 
 arrays = {}
@@ -81,6 +83,13 @@ def join(directory, location):
     return painter.dtype, painter.order, painter.shape, painter.chunk_shape, painter.offset, painter.fingerprint
 
 
+def begin(directory, location, stop):
+    """Begins the buffer of tests; with "stop" the process stops itself while its ledger is young."""
+    begun = (lambda: os.kill(os.getpid(), signal.SIGSTOP)) if stop == "stop" else (lambda: None)
+    begin_buffer(directory, location, "<u2", "F", (10, 9, 8), (4, 3, 5), (1, 0, 3), "painted by two", 2, begun)
+    return "begun"
+
+
 def paint(location, seed, step):
     """Paints every chunk that is free, `step` at a time; answers how many it painted."""
     painter, painted = painters[location], 0
@@ -108,6 +117,6 @@ def claim(location, index):
 
 if __name__ == "__main__":
     serve(
-        attach, detach, attached, unlink, read, write, claim_cell, release, hold_name, fill, check, join, paint, claim,
+        attach, detach, attached, unlink, read, write, claim_cell, release, hold_name, fill, check, begin, join, paint, claim,
     )
     sys.exit(0)

@@ -12,6 +12,7 @@ LEASE = (BASE, 1)
 NAME = (BASE + 1, 1)
 GATE = (BASE + 2, 1)
 COUNTED = (BASE + 3, 1)
+BEGINNING = (BASE + 4, 1)
 CELLS = (BASE + 4096, 1 << 61)
 GATE_WAIT = 10  # seconds
 
@@ -57,7 +58,7 @@ class Array:
                 if not leased:  # somebody has it alone for a moment
                     time.sleep(0.001)
                     continue
-                self.id = (facts.st_dev, facts.st_ino)
+                self.id, self.owner = (facts.st_dev, facts.st_ino), facts.st_uid
                 self.bytes = mmap.mmap(fd, 0, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
                 return
             finally:
