@@ -172,7 +172,7 @@ pub(crate) struct ViewArgs {
     pub(crate) channel: Option<usize>,
     #[command(flatten)]
     pub(crate) layout: LayoutArgs,
-    /// Whose unfinished renderbuffer to look at: me, users:UID,UID,.. or group:GID; those users can end this program
+    /// Users of the unfinished renderbuffer: me, users:UID,UID,.. or group:GID; they can end this program
     #[arg(long, value_name = "WITH", default_value_t)]
     pub(crate) share: SharedWith,
     /// Values that become black and white [default: the least and the greatest of the plane]
@@ -303,7 +303,7 @@ pub(crate) struct DemoArgs {
     /// How many worker processes paint
     #[arg(long, short, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) workers: u16,
-    /// Whose files to paint in: me, users:UID,UID,.. or group:GID; those users can read and break what is painted
+    /// Users that paint together: me, users:UID,UID,.. or group:GID; they can read and break what is painted
     #[arg(long, value_name = "WITH", default_value_t)]
     pub(crate) share: SharedWith,
     /// Use files in the emulated directory, whatever EMULATE_SHM says

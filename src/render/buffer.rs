@@ -69,7 +69,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// - [`Mismatch`](Error::Mismatch): another work is being painted under the name.
     /// - [`AlreadyExists`](Error::AlreadyExists): a finished array has the name.
-    /// - [`ForeignOwner`](Error::ForeignOwner): another user began it, whose files were [not chosen](RenderOptions::shared_with).
+    /// - [`ForeignOwner`](Error::ForeignOwner): another user began it, and was [not chosen](RenderOptions::shared_with).
     /// - [`TimedOut`](Error::TimedOut): another process begins it, and [takes longer](RenderOptions::timeout) than it may.
     /// - [`NoSpace`](Error::NoSpace): the memory cannot be had; nothing was taken.
     /// - [`InvalidLocation`](Error::InvalidLocation): also for names longer than 241 bytes.

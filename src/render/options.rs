@@ -86,6 +86,9 @@ impl RenderOptions {
     }
 
     /// Creates the files with these permission bits, whatever the umask; 0600 if not said. Windows has none.
+    ///
+    /// Files that every user may write to are joined only with options that have that bit too: every user can shorten them, and so end
+    /// this process.
     pub fn permissions(mut self, bits: u32) -> Self {
         self.draft.permissions = bits & 0o777;
         self
@@ -110,7 +113,7 @@ impl RenderOptions {
     }
 
     /// Limits how long [`create`](Self::create) and [`open`](Self::open) wait for another process that is just beginning the buffer, and
-    /// [`finish`](RenderBuffer::finish) for another user who alone may name it; 10 seconds if not said, [`Duration::MAX`] is for ever.
+    /// [`finish`](RenderBuffer::finish) where only another user may name the array; 10 seconds if not said, [`Duration::MAX`] is for ever.
     ///
     /// A beginner takes the array's memory, which may need as long as writing to all of it.
     pub fn timeout(mut self, limit: Duration) -> Self {
@@ -124,7 +127,7 @@ impl RenderOptions {
         self
     }
 
-    /// Begins a buffer, joins others who began it, or resumes what an earlier run left.
+    /// Begins a buffer, joins one that another process began, or resumes what an earlier run left.
     ///
     /// # Errors
     ///

@@ -66,7 +66,7 @@ impl FromStr for SharedWith {
 }
 
 impl SharedWith {
-    /// Refuses a file that belongs to a user who was not chosen, or that every user could shorten. `facts` are those of the very
+    /// Refuses a file that belongs to a user that was not chosen, or that every user could shorten. `facts` are those of the very
     /// descriptor that is used.
     pub(super) fn admit(&self, facts: &Facts, home: &Home, permissions: u32) -> Result<()> {
         const WORLD_WRITE: u32 = 0o002;

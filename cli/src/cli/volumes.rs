@@ -53,7 +53,7 @@ pub(crate) struct DownloadArgs {
     /// Paint with worker processes instead of threads
     #[arg(long)]
     pub(crate) processes: bool,
-    /// Whose files to paint in: me, users:UID,UID,.. or group:GID; those users can read and break what is painted
+    /// Users that paint together: me, users:UID,UID,.. or group:GID; they can read and break what is painted
     #[arg(long, value_name = "WITH", default_value_t)]
     pub(crate) share: SharedWith,
     #[command(flatten)]

@@ -146,7 +146,7 @@ fn work_of_another_user_is_continued_only_if_that_is_asked_for() {
     let report = run(download(&scene, &how).args(["--share", "users:65534"])).expect_code(0).json();
     assert_eq!((number(&report, "resumed"), number(&report, "painted")), (kept, CHUNKS - kept));
     assert_complete(&scene);
-    run(download(&scene, &how).args(["--share", "everybody"])).expect_code(2);
+    run(download(&scene, &how).args(["--share", "all"])).expect_code(2);
 }
 
 /// Waits for the end of one that was killed: on Windows the killer chooses an exit code, elsewhere there is none.

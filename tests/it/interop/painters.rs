@@ -119,7 +119,7 @@ fn a_chunk_that_we_paint_is_busy_for_python(place: &Place) {
 
 fn python_begins_what_we_paint(place: &Place) {
     let name = place.location("painter-begins");
-    // A payload without ledger, as a killed discard leaves it, is in nobody's way.
+    // A payload without ledger, as a killed discard leaves it, is in no beginner's way.
     std::fs::write(place.directory().join(format!(".ndshm-part-{}", name.as_str())), b"left").unwrap();
     let mut python = Peer::start(place, "locks_peer.py");
     let question = format!("begin {} {} on", place.directory().display(), name.as_str());

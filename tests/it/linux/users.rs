@@ -45,7 +45,7 @@ fn begin(options: RenderOptions, location: &Location) -> ndarray_shm::Result<Ren
     options.create(location, 1 << 14, 1 << 12, "users")
 }
 
-/// Begins or joins a buffer in a directory as one who shares with the users that the text says, and paints one chunk for each "paint".
+/// Begins or joins a buffer in a directory with the users that the text says, and paints one chunk for each "paint".
 fn paint_with_others(arguments: &[String]) {
     // A umask that takes every right from the group.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
@@ -85,7 +85,7 @@ impl Stage {
             std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         }
         // Copied by another process: a descriptor of ours would be in every child that is just being spawned, and what
-        // somebody may write to cannot be executed.
+        // a process may write to cannot be executed.
         let mut copy = Command::new("install");
         copy.args(["-m", "755"]).arg(child::program()).arg(place.directory().join("it"));
         assert!(copy.status().unwrap().success());
@@ -105,7 +105,7 @@ impl Stage {
         self.directory.path().join(format!(".ndshm-{kind}-{}", self.name.as_str()))
     }
 
-    /// A painter who is this user, in the group of all tests.
+    /// A painter of this user, in the group of all tests.
     fn painter(&self, user: u32, shared: &str, mode: &str) -> Child {
         let (uid, gid) = (format!("--reuid={user}"), format!("--regid={user}"));
         let mut command = Command::new("setpriv");
@@ -202,7 +202,7 @@ fn two_users_of_one_group_paint_one_buffer(place: &Place) {
 fn group_of_a_directory_for_everyone_proves_nothing(place: &Place) {
     let stage = Stage::new(place, 0o1777);
     chown(stage.directory.path(), None, Some(GROUP)).unwrap();
-    // Files in it get its group, also those of users who are not in it.
+    // Files in it get its group, also those of users outside it.
     std::fs::set_permissions(stage.directory.path(), Permissions::from_mode(0o3777)).unwrap();
     let group = format!("group:{GROUP}");
     stage.painter(ALICE, &group, "600").expect("begun");

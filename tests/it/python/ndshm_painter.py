@@ -60,7 +60,7 @@ class Painter:
     def __init__(self, directory, location):
         self.payload = Array(os.path.join(directory, f".ndshm-part-{location}"))
         self.ledger = Array(os.path.join(directory, f".ndshm-ledger-{location}"))
-        if {self.payload.owner, self.ledger.owner} != {os.geteuid()}:  # who owns them could shorten them under us
+        if {self.payload.owner, self.ledger.owner} != {os.geteuid()}:  # their owner could shorten them under us
             raise PermissionError("files of another user")
         file = self.ledger.bytes
         footer = file[-FOOTER.size :]

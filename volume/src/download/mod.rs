@@ -105,7 +105,7 @@ impl Downloaded {
 ///
 /// - [`Bbox`](Error::Bbox): the region is empty or not in the volume.
 /// - [`Array`](Error::Array): the name is taken (`AlreadyExists`) or another volume, region or order is being painted
-///   under it (`Mismatch`), another user began it who was not [chosen](DownloadOptions::shared_with) (`ForeignOwner`), there is no
+///   under it (`Mismatch`), another user began it and was not [chosen](DownloadOptions::shared_with) (`ForeignOwner`), there is no
 ///   room (`NoSpace`), ..
 /// - [`Chunk`](Error::Chunk): a chunk cannot be read or decoded. What was painted is thrown away, unless
 ///   [`keep_partial`](DownloadOptions::keep_partial).

@@ -42,7 +42,7 @@ pub struct DownloadOptions<'a> {
 
 impl<'a> DownloadOptions<'a> {
     /// Begins with the defaults: C order, a thread for each processor, missing chunks as the volume says, 16 requests and 32 MiB at
-    /// a time, the default backend, nothing replaced, nobody told, never stopped, no partial work kept, this user's files only.
+    /// a time, the default backend, nothing replaced, no progress told, never stopped, no partial work kept, this user's files only.
     pub fn new() -> Self {
         Self {
             order: Order::C,
