@@ -18,11 +18,6 @@ impl Backoff {
         Self { pause: Self::FIRST, deadline: Instant::now().checked_add(limit) }
     }
 
-    /// Begins to wait without a limit.
-    pub(crate) fn endless() -> Self {
-        Self { pause: Self::FIRST, deadline: None }
-    }
-
     /// Sleeps a little; `false` when the time has run out.
     pub(crate) fn pause(&mut self) -> bool {
         let left = self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));

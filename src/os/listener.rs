@@ -17,7 +17,7 @@ use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
-use super::socket::{Socket, when_ready};
+use super::socket::{Socket, left, when_ready};
 use super::{FileId, fork_generation, user_id};
 use crate::backoff::Backoff;
 
@@ -53,10 +53,7 @@ pub(crate) fn connect(path: &Path, deadline: Option<Instant>) -> io::Result<Sock
         place.address.clone()
     };
     let socket = stream_socket()?;
-    let mut backoff = match deadline {
-        Some(deadline) => Backoff::new(deadline.saturating_duration_since(Instant::now())),
-        None => Backoff::endless(),
-    };
+    let mut backoff = Backoff::new(left(deadline).unwrap_or(Duration::MAX));
     loop {
         match rustix::net::connect(&socket, &address) {
             Ok(()) | Err(Errno::ISCONN) => break,

@@ -8,7 +8,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -125,10 +125,7 @@ impl Socket {
             match self.when_ready(PollFlags::OUT, deadline, send) {
                 // unix(7): more files under way than the user may have open. Nobody announces their arrival.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
-                    let begin = || match deadline {
-                        Some(deadline) => Backoff::new(deadline.saturating_duration_since(Instant::now())),
-                        None => Backoff::endless(),
-                    };
+                    let begin = || Backoff::new(left(deadline).unwrap_or(Duration::MAX));
                     if !crowded.get_or_insert_with(begin).pause() {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
@@ -235,6 +232,11 @@ impl Socket {
     }
 }
 
+/// Returns how much time is left until a deadline; `None` without one.
+pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
+    deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+}
+
 /// Makes a call that does not wait, again and again, until it says something else than "not now".
 pub(super) fn when_ready<T>(
     descriptor: BorrowedFd<'_>,
@@ -254,7 +256,7 @@ pub(super) fn when_ready<T>(
 /// Waits until the descriptor is ready, or broken, which the next call will say.
 fn wait(descriptor: BorrowedFd<'_>, what: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
     loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left(deadline);
         if left.is_some_and(|left| left.is_zero()) {
             return Err(io::ErrorKind::TimedOut.into());
         }
