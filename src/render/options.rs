@@ -17,8 +17,8 @@ use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::segment::Home;
 
-/// How long other processes that begin a buffer are waited for, unless told otherwise.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long other processes that begin a buffer are waited for, unless told otherwise: long enough to take 100 GiB of memory.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Options for beginning and joining renderbuffers.
 ///
@@ -113,7 +113,7 @@ impl RenderOptions {
     }
 
     /// Limits how long [`create`](Self::create) and [`open`](Self::open) wait for another process that is just beginning the buffer, and
-    /// [`finish`](RenderBuffer::finish) where only another user may name the array; 10 seconds if not said, [`Duration::MAX`] is for ever.
+    /// [`finish`](RenderBuffer::finish) where only another user may name the array; 60 seconds if not said, [`Duration::MAX`] is for ever.
     ///
     /// A beginner takes the array's memory, which may need as long as writing to all of it.
     pub fn timeout(mut self, limit: Duration) -> Self {

@@ -100,7 +100,8 @@ fn unique() -> Result<Location> {
 ///
 /// The file gets its name when it is complete; until then two files beside it, whose names begin with `.ndshm-`, hold what is
 /// painted and which chunks are finished, and the same call goes on from there, as in shared memory. After a restart of the machine
-/// it begins anew, because what had not reached the disk may be lost. The file has the permissions 0600. Worker processes need the
+/// it begins anew, because what had not reached the disk may be lost. The file has the permissions 0600, or 0660 where a
+/// group [shares](DownloadOptions::shared_with) it. Worker processes need the
 /// backend and the location that [`file_location`] says.
 ///
 /// # Errors
