@@ -152,7 +152,7 @@ struct Request<'a> {
 impl Request<'_> {
     /// Waits at the gate within its bound, then for the cells as long as it takes.
     fn until_granted(self) -> std::io::Result<()> {
-        let mut backoff = Backoff::endless();
+        let mut backoff = Backoff::new(Duration::MAX);
         while !self.passes_gate()? {
             backoff.pause();
         }

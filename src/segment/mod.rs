@@ -22,7 +22,9 @@ use std::time::Duration;
 
 pub(crate) use self::attach::Attach;
 pub(crate) use self::collect::{Found, collect};
-pub(crate) use self::counted::{CountedSegment, DROP_WAIT, Entry};
+#[cfg(feature = "channel")]
+pub(crate) use self::counted::DROP_WAIT;
+pub(crate) use self::counted::{CountedSegment, Entry};
 pub(crate) use self::draft::DraftSegment;
 use self::footer::{FOOTER, RawFooter};
 pub(crate) use self::home::Home;

@@ -15,8 +15,10 @@ use crate::backend::{Access, Backend, Directory, Location, remembered};
 use crate::error::{Error, Result};
 use crate::os;
 use crate::random;
+#[cfg(feature = "channel")]
+use crate::segment::DROP_WAIT;
 use crate::segment::counts::{MOST_TICKETS, Ticket};
-use crate::segment::{Attach, CountedSegment, DROP_WAIT, Entry, Home};
+use crate::segment::{Attach, CountedSegment, Entry, Home};
 
 /// How long a handle keeps its array if nothing else is said.
 const GRACE: Duration = Duration::from_secs(30);
@@ -134,6 +136,7 @@ impl Handle {
     }
 
     /// Takes the handle back without waiting for long; what cannot be had at once expires.
+    #[cfg(feature = "channel")]
     pub(super) fn give_up(&self, backend: Option<&Arc<dyn Backend>>) {
         let how = Attach { patience: DROP_WAIT, ..Attach::new(Access::Read) };
         let _left_when_dropped = self.take_back_in(backend, how);

@@ -246,6 +246,7 @@ impl Worker {
         Ok(())
     }
 
+    #[allow(clippy::unnecessary_wraps)] // as the other acts
     /// A child that uses for a while what it has inherited, while this process goes on.
     fn fork(&mut self) -> ndarray_shm::Result<()> {
         if self.forked.len() == 2 {
