@@ -31,7 +31,7 @@ def begin(directory, location, dtype, order, shape, chunk_shape, offset, fingerp
         numbers = len(shape), len(text), facts.st_dev, facts.st_ino, this_boot(), chunks
         body = RECORD.pack(dtype.encode(), order.encode(), *numbers)
         body += struct.pack(f"<{3 * len(shape)}Q", *shape, *chunk_shape, *offset) + text
-        head = b"\x89NDSHM\r\n", 1, 2, len(body) + FOOTER.size, states, os.urandom(16), bytes(16), zlib.crc32(body)
+        head = b"\x89NDSHM\r\n", 2, 2, len(body) + FOOTER.size, states, os.urandom(16), bytes(16), zlib.crc32(body)
         footer = FOOTER.pack(*head, 0)[:-4]
         os.write(ledger, bytes(states) + body + footer + struct.pack("<I", zlib.crc32(footer)))
         lock(ledger, WRITE, BEGINNING)  # as long as this is held, the ledger is young

@@ -4,6 +4,7 @@
 //! a process reads under its guard, chunk or handle is of one value in each block; and what it has alone stays as it wrote it. Errors
 //! are allowed, for names come and go; wrong elements and panics are not.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +28,8 @@ pub const ROLES: &[(&str, Role)] = &[("stress-worker", work)];
 
 /// How long it goes on, in seconds; `scripts/soak` says more.
 const SECONDS: &str = "NDSHM_TEST_STRESS_SECONDS";
+/// What a worker says at last. Before it says what it could do, each thing once.
+const END: &str = "end";
 const WORKERS: usize = 5;
 const NAMES: u64 = 4;
 const SHAPE: (usize, usize) = (64, 16);
@@ -70,7 +73,7 @@ struct Worker {
     counted: Option<RefcountedArray<u64, Ix2>>,
     buffer: Option<RenderBuffer<u64, Ix2>>,
     forked: Vec<i32>,
-    done: [u64; ACTS.len()],
+    done: [bool; ACTS.len()],
 }
 
 type Act = fn(&mut Worker) -> ndarray_shm::Result<()>;
@@ -295,13 +298,13 @@ fn work(arguments: &[String]) {
         counted: None,
         buffer: None,
         forked: Vec::new(),
-        done: [0; ACTS.len()],
+        done: [false; ACTS.len()],
     };
     let end = Instant::now() + Duration::from_millis(arguments[1].parse().unwrap());
     while Instant::now() < end {
         let act = worker.choice.next(ACTS.len() as u64) as usize;
-        if ACTS[act].1(&mut worker).is_ok() {
-            worker.done[act] += 1;
+        if ACTS[act].1(&mut worker).is_ok() && !std::mem::replace(&mut worker.done[act], true) {
+            say(ACTS[act].0);
         }
         if worker.choice.next(8) == 0 {
             (worker.plain, worker.counted) = (None, None);
@@ -310,7 +313,7 @@ fn work(arguments: &[String]) {
     for child in std::mem::take(&mut worker.forked) {
         forks::wait(child);
     }
-    say(worker.done.map(|count| count.to_string()).join(" "));
+    say(END);
     hear();
 }
 
@@ -333,6 +336,7 @@ fn no_process_reads_what_another_kind_of_array_has_written(place: &Place) {
     let left = || end.saturating_duration_since(Instant::now());
     let mut workers: Vec<Child> = (0..WORKERS).map(|_| start(place, &mut choice, left())).collect();
     let (mut kills, mut stops) = (0, 0);
+    let mut done = BTreeSet::new();
     while !left().is_zero() {
         std::thread::sleep(Duration::from_millis(1 + choice.next(10)));
         for worker in &mut workers {
@@ -341,6 +345,7 @@ fn no_process_reads_what_another_kind_of_array_has_written(place: &Place) {
                 match choice.next(6) {
                     0 => {
                         worker.kill();
+                        done.extend(worker.rest());
                         *worker = start(place, &mut choice, left());
                         kills += 1;
                     }
@@ -350,21 +355,16 @@ fn no_process_reads_what_another_kind_of_array_has_written(place: &Place) {
             }
         }
     }
-    let mut done = [0; ACTS.len()];
     for worker in &mut workers {
-        let said = loop {
-            worker.resume();
-            if let Some(line) = worker.line_within(Duration::from_millis(20)) {
-                break line;
+        while !done.remove(END) {
+            if worker.is_stopped() {
+                worker.resume();
             }
-        };
-        for (sum, count) in done.iter_mut().zip(said.split(' ')) {
-            *sum += count.parse::<u64>().unwrap_or_else(|_| panic!("a worker ended: {said}"));
+            done.extend(worker.line_within(Duration::from_millis(20)));
         }
         worker.kill_alive();
     }
-    println!("{kills} kills, {stops} stops; {}", ACTS.map(|act| act.0).join(" "));
-    println!("{done:?}");
-    let idle: Vec<&str> = ACTS.iter().zip(done).filter(|(_, count)| *count == 0).map(|(act, _)| act.0).collect();
+    println!("{kills} kills, {stops} stops");
+    let idle: Vec<&str> = ACTS.iter().map(|act| act.0).filter(|act| !done.contains(*act)).collect();
     assert!(idle.is_empty(), "never done: {idle:?}");
 }
