@@ -147,7 +147,7 @@ macro_rules! guarded {
                 ///
                 /// An array has a cell for every number, however many elements; what a number means, its users agree on. The kernel frees a cell
                 /// with its holder. A cell keeps out whoever wants the same one, reads or writes, and nobody who has another: so a name that is
-                /// [removed](SharedArray::unlink) under a [write guard](Self::write) is never one under which somebody has a cell.
+                /// [removed](Self::unlink) under a [write guard](Self::write) is never one under which somebody has a cell.
                 ///
                 /// # Errors
                 ///

@@ -60,7 +60,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// As [`SharedArray::create`].
+    /// As [`SharedArray::create`](crate::SharedArray::create).
     pub fn create(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         RefcountedOptions::new().create(location, shape)
     }
@@ -69,7 +69,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// As [`SharedArray::create_with`].
+    /// As [`SharedArray::create_with`](crate::SharedArray::create_with).
     pub fn create_with(
         location: impl IntoLocation,
         shape: impl ShapeBuilder<Dim = D>,
@@ -192,7 +192,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// As [`write`](SharedArray::write).
+    /// As [`write`](Self::write).
     pub fn freeze(&self) -> Result<()> {
         self.memory.freeze()
     }
@@ -206,7 +206,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): it is not frozen; take [`read`](SharedArray::read).
+    /// [`Unsupported`](Error::Unsupported): it is not frozen; take [`read`](Self::read).
     #[allow(unsafe_code)]
     pub fn view(&self) -> Result<ArrayView<'_, T, D>> {
         if !self.is_frozen() {
