@@ -162,6 +162,7 @@ fn fork_buffer(arguments: &[String]) {
     wait(child);
     drop(chunk);
     again.discard().unwrap();
+    drop(pool);
     say("done");
     hear();
 }
@@ -181,6 +182,7 @@ fn fork_draft(_: &[String]) {
         panics(&mut || assert!(draft.view_mut().is_empty())) && panics(&mut || assert!(draft.view().is_empty()))
     }));
     draft.view_mut().fill(1);
+    drop((draft, pool));
     say("done");
     hear();
 }
