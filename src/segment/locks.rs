@@ -153,44 +153,51 @@ impl Request<'_> {
     /// Waits at the gate within its bound, then for the cells as long as it takes.
     fn until_granted(self) -> std::io::Result<()> {
         let mut backoff = Backoff::new(Duration::MAX);
-        while !self.passes_gate()? {
+        let mut has_gate = false;
+        while !self.passes_gate(&mut has_gate)? {
             backoff.pause();
         }
         os::step("guard: past the gate");
         os::lock(self.file, self.kind, self.range)?;
-        self.open_gate()
+        self.open_gate(has_gate)
     }
 
     /// Tries once. A writer that does not wait needs no gate, and closing it would turn others away for nothing.
     fn at_once(self) -> std::io::Result<bool> {
-        Ok((self.gate == Gate::Close || self.passes_gate()?) && os::try_lock(self.file, self.kind, self.range)?)
+        Ok((self.gate == Gate::Close || self.passes_gate(&mut false)?)
+            && os::try_lock(self.file, self.kind, self.range)?)
     }
 
     /// The kernel has no lock with a time limit: try again and again. A waiting writer keeps the gate meanwhile.
     fn within(self, limit: Duration) -> std::io::Result<bool> {
         let mut backoff = Backoff::new(limit);
+        let mut has_gate = false;
         loop {
-            let taken = self.passes_gate()? && os::try_lock(self.file, self.kind, self.range)?;
+            let taken = self.passes_gate(&mut has_gate)? && os::try_lock(self.file, self.kind, self.range)?;
             if taken || !backoff.pause() {
-                return self.open_gate().map(|()| taken);
+                return self.open_gate(has_gate).map(|()| taken);
             }
         }
     }
 
     /// Whether the request may go on to the cells: the gate is open, is now closed by this request itself, or has been closed
     /// by another for too long. The cells alone exclude; what goes past a closed gate only does not wait for its turn.
-    fn passes_gate(self) -> std::io::Result<bool> {
+    fn passes_gate(self, has_gate: &mut bool) -> std::io::Result<bool> {
         let is_closed = match self.gate {
             Gate::Open => return Ok(true),
             Gate::Pass => os::is_locked(self.file, LockKind::Shared, GATE)?,
-            Gate::Close => !os::try_lock(self.file, LockKind::Exclusive, GATE)?,
+            Gate::Close => {
+                // Not twice: Windows refuses a lock that the same handle has.
+                *has_gate = *has_gate || os::try_lock(self.file, LockKind::Exclusive, GATE)?;
+                !*has_gate
+            }
         };
         // A thread that is ending may have lost its list already: without it no bound would be kept.
         Ok(CLOSED.try_with(|gates| outlasts(&mut gates.borrow_mut(), self.id, is_closed)).unwrap_or(true))
     }
 
-    fn open_gate(self) -> std::io::Result<()> {
-        if self.gate == Gate::Close { os::unlock(self.file, GATE) } else { Ok(()) }
+    fn open_gate(self, has_gate: bool) -> std::io::Result<()> {
+        if has_gate { os::unlock(self.file, GATE) } else { Ok(()) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Array;
-use ndarray_shm::{Backend, Claim, Error, Location, NextClaim, RenderBuffer, RenderOptions};
+use ndarray_shm::{Backend, Claim, Error, Location, NextClaim, RenderBuffer, RenderOptions, render};
 
 use crate::support::{Name, Place, eventually, rounds};
 use crate::tests;
@@ -222,8 +222,14 @@ fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
 fn payload_without_ledger_is_in_no_beginners_way(place: &Place) {
     let name = place.location("without-ledger");
     let viewer = buffer(place, &name);
-    let ledger = place.files_of(&name).into_iter().find(|file| file.contains("ledger")).expect("a ledger");
-    std::fs::remove_file(place.directory().join(ledger)).unwrap(); // a discard was killed half-way
+    // A discard that does not get to the payload.
+    let stuck = place.meddling(|operation, at| match at {
+        Some(at) if operation == "unlink" && at.as_str().contains("part") => {
+            Err(Error::WouldBlock { location: at.to_string() })
+        }
+        _ => Ok(()),
+    });
+    assert!(render::discard(&*stuck, name.location()).is_err());
     let options = || place.render_options().timeout(Duration::ZERO);
     assert!(options().open::<u32, ndarray::Ix2>(name.location()).unwrap_err().is_not_found());
     let began = options().create::<u32, _>(name.location(), (6, 10), (4, 3), "a test").unwrap();
