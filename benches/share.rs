@@ -41,7 +41,7 @@ fn send(channel: &Channel, strategy: SharingStrategy) -> Result<Duration> {
     for index in 0..ARRAYS {
         #[allow(clippy::cast_precision_loss)] // small
         let fill = |mut view: ndarray::ArrayViewMut1<'_, f32>| view.fill(index as f32);
-        let array = RefcountedArray::<f32, _>::options().share_with(strategy, ELEMENTS, fill)?;
+        let array = RefcountedArray::<f32, _>::create_options().share_with(strategy, ELEMENTS, fill)?;
         channel.send(&0, &[&array])?;
     }
     channel.send(&0, &[])?;

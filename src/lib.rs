@@ -99,8 +99,8 @@ pub use crate::arena::{
     CounterHandle, Counters, Held, Lent, Limbo, Memory, Queue, ReceiveError, Sendable,
 };
 pub use crate::array::{
-    ArrayOptions, ArrayReader, ArrayWriter, CellGuard, CreationMode, DType, Draft, Element, FrozenArray, Order,
-    ReadGuard, SealableDraft, SharedArray, WriteGuard,
+    ArrayReader, ArrayWriter, AttachOptions, CellGuard, CreateOptions, CreationMode, DType, Draft, Element,
+    FrozenArray, Order, ReadGuard, SealableDraft, SharedArray, WriteGuard,
 };
 pub use crate::backend::{
     Access, Backend, Directory, DraftFile, DraftOptions, Entry, EntryKind, IntoLocation, Location, PageUse, Pages,
@@ -119,8 +119,8 @@ pub use crate::render::{
 #[cfg(feature = "channel")]
 pub use crate::share::{By, Channel, ChannelListener, Received, ReceivedArray, Shareable};
 pub use crate::share::{
-    Handle, HandleOptions, Inspection, Reclaim, Reclaimed, RefcountedArray, RefcountedOptions, Removed,
-    SharingStrategy, inspect, inspect_in, reclaim, to_shared,
+    Handle, HandleOptions, Inspection, Reclaim, Reclaimed, RefcountedArray, Removed, SharingStrategy, inspect,
+    inspect_in, reclaim, to_shared,
 };
 
 /// Whether processes can share anything on this platform, in real shared memory or in files.

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ndarray::{ArrayViewD, Axis, IxDyn, ShapeBuilder as _, Slice};
-use ndarray_shm::{Backend, Element, EntryKind, Location, Order, SharedArray, render, with_element};
+use ndarray_shm::{Access, Backend, Element, EntryKind, Location, Order, SharedArray, render, with_element};
 use ndarray_shm_volume::demo::{DemoSpec, write_volume};
 use ndarray_shm_volume::{Bbox, ChunkSource, Elements, Missing, Scratch, StopFlag, VolumeUrl, open_volume};
 use serde::Serialize;
@@ -216,7 +216,7 @@ fn compare<T: Element + PartialEq>(
     let meta = source.meta();
     let shape = IxDyn(&Bbox::whole(&meta.shape).shape()).set_f(order == Order::F);
     let array: SharedArray<T, IxDyn> =
-        SharedArray::options().backend(Arc::clone(backend)).open_readonly(location, shape)?;
+        SharedArray::attach_options().backend(Arc::clone(backend)).access(Access::Read).open(location, shape)?;
     let guard = array.read()?;
     let mut scratch = Scratch::new();
     for region in meta.chunks(&meta.domain()) {

@@ -8,7 +8,7 @@ use std::mem;
 use std::sync::Arc;
 
 use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{Backend, DType, Element, EntryKind, Location, Order, RefcountedOptions, SharedArray};
+use ndarray_shm::{Access, ArrayReader, Backend, DType, Element, EntryKind, Location, Order, SharedArray};
 
 use crate::cli::LayoutArgs;
 use crate::counted::Look;
@@ -114,8 +114,8 @@ impl Described {
         look: impl FnOnce(ArrayViewD<'_, T>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
         if let Kind::Counted { orphaned } = self.kind {
-            let options = RefcountedOptions::<T, IxDyn>::new().backend(Arc::clone(&self.backend));
-            let reader = options.open_reader(&self.location)?;
+            let options = ArrayReader::<T, IxDyn>::attach_options().backend(Arc::clone(&self.backend));
+            let reader = options.open_counted(&self.location)?;
             let result = look(reader.view());
             if orphaned {
                 // Who leaves last takes the name along. Somebody who only looks leaves as one does who is killed.
@@ -124,8 +124,8 @@ impl Described {
             return result;
         }
         let shape = IxDyn(&self.shape).set_f(self.order == Order::F);
-        let options = SharedArray::<T, IxDyn>::options().backend(Arc::clone(&self.backend));
-        let array = options.open_readonly(&self.location, shape)?;
+        let options = SharedArray::<T, IxDyn>::attach_options().backend(Arc::clone(&self.backend));
+        let array = options.access(Access::Read).open(&self.location, shape)?;
         let guard = match array.try_read() {
             Err(error) if error.is_would_block() => {
                 let _whether_anybody_listens =

@@ -123,7 +123,7 @@ impl<'a> Source<'a> {
     ) -> Result<(), Failure> {
         let shape = IxDyn(&self.shape).set_f(self.header.order == Order::F);
         let mode = if args.replace { CreationMode::Replace } else { CreationMode::CreateNew };
-        let options = SharedArray::<T, IxDyn>::options().backend(Arc::clone(backend)).mode(mode);
+        let options = SharedArray::<T, IxDyn>::create_options().backend(Arc::clone(backend)).mode(mode);
         let filled = options.try_create_with(&args.location, shape, |view| self.fill(view, stop).map_err(Torn));
         filled.map(drop).map_err(|Torn(failure)| failure)
     }

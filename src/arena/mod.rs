@@ -39,8 +39,10 @@ pub use self::queue::{ArenaMessage, Queue, ReceiveError, Sendable};
 use self::slots::SEATS;
 use crate::array::Element;
 use crate::array::layout::{Layout, shape_like};
-use crate::backend::{IntoLocation, Location};
+use crate::backend::{Backend, IntoLocation, Location, default_backend};
 use crate::error::{Error, Result};
+use crate::segment::Home;
+use crate::segment::footer::Kind;
 
 /// Many arrays in one segment and one mapping, for up to 46 processes.
 ///
@@ -115,13 +117,28 @@ impl Arena {
         ArenaOptions::new().create(location, capacity)
     }
 
-    /// Opens an arena that somebody made.
+    /// Opens an arena that another process made. What was chosen about it is in its file.
     ///
     /// # Errors
     ///
-    /// As [`ArenaOptions::open`].
+    /// - [`NotFound`](Error::NotFound), also when the last one who has it is just leaving.
+    /// - [`TooManyHandles`](Error::TooManyHandles): 46 have it open already.
+    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it settled what a dead one left, or a thread of this process
+    ///   while it forked.
+    /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): it is something else.
+    /// - [`Trailer`](Error::Trailer): what it says about itself cannot be true.
+    /// - [`PermissionDenied`](Error::PermissionDenied): everybody who has it open writes to it, to count.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
-        ArenaOptions::new().open(location)
+        Self::open_in(&default_backend()?, location)
+    }
+
+    /// Opens an arena that another process made in a given backend.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_in(backend: &Arc<dyn Backend>, location: impl IntoLocation) -> Result<Self> {
+        Self::of(Ground::open(Home::new(Some(backend), location)?, Kind::Arena)?)
     }
 
     /// Begins with everything that can be chosen.

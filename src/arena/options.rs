@@ -1,11 +1,11 @@
-//! What can be chosen when an arena is made or opened.
+//! What can be chosen when an arena is made.
 
 use std::sync::Arc;
 
 use super::Arena;
 use super::geometry::{Geometry, MOST_CELLS, MOST_QUEUES, MOST_SPANS, SPAN};
 use super::ground::Ground;
-use crate::backend::{Backend, DraftOptions, IntoLocation, Pages};
+use crate::backend::{Backend, DraftOptions, IntoLocation, Pages, common_settings};
 use crate::error::{Error, Result};
 use crate::os;
 use crate::segment::Home;
@@ -21,7 +21,7 @@ use crate::segment::footer::Kind;
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-#[must_use = "nothing is done until `create` or `open` is called"]
+#[must_use = "nothing is done until `create` is called"]
 pub struct ArenaOptions {
     backend: Option<Arc<dyn Backend>>,
     draft: DraftOptions,
@@ -42,17 +42,8 @@ impl ArenaOptions {
         Self { backend: None, draft: DraftOptions::default(), keep: false, queues: 8, cells: 1024 }
     }
 
-    /// Uses this backend instead of the default one.
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
-        self.backend = Some(backend);
-        self
-    }
-
-    /// Sets the file's permission bits, whatever the umask; 0600 if not said. A user that may only read the file can keep locks that
-    /// members need, and must not be given that right.
-    pub fn permissions(mut self, bits: u32) -> Self {
-        self.draft.permissions = bits & 0o777;
-        self
+    common_settings! {
+        /// A user that may only read the file can keep locks that members need, and must not be given that right.
     }
 
     /// Makes the name outlive everybody who has the arena open: only [`Arena::unlink`] removes it.
@@ -70,18 +61,6 @@ impl ArenaOptions {
     /// Sets how many messages each queue has room for, at most 2^24; rounded up to a power of two.
     pub fn queue_capacity(mut self, messages: u32) -> Self {
         self.cells = messages;
-        self
-    }
-
-    /// Decides what pages the memory is taken on; [`Pages::Auto`] if not said.
-    pub fn pages(mut self, pages: Pages) -> Self {
-        self.draft.pages = pages;
-        self
-    }
-
-    /// Takes no memory in advance. Whoever fills an array may then be killed (SIGBUS) when the memory runs out.
-    pub fn sparse(mut self, sparse: bool) -> Self {
-        self.draft.pages = self.draft.pages.with_sparse(sparse);
         self
     }
 
@@ -117,21 +96,5 @@ impl ArenaOptions {
             maker: os::process_number(),
         };
         Arena::of(Ground::create(home, Kind::Arena, geometry, self.draft, self.keep)?)
-    }
-
-    /// Opens an arena that somebody made. What was chosen about it is in its file; only the backend is asked of these options.
-    ///
-    /// # Errors
-    ///
-    /// - [`NotFound`](Error::NotFound), also when the last one who has it is just leaving.
-    /// - [`TooManyHandles`](Error::TooManyHandles): 46 have it open already.
-    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it settled what a dead one left, or a thread of this process
-    ///   while it forked.
-    /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): it is something else.
-    /// - [`Trailer`](Error::Trailer): what it says about itself cannot be true.
-    /// - [`PermissionDenied`](Error::PermissionDenied): everybody who has it open writes to it, to count.
-    pub fn open(self, location: impl IntoLocation) -> Result<Arena> {
-        let home = Home::new(self.backend.as_ref(), location)?;
-        Arena::of(Ground::open(home, Kind::Arena)?)
     }
 }

@@ -45,7 +45,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     /// [`NoSpace`](crate::Error::NoSpace), [`TooLarge`](crate::Error::TooLarge), and those of [`default_backend`].
     pub fn new(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         let layout = Layout::new::<T>(shape, NAMELESS)?;
-        Self::in_backend(default_backend()?, layout, DraftOptions::default(), false)
+        Self::in_backend(default_backend()?, layout, false, DraftOptions::default(), false)
     }
 
     /// Makes an array of zeros that can be frozen instead of published: the kernel seals only memory that has no name
@@ -58,13 +58,16 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         SealableDraft::new(shape)
     }
 
+    /// Makes an array of zeros, with room for a trailer behind them if it is to be counted.
     pub(crate) fn in_backend(
         backend: Arc<dyn Backend>,
         layout: Layout<D>,
+        counted: bool,
         options: DraftOptions,
         keep_descriptor: bool,
     ) -> Result<Self> {
-        let memory = DraftSegment::new(backend, layout.bytes::<T>(), options)?;
+        let new = if counted { DraftSegment::new_counted } else { DraftSegment::new };
+        let memory = new(backend, layout.bytes::<T>(), options)?;
         Ok(Self { memory, layout, keep_descriptor, elements: PhantomData })
     }
 
@@ -125,17 +128,6 @@ impl<T: Element, D: Dimension> Draft<T, D> {
             Ok(location) => self.publish_as(location, Publish::New),
             Err(error) => Err(IntoError::new(error, self)),
         }
-    }
-
-    /// Makes a draft whose file has room for a trailer already.
-    pub(crate) fn with_trailer(
-        backend: Arc<dyn Backend>,
-        layout: Layout<D>,
-        options: DraftOptions,
-        keep_descriptor: bool,
-    ) -> Result<Self> {
-        let memory = DraftSegment::new_counted(backend, layout.bytes::<T>(), options)?;
-        Ok(Self { memory, layout, keep_descriptor, elements: PhantomData })
     }
 
     /// Returns where it will have its name.

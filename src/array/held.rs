@@ -2,13 +2,17 @@
 //! the value.
 
 use std::marker::PhantomData;
+use std::time::Duration;
 
-use ndarray::{ArrayView, ArrayViewMut, Dimension};
+use ndarray::{ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::layout::{Layout, Order};
-use super::{Element, view};
-use crate::backend::Location;
-use crate::segment::{CountedSegment, Segment};
+use super::{AttachOptions, Element, view};
+use crate::backend::{Access, IntoLocation, Location};
+use crate::error::Result;
+use crate::os::LockKind;
+use crate::segment::locks::Wait;
+use crate::segment::{Attach, CountedSegment, Segment};
 
 /// What is held: a plain segment, or one of a counted array's handles.
 #[derive(Debug)]
@@ -39,7 +43,7 @@ impl From<CountedSegment> for Memory {
 }
 
 macro_rules! held {
-    ($(#[$attribute:meta])* $name:ident) => {
+    ($(#[$attribute:meta])* $name:ident, $kind:expr, $access:expr) => {
         $(#[$attribute])*
         #[derive(Debug)]
         pub struct $name<T, D> {
@@ -50,6 +54,20 @@ macro_rules! held {
         }
 
         impl<T: Element, D: Dimension> $name<T, D> {
+            /// Attaches to a plain array as soon as the lock can be had.
+            ///
+            /// # Errors
+            ///
+            /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::Error::WouldDeadlock).
+            pub fn open(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
+                Self::attach_options().open(location, shape)
+            }
+
+            /// Returns options for everything that `open` decides by itself.
+            pub fn attach_options() -> AttachOptions<Self> {
+                AttachOptions::new(Attach { held: Some(($kind, Wait::Forever)), ..Attach::new($access) })
+            }
+
             pub(crate) fn of(memory: impl Into<Memory>, location: Location, layout: Layout<D>) -> Self {
                 Self { memory: memory.into(), location, layout, elements: PhantomData }
             }
@@ -77,6 +95,26 @@ macro_rules! held {
                 &self.location
             }
         }
+
+        impl<T: Element, D: Dimension> AttachOptions<$name<T, D>> {
+            /// Waits for the lock no longer than this; zero means not at all. If not said, without limit.
+            pub fn timeout(mut self, limit: Duration) -> Self {
+                let wait = if limit.is_zero() { Wait::No } else { Wait::For(limit) };
+                self.how.held = Some(($kind, wait));
+                self
+            }
+
+            /// Attaches to a plain array as soon as the lock can be had.
+            ///
+            /// # Errors
+            ///
+            /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::Error::WouldDeadlock); with a
+            /// [`timeout`](Self::timeout) also [`TimedOut`](crate::Error::TimedOut) or [`WouldBlock`](crate::Error::WouldBlock).
+            pub fn open(&self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<$name<T, D>> {
+                let (segment, home, layout) = self.plain::<T, D>(location, shape)?;
+                Ok($name::of(segment, home.location, layout))
+            }
+        }
     };
 }
 
@@ -87,7 +125,7 @@ held! {
     ///
     /// It costs no descriptor (on overlayfs: one). For access that comes and goes use
     /// [`SharedArray::read`](super::SharedArray::read).
-    ArrayReader
+    ArrayReader, LockKind::Shared, Access::Read
 }
 
 held! {
@@ -97,7 +135,7 @@ held! {
     ///
     /// It costs no descriptor (on overlayfs: one). For access that comes and goes use
     /// [`SharedArray::write`](super::SharedArray::write).
-    ArrayWriter
+    ArrayWriter, LockKind::Exclusive, Access::ReadWrite
 }
 
 impl<T: Element, D: Dimension> ArrayWriter<T, D> {

@@ -1,20 +1,17 @@
-//! Everything that creating and opening decide by themselves unless told otherwise.
+//! Everything that creating and attaching decide by themselves unless told otherwise, for plain and counted arrays alike.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::Duration;
 
 use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::layout::Layout;
-use super::{ArrayReader, ArrayWriter, Draft, Element, SharedArray};
-use crate::backend::{Access, Backend, DraftOptions, IntoLocation, Pages, Publish};
-use crate::error::{Error, Result};
-use crate::os::LockKind;
-use crate::segment::locks::Wait;
+use super::{Draft, Element, SharedArray};
+use crate::backend::{Access, Backend, DraftOptions, IntoLocation, Pages, Publish, common_settings};
+use crate::error::{Error, IntoError, Result};
 use crate::segment::{Attach, Expect, Home, Segment};
 
-/// How often opening and creating take turns while others create and unlink the same name.
+/// How often opening and creating take turns while others create and remove the same name.
 const TRIES: u32 = 1000;
 
 /// What creating does with a name that is taken.
@@ -24,20 +21,45 @@ pub enum CreationMode {
     /// It is an error.
     #[default]
     CreateNew,
-    /// The array that has the name is opened; its size must match, its elements stay.
+    /// The array that has the name is opened for reading and writing. Its size must match, and its shape and order too if it is
+    /// counted; elements and permissions stay, and with [`Pages::Sparse`] its holes.
     OpenOrCreate,
     /// The name moves to the new array in one step; attachments of the old one keep its bytes. (A process killed in that
     /// instant may leave a file whose name begins with `.ndshm-draft-`.)
     Replace,
 }
 
-/// Options for creating and opening arrays, from [`SharedArray::options`].
+/// An array that can be created under a name: what is different for plain and for counted ones.
+#[allow(private_interfaces)] // not exported: a bound that nothing outside can name or meet
+pub trait Creatable: Sized {
+    /// The element type.
+    type Element: Element;
+    /// The type of the shape.
+    type Dim: Dimension;
+    /// Whether its file has a trailer.
+    const COUNTED: bool;
+
+    /// Refuses a name that is taken.
+    fn refuse_taken(home: &Home) -> Result<()>;
+
+    /// Opens what has the name, if it is what was to be created.
+    fn open_same(home: &Home, layout: &Layout<Self::Dim>, how: Attach) -> Result<Self>;
+
+    /// Gives a draft its name.
+    fn publish(draft: DraftOf<Self>, home: &Home, mode: Publish) -> Result<Self, IntoError<DraftOf<Self>>>;
+}
+
+/// What becomes such an array.
+pub(crate) type DraftOf<A> = Draft<<A as Creatable>::Element, <A as Creatable>::Dim>;
+
+/// Options for creating arrays, from [`SharedArray::create_options`] and
+/// [`RefcountedArray::create_options`](crate::RefcountedArray::create_options).
 ///
 /// ```
 /// use ndarray::{Ix2, ShapeBuilder};
 /// use ndarray_shm::{CreationMode, SharedArray, unlink};
 ///
-/// let array = SharedArray::<u16, Ix2>::options()
+/// let array = SharedArray::<u16, Ix2>::create_options()
 ///     .mode(CreationMode::Replace)
 ///     .permissions(0o640)
 ///     .create("options-example", (4, 5).f())?;
@@ -46,39 +68,26 @@ pub enum CreationMode {
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-#[must_use = "options do nothing until `create` or `open` is called"]
-pub struct ArrayOptions<T, D> {
-    backend: Option<Arc<dyn Backend>>,
-    mode: CreationMode,
+#[must_use = "options do nothing until `create` is called"]
+pub struct CreateOptions<A> {
+    pub(crate) backend: Option<Arc<dyn Backend>>,
+    pub(crate) mode: CreationMode,
     draft: DraftOptions,
     keep_descriptor: bool,
-    wait: Wait,
-    elements: PhantomData<fn() -> (T, D)>,
+    array: PhantomData<fn() -> A>,
 }
 
-impl<T: Element, D: Dimension> Default for ArrayOptions<T, D> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<T: Element, D: Dimension> ArrayOptions<T, D> {
-    /// Begins with the defaults.
-    pub fn new() -> Self {
-        Self {
-            backend: None,
-            mode: CreationMode::default(),
-            draft: DraftOptions::default(),
-            keep_descriptor: false,
-            wait: Wait::Forever,
-            elements: PhantomData,
-        }
+impl<A: Creatable> CreateOptions<A> {
+    pub(crate) fn new() -> Self {
+        let (mode, draft) = (CreationMode::default(), DraftOptions::default());
+        Self { backend: None, mode, draft, keep_descriptor: false, array: PhantomData }
     }
 
-    /// Uses this backend instead of the [default](crate::default_backend).
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
-        self.backend = Some(backend);
-        self
+    common_settings! {
+        /// A user that may read a plain array's file may keep reading it: write access waits for its read guards without limit, and its
+        /// attachment keeps memory from being used again. Other read locks that such a user keeps delay the owner for at most
+        /// 10 seconds: each thread that writes, and each removal or replacement of the name. Renaming is
+        /// [`TimedOut`](Error::TimedOut) then. A counted array cannot be attached without the right to write, for attaching counts.
     }
 
     /// Decides what creating does with a name that is taken.
@@ -87,40 +96,9 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
         self
     }
 
-    /// Creates the file with these permission bits, whatever the umask; 0600 if not said. Windows has none.
-    ///
-    /// A user that may read the file may keep reading it: write access waits for its read guards without limit, and its attachment
-    /// keeps memory from being used again. Other read locks that such a user keeps delay the owner for at most 10 seconds:
-    /// each thread that writes, and each removal or replacement of the name. Renaming is [`TimedOut`](Error::TimedOut) then.
-    pub fn permissions(mut self, bits: u32) -> Self {
-        self.draft.permissions = bits & 0o777;
-        self
-    }
-
-    /// Takes memory only when it is touched, and leaves holes of an opened file as they are.
-    ///
-    /// A process that touches memory that is not there is killed (SIGBUS); in /dev/shm, by reading too.
-    pub fn sparse(mut self, sparse: bool) -> Self {
-        self.draft.pages = self.draft.pages.with_sparse(sparse);
-        self
-    }
-
-    /// Chooses what memory a new array gets; [`Pages::Auto`] if not said.
-    pub fn pages(mut self, pages: Pages) -> Self {
-        self.draft.pages = pages;
-        self
-    }
-
-    /// Keeps one descriptor for as long as the handle lives, so that guards can be had after the name has gone.
+    /// Keeps one descriptor for as long as the array lives, so that guards can be had after the name has gone.
     pub fn keep_fd(mut self, keep: bool) -> Self {
         self.keep_descriptor = keep;
-        self
-    }
-
-    /// Lets [`open_reader`](Self::open_reader) and [`open_writer`](Self::open_writer) wait no longer than this; zero means
-    /// not at all.
-    pub fn timeout(mut self, limit: Duration) -> Self {
-        self.wait = if limit.is_zero() { Wait::No } else { Wait::For(limit) };
         self
     }
 
@@ -128,8 +106,9 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
     ///
     /// # Errors
     ///
-    /// As [`SharedArray::create`]; with [`CreationMode::OpenOrCreate`] also those of [`SharedArray::open`].
-    pub fn create(self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<SharedArray<T, D>> {
+    /// As [`SharedArray::create`]; with [`CreationMode::OpenOrCreate`] also those of opening, and
+    /// [`ShapeMismatch`](Error::ShapeMismatch) if a counted array has another shape or order.
+    pub fn create(&self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = A::Dim>) -> Result<A> {
         self.create_with(location, shape, |_| {})
     }
 
@@ -139,11 +118,11 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
     ///
     /// As [`create`](Self::create).
     pub fn create_with(
-        self,
+        &self,
         location: impl IntoLocation,
-        shape: impl ShapeBuilder<Dim = D>,
-        fill: impl FnOnce(ArrayViewMut<'_, T, D>),
-    ) -> Result<SharedArray<T, D>> {
+        shape: impl ShapeBuilder<Dim = A::Dim>,
+        fill: impl FnOnce(ArrayViewMut<'_, A::Element, A::Dim>),
+    ) -> Result<A> {
         self.try_create_with(location, shape, |view| {
             fill(view);
             Ok(())
@@ -156,125 +135,149 @@ impl<T: Element, D: Dimension> ArrayOptions<T, D> {
     ///
     /// That of `fill`, and those of [`create`](Self::create).
     pub fn try_create_with<E: From<Error>>(
-        self,
+        &self,
         location: impl IntoLocation,
-        shape: impl ShapeBuilder<Dim = D>,
-        fill: impl FnOnce(ArrayViewMut<'_, T, D>) -> Result<(), E>,
-    ) -> Result<SharedArray<T, D>, E> {
+        shape: impl ShapeBuilder<Dim = A::Dim>,
+        fill: impl FnOnce(ArrayViewMut<'_, A::Element, A::Dim>) -> Result<(), E>,
+    ) -> Result<A, E> {
         let home = Home::new(self.backend.as_ref(), location)?;
-        let layout = Layout::new::<T>(shape, home.location.as_str())?;
+        let layout = Layout::new::<A::Element>(shape, home.location.as_str())?;
+        let (sparse, keep_descriptor) = (self.draft.pages == Pages::Sparse, self.keep_descriptor);
+        let open =
+            || A::open_same(&home, &layout, Attach { sparse, keep_descriptor, ..Attach::new(Access::ReadWrite) });
         // Looking first keeps a full disk from hiding that the name is taken, and a taken name from costing a fill.
         match self.mode {
-            CreationMode::CreateNew => home.refuse_taken()?,
-            CreationMode::OpenOrCreate => match self.attach(&home, &layout, Access::ReadWrite, None) {
+            CreationMode::CreateNew => A::refuse_taken(&home)?,
+            CreationMode::OpenOrCreate => match open() {
                 Err(Error::NotFound { .. }) => {}
-                other => return Ok(other.map(|segment| SharedArray::of(segment, home, layout))?),
+                other => return Ok(other?),
             },
             CreationMode::Replace => {}
         }
-        let mut draft = self.draft(&home, layout.clone())?;
+        // The backend knows only its directory; the error is about the array.
+        let mut draft = self.draft(&home.backend, layout.clone()).map_err(|error| error.about(&home.location))?;
         fill(draft.view_mut())?;
-        Ok(self.publish(draft, home, layout)?)
-    }
-
-    fn draft(&self, home: &Home, layout: Layout<D>) -> Result<Draft<T, D>> {
-        // The backend knows only its directory; whoever reads the error wants to know which array it was.
-        Draft::in_backend(Arc::clone(&home.backend), layout, self.draft, self.keep_descriptor)
-            .map_err(|error| error.about(&home.location))
-    }
-
-    fn publish(&self, mut draft: Draft<T, D>, home: Home, layout: Layout<D>) -> Result<SharedArray<T, D>> {
         let mode = if self.mode == CreationMode::Replace { Publish::Replace } else { Publish::New };
         for _ in 0..TRIES {
-            let error = match draft.publish_as(home.location.clone(), mode) {
+            let error = match A::publish(draft, &home, mode) {
                 Ok(array) => return Ok(array),
                 Err(error) => error,
             };
             if self.mode != CreationMode::OpenOrCreate || !error.error().is_already_exists() {
-                return Err(error.into());
+                return Err(Error::from(error).into());
             }
-            match self.attach(&home, &layout, Access::ReadWrite, None) {
+            match open() {
                 Err(Error::NotFound { .. }) => draft = error.into_inner(),
-                other => return other.map(|segment| SharedArray::of(segment, home, layout)),
+                other => return Ok(other?),
             }
         }
-        Err(Error::WouldBlock { location: home.location.to_string() })
+        Err(Error::WouldBlock { location: home.location.to_string() }.into())
     }
 
-    /// Attaches for reading and writing.
-    ///
-    /// # Errors
-    ///
-    /// As [`SharedArray::open`].
-    pub fn open(self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<SharedArray<T, D>> {
-        self.open_for(location, shape, Access::ReadWrite)
+    pub(crate) fn draft(&self, backend: &Arc<dyn Backend>, layout: Layout<A::Dim>) -> Result<DraftOf<A>> {
+        Draft::in_backend(Arc::clone(backend), layout, A::COUNTED, self.draft, self.keep_descriptor)
+    }
+}
+
+#[allow(private_interfaces)] // as above
+impl<T: Element, D: Dimension> Creatable for SharedArray<T, D> {
+    type Element = T;
+    type Dim = D;
+    const COUNTED: bool = false;
+
+    fn refuse_taken(home: &Home) -> Result<()> {
+        home.refuse_taken()
     }
 
-    /// Attaches for reading only.
+    fn open_same(home: &Home, layout: &Layout<D>, how: Attach) -> Result<Self> {
+        let segment = Segment::attach(home, Expect::Payload(layout.bytes::<T>()), how)?;
+        Ok(Self::of(segment, home.clone(), layout.clone()))
+    }
+
+    fn publish(draft: Draft<T, D>, home: &Home, mode: Publish) -> Result<Self, IntoError<Draft<T, D>>> {
+        draft.publish_as(home.location.clone(), mode)
+    }
+}
+
+/// Options for attaching to arrays that exist, from `attach_options` of [`SharedArray`],
+/// [`RefcountedArray`](crate::RefcountedArray), [`ArrayReader`](super::ArrayReader) and [`ArrayWriter`](super::ArrayWriter).
+///
+/// ```
+/// use ndarray_shm::{Access, SharedArray, unlink};
+///
+/// SharedArray::<u16, _>::create("attach-options-example", (4, 5))?;
+/// let options = SharedArray::<u16, _>::attach_options().access(Access::Read);
+/// let array = options.open("attach-options-example", (4, 5))?;
+/// assert!(array.write().is_err(), "it can only be read");
+/// unlink("attach-options-example")?;
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "options do nothing until `open` or `attach` is called"]
+pub struct AttachOptions<A> {
+    pub(crate) backend: Option<Arc<dyn Backend>>,
+    pub(crate) how: Attach,
+    array: PhantomData<fn() -> A>,
+}
+
+impl<A> AttachOptions<A> {
+    pub(crate) fn new(how: Attach) -> Self {
+        Self { backend: None, how, array: PhantomData }
+    }
+
+    /// Uses this backend instead of the [default](crate::default_backend), or of the one that a handle names.
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Leaves holes of the file as they are, instead of taking memory for them.
     ///
-    /// # Errors
-    ///
-    /// As [`SharedArray::open`].
-    pub fn open_readonly(
-        self,
+    /// A process that touches memory that is not there is killed (SIGBUS); in /dev/shm, by reading too.
+    pub fn leave_holes(mut self, leave: bool) -> Self {
+        self.how.sparse = leave;
+        self
+    }
+
+    /// Attaches a plain array.
+    pub(crate) fn plain<T: Element, D: Dimension>(
+        &self,
         location: impl IntoLocation,
         shape: impl ShapeBuilder<Dim = D>,
-    ) -> Result<SharedArray<T, D>> {
-        self.open_for(location, shape, Access::Read)
-    }
-
-    fn open_for(
-        self,
-        location: impl IntoLocation,
-        shape: impl ShapeBuilder<Dim = D>,
-        access: Access,
-    ) -> Result<SharedArray<T, D>> {
+    ) -> Result<(Segment, Home, Layout<D>)> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::new::<T>(shape, home.location.as_str())?;
-        let segment = self.attach(&home, &layout, access, None)?;
+        let segment = Segment::attach(&home, Expect::Payload(layout.bytes::<T>()), self.how)?;
+        Ok((segment, home, layout))
+    }
+}
+
+impl<A: Creatable> AttachOptions<A> {
+    /// Maps the elements for reading only, or, as if nothing was said, for reading and writing.
+    ///
+    /// A plain array that is only read needs no permission to write, with one exception: where reading a hole takes memory (in
+    /// /dev/shm), the holes of a sparse file are filled, unless [they are left](Self::leave_holes). A counted array needs that
+    /// permission always, for attaching counts.
+    pub fn access(mut self, access: Access) -> Self {
+        self.how.access = access;
+        self
+    }
+
+    /// Keeps one descriptor for as long as the array lives, so that guards can be had after the name has gone.
+    pub fn keep_fd(mut self, keep: bool) -> Self {
+        self.how.keep_descriptor = keep;
+        self
+    }
+}
+
+impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
+    /// Attaches to the array that has the name.
+    ///
+    /// # Errors
+    ///
+    /// As [`SharedArray::open`].
+    pub fn open(&self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<SharedArray<T, D>> {
+        let (segment, home, layout) = self.plain::<T, D>(location, shape)?;
         Ok(SharedArray::of(segment, home, layout))
-    }
-
-    /// Attaches for reading, keeping writers out for as long as the value lives.
-    ///
-    /// # Errors
-    ///
-    /// As [`SharedArray::open_reader`]; with a [`timeout`](Self::timeout) also [`TimedOut`](Error::TimedOut) or
-    /// [`WouldBlock`](Error::WouldBlock).
-    pub fn open_reader(
-        self,
-        location: impl IntoLocation,
-        shape: impl ShapeBuilder<Dim = D>,
-    ) -> Result<ArrayReader<T, D>> {
-        let home = Home::new(self.backend.as_ref(), location)?;
-        let layout = Layout::new::<T>(shape, home.location.as_str())?;
-        let segment = self.attach(&home, &layout, Access::Read, Some(LockKind::Shared))?;
-        Ok(ArrayReader::of(segment, home.location, layout))
-    }
-
-    /// Attaches for reading and writing, keeping everyone else out for as long as the value lives.
-    ///
-    /// # Errors
-    ///
-    /// As [`open_reader`](Self::open_reader).
-    pub fn open_writer(
-        self,
-        location: impl IntoLocation,
-        shape: impl ShapeBuilder<Dim = D>,
-    ) -> Result<ArrayWriter<T, D>> {
-        let home = Home::new(self.backend.as_ref(), location)?;
-        let layout = Layout::new::<T>(shape, home.location.as_str())?;
-        let segment = self.attach(&home, &layout, Access::ReadWrite, Some(LockKind::Exclusive))?;
-        Ok(ArrayWriter::of(segment, home.location, layout))
-    }
-
-    fn attach(&self, home: &Home, layout: &Layout<D>, access: Access, held: Option<LockKind>) -> Result<Segment> {
-        let how = Attach {
-            sparse: self.draft.pages == Pages::Sparse,
-            keep_descriptor: self.keep_descriptor,
-            held: held.map(|kind| (kind, self.wait)),
-            ..Attach::new(access)
-        };
-        Segment::attach(home, Expect::Payload(layout.bytes::<T>()), how)
     }
 }

@@ -6,12 +6,12 @@ use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::access::guarded;
 use super::layout::{Layout, shape_like};
-use super::{ArrayOptions, ArrayReader, ArrayWriter, Element, view};
-use crate::backend::{IntoLocation, Location};
+use super::{AttachOptions, CreateOptions, Element, view};
+use crate::backend::{Access, IntoLocation, Location};
 use crate::error::{Error, Result};
 use crate::os::{LockKind, LockRange};
 use crate::segment::locks::{Hold, Wait};
-use crate::segment::{Home, Segment};
+use crate::segment::{Attach, Home, Segment};
 
 /// A typed n-dimensional array in shared memory, attached under a name.
 ///
@@ -56,7 +56,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// - [`TooLarge`](Error::TooLarge): no address space is large enough.
     /// - those of [`default_backend`](crate::default_backend).
     pub fn create(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        ArrayOptions::new().create(location, shape)
+        Self::create_options().create(location, shape)
     }
 
     /// Creates an array and lets `fill` write it before anyone else can see it.
@@ -71,7 +71,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         shape: impl ShapeBuilder<Dim = D>,
         fill: impl FnOnce(ArrayViewMut<'_, T, D>),
     ) -> Result<Self> {
-        ArrayOptions::new().create_with(location, shape, fill)
+        Self::create_options().create_with(location, shape, fill)
     }
 
     /// Creates a copy of an array; Fortran order is kept, every other order of axes becomes C.
@@ -86,7 +86,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// Attaches to an array that exists, for reading and writing.
     ///
     /// The file knows neither shape nor type: both must be those it was created with, and their product must be its size.
-    /// Holes of a file that another program made sparse are filled.
+    /// Holes of a file that another program made sparse are filled, unless [they are left](AttachOptions::leave_holes).
     ///
     /// # Errors
     ///
@@ -95,43 +95,19 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// - [`Reserved`](Error::Reserved): the file is this crate's own bookkeeping.
     /// - [`PermissionDenied`](Error::PermissionDenied); [`NoSpace`](Error::NoSpace) if holes cannot be filled.
     pub fn open(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        ArrayOptions::new().open(location, shape)
+        Self::attach_options().open(location, shape)
     }
 
-    /// Attaches for reading only: needs no permission to write, and cannot write by accident.
-    ///
-    /// One exception: where reading a hole takes memory (in /dev/shm), the holes of a sparse file are filled, which needs
-    /// that permission; [`sparse(true)`](ArrayOptions::sparse) leaves them.
-    ///
-    /// # Errors
-    ///
-    /// As [`open`](Self::open).
-    pub fn open_readonly(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        ArrayOptions::new().open_readonly(location, shape)
+    /// Returns options for everything that `create` decides by itself.
+    pub fn create_options() -> CreateOptions<Self> {
+        CreateOptions::new()
     }
 
-    /// Waits until nobody writes, then attaches for reading in a way that keeps writers out for as long as the value lives.
+    /// Returns options for everything that `open` decides by itself: attaching for reading only, for example.
     ///
-    /// # Errors
-    ///
-    /// As [`open`](Self::open), and [`WouldDeadlock`](Error::WouldDeadlock).
-    pub fn open_reader(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<ArrayReader<T, D>> {
-        ArrayOptions::new().open_reader(location, shape)
-    }
-
-    /// Waits until nobody reads or writes, then attaches in a way that keeps everyone else out for as long as the value
-    /// lives.
-    ///
-    /// # Errors
-    ///
-    /// As [`open`](Self::open), and [`WouldDeadlock`](Error::WouldDeadlock).
-    pub fn open_writer(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<ArrayWriter<T, D>> {
-        ArrayOptions::new().open_writer(location, shape)
-    }
-
-    /// Returns options for everything that `create` and `open` decide by themselves.
-    pub fn options() -> ArrayOptions<T, D> {
-        ArrayOptions::new()
+    /// For access that lasts, [`ArrayReader`](super::ArrayReader) and [`ArrayWriter`](super::ArrayWriter) are opened themselves.
+    pub fn attach_options() -> AttachOptions<Self> {
+        AttachOptions::new(Attach::new(Access::ReadWrite))
     }
 
     pub(crate) fn of(segment: Segment, home: Home, layout: Layout<D>) -> Self {

@@ -155,7 +155,7 @@ impl Directory {
         reserved.map_err(|error| match error.kind() {
             io::ErrorKind::Unsupported => Error::Unsupported {
                 location: self.path.display().to_string(),
-                what: "a file has holes that this file system cannot fill; open it with options().sparse(true) or \
+                what: "a file has holes that this file system cannot fill; open it with attach_options().leave_holes(true) or \
                        read-only"
                     .into(),
             },

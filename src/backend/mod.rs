@@ -7,6 +7,7 @@ mod directory;
 mod location;
 pub(crate) mod lock_space;
 mod name_lock;
+mod options;
 mod pages;
 mod reserve;
 mod selection;
@@ -20,6 +21,8 @@ pub use self::directory::Directory;
 pub(crate) use self::location::Companion;
 pub use self::location::{IntoLocation, Location, RESERVED_PREFIX};
 pub(crate) use self::name_lock::{Alone, lock_name};
+pub use self::options::DraftOptions;
+pub(crate) use self::options::common_settings;
 pub use self::pages::{PageUse, Pages};
 pub(crate) use self::reserve::reserve;
 pub(crate) use self::selection::remembered;
@@ -179,21 +182,6 @@ pub enum Publish {
     New,
     /// What has the name loses it, in the same step; its attachments keep the old bytes.
     Replace,
-}
-
-/// How a draft is made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DraftOptions {
-    /// Permission bits, exact (no umask).
-    pub permissions: u32,
-    /// What memory is taken in advance.
-    pub pages: Pages,
-}
-
-impl Default for DraftOptions {
-    fn default() -> Self {
-        Self { permissions: 0o600, pages: Pages::default() }
-    }
 }
 
 /// A file that nobody else can reach yet.

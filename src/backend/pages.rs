@@ -27,15 +27,6 @@ impl Pages {
     pub(crate) fn are_reserved(self) -> bool {
         self != Self::Sparse
     }
-
-    /// The meaning of `sparse(..)` in the options, after what was said before.
-    pub(crate) fn with_sparse(self, sparse: bool) -> Self {
-        match (sparse, self) {
-            (true, _) => Self::Sparse,
-            (false, Self::Sparse) => Self::default(),
-            (false, other) => other,
-        }
-    }
 }
 
 /// How many bytes of an array are on huge pages, as this process has it mapped. Together they are the array.
@@ -46,16 +37,4 @@ pub struct PageUse {
     pub huge: u64,
     /// Bytes on base pages, and bytes without memory if the array is sparse.
     pub base: u64,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn saying_that_it_is_not_sparse_changes_nothing_else() {
-        assert_eq!(Pages::Huge.with_sparse(false), Pages::Huge);
-        assert_eq!(Pages::Sparse.with_sparse(false), Pages::Auto);
-        assert_eq!(Pages::Base.with_sparse(true), Pages::Sparse);
-    }
 }

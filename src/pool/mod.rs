@@ -16,7 +16,7 @@ pub use self::loan::{PooledArray, PooledDraft};
 use self::shelf::{Limits, Shelf};
 use crate::array::layout::Layout;
 use crate::array::{Draft, Element, NAMELESS, SharedArray};
-use crate::backend::{Backend, DraftOptions, Pages, default_backend};
+use crate::backend::{Backend, DraftOptions, common_settings, default_backend};
 use crate::error::{Error, IntoError, Result};
 use crate::os;
 use crate::segment::{DraftSegment, can_recycle, recycle};
@@ -57,11 +57,7 @@ impl PoolOptions {
         Self::default()
     }
 
-    /// Uses this backend instead of the [default](crate::default_backend).
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
-        self.backend = Some(backend);
-        self
-    }
+    common_settings! {}
 
     /// Keeps at most so many bytes that nobody uses; beyond them the oldest go.
     pub fn capacity(mut self, bytes: u64) -> Self {
@@ -78,18 +74,6 @@ impl PoolOptions {
     /// Keeps no memory for longer than this without using it. The next call of any function of the pool drops what is older.
     pub fn max_age(mut self, age: Duration) -> Self {
         self.limits.age = age;
-        self
-    }
-
-    /// Creates files with these permission bits, whatever the umask; 0600 if not said.
-    pub fn permissions(mut self, bits: u32) -> Self {
-        self.draft.permissions = bits & 0o777;
-        self
-    }
-
-    /// Decides what pages new memory is taken on; [`Pages::Auto`] if not said.
-    pub fn pages(mut self, pages: Pages) -> Self {
-        self.draft.pages = pages;
         self
     }
 

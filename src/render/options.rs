@@ -12,7 +12,7 @@ use super::pair::{Making, Pair};
 use super::sharing::SharedWith;
 use crate::array::layout::Layout;
 use crate::array::{Element, Order};
-use crate::backend::{Backend, DraftOptions, IntoLocation, Pages};
+use crate::backend::{Backend, DraftOptions, IntoLocation, Pages, common_settings};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::segment::Home;
@@ -58,10 +58,9 @@ impl RenderOptions {
         Self::default()
     }
 
-    /// Uses this backend instead of the [default](crate::default_backend).
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
-        self.backend = Some(backend);
-        self
+    common_settings! {
+        /// Files that every user may write to are joined only with options that have that bit too: every user can shorten them, and
+        /// so end this process.
     }
 
     /// Lets the finished array take the name of one that exists; that one stays until then.
@@ -82,27 +81,6 @@ impl RenderOptions {
         self.backend = Some(Arc::clone(pool.backend()));
         self.draft.permissions = pool.permissions();
         self.pool = Some(pool.clone());
-        self
-    }
-
-    /// Creates the files with these permission bits, whatever the umask; 0600 if not said. Windows has none.
-    ///
-    /// Files that every user may write to are joined only with options that have that bit too: every user can shorten them, and so end
-    /// this process.
-    pub fn permissions(mut self, bits: u32) -> Self {
-        self.draft.permissions = bits & 0o777;
-        self
-    }
-
-    /// Takes memory only when it is painted. A painter that touches memory that is not there is killed (SIGBUS).
-    pub fn sparse(mut self, sparse: bool) -> Self {
-        self.draft.pages = self.draft.pages.with_sparse(sparse);
-        self
-    }
-
-    /// Chooses what memory a new buffer gets; [`Pages::Auto`] if not said.
-    pub fn pages(mut self, pages: Pages) -> Self {
-        self.draft.pages = pages;
         self
     }
 
@@ -167,12 +145,19 @@ impl RenderOptions {
         Ok(RenderBuffer::of(pair, home, layout, grid, &self))
     }
 
-    /// Joins a buffer that someone began, whatever its shape.
+    /// Joins a buffer that another process began, whatever its shape.
     ///
     /// # Errors
     ///
-    /// As [`RenderBuffer::open`].
+    /// As [`RenderBuffer::open`]; [`InvalidSetting`](Error::InvalidSetting) if a chunk offset, a pool or pages were chosen.
     pub fn open<T: Element, D: Dimension>(self, location: impl IntoLocation) -> Result<RenderBuffer<T, D>> {
+        if self.chunk_offset.is_some() || self.pool.is_some() || self.draft.pages != Pages::default() {
+            return Err(Error::InvalidSetting {
+                setting: "the options of a buffer that is joined",
+                value: "chunk offset, pool or pages".to_owned(),
+                expected: "none of these: they are chosen by the process that begins it",
+            });
+        }
         let home = Home::new(self.backend.as_ref(), location)?;
         let pair = Pair::open(&home, &self.making()).map_err(|error| error.about(&home.location))?;
         let work = &pair.ledger.record().work;

@@ -24,7 +24,7 @@ pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access
         Err(Error::PermissionDenied { .. }) => Err(Error::Unsupported {
             location: location.to_string(),
             what: "it has holes, reading them takes memory, and this user may not fill them beforehand; open it with \
-                   options().sparse(true)"
+                   attach_options().leave_holes(true)"
                 .into(),
         }),
         // Replaced or removed meanwhile: what is attached is the caller's file, whoever has the name.

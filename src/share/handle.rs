@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use ndarray::Dimension;
 
-use super::options::RefcountedOptions;
 use super::refcounted::RefcountedArray;
 use crate::array::Element;
 use crate::backend::{Access, Backend, Directory, Location, remembered};
@@ -69,7 +68,7 @@ impl HandleOptions {
 /// ```
 /// use ndarray_shm::{Handle, RefcountedArray, SharingStrategy};
 ///
-/// let array = RefcountedArray::<u16, _>::options().share(SharingStrategy::FileSystem, (2, 3))?;
+/// let array = RefcountedArray::<u16, _>::create_options().share(SharingStrategy::FileSystem, (2, 3))?;
 /// let text = array.handle()?.to_string();
 /// drop(array);
 ///
@@ -117,7 +116,7 @@ impl Handle {
     /// - [`NotFound`](Error::NotFound): the array has gone; nobody had it when the grace time was over.
     /// - those of [`RefcountedArray::open`]; after a wrong type or number of axes the handle is still good.
     pub fn attach<T: Element, D: Dimension>(&self) -> Result<RefcountedArray<T, D>> {
-        RefcountedOptions::new().attach(self)
+        RefcountedArray::attach_options().attach(self)
     }
 
     /// Takes the handle back: it keeps the array no longer, and nobody can attach with it. `Ok(false)`: it was used already,

@@ -24,7 +24,6 @@ mod wire;
 pub use self::channel::{Channel, ChannelListener, Received};
 pub use self::handle::{Handle, HandleOptions};
 pub use self::inspect::{Inspection, inspect, inspect_in};
-pub use self::options::RefcountedOptions;
 #[cfg(feature = "channel")]
 pub use self::parcel::{By, ReceivedArray, Shareable};
 pub use self::reclaim::{Reclaim, Reclaimed, Removed, reclaim};

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::handle::{Handle, address, backend_at, path_of_text, path_to_text};
-use super::options::RefcountedOptions;
 use super::refcounted::{RefcountedArray, reader_of_descriptor};
 use super::strategy::SharingStrategy;
 use crate::array::layout::Layout;
@@ -209,7 +208,11 @@ impl ReceivedArray {
     /// [`Unsupported`](Error::Unsupported): it is a frozen array.
     pub fn attach<T: Element, D: Dimension>(self) -> Result<RefcountedArray<T, D>, IntoError<Self>> {
         self.take(|received| match &received.parcel.way {
-            Way::FileSystem { handle } => received.options().attach(handle),
+            Way::FileSystem { handle } => {
+                let mut options = RefcountedArray::attach_options();
+                options.backend.clone_from(&received.backend);
+                options.attach(handle)
+            }
             Way::FileDescriptor { .. } => {
                 let (file, home) = received.descriptor()?;
                 RefcountedArray::of_descriptor(file, &home, Access::ReadWrite)
@@ -226,7 +229,11 @@ impl ReceivedArray {
     /// As [`attach`](Self::attach).
     pub fn reader<T: Element, D: Dimension>(self) -> Result<ArrayReader<T, D>, IntoError<Self>> {
         self.take(|received| match &received.parcel.way {
-            Way::FileSystem { handle } => received.options().attach_reader(handle),
+            Way::FileSystem { handle } => {
+                let mut options = ArrayReader::attach_options();
+                options.backend.clone_from(&received.backend);
+                options.attach(handle)
+            }
             Way::FileDescriptor { .. } => {
                 let (file, home) = received.descriptor()?;
                 reader_of_descriptor(file, &home, Wait::Forever)
@@ -261,13 +268,6 @@ impl ReceivedArray {
                 Ok(array)
             }
             Err(error) => Err(IntoError::new(error, self)),
-        }
-    }
-
-    fn options<T: Element, D: Dimension>(&self) -> RefcountedOptions<T, D> {
-        match &self.backend {
-            Some(backend) => RefcountedOptions::new().backend(Arc::clone(backend)),
-            None => RefcountedOptions::new(),
         }
     }
 

@@ -6,12 +6,11 @@ use std::marker::PhantomData;
 use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::handle::{Handle, HandleOptions};
-use super::options::RefcountedOptions;
 use super::record::Record;
 use super::strategy::SharingStrategy;
 use crate::array::access::guarded;
 use crate::array::layout::{Layout, shape_like};
-use crate::array::{ArrayReader, Draft, Element, view};
+use crate::array::{ArrayReader, AttachOptions, CreateOptions, Draft, Element, view};
 use crate::backend::{Access, IntoLocation, Location, Publish};
 use crate::error::{Error, IntoError, Result};
 use crate::manager_client;
@@ -62,7 +61,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// As [`SharedArray::create`](crate::SharedArray::create).
     pub fn create(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        RefcountedOptions::new().create(location, shape)
+        Self::create_options().create(location, shape)
     }
 
     /// Creates an array and lets `fill` write it before anyone else can see it.
@@ -75,7 +74,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         shape: impl ShapeBuilder<Dim = D>,
         fill: impl FnOnce(ArrayViewMut<'_, T, D>),
     ) -> Result<Self> {
-        RefcountedOptions::new().create_with(location, shape, fill)
+        Self::create_options().create_with(location, shape, fill)
     }
 
     /// Attaches for reading and writing. An array that is frozen is attached for reading.
@@ -89,30 +88,20 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// - [`Trailer`](Error::Trailer): what it says about itself cannot be true.
     /// - [`PermissionDenied`](Error::PermissionDenied), [`TooManyHandles`](Error::TooManyHandles).
     pub fn open(location: impl IntoLocation) -> Result<Self> {
-        RefcountedOptions::new().open(location)
+        Self::attach_options().open(location)
     }
 
-    /// Attaches with the elements mapped read-only. Permission to write the file is needed all the same, to count.
-    ///
-    /// # Errors
-    ///
-    /// As [`open`](Self::open).
-    pub fn open_readonly(location: impl IntoLocation) -> Result<Self> {
-        RefcountedOptions::new().open_readonly(location)
+    /// Returns options for everything that creating decides by itself, and for arrays without a name of the caller's choice.
+    pub fn create_options() -> CreateOptions<Self> {
+        CreateOptions::new()
     }
 
-    /// Waits until nobody writes, then attaches for reading in a way that keeps writers out for as long as the value lives.
+    /// Returns options for everything that attaching decides by itself.
     ///
-    /// # Errors
-    ///
-    /// As [`open`](Self::open), and [`WouldDeadlock`](Error::WouldDeadlock).
-    pub fn open_reader(location: impl IntoLocation) -> Result<ArrayReader<T, D>> {
-        RefcountedOptions::new().open_reader(location)
-    }
-
-    /// Begins with everything that can be chosen.
-    pub fn options() -> RefcountedOptions<T, D> {
-        RefcountedOptions::new()
+    /// For reading that lasts, see [`ArrayReader::attach_options`], which has
+    /// [`open_counted`](AttachOptions::open_counted).
+    pub fn attach_options() -> AttachOptions<Self> {
+        AttachOptions::new(Attach::new(Access::ReadWrite))
     }
 
     pub(super) fn of(memory: CountedSegment, layout: Layout<D>, id: u128) -> Self {
@@ -263,7 +252,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
             return Self::of_descriptor(&file, &home, access);
         }
         let keep = self.segment().keeps_descriptor();
-        match RefcountedOptions::new().backend(home.backend).keep_fd(keep).open_for(home.location, access) {
+        let options = Self::attach_options().backend(home.backend).access(access).keep_fd(keep);
+        match options.open(home.location) {
             Ok(again) if again.id == self.id => Ok(again),
             Ok(_) | Err(Error::NotFound { .. }) => Err(Error::Unlinked { location: self.home().location.to_string() }),
             other => other,
@@ -274,7 +264,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// The error gives the array back. As [`open_reader`](Self::open_reader).
+    /// The error gives the array back. As [`ArrayReader::open`].
     pub fn into_reader(self) -> Result<ArrayReader<T, D>, IntoError<Self>> {
         match self.reader() {
             Ok(reader) => Ok(reader),
@@ -408,5 +398,5 @@ pub(super) fn share_as<T: Element, D: Dimension>(
 /// [`NoSpace`](Error::NoSpace), and those of [`SharingStrategy::current`].
 pub fn to_shared<T: Element, D: Dimension>(array: &ArrayRef<T, D>) -> Result<RefcountedArray<T, D>> {
     let strategy = SharingStrategy::current()?;
-    RefcountedOptions::new().share_with(strategy, shape_like(array), |mut view| view.assign(array))
+    RefcountedArray::create_options().share_with(strategy, shape_like(array), |mut view| view.assign(array))
 }

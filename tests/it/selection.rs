@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use libtest_mimic::Trial;
-use ndarray_shm::{ArrayOptions, Directory, SUPPORTED, default_backend};
+use ndarray_shm::{Directory, SUPPORTED, SharedArray, default_backend};
 
 use crate::support::child::{Child, ROLE, Role, program, say};
 use crate::tests;
@@ -54,7 +54,7 @@ fn emulated(directory: &Path) -> String {
 
 fn arrays_are_made_exactly_where_sharing_is_supported() {
     let base = tempfile::tempdir().unwrap();
-    let options = ArrayOptions::<u8, _>::new().backend(Arc::new(Directory::new("files", base.path())));
+    let options = SharedArray::<u8, _>::create_options().backend(Arc::new(Directory::new("files", base.path())));
     let made = options.create("supported", 3);
     match made {
         Ok(_) => assert!(std::hint::black_box(SUPPORTED)),

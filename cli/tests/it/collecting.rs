@@ -126,14 +126,19 @@ fn gc_removes_the_orphan_and_nothing_else() {
 fn locks_of_uploads_that_nobody_has_are_removed() {
     let scene = Scene::new();
     let lock = |name: &str| {
-        let made = SharedArray::<u8, ndarray::Ix1>::options().backend(scene.backend()).create(name, 1);
+        let made = SharedArray::<u8, ndarray::Ix1>::create_options().backend(scene.backend()).create(name, 1);
         made.expect("a lock")
     };
     drop(lock("ndshm-write-0badcafe"));
     let held = lock("ndshm-write-00c0ffee");
     let cell = held.lock_cell(7, Duration::ZERO).expect("nobody has it");
     // Of another length it is somebody's array, whatever it is called.
-    drop(SharedArray::<u8, _>::options().backend(scene.backend()).create("ndshm-write-12345678", 2).expect("an array"));
+    drop(
+        SharedArray::<u8, _>::create_options()
+            .backend(scene.backend())
+            .create("ndshm-write-12345678", 2)
+            .expect("an array"),
+    );
     let before = scene.files();
     assert_eq!(item(&scene, "ndshm-write-0badcafe")["kind"], "lock");
     assert_eq!(item(&scene, "ndshm-write-12345678")["kind"], "array");
@@ -448,7 +453,7 @@ fn an_unlinked_counted_array_stays_with_those_who_have_it() {
     other.let_go();
 
     let plain: SharedArray<u8, _> =
-        SharedArray::options().backend(scene.backend()).create("plain", 10).expect("created");
+        SharedArray::create_options().backend(scene.backend()).create("plain", 10).expect("created");
     let outcome = run(&mut scene.ndshm(["unlink", "plain", "--json"])).expect_code(0).json();
     assert_eq!(outcome[0]["in_flight"], Value::Null);
     assert_eq!(scene.names(), [""; 0]);

@@ -98,11 +98,15 @@ fn the_role_of_a_holder() {
         std::io::stdin().read_to_end(&mut Vec::new()).expect("a pipe");
     };
     if *how == "plain" {
-        let _held: SharedArray<u8, _> = SharedArray::options().backend(backend()).create(*name, 4096).expect("created");
+        let _held: SharedArray<u8, _> =
+            SharedArray::create_options().backend(backend()).create(*name, 4096).expect("created");
         return wait(&[]);
     }
-    let options = RefcountedArray::<f32, ndarray::Ix2>::options().backend(backend());
-    let array = if *how == "create" { options.create(*name, (30, 40)) } else { options.open(*name) };
+    let array = if *how == "create" {
+        RefcountedArray::<f32, ndarray::Ix2>::create_options().backend(backend()).create(*name, (30, 40))
+    } else {
+        RefcountedArray::attach_options().backend(backend()).open(*name)
+    };
     let array = array.expect("created or attached");
     let mut handles = Vec::new();
     for step in and {

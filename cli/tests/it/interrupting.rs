@@ -11,7 +11,7 @@ use crate::scene::{Scene, names_in, run, signal, wait_until};
 
 /// An array of 64 times 7, which nobody can read while its guard lives.
 fn array(scene: &Scene) -> SharedArray<u8, Ix1> {
-    let array = SharedArray::<u8, Ix1>::options().backend(scene.backend()).create("x", 64).expect("made");
+    let array = SharedArray::<u8, Ix1>::create_options().backend(scene.backend()).create("x", 64).expect("made");
     array.write().expect("nobody else has it").fill(7);
     array
 }

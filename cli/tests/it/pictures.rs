@@ -144,7 +144,7 @@ fn arrays_that_say_what_they_are_need_no_words() {
     use ndarray_shm::{CreationMode, RefcountedArray, RenderOptions};
 
     let scene = Scene::new();
-    let options = RefcountedArray::<u8, _>::options().backend(scene.backend()).mode(CreationMode::CreateNew);
+    let options = RefcountedArray::<u8, _>::create_options().backend(scene.backend()).mode(CreationMode::CreateNew);
     let counted = options.create_with("counted", (2, 3), |mut view| view[[1, 2]] = 9).expect("made");
     let out = scene.temporary().join("x.png");
     let path = out.to_str().expect("text");

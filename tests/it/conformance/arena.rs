@@ -56,7 +56,7 @@ fn create(place: &Place, name: &Name, capacity: u64) -> Arena {
 }
 
 fn open_in_child(arguments: &[String]) -> Arena {
-    ArenaOptions::new().backend(backend_of_child()).open(arguments[0].as_str()).unwrap()
+    Arena::open_in(&backend_of_child(), arguments[0].as_str()).unwrap()
 }
 
 /// A child that has one draft at a time, of ever another size, and counts how often there was no room.
@@ -444,20 +444,20 @@ fn forty_six_can_have_it_open_and_a_dead_ones_seat_is_free(place: &Place) {
     let first = create(place, &name, 1);
     let mut child = Child::start(place, "arena-member", &[name.as_str()]);
     child.expect("open");
-    let mut others: Vec<Arena> = (2..46).map(|_| options(place).open(name.as_str()).unwrap()).collect();
-    match options(place).open(name.as_str()) {
+    let mut others: Vec<Arena> = (2..46).map(|_| Arena::open_in(&place.backend, name.as_str()).unwrap()).collect();
+    match Arena::open_in(&place.backend, name.as_str()) {
         Err(Error::TooManyHandles { limit: 46, doing: "attached", .. }) => {}
         other => panic!("{other:?}"),
     }
     let array = others[43].from_array(&Array::from_elem(3, 7u64)).unwrap();
     assert_eq!(first.get::<u64, Ix1>(&array.handle()).unwrap().view()[0], 7);
     child.kill();
-    let late = options(place).open(name.as_str()).unwrap();
-    assert!(options(place).open(name.as_str()).is_err());
+    let late = Arena::open_in(&place.backend, name.as_str()).unwrap();
+    assert!(Arena::open_in(&place.backend, name.as_str()).is_err());
     others.pop(); // it stays: its array is held
-    assert!(options(place).open(name.as_str()).is_err());
+    assert!(Arena::open_in(&place.backend, name.as_str()).is_err());
     drop(array);
-    let later = options(place).open(name.as_str()).unwrap();
+    let later = Arena::open_in(&place.backend, name.as_str()).unwrap();
     assert_eq!(late.stats().unwrap().members.len(), 46);
     for arena in others.into_iter().chain([first, late, later]) {
         arena.close().unwrap();
@@ -477,7 +477,7 @@ fn the_last_one_out_removes_the_name(place: &Place) {
     assert!(place.has(&name), "the draft keeps it");
     drop(draft);
     assert!(!place.has(&name));
-    assert!(options(place).open(name.as_str()).unwrap_err().is_not_found());
+    assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().is_not_found());
 }
 
 fn an_arena_of_the_dead_is_reclaimed(place: &Place) {
@@ -506,7 +506,7 @@ fn what_is_kept_stays(place: &Place) {
     let name = place.location("kept");
     options(place).keep(true).create(name.as_str(), 1).unwrap().close().unwrap();
     assert_eq!(place.reclaim().kept, 1);
-    let arena = options(place).open(name.as_str()).unwrap();
+    let arena = Arena::open_in(&place.backend, name.as_str()).unwrap();
     drop(arena.draft::<u8, _>(1).unwrap());
     assert!(arena.unlink().unwrap());
     assert!(!arena.unlink().unwrap());
@@ -517,16 +517,16 @@ fn other_kinds_of_files_are_told_apart(place: &Place) {
     let name = place.location("kinds");
     let arena = create(place, &name, 1);
     let length = std::fs::metadata(place.path(&name)).unwrap().len() as usize;
-    assert!(place.options::<u8, Ix1>().open(name.as_str(), length).unwrap_err().is_reserved());
-    assert!(place.counted::<u8, Ix1>().open(name.as_str()).unwrap_err().is_reserved());
+    assert!(place.attach::<u8, Ix1>().open(name.as_str(), length).unwrap_err().is_reserved());
+    assert!(place.attach_counted::<u8, Ix1>().open(name.as_str()).unwrap_err().is_reserved());
     assert!(place.inspect(&name).unwrap_err().is_reserved());
     arena.close().unwrap();
     let plain = place.options::<u8, Ix1>().create(name.as_str(), 10_000).unwrap();
-    assert!(options(place).open(name.as_str()).unwrap_err().is_not_counted());
+    assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().is_not_counted());
     place.backend.unlink(name.location(), None).unwrap();
     let _: SharedArray<u8, Ix1> = plain;
     let counted: RefcountedArray<u8, Ix1> = place.counted().create(name.as_str(), 10_000).unwrap();
-    assert!(options(place).open(name.as_str()).unwrap_err().is_reserved());
+    assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().is_reserved());
     drop(counted);
 }
 

@@ -2,7 +2,9 @@
 
 use libtest_mimic::Trial;
 use ndarray::{Array3, IxDyn, ShapeBuilder};
-use ndarray_shm::{CreationMode, Draft, Element, Entry, Error, Location, Order, Publish, SharedArray, attached_in};
+use ndarray_shm::{
+    Access, CreationMode, Draft, Element, Entry, Error, Location, Order, Pages, Publish, SharedArray, attached_in,
+};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Place, eventually};
@@ -94,7 +96,7 @@ fn order_is_kept_everywhere(place: &Place) {
         .unwrap();
     assert_eq!(*copied.read().unwrap(), *array.read().unwrap());
 
-    let dynamic = place.options::<u8, _>().open(name.location(), IxDyn(&[2, 3, 4]).f()).unwrap();
+    let dynamic = place.attach::<u8, _>().open(name.location(), IxDyn(&[2, 3, 4]).f()).unwrap();
     assert_eq!(dynamic.order(), Order::F);
     assert_eq!(dynamic.read().unwrap()[[1, 2, 3]], 123);
 }
@@ -105,7 +107,7 @@ fn every_element_type_makes_the_round_trip(place: &Place) {
         drop(place.options::<T, _>().create_with(name.location(), 3, |mut view| {
             view.iter_mut().zip(values).for_each(|(to, from)| *to = from);
         }));
-        let array = place.options::<T, _>().open_readonly(name.location(), 3).unwrap();
+        let array = place.attach::<T, _>().access(Access::Read).open(name.location(), 3).unwrap();
         assert_eq!(array.read().unwrap().to_vec(), values, "{}", T::DTYPE);
         assert_eq!(array.dtype(), T::DTYPE);
     }
@@ -143,7 +145,7 @@ fn arrays_of_no_elements_and_of_no_axes_work(place: &Place) {
 
     let array = place.options::<f64, _>().create(point.location(), ()).unwrap();
     array.write().unwrap()[()] = 2.5;
-    let again = place.options::<f64, _>().open(point.location(), IxDyn(&[])).unwrap();
+    let again = place.attach::<f64, _>().open(point.location(), IxDyn(&[])).unwrap();
     assert_eq!(again.read().unwrap()[IxDyn(&[])], 2.5);
 }
 
@@ -179,7 +181,7 @@ fn a_draft_that_cannot_be_published_is_given_back(place: &Place) {
     let mut child = Child::start(place, "draft", &[name.as_str()]);
     child.expect("published");
     child.finish();
-    assert_eq!(place.options::<u8, _>().open(name.location(), (2, 2)).unwrap().read().unwrap().sum(), 28);
+    assert_eq!(place.attach::<u8, _>().open(name.location(), (2, 2)).unwrap().read().unwrap().sum(), 28);
 }
 
 fn creating_twice_is_an_error_and_changes_nothing(place: &Place) {
@@ -203,7 +205,7 @@ fn names_that_differ_in_case_are_two_or_one_as_the_directory_has_it(place: &Plac
         }
         Err(error) => {
             assert!(error.is_already_exists(), "{error}");
-            let same = place.options::<u8, _>().open(&upper, 4).unwrap();
+            let same = place.attach::<u8, _>().open(&upper, 4).unwrap();
             array.write().unwrap().fill(3);
             assert_eq!(same.read().unwrap().sum(), 12);
             let is_it = |entry: &Entry| entry.name.eq_ignore_ascii_case(name.as_str());
@@ -231,7 +233,7 @@ fn replacing_leaves_old_attachments_their_bytes(place: &Place) {
     let old = replace().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
     let new = replace().create_with(name.location(), 6, |mut view| view.fill(2)).unwrap();
     assert_eq!(new.read().unwrap().sum(), 12);
-    assert_eq!(place.options::<u8, _>().open(name.location(), 6).unwrap().read().unwrap().sum(), 12);
+    assert_eq!(place.attach::<u8, _>().open(name.location(), 6).unwrap().read().unwrap().sum(), 12);
     // SAFETY: nobody writes to the old array, which has no name any more.
     #[allow(unsafe_code)]
     let bytes = unsafe { old.view() };
@@ -256,12 +258,12 @@ fn a_fill_that_fails_creates_nothing_and_replaces_nothing(place: &Place) {
         })
     };
     assert_eq!(fill(CreationMode::CreateNew, 1, Err(Torn)).unwrap_err(), Torn);
-    assert!(place.options::<u8, _>().open(name.location(), 4).unwrap_err().is_not_found());
+    assert!(place.attach::<u8, _>().open(name.location(), 4).unwrap_err().is_not_found());
     fill(CreationMode::CreateNew, 2, Ok(())).unwrap();
     assert_eq!(fill(CreationMode::Replace, 3, Err(Torn)).unwrap_err(), Torn);
-    assert_eq!(place.options::<u8, _>().open(name.location(), 4).unwrap().read().unwrap().to_vec(), [2; 4]);
+    assert_eq!(place.attach::<u8, _>().open(name.location(), 4).unwrap().read().unwrap().to_vec(), [2; 4]);
     fill(CreationMode::Replace, 4, Ok(())).unwrap();
-    assert_eq!(place.options::<u8, _>().open(name.location(), 4).unwrap().read().unwrap().to_vec(), [4; 4]);
+    assert_eq!(place.attach::<u8, _>().open(name.location(), 4).unwrap().read().unwrap().to_vec(), [4; 4]);
 }
 
 fn a_closure_that_panics_creates_nothing(place: &Place) {
@@ -279,7 +281,7 @@ fn unlinking_says_whether_there_was_something(place: &Place) {
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(place.backend.unlink(name.location(), None).unwrap());
     assert!(!place.backend.unlink(name.location(), None).unwrap());
-    assert!(place.options::<u8, _>().open(name.location(), 4).unwrap_err().is_not_found());
+    assert!(place.attach::<u8, _>().open(name.location(), 4).unwrap_err().is_not_found());
     assert!(array.read().unwrap_err().is_unlinked());
 }
 
@@ -312,7 +314,7 @@ fn attached_is_asked_of_the_kernel(place: &Place) {
 fn a_read_only_attachment_cannot_write(place: &Place) {
     let name = place.location("readonly");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
-    let reader = place.options::<u8, _>().open_readonly(name.location(), 4).unwrap();
+    let reader = place.attach::<u8, _>().access(Access::Read).open(name.location(), 4).unwrap();
     assert!(reader.is_readonly() && !array.is_readonly());
     assert!(reader.write().unwrap_err().is_permission_denied());
     assert!(reader.raw_view_mut().is_none() && array.raw_view_mut().is_some());
@@ -329,15 +331,16 @@ fn sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing(place: &Pla
     let length = 1 << 20;
     let holes = place.has_holes();
     let allocated = || place.allocated(name.as_str());
-    let sparse = place.options::<u8, _>().sparse(true).create(name.location(), length).unwrap();
+    let sparse = place.options::<u8, _>().pages(Pages::Sparse).create(name.location(), length).unwrap();
     assert_eq!(sparse.is_sparse().unwrap(), holes);
     assert_eq!(allocated() < 1 << 18, holes, "{}", allocated());
-    let readonly = place.options::<u8, _>().sparse(true).open_readonly(name.location(), length).unwrap();
+    let readonly =
+        place.attach::<u8, _>().leave_holes(true).access(Access::Read).open(name.location(), length).unwrap();
     assert_eq!(readonly.is_sparse().unwrap(), holes);
-    let writable = place.options::<u8, _>().sparse(true).open(name.location(), length).unwrap();
+    let writable = place.attach::<u8, _>().leave_holes(true).open(name.location(), length).unwrap();
     assert_eq!(writable.is_sparse().unwrap(), holes);
     sparse.write().unwrap()[17] = 5;
-    let full = match place.options::<u8, _>().open(name.location(), length) {
+    let full = match place.attach::<u8, _>().open(name.location(), length) {
         Err(error) if holes && !Place::FILLS_HOLES => {
             assert!(error.is_unsupported(), "{error}");
             return;

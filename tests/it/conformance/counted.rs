@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use libtest_mimic::Trial;
 use ndarray::{Array2, Ix1, Ix2, IxDyn, ShapeBuilder};
-use ndarray_shm::{CreationMode, Element, Error, Order, RefcountedArray, SharingStrategy, inspect_in};
+use ndarray_shm::{Access, CreationMode, Element, Error, Order, RefcountedArray, SharingStrategy, inspect_in};
 
 use super::holder::Holder;
 use crate::support::{Name, Place, eventually};
@@ -41,7 +41,7 @@ fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
 }
 
 fn open(place: &Place, name: &Name) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
-    place.counted().open(name.location())
+    place.attach_counted().open(name.location())
 }
 
 fn a_counted_array_says_what_it_is(place: &Place) {
@@ -50,10 +50,10 @@ fn a_counted_array_says_what_it_is(place: &Place) {
     let fill = |mut view: ndarray::ArrayViewMut2<'_, u16>| view.assign(&source);
     let array = place.counted::<u16, _>().create_with(name.location(), (3, 5).f(), fill).unwrap();
     assert_eq!((array.location(), array.strategy()), (Some(name.location()), SharingStrategy::FileSystem));
-    let again = place.counted::<u16, Ix2>().open(name.location()).unwrap();
+    let again = place.attach_counted::<u16, Ix2>().open(name.location()).unwrap();
     assert_eq!((again.shape(), again.order()), ([3, 5].as_slice(), Order::F));
     assert_eq!(*again.read().unwrap(), source);
-    let dynamic = place.counted::<u16, IxDyn>().open(name.location()).unwrap();
+    let dynamic = place.attach_counted::<u16, IxDyn>().open(name.location()).unwrap();
     assert_eq!(dynamic.read().unwrap()[[2, 4]], 24);
     assert_eq!(dynamic.read().unwrap().strides(), [1, 3]);
     assert_eq!([array.refcount(), again.refcount(), dynamic.refcount()], [3; 3]);
@@ -82,12 +82,15 @@ fn another_process_opens_it_knowing_nothing_but_its_name(place: &Place) {
 fn other_element_types_and_other_numbers_of_axes_are_refused_and_not_counted(place: &Place) {
     let name = place.location("mismatch");
     let array = create(place, &name);
-    let error = place.counted::<f32, Ix1>().open(name.location()).unwrap_err();
+    let error = place.attach_counted::<f32, Ix1>().open(name.location()).unwrap_err();
     assert!(matches!(&error, Error::DTypeMismatch { expected, found, .. } if expected == "<f4" && found == "<u4"));
-    let error = place.counted::<u32, Ix2>().open(name.location()).unwrap_err();
+    let error = place.attach_counted::<u32, Ix2>().open(name.location()).unwrap_err();
     assert!(matches!(&error, Error::ShapeMismatch { found, .. } if found == "[4]"), "{error}");
-    assert!(matches!(place.counted::<u32, Ix2>().open_reader(name.location()), Err(Error::ShapeMismatch { .. })));
-    assert!(matches!(place.counted::<i8, Ix1>().open_readonly(name.location()), Err(Error::DTypeMismatch { .. })));
+    assert!(matches!(place.reader::<u32, Ix2>().open_counted(name.location()), Err(Error::ShapeMismatch { .. })));
+    assert!(matches!(
+        place.attach_counted::<i8, Ix1>().access(Access::Read).open(name.location()),
+        Err(Error::DTypeMismatch { .. })
+    ));
     assert_eq!(array.refcount(), 1);
     drop(array);
     assert!(open(place, &name).unwrap_err().is_not_found());
@@ -101,7 +104,7 @@ fn every_element_type_describes_itself(place: &Place) {
         };
         let _keeps_it = place.counted::<T, _>().create_with(name.location(), 3, fill).unwrap();
         assert_eq!(inspect_in(&place.backend, name.location()).unwrap().dtype, T::DTYPE);
-        let array = place.counted::<T, Ix1>().open_readonly(name.location()).unwrap();
+        let array = place.attach_counted::<T, Ix1>().access(Access::Read).open(name.location()).unwrap();
         assert_eq!(array.read().unwrap().to_vec(), values, "{}", T::DTYPE);
     }
     round_trip(place, [0u8, 1, u8::MAX]);
@@ -129,8 +132,8 @@ fn every_element_type_describes_itself(place: &Place) {
 fn arrays_of_no_elements_and_of_no_axes_are_counted_too(place: &Place) {
     let (empty, point) = (place.location("empty"), place.location("point"));
     let array = place.counted::<f64, _>().create(empty.location(), (4, 0, 3)).unwrap();
-    let readonly = place.counted::<f64, IxDyn>().open_readonly(empty.location()).unwrap();
-    let reader = place.counted::<f64, IxDyn>().open_reader(empty.location()).unwrap();
+    let readonly = place.attach_counted::<f64, IxDyn>().access(Access::Read).open(empty.location()).unwrap();
+    let reader = place.reader::<f64, IxDyn>().open_counted(empty.location()).unwrap();
     assert_eq!((array.refcount(), readonly.shape(), reader.view().len()), (3, [4, 0, 3].as_slice(), 0));
     assert_eq!(place.inspect(&empty).unwrap().shape, [4, 0, 3]);
     drop((array, readonly));
@@ -140,7 +143,7 @@ fn arrays_of_no_elements_and_of_no_axes_are_counted_too(place: &Place) {
 
     let array = place.counted::<f64, _>().create(point.location(), ()).unwrap();
     array.write().unwrap()[()] = 2.5;
-    let again = place.counted::<f64, IxDyn>().open(point.location()).unwrap();
+    let again = place.attach_counted::<f64, IxDyn>().open(point.location()).unwrap();
     assert_eq!(again.read().unwrap()[IxDyn(&[])], 2.5);
     assert_eq!(place.inspect(&point).unwrap().bytes, 8);
     drop((array, again));
@@ -150,14 +153,13 @@ fn arrays_of_no_elements_and_of_no_axes_are_counted_too(place: &Place) {
 fn plain_and_counted_arrays_are_not_taken_for_each_other(place: &Place) {
     let name = place.location("kinds");
     let array = create(place, &name);
-    let plain = || place.options::<u32, _>();
     let errors = [
-        plain().open(name.location(), 4).unwrap_err(),
-        plain().open_readonly(name.location(), 4).unwrap_err(),
-        plain().open_reader(name.location(), 4).unwrap_err(),
-        plain().open_writer(name.location(), 4).unwrap_err(),
-        plain().open(name.location(), 2048).unwrap_err(), // as long as the file
-        plain().mode(CreationMode::OpenOrCreate).create(name.location(), 4).unwrap_err(),
+        place.attach::<u32, _>().open(name.location(), 4).unwrap_err(),
+        place.attach::<u32, _>().access(Access::Read).open(name.location(), 4).unwrap_err(),
+        place.reader::<u32, _>().open(name.location(), 4).unwrap_err(),
+        place.writer::<u32, _>().open(name.location(), 4).unwrap_err(),
+        place.attach::<u32, _>().open(name.location(), 2048).unwrap_err(), // as long as the file
+        place.options::<u32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), 4).unwrap_err(),
     ];
     for error in errors {
         assert!(error.is_reserved() && error.to_string().contains("RefcountedArray"), "{error}");
@@ -167,11 +169,11 @@ fn plain_and_counted_arrays_are_not_taken_for_each_other(place: &Place) {
 
     for length in [0, 1, 63, 64, 1023, 1024, 2048] {
         let name = place.location("plain");
-        plain().create(name.location(), length).unwrap();
+        place.options::<u32, _>().create(name.location(), length).unwrap();
         let outcomes = [
             open(place, &name).map(drop),
-            place.counted::<u32, Ix1>().open_readonly(name.location()).map(drop),
-            place.counted::<u32, Ix1>().open_reader(name.location()).map(drop),
+            place.attach_counted::<u32, Ix1>().access(Access::Read).open(name.location()).map(drop),
+            place.reader::<u32, Ix1>().open_counted(name.location()).map(drop),
             place.counted::<u32, Ix1>().mode(CreationMode::OpenOrCreate).create(name.location(), length).map(drop),
             place.inspect(&name).map(drop),
         ];
@@ -186,7 +188,7 @@ fn the_last_one_out_removes_the_name_in_any_order(place: &Place) {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let name = place.location("order");
         let (first, second) = (create(place, &name), open(place, &name).unwrap());
-        let third = place.counted::<u32, Ix1>().open_reader(name.location()).unwrap();
+        let third = place.reader::<u32, Ix1>().open_counted(name.location()).unwrap();
         let mut handles: [Option<Box<dyn std::any::Any>>; 3] =
             [Some(Box::new(first)), Some(Box::new(second)), Some(Box::new(third))];
         for (left, at) in order.into_iter().enumerate() {
@@ -271,7 +273,7 @@ fn a_clone_counts_and_is_what_it_was_cloned_from(place: &Place) {
     let name = place.location("clone");
     let array = create(place, &name);
     let clone = array.try_clone().unwrap();
-    let readonly = place.counted::<u32, Ix1>().open_readonly(name.location()).unwrap();
+    let readonly = place.attach_counted::<u32, Ix1>().access(Access::Read).open(name.location()).unwrap();
     let readonly_clone = readonly.try_clone().unwrap();
     assert_eq!([clone.is_readonly(), readonly_clone.is_readonly()], [false, true]);
     assert_eq!(array.refcount(), 4);
@@ -295,7 +297,7 @@ fn a_clone_counts_and_is_what_it_was_cloned_from(place: &Place) {
 fn a_read_only_attachment_counts_and_cannot_write(place: &Place) {
     let name = place.location("readonly");
     let array = create(place, &name);
-    let readonly = place.counted::<u32, Ix1>().open_readonly(name.location()).unwrap();
+    let readonly = place.attach_counted::<u32, Ix1>().access(Access::Read).open(name.location()).unwrap();
     assert!(readonly.is_readonly() && readonly.raw_view_mut().is_none());
     assert!(readonly.write().unwrap_err().is_permission_denied());
     assert!(readonly.freeze().unwrap_err().is_permission_denied());
@@ -315,10 +317,10 @@ fn a_reader_counts_and_keeps_writers_out(place: &Place) {
     child.0.kill();
     eventually("the killed reader lets go", || array.try_write().is_ok());
     let guard = array.write().unwrap();
-    let reader = |limit| place.counted::<u32, Ix1>().timeout(limit).open_reader(name.location());
+    let reader = |limit| place.reader::<u32, Ix1>().timeout(limit).open_counted(name.location());
     assert!(reader(Duration::ZERO).unwrap_err().is_would_block());
     assert!(reader(Duration::from_millis(20)).unwrap_err().is_timed_out());
-    assert!(place.counted::<u32, Ix1>().open_reader(name.location()).unwrap_err().is_would_deadlock());
+    assert!(place.reader::<u32, Ix1>().open_counted(name.location()).unwrap_err().is_would_deadlock());
     drop(guard);
     assert_eq!(array.refcount(), 2, "who was not let in is not counted; who was killed is");
     let mut reader = Holder::with(place, &name, "reader");
@@ -333,7 +335,7 @@ fn a_reader_that_waited_gets_the_array_that_has_the_name_then(place: &Place) {
     let old = create(place, &name);
     let writer = old.write().unwrap();
     let new = std::thread::scope(|scope| {
-        let reader = scope.spawn(|| place.counted::<u32, Ix1>().open_reader(name.location()).unwrap().view().sum());
+        let reader = scope.spawn(|| place.reader::<u32, Ix1>().open_counted(name.location()).unwrap().view().sum());
         std::thread::sleep(Duration::from_millis(50));
         let replace = place.counted::<u32, _>().mode(CreationMode::Replace);
         let new = replace.create_with(name.location(), 4, |mut view| view.fill(9)).unwrap();
@@ -387,11 +389,11 @@ fn shapes_that_cannot_be_written_down_are_refused(place: &Place) {
     let error = place.counted::<u8, _>().create(name.location(), IxDyn(&[1; 33])).unwrap_err();
     assert!(error.to_string().contains("32 axes"), "{error}");
     let array = place.counted::<u8, _>().create(name.location(), IxDyn(&[1; 32])).unwrap();
-    assert_eq!(place.counted::<u8, IxDyn>().open(name.location()).unwrap().shape(), array.shape());
+    assert_eq!(place.attach_counted::<u8, IxDyn>().open(name.location()).unwrap().shape(), array.shape());
     let other = place.location("too-large");
     let error = place.counted::<u8, _>().create(other.location(), isize::MAX as usize).unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. } | Error::TooLarge { .. }), "{error}");
     let start = Instant::now();
-    assert!(place.counted::<u8, Ix1>().open(other.location()).unwrap_err().is_not_found());
+    assert!(place.attach_counted::<u8, Ix1>().open(other.location()).unwrap_err().is_not_found());
     assert!(start.elapsed() < Duration::from_secs(5));
 }

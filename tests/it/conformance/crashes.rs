@@ -35,7 +35,7 @@ fn fill_slowly(arguments: &[String]) {
         say("half-way");
         hear();
     };
-    let options = SharedArray::<u8, _>::options().backend(backend_of_child());
+    let options = SharedArray::<u8, _>::create_options().backend(backend_of_child());
     options.create_with(arguments[0].as_str(), 1 << 20, fill).unwrap();
     say("created");
 }
@@ -47,7 +47,7 @@ fn a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing(place: &Place
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
     child.expect("half-way");
     child.stop();
-    let open = || place.options::<u8, _>().open(name.location(), 1 << 20);
+    let open = || place.attach::<u8, _>().open(name.location(), 1 << 20);
     assert!(open().unwrap_err().is_not_found());
     assert!(names().iter().all(|file| !file.contains(name.as_str())));
     // The name is free for somebody else meanwhile.

@@ -4,7 +4,7 @@ use std::fs::File;
 
 use libtest_mimic::Trial;
 use ndarray::ShapeBuilder;
-use ndarray_shm::{CreationMode, Error, RenderBuffer, Result, SharedArray, render};
+use ndarray_shm::{Access, CreationMode, Error, RenderBuffer, Result, SharedArray, render};
 
 use crate::support::{Name, Place};
 use crate::tests;
@@ -36,7 +36,7 @@ fn create(place: &Place, name: &str) -> Result<SharedArray<u8, ndarray::Ix1>> {
 }
 
 fn open(place: &Place, name: &Name) -> Result<SharedArray<u8, ndarray::Ix1>> {
-    place.options().open(name.location(), 4)
+    place.attach().open(name.location(), 4)
 }
 
 fn names_that_break_a_rule_are_refused_before_anything_happens(place: &Place) {
@@ -72,7 +72,7 @@ fn names_that_this_platform_forbids_are_refused_with_the_reason(place: &Place) {
 fn a_size_that_does_not_fit_is_said_in_bytes(place: &Place) {
     let name = place.location("size");
     create(place, name.as_str()).unwrap();
-    let other = place.options::<u32, _>().open(name.location(), (2, 3));
+    let other = place.attach::<u32, _>().open(name.location(), (2, 3));
     let error = other.unwrap_err();
     assert!(matches!(error, Error::SizeMismatch { expected: 24, found: 4, .. }), "{error}");
     assert!(error.to_string().contains(name.as_str()), "{error}");
@@ -84,10 +84,13 @@ fn a_size_that_does_not_fit_is_said_in_bytes(place: &Place) {
 fn a_directory_is_not_an_array(place: &Place) {
     let name = place.location("directory");
     std::fs::create_dir(place.path(&name)).unwrap();
-    let options = || place.options::<u8, _>();
-    let replace = options().mode(CreationMode::Replace).create(name.location(), 4);
-    let outcomes =
-        [options().open_readonly(name.location(), 4), open(place, &name), create(place, name.as_str()), replace];
+    let replace = place.options::<u8, _>().mode(CreationMode::Replace).create(name.location(), 4);
+    let outcomes = [
+        place.attach::<u8, _>().access(Access::Read).open(name.location(), 4),
+        open(place, &name),
+        create(place, name.as_str()),
+        replace,
+    ];
     for error in outcomes.map(Result::unwrap_err) {
         assert!(matches!(error, Error::NotAnArray { found: "a directory", .. }), "{error}");
     }
@@ -103,7 +106,7 @@ fn shapes_beyond_the_address_space_are_refused(place: &Place) {
     for shape in [(most / 8 + 1, 1), (1 << (usize::BITS / 2), 1 << (usize::BITS / 2))] {
         for outcome in [
             place.options::<u64, _>().create(name.location(), shape),
-            place.options::<u64, _>().open(name.location(), shape),
+            place.attach::<u64, _>().open(name.location(), shape),
         ] {
             assert!(matches!(outcome.unwrap_err(), Error::TooLarge { .. }), "{shape:?}");
         }
@@ -121,8 +124,10 @@ fn files_longer_than_32_bits_can_say_keep_their_length(place: &Place) {
     let name = place.location("long");
     let length = (1 << 32) + 4; // cut to 32 bits it would be what is asked for
     File::create(place.path(&name)).unwrap().set_len(length).unwrap();
-    let options = || place.options::<u8, _>();
-    for outcome in [options().open(name.location(), 4), options().open_readonly(name.location(), 4)] {
+    for outcome in [
+        place.attach::<u8, _>().open(name.location(), 4),
+        place.attach::<u8, _>().access(Access::Read).open(name.location(), 4),
+    ] {
         let error = outcome.unwrap_err();
         assert!(matches!(error, Error::SizeMismatch { expected: 4, found, .. } if found == length), "{error}");
     }
@@ -142,15 +147,17 @@ fn a_ledger_cannot_be_opened_as_an_array(place: &Place) {
     let _buffer = begin(place, &name).unwrap();
     let ledger = ledger_path(place, &name);
     let length = std::fs::metadata(&ledger).unwrap().len() as usize;
-    let options = || place.options::<u8, _>();
     let file = ledger.file_name().unwrap().to_str().unwrap();
-    assert!(options().open(file, length).unwrap_err().is_reserved());
+    assert!(place.attach::<u8, _>().open(file, length).unwrap_err().is_reserved());
     // Under any other name too, because the file carries our footer.
     std::fs::hard_link(&ledger, place.path(&alias)).unwrap();
-    for error in [options().open(alias.location(), length), options().open_readonly(alias.location(), length)] {
+    for error in [
+        place.attach::<u8, _>().open(alias.location(), length),
+        place.attach::<u8, _>().access(Access::Read).open(alias.location(), length),
+    ] {
         assert!(error.unwrap_err().is_reserved());
     }
-    assert!(options().open_reader(alias.location(), length).unwrap_err().is_reserved());
+    assert!(place.reader::<u8, _>().open(alias.location(), length).unwrap_err().is_reserved());
 }
 
 fn a_corrupt_ledger_is_said_to_be_and_can_be_discarded(place: &Place) {

@@ -96,7 +96,7 @@ fn later_attachments_are_for_reading_and_need_no_guard(place: &Place) {
     let name = place.location("frozen-later");
     let array = create(place, &name);
     array.freeze().unwrap();
-    let later = place.counted::<u32, Ix1>().open(name.location()).unwrap();
+    let later = place.attach_counted::<u32, Ix1>().open(name.location()).unwrap();
     assert!(later.is_readonly() && later.is_frozen() && later.raw_view_mut().is_none());
     assert_eq!(later.view().unwrap().to_vec(), [1; 4]);
     let error = later.write().unwrap_err();
@@ -106,9 +106,9 @@ fn later_attachments_are_for_reading_and_need_no_guard(place: &Place) {
     let options = place.counted::<u32, _>().mode(CreationMode::OpenOrCreate);
     assert!(options.create(name.location(), 4).unwrap().is_frozen());
     assert_eq!(later.try_clone().unwrap().view().unwrap().sum(), 4);
-    assert_eq!(place.counted::<u32, IxDyn>().open_reader(name.location()).unwrap().view().sum(), 4);
+    assert_eq!(place.reader::<u32, IxDyn>().open_counted(name.location()).unwrap().view().sum(), 4);
     let handle = array.handle().unwrap();
-    let attached = place.counted::<u32, Ix1>().attach(&handle).unwrap();
+    let attached = place.attach_counted::<u32, Ix1>().attach(&handle).unwrap();
     assert_eq!(attached.view().unwrap().sum(), 4);
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, ShapeBuilder};
-use ndarray_shm::{Error, Order, SharedArray};
+use ndarray_shm::{Access, Error, Order, SharedArray};
 
 use crate::support::Place;
 use crate::support::child::{Child, Role, hear, say};
@@ -34,7 +34,7 @@ pub const ROLES: &[(&str, Role)] = &[("hold-read", hold_read), ("hold-write", ho
 fn guards_of_one_process_exclude_each_other(place: &Place) {
     let name = place.location("guards");
     let one = place.options::<u8, _>().create(name.location(), 4).unwrap();
-    let two = place.options::<u8, _>().open(name.location(), 4).unwrap();
+    let two = place.attach::<u8, _>().open(name.location(), 4).unwrap();
     let (reader, another) = (one.read().unwrap(), two.try_read().unwrap());
     assert!(two.try_write().unwrap_err().is_would_block());
     assert!(one.try_write().unwrap_err().is_would_block());
@@ -53,7 +53,7 @@ fn guards_of_one_process_exclude_each_other(place: &Place) {
 
 /// A child that reads an array of four bytes until it is told otherwise.
 fn hold_read(arguments: &[String]) {
-    let array = SharedArray::<u8, _>::open_readonly(arguments[0].as_str(), 4).unwrap();
+    let array = SharedArray::<u8, _>::attach_options().access(Access::Read).open(arguments[0].as_str(), 4).unwrap();
     let guard = array.read().unwrap();
     say("reading");
     hear();
@@ -147,7 +147,7 @@ fn a_waiting_thread_that_would_wait_for_itself_is_told(place: &Place) {
     let reader = array.read().unwrap();
     assert!(array.write().unwrap_err().is_would_deadlock());
     assert!(array.try_write().unwrap_err().is_would_block());
-    assert!(place.options::<u8, _>().open_writer(name.location(), 4).unwrap_err().is_would_deadlock());
+    assert!(place.writer::<u8, _>().open(name.location(), 4).unwrap_err().is_would_deadlock());
     let nested = array.read().unwrap();
     drop((reader, nested));
     let writer = array.write().unwrap();
@@ -232,22 +232,22 @@ fn a_guard_is_not_granted_on_a_file_that_others_shortened(place: &Place) {
 fn held_access_lasts_as_long_as_the_value(place: &Place) {
     let name = place.location("held");
     let array = place.options::<u8, _>().create_with(name.location(), (2, 2).f(), |mut view| view.fill(1)).unwrap();
-    let reader = place.options::<u8, _>().open_reader(name.location(), (2, 2).f()).unwrap();
-    let another = place.options::<u8, _>().open_reader(name.location(), (2, 2)).unwrap();
+    let reader = place.reader::<u8, _>().open(name.location(), (2, 2).f()).unwrap();
+    let another = place.reader::<u8, _>().open(name.location(), (2, 2)).unwrap();
     assert_eq!((reader.view().sum(), reader.order(), another.shape()), (4, Order::F, [2, 2].as_slice()));
     assert!(array.try_write().unwrap_err().is_would_block());
     assert!(array.try_read().is_ok());
     let none = Duration::ZERO;
-    assert!(place.options::<u8, _>().timeout(none).open_writer(name.location(), (2, 2)).unwrap_err().is_would_block());
+    assert!(place.writer::<u8, _>().timeout(none).open(name.location(), (2, 2)).unwrap_err().is_would_block());
     drop((reader, another));
     // A process that another test is just spawning may keep a copy of the description for a moment.
     let soon = Duration::from_secs(60);
-    let mut writer = place.options::<u8, _>().timeout(soon).open_writer(name.location(), (2, 2)).unwrap();
+    let mut writer = place.writer::<u8, _>().timeout(soon).open(name.location(), (2, 2)).unwrap();
     writer.view_mut().fill(2);
     assert_eq!(writer.view().sum(), 8);
     assert!(array.try_read().unwrap_err().is_would_block());
     let brief = Duration::from_millis(20);
-    assert!(place.options::<u8, _>().timeout(brief).open_reader(name.location(), (2, 2)).unwrap_err().is_timed_out());
+    assert!(place.reader::<u8, _>().timeout(brief).open(name.location(), (2, 2)).unwrap_err().is_timed_out());
     drop(writer);
     assert_eq!(array.read_timeout(soon).unwrap().sum(), 8);
 }

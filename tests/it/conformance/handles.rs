@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
-use ndarray_shm::{CreationMode, Error, Handle, HandleOptions, RefcountedArray};
+use ndarray_shm::{Access, CreationMode, Error, Handle, HandleOptions, RefcountedArray};
 
 use super::holder::Holder;
 use crate::support::{Name, Place, eventually};
@@ -37,7 +37,7 @@ fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
 }
 
 fn attach(place: &Place, handle: &Handle) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
-    place.counted().attach(handle)
+    place.attach_counted().attach(handle)
 }
 
 fn brief() -> HandleOptions {
@@ -170,9 +170,9 @@ fn a_wrong_type_leaves_the_handle_good(place: &Place) {
     let array = create(place, &name);
     let handle = array.handle().unwrap();
     drop(array);
-    let error = place.counted::<f64, Ix1>().attach(&handle).unwrap_err();
+    let error = place.attach_counted::<f64, Ix1>().attach(&handle).unwrap_err();
     assert!(matches!(error, Error::DTypeMismatch { .. }), "{error}");
-    let error = place.counted::<u32, Ix2>().attach_reader(&handle).unwrap_err();
+    let error = place.reader::<u32, Ix2>().attach(&handle).unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
     assert_eq!(place.inspect(&name).unwrap().in_flight, 1);
     assert_eq!(attach(place, &handle).unwrap().read().unwrap().sum(), 4);
@@ -187,12 +187,12 @@ fn a_failure_on_the_way_leaves_the_handle_good(place: &Place) {
             let fails = Error::TooManyOpenFiles { location: "test".into(), limit: 0 };
             if operation == failing { Err(fails) } else { Ok(()) }
         });
-        let error = place.counted::<u32, Ix1>().backend(backend).attach(&handle).unwrap_err();
+        let error = place.attach_counted::<u32, Ix1>().backend(backend).attach(&handle).unwrap_err();
         assert!(matches!(error, Error::TooManyOpenFiles { .. }), "{error}");
         assert_eq!((array.refcount(), array.in_flight()), (1, 1), "{failing}");
     }
     let guard = array.write().unwrap();
-    let reader = place.counted::<u32, Ix1>().timeout(Duration::ZERO).attach_reader(&handle);
+    let reader = place.reader::<u32, Ix1>().timeout(Duration::ZERO).attach(&handle);
     assert!(reader.unwrap_err().is_would_block());
     drop(guard);
     assert!(attach(place, &handle).is_ok());
@@ -247,9 +247,9 @@ fn a_handle_can_attach_in_every_way(place: &Place) {
     let name = place.location("every-way");
     let array = create(place, &name);
     let handle = || array.handle().unwrap();
-    let readonly = place.counted::<u32, Ix1>().attach_readonly(&handle()).unwrap();
+    let readonly = place.attach_counted::<u32, Ix1>().access(Access::Read).attach(&handle()).unwrap();
     assert!(readonly.is_readonly() && readonly.write().is_err());
-    let reader = place.counted::<u32, Ix1>().attach_reader(&handle()).unwrap();
+    let reader = place.reader::<u32, Ix1>().attach(&handle()).unwrap();
     assert!(array.try_write().unwrap_err().is_would_block());
     assert_eq!((reader.view().sum(), array.refcount(), array.in_flight()), (4, 3, 0));
     drop(reader);
@@ -257,7 +257,7 @@ fn a_handle_can_attach_in_every_way(place: &Place) {
     let found = handle().attach::<u32, Ix1>().unwrap();
     found.write().unwrap().fill(2);
     assert_eq!(readonly.read().unwrap().sum(), 8);
-    let keeping = place.counted::<u32, Ix1>().keep_fd(true).attach(&handle()).unwrap();
+    let keeping = place.attach_counted::<u32, Ix1>().keep_fd(true).attach(&handle()).unwrap();
     assert!(array.unlink().unwrap());
     if !cfg!(target_os = "macos") {
         assert_eq!(keeping.read().unwrap().sum(), 8);

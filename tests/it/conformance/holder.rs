@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use ndarray::IxDyn;
 use ndarray_shm::{
-    ArrayReader, CreationMode, Error, Handle, HandleOptions, RefcountedArray, RefcountedOptions, Result,
+    Access, ArrayReader, AttachOptions, CreateOptions, CreationMode, Error, Handle, HandleOptions, RefcountedArray,
+    Result,
 };
 
 use crate::support::child::{Child, Role, hear, say};
@@ -46,8 +47,12 @@ enum Held {
     Reader(ArrayReader<u32, IxDyn>),
 }
 
-fn options() -> RefcountedOptions<u32, IxDyn> {
-    RefcountedArray::options().backend(backend_of_child())
+fn options() -> CreateOptions<RefcountedArray<u32, IxDyn>> {
+    RefcountedArray::create_options().backend(backend_of_child())
+}
+
+fn attach() -> AttachOptions<RefcountedArray<u32, IxDyn>> {
+    RefcountedArray::attach_options().backend(backend_of_child())
 }
 
 /// Has a stack of arrays; what is asked is about the topmost.
@@ -77,9 +82,11 @@ fn obey(name: &str, words: &[&str], stack: &mut Vec<Held>) -> Result<String> {
             let options = options().mode(CreationMode::Replace);
             return push(Held::Array(options.create(name, IxDyn(&[number(length)]))?));
         }
-        ["open"] => return push(Held::Array(options().open(name)?)),
-        ["readonly"] => return push(Held::Array(options().open_readonly(name)?)),
-        ["reader"] => return push(Held::Reader(options().open_reader(name)?)),
+        ["open"] => return push(Held::Array(attach().open(name)?)),
+        ["readonly"] => return push(Held::Array(attach().access(Access::Read).open(name)?)),
+        ["reader"] => {
+            return push(Held::Reader(ArrayReader::attach_options().backend(backend_of_child()).open_counted(name)?));
+        }
         // By the directory that the handle names.
         ["attach", text] => return push(Held::Array(handle(text)?.attach()?)),
         ["take-back", text] => return Ok(handle(text)?.take_back()?.to_string()),

@@ -9,7 +9,8 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::{Ix2, IxDyn, ShapeBuilder};
 use ndarray_shm::{
-    Backend, Error, HandleOptions, Location, Reclaim, RefcountedArray, RefcountedOptions, SharedArray, inspect_in,
+    Access, ArrayReader, AttachOptions, Backend, CreateOptions, Error, HandleOptions, Location, Reclaim,
+    RefcountedArray, SharedArray, inspect_in,
 };
 
 use crate::support::child::{Child, Role, say};
@@ -82,8 +83,16 @@ impl Target {
         Self { backend, location, path }
     }
 
-    fn options<D: ndarray::Dimension>(&self) -> RefcountedOptions<u16, D> {
-        RefcountedOptions::new().backend(self.backend.clone()).timeout(Duration::ZERO)
+    fn options<D: ndarray::Dimension>(&self) -> CreateOptions<RefcountedArray<u16, D>> {
+        RefcountedArray::create_options().backend(self.backend.clone())
+    }
+
+    fn attach<D: ndarray::Dimension>(&self) -> AttachOptions<RefcountedArray<u16, D>> {
+        RefcountedArray::attach_options().backend(self.backend.clone())
+    }
+
+    fn reader<D: ndarray::Dimension>(&self) -> AttachOptions<ArrayReader<u16, D>> {
+        ArrayReader::attach_options().backend(self.backend.clone()).timeout(Duration::ZERO)
     }
 
     /// The bytes of an array with the elements 0 to 29, one handle, and a handle on its way.
@@ -131,16 +140,17 @@ impl Target {
             reclaim.run(&self.backend).unwrap();
         }
         // What claims to be ours is no plain array, whether it lies or not.
-        let plain = SharedArray::<u8, _>::options().backend(self.backend.clone()).open(&self.location, bytes.len());
+        let plain =
+            SharedArray::<u8, _>::attach_options().backend(self.backend.clone()).open(&self.location, bytes.len());
         let claims = bytes.len() >= 64 && bytes[bytes.len() - 64..].starts_with(b"\x89NDSHM\r\n");
         assert_eq!(plain.is_err_and(|error| error.is_reserved()), claims);
-        if let Ok(reader) = self.options::<IxDyn>().open_reader(&self.location) {
+        if let Ok(reader) = self.reader::<IxDyn>().open_counted(&self.location) {
             assert_eq!(reader.view().len() as u64 * 2, payload.expect("it could be inspected"));
             let _every_element = reader.view().iter().fold(0u16, |sum, value| sum.wrapping_add(*value));
             drop(reader);
             self.plant(bytes);
         }
-        let outcome = self.options::<Ix2>().open(&self.location).map(|array| {
+        let outcome = self.attach::<Ix2>().open(&self.location).map(|array| {
             assert_eq!(array.len() as u64 * 2, payload.expect("it could be inspected"));
             assert_eq!(array.shape().iter().product::<usize>(), array.len());
             let read = array.read().unwrap().iter().fold(0u16, |sum, value| sum.wrapping_add(*value));
@@ -352,7 +362,7 @@ fn count_wrongly(arguments: &[String]) {
     };
     let is_there = || target.path.exists();
     let inspect = || inspect_in(&target.backend, &target.location).unwrap();
-    let open = || target.options::<Ix2>().open(&target.location);
+    let open = || target.attach::<Ix2>().open(&target.location);
     let reclaim = || Reclaim::new().run(&target.backend).unwrap();
 
     target.plant_as_made(&with(named | u64::from(u32::MAX)));
@@ -424,7 +434,7 @@ fn any_number_of_handles_is_survived(place: &Place) {
 fn shorten(arguments: &[String]) {
     let target = Target::new(arguments);
     let array = target.options().create(&target.location, SHAPE.f()).unwrap();
-    let readonly = target.options::<IxDyn>().open_readonly(&target.location).unwrap();
+    let readonly = target.attach::<IxDyn>().access(Access::Read).open(&target.location).unwrap();
     let whole = std::fs::read(&target.path).unwrap();
     let file = std::fs::File::options().write(true).open(&target.path).unwrap();
     for length in [0, 1, PAYLOAD as u64, PAGE as u64, 2 * PAGE as u64 - 1, 2 * PAGE as u64 + 1] {
@@ -443,7 +453,7 @@ fn shorten(arguments: &[String]) {
         for error in errors {
             assert!(matches!(error, Error::SizeMismatch { expected: 8192, .. }), "{length}: {error}");
         }
-        assert!(target.options::<Ix2>().open(&target.location).is_err());
+        assert!(target.attach::<Ix2>().open(&target.location).is_err());
         file.set_len(0).unwrap();
         let mut again = std::fs::File::options().write(true).open(&target.path).unwrap();
         std::io::Write::write_all(&mut again, &whole).unwrap();

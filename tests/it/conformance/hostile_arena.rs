@@ -72,7 +72,7 @@ impl Target {
         std::fs::write(&self.path, bytes).unwrap();
         Reclaim::new().dry_run(true).run(&self.backend).unwrap();
         assert!(Counters::open_in(&self.backend, &self.location).is_err());
-        let arena = Self::options(&self.backend).open(&self.location)?;
+        let arena = Arena::open_in(&self.backend, &self.location)?;
         self.use_all(&arena);
         arena.close().map(drop).or(Ok(()))
     }

@@ -32,7 +32,7 @@ fn a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes(place: &
 
     let plain = place.options::<u8, Ix1>().create(name.location(), bytes.len()).unwrap();
     plain.write().unwrap().iter_mut().zip(&bytes).for_each(|(element, byte)| *element = *byte);
-    let open = || place.counted::<u8, Ix1>().open(name.location());
+    let open = || place.attach_counted::<u8, Ix1>().open(name.location());
     assert!(matches!(open(), Err(Error::NotCounted { .. })));
     let before = plain.read().unwrap();
     assert!(matches!(open(), Err(Error::NotCounted { .. })));
@@ -49,7 +49,7 @@ fn a_copy_of_a_counted_array_is_refused_and_not_removed(place: &Place) {
     let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
     std::fs::copy(place.path(&name), place.path(&copy)).unwrap();
     assert_eq!(place.reclaim().removed.len(), 0);
-    let error = place.counted::<u8, Ix1>().open(copy.location()).unwrap_err();
+    let error = place.attach_counted::<u8, Ix1>().open(copy.location()).unwrap_err();
     assert!(matches!(&error, Error::Trailer { reason, .. } if reason.contains(name.as_str())), "{error}");
     array.close().unwrap();
     assert_eq!(place.reclaim().removed.len(), 0);
@@ -69,11 +69,11 @@ fn a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed(place: &Plac
 
     let reclaimed = there.reclaim();
     assert_eq!((reclaimed.copies, reclaimed.removed.len(), reclaimed.failed.len()), (2, 0, 0));
-    let opened = there.counted::<u8, Ix1>().open(name.location()).unwrap();
+    let opened = there.attach_counted::<u8, Ix1>().open(name.location()).unwrap();
     assert!(opened.read().unwrap().iter().all(|element| *element == 7));
     assert_eq!((opened.is_kept(), array.is_kept()), (true, false));
     opened.close().unwrap();
-    drop(Arena::options().backend(there.backend.clone()).open(arena_name.location()).unwrap());
+    drop(Arena::open_in(&there.backend, arena_name.location()).unwrap());
     assert_eq!(there.reclaim().copies, 2);
     assert!(copy.exists() && arena_copy.exists());
     drop((array, arena));
@@ -90,8 +90,8 @@ fn who_waits_for_the_cells_is_counted_and_keeps_the_array(place: &Place) {
     let handle = array.handle_with(HandleOptions::new().grace(Duration::from_millis(100))).unwrap();
     let mut guard = array.write().unwrap();
     guard.fill(7);
-    let options = place.counted::<u8, Ix1>();
-    let reader = std::thread::spawn(move || options.attach_reader(&handle));
+    let options = place.reader::<u8, Ix1>();
+    let reader = std::thread::spawn(move || options.attach(&handle));
     while array.refcount() < 2 {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -102,5 +102,5 @@ fn who_waits_for_the_cells_is_counted_and_keeps_the_array(place: &Place) {
     let reader = reader.join().unwrap().unwrap();
     assert_eq!(reader.view().iter().filter(|element| **element == 7).count(), 100);
     drop(reader);
-    assert!(RefcountedArray::<u8, Ix1>::options().backend(place.backend.clone()).open(name.location()).is_err());
+    assert!(RefcountedArray::<u8, Ix1>::attach_options().backend(place.backend.clone()).open(name.location()).is_err());
 }

@@ -31,12 +31,14 @@ fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
 }
 
 fn open(place: &Place, name: &Name) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
-    place.counted().open(name.location())
+    place.attach_counted().open(name.location())
 }
 
 fn open_or_create_counts_what_is_there_and_refuses_what_is_other(place: &Place) {
     let name = place.location("open-or-create");
     let options = || place.counted::<u32, _>().mode(CreationMode::OpenOrCreate);
+    let refused = options().share(SharingStrategy::FileSystem, 4).unwrap_err();
+    assert!(matches!(refused, Error::InvalidSetting { .. }), "it gets a name of its own: {refused}");
     let fill = |value| move |mut view: ndarray::ArrayViewMut1<'_, u32>| view.fill(value);
     let array = options().create_with(name.location(), 4, fill(1)).unwrap();
     let same = options().create_with(name.location(), 4, fill(2)).unwrap();
@@ -84,7 +86,7 @@ fn who_replaced_an_array_keeps_the_name_when_the_old_owner_leaves(place: &Place)
     let replace = CreationMode::Replace;
     drop(place.options::<u8, _>().mode(replace).create(name.location(), 3).unwrap());
     drop(counted);
-    assert_eq!(place.options::<u8, _>().open(name.location(), 3).unwrap().len(), 3);
+    assert_eq!(place.attach::<u8, _>().open(name.location(), 3).unwrap().len(), 3);
     assert!(place.counted::<u32, _>().mode(replace).create(name.location(), 4).is_ok());
     assert!(!place.has(&name));
 }
@@ -115,8 +117,8 @@ fn a_name_made_anew_is_never_removed_by_an_owner_of_the_old(place: &Place) {
 fn an_unlinked_array_stays_with_those_who_have_it(place: &Place) {
     let name = place.location("unlinked");
     let array = create(place, &name);
-    let keeping = place.counted::<u32, Ix1>().keep_fd(true).open(name.location()).unwrap();
-    let reader = place.counted::<u32, Ix1>().open_reader(name.location()).unwrap();
+    let keeping = place.attach_counted::<u32, Ix1>().keep_fd(true).open(name.location()).unwrap();
+    let reader = place.reader::<u32, Ix1>().open_counted(name.location()).unwrap();
     assert!(array.unlink().unwrap() && !array.unlink().unwrap());
     assert!(array.read().unwrap_err().is_unlinked());
     if !cfg!(target_os = "macos") {
@@ -137,13 +139,13 @@ fn a_system_that_fails_anywhere_leaves_nothing_behind(place: &Place) {
             let fails = Error::TimedOut { location: "test".into(), waited: Duration::ZERO };
             if now == step { Err(fails) } else { Ok(()) }
         });
-        let options = || place.counted::<u32, Ix1>().backend(failing.clone());
-        let outcome = options().create(name.location(), 4).and_then(|array| {
-            let again = options().open(name.location())?;
+        let options = place.counted::<u32, Ix1>().backend(failing.clone());
+        let outcome = options.create(name.location(), 4).and_then(|array| {
+            let again = place.attach_counted::<u32, Ix1>().backend(failing.clone()).open(name.location())?;
             array.write()?.fill(1);
             let clone = again.try_clone()?;
             clone.freeze()?;
-            options().open_reader(name.location())?;
+            place.reader::<u32, Ix1>().backend(failing.clone()).open_counted(name.location())?;
             again.close()?;
             clone.close()?;
             array.close()
@@ -177,10 +179,10 @@ fn shared_by_name_it_has_a_name_that_goes_with_it(place: &Place) {
     let another = place.counted::<u16, _>().share(SharingStrategy::FileSystem, (2, 3)).unwrap();
     let location = array.location().unwrap().clone();
     assert_ne!(Some(&location), another.location());
-    let same = place.counted::<u16, Ix2>().open(&location).unwrap();
+    let same = place.attach_counted::<u16, Ix2>().open(&location).unwrap();
     assert_eq!((same.read().unwrap().sum(), same.refcount()), (18, 2));
     array.publish().unwrap(); // it has its name
     drop((array, same));
-    assert!(place.counted::<u16, Ix2>().open(&location).unwrap_err().is_not_found());
+    assert!(place.attach_counted::<u16, Ix2>().open(&location).unwrap_err().is_not_found());
     another.close().unwrap();
 }

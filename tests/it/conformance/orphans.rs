@@ -5,9 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{
-    CreationMode, EntryKind, Error, Handle, Reclaim, Reclaimed, RefcountedArray, RefcountedOptions, Removed,
-};
+use ndarray_shm::{CreationMode, EntryKind, Error, Handle, Reclaim, Reclaimed, RefcountedArray, Removed};
 
 use super::holder::Holder;
 use crate::support::child::{Child, Role, hear, say};
@@ -51,7 +49,7 @@ fn names(removed: &[Removed]) -> Vec<&str> {
 }
 
 fn open(place: &Place, name: &Name) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
-    place.counted().open(name.location())
+    place.attach_counted().open(name.location())
 }
 
 fn dry_run(place: &Place) -> Reclaimed {
@@ -174,7 +172,7 @@ fn a_handle_outlives_its_killed_sender_for_its_grace_time(place: &Place) {
     sender.0.kill();
     std::thread::sleep(Duration::from_millis(220));
     eventually("it is reclaimed after its grace time", || names(&place.reclaim().removed) == [name.as_str()]);
-    assert!(place.counted::<u32, Ix1>().attach(&handle).unwrap_err().is_not_found());
+    assert!(place.attach_counted::<u32, Ix1>().attach(&handle).unwrap_err().is_not_found());
 }
 
 /// A child that makes an array, leaves it, and never comes to removing its name.
@@ -186,7 +184,7 @@ fn hang_before_unlink(arguments: &[String]) {
         }
         Ok(())
     });
-    let options = RefcountedOptions::<u32, _>::new().backend(backend);
+    let options = RefcountedArray::<u32, _>::create_options().backend(backend);
     drop(options.create(arguments[0].as_str(), 4).unwrap());
     say("unlinked");
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, ShapeBuilder};
 use ndarray_shm::{
-    Error, Location, NextClaim, Order, Pool, PoolOptions, PooledArray, RefcountedArray, RenderOptions, SharedArray,
-    SharingStrategy, render,
+    Access, ArrayReader, ArrayWriter, Error, Location, NextClaim, Order, Pool, PoolOptions, PooledArray,
+    RefcountedArray, RenderOptions, SharedArray, SharingStrategy, render,
 };
 
 use super::holder::variant;
@@ -143,7 +143,7 @@ fn zeros_are_had_by_asking(place: &Place) {
 
 /// A child that attaches, and answers what it is asked.
 fn attacher(arguments: &[String]) {
-    let options = SharedArray::<u32, Ix1>::options().backend(backend_of_child());
+    let options = SharedArray::<u32, Ix1>::attach_options().backend(backend_of_child());
     let array = options.keep_fd(arguments.len() > 1).open(arguments[0].as_str(), LENGTH).unwrap();
     say("attached");
     loop {
@@ -183,7 +183,7 @@ fn a_dropped_array_has_no_name_and_its_readers_keep_the_bytes(place: &Place) {
     assert_eq!(ask(&mut child, "read"), "7");
     drop(array);
     assert!(!place.has(&name) && place.files_of(&name).is_empty());
-    let late = place.options::<u32, Ix1>().open(name.location(), LENGTH);
+    let late = place.attach::<u32, Ix1>().open(name.location(), LENGTH);
     assert!(late.unwrap_err().is_not_found());
     assert_eq!(ask(&mut child, "read"), "Unlinked");
     // What is taken now is not what the child has.
@@ -249,8 +249,8 @@ fn a_stopped_process_is_waited_for_and_a_killed_one_is_not(place: &Place) {
 
 /// A child that has all cells, through the mapping itself.
 fn writer(arguments: &[String]) {
-    let options = SharedArray::<u32, Ix1>::options().backend(backend_of_child());
-    let mut writer = options.open_writer(arguments[0].as_str(), LENGTH).unwrap();
+    let options = ArrayWriter::<u32, Ix1>::attach_options().backend(backend_of_child());
+    let mut writer = options.open(arguments[0].as_str(), LENGTH).unwrap();
     say("attached");
     hear();
     writer.view_mut().fill(9);
@@ -311,10 +311,11 @@ impl Late {
         });
         let location = name.location().clone();
         let thread = std::thread::spawn(move || {
-            let options = SharedArray::<u32, Ix1>::options().backend(backend);
             if held {
-                options.timeout(Duration::from_secs(30)).open_reader(location, LENGTH).map(|reader| reader.view()[0])
+                let options = ArrayReader::<u32, Ix1>::attach_options().backend(backend);
+                options.timeout(Duration::from_secs(30)).open(location, LENGTH).map(|reader| reader.view()[0])
             } else {
+                let options = SharedArray::<u32, Ix1>::attach_options().backend(backend);
                 options.open(location, LENGTH).and_then(|array| Ok(array.read()?[0]))
             }
         });
@@ -419,7 +420,7 @@ fn a_file_is_exactly_as_long_as_its_array(place: &Place) {
         assert_eq!(std::fs::metadata(place.path(&name)).unwrap().len(), length as u64);
         assert_eq!(std::fs::read(place.path(&name)).unwrap(), vec![5; length]);
         assert_eq!(array.read().unwrap().len(), length);
-        let mut same = place.options::<u8, Ix1>().open_writer(name.location(), length).unwrap();
+        let mut same = place.writer::<u8, Ix1>().open(name.location(), length).unwrap();
         same.view_mut()[length - 1] = 5;
     }
     // The last three: 8192 was trimmed of 10000, which then is too large for it.
@@ -492,7 +493,7 @@ fn any_array_can_be_put(place: &Place) {
     let name = place.location("put");
     let pool = pool(place);
     let create = || place.options::<u32, _>().create_with(name.location(), LENGTH, |mut view| view.fill(7)).unwrap();
-    let open = |keep| place.options::<u32, Ix1>().keep_fd(keep).open(name.location(), LENGTH).unwrap();
+    let open = |keep| place.attach::<u32, Ix1>().keep_fd(keep).open(name.location(), LENGTH).unwrap();
     let kept = || place.options::<u32, _>().keep_fd(true).create_with(name.location(), LENGTH, |mut view| view.fill(7));
     let arrays: [&dyn Fn() -> SharedArray<u32, Ix1>; 5] = [
         &create,
@@ -507,7 +508,7 @@ fn any_array_can_be_put(place: &Place) {
         },
         &|| {
             drop(create());
-            place.options::<u32, Ix1>().open_readonly(name.location(), LENGTH).unwrap()
+            place.attach::<u32, Ix1>().access(Access::Read).open(name.location(), LENGTH).unwrap()
         },
     ];
     for (number, array) in arrays.into_iter().enumerate() {
@@ -563,7 +564,7 @@ fn memory_with_a_second_name_is_not_used_again(place: &Place) {
     std::fs::hard_link(place.path(&name), place.path(&second)).unwrap();
     drop(array);
     assert_eq!((place.has(&name), counts(&pool)), (false, (0, 0, 0)));
-    assert_eq!(place.options::<u32, Ix1>().open(second.location(), LENGTH).unwrap().read().unwrap()[0], 7);
+    assert_eq!(place.attach::<u32, Ix1>().open(second.location(), LENGTH).unwrap().read().unwrap()[0], 7);
 }
 
 fn memory_whose_hidden_name_was_removed_is_not_used_again(place: &Place) {
@@ -602,7 +603,7 @@ fn what_leaves_the_pool_is_like_any_other(place: &Place) {
     // Even a counted array can be made of it.
     drop(publish(&pool, &name, 5));
     let counted = pool.take::<u32, _>(LENGTH).unwrap().into_draft().share(SharingStrategy::FileSystem).unwrap();
-    let other = place.counted::<u32, Ix1>().open(counted.location().unwrap()).unwrap();
+    let other = place.attach_counted::<u32, Ix1>().open(counted.location().unwrap()).unwrap();
     assert_eq!((counted.refcount(), other.read().unwrap()[9]), (2, expected(5)));
     drop((counted, other));
     drop(pool);
@@ -633,7 +634,7 @@ fn longer_memory_becomes_a_counted_array_like_any_other(place: &Place) {
 }
 
 fn counted(arguments: &[String]) {
-    let options = RefcountedArray::<u8, Ix1>::options().backend(backend_of_child());
+    let options = RefcountedArray::<u8, Ix1>::attach_options().backend(backend_of_child());
     let array = options.open(arguments[0].as_str()).unwrap();
     let view = array.read().unwrap();
     assert_eq!((view[0], view[view.len() - 1]), (5, 5));

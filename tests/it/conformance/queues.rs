@@ -52,7 +52,7 @@ pub fn options(place: &Place) -> ArenaOptions {
 
 /// In a child: the arena that the first argument names.
 pub fn opened(arguments: &[String]) -> Arena {
-    ArenaOptions::new().backend(backend_of_child()).open(arguments[0].as_str()).expect("the parent made it")
+    Arena::open_in(&backend_of_child(), arguments[0].as_str()).expect("the parent made it")
 }
 
 fn made(place: &Place, label: &str) -> (Name, Arena, Queue) {

@@ -53,7 +53,7 @@ fn churn(arguments: &[String]) {
         check(match (round * 7 + seed) % 4 {
             0 => SharedArray::create_with(name, LENGTH, |mut view| view.fill(tag)).and_then(|array| whole(&array)),
             1 => SharedArray::open(name, LENGTH).and_then(|array| whole(&array)),
-            2 => SharedArray::options()
+            2 => SharedArray::create_options()
                 .mode(CreationMode::Replace)
                 .create_with(name, LENGTH, |mut view| view.fill(tag))
                 .and_then(|array| whole(&array)),
@@ -81,7 +81,7 @@ fn four_processes_make_use_and_remove_one_name_a_thousand_times_each(place: &Pla
 
 /// A child that opens or creates an array of one element and takes a number.
 fn open_or_create(arguments: &[String]) {
-    let options = SharedArray::<u32, ndarray::Ix0>::options().mode(CreationMode::OpenOrCreate);
+    let options = SharedArray::<u32, ndarray::Ix0>::create_options().mode(CreationMode::OpenOrCreate);
     let array = options.create_with(arguments[0].as_str(), (), |mut view| view.fill(100)).unwrap();
     let mut guard = array.write().unwrap();
     guard[()] += 1;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Array;
-use ndarray_shm::{Backend, Claim, Error, Location, NextClaim, RenderBuffer, RenderOptions, render};
+use ndarray_shm::{Backend, Claim, Error, Location, NextClaim, Pages, RenderBuffer, RenderOptions, render};
 
 use crate::support::{Name, Place, eventually, rounds};
 use crate::tests;
@@ -65,7 +65,7 @@ fn chunks_are_painted_by_one_claim_each(place: &Place) {
 fn a_finished_buffer_has_its_name_and_nothing_else(place: &Place) {
     let name = place.location("finish");
     let one = buffer(place, &name);
-    assert!(place.options::<u32, _>().open(name.location(), (6, 10)).unwrap_err().is_not_found());
+    assert!(place.attach::<u32, _>().open(name.location(), (6, 10)).unwrap_err().is_not_found());
     assert_eq!(place.files_of(&name).len(), 2, "payload and ledger under reserved names");
     assert!(ndarray_shm::render::attached(&*place.backend, name.location()).unwrap());
     assert_eq!(paint(&one), 8);
@@ -112,7 +112,7 @@ fn a_claim_and_a_write_guard_exclude_each_other(place: &Place) {
     let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
     let alias = place.location("claim-write-alias");
     std::fs::hard_link(place.directory().join(partial), place.path(&alias)).unwrap();
-    let array = place.options::<u32, _>().open(alias.location(), (6, 10)).unwrap();
+    let array = place.attach::<u32, _>().open(alias.location(), (6, 10)).unwrap();
     let Claim::Chunk(claim) = buffer.claim(3).unwrap() else { panic!("free") };
     assert!(array.try_write().unwrap_err().is_would_block());
     assert!(array.write().unwrap_err().is_would_deadlock());
@@ -210,10 +210,15 @@ fn beginning_what_others_finished_meanwhile_is_an_error_and_leaves_nothing(place
 
 fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
     let name = place.location("sparse-buffer");
-    let options = || place.render_options().sparse(true);
+    let options = || place.render_options().pages(Pages::Sparse);
     let create = || options().create::<u8, _>(name.location(), 1 << 20, 1 << 16, "sparse").unwrap();
     let buffers = [create(), create()];
-    let joined = options().open::<u8, ndarray::Ix1>(name.location()).unwrap();
+    let joined = place.render_options().open::<u8, ndarray::Ix1>(name.location()).unwrap();
+    // What only the process that begins a buffer can choose is not ignored.
+    for chosen in [options(), place.render_options().chunk_offset(&[1])] {
+        let refused = chosen.open::<u8, ndarray::Ix1>(name.location()).unwrap_err();
+        assert!(matches!(refused, Error::InvalidSetting { .. }), "{refused}");
+    }
     let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
     assert_eq!(place.allocated(&partial) < 1 << 18, place.has_holes());
     drop((buffers, joined));

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix3, IxDyn, ShapeBuilder};
-use ndarray_shm::{DType, Error, Order, SharedArray, unlink, with_element};
+use ndarray_shm::{Access, DType, Error, Order, SharedArray, unlink, with_element};
 
 use super::peer::{About, Peer, path};
 use super::sample::{Sample, assert_same, create, element, fill, open};
@@ -75,7 +75,12 @@ fn we_open_what_cloudvolume_made(place: &Place) {
     for order in [Order::F, Order::C] {
         let (name, about) = (place.location("cv-made"), About::new(DType::U32, &SHAPE, order));
         cloudvolume.expect(about.of("hold", name.as_str()), "done");
-        let looking = place.options::<u32, _>().sparse(true).open_readonly(name.location(), IxDyn(&SHAPE)).unwrap();
+        let looking = place
+            .attach::<u32, _>()
+            .leave_holes(true)
+            .access(Access::Read)
+            .open(name.location(), IxDyn(&SHAPE))
+            .unwrap();
         assert!(looking.is_sparse().unwrap(), "it takes no room before someone writes");
         let array = open::<u32>(place, &name, &SHAPE, order);
         assert!(!array.is_sparse().unwrap());
@@ -115,7 +120,7 @@ fn an_array_that_cloudvolume_resized_is_refused(place: &Place) {
         cloudvolume.expect_error(about.with("check", name.as_str(), 1), "SharedMemoryReadError");
         assert_same(&array, 1);
         cloudvolume.expect(about.of("allocate", name.as_str()), "done");
-        let error = place.options::<u8, _>().open(name.location(), IxDyn(&SHAPE).f()).unwrap_err();
+        let error = place.attach::<u8, _>().open(name.location(), IxDyn(&SHAPE).f()).unwrap_err();
         assert!(matches!(error, Error::SizeMismatch { expected: 210, found, .. } if found == size), "{error}");
         assert_eq!(open::<u8>(place, &name, &about.shape, Order::F).len() as u64, size);
     }
@@ -133,7 +138,7 @@ fn an_empty_array_stays_ours_although_cloudvolume_cannot_map_it(place: &Place) {
     // It fails to make one too, and leaves the file.
     cloudvolume.expect_error(about.of("allocate", its.as_str()), "ValueError");
     assert_eq!(open::<u8>(place, &its, &[0, 4, 4], Order::F).len(), 0);
-    let error = place.options::<u8, _>().open(its.location(), IxDyn(&[1])).unwrap_err();
+    let error = place.attach::<u8, _>().open(its.location(), IxDyn(&[1])).unwrap_err();
     assert!(matches!(error, Error::SizeMismatch { expected: 1, found: 0, .. }), "{error}");
 }
 
@@ -149,7 +154,7 @@ fn a_leading_slash_means_the_same_array(place: &Place) {
     if place.name == "shm" {
         cloudvolume.expect(about.with("fill", &with_slash, 2), "done");
         assert_same(&created, 2);
-        assert_same(&place.options::<u8, _>().open(with_slash.as_str(), IxDyn(&SHAPE).f()).unwrap(), 2);
+        assert_same(&place.attach::<u8, _>().open(with_slash.as_str(), IxDyn(&SHAPE).f()).unwrap(), 2);
         cloudvolume.expect(format!("unlink {with_slash}"), "True");
         assert!(created.read().unwrap_err().is_unlinked());
     }

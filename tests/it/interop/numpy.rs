@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 use ndarray::IxDyn;
-use ndarray_shm::{CreationMode, DType, Error, Order, with_element};
+use ndarray_shm::{Access, CreationMode, DType, Error, Order, with_element};
 
 use super::peer::{About, Peer, path};
 use super::sample::{Sample, assert_same, create, fill, open};
@@ -82,7 +82,12 @@ fn holes_that_numpy_left_are_filled_before_anyone_writes(place: &Place) {
     let mut numpy = Peer::start(place, "numpy_peer.py");
     let (name, about) = (place.location("numpy-sparse"), About::new(DType::U16, &[LENGTH], Order::C));
     numpy.expect(format!("make_sparse {} {}", path(place, &name), LENGTH * 2), "done");
-    let looking = place.options::<u16, _>().sparse(true).open_readonly(name.location(), IxDyn(&[LENGTH])).unwrap();
+    let looking = place
+        .attach::<u16, _>()
+        .leave_holes(true)
+        .access(Access::Read)
+        .open(name.location(), IxDyn(&[LENGTH]))
+        .unwrap();
     assert!(looking.is_sparse().unwrap(), "nothing was filled that was not to be");
     assert!(looking.read().unwrap().iter().all(|value| *value == 0));
     let array = open::<u16>(place, &name, &[LENGTH], Order::C);
@@ -96,11 +101,10 @@ fn a_file_of_another_size_is_refused_and_left_as_it_is(place: &Place) {
     for size in [0, 209, 211, 420] {
         let name = place.location("numpy-size");
         numpy.expect(format!("make_sparse {} {size}", path(place, &name)), "done");
-        let options = || place.options::<u8, _>();
         let attempts = [
-            options().open(name.location(), SHAPE),
-            options().open_readonly(name.location(), SHAPE),
-            options().mode(CreationMode::OpenOrCreate).create(name.location(), SHAPE),
+            place.attach::<u8, _>().open(name.location(), SHAPE),
+            place.attach::<u8, _>().access(Access::Read).open(name.location(), SHAPE),
+            place.options::<u8, _>().mode(CreationMode::OpenOrCreate).create(name.location(), SHAPE),
         ];
         for attempt in attempts {
             let error = attempt.unwrap_err();

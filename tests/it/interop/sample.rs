@@ -87,7 +87,7 @@ pub fn create<T: Sample>(
 
 /// Opens what has the name.
 pub fn open<T: Sample>(place: &Place, name: &Name, shape: &[usize], order: Order) -> SharedArray<T, IxDyn> {
-    place.options().open(name.location(), IxDyn(shape).set_f(order == Order::F)).unwrap()
+    place.attach().open(name.location(), IxDyn(shape).set_f(order == Order::F)).unwrap()
 }
 
 /// Writes another sample into an array.

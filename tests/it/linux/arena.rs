@@ -27,7 +27,7 @@ pub const ROLES: &[(&str, Role)] = &[("arena-crowd", crowd), ("arena-fork", fork
 const CROWD: u64 = 100_000;
 
 fn open_in_child(arguments: &[String]) -> Arena {
-    ArenaOptions::new().backend(backend_of_child()).open(arguments[0].as_str()).unwrap()
+    Arena::open_in(&backend_of_child(), arguments[0].as_str()).unwrap()
 }
 
 /// A child with few descriptors that makes arrays, or gets those of another.

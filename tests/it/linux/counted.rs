@@ -7,7 +7,7 @@ use std::str::FromStr;
 use libtest_mimic::Trial;
 use ndarray::{Ix1, IxDyn};
 use ndarray_shm::SharingStrategy::{FileDescriptor, FileSystem};
-use ndarray_shm::{Access, CreationMode, Error, Location, RefcountedOptions, default_backend, inspect_in};
+use ndarray_shm::{Access, ArrayReader, CreationMode, Error, Location, RefcountedArray, default_backend, inspect_in};
 
 use super::sandbox;
 use crate::support::child::{self, Child, ROLE, Role, hear, say};
@@ -40,9 +40,10 @@ pub const ROLES: &[(&str, Role)] = &[
 /// A child that forks with a counted array, whose copy in the forked child is dropped or closed.
 #[allow(unsafe_code)]
 fn fork_with_counted(arguments: &[String]) {
-    let options = || RefcountedOptions::<u32, IxDyn>::new().backend(backend_of_child());
+    let options = || RefcountedArray::<u32, IxDyn>::attach_options().backend(backend_of_child());
     let (first, second) = (options().open(arguments[0].as_str()), options().open(arguments[0].as_str()));
-    let reader = options().open_reader(arguments[0].as_str()).unwrap();
+    let reader = ArrayReader::<u32, IxDyn>::attach_options().backend(backend_of_child());
+    let reader = reader.open_counted(arguments[0].as_str()).unwrap();
     let before = first.as_ref().unwrap().refcount();
     // SAFETY: this process has one thread; the child drops what it has a copy of, and exits at once.
     let child = unsafe { libc::fork() };
@@ -90,7 +91,7 @@ fn make_many_counted(arguments: &[String]) {
     let many = arguments[1].parse().unwrap();
     let mut arrays = Vec::new();
     for number in 0..many {
-        let options = RefcountedOptions::<u64, _>::new().backend(backend_of_child());
+        let options = RefcountedArray::<u64, _>::create_options().backend(backend_of_child());
         arrays.push(options.create(format!("{}-{number}", arguments[0]), 4).unwrap());
         arrays[number].write().unwrap().fill(number as u64);
     }
@@ -105,7 +106,7 @@ fn make_many_counted(arguments: &[String]) {
 /// A child that attaches to them all.
 fn open_many_counted(arguments: &[String]) {
     let many: usize = arguments[1].parse().unwrap();
-    let options = || RefcountedOptions::<u64, Ix1>::new().backend(backend_of_child());
+    let options = || RefcountedArray::<u64, Ix1>::attach_options().backend(backend_of_child());
     let open = |number| options().open(format!("{}-{number}", arguments[0])).unwrap();
     let arrays: Vec<_> = (0..many).map(open).collect();
     assert!(open_files() < 20, "{} descriptors", open_files());
@@ -144,7 +145,9 @@ fn thousands_of_counted_arrays_in_two_processes_need_no_descriptors(place: &Plac
 fn many_rounds(arguments: &[String]) {
     let rounds = arguments[1].parse().unwrap();
     let backend = backend_of_child();
-    let options = || RefcountedOptions::<u32, Ix1>::new().backend(backend.clone());
+    let options = || RefcountedArray::<u32, Ix1>::create_options().backend(backend.clone());
+    let attach = || RefcountedArray::<u32, Ix1>::attach_options().backend(backend.clone());
+    let reader = ArrayReader::<u32, Ix1>::attach_options().backend(backend.clone());
     let directory = backend.directory().display().to_string();
     let mappings = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -154,17 +157,18 @@ fn many_rounds(arguments: &[String]) {
         let name = format!("{}-{}", arguments[0], number % 3);
         let array = options().create(name.as_str(), 4).unwrap();
         array.write().unwrap().fill(number as u32);
-        let (clone, readonly) = (array.try_clone().unwrap(), options().open_readonly(name.as_str()).unwrap());
-        let attached = options().attach(&array.handle().unwrap()).unwrap();
-        let reader = options().open_reader(name.as_str()).unwrap();
+        let (clone, readonly) =
+            (array.try_clone().unwrap(), attach().access(Access::Read).open(name.as_str()).unwrap());
+        let attached = attach().attach(&array.handle().unwrap()).unwrap();
+        let reader = reader.open_counted(name.as_str()).unwrap();
         assert_eq!((reader.view()[3], array.refcount()), (number as u32, 5));
         assert!(options().create(name.as_str(), 4).is_err());
-        assert!(RefcountedOptions::<f32, Ix1>::new().backend(backend.clone()).open(name.as_str()).is_err());
+        assert!(RefcountedArray::<f32, Ix1>::attach_options().backend(backend.clone()).open(name.as_str()).is_err());
         drop((array, clone));
         attached.into_reader().unwrap();
         readonly.close().unwrap();
         drop(reader);
-        assert!(options().open(name.as_str()).unwrap_err().is_not_found());
+        assert!(attach().open(name.as_str()).unwrap_err().is_not_found());
         let nameless = options().share(FileDescriptor, 4).unwrap();
         let clone = nameless.try_clone().unwrap();
         if number % 2 == 0 && nameless.publish().is_ok() {
@@ -198,11 +202,12 @@ fn nothing_remains_after_many_rounds(place: &Place) {
 fn count_without_writing(arguments: &[String]) {
     let backend = default_backend().unwrap();
     let location = Location::from_str(&arguments[0]).unwrap();
-    let options = || RefcountedOptions::<u32, Ix1>::new().backend(backend.clone());
-    for outcome in [options().open(&location).map(drop), options().open_readonly(&location).map(drop)] {
+    let options = || RefcountedArray::<u32, Ix1>::attach_options().backend(backend.clone());
+    for outcome in [options().open(&location).map(drop), options().access(Access::Read).open(&location).map(drop)] {
         assert!(matches!(outcome, Err(Error::PermissionDenied { mode: 0o400, .. })), "{outcome:?}");
     }
-    assert!(options().open_reader(&location).unwrap_err().is_permission_denied());
+    let reader = ArrayReader::<u32, Ix1>::attach_options().backend(backend.clone());
+    assert!(reader.open_counted(&location).unwrap_err().is_permission_denied());
     assert_eq!(inspect_in(&backend, &location).unwrap().refcount, 1, "looking needs no more than reading");
     say("looked");
 }
@@ -241,9 +246,9 @@ fn links_and_pipes_at_a_name_are_no_arrays_and_stay(place: &Place) {
     for name in [&link, &pipe] {
         let options = || place.counted::<u32, Ix1>();
         let errors = [
-            options().open(name.location()).unwrap_err(),
-            options().open_readonly(name.location()).unwrap_err(),
-            options().open_reader(name.location()).unwrap_err(),
+            place.attach_counted::<u32, Ix1>().open(name.location()).unwrap_err(),
+            place.attach_counted::<u32, Ix1>().access(Access::Read).open(name.location()).unwrap_err(),
+            place.reader::<u32, Ix1>().open_counted(name.location()).unwrap_err(),
             options().create(name.location(), 4).unwrap_err(),
             options().mode(CreationMode::Replace).create(name.location(), 4).unwrap_err(),
             options().mode(CreationMode::OpenOrCreate).create(name.location(), 4).unwrap_err(),
@@ -262,7 +267,7 @@ fn links_and_pipes_at_a_name_are_no_arrays_and_stay(place: &Place) {
     std::fs::remove_file(place.path(&other)).unwrap();
     symlink(place.path(&target), place.path(&other)).unwrap();
     assert!(old.read().unwrap_err().is_unlinked());
-    assert!(matches!(place.counted::<u32, Ix1>().attach(&handle).unwrap_err(), Error::NotAnArray { .. }));
+    assert!(matches!(place.attach_counted::<u32, Ix1>().attach(&handle).unwrap_err(), Error::NotAnArray { .. }));
     drop(old);
     for name in [&link, &other] {
         assert!(std::fs::symlink_metadata(place.path(name)).unwrap().is_symlink());

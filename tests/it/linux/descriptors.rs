@@ -61,7 +61,7 @@ fn the_handle_keeps_no_descriptor_where_locks_survive(place: &Place) {
     let name = place.location("no-descriptor");
     let survives = place.backend.lock_survives_close().unwrap();
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
-    let opened = place.options::<u8, _>().open(name.location(), 4).unwrap();
+    let opened = place.attach::<u8, _>().open(name.location(), 4).unwrap();
     let inode = std::fs::metadata(place.path(&name)).unwrap().ino();
     let mine = || descriptors_of(inode);
     assert_eq!(mine(), if survives { 0 } else { 2 });
@@ -103,7 +103,7 @@ fn many_arrays(arguments: &[String]) {
 
 /// A child without /proc.
 fn guards_without_proc(arguments: &[String]) {
-    let array = SharedArray::<u8, _>::options().keep_fd(true).create(arguments[0].as_str(), 4).unwrap();
+    let array = SharedArray::<u8, _>::create_options().keep_fd(true).create(arguments[0].as_str(), 4).unwrap();
     array.write().unwrap().fill(3);
     assert_eq!(array.read().unwrap().sum(), 12);
     assert!(array.unlink().unwrap());

@@ -1,7 +1,7 @@
 //! The edges of the machine: room, memory, lengths of files. Nothing may be lost, and nobody killed.
 
 use libtest_mimic::Trial;
-use ndarray_shm::{Error, FrozenArray, RenderBuffer, SharedArray, default_backend};
+use ndarray_shm::{Access, ArrayReader, Error, FrozenArray, Pages, RenderBuffer, SharedArray, default_backend};
 
 use super::sandbox::{self, MemoryGroup, unless};
 use crate::support::child::{Child, Role, say};
@@ -36,7 +36,7 @@ fn exceed_file_size(arguments: &[String]) {
     let name = arguments[0].as_str();
     for error in [
         SharedArray::<u8, _>::create(name, MIB).unwrap_err(),
-        SharedArray::<u8, ndarray::Ix1>::options().sparse(true).create(name, MIB).unwrap_err(),
+        SharedArray::<u8, ndarray::Ix1>::create_options().pages(Pages::Sparse).create(name, MIB).unwrap_err(),
         FrozenArray::<u8, _>::create_with(MIB, |_| {}).unwrap_err(),
         RenderBuffer::<u8, _>::create(name, MIB, MIB, "too large").unwrap_err(),
     ] {
@@ -94,10 +94,14 @@ fn fill_file_system(_: &[String]) {
     let path = default_backend().unwrap().directory().join("sparse");
     std::fs::File::create(&path).unwrap().set_len(64 * MIB as u64).unwrap();
     assert_no_space(&SharedArray::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
-    assert_no_space(&SharedArray::<u8, _>::open_readonly("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
-    assert_no_space(&SharedArray::<u8, _>::open_reader("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
-    let options = SharedArray::<u8, _>::options().sparse(true);
-    assert!(options.open_readonly("sparse", 64 * MIB).unwrap().is_sparse().unwrap());
+    assert_no_space(
+        &SharedArray::<u8, _>::attach_options().access(Access::Read).open("sparse", 64 * MIB).unwrap_err(),
+        64 * MIB,
+        6 * MIB,
+    );
+    assert_no_space(&ArrayReader::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
+    let options = SharedArray::<u8, _>::attach_options().access(Access::Read).leave_holes(true);
+    assert!(options.open("sparse", 64 * MIB).unwrap().is_sparse().unwrap());
     std::fs::remove_file(&path).unwrap();
 
     // Many small arrays end in the same error, and every one before it can be used.

@@ -8,7 +8,8 @@ use std::process::Command;
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::{
-    Claim, Draft, Error, FrozenArray, PageUse, Pages, RenderBuffer, Result, SealableDraft, SharedArray, default_backend,
+    Access, Claim, Draft, Error, FrozenArray, PageUse, Pages, RenderBuffer, Result, SealableDraft, SharedArray,
+    default_backend,
 };
 use rustix::fs::FallocateFlags;
 use rustix::thread::CpuSet;
@@ -91,7 +92,8 @@ fn allocated(path: &Path) -> usize {
 
 /// A child that reads what another process made.
 fn attach_huge(arguments: &[String]) {
-    let array = SharedArray::<u8, Ix1>::open_readonly(arguments[0].as_str(), LENGTH).unwrap();
+    let array =
+        SharedArray::<u8, Ix1>::attach_options().access(Access::Read).open(arguments[0].as_str(), LENGTH).unwrap();
     assert_eq!(array.read().unwrap().iter().map(|value| u64::from(*value)).sum::<u64>(), LENGTH as u64);
     say(mapped_huge(array.raw_view().as_ptr()));
     let PageUse { huge, base, .. } = array.pages().unwrap();
@@ -152,14 +154,6 @@ fn every_kind_of_array_can_be_on_huge_pages(place: &Place) {
     claim.commit().unwrap();
     assert_eq!(buffer.finish().unwrap().pages().unwrap().huge, 6 * MIB as u64);
 
-    // Not sparse is what it was: the choice stays, for an array that would get base pages without it.
-    let name = place.location("not-sparse");
-    let options = place.render_options().pages(Pages::Huge).sparse(false);
-    let buffer: RenderBuffer<u8, Ix1> = options.create(name.as_str(), 2 * MIB, 2 * MIB, "pages").unwrap();
-    let Claim::Chunk(claim) = buffer.claim(0).unwrap() else { panic!("nobody else paints") };
-    claim.commit().unwrap();
-    assert_eq!(buffer.finish().unwrap().pages().unwrap().huge, 2 * MIB as u64);
-
     let draft = Draft::<u8, Ix1>::new(LENGTH).unwrap();
     let PageUse { huge, base, .. } = draft.pages().unwrap();
     assert_eq!(huge + base, LENGTH as u64);
@@ -179,7 +173,8 @@ fn no_huge_pages(arguments: &[String]) {
     let answer = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     assert_eq!(answer, 0);
     for pages in [Pages::Auto, Pages::Huge] {
-        let array = SharedArray::<u8, Ix1>::options().pages(pages).create(arguments[0].as_str(), LENGTH).unwrap();
+        let array =
+            SharedArray::<u8, Ix1>::create_options().pages(pages).create(arguments[0].as_str(), LENGTH).unwrap();
         assert!(!array.is_sparse().unwrap());
         array.write().unwrap().fill(1);
         let asked = array.pages().unwrap();
@@ -197,7 +192,7 @@ fn an_array_that_may_have_no_huge_pages_is_made_of_others(place: &Place) {
 }
 
 fn create(name: &str, length: usize, pages: Pages) -> Result<SharedArray<u8, Ix1>> {
-    SharedArray::options().pages(pages).create(name, length)
+    SharedArray::create_options().pages(pages).create(name, length)
 }
 
 /// Writes to every byte, which kills the process if one of them has no memory.

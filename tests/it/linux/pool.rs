@@ -65,7 +65,8 @@ fn forks(arguments: &[String]) {
         assert!(matches!(refused.error(), Error::Unsupported { .. }));
         drop(refused);
         drop(array.take());
-        let made = SharedArray::<u32, _>::options().backend(backend.clone()).create(name("made"), LENGTH).unwrap();
+        let made =
+            SharedArray::<u32, _>::create_options().backend(backend.clone()).create(name("made"), LENGTH).unwrap();
         let refused = pool.put(made).unwrap_err();
         assert!(refused.into_inner().unlink().unwrap());
         drop(pool.clone());
@@ -103,7 +104,7 @@ fn fork_holds(arguments: &[String]) {
     let backend = backend_of_child();
     let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
     for keep in [false, true] {
-        let options = SharedArray::<u32, _>::options().backend(backend.clone()).keep_fd(keep);
+        let options = SharedArray::<u32, _>::create_options().backend(backend.clone()).keep_fd(keep);
         let array = options.create_with(arguments[0].as_str(), LENGTH, |mut view| view.fill(7)).unwrap();
         let (reader, mut writer) = UnixStream::pair().unwrap();
         let child = fork(|| {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use ndarray_shm::{ArrayOptions, Backend, CreationMode, Directory, Error, Publish};
+use ndarray_shm::{Access, Backend, CreationMode, Directory, Error, Publish, SharedArray};
 
 use crate::support::child::{self, Child, ROLE, Role, say};
 use crate::support::{Name, Place};
@@ -53,8 +53,8 @@ fn links_and_devices_are_not_arrays(place: &Place) {
     for (name, what) in cases {
         let options = || place.options::<u8, _>();
         for outcome in [
-            options().open(name.location(), 4),
-            options().open_readonly(name.location(), 4),
+            place.attach::<u8, _>().open(name.location(), 4),
+            place.attach::<u8, _>().access(Access::Read).open(name.location(), 4),
             options().create(name.location(), 4),
             options().mode(CreationMode::Replace).create(name.location(), 4),
         ] {
@@ -70,12 +70,12 @@ fn links_and_devices_are_not_arrays(place: &Place) {
 /// A child that opens an array as whoever it is, and says what it is told.
 fn open_as_stranger(arguments: &[String]) {
     let backend: Arc<dyn Backend> = Arc::new(Directory::new("given", &arguments[1]));
-    let options = || ArrayOptions::<u8, _>::new().backend(backend.clone());
+    let options = || SharedArray::<u8, _>::attach_options().backend(backend.clone());
     match options().open(arguments[0].as_str(), 4) {
         Err(Error::PermissionDenied { owner, mode, .. }) => say(format!("denied {owner} {mode:03o}")),
         other => say(format!("{:?}", other.map(|array| array.len()))),
     }
-    match options().open_readonly(arguments[0].as_str(), 4) {
+    match options().access(Access::Read).open(arguments[0].as_str(), 4) {
         Ok(array) => say(array.read().unwrap().sum()),
         Err(error) => say(error),
     }

@@ -106,12 +106,12 @@ fn a_nameless_array_can_be_given_a_name_once(place: &Place) {
     array.publish().unwrap();
     let location = array.location().expect("a name").clone();
     assert_eq!((array.strategy(), place.backend.list().unwrap().len()), (FileSystem, 1));
-    let opened = place.counted::<u32, Ix1>().open(&location).unwrap();
+    let opened = place.attach_counted::<u32, Ix1>().open(&location).unwrap();
     opened.write().unwrap().fill(2);
     assert_eq!((array.read().unwrap().sum(), array.refcount()), (8, 2));
     assert_eq!(descriptors_of(inode(&array)), 1 + usize::from(!place.backend.lock_survives_close().unwrap()));
     let handle = array.handle().unwrap();
-    assert_eq!(place.counted::<u32, Ix1>().attach(&handle).unwrap().refcount(), 3);
+    assert_eq!(place.attach_counted::<u32, Ix1>().attach(&handle).unwrap().refcount(), 3);
     let clone = array.try_clone().unwrap();
     assert!(array.unlink().unwrap());
     for array in [&array, &clone] {

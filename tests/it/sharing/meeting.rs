@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ndarray::{Dimension, Ix2};
 use ndarray_shm::{
-    Backend, Channel, ChannelListener, Element, ReceivedArray, RefcountedArray, RefcountedOptions, SharingStrategy,
+    Backend, Channel, ChannelListener, CreateOptions, Element, ReceivedArray, RefcountedArray, SharingStrategy,
 };
 
 use crate::support::child::Child;
@@ -83,8 +83,8 @@ pub fn share<T: Element>(backend: &Arc<dyn Backend>, strategy: SharingStrategy, 
     options(backend).share_with(strategy, (5, 5), |mut view| view.fill(value)).expect("an array")
 }
 
-pub fn options<T: Element, D: Dimension>(backend: &Arc<dyn Backend>) -> RefcountedOptions<T, D> {
-    RefcountedOptions::new().backend(Arc::clone(backend))
+pub fn options<T: Element, D: Dimension>(backend: &Arc<dyn Backend>) -> CreateOptions<RefcountedArray<T, D>> {
+    RefcountedArray::create_options().backend(Arc::clone(backend))
 }
 
 /// Attaches what was received in whatever place.

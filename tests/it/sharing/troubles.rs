@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
-use ndarray_shm::{Channel, Error, FrozenArray, IntoError, ReceivedArray, Reclaim, RefcountedArray, SharingStrategy};
+use ndarray_shm::{
+    Channel, Error, FrozenArray, IntoError, Pages, ReceivedArray, Reclaim, RefcountedArray, SharingStrategy,
+};
 
 use super::meeting::{Meeting, all, attach, leaving_nothing, options, share, strategies};
 use crate::support::child::{Role, hear, say};
@@ -296,7 +298,7 @@ fn the_holes_of_an_array_that_came_by_descriptor_are_filled(place: &Place) {
     }
     let meeting = Meeting::new(place);
     let (here, there) = Channel::pair().unwrap();
-    let sparse = options::<u8, Ix1>(&meeting.place.backend).sparse(true);
+    let sparse = options::<u8, Ix1>(&meeting.place.backend).pages(Pages::Sparse);
     let array = sparse.share(SharingStrategy::FileDescriptor, 1 << 20).unwrap();
     assert!(array.is_sparse().unwrap());
     here.send(&(), &[&array]).unwrap();

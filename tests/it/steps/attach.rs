@@ -31,7 +31,7 @@ pub const ROLES: &[(&str, Role)] = &[
 
 /// Opens a counted array and says what became of it.
 fn open_frozen(arguments: &[String]) {
-    let options = RefcountedArray::<u8, Ix1>::options().backend(backend_of_child());
+    let options = RefcountedArray::<u8, Ix1>::attach_options().backend(backend_of_child());
     match options.open(arguments[0].parse::<ndarray_shm::Location>().unwrap()) {
         Ok(array) => say(format!("attached, frozen: {}", array.is_frozen())),
         Err(error) => say(format!("refused: {}", error.is_not_counted())),
@@ -40,7 +40,7 @@ fn open_frozen(arguments: &[String]) {
 
 /// Opens an arena and says what became of it.
 fn open_arena(arguments: &[String]) {
-    match Arena::options().backend(backend_of_child()).open(arguments[0].parse::<ndarray_shm::Location>().unwrap()) {
+    match Arena::open_in(&backend_of_child(), arguments[0].parse::<ndarray_shm::Location>().unwrap()) {
         Ok(_) => say("attached"),
         Err(error) => say(format!("refused: {}", error.is_not_counted())),
     }
@@ -48,7 +48,7 @@ fn open_arena(arguments: &[String]) {
 
 /// Opens what is no plain array.
 fn open_plain(arguments: &[String]) {
-    let options = SharedArray::<u8, Ix1>::options().backend(backend_of_child());
+    let options = SharedArray::<u8, Ix1>::attach_options().backend(backend_of_child());
     let refused = options.open(arguments[0].parse::<ndarray_shm::Location>().unwrap(), 100).unwrap_err();
     say(format!("refused: {}", refused.is_reserved()));
 }
@@ -65,7 +65,7 @@ fn lookalike(place: &Place, name: &Name, bytes: &[u8], role: &str) {
     let zeros: SharedArray<u8, Ix1> = place.options().create(name.location(), bytes.len()).unwrap();
     drop(zeros);
     let mut child = Child::start_until(place, role, &[name.as_str()], "attach: leased");
-    let writer: SharedArray<u8, Ix1> = place.options().open(name.location(), bytes.len()).unwrap();
+    let writer: SharedArray<u8, Ix1> = place.attach().open(name.location(), bytes.len()).unwrap();
     let mut elements = writer.write().unwrap();
     elements.iter_mut().zip(bytes).for_each(|(element, byte)| *element = *byte);
     child.resume();

@@ -38,7 +38,7 @@ type Array = SharedArray<u8, Ix1>;
 
 /// Takes a guard of the kind that it is told, and says so.
 fn guard(arguments: &[String]) {
-    let array: Array = Array::options().backend(backend_of_child()).open(arguments[1].as_str(), 10).unwrap();
+    let array: Array = Array::attach_options().backend(backend_of_child()).open(arguments[1].as_str(), 10).unwrap();
     match arguments[0].as_str() {
         "read" => drop(array.read().unwrap()),
         "write" => drop(array.write().unwrap()),
@@ -128,7 +128,7 @@ fn join_while_forking(arguments: &[String]) {
         eventually("the fork may go on", || std::path::Path::new(&flag).exists());
         release_fork();
     });
-    let arena = Arena::options().backend(backend).open(arguments[0].as_str()).unwrap();
+    let arena = Arena::open_in(&backend, arguments[0].as_str()).unwrap();
     assert!(FORKED.load(Ordering::Relaxed));
     say("joined");
     std::thread::sleep(Duration::MAX);

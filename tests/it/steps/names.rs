@@ -16,7 +16,7 @@ pub const ROLES: &[(&str, Role)] = &[("step-replace", replace)];
 
 /// Replaces an array.
 fn replace(arguments: &[String]) {
-    let options = SharedArray::<u8, Ix1>::options().backend(backend_of_child()).mode(CreationMode::Replace);
+    let options = SharedArray::<u8, Ix1>::create_options().backend(backend_of_child()).mode(CreationMode::Replace);
     options
         .create_with(arguments[0].parse::<Location>().unwrap(), 100, |mut view| {
             view.fill(7);
@@ -44,6 +44,6 @@ fn a_replacement_that_is_killed_while_it_waits_leaves_nothing(place: &Place) {
     first.resume();
     first.finish();
     assert_eq!(place.hidden_drafts(), 0);
-    let array = place.options::<u8, Ix1>().open(name.location(), 100).unwrap();
+    let array = place.attach::<u8, Ix1>().open(name.location(), 100).unwrap();
     assert!(array.read().unwrap().iter().all(|element| *element == 7));
 }

@@ -103,14 +103,16 @@ impl Worker {
         let (name, value) = (self.name(), self.choice.value());
         let mode =
             [CreationMode::CreateNew, CreationMode::OpenOrCreate, CreationMode::Replace][self.choice.next(3) as usize];
-        let options = SharedArray::options().backend(self.backend.clone()).mode(mode).keep_fd(self.choice.next(2) == 0);
+        let options =
+            SharedArray::create_options().backend(self.backend.clone()).mode(mode).keep_fd(self.choice.next(2) == 0);
         self.plain = Some(options.create_with(name, SHAPE, |mut view| view.fill(value))?);
         Ok(())
     }
 
     fn read(&mut self) -> ndarray_shm::Result<()> {
         let name = self.name();
-        let array: SharedArray<u64, Ix2> = SharedArray::options().backend(self.backend.clone()).open(name, SHAPE)?;
+        let array: SharedArray<u64, Ix2> =
+            SharedArray::attach_options().backend(self.backend.clone()).open(name, SHAPE)?;
         check(&array.read_timeout(Duration::from_millis(50))?.view(), "a read guard");
         self.plain = Some(array);
         Ok(())
@@ -118,7 +120,8 @@ impl Worker {
 
     fn write(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (self.name(), self.choice.value());
-        let array: SharedArray<u64, Ix2> = SharedArray::options().backend(self.backend.clone()).open(name, SHAPE)?;
+        let array: SharedArray<u64, Ix2> =
+            SharedArray::attach_options().backend(self.backend.clone()).open(name, SHAPE)?;
         let mut guard = array.write_timeout(Duration::from_millis(50))?;
         check(&guard.view(), "a write guard");
         guard.fill(value);
@@ -134,7 +137,7 @@ impl Worker {
 
     fn count(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (self.name(), self.choice.value());
-        let options = RefcountedArray::options().backend(self.backend.clone()).mode(CreationMode::OpenOrCreate);
+        let options = RefcountedArray::create_options().backend(self.backend.clone()).mode(CreationMode::OpenOrCreate);
         let array: RefcountedArray<u64, Ix2> = options.create_with(name, SHAPE, |mut view| view.fill(value))?;
         if self.choice.next(2) == 0 {
             array.write_timeout(Duration::from_millis(50))?.fill(value);
@@ -146,7 +149,8 @@ impl Worker {
 
     fn freeze(&mut self) -> ndarray_shm::Result<()> {
         let name = self.name();
-        let array: RefcountedArray<u64, Ix2> = RefcountedArray::options().backend(self.backend.clone()).open(name)?;
+        let array: RefcountedArray<u64, Ix2> =
+            RefcountedArray::attach_options().backend(self.backend.clone()).open(name)?;
         if self.choice.next(4) == 0 {
             array.freeze()?;
         }
@@ -161,7 +165,7 @@ impl Worker {
     fn send(&mut self) -> ndarray_shm::Result<()> {
         let value = self.choice.value();
         let strategy = [SharingStrategy::FileDescriptor, SharingStrategy::FileSystem][self.choice.next(2) as usize];
-        let options = RefcountedArray::options().backend(self.backend.clone());
+        let options = RefcountedArray::create_options().backend(self.backend.clone());
         let array: RefcountedArray<u64, Ix2> = options.share_with(strategy, SHAPE, |mut view| view.fill(value))?;
         let (here, there) = Channel::pair()?;
         here.send(&value, &[&array])?;
@@ -177,9 +181,11 @@ impl Worker {
 
     fn allocate(&mut self) -> ndarray_shm::Result<()> {
         let value = self.choice.value();
-        let options = || Arena::options().backend(self.backend.clone());
+        let options = Arena::options().backend(self.backend.clone());
         if self.arena.is_none() {
-            self.arena = Some(options().open("stress-arena").or_else(|_| options().create("stress-arena", 1 << 20))?);
+            self.arena = Some(
+                Arena::open_in(&self.backend, "stress-arena").or_else(|_| options.create("stress-arena", 1 << 20))?,
+            );
         }
         let Some(arena) = self.arena.take() else { return Ok(()) };
         let mut draft = arena.draft::<u64, _>(SHAPE)?;

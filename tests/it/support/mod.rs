@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use ndarray::Dimension;
 use ndarray_shm::{
-    Access, ArrayOptions, Backend, Directory, Element, EntryKind, Inspection, Location, PoolOptions, Reclaim,
-    Reclaimed, RefcountedOptions, RenderOptions, default_backend, inspect_in, render,
+    Access, ArrayReader, ArrayWriter, AttachOptions, Backend, CreateOptions, Directory, Element, EntryKind, Inspection,
+    Location, PoolOptions, Reclaim, Reclaimed, RefcountedArray, RenderOptions, SharedArray, default_backend,
+    inspect_in, render,
 };
 
 /// Tells a child that its drafts are to be hidden ones.
@@ -153,14 +154,34 @@ impl Place {
         self.directory().join(name.as_str())
     }
 
-    /// Options for arrays here.
-    pub fn options<T: Element, D: Dimension>(&self) -> ArrayOptions<T, D> {
-        ArrayOptions::new().backend(Arc::clone(&self.backend))
+    /// Options for creating arrays here.
+    pub fn options<T: Element, D: Dimension>(&self) -> CreateOptions<SharedArray<T, D>> {
+        SharedArray::create_options().backend(Arc::clone(&self.backend))
     }
 
-    /// Options for counted arrays here.
-    pub fn counted<T: Element, D: Dimension>(&self) -> RefcountedOptions<T, D> {
-        RefcountedOptions::new().backend(Arc::clone(&self.backend))
+    /// Options for creating counted arrays here.
+    pub fn counted<T: Element, D: Dimension>(&self) -> CreateOptions<RefcountedArray<T, D>> {
+        RefcountedArray::create_options().backend(Arc::clone(&self.backend))
+    }
+
+    /// Options for attaching to arrays here.
+    pub fn attach<T: Element, D: Dimension>(&self) -> AttachOptions<SharedArray<T, D>> {
+        SharedArray::attach_options().backend(Arc::clone(&self.backend))
+    }
+
+    /// Options for attaching to counted arrays here.
+    pub fn attach_counted<T: Element, D: Dimension>(&self) -> AttachOptions<RefcountedArray<T, D>> {
+        RefcountedArray::attach_options().backend(Arc::clone(&self.backend))
+    }
+
+    /// Options for reading arrays here for long.
+    pub fn reader<T: Element, D: Dimension>(&self) -> AttachOptions<ArrayReader<T, D>> {
+        ArrayReader::attach_options().backend(Arc::clone(&self.backend))
+    }
+
+    /// Options for writing to arrays here for long.
+    pub fn writer<T: Element, D: Dimension>(&self) -> AttachOptions<ArrayWriter<T, D>> {
+        ArrayWriter::attach_options().backend(Arc::clone(&self.backend))
     }
 
     /// What a counted array here says about itself.

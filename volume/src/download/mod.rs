@@ -89,7 +89,7 @@ impl Downloaded {
             let (expected, found) = (format!("{:?} axes", D::NDIM), format!("{:?}", self.shape));
             return Err(ndarray_shm::Error::ShapeMismatch { location, expected, found }.into());
         };
-        let options = SharedArray::<T, D>::options().backend(Arc::clone(&self.backend));
+        let options = SharedArray::<T, D>::attach_options().backend(Arc::clone(&self.backend));
         Ok(options.open(&self.location, dim.set_f(self.order == Order::F))?)
     }
 }

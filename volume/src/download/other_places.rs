@@ -68,8 +68,8 @@ pub fn download<T: Element, D: Dimension>(
     };
     let unnamed = Unnamed { backend: &*backend, location: &location };
     let done = download_as(source, bbox, &location, options, &backend, false)?;
-    let open = SharedArray::<T, D>::options().backend(Arc::clone(&backend)).keep_fd(true);
-    let array = open.open(&location, dim.set_f(options.order == Order::F))?;
+    let arrays = SharedArray::<T, D>::attach_options().backend(Arc::clone(&backend)).keep_fd(true);
+    let array = arrays.open(&location, dim.set_f(options.order == Order::F))?;
     drop((done, unnamed));
     Ok(array)
 }

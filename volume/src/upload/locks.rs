@@ -69,7 +69,7 @@ impl Locks {
         if let Some(file) = &*known {
             return Ok(Some(Arc::clone(file)));
         }
-        let options = File::options().backend(place()?).permissions(PERMISSIONS);
+        let options = File::create_options().backend(place()?).permissions(PERMISSIONS);
         match options.mode(CreationMode::OpenOrCreate).pages(Pages::Sparse).create(name(&self.volume)?, 1) {
             Ok(file) => Ok(Some(Arc::clone(known.insert(Arc::new(file))))),
             // Others make and remove it all the time, or look whether it is an orphan.
@@ -110,7 +110,7 @@ pub fn is_upload_lock(name: &str) -> bool {
 ///
 /// Those of opening and unlinking an array; `NotFound` if it is gone.
 pub fn remove_upload_lock(backend: &Arc<dyn Backend>, location: &Location, dry_run: bool) -> ndarray_shm::Result<bool> {
-    match File::options().backend(Arc::clone(backend)).pages(Pages::Sparse).open(location.clone(), 1) {
+    match File::attach_options().backend(Arc::clone(backend)).leave_holes(true).open(location.clone(), 1) {
         Ok(file) => remove(&file, Duration::ZERO, dry_run),
         Err(error) if is_busy(&error) => Ok(false),
         Err(error) => Err(error),

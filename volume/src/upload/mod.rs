@@ -15,9 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{
-    ArrayReader, Backend, Directory, Element, Location, Order, SharedArray, default_backend, with_element,
-};
+use ndarray_shm::{ArrayReader, Backend, Directory, Element, Location, Order, default_backend, with_element};
 
 pub use self::locks::{is_upload_lock, remove_upload_lock};
 pub use self::options::{Alignment, UploadOptions};
@@ -170,8 +168,8 @@ fn open<T: Element>(
         if options.stop.is_stopped() {
             return Err(Error::Interrupted { done: 0, total: units.total() });
         }
-        let array = SharedArray::<T, IxDyn>::options().backend(Arc::clone(backend)).timeout(PATIENCE);
-        match array.open_reader(location.clone(), IxDyn(&bbox.shape()).set_f(options.order == Order::F)) {
+        let readers = ArrayReader::<T, IxDyn>::attach_options().backend(Arc::clone(backend)).timeout(PATIENCE);
+        match readers.open(location.clone(), IxDyn(&bbox.shape()).set_f(options.order == Order::F)) {
             Err(ndarray_shm::Error::TimedOut { .. }) => {}
             other => return Ok(other?),
         }

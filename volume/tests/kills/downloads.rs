@@ -165,7 +165,8 @@ fn killed_in_the_middle(command: &str) {
     let again = start(&place, command, &log, false);
     let said = again.said();
     assert_eq!(said, format!("painted {} resumed {kept} of {CHUNKS}\n", CHUNKS - kept));
-    let array = SharedArray::<u8, Ix3>::options().backend(place.backend.clone()).open(&place.location, (96, 80, 64));
+    let array =
+        SharedArray::<u8, Ix3>::attach_options().backend(place.backend.clone()).open(&place.location, (96, 80, 64));
     let expected = spec().expected::<u8>(&ndarray_shm_volume::Bbox::whole(&[96, 80, 64])).expect("all of it");
     assert!(array.expect("the array").read().expect("a guard").view().into_dyn() == expected);
     assert_eq!(place.left(), [EntryKind::Array]);

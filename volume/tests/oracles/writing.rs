@@ -125,7 +125,7 @@ impl Upload<'_> {
         let world = self.world;
         let location = world.location();
         let shape = IxDyn(elements.shape()).set_f(order == Order::F);
-        let array = SharedArray::<T, IxDyn>::options()
+        let array = SharedArray::<T, IxDyn>::create_options()
             .backend(world.backend.clone())
             .create_with(&location, shape, |mut view| view.assign(elements))
             .map_err(|error| error.to_string())?;

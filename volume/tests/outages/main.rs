@@ -173,7 +173,8 @@ impl Case {
         let backend = Directory::new("test", self.directory.path().join("arrays"));
         let location: Location = LOCATION.parse().expect("a location");
         let expected = self.expected();
-        let array = SharedArray::<u16, IxDyn>::options().backend(Arc::new(backend)).open(&location, expected.shape());
+        let array =
+            SharedArray::<u16, IxDyn>::attach_options().backend(Arc::new(backend)).open(&location, expected.shape());
         let equal = array.expect("the array").read().expect("a guard").view() == expected;
         assert!(equal, "the array is not the volume");
         (numbers[0], numbers[1])

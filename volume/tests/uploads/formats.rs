@@ -43,7 +43,7 @@ fn new_volume(shape: &[u64], shards: bool) -> NewVolume {
 pub(crate) fn a_new_volume_is_made_from_an_array_in_shared_memory() {
     let place = Place::new();
     let array = counted([20, 17, 40]).into_dyn();
-    let options = SharedArray::<u32, IxDyn>::options().backend(Arc::clone(&place.backend));
+    let options = SharedArray::<u32, IxDyn>::create_options().backend(Arc::clone(&place.backend));
     let shared = options.create_with(place.location.clone(), IxDyn(&[20, 17, 40]), |mut to| to.assign(&array));
     let shared = shared.expect("an array");
     for (shards, objects) in [(false, 45), (true, 12)] {

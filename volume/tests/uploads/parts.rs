@@ -90,7 +90,7 @@ pub(crate) fn four_tasks_together_write_the_whole_in_any_order() {
     let place = Place::new();
     let raw = volume(&place.path("volume"));
     let array = array();
-    let options = SharedArray::<u16, IxDyn>::options().backend(Arc::clone(&place.backend));
+    let options = SharedArray::<u16, IxDyn>::create_options().backend(Arc::clone(&place.backend));
     let shared = options.create_with(place.location.clone(), IxDyn(&[55, 17]), |mut to| to.assign(&array));
     let _shared = shared.expect("an array");
     let markers_at = VolumeUrl::local(place.path("volume/markers"));

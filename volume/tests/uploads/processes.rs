@@ -271,7 +271,7 @@ fn kill_at(place: &Place, raw: &Raw, objects: usize) {
 fn check_kills(place: &Place, at: &[usize]) {
     let raw = slow(&place.path("volume"));
     let array = array();
-    let options = SharedArray::<u16, IxDyn>::options().backend(Arc::clone(&place.backend));
+    let options = SharedArray::<u16, IxDyn>::create_options().backend(Arc::clone(&place.backend));
     let shared = options.create_with(place.location.clone(), IxDyn(&[80, 6]), |mut to| to.assign(&array));
     let shared = shared.expect("an array");
     for objects in at {

@@ -42,7 +42,7 @@ fn counted(shape: &[usize], first: u16) -> ArrayD<u16> {
 
 /// Puts an array in shared memory, in this order.
 fn share<T: Element>(place: &Place, array: &ArrayD<T>, order: Order) -> SharedArray<T, IxDyn> {
-    let options = SharedArray::<T, IxDyn>::options().backend(Arc::clone(&place.backend));
+    let options = SharedArray::<T, IxDyn>::create_options().backend(Arc::clone(&place.backend));
     let shape = IxDyn(array.shape()).set_f(order == Order::F);
     options.create_with(place.location.clone(), shape, |mut to| to.assign(array)).expect("an array")
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use ndarray::{Ix3, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{DType, EntryKind, Order, SharedArray};
+use ndarray_shm::{Access, DType, EntryKind, Order, SharedArray};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, Error, Fetched, FillValue, Missing, Result, Scratch, StopFlag, VolumeMeta, Workers,
@@ -26,7 +26,7 @@ fn region() -> Bbox {
 
 /// Makes an array of another size under the place's name.
 fn taken(place: &Place) -> SharedArray<u8, Ix3> {
-    let options = SharedArray::options().backend(place.backend.clone());
+    let options = SharedArray::create_options().backend(place.backend.clone());
     options.create_with(&place.location, (3, 4, 5), |mut view| view.fill(5)).expect("an array")
 }
 
@@ -42,7 +42,7 @@ fn an_array_that_has_the_name_is_neither_resized_nor_cleared() {
         assert_eq!(place.left(), [EntryKind::Array]);
 
         // Replaced on request, it stays as it is for those who have it.
-        let options = SharedArray::<u8, Ix3>::options().backend(place.backend.clone()).keep_fd(true);
+        let options = SharedArray::<u8, Ix3>::attach_options().backend(place.backend.clone()).keep_fd(true);
         let kept = options.open(&place.location, (3, 4, 5)).expect("the array");
         place.download(&*volume, &region(), &place.options().replace(true)).expect("a download");
         #[cfg(target_os = "linux")]
@@ -57,8 +57,8 @@ fn what_is_opened_for_reading_cannot_be_written() {
     let place = Place::new();
     let volume = place.volume(&spec());
     place.download(&*volume, &region(), &place.options()).expect("a download");
-    let options = SharedArray::<u8, Ix3>::options().backend(place.backend.clone());
-    let array = options.open_readonly(&place.location, (17, 17, 10)).expect("the array");
+    let options = SharedArray::<u8, Ix3>::attach_options().backend(place.backend.clone());
+    let array = options.access(Access::Read).open(&place.location, (17, 17, 10)).expect("the array");
     assert!(array.is_readonly() && array.raw_view_mut().is_none());
     assert!(matches!(array.write(), Err(ndarray_shm::Error::PermissionDenied { .. })));
 }
@@ -238,7 +238,7 @@ fn an_array_in_either_order_is_the_shared_memory_itself() {
         one.write().expect("a guard")[[1, 2, 3]] = changed;
         assert_eq!(other.read().expect("a guard")[[1, 2, 3]], changed);
         let shape = (17, 17, 10).set_f(order == Order::F);
-        let anew = SharedArray::<u8, Ix3>::options().backend(place.backend.clone()).open(&place.location, shape);
+        let anew = SharedArray::<u8, Ix3>::attach_options().backend(place.backend.clone()).open(&place.location, shape);
         assert_eq!(anew.expect("by its name").read().expect("a guard")[[1, 2, 3]], changed);
     }
 }
