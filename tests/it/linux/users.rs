@@ -84,11 +84,7 @@ impl Stage {
         for (path, mode) in [(place.directory(), 0o755), (directory.path(), mode)] {
             std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         }
-        // Copied by another process: a descriptor of ours would be in every child that is just being spawned, and what
-        // a process may write to cannot be executed.
-        let mut copy = Command::new("install");
-        copy.args(["-m", "755"]).arg(child::program()).arg(place.directory().join("it"));
-        assert!(copy.status().unwrap().success());
+        child::copy_program(place.directory());
         let name = place.location("users");
         Self { place, directory, name }
     }

@@ -1,10 +1,14 @@
-//! All kinds of arrays under the same few names, by processes that are stopped at any step, killed and forked.
+//! All kinds of arrays under the same few names, by processes that are stopped at any step, killed and forked, and, where this one is
+//! root, by those of another user.
 //!
 //! Every array has the same number of elements, and every block of [`BLOCK`] elements is written at once, with one value. So whatever
 //! a process reads under its guard, chunk or handle is of one value in each block; and what it has alone stays as it wrote it. Errors
 //! are allowed, for names come and go; wrong elements and panics are not.
 
 use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,12 +16,12 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use ndarray::{ArrayView, Dimension, Ix2};
 use ndarray_shm::{
-    Arena, Backend, Channel, CreationMode, NextClaim, Pool, PoolOptions, RefcountedArray, RenderBuffer, RenderOptions,
-    SharedArray, SharingStrategy,
+    Arena, Backend, Channel, CreationMode, Directory, NextClaim, Pool, PoolOptions, RefcountedArray, RenderBuffer,
+    RenderOptions, SharedArray, SharedWith, SharingStrategy,
 };
 
-use crate::support::child::{Child, ROLE, Role, hear, program, say};
-use crate::support::{Place, backend_of_child, forks};
+use crate::support::child::{Child, ROLE, Role, copy_program, hear, program, say};
+use crate::support::{Place, forks, with_drafts_as_told};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -33,6 +37,8 @@ const END: &str = "end";
 const WORKERS: usize = 5;
 const NAMES: u64 = 4;
 const SHAPE: (usize, usize) = (64, 16);
+/// The other user.
+const STRANGER: u32 = 41_003;
 /// Rows of a block; chunks have a multiple of it.
 const ROWS: usize = 8;
 const BLOCK: usize = ROWS * SHAPE.1;
@@ -65,6 +71,8 @@ fn check<D: Dimension>(view: &ArrayView<'_, u64, D>, what: &str) {
 /// What a worker has.
 struct Worker {
     backend: Arc<dyn Backend>,
+    /// Of everything that it makes.
+    permissions: u32,
     pool: Pool,
     choice: Choice,
     arena: Option<Arena>,
@@ -103,8 +111,8 @@ impl Worker {
         let (name, value) = (self.name(), self.choice.value());
         let mode =
             [CreationMode::CreateNew, CreationMode::OpenOrCreate, CreationMode::Replace][self.choice.next(3) as usize];
-        let options =
-            SharedArray::create_options().backend(self.backend.clone()).mode(mode).keep_fd(self.choice.next(2) == 0);
+        let options = SharedArray::create_options().backend(self.backend.clone()).permissions(self.permissions);
+        let options = options.mode(mode).keep_fd(self.choice.next(2) == 0);
         self.plain = Some(options.create_with(name, SHAPE, |mut view| view.fill(value))?);
         Ok(())
     }
@@ -137,7 +145,8 @@ impl Worker {
 
     fn count(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (self.name(), self.choice.value());
-        let options = RefcountedArray::create_options().backend(self.backend.clone()).mode(CreationMode::OpenOrCreate);
+        let options = RefcountedArray::create_options().backend(self.backend.clone()).permissions(self.permissions);
+        let options = options.mode(CreationMode::OpenOrCreate);
         let array: RefcountedArray<u64, Ix2> = options.create_with(name, SHAPE, |mut view| view.fill(value))?;
         if self.choice.next(2) == 0 {
             array.write_timeout(Duration::from_millis(50))?.fill(value);
@@ -172,7 +181,7 @@ impl Worker {
         drop(array);
         let received = there.receive_timeout::<u64>(Duration::from_secs(1))?;
         for parcel in received.arrays {
-            let array: RefcountedArray<u64, Ix2> = parcel.attach()?;
+            let array: RefcountedArray<u64, Ix2> = parcel.backend(self.backend.clone()).attach()?;
             assert!(array.read()?.iter().all(|element| *element == received.message), "what was sent is another");
             self.counted = Some(array);
         }
@@ -181,7 +190,7 @@ impl Worker {
 
     fn allocate(&mut self) -> ndarray_shm::Result<()> {
         let value = self.choice.value();
-        let options = Arena::options().backend(self.backend.clone());
+        let options = Arena::options().backend(self.backend.clone()).permissions(self.permissions);
         if self.arena.is_none() {
             self.arena = Some(
                 Arena::open_in(&self.backend, "stress-arena").or_else(|_| options.create("stress-arena", 1 << 20))?,
@@ -217,7 +226,8 @@ impl Worker {
     fn begin(&mut self) -> ndarray_shm::Result<()> {
         let name = self.name();
         let rows = ROWS << self.choice.next(3);
-        let options = RenderOptions::new().backend(self.backend.clone());
+        let options = RenderOptions::new().backend(self.backend.clone()).permissions(self.permissions);
+        let options = options.shared_with(SharedWith::Users(vec![0, STRANGER]));
         let options = if self.choice.next(2) == 0 { options.pool(&self.pool) } else { options };
         self.buffer = Some(options.create(name, SHAPE, (rows, SHAPE.1), "stress")?);
         Ok(())
@@ -293,10 +303,12 @@ fn stay() {
 /// Does one thing after the other until it is told to end.
 fn work(arguments: &[String]) {
     let seed: u64 = arguments[0].parse().unwrap();
-    let backend = backend_of_child();
-    let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
+    let backend = with_drafts_as_told(Arc::new(Directory::new("given", &arguments[3])));
+    let permissions = u32::from_str_radix(&arguments[2], 8).unwrap();
+    let pool = PoolOptions::new().backend(backend.clone()).permissions(permissions).create().unwrap();
     let mut worker = Worker {
         backend,
+        permissions,
         pool,
         choice: Choice(seed),
         arena: None,
@@ -323,24 +335,41 @@ fn work(arguments: &[String]) {
     hear();
 }
 
-fn start(place: &Place, choice: &mut Choice, lifetime: Duration) -> Child {
+/// Starts a worker; if there is a program for other users, every second one is another user's.
+fn start(place: &Place, choice: &mut Choice, lifetime: Duration, of_others: Option<&Path>) -> Child {
     let mut command = Command::new(program());
+    if let Some(program) = of_others.filter(|_| choice.next(2) == 0) {
+        command = Command::new("setpriv");
+        command
+            .args([format!("--reuid={STRANGER}"), format!("--regid={STRANGER}"), "--clear-groups".into()])
+            .arg(program);
+    }
     // Stops itself at every so manieth step.
     command.env("NDSHM_STEP", format!("every {}", 20 + choice.next(200)));
     command.env(ROLE, "stress-worker").envs(place.environment());
-    command.args([choice.value().to_string(), lifetime.as_millis().to_string()]);
+    let permissions = if of_others.is_some() { "666" } else { "600" };
+    command.args([choice.value().to_string(), lifetime.as_millis().to_string(), permissions.to_owned()]);
+    command.arg(place.directory());
     Child::spawn(command)
 }
 
 fn no_process_reads_what_another_kind_of_array_has_written(place: &Place) {
     let place = &place.private();
+    let programs = tempfile::tempdir().unwrap();
+    let of_others = rustix::process::geteuid().is_root().then(|| {
+        std::fs::set_permissions(programs.path(), Permissions::from_mode(0o755)).unwrap();
+        std::fs::set_permissions(place.directory(), Permissions::from_mode(0o777)).unwrap();
+        copy_program(programs.path())
+    });
+    let of_others = of_others.as_deref();
+    println!("{} users", 1 + u32::from(of_others.is_some()));
     let seconds = std::env::var(SECONDS).map_or(10, |seconds| seconds.parse().expect("a number of seconds"));
     let seed = std::process::id().into();
     println!("seed {seed}");
     let mut choice = Choice(seed);
     let end = Instant::now() + Duration::from_secs(seconds);
     let left = || end.saturating_duration_since(Instant::now());
-    let mut workers: Vec<Child> = (0..WORKERS).map(|_| start(place, &mut choice, left())).collect();
+    let mut workers: Vec<Child> = (0..WORKERS).map(|_| start(place, &mut choice, left(), of_others)).collect();
     let (mut kills, mut stops) = (0, 0);
     let mut done = BTreeSet::new();
     while !left().is_zero() {
@@ -352,7 +381,7 @@ fn no_process_reads_what_another_kind_of_array_has_written(place: &Place) {
                     0 => {
                         worker.kill();
                         done.extend(worker.rest());
-                        *worker = start(place, &mut choice, left());
+                        *worker = start(place, &mut choice, left(), of_others);
                         kills += 1;
                     }
                     1 => {} // for longer

@@ -1,7 +1,7 @@
 //! Children: the same program in another role, spoken to line by line.
 
 use std::io::{self, BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child as Process, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -21,6 +21,17 @@ pub const LONG_PATIENCE: Duration = Duration::from_secs(600);
 pub fn program() -> PathBuf {
     let other = std::env::var_os("NDSHM_TEST_PROGRAM").map(PathBuf::from);
     other.unwrap_or_else(|| std::env::current_exe().expect("this program's path"))
+}
+
+/// Puts a copy of the program into a directory, for children of other users.
+pub fn copy_program(directory: &Path) -> PathBuf {
+    let copy = directory.join("it");
+    // Copied by another process: a descriptor of ours would be in every child that is just being spawned, and what a process may
+    // write to cannot be executed.
+    let mut install = Command::new("install");
+    install.args(["-m", "755"]).arg(program()).arg(&copy);
+    assert!(install.status().unwrap().success());
+    copy
 }
 
 /// What a child does: gets its arguments, and speaks through `say` and `hear`.

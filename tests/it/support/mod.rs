@@ -28,7 +28,11 @@ const HIDDEN: &str = "NDSHM_TEST_HIDDEN";
 
 /// In a child: the backend under test, with its way of making drafts.
 pub fn backend_of_child() -> Arc<dyn Backend> {
-    let backend = default_backend().expect("the parent chose one");
+    with_drafts_as_told(default_backend().expect("the parent chose one"))
+}
+
+/// In a child: this backend, with the way of making drafts that is under test.
+pub fn with_drafts_as_told(backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
     #[cfg(target_os = "linux")]
     if std::env::var(HIDDEN).is_ok_and(|hidden| hidden == "1") {
         return Arc::new(hidden::HiddenDrafts(Directory::new("hidden", backend.directory())));
