@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use ndarray::{ArrayView, Dimension, Ix2};
+use ndarray::{ArrayView, Dimension, Ix1, Ix2};
 use ndarray_shm::{
-    Arena, Backend, Channel, CreationMode, Directory, NextClaim, Pool, PoolOptions, RefcountedArray, RenderBuffer,
-    RenderOptions, SharedArray, SharedWith, SharingStrategy,
+    Arena, Backend, Channel, CreationMode, Directory, Error, NextClaim, Pool, PoolOptions, RefcountedArray,
+    RenderBuffer, RenderOptions, SharedArray, SharedWith, SharingStrategy,
 };
 
 use crate::support::child::{Child, ROLE, Role, copy_program, hear, program, say};
@@ -36,6 +36,8 @@ const SECONDS: &str = "NDSHM_TEST_STRESS_SECONDS";
 const END: &str = "end";
 const WORKERS: usize = 5;
 const NAMES: u64 = 4;
+/// Begins the names of what is sometimes a frozen array by its bytes.
+const FORGED: &str = "stress-forged";
 const SHAPE: (usize, usize) = (64, 16);
 /// The other user.
 const STRANGER: u32 = 41_003;
@@ -86,13 +88,15 @@ struct Worker {
 
 type Act = fn(&mut Worker) -> ndarray_shm::Result<()>;
 
-const ACTS: [(&str, Act); 13] = [
+const ACTS: [(&str, Act); 15] = [
     ("create", Worker::create),
     ("read", Worker::read),
     ("write", Worker::write),
     ("unlink", Worker::unlink),
     ("counted", Worker::count),
     ("frozen", Worker::freeze),
+    ("forge", Worker::forge),
+    ("forged", Worker::look_at_forged),
     ("channel", Worker::send),
     ("arena", Worker::allocate),
     ("pool", Worker::recycle),
@@ -163,10 +167,50 @@ impl Worker {
         if self.choice.next(4) == 0 {
             array.freeze()?;
         }
+        Self::watch(&array)
+    }
+
+    /// Gives the elements of a plain array the bytes of a frozen one, for a moment.
+    fn forge(&mut self) -> ndarray_shm::Result<()> {
+        let (name, value) = (format!("{FORGED}-{}", self.name()), self.choice.value());
+        let options = RefcountedArray::create_options().backend(self.backend.clone()).mode(CreationMode::Replace);
+        let frozen: RefcountedArray<u64, Ix2> =
+            options.create_with(name.as_str(), SHAPE, |mut view| view.fill(value))?;
+        frozen.freeze()?;
+        let Ok(bytes) = std::fs::read(self.backend.directory().join(&name)) else { return Ok(()) };
+        drop(frozen);
+        let bytes = bytes.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("8 bytes")));
+        let options = SharedArray::create_options().backend(self.backend.clone()).permissions(self.permissions);
+        let plain: SharedArray<u64, Ix1> = options.mode(CreationMode::OpenOrCreate).create(name, bytes.len())?;
+        let mut guard = plain.write_timeout(Duration::from_millis(50))?;
+        guard.iter_mut().zip(bytes).for_each(|(element, byte)| *element = byte);
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_micros(100));
+            guard[0] = guard[0].wrapping_add(1);
+        }
+        guard.fill(0);
+        Ok(())
+    }
+
+    fn look_at_forged(&mut self) -> ndarray_shm::Result<()> {
+        let name = format!("{FORGED}-{}", self.name());
+        match RefcountedArray::attach_options().backend(self.backend.clone()).open(name.as_str()) {
+            Ok(array) => {
+                Self::watch(&array)?;
+                // Its maker was killed, or it is a lie; as long as it is there, no process can forge another one.
+                self.backend.unlink(&name.parse()?, None).map(drop)
+            }
+            Err(Error::NotCounted { .. }) => Ok(()), // what it is
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Looks twice.
+    fn watch(array: &RefcountedArray<u64, Ix2>) -> ndarray_shm::Result<()> {
         let view = array.view()?;
         let before = view.to_owned();
         check(&before.view(), "a frozen array");
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_micros(500));
         assert!(before == view, "a frozen array has changed");
         Ok(())
     }
@@ -226,8 +270,7 @@ impl Worker {
     fn begin(&mut self) -> ndarray_shm::Result<()> {
         let name = self.name();
         let rows = ROWS << self.choice.next(3);
-        let options = RenderOptions::new().backend(self.backend.clone()).permissions(self.permissions);
-        let options = options.shared_with(SharedWith::Users(vec![0, STRANGER]));
+        let options = self.render_options();
         let options = if self.choice.next(2) == 0 { options.pool(&self.pool) } else { options };
         self.buffer = Some(options.create(name, SHAPE, (rows, SHAPE.1), "stress")?);
         Ok(())
@@ -265,7 +308,6 @@ impl Worker {
         Ok(())
     }
 
-    #[allow(clippy::unnecessary_wraps)] // as the other acts
     /// A child that uses for a while what it has inherited, while this process goes on.
     fn fork(&mut self) -> ndarray_shm::Result<()> {
         if self.forked.len() == 2 {
@@ -289,7 +331,37 @@ impl Worker {
             true
         });
         self.forked.push(child);
+        self.turn_over()
+    }
+
+    /// Finishes the buffer that children may have inherited, and uses its memory for another one of the same name, in other chunks.
+    fn turn_over(&mut self) -> ndarray_shm::Result<()> {
+        let Some(buffer) = self.buffer.take() else { return Ok(()) };
+        let value = self.choice.value();
+        while let NextClaim::Chunk(mut chunk) = buffer.claim_next()? {
+            chunk.view_mut().fill(value);
+            chunk.commit()?;
+        }
+        let name = buffer.location().clone();
+        let array = buffer.finish().map_err(|refused| refused.into_parts().0)?;
+        self.pool.put(array).map_err(|refused| refused.into_parts().0)?;
+        let rows = ROWS << self.choice.next(3);
+        let options = self.render_options().pool(&self.pool);
+        let buffer = options.create(&name, SHAPE, (rows, SHAPE.1), "stress")?;
+        if let NextClaim::Chunk(mut chunk) = buffer.claim_next()? {
+            for mut row in chunk.view_mut().rows_mut() {
+                row.fill(value);
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            chunk.commit()?;
+        }
+        self.buffer = Some(buffer);
         Ok(())
+    }
+
+    fn render_options(&self) -> RenderOptions {
+        let options = RenderOptions::new().backend(self.backend.clone()).permissions(self.permissions);
+        options.shared_with(SharedWith::Users(vec![0, STRANGER]))
     }
 }
 
