@@ -10,7 +10,7 @@ mod yardstick;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ndarray::{Array3, Ix1};
-use ndarray_shm::{Claim, Directory, Draft, RenderBuffer, SharedArray, unlink};
+use ndarray_shm::{Claim, Directory, Draft, RefcountedArray, RenderBuffer, SharedArray, unlink};
 #[cfg(target_os = "linux")]
 use yardstick::calls;
 
@@ -48,6 +48,10 @@ fn attach(c: &mut Criterion) {
     group.bench_function("system calls", |b| b.iter(|| calls::attach("bench-attach").unwrap()));
     group
         .bench_function("SharedArray::open", |b| b.iter(|| SharedArray::<u8, _>::open("bench-attach", BYTES).unwrap()));
+    let _counted = RefcountedArray::<u8, _>::create("bench-attach-counted", BYTES).unwrap();
+    group.bench_function("RefcountedArray::open", |b| {
+        b.iter(|| RefcountedArray::<u8, Ix1>::open("bench-attach-counted").unwrap());
+    });
     unlink("bench-attach").unwrap();
     group.finish();
 }
