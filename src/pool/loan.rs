@@ -3,103 +3,76 @@
 use std::fmt;
 use std::ops::Deref;
 
-use ndarray::{ArrayView, ArrayViewMut, Dimension};
+use ndarray::{ArrayViewMut, Dimension};
 
 use super::{DROP_WAIT, FOREIGN, Pool};
-use crate::array::{Draft, Element, NAMELESS, Order, SharedArray};
+use crate::array::{Draft, Element, NAMELESS, SharedArray};
 use crate::backend::IntoLocation;
 use crate::error::{Error, IntoError};
 
-/// Something whose memory a pool wants back.
-trait Lent {
-    fn bytes(&self) -> u64;
-    /// Gives the memory back; must neither panic nor wait for long.
-    fn give_back(self, pool: &Pool);
-}
-
-impl<T: Element, D: Dimension> Lent for Draft<T, D> {
-    fn bytes(&self) -> u64 {
-        self.layout().bytes::<T>()
-    }
-
-    fn give_back(self, pool: &Pool) {
-        let (memory, ..) = self.into_parts();
-        pool.keep(memory);
-    }
-}
-
-impl<T: Element, D: Dimension> Lent for SharedArray<T, D> {
-    fn bytes(&self) -> u64 {
-        self.layout().bytes::<T>()
-    }
-
-    fn give_back(self, pool: &Pool) {
-        if !pool.is_mine() {
-            return; // neither the name nor the memory is this process's to take away
-        }
-        if let Err(refused) = pool.take_back(self, DROP_WAIT) {
-            let (error, array) = refused.into_parts();
-            // It cannot be used again. Its name goes all the same, unless that would mean waiting again.
-            if !matches!(error, Error::TimedOut { .. }) {
-                let (home, id) = (array.home(), array.segment().id());
-                let _nobody_to_tell = home.backend.unlink_within(&home.location, Some(id), DROP_WAIT);
-            }
-            pool.with_state(|state| state.dropped += 1);
-        }
-    }
-}
-
 /// Something lent, which goes back when it is dropped, unless it was taken out before.
-struct Loan<A: Lent> {
+struct Loan<A> {
     value: Option<A>,
+    bytes: u64,
     pool: Pool,
+    /// Must neither panic nor wait for long.
+    give_back: fn(A, &Pool),
 }
 
-impl<A: Lent> Loan<A> {
-    fn new(value: A, pool: Pool) -> Self {
-        pool.with_state(|state| state.lent.add(value.bytes()));
-        Self { value: Some(value), pool }
+impl<A> Loan<A> {
+    fn new(value: A, bytes: u64, pool: Pool, give_back: fn(A, &Pool)) -> Self {
+        pool.with_shelf(|shelf| shelf.stats.lent.add(bytes));
+        Self { value: Some(value), bytes, pool, give_back }
     }
 
     /// Ends the loan without giving back.
     fn end(mut self) -> (A, Pool) {
-        let pool = self.pool.clone();
-        (self.take().expect(THERE), pool)
-    }
-
-    fn take(&mut self) -> Option<A> {
-        let value = self.value.take()?;
-        let bytes = value.bytes();
-        self.pool.with_state(|state| {
-            state.lent.arrays = state.lent.arrays.saturating_sub(1);
-            state.lent.bytes = state.lent.bytes.saturating_sub(bytes);
-        });
-        Some(value)
+        (self.value.take().expect(THERE), self.pool.clone())
     }
 
     fn get(&self) -> &A {
         self.value.as_ref().expect(THERE)
-    }
-
-    fn get_mut(&mut self) -> &mut A {
-        self.value.as_mut().expect(THERE)
     }
 }
 
 /// Only `end` and `drop` take the value out, and nothing comes after them.
 const THERE: &str = "the value is there until the loan ends";
 
-impl<A: Lent> Drop for Loan<A> {
+impl<A> Drop for Loan<A> {
     fn drop(&mut self) {
-        if let Some(value) = self.take() {
-            value.give_back(&self.pool);
+        self.pool.with_shelf(|shelf| {
+            let lent = &mut shelf.stats.lent;
+            lent.arrays = lent.arrays.saturating_sub(1);
+            lent.bytes = lent.bytes.saturating_sub(self.bytes);
+        });
+        if let Some(value) = self.value.take() {
+            (self.give_back)(value, &self.pool);
         }
+    }
+}
+
+fn give_draft_back<T: Element, D: Dimension>(draft: Draft<T, D>, pool: &Pool) {
+    pool.keep(draft.into_parts().0);
+}
+
+fn give_array_back<T: Element, D: Dimension>(array: SharedArray<T, D>, pool: &Pool) {
+    if !pool.is_mine() {
+        return; // neither the name nor the memory is this process's to take away
+    }
+    if let Err(refused) = pool.take_back(array, DROP_WAIT) {
+        let (error, array) = refused.into_parts();
+        // It cannot be used again. Its name goes all the same, unless that would mean waiting again.
+        if !matches!(error, Error::TimedOut { .. }) {
+            let (home, id) = (array.home(), array.segment().id());
+            let _nobody_to_tell = home.backend.unlink_within(&home.location, Some(id), DROP_WAIT);
+        }
+        pool.count_dropped();
     }
 }
 
 /// A draft in memory of a [`Pool`]: dropped, or dropped after it was published, it gives the memory back.
 ///
-/// Its elements are whatever the memory held, unless zeros were asked for.
+/// Otherwise it is a [`Draft`]. Its elements are whatever the memory held, unless zeros were asked for.
 pub struct PooledDraft<T: Element, D: Dimension> {
     loan: Loan<Draft<T, D>>,
     is_recycled: bool,
@@ -107,7 +80,8 @@ pub struct PooledDraft<T: Element, D: Dimension> {
 
 impl<T: Element, D: Dimension> PooledDraft<T, D> {
     pub(super) fn new(draft: Draft<T, D>, pool: Pool, is_recycled: bool) -> Self {
-        Self { loan: Loan::new(draft, pool), is_recycled }
+        let bytes = draft.layout().bytes::<T>();
+        Self { loan: Loan::new(draft, bytes, pool, give_draft_back), is_recycled }
     }
 
     /// Whether its memory was used before. If not, it holds zeros.
@@ -115,24 +89,9 @@ impl<T: Element, D: Dimension> PooledDraft<T, D> {
         self.is_recycled
     }
 
-    /// Returns the lengths of the axes.
-    pub fn shape(&self) -> &[usize] {
-        self.loan.get().shape()
-    }
-
-    /// Returns the order of the axes in memory.
-    pub fn order(&self) -> Order {
-        self.loan.get().order()
-    }
-
-    /// Looks at the elements.
-    pub fn view(&self) -> ArrayView<'_, T, D> {
-        self.loan.get().view()
-    }
-
     /// Looks at and writes to the elements.
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
-        self.loan.get_mut().view_mut()
+        self.loan.value.as_mut().expect(THERE).view_mut()
     }
 
     /// Gives the array its name: from this moment others can open it, until the returned value is dropped.
@@ -166,6 +125,14 @@ impl<T: Element, D: Dimension> PooledDraft<T, D> {
     }
 }
 
+impl<T: Element, D: Dimension> Deref for PooledDraft<T, D> {
+    type Target = Draft<T, D>;
+
+    fn deref(&self) -> &Self::Target {
+        self.loan.get()
+    }
+}
+
 impl<T: Element, D: Dimension> fmt::Debug for PooledDraft<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PooledDraft").field("shape", &self.shape()).finish_non_exhaustive()
@@ -183,7 +150,8 @@ pub struct PooledArray<T: Element, D: Dimension> {
 
 impl<T: Element, D: Dimension> PooledArray<T, D> {
     pub(super) fn new(array: SharedArray<T, D>, pool: Pool) -> Self {
-        Self { loan: Loan::new(array, pool) }
+        let bytes = array.layout().bytes::<T>();
+        Self { loan: Loan::new(array, bytes, pool, give_array_back) }
     }
 
     /// Takes the array out of the pool for good: its name stays when it is dropped.

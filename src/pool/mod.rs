@@ -7,7 +7,7 @@
 mod loan;
 mod shelf;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ndarray::{Dimension, ShapeBuilder};
@@ -84,9 +84,9 @@ impl PoolOptions {
     /// Those of [`default_backend`].
     pub fn create(self) -> Result<Pool> {
         let backend = self.backend.map_or_else(default_backend, Ok)?;
-        let (generation, state) = (os::fork_generation(), Mutex::default());
+        let (generation, shelf) = (os::fork_generation(), Mutex::default());
         let Self { draft, limits, .. } = self;
-        Ok(Pool { shared: Arc::new(Shared { backend, draft, limits, generation, state }) })
+        Ok(Pool { shared: Arc::new(Shared { backend, draft, limits, generation, shelf }) })
     }
 }
 
@@ -172,25 +172,15 @@ struct Shared {
     limits: Limits,
     /// Of the process that made it. A forked child has the same memory and the same descriptions: both would be alone.
     generation: u64,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    shelf: Shelf,
-    lent: PoolAmount,
-    hits: u64,
-    misses: u64,
-    dropped: u64,
+    shelf: Mutex<Shelf>,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
         // Another thread may have been at work on it when this process was forked: then it is no use looking into.
-        let is_broken = self.generation != os::fork_generation() && self.state.try_lock().is_err();
-        if is_broken {
-            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-            std::mem::forget(std::mem::take(state));
+        if self.generation != os::fork_generation() && self.shelf.try_lock().is_err() {
+            let shelf = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(shelf));
         }
     }
 }
@@ -280,23 +270,18 @@ impl Pool {
     /// Gives up all idle memory.
     pub fn trim(&self) {
         self.collect();
-        while let Some(_given_up) = self.with_state(State::give_up_oldest).flatten() {}
+        while let Some(_given_up) = self.with_shelf(Shelf::give_up_oldest).flatten() {}
     }
 
     /// Looks who has left what is in limbo, and drops what is too old.
     pub fn collect(&self) {
-        let _dropped_unlocked = self.with_state(|state| state.tidy(self.shared.limits));
+        let _dropped_unlocked = self.with_shelf(|shelf| shelf.tidy(self.shared.limits));
     }
 
     /// Returns what the pool has, after [collecting](Self::collect), and what it has done.
     pub fn stats(&self) -> PoolStats {
         self.collect();
-        let stats = self.with_state(|state| {
-            let (idle, limbo) = state.shelf.amounts();
-            let &mut State { lent, hits, misses, dropped, .. } = state;
-            PoolStats { hits, misses, dropped, idle, limbo, lent }
-        });
-        stats.unwrap_or_default()
+        self.with_shelf(|shelf| shelf.stats()).unwrap_or_default()
     }
 
     /// Returns the permission bits of its files.
@@ -306,17 +291,17 @@ impl Pool {
 
     /// Hands out memory for so many bytes, and whether it was used before. What is new is made with these options.
     pub(crate) fn lend(&self, bytes: u64, options: DraftOptions) -> Result<(DraftSegment, bool)> {
-        let take = |state: &mut State| (state.tidy(self.shared.limits), state.shelf.take(bytes));
-        while let Some((_dropped_unlocked, Some(mut memory))) = self.with_state(take) {
+        let take = |shelf: &mut Shelf| (shelf.tidy(self.shared.limits), shelf.take(bytes));
+        while let Some((_dropped_unlocked, Some(mut memory))) = self.with_shelf(take) {
             if memory.reuse(bytes)? {
-                self.with_state(|state| state.hits += 1);
+                self.with_shelf(|shelf| shelf.stats.hits += 1);
                 return Ok((memory, true));
             }
-            self.with_state(|state| state.dropped += 1);
+            self.count_dropped();
         }
         let backend = || Arc::clone(&self.shared.backend);
         let mut memory = self.making_room(|| DraftSegment::new(backend(), bytes, options))?;
-        let is_mine = self.with_state(|state| state.misses += 1).is_some();
+        let is_mine = self.with_shelf(|shelf| shelf.stats.misses += 1).is_some();
         memory.set_recyclable(is_mine && can_recycle());
         Ok((memory, false))
     }
@@ -326,10 +311,7 @@ impl Pool {
         loop {
             match attempt() {
                 Err(error @ (Error::NoSpace { .. } | Error::TooManyOpenFiles { .. })) => {
-                    match self.with_state(State::give_up_oldest).flatten() {
-                        Some(given_up) => drop(given_up),
-                        None => return Err(error),
-                    }
+                    self.with_shelf(Shelf::give_up_oldest).flatten().ok_or(error)?;
                 }
                 other => return other,
             }
@@ -341,15 +323,12 @@ impl Pool {
         if !self.is_mine() {
             return; // the parent has it
         }
-        let is_known = can_recycle() && memory.isolate().is_ok();
-        let _dropped_unlocked = self.with_state(|state| {
-            if is_known {
-                state.shelf.put(memory);
-                (state.tidy(self.shared.limits), None)
-            } else {
-                state.dropped += 1;
-                (Vec::new(), Some(memory))
-            }
+        if !can_recycle() || memory.isolate().is_err() {
+            return self.count_dropped();
+        }
+        let _dropped_unlocked = self.with_shelf(|shelf| {
+            shelf.put(memory);
+            shelf.tidy(self.shared.limits)
         });
     }
 
@@ -362,9 +341,7 @@ impl Pool {
         let (segment, home, layout) = array.into_parts();
         match recycle(segment, &home, self.shared.draft, limit) {
             Ok(Some(memory)) => self.keep(memory),
-            Ok(None) => {
-                self.with_state(|state| state.dropped += 1);
-            }
+            Ok(None) => self.count_dropped(),
             Err((error, segment)) => return Err(IntoError::new(error, SharedArray::of(segment, home, layout))),
         }
         Ok(())
@@ -387,22 +364,26 @@ impl Pool {
         Err(IntoError::new(error, array))
     }
 
+    /// Notes that memory came back and was given up.
+    fn count_dropped(&self) {
+        self.with_shelf(|shelf| shelf.stats.dropped += 1);
+    }
+
     /// Whether this process made it.
     fn is_mine(&self) -> bool {
         self.shared.generation == os::fork_generation()
     }
 
-    /// Does something with the state; `None` in a forked child, whose copy forgets what it has.
+    /// Does something with what it has; `None` in a forked child, whose copy forgets what it has.
     ///
     /// What is to be dropped is returned: unmapping takes long, and others wait.
-    fn with_state<R>(&self, act: impl FnOnce(&mut State) -> R) -> Option<R> {
+    fn with_shelf<R>(&self, act: impl FnOnce(&mut Shelf) -> R) -> Option<R> {
         if self.is_mine() {
-            let mut state: MutexGuard<'_, State> = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-            return Some(act(&mut state));
+            return Some(act(&mut self.shared.shelf.lock().unwrap_or_else(PoisonError::into_inner)));
         }
         // Not `lock`: a thread that does not exist here may have it. What is dropped is only unmapped, the names are the
         // parent's.
-        let forgotten = self.shared.state.try_lock().ok().map(|mut state| std::mem::take(&mut *state));
+        let forgotten = self.shared.shelf.try_lock().ok().map(|mut shelf| std::mem::take(&mut *shelf));
         drop(forgotten);
         None
     }
@@ -410,17 +391,3 @@ impl Pool {
 
 /// Why a forked child cannot use its parent's pool.
 const FOREIGN: &str = "the pool belongs to the process that this one was forked from (make another one here)";
-
-impl State {
-    fn tidy(&mut self, limits: Limits) -> Vec<DraftSegment> {
-        let out = self.shelf.tidy(limits);
-        self.dropped += out.len() as u64;
-        out
-    }
-
-    fn give_up_oldest(&mut self) -> Option<DraftSegment> {
-        let memory = self.shelf.take_oldest_idle()?;
-        self.dropped += 1;
-        Some(memory)
-    }
-}

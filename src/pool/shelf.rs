@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::PoolAmount;
+use super::{PoolAmount, PoolStats};
 use crate::segment::DraftSegment;
 
 /// What a pool may keep.
@@ -20,57 +20,63 @@ struct Kept {
     since: Instant,
 }
 
-/// Memory in the order in which it came back.
+/// Memory in the order in which it came back, and what was done so far.
 #[derive(Debug, Default)]
-pub(super) struct Shelf(VecDeque<Kept>);
+pub(super) struct Shelf {
+    kept: VecDeque<Kept>,
+    /// What is idle and what is in limbo is found out when it is asked for.
+    pub(super) stats: PoolStats,
+}
 
 impl Shelf {
     pub(super) fn put(&mut self, memory: DraftSegment) {
-        self.0.push_back(Kept { memory, since: Instant::now() });
+        self.kept.push_back(Kept { memory, since: Instant::now() });
     }
 
     /// Takes idle memory of a size that will do: exactly the right one before others, what came back last before what has
     /// been idle for longer, because more of it is still in the caches.
     pub(super) fn take(&mut self, bytes: u64) -> Option<DraftSegment> {
-        let idle = self.0.iter().enumerate().rev().filter(|(_, kept)| kept.memory.is_alone());
+        let idle = self.kept.iter().enumerate().rev().filter(|(_, kept)| kept.memory.is_alone());
         let fitting = idle.filter(|(_, kept)| serves(kept.memory.room(), bytes));
         let (at, _) = fitting.min_by_key(|(_, kept)| kept.memory.room())?;
-        self.0.remove(at).map(|kept| kept.memory)
+        self.kept.remove(at).map(|kept| kept.memory)
     }
 
-    /// Takes what has been idle for longest.
-    pub(super) fn take_oldest_idle(&mut self) -> Option<DraftSegment> {
-        let at = self.0.iter().position(|kept| kept.memory.is_alone())?;
-        self.0.remove(at).map(|kept| kept.memory)
+    /// Gives up what has been idle for longest.
+    pub(super) fn give_up_oldest(&mut self) -> Option<DraftSegment> {
+        let at = self.kept.iter().position(|kept| kept.memory.is_alone())?;
+        self.stats.dropped += 1;
+        self.kept.remove(at).map(|kept| kept.memory)
     }
 
     /// Looks whether others have left what is in limbo, and takes out what is not to be kept any longer.
     pub(super) fn tidy(&mut self, limits: Limits) -> Vec<DraftSegment> {
         let mut out = Vec::new();
-        let mut left: u64 = self.0.iter().map(|kept| kept.memory.room()).sum();
-        for mut kept in std::mem::take(&mut self.0) {
+        let mut left: u64 = self.kept.iter().map(|kept| kept.memory.room()).sum();
+        for mut kept in std::mem::take(&mut self.kept) {
             let over = left > limits.bytes || kept.since.elapsed() > limits.age;
             // Where asking fails, nobody will ever know.
             if over || kept.memory.isolate().is_err() {
                 left -= kept.memory.room();
                 out.push(kept.memory);
             } else {
-                self.0.push_back(kept);
+                self.kept.push_back(kept);
             }
         }
-        let surplus = self.0.len().saturating_sub(limits.segments);
-        out.extend(self.0.drain(..surplus).map(|kept| kept.memory));
+        let surplus = self.kept.len().saturating_sub(limits.segments);
+        out.extend(self.kept.drain(..surplus).map(|kept| kept.memory));
+        self.stats.dropped += out.len() as u64;
         out
     }
 
-    /// Returns how much is idle, and how much is in limbo.
-    pub(super) fn amounts(&self) -> (PoolAmount, PoolAmount) {
+    /// Returns what there is, and what was done.
+    pub(super) fn stats(&self) -> PoolStats {
         let (mut idle, mut limbo) = (PoolAmount::default(), PoolAmount::default());
-        for kept in &self.0 {
+        for kept in &self.kept {
             let amount = if kept.memory.is_alone() { &mut idle } else { &mut limbo };
             amount.add(kept.memory.room());
         }
-        (idle, limbo)
+        PoolStats { idle, limbo, ..self.stats }
     }
 }
 
