@@ -8,16 +8,15 @@
 //!         {"strategy": "sealed",          "dtype": "<f4", "shape": [2, 3], "order": "C"}
 //! ```
 
-use std::fs::File;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::parcel::{Parcel, ReceivedArray, Shareable};
-use super::wire::Wire;
+use super::wire::{Wire, deadline};
 use crate::error::{Error, Result};
 use crate::os::{self, Peer, Socket};
 
@@ -70,7 +69,7 @@ pub struct Received<M> {
 
 /// What is written.
 #[derive(Serialize)]
-struct Outgoing<'a, M> {
+struct Outgoing<'a, M: ?Sized> {
     message: &'a M,
     arrays: &'a [Parcel],
 }
@@ -121,7 +120,7 @@ impl Channel {
 
     /// Gives the socket back, to be inherited by a child or used otherwise. What had arrived in part is lost.
     pub fn into_socket(self) -> Socket {
-        self.wire.into_socket()
+        self.wire.socket
     }
 
     /// Says who was at the other end when the connection was made.
@@ -130,7 +129,8 @@ impl Channel {
     ///
     /// [`Unsupported`](Error::Unsupported) where the system does not say.
     pub fn peer(&self) -> Result<Peer> {
-        self.wire.peer()
+        let Wire { socket, name, .. } = &self.wire;
+        socket.peer().map_err(|error| Error::os("ask which process is at the other end", name, error))
     }
 
     /// Makes this process, a forked child, the one that uses this end. The parent must not use its copy afterwards.
@@ -146,7 +146,7 @@ impl Channel {
     /// - [`Protocol`](Error::Protocol): it is longer than 64 MiB (arrays do not count), or JSON cannot express it.
     /// - those of making a handle: [`RefcountedArray::handle`](crate::RefcountedArray::handle).
     pub fn send<M: Serialize + ?Sized>(&self, message: &M, arrays: &[&dyn Shareable]) -> Result<()> {
-        self.send_within(message, arrays, None)
+        self.send_timeout(message, arrays, Duration::MAX)
     }
 
     /// Sends a message with arrays, but waits no longer than this.
@@ -160,24 +160,20 @@ impl Channel {
         arrays: &[&dyn Shareable],
         limit: Duration,
     ) -> Result<()> {
-        self.send_within(message, arrays, Some(limit))
-    }
-
-    fn send_within<M: Serialize + ?Sized>(
-        &self,
-        message: &M,
-        arrays: &[&dyn Shareable],
-        limit: Option<Duration>,
-    ) -> Result<()> {
-        let mut parcels = Vec::with_capacity(arrays.len());
-        let mut files = Vec::new();
-        let sent = pack(arrays, &mut parcels, &mut files).and_then(|()| {
-            let body = serde_json::to_vec(&Outgoing { message: &message, arrays: &parcels });
+        let (mut parcels, mut files) = (Vec::with_capacity(arrays.len()), Vec::new());
+        let packed = arrays.iter().try_for_each(|array| {
+            let (parcel, file) = array.pack()?;
+            parcels.push(parcel);
+            files.extend(file);
+            Ok(())
+        });
+        let sent = packed.and_then(|()| {
+            let body = serde_json::to_vec(&Outgoing { message, arrays: &parcels });
             let body =
-                body.map_err(|error| self.protocol(format!("the message cannot be written as JSON: {error}")))?;
+                body.map_err(|error| self.wire.protocol(format!("the message cannot be written as JSON: {error}")))?;
             self.wire.send(&body, &files.iter().collect::<Vec<_>>(), limit)
         });
-        // What nobody will receive must not keep an array alive.
+        // What no process will receive must not keep an array alive.
         sent.inspect_err(|_| parcels.iter().for_each(Parcel::take_back))
     }
 
@@ -194,7 +190,7 @@ impl Channel {
     /// - [`Protocol`](Error::Protocol): what arrived is no message of a channel, after which nothing more can be received; or
     ///   one of its arrays is of a kind that this version does not know, and then the next message is next.
     pub fn receive<M: DeserializeOwned>(&self) -> Result<Received<M>> {
-        self.receive_within(None)
+        self.receive_timeout(Duration::MAX)
     }
 
     /// Waits for a message, but no longer than this.
@@ -203,12 +199,9 @@ impl Channel {
     ///
     /// [`TimedOut`](Error::TimedOut), and those of [`receive`](Self::receive).
     pub fn receive_timeout<M: DeserializeOwned>(&self, limit: Duration) -> Result<Received<M>> {
-        self.receive_within(Some(limit))
-    }
-
-    fn receive_within<M: DeserializeOwned>(&self, limit: Option<Duration>) -> Result<Received<M>> {
         let (incoming, files) = self.wire.receive(limit, |body| {
-            let incoming: Incoming<M> = serde_json::from_slice(body).map_err(|error| self.not_understood(&error))?;
+            let incoming: Incoming<M> = serde_json::from_slice(body)
+                .map_err(|error| Error::Message { location: self.wire.name.clone(), reason: error.to_string() })?;
             let files = incoming.arrays.iter().filter(|parcel| Parcel::comes_with_descriptor(parcel)).count();
             Ok((incoming, files))
         })?;
@@ -217,7 +210,7 @@ impl Channel {
             let file = if Parcel::comes_with_descriptor(&parcel) { files.next() } else { None };
             let parcel = serde_json::from_value(parcel);
             parcel.map(|parcel| ReceivedArray::new(parcel, file)).map_err(|error| {
-                self.protocol(format!("an array that this version cannot read ({error}); the message was dropped"))
+                self.wire.protocol(format!("an array that this version cannot read ({error}); the message was dropped"))
             })
         });
         // All of them first: those that can be read are given up if one cannot.
@@ -225,23 +218,6 @@ impl Channel {
         let arrays = arrays.into_iter().collect::<Result<_>>()?;
         Ok(Received { message: incoming.message, arrays })
     }
-
-    fn not_understood(&self, error: &serde_json::Error) -> Error {
-        Error::Message { location: self.wire.name().to_owned(), reason: error.to_string() }
-    }
-
-    fn protocol(&self, reason: String) -> Error {
-        Error::Protocol { location: self.wire.name().to_owned(), reason }
-    }
-}
-
-fn pack(arrays: &[&dyn Shareable], parcels: &mut Vec<Parcel>, files: &mut Vec<File>) -> Result<()> {
-    for array in arrays {
-        let (parcel, file) = array.pack()?;
-        parcels.push(parcel);
-        files.extend(file);
-    }
-    Ok(())
 }
 
 impl From<Channel> for Socket {
@@ -277,7 +253,7 @@ impl ChannelListener {
     ///
     /// [`TooManyOpenFiles`](Error::TooManyOpenFiles).
     pub fn accept(&self) -> Result<Channel> {
-        self.accept_until(None, Duration::ZERO)
+        self.accept_timeout(Duration::MAX)
     }
 
     /// Waits until somebody connects, but no longer than this.
@@ -286,12 +262,8 @@ impl ChannelListener {
     ///
     /// [`TimedOut`](Error::TimedOut), and those of [`accept`](Self::accept).
     pub fn accept_timeout(&self, limit: Duration) -> Result<Channel> {
-        self.accept_until(Instant::now().checked_add(limit), limit)
-    }
-
-    fn accept_until(&self, deadline: Option<Instant>, waited: Duration) -> Result<Channel> {
-        let socket = self.listener.accept(deadline).map_err(|error| match error.kind() {
-            std::io::ErrorKind::TimedOut => Error::TimedOut { location: self.path.clone(), waited },
+        let socket = self.listener.accept(deadline(limit)).map_err(|error| match error.kind() {
+            std::io::ErrorKind::TimedOut => Error::TimedOut { location: self.path.clone(), waited: limit },
             _ => Error::os("accept at", &self.path, error),
         })?;
         Channel::of_socket(socket, &self.path)

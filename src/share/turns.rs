@@ -23,18 +23,13 @@ impl<T> Turns<T> {
 
     /// Waits for a turn; `None` when the time has run out.
     pub(crate) fn take(&self, deadline: Option<Instant>) -> Option<Turn<'_, T>> {
-        let mut taken = whole(self.taken.lock());
-        while *taken {
-            taken = match deadline {
-                None => whole(self.free.wait(taken)),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return None;
-                    }
-                    whole(self.free.wait_timeout(taken, left)).0
-                }
-            };
+        let taken = whole(self.taken.lock());
+        let mut taken = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+            None => whole(self.free.wait_while(taken, |taken| *taken)),
+            Some(left) => whole(self.free.wait_timeout_while(taken, left, |taken| *taken)).0,
+        };
+        if *taken {
+            return None;
         }
         *taken = true;
         drop(taken);

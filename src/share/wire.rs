@@ -42,20 +42,14 @@ const LEFT_BEHIND: &str = "another thread was in the middle of a message when th
 /// [`adopt`](Self::adopt).
 #[derive(Debug)]
 pub(crate) struct Wire {
-    socket: Socket,
+    pub(super) socket: Socket,
     /// What errors call it.
-    name: String,
+    pub(super) name: String,
     /// Of the process that may use it: `os::fork_generation`.
     generation: u64,
-    outbox: Turns<Outbox>,
-    inbox: Turns<Inbox>,
-}
-
-/// What is remembered from one sending to the next.
-#[derive(Debug, Default)]
-struct Outbox {
     /// Why nothing can be sent any more.
-    broken: Option<&'static str>,
+    outbox: Turns<Option<&'static str>>,
+    inbox: Turns<Inbox>,
 }
 
 /// The message that is being received.
@@ -89,40 +83,21 @@ impl Wire {
     /// another thread of the parent was sending or receiving just then, that direction is an error here.
     pub(crate) fn adopt(self) -> Self {
         let left_behind = || Inbox { broken: Some(LEFT_BEHIND.to_owned()), ..Inbox::default() };
-        let outbox = self.outbox.into_inner().unwrap_or(Outbox { broken: Some(LEFT_BEHIND) });
+        let outbox = self.outbox.into_inner().unwrap_or(Some(LEFT_BEHIND));
         let inbox = self.inbox.into_inner().unwrap_or_else(left_behind);
         Self { generation: os::fork_generation(), outbox: Turns::new(outbox), inbox: Turns::new(inbox), ..self }
-    }
-
-    /// Gives the socket back; what had arrived in part is lost.
-    pub(crate) fn into_socket(self) -> Socket {
-        self.socket
-    }
-
-    /// Returns what errors call it.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Who is at the other end.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unsupported`] where the system does not say.
-    pub(crate) fn peer(&self) -> Result<os::Peer> {
-        self.socket.peer().map_err(|error| Error::os("ask who is at the other end", &self.name, error))
     }
 
     /// Sends one message, whole and not interleaved with another. It is on its way then, not necessarily received.
     ///
     /// # Errors
     ///
-    /// - [`Error::TimedOut`] after `limit`. If part of the message was sent by then, it is the last one: the other end is told
+    /// - [`Error::TimedOut`] after `limit`; [`Duration::MAX`] is for ever. If part of the message was sent by then, it is the last one: the other end is told
     ///   that there is no more, and sending again is [`Error::Protocol`]. Receiving goes on.
     /// - [`Error::Closed`] if nobody will receive it.
     /// - [`Error::Protocol`] if the body is longer than [`LONGEST_BODY`]; nothing was sent.
     /// - [`Error::Unsupported`] for files where they cannot be received safely, and in a forked child.
-    pub(crate) fn send(&self, body: &[u8], files: &[&File], limit: Option<Duration>) -> Result<()> {
+    pub(crate) fn send(&self, body: &[u8], files: &[&File], limit: Duration) -> Result<()> {
         self.require_own_process()?;
         let prefix = prefix(body.len()).map_err(|reason| self.protocol(reason))?;
         if !files.is_empty() {
@@ -130,13 +105,13 @@ impl Wire {
         }
         let deadline = deadline(limit);
         let Some(mut outbox) = self.outbox.take(deadline) else { return Err(self.timed_out(limit)) };
-        if let Some(reason) = outbox.broken {
+        if let Some(reason) = *outbox {
             return Err(self.protocol(reason));
         }
         let mut sent = 0;
         self.write(prefix, body, files, deadline, &mut sent).map_err(|error| {
             if sent > 0 {
-                outbox.broken = Some(TORN);
+                *outbox = Some(TORN);
                 self.socket.end_sending();
             }
             self.failed("send", error, limit)
@@ -179,7 +154,7 @@ impl Wire {
     /// - Those of `read`.
     pub(crate) fn receive<T>(
         &self,
-        limit: Option<Duration>,
+        limit: Duration,
         read: impl FnOnce(&[u8]) -> Result<(T, usize)>,
     ) -> Result<(T, Vec<File>)> {
         self.require_own_process()?;
@@ -244,14 +219,14 @@ impl Wire {
         Ok(())
     }
 
-    fn receiving_failed(&self, inbox: &mut Inbox, error: io::Error, limit: Option<Duration>) -> Error {
+    fn receiving_failed(&self, inbox: &mut Inbox, error: io::Error, limit: Duration) -> Error {
         if error.kind() == io::ErrorKind::InvalidData {
             *inbox = Inbox { broken: Some(error.to_string()), ..Inbox::default() };
         }
         self.failed("receive", error, limit)
     }
 
-    fn failed(&self, op: &'static str, error: io::Error, limit: Option<Duration>) -> Error {
+    fn failed(&self, op: &'static str, error: io::Error, limit: Duration) -> Error {
         use io::ErrorKind as Kind;
         match error.kind() {
             Kind::TimedOut => self.timed_out(limit),
@@ -263,11 +238,11 @@ impl Wire {
         }
     }
 
-    fn timed_out(&self, limit: Option<Duration>) -> Error {
-        Error::TimedOut { location: self.name.clone(), waited: limit.unwrap_or_default() }
+    fn timed_out(&self, waited: Duration) -> Error {
+        Error::TimedOut { location: self.name.clone(), waited }
     }
 
-    fn protocol(&self, reason: impl Into<String>) -> Error {
+    pub(super) fn protocol(&self, reason: impl Into<String>) -> Error {
         Error::Protocol { location: self.name.clone(), reason: reason.into() }
     }
 
@@ -290,8 +265,8 @@ impl Wire {
 }
 
 /// A duration too long for the clock means for ever.
-fn deadline(limit: Option<Duration>) -> Option<Instant> {
-    limit.and_then(|limit| Instant::now().checked_add(limit))
+pub(super) fn deadline(limit: Duration) -> Option<Instant> {
+    Instant::now().checked_add(limit)
 }
 
 /// The bytes before a body.

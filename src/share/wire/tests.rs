@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::os::socket_testing::{alone, file, leave_all_room, leave_room_for, no_children, open_descriptors};
 
-const SOON: Option<Duration> = Some(Duration::from_millis(20));
-const LATE: Option<Duration> = Some(Duration::from_secs(20));
+const SOON: Duration = Duration::from_millis(20);
+const LATE: Duration = Duration::from_secs(20);
 
 fn pair() -> (Wire, Wire) {
     let (one, other) = os::pair().unwrap();
@@ -31,7 +31,7 @@ fn frame(body: &[u8]) -> Vec<u8> {
 }
 
 /// The next message, which has this many files.
-fn receive(wire: &Wire, files: usize, limit: Option<Duration>) -> Result<(Vec<u8>, Vec<File>)> {
+fn receive(wire: &Wire, files: usize, limit: Duration) -> Result<(Vec<u8>, Vec<File>)> {
     wire.receive(limit, |body| Ok((body.to_vec(), files)))
 }
 
@@ -74,7 +74,7 @@ fn a_message_arrives_as_it_was_sent() {
             assert!(body(&other) == sent, "{length} bytes");
         });
     }
-    assert_eq!(one.peer().unwrap().user, other.peer().unwrap().user);
+    assert_eq!(one.socket.peer().unwrap().user, other.socket.peer().unwrap().user);
     assert_eq!(&frame(b"body"), b"NDSM\x04\0\0\0body");
 }
 
@@ -83,7 +83,7 @@ fn a_message_that_comes_byte_by_byte_is_waited_for() {
     let (wire, raw) = half();
     let bytes = frame(b"letter");
     for byte in &bytes {
-        assert!(receive(&wire, 0, Some(Duration::from_millis(1))).unwrap_err().is_timed_out());
+        assert!(receive(&wire, 0, Duration::from_millis(1)).unwrap_err().is_timed_out());
         send_bytes(&raw, &[*byte]);
     }
     assert_eq!(body(&wire), b"letter");
@@ -149,7 +149,7 @@ fn messages_of_many_senders_do_not_mix_in_either_direction() {
         for (from, to) in [(&one, &other), (&other, &one)] {
             for sender in 0..4 {
                 scope.spawn(move || {
-                    (0..EACH).for_each(|number| from.send(&message(sender, number), &[], None).unwrap());
+                    (0..EACH).for_each(|number| from.send(&message(sender, number), &[], Duration::MAX).unwrap());
                 });
             }
             scope.spawn(move || {
@@ -184,7 +184,7 @@ fn who_waits_for_ever_does_not_keep_another_beyond_his_time() {
     let waiting = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let patient = scope.spawn(|| {
-            other.receive(None, |body| {
+            other.receive(Duration::MAX, |body| {
                 waiting.store(true, Ordering::SeqCst);
                 Ok((body.to_vec(), 0))
             })
@@ -233,13 +233,13 @@ fn a_closed_end_is_told_to_who_sends_and_who_receives() {
     drop(one);
     assert!(other.send(b"answer", &[], LATE).unwrap_err().is_closed());
     assert_eq!(body(&other), b"last", "what was sent before can be read");
-    let error = receive(&other, 0, None).unwrap_err();
+    let error = receive(&other, 0, Duration::MAX).unwrap_err();
     assert!(error.is_closed(), "{error:?}");
     assert_eq!(error.to_string(), "`other`: the channel or queue was closed");
     assert_eq!(io::Error::from(error).kind(), io::ErrorKind::BrokenPipe);
     std::thread::scope(|scope| {
         let (one, other) = pair();
-        let waiting = scope.spawn(move || receive(&one, 0, None).unwrap_err());
+        let waiting = scope.spawn(move || receive(&one, 0, Duration::MAX).unwrap_err());
         drop(other);
         assert!(waiting.join().unwrap().is_closed(), "also while it waits");
     });
