@@ -20,7 +20,6 @@
 //!
 //! All numbers are little-endian. Every byte is input: it is copied out once and checked before anything is believed.
 
-use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -30,16 +29,17 @@ use ndarray::IxDyn;
 use super::grid::ChunkGrid;
 use crate::array::{DType, Order};
 use crate::backend::lock_space::BEGINNING;
-use crate::backend::{Access, Backend, Companion, DraftOptions, Location};
+use crate::backend::{Access, Companion, DraftOptions, Location};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind};
 use crate::segment::footer::{FOOTER, Footer, Kind};
-use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, is_leased, read_footer};
+use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, is_leased, pin, read_footer};
+use crate::share::fields::{self, Fields, MOST_AXES, check_axes};
 
 /// Longest fingerprint, in bytes.
 const LONGEST_FINGERPRINT: usize = 4096;
-/// Most axes that a ledger can describe.
-const MOST_AXES: usize = 32;
+/// Bytes of the element type.
+const DTYPE: usize = 8;
 /// Longest trailer: the fields, three numbers per axis, the fingerprint and the footer.
 const LONGEST_TRAILER: usize = 56 + 3 * 8 * MOST_AXES + LONGEST_FINGERPRINT + FOOTER;
 /// State bytes that are read at a time.
@@ -71,37 +71,25 @@ impl Work {
                 expected: "at most 4096 bytes of text (hash what is longer)",
             });
         }
-        if self.shape.len() > MOST_AXES {
-            return Err(Error::InvalidSetting {
-                setting: "the shape",
-                value: format!("{} axes", self.shape.len()),
-                expected: "at most 32 axes",
-            });
-        }
-        Ok(())
+        check_axes(&self.shape)
     }
 
     /// Says how this differs from what was found, if it does.
     pub(crate) fn require(&self, found: &Self, location: &Location) -> Result<()> {
-        fn same<V: PartialEq + fmt::Debug>(
-            what: &'static str,
-            expected: &V,
-            found: &V,
-        ) -> Result<(), (&'static str, String, String)> {
-            if expected == found { Ok(()) } else { Err((what, format!("{expected:?}"), format!("{found:?}"))) }
-        }
-        same("element type", &self.dtype.as_str(), &found.dtype.as_str())
-            .and_then(|()| same("shape", &self.shape, &found.shape))
-            .and_then(|()| same("order", &self.order, &found.order))
-            .and_then(|()| same("chunk shape", &self.chunk_shape, &found.chunk_shape))
-            .and_then(|()| same("chunk offset", &self.chunk_offset, &found.chunk_offset))
-            .and_then(|()| same("fingerprint", &self.fingerprint, &found.fingerprint))
-            .map_err(|(what, expected, found)| Error::Mismatch {
-                location: location.to_string(),
-                what,
-                expected,
-                found,
-            })
+        let described = |work: &Self| {
+            [
+                ("element type", format!("{:?}", work.dtype.as_str())),
+                ("shape", format!("{:?}", work.shape)),
+                ("order", format!("{:?}", work.order)),
+                ("chunk shape", format!("{:?}", work.chunk_shape)),
+                ("chunk offset", format!("{:?}", work.chunk_offset)),
+                ("fingerprint", format!("{:?}", work.fingerprint)),
+            ]
+        };
+        let mut pairs = described(self).into_iter().zip(described(found));
+        pairs.find(|(expected, found)| expected != found).map_or(Ok(()), |((what, expected), (_, found))| {
+            Err(Error::Mismatch { location: location.to_string(), what, expected, found })
+        })
     }
 
     /// Returns the bytes of the painted array, if there can be so many.
@@ -110,10 +98,20 @@ impl Work {
         self.shape.iter().try_fold(item, |so_far, length| so_far.checked_mul(*length as u64))
     }
 
+    /// Returns the lengths of array, chunks and offset.
+    fn lengths(&self) -> [&[usize]; 3] {
+        [&self.shape, &self.chunk_shape, &self.chunk_offset]
+    }
+
     /// Returns the number of chunks.
-    fn chunks(&self) -> Result<usize> {
-        let grid = ChunkGrid::new(IxDyn(&self.shape), IxDyn(&self.chunk_shape), IxDyn(&self.chunk_offset))?;
-        Ok(grid.len())
+    pub(crate) fn chunks(&self) -> Result<usize> {
+        let [shape, chunk, offset] = self.lengths().map(IxDyn);
+        ChunkGrid::new(shape, chunk, offset).map(|grid| grid.len())
+    }
+
+    /// Says that this process has not enough address space for it; another may have more.
+    pub(crate) fn too_large(&self, location: &Location) -> Error {
+        Error::TooLarge { location: location.to_string(), shape: self.shape.clone(), item: self.dtype.size() }
     }
 }
 
@@ -125,88 +123,49 @@ pub(crate) struct Record {
     pub(crate) payload: FileId,
     /// The boot in which the states were written.
     pub(crate) boot: [u8; 16],
+    pub(crate) chunks: usize,
 }
 
 impl Record {
-    #[allow(clippy::cast_possible_truncation)] // `Work::check` bounds the two lengths far below
-    fn to_trailer(&self, chunks: usize, state_bytes: u64, id: u128) -> Vec<u8> {
+    fn to_trailer(&self, state_bytes: u64, id: u128) -> Vec<u8> {
         let work = &self.work;
-        let mut bytes = Vec::new();
-        let mut dtype = [0; 8];
-        dtype[..work.dtype.as_str().len()].copy_from_slice(work.dtype.as_str().as_bytes());
-        bytes.extend_from_slice(&dtype);
-        bytes.push(if work.order == Order::F { b'F' } else { b'C' });
-        bytes.push(work.shape.len() as u8);
-        bytes.extend_from_slice(&[0; 2]);
-        bytes.extend_from_slice(&(work.fingerprint.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&self.payload.device.to_le_bytes());
-        bytes.extend_from_slice(&self.payload.number.to_le_bytes());
-        bytes.extend_from_slice(&self.boot);
-        bytes.extend_from_slice(&(chunks as u64).to_le_bytes());
-        for lengths in [&work.shape, &work.chunk_shape, &work.chunk_offset] {
-            for length in lengths {
-                bytes.extend_from_slice(&(*length as u64).to_le_bytes());
-            }
-        }
-        bytes.extend_from_slice(work.fingerprint.as_bytes());
+        let mut bytes = fields::head(DTYPE, work.dtype, work.order, work.shape.len());
+        bytes.extend(u32::try_from(work.fingerprint.len()).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend(self.payload.device.to_le_bytes());
+        bytes.extend(self.payload.number.to_le_bytes());
+        bytes.extend(self.boot);
+        bytes.extend(fields::lengths(&[self.chunks]));
+        bytes.extend(fields::lengths(&work.lengths().concat()));
+        bytes.extend(work.fingerprint.as_bytes());
         Footer::append_to(Kind::Ledger, state_bytes, id, &mut bytes);
         bytes
     }
 
-    /// Reads a trailer without its footer; also returns the number of chunks it speaks of.
-    fn parse(mut bytes: &[u8]) -> Result<(Self, u64), String> {
-        fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Result<&'a [u8], String> {
-            let (head, tail) = bytes.split_at_checked(count).ok_or("the trailer is cut short")?;
-            *bytes = tail;
-            Ok(head)
+    /// Reads a trailer without its footer. Numbers that no axis can have are read as `usize::MAX`.
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        fn length(fields: &mut Fields<'_>) -> Result<usize, String> {
+            Ok(usize::try_from(fields.number()?).unwrap_or(usize::MAX))
         }
-        fn number(bytes: &mut &[u8]) -> Result<u64, String> {
-            Ok(u64::from_le_bytes(take(bytes, 8)?.try_into().map_err(|_| "the trailer is cut short")?))
-        }
-        let from = &mut bytes;
-        let dtype = std::str::from_utf8(take(from, 8)?).unwrap_or_default().trim_end_matches('\0');
-        let dtype = dtype.parse().map_err(|_| format!("{dtype:?} is no element type"))?;
-        let order = match take(from, 1)?[0] {
-            b'C' => Order::C,
-            b'F' => Order::F,
-            other => return Err(format!("{other} is no order")),
-        };
-        let axes = usize::from(take(from, 1)?[0]);
-        if axes > MOST_AXES || take(from, 2)? != [0; 2] {
-            return Err(format!("{axes} axes, or bytes that must be zero are not"));
-        }
-        let length = take(from, 4)?.iter().rev().fold(0usize, |so_far, byte| so_far << 8 | usize::from(*byte));
-        let payload = FileId { device: number(from)?, number: number(from)? };
-        let boot = take(from, 16)?.try_into().map_err(|_| "the trailer is cut short")?;
-        let chunks = number(from)?;
-        let mut lengths = || -> Result<Vec<usize>, String> {
-            (0..axes)
-                .map(|_| Ok(usize::try_from(number(from)?).unwrap_or(usize::MAX))) // which no axis can have
-                .collect()
-        };
+        let mut fields = Fields(bytes);
+        let (dtype, order, axes) = fields.head::<DTYPE>()?;
+        let fingerprint_length = u32::from_le_bytes(fields.take()?) as usize;
+        let payload = FileId { device: fields.number()?, number: fields.number()? };
+        let (boot, chunks) = (fields.take()?, length(&mut fields)?);
+        let mut lengths = || (0..axes).map(|_| length(&mut fields)).collect::<Result<Vec<_>, _>>();
         let (shape, chunk_shape, chunk_offset) = (lengths()?, lengths()?, lengths()?);
-        if length > LONGEST_FINGERPRINT || bytes.len() != length {
-            return Err(format!("a fingerprint of {length} bytes where {} are left", bytes.len()));
+        let left = fields.0.len();
+        if fingerprint_length > LONGEST_FINGERPRINT || left != fingerprint_length {
+            return Err(format!("a fingerprint of {fingerprint_length} bytes where {left} are left"));
         }
-        let fingerprint = std::str::from_utf8(bytes).map_err(|_| "the fingerprint is not UTF-8")?.to_owned();
+        let fingerprint = std::str::from_utf8(fields.0).map_err(|_| "the fingerprint is not UTF-8")?.to_owned();
         let work = Work { dtype, order, shape, chunk_shape, chunk_offset, fingerprint };
-        Ok((Self { work, payload, boot }, chunks))
-    }
-
-    /// Checks the number of chunks it speaks of against its states and the number that its shape makes.
-    fn check(&self, chunks: u64, expected: usize, footer: &Footer) -> Result<(), String> {
-        self.work.bytes().ok_or("the array it speaks of has more bytes than can be counted")?;
-        if expected as u64 != chunks || state_bytes(chunks) != Some(footer.payload) {
-            let states = footer.payload;
-            return Err(format!("{chunks} chunks and {states} state bytes, where the shape makes {expected} chunks"));
-        }
-        Ok(())
+        Ok(Self { work, payload, boot, chunks })
     }
 }
 
 /// How many bytes the states of so many chunks take.
-fn state_bytes(chunks: u64) -> Option<u64> {
-    chunks.checked_next_multiple_of(STATE_ALIGNMENT)
+fn state_bytes(chunks: usize) -> Option<u64> {
+    (chunks as u64).checked_next_multiple_of(STATE_ALIGNMENT)
 }
 
 /// A ledger's file, opened and read but not leased: looking at a buffer is not using it.
@@ -214,21 +173,15 @@ fn state_bytes(chunks: u64) -> Option<u64> {
 pub(crate) struct LedgerFile {
     home: Home,
     file: File,
-    facts: Facts,
-    record: Record,
-    chunks: usize,
+    id: FileId,
+    pub(super) record: Record,
 }
 
 impl LedgerFile {
     /// Opens the ledger of a buffer and checks it, its owner first; `None` if there is none.
     pub(crate) fn open(buffer: &Home, admit: impl FnOnce(&Facts) -> Result<()>) -> Result<Option<Self>> {
-        let location = buffer.location.companion(Companion::Ledger)?;
-        let home = Home { backend: Arc::clone(&buffer.backend), location };
-        let file = match home.backend.open(&home.location, Access::ReadWrite) {
-            Err(Error::NotFound { .. }) => return Ok(None),
-            other => other?,
-        };
-        let facts = os::facts(&file).map_err(|error| Error::os("look at", &home.location, error))?;
+        let home = buffer.companion(Companion::Ledger)?;
+        let Some((file, facts)) = pin(&*home.backend, &home.location, Access::ReadWrite)? else { return Ok(None) };
         admit(&facts)?;
         let invalid = |reason| Error::Trailer { location: buffer.location.to_string(), reason };
         let raw = read_footer(&file, facts.length, &home.location)?;
@@ -246,30 +199,24 @@ impl LedgerFile {
         if !raw.covers(&trailer) {
             return Err(invalid("the trailer's checksum is wrong".into()));
         }
-        let (record, chunks) = Record::parse(&trailer).map_err(invalid)?;
+        let record = Record::parse(&trailer).map_err(invalid)?;
         let work = &record.work;
+        let chunks = work.chunks();
         // It is not damaged: another process may have more address space.
-        let too_large = || {
-            let (location, shape, item) = (buffer.location.to_string(), work.shape.clone(), work.dtype.size());
-            Error::TooLarge { location, shape, item }
-        };
-        if [&work.shape, &work.chunk_shape, &work.chunk_offset]
-            .into_iter()
-            .flatten()
-            .any(|length| *length == usize::MAX)
-        {
-            return Err(too_large());
+        if work.lengths().concat().contains(&usize::MAX) || matches!(chunks, Err(Error::TooLarge { .. })) {
+            return Err(work.too_large(&buffer.location));
         }
-        let expected = work.chunks().map_err(|error| match error {
-            Error::TooLarge { .. } => too_large(),
-            error => invalid(error.to_string()),
-        })?;
-        record.check(chunks, expected, &footer).map_err(invalid)?;
-        Ok(Some(Self { home, file, facts, record, chunks: expected }))
-    }
-
-    pub(crate) fn record(&self) -> &Record {
-        &self.record
+        let chunks = chunks.map_err(|error| invalid(error.to_string()))?;
+        if work.bytes().is_none() {
+            return Err(invalid("the array it speaks of has more bytes than can be counted".into()));
+        }
+        if chunks != record.chunks || state_bytes(chunks) != Some(footer.payload) {
+            let (found, states) = (record.chunks, footer.payload);
+            return Err(invalid(format!(
+                "{found} chunks and {states} state bytes, where the shape makes {chunks} chunks"
+            )));
+        }
+        Ok(Some(Self { home, file, id: facts.id, record }))
     }
 
     /// Whether anybody is attached to this very ledger: painting, or about to.
@@ -285,67 +232,55 @@ impl LedgerFile {
 
     /// Removes the ledger's name, if it is still this one's.
     pub(crate) fn unlink(&self) -> Result<bool> {
-        self.home.backend.unlink(&self.home.location, Some(self.facts.id))
+        self.home.backend.unlink(&self.home.location, Some(self.id))
     }
 
     /// Leases and maps it. `None`: it was unlinked meanwhile.
     pub(crate) fn attach(self) -> Result<Option<LedgerSegment>> {
-        let Self { home, file, record, chunks, .. } = self;
+        let Self { home, file, record, .. } = self;
         let how = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
         let segment = Segment::attach_file(file, &home, Expect::Bookkeeping, how)?;
-        Ok(segment.map(|segment| LedgerSegment { segment, home, record, chunks }))
+        Ok(segment.map(|segment| LedgerSegment { segment, home, record }))
     }
 
     /// Reads what it says now, states included.
     #[allow(clippy::naive_bytecount)] // a hundred million chunks take a moment
     pub(crate) fn look(&self) -> Result<Ledger> {
-        let mut buffer = vec![0; STEP.min(self.chunks)];
+        let total = self.record.chunks;
+        let mut buffer = vec![0; STEP.min(total)];
         let (mut done, mut at) = (0, 0);
-        while at < self.chunks {
-            let states = &mut buffer[..STEP.min(self.chunks - at)];
+        while at < total {
+            let states = &mut buffer[..STEP.min(total - at)];
             os::read_exact_at(&self.file, states, at as u64)
                 .map_err(|error| Error::os("read the ledger", &self.home.location, error))?;
             done += states.iter().filter(|state| **state == DONE).count();
             at += states.len();
         }
         let Work { dtype, order, shape, chunk_shape, chunk_offset, fingerprint } = self.record.work.clone();
-        Ok(Ledger { dtype, order, shape, chunk_shape, chunk_offset, fingerprint, done, total: self.chunks })
+        Ok(Ledger { dtype, order, shape, chunk_shape, chunk_offset, fingerprint, done, total })
     }
 }
 
 /// An attached ledger: as long as it lives, its buffer is in use.
 #[derive(Debug)]
 pub(crate) struct LedgerSegment {
-    segment: Segment,
-    home: Home,
-    record: Record,
-    chunks: usize,
+    pub(super) segment: Segment,
+    pub(super) home: Home,
+    pub(super) record: Record,
 }
 
 impl LedgerSegment {
     /// Writes a ledger in which every chunk is pending, as a draft.
-    pub(crate) fn draft(backend: &Arc<dyn Backend>, record: &Record, options: DraftOptions) -> Result<DraftSegment> {
-        let chunks = record.work.chunks()?;
-        let too_large = || Error::TooLarge { location: "ledger".into(), shape: record.work.shape.clone(), item: 1 };
-        let states = state_bytes(chunks as u64).ok_or_else(too_large)?;
-        let trailer = record.to_trailer(chunks, states, crate::random::number());
-        let draft = DraftSegment::new(Arc::clone(backend), states + trailer.len() as u64, options)?;
+    pub(crate) fn draft(home: &Home, record: &Record, options: DraftOptions) -> Result<DraftSegment> {
+        let states = state_bytes(record.chunks).ok_or_else(|| record.work.too_large(&home.location))?;
+        let trailer = record.to_trailer(states, crate::random::number());
+        let draft = DraftSegment::new(Arc::clone(&home.backend), states + trailer.len() as u64, options)?;
         write_trailer(draft.segment(), &trailer);
         Ok(draft)
     }
 
-    /// Takes over a draft that was published.
-    pub(crate) fn of(segment: Segment, home: Home, record: Record) -> Result<Self> {
-        let chunks = record.work.chunks()?;
-        Ok(Self { segment, home, record, chunks })
-    }
-
     pub(crate) fn record(&self) -> &Record {
         &self.record
-    }
-
-    pub(crate) fn location(&self) -> &Location {
-        &self.home.location
     }
 
     /// Whether the name still leads to this very ledger.
@@ -370,12 +305,13 @@ impl LedgerSegment {
 
     /// Counts the finished chunks.
     pub(crate) fn done(&self) -> usize {
-        (0..self.chunks).filter(|index| self.is_done(*index)).count()
+        (0..self.record.chunks).filter(|index| self.is_done(*index)).count()
     }
 
     #[allow(unsafe_code)]
     fn state(&self, index: usize) -> &AtomicU8 {
-        assert!(index < self.chunks && index < self.segment.length(), "chunk {index} of {}", self.chunks);
+        let chunks = self.record.chunks;
+        assert!(index < chunks && index < self.segment.length(), "chunk {index} of {chunks}");
         // SAFETY: the index is less than the number of mapped bytes.
         let byte = unsafe { self.segment.pointer().add(index) };
         // SAFETY: the byte is mapped for writing as long as `self` lives, and every process, this one included, reaches

@@ -11,18 +11,18 @@ fn sample() -> Record {
         chunk_offset: vec![1, 0],
         fingerprint: "a volume, ümlauts and all".into(),
     };
-    Record { work, payload: FileId { device: 1, number: 2 }, boot: [3; 16] }
+    Record { work, payload: FileId { device: 1, number: 2 }, boot: [3; 16], chunks: 15 }
 }
 
 #[test]
 fn what_was_written_is_read() {
-    let bytes = sample().to_trailer(15, 64, 9);
-    assert_eq!(Record::parse(&bytes[..bytes.len() - FOOTER]), Ok((sample(), 15)));
+    let bytes = sample().to_trailer(64, 9);
+    assert_eq!(Record::parse(&bytes[..bytes.len() - FOOTER]), Ok(sample()));
 }
 
 #[test]
 fn a_trailer_cut_short_anywhere_is_an_error() {
-    let bytes = sample().to_trailer(15, 64, 9);
+    let bytes = sample().to_trailer(64, 9);
     for length in 0..bytes.len() - FOOTER {
         assert!(Record::parse(&bytes[..length]).is_err(), "{length}");
     }
@@ -31,12 +31,12 @@ fn a_trailer_cut_short_anywhere_is_an_error() {
 /// Writes 64 states and a trailer as the ledger of a buffer, opens it, and returns how many chunks it has.
 fn open(trailer: &[u8]) -> Result<Option<usize>> {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let backend: Arc<dyn Backend> = Arc::new(crate::backend::Directory::new("test", directory.path()));
+    let backend: Arc<dyn crate::backend::Backend> = Arc::new(crate::backend::Directory::new("test", directory.path()));
     let home = Home { backend, location: Location::new("buffer").expect("a name") };
     let ledger = home.location.companion(Companion::Ledger).expect("a name");
     std::fs::write(directory.path().join(ledger.as_str()), [&[0; 64], trailer].concat()).expect("a file");
     // Closed before the directory goes: Windows removes none in which something is open.
-    LedgerFile::open(&home, |_| Ok(())).map(|ledger| ledger.map(|ledger| ledger.chunks))
+    LedgerFile::open(&home, |_| Ok(())).map(|ledger| ledger.map(|ledger| ledger.record.chunks))
 }
 
 #[test]
@@ -51,14 +51,14 @@ fn a_trailer_longer_than_any_is_refused_before_it_is_read() {
 
 #[test]
 fn lengths_beyond_the_address_space_are_too_large_and_no_damage() {
-    assert!(matches!(open(&sample().to_trailer(15, 64, 9)), Ok(Some(15))));
+    assert!(matches!(open(&sample().to_trailer(64, 9)), Ok(Some(15))));
     // As 32 bits see what was made with 64: cut to the most that an axis can have.
     let lengths: [fn(&mut Work) -> &mut usize; 3] =
         [|work| &mut work.shape[0], |work| &mut work.chunk_shape[1], |work| &mut work.chunk_offset[1]];
     for length in lengths {
         let mut large = sample();
         *length(&mut large.work) = usize::MAX;
-        let outcome = open(&large.to_trailer(15, 64, 9));
+        let outcome = open(&large.to_trailer(64, 9));
         assert!(matches!(outcome, Err(Error::TooLarge { .. })), "{outcome:?}");
     }
     // Each fits, and their sum does not.
@@ -66,7 +66,7 @@ fn lengths_beyond_the_address_space_are_too_large_and_no_damage() {
     large.work.shape[0] = usize::MAX - 1;
     large.work.chunk_shape[0] = usize::MAX - 1;
     large.work.chunk_offset[0] = 7;
-    assert!(matches!(open(&large.to_trailer(15, 64, 9)), Err(Error::TooLarge { .. })));
+    assert!(matches!(open(&large.to_trailer(64, 9)), Err(Error::TooLarge { .. })));
 }
 
 #[test]

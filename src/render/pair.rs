@@ -20,7 +20,7 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
 use crate::pool::Pool;
-use crate::segment::{Attach, DraftSegment, Expect, Home, Segment};
+use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, has_name, pin};
 
 /// How long discarding waits for a pool that is just about to use the payload's memory.
 const PIN_WAIT: Duration = Duration::from_secs(5);
@@ -83,7 +83,7 @@ impl Pair {
         loop {
             let found = Self::find(home, how)?;
             if let Found::Pair(pair) = &found {
-                work.require(&pair.ledger.record().work, &home.location)?;
+                work.require(&pair.ledger.record.work, &home.location)?;
             }
             if how.replace {
                 refuse_irreplaceable(home)?;
@@ -107,8 +107,8 @@ impl Pair {
     fn create(home: &Home, work: &Work, bytes: u64, how: &Making<'_>) -> Result<Option<Self>> {
         let Making { draft, replace, pool, shared_with, .. } = *how;
         let backend = &home.backend;
-        let partial = companion(home, Companion::Partial)?;
-        let ledger_home = companion(home, Companion::Ledger)?;
+        let partial = home.companion(Companion::Partial)?;
+        let ledger_home = home.companion(Companion::Ledger)?;
         // It may have the room that is needed.
         remove_without_ledger(&**backend, &home.location)?;
         // Room is taken only by the one that wins the name, or a crowd of beginners would fill the memory.
@@ -117,14 +117,15 @@ impl Pair {
             Some(pool) => pool.lend(bytes, unreserved)?,
             None => (DraftSegment::new(Arc::clone(backend), bytes, unreserved)?, false),
         };
-        let record = Record { work: work.clone(), payload: payload.segment().id(), boot: os::boot_id() };
-        let ledger = LedgerSegment::draft(backend, &record, DraftOptions { pages: Pages::Base, ..draft })?;
+        let (payload_id, boot, chunks) = (payload.segment().id(), os::boot_id(), work.chunks()?);
+        let record = Record { work: work.clone(), payload: payload_id, boot, chunks };
+        let ledger = LedgerSegment::draft(&ledger_home, &record, DraftOptions { pages: Pages::Base, ..draft })?;
         for file in [&payload, &ledger] {
             shared_with.open_to(file, home, draft.permissions)?;
         }
         let own = Beginning::lock(&ledger, home)?;
         let ledger = match ledger.publish(&ledger_home.location, Publish::New, false) {
-            Ok(segment) => LedgerSegment::of(segment, ledger_home, record)?,
+            Ok(segment) => LedgerSegment { segment, home: ledger_home, record },
             Err((Error::AlreadyExists { .. }, _)) => {
                 // What is new has no room yet, and is of no use to the pool.
                 if let (Some(pool), true) = (pool, is_recycled) {
@@ -162,7 +163,7 @@ impl Pair {
         let Some(ledger) = LedgerFile::open(home, admit)? else { return Ok(Found::Nothing) };
         // Asked before the payload is looked for: when the beginner gives it up, the payload has its name.
         let is_young = ledger.is_young()?;
-        let record = ledger.record().clone();
+        let record = ledger.record.clone();
         let stale = |ledger: &LedgerFile| ledger.unlink().map(|_| Found::Nothing);
         if record.boot != os::boot_id() {
             // What was in memory at another boot may not have reached the disk, whatever the ledger says. No process of
@@ -174,7 +175,7 @@ impl Pair {
             }
             return stale(&ledger);
         }
-        let partial = companion(home, Companion::Partial)?;
+        let partial = home.companion(Companion::Partial)?;
         let payload = match pin(&*home.backend, &partial.location, Access::ReadWrite)? {
             Some((file, facts)) if facts.id == record.payload => {
                 admit(&facts)?;
@@ -200,10 +201,7 @@ impl Pair {
             Err(Error::SizeMismatch { .. }) if !is_young => stale(&ledger),
             Ok(None) | Err(Error::SizeMismatch { .. }) => Ok(Found::Beginning),
             // Another process may have more address space.
-            Err(Error::TooLarge { location, .. }) => {
-                let Work { shape, dtype, .. } = record.work;
-                Err(Error::TooLarge { location, shape, item: dtype.size() })
-            }
+            Err(Error::TooLarge { .. }) => Err(record.work.too_large(&home.location)),
             Err(error) => Err(error),
         }
     }
@@ -233,12 +231,12 @@ impl Beginning {
         limit: Duration,
         act: impl FnOnce() -> Result<R>,
     ) -> Result<Option<R>> {
-        if lock_name(&self.0, LockKind::Exclusive, ledger.location(), limit)? != Alone::Yes {
-            return Err(Error::TimedOut { location: ledger.location().to_string(), waited: limit });
+        if lock_name(&self.0, LockKind::Exclusive, &ledger.home.location, limit)? != Alone::Yes {
+            return Err(Error::TimedOut { location: ledger.home.location.to_string(), waited: limit });
         }
         let done = ledger.is_current().and_then(|is_current| is_current.then(act).transpose());
         let unlocked =
-            os::unlock(&self.0, NAME).map_err(|error| Error::os("unlock the name", ledger.location(), error));
+            os::unlock(&self.0, NAME).map_err(|error| Error::os("unlock the name", &ledger.home.location, error));
         done.and_then(|done| unlocked.map(|()| done))
     }
 }
@@ -278,10 +276,7 @@ fn remove_without_ledger(backend: &dyn Backend, location: &Location) -> Result<b
     let partial = location.companion(Companion::Partial)?;
     let Some((_leased, id)) = pin_leased(backend, &partial)? else { return Ok(false) };
     // A payload gets its name after its ledger: what has a name and no ledger now has lost it for ever.
-    match backend.open(&location.companion(Companion::Ledger)?, Access::Read) {
-        Err(Error::NotFound { .. }) => backend.unlink(&partial, Some(id)),
-        _ => Ok(false),
-    }
+    Ok(!has_name(backend, &location.companion(Companion::Ledger)?)? && backend.unlink(&partial, Some(id))?)
 }
 
 /// Opens and leases what has the name now. While it is leased, no pool uses its memory for another buffer.
@@ -307,24 +302,10 @@ fn refuse_irreplaceable(home: &Home) -> Result<()> {
     }
 }
 
-fn companion(home: &Home, kind: Companion) -> Result<Home> {
-    Ok(Home { backend: Arc::clone(&home.backend), location: home.location.companion(kind)? })
-}
-
 /// Removes the file that has a name now, and no other.
 fn remove(backend: &dyn Backend, at: &Location) -> Result<bool> {
     match pin(backend, at, Access::Read)? {
         Some((_pinned, facts)) => backend.unlink(at, Some(facts.id)),
         None => Ok(false),
     }
-}
-
-/// Opens what has a name: as long as the descriptor lives, its identity is not reused.
-fn pin(backend: &dyn Backend, at: &Location, access: Access) -> Result<Option<(File, os::Facts)>> {
-    let file = match backend.open(at, access) {
-        Err(Error::NotFound { .. }) => return Ok(None),
-        other => other?,
-    };
-    let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
-    Ok(Some((file, facts)))
 }

@@ -1,11 +1,12 @@
 //! Where a segment has its name, and what that name leads to now.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use super::{Found, collect};
-use crate::backend::{Access, Backend, IntoLocation, Location, default_backend};
+use crate::backend::{Access, Backend, Companion, IntoLocation, Location, default_backend};
 use crate::error::{Error, Result};
-use crate::os::FileId;
+use crate::os::{self, Facts, FileId};
 
 /// Where a segment has its name.
 #[derive(Debug, Clone)]
@@ -23,6 +24,11 @@ impl Home {
             None => default_backend()?,
         };
         Ok(Self { backend, location })
+    }
+
+    /// Where the bookkeeping that belongs to it has its name.
+    pub(crate) fn companion(&self, kind: Companion) -> Result<Self> {
+        Ok(Self { backend: Arc::clone(&self.backend), location: self.location.companion(kind)? })
     }
 
     /// Refuses a name that is taken.
@@ -50,5 +56,24 @@ impl Home {
     /// Whether the name leads to this file.
     pub(crate) fn leads_to(&self, id: FileId) -> Result<bool> {
         self.backend.leads_to(&self.location, id)
+    }
+}
+
+/// Opens what has a name: as long as the descriptor lives, its identity is not reused. `None`: nothing has it.
+pub(crate) fn pin(backend: &dyn Backend, at: &Location, access: Access) -> Result<Option<(File, Facts)>> {
+    let file = match backend.open(at, access) {
+        Err(Error::NotFound { .. }) => return Ok(None),
+        other => other?,
+    };
+    let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
+    Ok(Some((file, facts)))
+}
+
+/// Whether anything has a name.
+pub(crate) fn has_name(backend: &dyn Backend, at: &Location) -> Result<bool> {
+    match backend.open(at, Access::Read) {
+        Err(Error::NotFound { .. }) => Ok(false),
+        Err(error @ Error::TooManyOpenFiles { .. }) => Err(error),
+        _ => Ok(true),
     }
 }

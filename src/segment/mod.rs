@@ -27,7 +27,7 @@ pub(crate) use self::counted::DROP_WAIT;
 pub(crate) use self::counted::{CountedSegment, Entry};
 pub(crate) use self::draft::DraftSegment;
 use self::footer::{FOOTER, RawFooter};
-pub(crate) use self::home::Home;
+pub(crate) use self::home::{Home, has_name, pin};
 pub(crate) use self::joint::{JointSegment, Mark, Turn};
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{map, map_length};

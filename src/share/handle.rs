@@ -173,10 +173,7 @@ impl Handle {
 
     /// Finds the place that the handle means, which need not be this process's default.
     pub(super) fn home(&self, backend: Option<&Arc<dyn Backend>>) -> Result<Home> {
-        let backend: Arc<dyn Backend> = match backend {
-            Some(backend) => Arc::clone(backend),
-            None => backend_at(&self.backend, &self.directory)?,
-        };
+        let backend = backend.cloned().map_or_else(|| backend_at(&self.backend, &self.directory), Ok)?;
         Ok(Home { backend, location: self.location.clone() })
     }
 }
@@ -203,23 +200,18 @@ pub(super) fn backend_at(name: &str, directory: &Path) -> Result<Arc<dyn Backend
 /// `ndshm1:ticket:id:backend:directory:location`, with everything but letters, digits and `-._/` written as `%xx`.
 impl fmt::Display for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{SCHEME}:{:016x}:{:032x}:", self.ticket.number(), self.id)?;
-        escape(self.backend.as_bytes(), f)?;
-        f.write_str(":")?;
-        escape(self.directory.as_os_str().as_encoded_bytes(), f)?;
-        f.write_str(":")?;
-        escape(self.location.as_str().as_bytes(), f)
+        let (backend, location) = (escape(self.backend.as_bytes()), escape(self.location.as_str().as_bytes()));
+        let (ticket, id, directory) = (self.ticket.number(), self.id, path_to_text(&self.directory));
+        write!(f, "{SCHEME}:{ticket:016x}:{id:032x}:{backend}:{directory}:{location}")
     }
 }
 
-fn escape(bytes: &[u8], f: &mut impl fmt::Write) -> fmt::Result {
-    for byte in bytes {
-        match byte {
-            b'-' | b'.' | b'_' | b'/' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => write!(f, "{}", char::from(*byte))?,
-            _ => write!(f, "%{byte:02x}")?,
-        }
-    }
-    Ok(())
+fn escape(bytes: &[u8]) -> String {
+    let escaped = bytes.iter().map(|byte| match byte {
+        b'-' | b'.' | b'_' | b'/' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => char::from(*byte).to_string(),
+        _ => format!("%{byte:02x}"),
+    });
+    escaped.collect()
 }
 
 fn unescape(text: &str) -> Option<Vec<u8>> {
@@ -239,11 +231,8 @@ fn unescape(text: &str) -> Option<Vec<u8>> {
 }
 
 /// Writes a path as text, whatever bytes it has.
-#[cfg(feature = "channel")]
 pub(super) fn path_to_text(path: &Path) -> String {
-    let mut text = String::new();
-    let _a_string_takes_everything = escape(path.as_os_str().as_encoded_bytes(), &mut text);
-    text
+    escape(path.as_os_str().as_encoded_bytes())
 }
 
 /// Reads a path that must be absolute, so that it means the same in every process.

@@ -1,11 +1,12 @@
 //! Floor 4: arrays that count who uses them, and how they get from process to process.
 //!
-//! `record.rs` is what such an array says about itself; `refcounted.rs` and `options.rs` make, open and leave them;
+//! `record.rs` is what such an array says about itself, `fields.rs` how parts of it are written; `refcounted.rs` and `options.rs` make, open and leave them;
 //! `strategy.rs` decides whether they travel by descriptor or by name, `handle.rs` is the name on its way;
 //! `inspect.rs` and `reclaim.rs` look after what others left behind.
 
 #[cfg(feature = "channel")]
 mod channel;
+pub(crate) mod fields;
 mod handle;
 mod inspect;
 mod options;

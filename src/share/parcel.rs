@@ -49,10 +49,6 @@ impl Parcel {
         Self { dtype: T::DTYPE, shape: shape.to_vec(), order, way }
     }
 
-    pub(super) fn has_descriptor(&self) -> bool {
-        !matches!(self.way, Way::FileSystem { .. })
-    }
-
     /// Whether a descriptor comes with it, even if the rest of it cannot be read.
     pub(super) fn comes_with_descriptor(parcel: &Value) -> bool {
         matches!(parcel.get("strategy").and_then(Value::as_str), Some("file_descriptor" | "sealed"))
@@ -86,32 +82,11 @@ use private::Pack;
 impl<T: Element, D: Dimension> Pack for RefcountedArray<T, D> {
     #[allow(private_interfaces)]
     fn pack(&self) -> Result<(Parcel, Option<File>)> {
-        pack_by(self, self.strategy())
+        self.by(self.strategy()).pack()
     }
 }
 
 impl<T: Element, D: Dimension> Shareable for RefcountedArray<T, D> {}
-
-fn pack_by<T: Element, D: Dimension>(
-    array: &RefcountedArray<T, D>,
-    strategy: SharingStrategy,
-) -> Result<(Parcel, Option<File>)> {
-    let (way, file) = match strategy {
-        SharingStrategy::FileSystem => {
-            array.publish()?;
-            (Way::FileSystem { handle: array.handle()? }, None)
-        }
-        SharingStrategy::FileDescriptor => {
-            let home = array.home();
-            let file = array.descriptor_to_send()?;
-            let (backend, directory) = address(&*home.backend);
-            let directory = path_to_text(&directory);
-            let location = home.location.clone();
-            (Way::FileDescriptor { backend, directory, location }, Some(file))
-        }
-    };
-    Ok((Parcel::new::<T>(array.shape(), array.order(), way), file))
-}
 
 /// An array that is to be sent by a strategy of the sender's choice, from [`RefcountedArray::by`].
 #[derive(Debug)]
@@ -131,7 +106,20 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 impl<T: Element, D: Dimension> Pack for By<'_, T, D> {
     #[allow(private_interfaces)]
     fn pack(&self) -> Result<(Parcel, Option<File>)> {
-        pack_by(self.array, self.strategy)
+        let array = self.array;
+        let (way, file) = match self.strategy {
+            SharingStrategy::FileSystem => {
+                array.publish()?;
+                (Way::FileSystem { handle: array.handle()? }, None)
+            }
+            SharingStrategy::FileDescriptor => {
+                let file = array.descriptor_to_send()?;
+                let Home { backend, location } = array.home();
+                let ((backend, directory), location) = (address(&**backend), location.clone());
+                (Way::FileDescriptor { backend, directory: path_to_text(&directory), location }, Some(file))
+            }
+        };
+        Ok((Parcel::new::<T>(array.shape(), array.order(), way), file))
     }
 }
 
@@ -156,7 +144,7 @@ impl<T: Element, D: Dimension> Shareable for FrozenArray<T, D> {}
 pub struct ReceivedArray {
     parcel: Parcel,
     file: Option<File>,
-    /// Whether the handle is still to be used.
+    /// Whether it is still to be attached.
     pending: bool,
     /// Of the process that received it: a forked child's copy gives nothing up.
     generation: u64,
@@ -165,8 +153,7 @@ pub struct ReceivedArray {
 
 impl ReceivedArray {
     pub(super) fn new(parcel: Parcel, file: Option<File>) -> Self {
-        let pending = !parcel.has_descriptor();
-        Self { parcel, file, pending, generation: os::fork_generation(), backend: None }
+        Self { parcel, file, pending: true, generation: os::fork_generation(), backend: None }
     }
 
     /// Returns the type of its elements, as its sender says.
@@ -186,7 +173,10 @@ impl ReceivedArray {
 
     /// Returns how it travelled. A frozen array travels by descriptor.
     pub fn strategy(&self) -> SharingStrategy {
-        if self.parcel.has_descriptor() { SharingStrategy::FileDescriptor } else { SharingStrategy::FileSystem }
+        match self.parcel.way {
+            Way::FileSystem { .. } => SharingStrategy::FileSystem,
+            Way::FileDescriptor { .. } | Way::Sealed {} => SharingStrategy::FileDescriptor,
+        }
     }
 
     /// Whether it is a [`FrozenArray`].
@@ -275,12 +265,11 @@ impl ReceivedArray {
         let (Way::FileDescriptor { backend, directory, location }, Some(file)) = (&self.parcel.way, &self.file) else {
             return Err(unsupported("it came without a descriptor"));
         };
-        let backend = if let Some(backend) = &self.backend {
-            Arc::clone(backend)
-        } else {
+        let named = || {
             let directory = path_of_text(directory).ok_or_else(|| unsupported("its sender names no directory"))?;
-            backend_at(backend, &directory)?
+            backend_at(backend, &directory)
         };
+        let backend = self.backend.clone().map_or_else(named, Ok)?;
         Ok((file, Home { backend, location: location.clone() }))
     }
 

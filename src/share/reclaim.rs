@@ -13,7 +13,7 @@ use crate::backend::{Access, Backend, Companion, Directory, Entry, EntryKind, Lo
 use crate::error::{Error, Result};
 use crate::os::{self, LockKind};
 use crate::segment::trailer::PAGE;
-use crate::segment::{Found, Home, collect, is_leased};
+use crate::segment::{Found, Home, collect, has_name, is_leased, pin};
 
 /// A draft without a lease may be one that is just being made: it is left alone until it is this old.
 const DRAFT_AGE: Duration = Duration::from_secs(60);
@@ -177,7 +177,7 @@ impl Reclaim {
         let partial = location.companion(Companion::Partial)?;
         let Some(file) = open_listed(backend, &partial, Access::ReadWrite, entry)? else { return Ok(false) };
         // A payload gets its name after its ledger: what is open and has no ledger now has lost it for ever.
-        if has_name(backend, &location.companion(Companion::Ledger)?)? || is_leased(&file, &partial)? {
+        if has_name(&**backend, &location.companion(Companion::Ledger)?)? || is_leased(&file, &partial)? {
             return Ok(false);
         }
         // Leased alone, so that no pool makes it the payload of another buffer.
@@ -193,7 +193,7 @@ impl Reclaim {
         // Asked before the payload is looked for: when the beginner gives it up, the payload has its name.
         let is_young = os::is_locked(&file, LockKind::Exclusive, BEGINNING)
             .map_err(|error| Error::os("ask for the beginner of", &ledger, error))?;
-        if is_young || has_name(backend, &location.companion(Companion::Partial)?)? {
+        if is_young || has_name(&**backend, &location.companion(Companion::Partial)?)? {
             return Ok(false);
         }
         Ok(self.dry_run || backend.unlink(&ledger, Some(entry.id))?)
@@ -202,18 +202,7 @@ impl Reclaim {
 
 /// Opens what has a name, if it is still the file that was listed.
 fn open_listed(backend: &Arc<dyn Backend>, at: &Location, access: Access, entry: &Entry) -> Result<Option<File>> {
-    let file = backend.open(at, access)?;
-    let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
-    Ok((facts.id == entry.id).then_some(file))
-}
-
-/// Whether anything has a name.
-fn has_name(backend: &Arc<dyn Backend>, at: &Location) -> Result<bool> {
-    match backend.open(at, Access::Read) {
-        Err(Error::NotFound { .. }) => Ok(false),
-        Err(error @ Error::TooManyOpenFiles { .. }) => Err(error),
-        _ => Ok(true),
-    }
+    Ok(pin(&**backend, at, access)?.and_then(|(file, facts)| (facts.id == entry.id).then_some(file)))
 }
 
 /// What the manager wants to know of a directory that it had looked through.

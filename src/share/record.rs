@@ -12,27 +12,18 @@
 //!    288    16  zero
 //! ```
 
-use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
 use ndarray::Dimension;
 
+use super::fields::{self, Fields, MOST_AXES, check_axes};
 use crate::array::layout::Layout;
 use crate::array::{DType, Element, Order};
 use crate::error::{Error, Result};
 use crate::segment::trailer::{RECORD, Trailer};
 
-/// Most axes that can be written down.
-const MOST_AXES: usize = 32;
-
-const DTYPE_AT: Range<usize> = 0..16;
-const ORDER_AT: usize = DTYPE_AT.end;
-const AXES_AT: usize = ORDER_AT + 1;
-const PADDING_AT: Range<usize> = AXES_AT + 1..AXES_AT + 3;
-const MAKER_AT: Range<usize> = PADDING_AT.end..PADDING_AT.end + 4;
-const CREATED_AT: Range<usize> = MAKER_AT.end..MAKER_AT.end + 8;
-const SHAPE_AT: Range<usize> = CREATED_AT.end..CREATED_AT.end + 8 * MOST_AXES;
-const REST_AT: Range<usize> = SHAPE_AT.end..RECORD;
+/// Bytes of the element type.
+const DTYPE: usize = 16;
 
 /// What a counted array is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,31 +40,21 @@ impl Record {
     /// Describes an array of this process.
     pub(super) fn new<T: Element, D: Dimension>(layout: &Layout<D>) -> Result<Self> {
         let shape = layout.dim.slice().to_vec();
-        if shape.len() > MOST_AXES {
-            return Err(Error::InvalidSetting {
-                setting: "the shape",
-                value: format!("{} axes", shape.len()),
-                expected: "at most 32 axes",
-            });
-        }
+        check_axes(&shape)?;
         let (maker, created) = (std::process::id(), SystemTime::now());
         Ok(Self { dtype: T::DTYPE, order: layout.order, shape, maker, created })
     }
 
     pub(super) fn to_bytes(&self) -> [u8; RECORD] {
-        let mut bytes = [0; RECORD];
-        let dtype = self.dtype.as_str().as_bytes();
-        bytes[DTYPE_AT][..dtype.len()].copy_from_slice(dtype);
-        bytes[ORDER_AT] = if self.order == Order::F { b'F' } else { b'C' };
-        bytes[AXES_AT] = u8::try_from(self.shape.len()).unwrap_or(u8::MAX);
-        bytes[MAKER_AT].copy_from_slice(&self.maker.to_le_bytes());
         let created = self.created.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let created = u64::try_from(created.as_nanos()).unwrap_or(u64::MAX);
-        bytes[CREATED_AT].copy_from_slice(&created.to_le_bytes());
-        for (length, to) in self.shape.iter().zip(bytes[SHAPE_AT].chunks_exact_mut(8)) {
-            to.copy_from_slice(&(*length as u64).to_le_bytes());
-        }
-        bytes
+        let mut bytes = fields::head(DTYPE, self.dtype, self.order, self.shape.len());
+        bytes.extend(self.maker.to_le_bytes());
+        bytes.extend(created.to_le_bytes());
+        bytes.extend(fields::lengths(&self.shape));
+        let mut record = [0; RECORD];
+        record[..bytes.len()].copy_from_slice(&bytes);
+        record
     }
 
     /// Reads what a trailer says, and holds it against the payload.
@@ -83,38 +64,21 @@ impl Record {
     }
 
     fn of_bytes(bytes: &[u8; RECORD], payload: u64) -> Result<Self, String> {
-        let dtype = text(&bytes[DTYPE_AT])?;
-        let dtype: DType = dtype.parse().map_err(|_| format!("the element type {dtype:?} is unknown"))?;
-        let order = match bytes[ORDER_AT] {
-            b'C' => Order::C,
-            b'F' => Order::F,
-            other => return Err(format!("the order {other} is unknown")),
-        };
-        let axes = usize::from(bytes[AXES_AT]);
-        if axes > MOST_AXES {
-            return Err(format!("{axes} axes are too many"));
-        }
-        let number = |range: Range<usize>| range.rev().fold(0, |number, at| number << 8 | u64::from(bytes[at]));
-        let lengths: Vec<u64> = SHAPE_AT.step_by(8).map(|at| number(at..at + 8)).collect();
-        if lengths[axes..].iter().any(|length| *length != 0) || !all_zero(&bytes[PADDING_AT]) {
+        let mut fields = Fields(bytes);
+        let (dtype, order, axes) = fields.head::<DTYPE>()?;
+        let maker = u32::from_le_bytes(fields.take()?);
+        let created = SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(fields.number()?));
+        let lengths: Vec<u64> = (0..MOST_AXES).map(|_| fields.number()).collect::<Result<_, _>>()?;
+        let (lengths, rest) = lengths.split_at(axes);
+        if rest.iter().any(|length| *length != 0) || fields.0.iter().any(|byte| *byte != 0) {
             return Err("bytes that must be zero are not".into());
         }
         let item = dtype.size() as u64;
-        let bytes_needed = lengths[..axes].iter().try_fold(item, |so_far, length| so_far.checked_mul(*length));
-        if bytes_needed != Some(payload) {
-            return Err(format!(
-                "an array of shape {:?} and type {dtype} does not take {payload} bytes",
-                &lengths[..axes]
-            ));
+        if lengths.iter().try_fold(item, |so_far, length| so_far.checked_mul(*length)) != Some(payload) {
+            return Err(format!("an array of shape {lengths:?} and type {dtype} does not take {payload} bytes"));
         }
-        let shape: Result<Vec<usize>, _> = lengths[..axes].iter().copied().map(usize::try_from).collect();
-        let shape = shape.map_err(|_| "the shape is larger than the address space".to_owned())?;
-        if !all_zero(&bytes[REST_AT]) {
-            return Err("bytes that must be zero are not".into());
-        }
-        #[allow(clippy::cast_possible_truncation)] // four bytes were read
-        let maker = number(MAKER_AT) as u32;
-        let created = SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(number(CREATED_AT)));
+        let shape = lengths.iter().map(|length| usize::try_from(*length)).collect::<Result<_, _>>();
+        let shape = shape.map_err(|_| "the shape is larger than the address space")?;
         Ok(Self { dtype, order, shape, maker, created: created.unwrap_or(SystemTime::UNIX_EPOCH) })
     }
 
@@ -122,19 +86,6 @@ impl Record {
     pub(super) fn layout<T: Element, D: Dimension>(&self, name: &str) -> Result<Layout<D>> {
         Layout::described::<T>(self.dtype, &self.shape, self.order, name)
     }
-}
-
-fn all_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
-}
-
-/// Reads text that is padded with NUL.
-fn text(bytes: &[u8]) -> Result<&str, String> {
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    if !all_zero(&bytes[end..]) {
-        return Err("bytes that must be zero are not".into());
-    }
-    std::str::from_utf8(&bytes[..end]).map_err(|_| "the element type is not text".to_owned())
 }
 
 #[cfg(test)]
@@ -160,16 +111,16 @@ mod tests {
     #[test]
     fn no_lie_is_believed() {
         let lies: &[(usize, &[u8])] = &[
-            (DTYPE_AT.start, b"<f3"),
-            (DTYPE_AT.start + 5, b"x"),
-            (ORDER_AT, b"A"),
-            (AXES_AT, &[33]),
-            (AXES_AT, &[2]),
-            (PADDING_AT.start, &[1]),
-            (SHAPE_AT.start, &(1u64 << 63).to_le_bytes()),
-            (SHAPE_AT.start, &3u64.to_le_bytes()),
-            (SHAPE_AT.start + 8 * 31, &[1]),
-            (REST_AT.start, &[1]),
+            (0, b"<f3"),
+            (5, b"x"),
+            (16, b"A"),
+            (17, &[33]),
+            (17, &[2]),
+            (18, &[1]),
+            (32, &(1u64 << 63).to_le_bytes()),
+            (32, &3u64.to_le_bytes()),
+            (32 + 8 * 31, &[1]),
+            (288, &[1]),
         ];
         for (at, lie) in lies {
             let mut bytes = sample().to_bytes();

@@ -1,0 +1,64 @@
+//! How element type, order and shape are written in bytes of our own: the same in the record of a counted array and in the ledger
+//! of a renderbuffer. What is read is input, and errors say in words what is wrong with it.
+
+use crate::array::{DType, Order};
+use crate::error::{Error, Result};
+
+/// Most axes that can be written down.
+pub(crate) const MOST_AXES: usize = 32;
+
+/// Refuses a shape with more axes than can be written down.
+pub(crate) fn check_axes(shape: &[usize]) -> Result<()> {
+    if shape.len() <= MOST_AXES {
+        return Ok(());
+    }
+    let (value, expected) = (format!("{} axes", shape.len()), "at most 32 axes");
+    Err(Error::InvalidSetting { setting: "the shape", value, expected })
+}
+
+/// Writes the fields that both begin with: the element type, padded with NUL to `width` bytes, the order, the number of axes, and two
+/// zeros.
+pub(crate) fn head(width: usize, dtype: DType, order: Order, axes: usize) -> Vec<u8> {
+    let mut bytes = dtype.as_str().as_bytes().to_vec();
+    bytes.resize(width, 0);
+    bytes.push(if order == Order::F { b'F' } else { b'C' });
+    bytes.push(u8::try_from(axes).unwrap_or(u8::MAX));
+    bytes.extend([0; 2]);
+    bytes
+}
+
+/// Writes lengths.
+pub(crate) fn lengths(lengths: &[usize]) -> impl Iterator<Item = u8> {
+    lengths.iter().flat_map(|length| (*length as u64).to_le_bytes())
+}
+
+/// The fields that have not been read yet.
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+
+impl Fields<'_> {
+    pub(crate) fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let (field, rest) = self.0.split_first_chunk().ok_or("it is cut short")?;
+        self.0 = rest;
+        Ok(*field)
+    }
+
+    pub(crate) fn number(&mut self) -> Result<u64, String> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    /// Reads what [`head`] has written in `WIDTH` bytes for the element type.
+    pub(crate) fn head<const WIDTH: usize>(&mut self) -> Result<(DType, Order, usize), String> {
+        let text = self.take::<WIDTH>()?;
+        let text = std::str::from_utf8(&text).unwrap_or_default().trim_end_matches('\0');
+        let dtype = text.parse().map_err(|_| format!("{text:?} is no element type"))?;
+        let order = match self.take()? {
+            [b'C'] => Order::C,
+            [b'F'] => Order::F,
+            [other] => return Err(format!("{other} is no order")),
+        };
+        match self.take()? {
+            [axes, 0, 0] if usize::from(axes) <= MOST_AXES => Ok((dtype, order, axes.into())),
+            [axes, ..] => Err(format!("{axes} axes, or bytes that must be zero are not")),
+        }
+    }
+}
