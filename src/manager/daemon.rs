@@ -14,7 +14,7 @@ use crate::manager_client::wire::{self, CANNOT, DONE, GREETING, Lines, REFUSAL, 
 use crate::os::daemon::{self, Process, Source};
 use crate::os::{self, Bell, FileId, Socket};
 use crate::segment::counts::LONGEST_GRACE;
-use crate::share::reclaim;
+use crate::share::Reclaim;
 
 /// Clients that a manager serves at most; fewer where the process may have fewer descriptors.
 const MOST_CLIENTS: usize = 4096;
@@ -217,7 +217,7 @@ impl Manager {
     fn sweep(&mut self) {
         let clients = &self.clients;
         let in_use = |number| clients.values().any(|client| client.places.contains(&number));
-        self.places.sweep(Instant::now(), in_use, reclaim::sweep);
+        self.places.sweep(Instant::now(), in_use, |backend| Reclaim::new().run(backend));
     }
 
     /// Waits, then does what the bell, the words and the deaths ask for.

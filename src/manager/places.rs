@@ -13,7 +13,7 @@ use crate::backend::{Backend, Directory};
 use crate::error::{Error, Result};
 use crate::manager_client::wire::Use;
 use crate::os::FileId;
-use crate::share::reclaim::Swept;
+use crate::share::Reclaimed;
 
 /// Directories that one manager knows at most.
 const MOST: usize = 256;
@@ -131,7 +131,7 @@ impl Places {
         &mut self,
         now: Instant,
         in_use: impl Fn(Number) -> bool,
-        look: impl Fn(&Arc<dyn Backend>) -> Result<Swept>,
+        look: impl Fn(&Arc<dyn Backend>) -> Result<Reclaimed>,
     ) {
         let due: Vec<Number> =
             self.known.iter().filter(|(_, place)| place.next().is_some_and(|at| at <= now)).map(|(n, _)| *n).collect();
@@ -144,12 +144,14 @@ impl Places {
             (place.due, place.expiry) = (None, None);
             self.sweeps += 1;
             match outcome {
-                Ok(Swept { removed, next, busy }) => {
+                Ok(found) => {
+                    let removed = found.removed.len();
                     self.reclaimed += removed as u64;
                     let now = now + place.took;
                     // Many expire one soon after the other: one look finds several.
-                    place.expiry = next.and_then(|next| now.checked_add(next.max(place.took)));
-                    if busy {
+                    place.expiry = found.next.and_then(|next| now.checked_add(next.max(place.took)));
+                    // What is attached may be a process that is just ending, or that was just being spawned.
+                    if found.attached > 0 {
                         place.due = place.next_pause().map(|pause| now + pause);
                     }
                     if removed > 0 {
@@ -201,14 +203,21 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::EntryKind;
+    use crate::share::Removed;
 
     fn used(number: u64) -> Use {
         let path = std::env::temp_dir().join(number.to_string());
         Use { id: FileId { device: 0, number }, backend: "test".to_owned(), path }
     }
 
-    fn removed(removed: usize) -> Swept {
-        Swept { removed, next: None, busy: false }
+    fn removed(removed: usize) -> Reclaimed {
+        let array = Removed { name: "array".to_owned(), bytes: 1, kind: EntryKind::Array };
+        Reclaimed { removed: vec![array; removed], ..Reclaimed::default() }
+    }
+
+    fn held() -> Reclaimed {
+        Reclaimed { attached: 1, ..Reclaimed::default() }
     }
 
     #[test]
@@ -234,15 +243,15 @@ mod tests {
         let (mut places, mut now) = (Places::default(), Instant::now());
         let number = places.add(used(1), |_| true).expect("room");
         places.mark(number, now);
-        let (begin, held) = (now, Swept { removed: 0, next: None, busy: true });
+        let begin = now;
         while let Some(next) = places.next() {
             now = next;
-            places.sweep(now, |_| true, |_| Ok(held));
+            places.sweep(now, |_| true, |_| Ok(held()));
         }
         assert_eq!(places.sweeps, 1 + PAUSES.len() as u64);
         assert!(now - begin >= Duration::from_millis(PAUSES.iter().sum()));
         places.go_round(now);
-        places.sweep(now + Duration::from_secs(1), |_| true, |_| Ok(held));
+        places.sweep(now + Duration::from_secs(1), |_| true, |_| Ok(held()));
         assert_eq!(places.next(), None, "nobody has died");
         places.mark(number, now + Duration::from_secs(2));
         assert!(places.next().is_some(), "another death begins anew");
@@ -281,7 +290,7 @@ mod tests {
         let number = places.add(used(1), |_| true).expect("room");
         places.mark(number, now);
         let flight = Duration::from_secs(30);
-        places.sweep(now, |_| true, |_| Ok(Swept { removed: 0, next: Some(flight), busy: false }));
+        places.sweep(now, |_| true, |_| Ok(Reclaimed { next: Some(flight), ..Reclaimed::default() }));
         let next = places.next().expect("not forgotten");
         assert!(next >= now + flight && next < now + flight * 2);
         assert!(places.is_waiting());

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ndarray::{Dimension, IntoDimension, ShapeBuilder};
+use ndarray::{Dimension, IntoDimension, RawArrayViewMut, ShapeBuilder};
 
 use super::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
 use super::grid::ChunkGrid;
@@ -19,7 +19,7 @@ use crate::backoff::Backoff;
 use crate::error::{Error, IntoError, Result};
 use crate::os::{self, LockKind};
 use crate::segment::Home;
-use crate::segment::locks::Wait;
+use crate::segment::locks::{Hold, Wait};
 
 /// An array that many workers, threads or processes, paint at once, and that gets its name when it is complete.
 ///
@@ -47,7 +47,7 @@ use crate::segment::locks::Wait;
 /// ```
 #[derive(Debug)]
 pub struct RenderBuffer<T, D> {
-    pair: Pair,
+    pub(super) pair: Pair,
     home: Home,
     layout: Layout<D>,
     grid: ChunkGrid<D>,
@@ -125,7 +125,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Returns what its maker said is painted.
     pub fn fingerprint(&self) -> &str {
-        &self.pair.ledger.record().work.fingerprint
+        &self.pair.ledger.record.work.fingerprint
     }
 
     /// Claims one chunk, without waiting.
@@ -142,20 +142,27 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         if self.pair.ledger.is_done(index) {
             return Ok(Claim::Done);
         }
-        self.pair.payload.refuse_inherited(&self.home)?;
-        let hold = match self.pair.payload.hold(&self.pair.partial, LockKind::Exclusive, cell(index), Wait::No) {
-            Ok(hold) => hold,
+        let (raw, hold) = match self.lock(index, LockKind::Exclusive, Wait::No) {
+            Ok(locked) => locked,
             Err(Error::WouldBlock { .. }) => return Ok(Claim::Busy),
             // It gets its public name only when every chunk is finished.
             Err(Error::Unlinked { .. }) if self.pair.ledger.is_done(index) => return Ok(Claim::Done),
-            Err(error) => return Err(error.about(&self.home.location)),
+            Err(error) => return Err(error),
         };
         // Finished by another between the look and the lock?
         if self.pair.ledger.is_done(index) {
             return Ok(Claim::Done);
         }
-        let raw = view::raw_mut(&self.pair.payload, &self.layout).ok_or_else(|| self.discarded())?;
         Ok(Claim::Chunk(ChunkClaim::new(self, index, raw, hold)))
+    }
+
+    /// Locks the cell of a chunk; also returns the whole array, without looking at it.
+    fn lock(&self, index: usize, kind: LockKind, wait: Wait) -> Result<(RawArrayViewMut<T, D>, Hold)> {
+        let Pair { payload, partial, .. } = &self.pair;
+        payload.refuse_inherited(&self.home)?;
+        let hold = payload.hold(partial, kind, cell(index), wait).map_err(|error| error.about(&self.home.location))?;
+        let raw = view::raw_mut(payload, &self.layout).ok_or_else(|| self.discarded())?;
+        Ok((raw, hold))
     }
 
     /// Claims a chunk that is neither finished nor being painted, without waiting.
@@ -213,10 +220,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         if !self.pair.ledger.is_done(index) {
             return Ok(None);
         }
-        self.pair.payload.refuse_inherited(&self.home)?;
-        let hold = self.pair.payload.hold(&self.pair.partial, LockKind::Shared, cell(index), Wait::Forever);
-        let hold = hold.map_err(|error| error.about(&self.home.location))?;
-        let raw = view::raw_mut(&self.pair.payload, &self.layout).ok_or_else(|| self.discarded())?;
+        let (raw, hold) = self.lock(index, LockKind::Shared, Wait::Forever)?;
         Ok(Some(ChunkGuard::new(self, index, raw, hold)))
     }
 
@@ -294,10 +298,6 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     pub fn discard(self) -> Result<()> {
         let payload = || self.home.backend.unlink(&self.pair.partial.location, Some(self.pair.payload.id()));
         self.pair.ledger.unlink().and_then(|_| payload()).map(drop).map_err(|error| error.about(&self.home.location))
-    }
-
-    pub(super) fn set_done(&self, index: usize) {
-        self.pair.ledger.set_done(index);
     }
 
     fn discarded(&self) -> Error {

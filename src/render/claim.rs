@@ -61,7 +61,7 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
     pub fn commit(self) -> Result<()> {
         let Self { buffer, index, view, hold, .. } = self;
         drop(view);
-        buffer.set_done(index);
+        buffer.pair.ledger.set_done(index);
         drop(hold);
         Ok(())
     }

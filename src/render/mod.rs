@@ -33,11 +33,9 @@ use crate::segment::{Home, is_attached};
 /// damaged.
 pub fn ledger(backend: &Arc<dyn Backend>, location: &Location) -> Result<Ledger> {
     let home = Home { backend: Arc::clone(backend), location: location.clone() };
-    let look = |found: Option<LedgerFile>| match found {
-        Some(ledger) => ledger.look(),
-        None => Err(Error::NotFound { location: location.to_string() }),
-    };
-    LedgerFile::open(&home, |_| Ok(())).and_then(look).map_err(|error| error.about(location))
+    let not_found = || Err(Error::NotFound { location: location.to_string() });
+    let found = LedgerFile::open(&home, |_| Ok(()));
+    found.and_then(|found| found.map_or_else(not_found, |ledger| ledger.look())).map_err(|error| error.about(location))
 }
 
 /// Whether any process is attached to an unfinished renderbuffer: painting it, waiting for it, or looking on.

@@ -12,7 +12,7 @@ mod inspect;
 mod options;
 #[cfg(feature = "channel")]
 mod parcel;
-pub(crate) mod reclaim;
+mod reclaim;
 mod record;
 mod refcounted;
 mod strategy;

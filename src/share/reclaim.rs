@@ -76,15 +76,10 @@ pub struct Reclaimed {
 ///
 /// Those of listing a directory. What a single file answers is in [`Reclaimed::failed`].
 pub fn reclaim() -> Result<Vec<Reclaimed>> {
-    everywhere().iter().map(|backend| Reclaim::new().run(backend)).collect()
-}
-
-/// Returns the directories that arrays live in, as far as they exist.
-pub(crate) fn everywhere() -> Vec<Arc<dyn Backend>> {
-    let shm = Directory::shm().ok().map(|directory| directory as Arc<dyn Backend>);
-    let is_there = Directory::emulated_path().is_ok_and(|path| path.is_dir());
-    let emulated = is_there.then(|| Directory::emulated().ok()).flatten();
-    shm.into_iter().chain(emulated.map(|directory| directory as Arc<dyn Backend>)).collect()
+    let exists = Directory::emulated_path().is_ok_and(|path| path.is_dir());
+    let emulated = exists.then(|| Directory::emulated().ok()).flatten();
+    let directories = Directory::shm().ok().into_iter().chain(emulated).map(|directory| directory as Arc<dyn Backend>);
+    directories.map(|backend| Reclaim::new().run(&backend)).collect()
 }
 
 impl Reclaim {
@@ -203,21 +198,4 @@ impl Reclaim {
 /// Opens what has a name, if it is still the file that was listed.
 fn open_listed(backend: &Arc<dyn Backend>, at: &Location, access: Access, entry: &Entry) -> Result<Option<File>> {
     Ok(pin(&**backend, at, access)?.and_then(|(file, facts)| (facts.id == entry.id).then_some(file)))
-}
-
-/// What the manager wants to know of a directory that it had looked through.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Swept {
-    /// Files that were removed.
-    pub(crate) removed: usize,
-    /// When the next handle on its way expires, if one protects something.
-    pub(crate) next: Option<Duration>,
-    /// Somebody is attached: it may be a process that is just going, or that was just being spawned.
-    pub(crate) busy: bool,
-}
-
-/// Goes through a directory for the manager.
-pub(crate) fn sweep(backend: &Arc<dyn Backend>) -> Result<Swept> {
-    let found = Reclaim::new().run(backend)?;
-    Ok(Swept { removed: found.removed.len(), next: found.next, busy: found.attached > 0 })
 }

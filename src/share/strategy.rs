@@ -8,7 +8,6 @@ use crate::error::{Error, Result};
 use crate::os;
 
 const VARIABLE: &str = "NDSHM_SHARING_STRATEGY";
-const EXPECTED: &str = "file_descriptor or file_system";
 
 /// 0: the environment decides; else the position in `ALL`, from 1.
 static CURRENT: AtomicU8 = AtomicU8::new(0);
@@ -73,8 +72,7 @@ impl SharingStrategy {
     /// [`Unsupported`](Error::Unsupported): this platform does not have it.
     pub fn set_current(self) -> Result<()> {
         self.check("the sharing strategy")?;
-        let position = Self::ALL.iter().position(|strategy| *strategy == self).unwrap_or(0);
-        CURRENT.store(u8::try_from(position + 1).unwrap_or(0), Ordering::Relaxed);
+        CURRENT.store(1 + self as u8, Ordering::Relaxed);
         Ok(())
     }
 
@@ -109,7 +107,7 @@ impl FromStr for SharingStrategy {
         Self::ALL.into_iter().find(|strategy| strategy.as_str() == text).ok_or_else(|| Error::InvalidSetting {
             setting: "the sharing strategy",
             value: text.to_owned(),
-            expected: EXPECTED,
+            expected: "file_descriptor or file_system",
         })
     }
 }

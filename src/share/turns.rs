@@ -3,7 +3,6 @@
 //! A mutex would do but for its lock, which cannot be given a time: who may receive for a second must not wait behind
 //! somebody who receives for ever.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -51,21 +50,7 @@ fn whole<T>(result: Result<T, PoisonError<T>>) -> T {
 #[derive(Debug)]
 pub(crate) struct Turn<'a, T> {
     turns: &'a Turns<T>,
-    thing: MutexGuard<'a, T>,
-}
-
-impl<T> Deref for Turn<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.thing
-    }
-}
-
-impl<T> DerefMut for Turn<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.thing
-    }
+    pub(crate) thing: MutexGuard<'a, T>,
 }
 
 impl<T> Drop for Turn<'_, T> {
@@ -104,7 +89,7 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..1000 {
                         let mut turn = turns.take(None).unwrap();
-                        *turn += 1;
+                        *turn.thing += 1;
                     }
                 });
             }

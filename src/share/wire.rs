@@ -55,10 +55,8 @@ pub(crate) struct Wire {
 /// The message that is being received.
 #[derive(Debug, Default)]
 struct Inbox {
-    prefix: [u8; PREFIX],
-    prefix_length: usize,
-    /// What has arrived of the body.
-    body: Vec<u8>,
+    /// What has arrived of prefix and body.
+    bytes: Vec<u8>,
     files: Vec<File>,
     /// Why nothing can be received any more.
     broken: Option<String>,
@@ -104,14 +102,14 @@ impl Wire {
             self.require_files()?;
         }
         let deadline = deadline(limit);
-        let Some(mut outbox) = self.outbox.take(deadline) else { return Err(self.timed_out(limit)) };
-        if let Some(reason) = *outbox {
+        let Some(mut turn) = self.outbox.take(deadline) else { return Err(self.timed_out(limit)) };
+        if let Some(reason) = *turn.thing {
             return Err(self.protocol(reason));
         }
         let mut sent = 0;
         self.write(prefix, body, files, deadline, &mut sent).map_err(|error| {
             if sent > 0 {
-                *outbox = Some(TORN);
+                *turn.thing = Some(TORN);
                 self.socket.end_sending();
             }
             self.failed("send", error, limit)
@@ -159,62 +157,49 @@ impl Wire {
     ) -> Result<(T, Vec<File>)> {
         self.require_own_process()?;
         let deadline = deadline(limit);
-        let Some(mut inbox) = self.inbox.take(deadline) else { return Err(self.timed_out(limit)) };
+        let Some(mut turn) = self.inbox.take(deadline) else { return Err(self.timed_out(limit)) };
+        let inbox = &mut *turn.thing;
         if let Some(reason) = &inbox.broken {
             return Err(self.protocol(reason));
         }
-        self.fill(&mut inbox, deadline).map_err(|error| self.receiving_failed(&mut inbox, error, limit))?;
-        let (message, count) = read(&inbox.body)?;
+        self.fill(&mut inbox.bytes, deadline).map_err(|error| self.receiving_failed(inbox, error, limit))?;
+        let (message, count) = read(&inbox.bytes[PREFIX..])?;
         if count > 0 {
             self.require_files()?;
-            self.take_files(&mut inbox, count, deadline)
-                .map_err(|error| self.receiving_failed(&mut inbox, error, limit))?;
+            self.take_files(&mut inbox.files, count, deadline)
+                .map_err(|error| self.receiving_failed(inbox, error, limit))?;
         }
-        Ok((message, std::mem::take(&mut *inbox).files))
+        Ok((message, std::mem::take(inbox).files))
     }
 
     /// Receives until prefix and body are there.
-    fn fill(&self, inbox: &mut Inbox, deadline: Option<Instant>) -> io::Result<()> {
-        while inbox.prefix_length < PREFIX {
-            let received = self.some(&mut inbox.prefix[inbox.prefix_length..], deadline)?;
-            inbox.prefix_length += received;
-            // At the first wrong byte: a stranger may never send as many as a prefix has.
-            let begin = &inbox.prefix[..inbox.prefix_length.min(MAGIC.len())];
-            if !MAGIC.starts_with(begin) {
-                let reason = format!("a message begins with \"{}\" and not with \"NDSM\"", begin.escape_ascii());
-                return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+    fn fill(&self, bytes: &mut Vec<u8>, deadline: Option<Instant>) -> io::Result<()> {
+        loop {
+            let arrived = bytes.len();
+            let length = announced(bytes).map_err(|reason| io::Error::new(io::ErrorKind::InvalidData, reason))?;
+            if arrived == length {
+                return Ok(());
             }
-        }
-        let length = body_length(inbox.prefix).map_err(|reason| io::Error::new(io::ErrorKind::InvalidData, reason))?;
-        while inbox.body.len() < length {
-            let arrived = inbox.body.len();
-            inbox.body.resize(length.min(arrived + STEP), 0);
-            let received = self.some(&mut inbox.body[arrived..], deadline);
-            inbox.body.truncate(arrived + received.as_ref().copied().unwrap_or(0));
-            received?;
-        }
-        Ok(())
-    }
-
-    /// Receives at least one byte.
-    fn some(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
-        match self.socket.receive(buffer, deadline)? {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            received => Ok(received),
+            bytes.resize(length.min(arrived + STEP), 0);
+            let received = self.socket.receive(&mut bytes[arrived..], deadline);
+            bytes.truncate(arrived + received.as_ref().copied().unwrap_or(0));
+            if received? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
         }
     }
 
     /// Receives until `count` files are there.
-    fn take_files(&self, inbox: &mut Inbox, count: usize, deadline: Option<Instant>) -> io::Result<()> {
+    fn take_files(&self, files: &mut Vec<File>, count: usize, deadline: Option<Instant>) -> io::Result<()> {
         // One batch comes whole or not at all. With more, the first must not be taken if there is no room for the last: the
         // rest of the program would have to do without.
-        let missing = count.saturating_sub(inbox.files.len());
+        let missing = count.saturating_sub(files.len());
         if missing > BATCH {
             self.socket.room_for(missing)?;
         }
-        while inbox.files.len() < count {
-            let batch = BATCH.min(count - inbox.files.len());
-            inbox.files.extend(self.socket.receive_files(batch, deadline)?);
+        while files.len() < count {
+            let batch = BATCH.min(count - files.len());
+            files.extend(self.socket.receive_files(batch, deadline)?);
         }
         Ok(())
     }
@@ -278,11 +263,17 @@ fn prefix(length: usize) -> Result<[u8; PREFIX], String> {
     Ok(prefix)
 }
 
-/// The length of the body that follows.
-fn body_length(prefix: [u8; PREFIX]) -> Result<usize, String> {
-    let [_, _, _, _, length @ ..] = prefix;
-    let announced = u32::from_le_bytes(length);
-    usize::try_from(announced).ok().filter(|length| *length <= LONGEST_BODY).ok_or_else(|| too_long(announced))
+/// The length of the message that begins with these bytes, as far as they tell.
+fn announced(bytes: &[u8]) -> Result<usize, String> {
+    // At the first wrong byte: a stranger may never send as many as a prefix has.
+    let begin = &bytes[..bytes.len().min(MAGIC.len())];
+    if !MAGIC.starts_with(begin) {
+        return Err(format!("a message begins with \"{}\" and not with \"NDSM\"", begin.escape_ascii()));
+    }
+    let Some([_, _, _, _, length @ ..]) = bytes.first_chunk::<PREFIX>() else { return Ok(PREFIX) };
+    let length = u32::from_le_bytes(*length);
+    let body = usize::try_from(length).ok().filter(|length| *length <= LONGEST_BODY);
+    body.map(|body| PREFIX + body).ok_or_else(|| too_long(length))
 }
 
 fn too_long(length: impl std::fmt::Display) -> String {

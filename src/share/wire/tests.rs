@@ -341,7 +341,7 @@ fn files_nobody_takes_are_closed_with_the_wire() {
         drop(end);
         if in_part {
             assert!(receive(&wire, 65, SOON).unwrap_err().is_timed_out());
-            assert_eq!(wire.inbox.take(None).unwrap().files.len(), 64, "they are kept for the rest of the message");
+            assert_eq!(wire.inbox.take(None).unwrap().thing.files.len(), 64, "they are kept for the rest of the message");
         }
         assert!(!is_closed(&watched));
         drop(wire);
