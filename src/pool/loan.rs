@@ -29,10 +29,6 @@ impl<A> Loan<A> {
     fn end(mut self) -> (A, Pool) {
         (self.value.take().expect(THERE), self.pool.clone())
     }
-
-    fn get(&self) -> &A {
-        self.value.as_ref().expect(THERE)
-    }
 }
 
 /// Only `end` and `drop` take the value out, and nothing comes after them.
@@ -129,7 +125,7 @@ impl<T: Element, D: Dimension> Deref for PooledDraft<T, D> {
     type Target = Draft<T, D>;
 
     fn deref(&self) -> &Self::Target {
-        self.loan.get()
+        self.loan.value.as_ref().expect(THERE)
     }
 }
 
@@ -164,7 +160,7 @@ impl<T: Element, D: Dimension> Deref for PooledArray<T, D> {
     type Target = SharedArray<T, D>;
 
     fn deref(&self) -> &Self::Target {
-        self.loan.get()
+        self.loan.value.as_ref().expect(THERE)
     }
 }
 

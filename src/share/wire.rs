@@ -33,6 +33,9 @@ const STEP: usize = 1 << 20;
 
 const TORN: &str = "an earlier message was sent only in part, and the other end could not tell where the next one begins: \
                     connect again";
+const FORKED: &str = "using a channel in a forked child, where it would tear the messages of its parent (make the channel after \
+                      the fork, or let the child adopt it)";
+const NO_FILES: &str = "sending descriptors (they could be lost when the receiver has none free); share arrays by name";
 const LEFT_BEHIND: &str = "another thread was in the middle of a message when this process was forked: connect again";
 
 /// One end of a connection that carries messages, for any number of threads: whoever sends or receives does so alone, but
@@ -96,11 +99,9 @@ impl Wire {
     /// - [`Error::Protocol`] if the body is longer than [`LONGEST_BODY`]; nothing was sent.
     /// - [`Error::Unsupported`] for files where they cannot be received safely, and in a forked child.
     pub(crate) fn send(&self, body: &[u8], files: &[&File], limit: Duration) -> Result<()> {
-        self.require_own_process()?;
+        self.require(os::fork_generation() == self.generation, FORKED)?;
         let prefix = prefix(body.len()).map_err(|reason| self.protocol(reason))?;
-        if !files.is_empty() {
-            self.require_files()?;
-        }
+        self.require(files.is_empty() || os::SOCKETS_CARRY_FILES, NO_FILES)?;
         let deadline = deadline(limit);
         let Some(mut turn) = self.outbox.take(deadline) else { return Err(self.timed_out(limit)) };
         if let Some(reason) = *turn.thing {
@@ -155,7 +156,7 @@ impl Wire {
         limit: Duration,
         read: impl FnOnce(&[u8]) -> Result<(T, usize)>,
     ) -> Result<(T, Vec<File>)> {
-        self.require_own_process()?;
+        self.require(os::fork_generation() == self.generation, FORKED)?;
         let deadline = deadline(limit);
         let Some(mut turn) = self.inbox.take(deadline) else { return Err(self.timed_out(limit)) };
         let inbox = &mut *turn.thing;
@@ -165,7 +166,7 @@ impl Wire {
         self.fill(&mut inbox.bytes, deadline).map_err(|error| self.receiving_failed(inbox, error, limit))?;
         let (message, count) = read(&inbox.bytes[PREFIX..])?;
         if count > 0 {
-            self.require_files()?;
+            self.require(os::SOCKETS_CARRY_FILES, NO_FILES)?;
             self.take_files(&mut inbox.files, count, deadline)
                 .map_err(|error| self.receiving_failed(inbox, error, limit))?;
         }
@@ -231,21 +232,11 @@ impl Wire {
         Error::Protocol { location: self.name.clone(), reason: reason.into() }
     }
 
-    fn require_own_process(&self) -> Result<()> {
-        if os::fork_generation() == self.generation {
+    fn require(&self, is_possible: bool, else_what: &'static str) -> Result<()> {
+        if is_possible {
             return Ok(());
         }
-        let what = "using a channel in a forked child, where it would tear the messages of its parent (make the channel \
-                    after the fork, or let the child adopt it)";
-        Err(Error::Unsupported { location: self.name.clone(), what: what.into() })
-    }
-
-    fn require_files(&self) -> Result<()> {
-        if os::SOCKETS_CARRY_FILES {
-            return Ok(());
-        }
-        let what = "sending descriptors (they could be lost when the receiver has none free); share arrays by name";
-        Err(Error::Unsupported { location: self.name.clone(), what: what.into() })
+        Err(Error::Unsupported { location: self.name.clone(), what: else_what.into() })
     }
 }
 
