@@ -29,6 +29,10 @@ impl<A> Loan<A> {
     fn end(mut self) -> (A, Pool) {
         (self.value.take().expect(THERE), self.pool.clone())
     }
+
+    fn get_mut(&mut self) -> &mut A {
+        self.value.as_mut().expect(THERE)
+    }
 }
 
 /// Only `end` and `drop` take the value out, and nothing comes after them.
@@ -87,7 +91,7 @@ impl<T: Element, D: Dimension> PooledDraft<T, D> {
 
     /// Looks at and writes to the elements.
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
-        self.loan.value.as_mut().expect(THERE).view_mut()
+        self.loan.get_mut().view_mut()
     }
 
     /// Gives the array its name: from this moment others can open it, until the returned value is dropped.

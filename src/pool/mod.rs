@@ -84,9 +84,9 @@ impl PoolOptions {
     /// Those of [`default_backend`].
     pub fn create(self) -> Result<Pool> {
         let backend = self.backend.map_or_else(default_backend, Ok)?;
-        let (generation, shelf) = (os::fork_generation(), Mutex::default());
         let Self { draft, limits, .. } = self;
-        Ok(Pool { shared: Arc::new(Shared { backend, draft, limits, generation, shelf }) })
+        let generation = os::fork_generation();
+        Ok(Pool { shared: Arc::new(Shared { backend, draft, limits, generation, shelf: Mutex::default() }) })
     }
 }
 
@@ -179,8 +179,8 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // Another thread may have been at work on it when this process was forked: then it is no use looking into.
         if self.generation != os::fork_generation() && self.shelf.try_lock().is_err() {
-            let shelf = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
-            std::mem::forget(std::mem::take(shelf));
+            let broken = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(broken));
         }
     }
 }
