@@ -343,8 +343,8 @@ impl Error {
         }
     }
 
-    /// The same about the path of a socket, where it is no array that is missing or there already: `op` says what to do.
-    pub(crate) fn os_at_socket(op: &'static str, location: impl fmt::Display, source: io::Error) -> Self {
+    /// The same about a socket or a process, where it is no array that is missing or there already: `op` says what to do.
+    pub(crate) fn os_elsewhere(op: &'static str, location: impl fmt::Display, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => {
                 Self::Os { op, location: location.to_string(), source }

@@ -63,7 +63,7 @@ fn listen(path: &Path) -> Result<Listener> {
     let op = "making the manager's socket (its directory must exist; NDSHM_MANAGER_SOCKET names another)";
     os::listen(path).map_err(|error| match error.kind() {
         io::ErrorKind::InvalidInput => failed(path, error.to_string()),
-        _ => Error::os_at_socket(op, path.display(), error),
+        _ => Error::os_elsewhere(op, path.display(), error),
     })
 }
 
@@ -118,7 +118,7 @@ impl Lock {
         let path = PathBuf::from(name);
         let os_failed = |error| {
             let op = "taking the manager's lock (the directory must exist; NDSHM_MANAGER_SOCKET names another)";
-            Error::os_at_socket(op, path.display(), error)
+            Error::os_elsewhere(op, path.display(), error)
         };
         let mut backoff = Backoff::new(PATIENCE);
         loop {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,9 +27,14 @@ pub(crate) fn supported() -> io::Result<()> {
 
 /// A process, whatever becomes of its number: a pidfd.
 #[derive(Debug)]
-pub(crate) struct Process(OwnedFd);
+pub(crate) struct Process(pub(super) OwnedFd);
 
 impl Process {
+    /// Takes hold of a child that has not been waited for; `None` where there are no pidfds, as in some sandboxes.
+    pub(super) fn of_child(child: &Child) -> Option<Self> {
+        pidfd_open(number(child.id())?, PidfdFlags::empty()).ok().map(Self)
+    }
+
     /// Takes hold of the process that connected; `None` if it is gone, or cannot be told from another any more.
     ///
     /// # Errors

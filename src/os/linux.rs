@@ -16,7 +16,7 @@ use rustix::fs::{self, AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, R
 use rustix::io::Errno;
 
 pub(crate) use self::bell::Bell;
-pub(crate) use self::children::{EndWatch, create_report, own_program, prepare_child};
+pub(crate) use self::children::{Watched, create_report, own_program, prepare_child, wait_for_end};
 pub(crate) use self::huge::HugeWindows;
 pub(crate) use self::mapping::Mapping;
 use super::fill::fill;

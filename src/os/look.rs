@@ -8,10 +8,10 @@ use std::time::Duration;
 /// How long an end may go unnoticed.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Waits a little, for whoever made it.
+/// A child that has not been waited for.
 #[derive(Debug)]
-pub(crate) struct EndWatch {
-    bell: Bell,
+pub(crate) struct Watched {
+    pub(crate) child: Child,
 }
 
 /// Ends a wait of the thread that made it.
@@ -29,26 +29,13 @@ impl Bell {
     }
 }
 
-impl EndWatch {
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { bell: Bell::new()? })
+impl Watched {
+    pub(crate) fn new(child: Child) -> Self {
+        Self { child }
     }
+}
 
-    pub(crate) fn bell(&self) -> Bell {
-        self.bell.clone()
-    }
-
-    /// Begins to watch a child that has not been waited for.
-    #[allow(clippy::unused_self)] // as its counterpart
-    pub(crate) fn add(&mut self, _child: &Child) {}
-
-    /// Stops watching a child that has been waited for.
-    #[allow(clippy::unused_self)] // as its counterpart
-    pub(crate) fn remove(&mut self, _child: &Child) {}
-
-    /// Returns when the bell rang or the time is over, or sooner: a child may have ended.
-    #[allow(clippy::unused_self)] // as its counterpart
-    pub(crate) fn wait(&self, limit: Option<Duration>) {
-        thread::park_timeout(limit.map_or(LOOK, |limit| limit.min(LOOK)));
-    }
+/// Returns when the bell rang or the time is over, or sooner: a child may have ended. The bell is the calling thread's.
+pub(crate) fn wait_for_end<'a>(_: impl Iterator<Item = &'a Watched>, _bell: &Bell, limit: Option<Duration>) {
+    thread::park_timeout(limit.map_or(LOOK, |limit| limit.min(LOOK)));
 }

@@ -42,7 +42,7 @@
 //! | `process_number` | the number of this process; 0 where processes have none |
 //! | `own_program`, `prepare_child` | start this program again; what a child gets and how it is bound to its parent |
 //! | `create_report`, `inherited_report` | a file without a name, or one that vanishes, for the last words of children |
-//! | `EndWatch`, `Bell`, `Stop` | wait for the end of any of several children; end that wait, or one of `daemon`; end a child |
+//! | `Watched`, `wait_for_end`, `Bell`, `Stop` | children, and waiting for the end of any of them; end that wait, or one of `daemon`; end a child |
 //! | `ending_signal`, `is_abort`, `signal_name` | how a child ended |
 //! | `forbidden_name` | why a file cannot have this name here |
 //! | `step` | with `--cfg ndshm_steps`, stops this process where a test wants that; otherwise nothing |
@@ -223,8 +223,8 @@ impl LockRange {
     }
 }
 
-/// Which of the two ways to end a child is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which of the two ways to end a child is meant; the later one is the stronger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stop {
     /// SIGTERM: it may clean up first. On Windows, where what has no window cannot be asked, it is terminated too.
     Ask,

@@ -4,11 +4,11 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 
 use super::Stop;
-use super::look::EndWatch;
+use super::look::Watched;
 
 /// Whether [`Facts::links`](super::Facts::links) tells of every file that is open whether its name has gone. On Windows the name
 /// is moved aside where the file is mapped; Windows tells an open handle of that, Wine does not.
@@ -57,11 +57,10 @@ pub(crate) fn path_from(bytes: Vec<u8>) -> Option<PathBuf> {
 /// There is nothing to arrange.
 pub(crate) fn prepare_child(_command: &mut Command, _report: Option<Arc<File>>) {}
 
-impl EndWatch {
-    /// Terminates a child that has not been waited for: it cannot be asked.
-    #[allow(clippy::unused_self)] // Linux has more to do it by
-    pub(crate) fn stop(&self, child: &mut Child, _how: Stop) {
-        let _ = child.kill(); // it may have ended
+impl Watched {
+    /// Terminates it: it cannot be asked.
+    pub(crate) fn stop(&mut self, _how: Stop) {
+        let _ = self.child.kill(); // it may have ended
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
-pub(crate) use super::look::{Bell, EndWatch};
+pub(crate) use super::look::{Bell, Watched, wait_for_end};
 pub(crate) use super::not_unix::*;
 use super::{Facts, LockKind, LockRange, PrivateDirectoryError, Room};
 

@@ -15,7 +15,7 @@ use rustix::fs::{self, FallocateFlags};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 
-pub(crate) use self::children::{Bell, EndWatch, create_report, prepare_child};
+pub(crate) use self::children::{Bell, Watched, create_report, prepare_child, wait_for_end};
 use super::fill::fill;
 pub(crate) use super::posix::{is_user as is_surely_user, *};
 use super::{Bound, PerProcess, Room};

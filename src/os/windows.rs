@@ -20,7 +20,7 @@ use windows_sys::Win32::Foundation as code;
 use windows_sys::Win32::System::SystemInformation::GetTickCount64;
 
 pub(crate) use self::children::{
-    Bell, EndWatch, create_report, inherited_report, is_abort,
+    Bell, Watched, create_report, inherited_report, is_abort, wait_for_end,
 };
 pub(crate) use self::facts::{facts, facts_at};
 pub(crate) use self::files::{

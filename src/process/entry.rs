@@ -2,13 +2,14 @@
 
 use std::error::Error as StdError;
 use std::ffi::{OsStr, OsString};
-use std::fmt::Write as _;
-use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
+use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::panic::{self, AssertUnwindSafe};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-use super::report::{Cause, ERROR, PANIC, Report, Slot};
+use super::report::{self, ERROR, PANIC, Report};
 use crate::error::{Error, Result, with_causes};
 use crate::os;
 
@@ -88,7 +89,7 @@ pub(super) fn command(entry: &str, index: usize, count: usize, arguments: &[&str
     }
     let program = os::own_program().map_err(|error| Error::os("finding this program", entry, error))?;
     let mut command = Command::new(program);
-    command.arg(MARK).arg(entry).arg(index.to_string()).arg(count.to_string()).arg(report.name()).args(arguments);
+    command.arg(MARK).arg(entry).arg(index.to_string()).arg(count.to_string()).arg(&report.name).args(arguments);
     Ok(command)
 }
 
@@ -101,15 +102,15 @@ fn play(entries: &[(&str, Entry)], mut arguments: impl Iterator<Item = OsString>
         eprintln!("{MARK} is for ndarray-shm's own use");
         return ERROR;
     };
-    let slot = match Slot::inherited(&report, index) {
-        Ok(slot) => Arc::new(slot),
+    let report = match os::inherited_report(&report) {
+        Ok(report) => Arc::new(report),
         Err(error) => {
             eprintln!("process {index}: the parent's report cannot be found: {error}");
             return ERROR;
         }
     };
     let fail = |message: &str| {
-        slot.say(Cause::Error, message);
+        report::say(&report, index, ERROR, message);
         ERROR
     };
     let Some((_, entry)) = entries.iter().find(|(name, _)| entry == **name) else {
@@ -120,7 +121,7 @@ fn play(entries: &[(&str, Entry)], mut arguments: impl Iterator<Item = OsString>
         Err(argument) => return fail(&format!("the argument {argument:?} is not UTF-8")),
     };
     let context = Context { index, count, arguments };
-    hear_panics(Arc::clone(&slot));
+    hear_panics(Arc::clone(&report), index);
     match panic::catch_unwind(AssertUnwindSafe(|| entry(&context))) {
         Ok(Ok(())) => 0,
         Ok(Err(error)) => fail(&with_causes(&*error)),
@@ -130,28 +131,15 @@ fn play(entries: &[(&str, Entry)], mut arguments: impl Iterator<Item = OsString>
 
 /// Puts the panics of this thread on record, after which they are printed as always. Where a panic is the end of the process,
 /// so are those of every thread.
-fn hear_panics(slot: Arc<Slot>) {
+fn hear_panics(report: Arc<ManuallyDrop<File>>, index: usize) {
     let (own, print) = (thread::current().id(), panic::take_hook());
     panic::set_hook(Box::new(move |panic| {
         if cfg!(panic = "abort") || thread::current().id() == own {
-            slot.say(Cause::Panic, &describe(panic));
+            // "panicked at PLACE: MESSAGE"
+            report::say(&report, index, PANIC, &panic.to_string().replacen(":\n", ": ", 1));
         }
         print(panic);
     }));
-}
-
-fn describe(panic: &PanicHookInfo<'_>) -> String {
-    let payload = panic.payload();
-    let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    let mut message = "panicked".to_owned();
-    if let Some(place) = panic.location() {
-        let _infallible = write!(message, " at {place}");
-    }
-    if let Some(text) = text {
-        message.push_str(": ");
-        message.push_str(text);
-    }
-    message
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! How children are started.
 
 use std::fmt;
-use std::io;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::processes::Processes;
@@ -95,7 +95,8 @@ impl<'a> SpawnOptions<'a> {
     /// - [`Os`](Error::Os): a process could not be started. Those that were have been killed. Not with
     ///   [`keep_going`](Self::keep_going), which makes it a failure of that process.
     pub fn spawn(self, count: usize, entry: &str, arguments: &[&str]) -> Result<Processes> {
-        let report = Report::create().map_err(|error| failed("making room for last words", entry, error))?;
+        let failed = |error| Error::os_elsewhere("making room for last words", entry, error);
+        let report = Report::create().map_err(failed)?;
         let commands = (0..count).map(|index| entry::command(entry, index, count, arguments, &report));
         let commands = commands.collect::<Result<_>>()?;
         self.start(commands, Some(report))
@@ -116,9 +117,9 @@ impl<'a> SpawnOptions<'a> {
     fn start(mut self, mut commands: Vec<Command>, report: Option<Report>) -> Result<Processes> {
         for (index, command) in commands.iter_mut().enumerate() {
             (self.configure)(index, command);
-            os::prepare_child(command, report.as_ref().map(Report::file));
+            os::prepare_child(command, report.as_ref().map(|report| Arc::clone(&report.file)));
         }
-        supervisor::start(commands, report, self.policy).map(Processes::new)
+        supervisor::start(commands, report, self.policy)
     }
 }
 
@@ -132,12 +133,4 @@ impl fmt::Debug for SpawnOptions<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SpawnOptions").field("policy", &self.policy).finish_non_exhaustive()
     }
-}
-
-/// An answer of the system about a process, where "not found" means no array.
-pub(super) fn failed(op: &'static str, what: impl fmt::Display, source: io::Error) -> Error {
-    if os::is_out_of_descriptors(&source) || source.kind() == io::ErrorKind::Unsupported {
-        return Error::os(op, what, source);
-    }
-    Error::Os { op, location: what.to_string(), source }
 }

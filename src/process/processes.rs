@@ -1,11 +1,13 @@
 //! The handle of children that run.
 
 use std::process::{ChildStderr, ChildStdin, ChildStdout};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::failure::ChildError;
-use super::supervisor::{Order, Pipes, Started};
-use crate::os;
+use super::supervisor::{Pipes, Shared};
+use crate::os::{self, Bell, Stop};
 
 /// How long a dropped handle waits for children that were killed. They are gone in a moment, unless the kernel itself waits for
 /// a disk; then they are waited for in the background.
@@ -17,19 +19,20 @@ const BURIAL: Duration = Duration::from_secs(2);
 /// It can be used by several threads at once. Dropped, it kills what still runs; [`join`](Self::join) first if that is not meant.
 #[derive(Debug)]
 pub struct Processes {
-    started: Started,
-    generation: u64,
+    pub(super) pids: Vec<u32>,
+    pub(super) pipes: Vec<Pipes>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) bell: Bell,
+    pub(super) thread: Option<JoinHandle<()>>,
+    /// Of the process that started them.
+    pub(super) generation: u64,
 }
 
 impl Processes {
-    pub(super) fn new(started: Started) -> Self {
-        Self { started, generation: os::fork_generation() }
-    }
-
     /// Returns the numbers of the processes, by index. One that has ended may have lost its number to another; one that could
     /// not be started has 0, which to kill(2) is the caller's own group.
     pub fn pids(&self) -> &[u32] {
-        &self.started.pids
+        &self.pids
     }
 
     /// Waits until all processes have ended.
@@ -41,7 +44,7 @@ impl Processes {
     ///
     /// The first failure. How a process ended after that, or after `terminate`, is no failure.
     pub fn join(&self) -> Result<(), ChildError> {
-        self.started.shared.wait(None).unwrap_or(Ok(()))
+        self.shared.wait(None).unwrap_or(Ok(()))
     }
 
     /// Waits until all processes have ended, but not longer than `limit`: `Ok(false)` if some still run.
@@ -52,7 +55,7 @@ impl Processes {
     ///
     /// Those of [`join`](Self::join).
     pub fn join_timeout(&self, limit: Duration) -> Result<bool, ChildError> {
-        self.started.shared.wait(Some(limit)).map_or(Ok(false), |ended| ended.map(|()| true))
+        self.shared.wait(Some(limit)).map_or(Ok(false), |ended| ended.map(|()| true))
     }
 
     /// Waits for the next process to end and returns its index and how it ended, in the order of the ends; `None` when every
@@ -61,46 +64,43 @@ impl Processes {
     /// `None` for a limit waits as long as it takes, [`Duration::ZERO`] only looks. Each end is told once, to one caller,
     /// also that of a process that was told to end, and when [`join`](Self::join) has returned already.
     pub fn next_end(&self, limit: Option<Duration>) -> Option<(usize, Result<(), ChildError>)> {
-        self.started.shared.next_end(limit)
+        self.shared.next_end(limit)
     }
 
     /// Asks all processes to end (SIGTERM), and kills (SIGKILL) what still runs after the
     /// [grace period](super::SpawnOptions::grace). It waits for neither; [`join`](Self::join) does.
     pub fn terminate(&self) {
-        self.order(Order::Terminate);
+        self.order(Stop::Ask);
     }
 
     /// Takes the pipe to a process's standard input, if [`configure`](super::SpawnOptions::configure) made it one.
     pub fn take_stdin(&mut self, index: usize) -> Option<ChildStdin> {
-        self.pipes(index)?.stdin.take()
+        self.pipes.get_mut(index)?.stdin.take()
     }
 
     /// Takes the pipe from a process's standard output, if it was made one.
     pub fn take_stdout(&mut self, index: usize) -> Option<ChildStdout> {
-        self.pipes(index)?.stdout.take()
+        self.pipes.get_mut(index)?.stdout.take()
     }
 
     /// Takes the pipe from a process's standard error, if it was made one.
     pub fn take_stderr(&mut self, index: usize) -> Option<ChildStderr> {
-        self.pipes(index)?.stderr.take()
+        self.pipes.get_mut(index)?.stderr.take()
     }
 
-    fn pipes(&mut self, index: usize) -> Option<&mut Pipes> {
-        self.started.pipes.get_mut(index)
-    }
-
-    fn order(&self, order: Order) {
-        self.started.shared.order(order);
-        self.started.bell.ring();
+    fn order(&self, how: Stop) {
+        self.shared.order(how);
+        self.bell.ring();
     }
 }
 
 impl Drop for Processes {
     fn drop(&mut self) {
         if self.generation == os::fork_generation() {
-            self.order(Order::Kill);
-            if self.started.shared.wait(Some(BURIAL)).is_some() {
-                self.started.end();
+            self.order(Stop::Kill);
+            if self.shared.wait(Some(BURIAL)).is_some() {
+                // The thread has nothing more to do.
+                let _ended = self.thread.take().map(JoinHandle::join);
             }
         } // else the children are those of another process, which this one was copied from.
     }

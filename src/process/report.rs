@@ -1,14 +1,13 @@
 //! The last words of children: one file without a name, with a slot for each of them.
 //!
 //! The parent keeps one descriptor, whatever the number of children; whoever dies, however, the file goes with the last
-//! process that has it. A slot is a header (what it is, and the length of the text) and the text. The header is written last:
+//! process that has it. A slot is a header (the exit code that it explains, and the length of the text) and the text. The header is written last:
 //! a child that is killed while it writes has said nothing. What is read is input: nothing in it is believed but its
 //! length, which is bounded.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::process::ExitStatus;
 use std::sync::Arc;
 
@@ -26,18 +25,12 @@ const LONGEST_TEXT: usize = SLOT - HEADER;
 pub(super) const ERROR: i32 = 1;
 pub(super) const PANIC: i32 = 101;
 
-/// What a child says it died of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cause {
-    Error = 1,
-    Panic = 2,
-}
-
 /// The parent's end.
 #[derive(Debug)]
 pub(super) struct Report {
-    file: Arc<File>,
-    name: OsString,
+    pub(super) file: Arc<File>,
+    /// The words by which a child finds the file.
+    pub(super) name: OsString,
 }
 
 impl Report {
@@ -46,43 +39,18 @@ impl Report {
         Ok(Self { file: Arc::new(file), name })
     }
 
-    pub(super) fn file(&self) -> Arc<File> {
-        Arc::clone(&self.file)
-    }
-
-    /// Returns the words by which a child finds the file.
-    pub(super) fn name(&self) -> &OsStr {
-        &self.name
-    }
-
     /// Returns what a child said, if that is how it ended: what it said of a panic that it survived is no reason.
     pub(super) fn last_words(&self, index: usize, status: ExitStatus) -> Option<String> {
-        let (cause, text) = read(&self.file, index)?;
-        let believed = match cause {
-            Cause::Error => status.code() == Some(ERROR),
-            Cause::Panic => status.code() == Some(PANIC) || os::is_abort(status),
-        };
-        believed.then_some(text)
+        let (code, text) = read(&self.file, index)?;
+        let is_so = status.code() == Some(code) || (code == PANIC && os::is_abort(status));
+        is_so.then_some(text)
     }
 }
 
-/// A child's end.
-#[derive(Debug)]
-pub(super) struct Slot {
-    file: ManuallyDrop<File>,
-    index: usize,
-}
-
-impl Slot {
-    /// Finds the file by the words that the parent gave.
-    pub(super) fn inherited(name: &OsStr, index: usize) -> io::Result<Self> {
-        Ok(Self { file: os::inherited_report(name)?, index })
-    }
-
-    /// Leaves a message; what does not fit is cut off. That it could not be left is no reason to fail in another way.
-    pub(super) fn say(&self, cause: Cause, text: &str) {
-        let _untold = write(&self.file, self.index, cause, text);
-    }
+/// A child's end: leaves a message and the exit code that it explains; what does not fit is cut off. That it could not be
+/// left is no reason to fail in another way.
+pub(super) fn say(file: &File, index: usize, code: i32, text: &str) {
+    let _untold = write(file, index, code, text);
 }
 
 fn start_of(index: usize) -> Option<u64> {
@@ -90,7 +58,7 @@ fn start_of(index: usize) -> Option<u64> {
     Some(end - SLOT as u64)
 }
 
-fn write(file: &File, index: usize, cause: Cause, text: &str) -> io::Result<()> {
+fn write(file: &File, index: usize, code: i32, text: &str) -> io::Result<()> {
     let text = &text.as_bytes()[..text.len().min(LONGEST_TEXT)];
     let start = start_of(index).ok_or(io::ErrorKind::InvalidInput)?;
     if start + (HEADER + text.len()) as u64 > os::largest_file() {
@@ -98,7 +66,7 @@ fn write(file: &File, index: usize, cause: Cause, text: &str) -> io::Result<()> 
     }
     let length = u32::try_from(text.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut header = [0; HEADER];
-    header[..4].copy_from_slice(&(cause as u32).to_ne_bytes());
+    header[..4].copy_from_slice(&code.to_ne_bytes());
     header[4..].copy_from_slice(&length.to_ne_bytes());
     // A message that was there before is not to be mixed with this one.
     os::write_all_at(file, &[0; HEADER], start)?;
@@ -106,16 +74,16 @@ fn write(file: &File, index: usize, cause: Cause, text: &str) -> io::Result<()> 
     os::write_all_at(file, &header, start)
 }
 
-fn read(file: &File, index: usize) -> Option<(Cause, String)> {
+fn read(file: &File, index: usize) -> Option<(i32, String)> {
     let start = start_of(index)?;
     let mut number = [0; 4];
     os::read_exact_at(file, &mut number, start).ok()?;
-    let cause = [Cause::Error, Cause::Panic].into_iter().find(|cause| *cause as u32 == u32::from_ne_bytes(number))?;
+    let code = [ERROR, PANIC].into_iter().find(|code| code.to_ne_bytes() == number)?;
     os::read_exact_at(file, &mut number, start + 4).ok()?;
     let length = usize::try_from(u32::from_ne_bytes(number)).ok().filter(|length| *length <= LONGEST_TEXT)?;
     let mut text = vec![0; length];
     os::read_exact_at(file, &mut text, start + HEADER as u64).ok()?;
-    Some((cause, String::from_utf8_lossy(&text).into_owned()))
+    Some((code, String::from_utf8_lossy(&text).into_owned()))
 }
 
 #[cfg(test)]
@@ -126,22 +94,22 @@ mod tests {
     fn every_child_has_a_slot_of_its_own_and_the_last_message_counts() {
         let file = tempfile::tempfile().unwrap();
         assert_eq!(read(&file, 0), None);
-        write(&file, 3, Cause::Panic, "a long message").unwrap();
-        write(&file, 3, Cause::Error, "").unwrap();
-        write(&file, 0, Cause::Error, "größer").unwrap();
-        assert_eq!(read(&file, 0), Some((Cause::Error, "größer".to_owned())));
+        write(&file, 3, PANIC, "a long message").unwrap();
+        write(&file, 3, ERROR, "").unwrap();
+        write(&file, 0, ERROR, "größer").unwrap();
+        assert_eq!(read(&file, 0), Some((ERROR, "größer".to_owned())));
         assert_eq!(read(&file, 1), None);
-        assert_eq!(read(&file, 3), Some((Cause::Error, String::new())));
+        assert_eq!(read(&file, 3), Some((ERROR, String::new())));
     }
 
     #[test]
     fn a_text_that_is_too_long_is_cut_and_stays_in_its_slot() {
         let file = tempfile::tempfile().unwrap();
-        write(&file, 1, Cause::Error, "next").unwrap();
-        write(&file, 0, Cause::Error, &"é".repeat(LONGEST_TEXT)).unwrap();
+        write(&file, 1, ERROR, "next").unwrap();
+        write(&file, 0, ERROR, &"é".repeat(LONGEST_TEXT)).unwrap();
         let (_, text) = read(&file, 0).unwrap();
         assert!(text.starts_with("éé") && text.len() <= LONGEST_TEXT + 2, "{}", text.len());
-        assert_eq!(read(&file, 1), Some((Cause::Error, "next".to_owned())));
+        assert_eq!(read(&file, 1), Some((ERROR, "next".to_owned())));
     }
 
     #[test]
@@ -161,6 +129,6 @@ mod tests {
     fn an_index_beyond_every_file_says_nothing() {
         let file = tempfile::tempfile().unwrap();
         assert!(start_of(usize::MAX).is_none() || usize::BITS < 64);
-        assert!(write(&file, usize::MAX, Cause::Error, "text").is_err() || usize::BITS < 64);
+        assert!(write(&file, usize::MAX, ERROR, "text").is_err() || usize::BITS < 64);
     }
 }

@@ -5,17 +5,18 @@
 //! meanwhile become a stranger's.
 
 use std::collections::VecDeque;
+use std::io;
 use std::path::Path;
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+use std::process::{ChildStderr, ChildStdin, ChildStdout, Command};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::failure::ChildError;
-use super::options::failed;
+use super::processes::Processes;
 use super::report::Report;
-use crate::error::Result;
-use crate::os::{Bell, EndWatch, Stop};
+use crate::error::{Error, Result};
+use crate::os::{self, Bell, Stop, Watched};
 
 /// What the options say about the group as a whole.
 #[derive(Debug, Clone, Copy)]
@@ -29,16 +30,6 @@ pub(super) struct Policy {
 /// The index of a process, and how it ended.
 type Ended = (usize, Result<(), ChildError>);
 
-/// What is to become of those that still run; an order is never taken back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(super) enum Order {
-    #[default]
-    Run,
-    /// SIGTERM, and SIGKILL after the grace period.
-    Terminate,
-    Kill,
-}
-
 /// What the supervisor and the handle tell each other.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
@@ -49,7 +40,9 @@ pub(super) struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    order: Order,
+    /// How those that still run are to be stopped: by SIGKILL, or by SIGTERM and SIGKILL after the grace period. An order is
+    /// never taken back.
+    order: Option<Stop>,
     /// The first one that failed before any order was given.
     failure: Option<ChildError>,
     /// Those that nobody has been told of.
@@ -64,9 +57,9 @@ impl Shared {
     }
 
     /// Gives an order, unless there is one that says as much.
-    pub(super) fn order(&self, order: Order) {
+    pub(super) fn order(&self, how: Stop) {
         let mut state = self.state();
-        state.order = state.order.max(order);
+        state.order = state.order.max(Some(how));
     }
 
     /// Waits until all have ended, and says how; `None` if some still run when the time is over.
@@ -83,32 +76,21 @@ impl Shared {
     }
 
     fn wait_for<T>(&self, limit: Option<Duration>, mut answer: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
-        // A time that the clock cannot tell never comes.
-        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let mut state = self.state();
-        loop {
-            if let Some(answer) = answer(&mut state) {
-                return Some(answer);
-            }
-            state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
-                None => self.ended.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(Duration::ZERO) => return None,
-                Some(left) => self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
-            };
-        }
+        let mut found = None;
+        let waits = |state: &mut State| {
+            found = answer(state);
+            found.is_none()
+        };
+        drop(self.ended.wait_timeout_while(self.state(), limit.unwrap_or(Duration::MAX), waits));
+        found
     }
 
     /// Makes an end known. The first failure is kept, and with the usual policy is an order to end the others.
     fn tell(&self, index: usize, how: Result<(), ChildError>, policy: Policy) {
         let mut state = self.state();
-        match &how {
-            Err(error) if state.order == Order::Run && state.failure.is_none() => {
-                state.failure = Some(error.clone());
-                if !policy.keep_going {
-                    state.order = Order::Terminate;
-                }
-            }
-            _ => {}
+        if let Some(error) = how.as_ref().err().filter(|_| state.order.is_none() && state.failure.is_none()) {
+            state.failure = Some(error.clone());
+            state.order = (!policy.keep_going).then_some(Stop::Ask);
         }
         state.ends.push_back((index, how));
         self.ended.notify_all();
@@ -123,54 +105,29 @@ pub(super) struct Pipes {
     pub(super) stderr: Option<ChildStderr>,
 }
 
-/// What the handle gets.
-#[derive(Debug)]
-pub(super) struct Started {
-    pub(super) pids: Vec<u32>,
-    pub(super) pipes: Vec<Pipes>,
-    pub(super) shared: Arc<Shared>,
-    pub(super) bell: Bell,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Started {
-    /// Waits for the thread, which has nothing more to do.
-    pub(super) fn end(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            let _ended = thread.join();
-        }
-    }
-}
-
 /// Starts the children; unless they are to keep going, all of them or none.
-pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Policy) -> Result<Started> {
+pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Policy) -> Result<Processes> {
     let shared = Arc::new(Shared::default());
     let (sender, receiver) = mpsc::sync_channel(1);
     let end = End(Arc::clone(&shared));
     let body = move || {
         // Last, after descriptors are closed.
         let end = end;
-        let started = EndWatch::new().map_err(|error| failed("watching processes", "eventfd", error));
-        let started = started.and_then(|watch| {
-            let mut supervisor = Supervisor { running: Vec::with_capacity(commands.len()), watch, report, policy };
-            // If it fails, those that run are killed by `Drop`.
-            let (pids, pipes) = supervisor.start(commands, &end.0)?;
-            Ok(((pids, pipes, supervisor.watch.bell()), supervisor))
-        });
-        let (answer, supervisor) = match started {
-            Ok((answer, supervisor)) => (Ok(answer), Some(supervisor)),
-            Err(error) => (Err(error), None),
-        };
-        let _ = sender.send(answer); // the receiver is there until it has heard
-        if let Some(supervisor) = supervisor {
-            supervisor.run(&end.0);
+        match Supervisor::start(commands, report, policy, &end.0) {
+            Ok((supervisor, started)) => {
+                let _ = sender.send(Ok(started)); // the receiver is there until it has heard
+                supervisor.run(&end.0);
+            }
+            Err(error) => drop(sender.send(Err(error))),
         }
     };
     let thread = thread::Builder::new().name("children".to_owned()).spawn(body);
-    let thread = thread.map_err(|error| failed("starting a thread for processes", "children", error))?;
-    let died = |_| failed("starting processes", "children", std::io::Error::other("their thread died"));
+    let thread = thread.map_err(|error| Error::os_elsewhere("starting a thread for processes", "children", error))?;
+    let died = |_| Error::os_elsewhere("starting processes", "children", io::Error::other("their thread died"));
     match receiver.recv().map_err(died).and_then(|answer| answer) {
-        Ok((pids, pipes, bell)) => Ok(Started { pids, pipes, shared, bell, thread: Some(thread) }),
+        Ok(Started { pids, pipes, bell }) => {
+            Ok(Processes { pids, pipes, shared, bell, thread: Some(thread), generation: os::fork_generation() })
+        }
         Err(error) => {
             let _ended = thread.join();
             Err(error)
@@ -188,77 +145,88 @@ impl Drop for End {
     }
 }
 
+/// What the handle gets from the thread.
+struct Started {
+    pids: Vec<u32>,
+    pipes: Vec<Pipes>,
+    bell: Bell,
+}
+
 struct Supervisor {
     /// Those that have not been waited for, with their indices.
-    running: Vec<(usize, Child)>,
-    watch: EndWatch,
+    running: Vec<(usize, Watched)>,
+    bell: Bell,
     report: Option<Report>,
     policy: Policy,
 }
 
 impl Supervisor {
-    /// Starts the children and returns their numbers and pipes.
-    fn start(&mut self, commands: Vec<Command>, shared: &Shared) -> Result<(Vec<u32>, Vec<Pipes>)> {
-        let (mut pids, mut all_pipes) = (Vec::new(), Vec::new());
+    /// Starts the children. If that fails, those that run are killed by `Drop`.
+    fn start(
+        commands: Vec<Command>,
+        report: Option<Report>,
+        policy: Policy,
+        shared: &Shared,
+    ) -> Result<(Self, Started)> {
+        let bell = Bell::new().map_err(|error| Error::os_elsewhere("watching processes", "eventfd", error))?;
+        let mut started = Started { pids: Vec::new(), pipes: Vec::new(), bell: bell.clone() };
+        let mut supervisor = Self { running: Vec::with_capacity(commands.len()), bell, report, policy };
         for (index, mut command) in commands.into_iter().enumerate() {
             let (pid, pipes) = match command.spawn() {
                 Ok(mut child) => {
                     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
                     let pid = child.id();
-                    self.watch.add(&child);
-                    self.running.push((index, child));
+                    supervisor.running.push((index, Watched::new(child)));
                     (pid, Pipes { stdin, stdout, stderr })
                 }
                 Err(error) => {
                     let program = Path::new(command.get_program()).display();
-                    if !self.policy.keep_going {
-                        return Err(failed("starting it as a process", program, error));
+                    if !policy.keep_going {
+                        return Err(Error::os_elsewhere("starting it as a process", program, error));
                     }
                     let why = format!("`{program}`: {error}");
-                    shared.tell(index, Err(ChildError::not_started(index, why)), self.policy);
+                    shared.tell(index, Err(ChildError::not_started(index, why)), policy);
                     (0, Pipes::default())
                 }
             };
-            pids.push(pid);
-            all_pipes.push(pipes);
+            started.pids.push(pid);
+            started.pipes.push(pipes);
         }
-        Ok((pids, all_pipes))
+        Ok((supervisor, started))
     }
 
     /// Waits until all have ended, and does what the orders say.
     fn run(mut self, shared: &Shared) {
-        let mut obeyed = Order::Run;
-        let mut kill_at = None;
+        let mut obeyed = None;
+        let mut kill_at: Option<Instant> = None;
         loop {
             self.see_who_ended(shared);
             if self.running.is_empty() {
                 return;
             }
-            let mut order = shared.state().order;
-            if kill_at.is_some_and(|at| at <= Instant::now()) {
-                order = Order::Kill;
-            }
-            if order > obeyed {
+            let is_over = kill_at.is_some_and(|at| at <= Instant::now());
+            let order = if is_over { Some(Stop::Kill) } else { shared.state().order };
+            if let Some(how) = order.filter(|_| order > obeyed) {
                 obeyed = order;
                 // A grace period too long for the clock never ends.
-                kill_at = if order == Order::Terminate { Instant::now().checked_add(self.policy.grace) } else { None };
-                self.stop_all(if order == Order::Terminate { Stop::Ask } else { Stop::Kill });
+                kill_at = Instant::now().checked_add(self.policy.grace).filter(|_| how == Stop::Ask);
+                self.stop_all(how);
             }
-            self.watch.wait(kill_at.map(|at| at.saturating_duration_since(Instant::now())));
+            let limit = kill_at.map(|at| at.saturating_duration_since(Instant::now()));
+            os::wait_for_end(self.running.iter().map(|(_, watched)| watched), &self.bell, limit);
         }
     }
 
     /// Waits for those that have ended, and tells how.
     fn see_who_ended(&mut self, shared: &Shared) {
-        let Self { running, watch, report, policy } = self;
-        running.retain_mut(|(index, child)| {
+        let Self { running, report, policy, .. } = self;
+        running.retain_mut(|(index, Watched { child, .. })| {
             let status = match child.try_wait() {
                 Ok(None) => return true,
                 Ok(Some(status)) => Some(status),
                 // It is no longer ours to wait for.
                 Err(_) => None,
             };
-            watch.remove(child);
             let how = if status.is_some_and(|status| status.success()) {
                 Ok(())
             } else {
@@ -271,9 +239,7 @@ impl Supervisor {
     }
 
     fn stop_all(&mut self, how: Stop) {
-        for (_, child) in &mut self.running {
-            self.watch.stop(child, how);
-        }
+        self.running.iter_mut().for_each(|(_, watched)| watched.stop(how));
     }
 }
 
@@ -281,8 +247,8 @@ impl Drop for Supervisor {
     /// Leaves no process behind when not all could be started.
     fn drop(&mut self) {
         self.stop_all(Stop::Kill);
-        for (_, child) in &mut self.running {
-            let _status = child.wait();
+        for (_, watched) in &mut self.running {
+            let _status = watched.child.wait();
         }
     }
 }

@@ -101,7 +101,7 @@ impl Channel {
     pub fn connect(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let op = "connecting to a channel (somebody must listen at this path)";
-        let socket = os::connect(path, None).map_err(|error| Error::os_at_socket(op, path.display(), error))?;
+        let socket = os::connect(path, None).map_err(|error| Error::os_elsewhere(op, path.display(), error))?;
         Self::of_socket(socket, &path.display().to_string())
     }
 
@@ -243,7 +243,7 @@ impl ChannelListener {
     pub fn bind(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let op = "listening for channels (the directory must exist, and nobody else may listen at this path)";
-        let listener = os::listen_replacing(path).map_err(|error| Error::os_at_socket(op, path.display(), error))?;
+        let listener = os::listen_replacing(path).map_err(|error| Error::os_elsewhere(op, path.display(), error))?;
         Ok(Self { listener, path: path.display().to_string() })
     }
 

@@ -1,20 +1,18 @@
 //! Children on Linux: they die with their parent, and their end is an event that can be waited for.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{self, PidfdFlags, Signal};
+use rustix::process::{self, Signal};
 
 use super::bell::Bell;
 use crate::os::Stop;
+use crate::os::daemon::{Process, Source, wait};
 use crate::os::posix::children::{before_exec, for_children, number, signal_group};
 
 /// How often children are looked at that cannot be waited for: no pidfds before Linux 5.3, and in some sandboxes.
@@ -48,66 +46,48 @@ pub(crate) fn prepare_child(command: &mut Command, report: Option<Arc<File>>) {
     });
 }
 
-/// Waits until one of several children has ended: `pidfd_open(2)` and `poll(2)`.
+/// A child that has not been waited for, and what tells of its end.
 #[derive(Debug)]
-pub(crate) struct EndWatch {
-    children: HashMap<u32, OwnedFd>,
-    bell: Bell,
-    /// How many children have no pidfd.
-    unseen: usize,
+pub(crate) struct Watched {
+    pub(crate) child: Child,
+    /// `None` where there are no pidfds.
+    end: Option<Process>,
 }
 
-impl EndWatch {
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { children: HashMap::new(), bell: Bell::new()?, unseen: 0 })
+impl Watched {
+    pub(crate) fn new(child: Child) -> Self {
+        let end = Process::of_child(&child);
+        Self { child, end }
     }
 
-    pub(crate) fn bell(&self) -> Bell {
-        self.bell.clone()
-    }
-
-    /// Begins to watch a child that has not been waited for.
-    pub(crate) fn add(&mut self, child: &Child) {
-        let opened = number(child.id()).map(|pid| process::pidfd_open(pid, PidfdFlags::empty()));
-        match opened {
-            Some(Ok(end)) => drop(self.children.insert(child.id(), end)),
-            _ => self.unseen += 1,
-        }
-    }
-
-    /// Stops watching a child that has been waited for.
-    pub(crate) fn remove(&mut self, child: &Child) {
-        if self.children.remove(&child.id()).is_none() {
-            self.unseen = self.unseen.saturating_sub(1);
-        }
-    }
-
-    /// Returns when a child has ended, the bell rang or the time is over, or sooner.
-    pub(crate) fn wait(&self, limit: Option<Duration>) {
-        let limit = if self.unseen == 0 { limit } else { Some(limit.map_or(LOOK, |limit| limit.min(LOOK))) };
-        // What does not fit is for ever.
-        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        let watched = std::iter::once(self.bell.as_fd()).chain(self.children.values().map(AsFd::as_fd));
-        let mut events: Vec<PollFd<'_>> = watched.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)).collect();
-        if poll(&mut events, limit.as_ref()).is_err() {
-            // Interrupted by a signal handler, or out of memory: not to be repeated at full speed.
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        self.bell.silence();
-    }
-
-    /// Sends a child that has not been waited for the signal, and its group if it leads one.
-    pub(crate) fn stop(&self, child: &mut Child, how: Stop) {
-        let Some(pid) = number(child.id()) else { return };
+    /// Sends it the signal, and its group if it leads one.
+    pub(crate) fn stop(&mut self, how: Stop) {
+        let Some(pid) = number(self.child.id()) else { return };
         // A pidfd never means a stranger, even where somebody else has waited for the child.
-        let sent = match self.children.get(&child.id()) {
-            Some(end) => process::pidfd_send_signal(end, how.signal()),
+        let sent = match &self.end {
+            Some(Process(end)) => process::pidfd_send_signal(end, how.signal()),
             None => process::kill_process(pid, how.signal()),
         };
         if sent.is_ok() {
             signal_group(pid, how.signal());
         }
     }
+}
+
+/// Returns when one of the children has ended, the bell rang or the time is over, or sooner.
+pub(crate) fn wait_for_end<'a>(
+    children: impl Iterator<Item = &'a Watched> + Clone,
+    bell: &'a Bell,
+    limit: Option<Duration>,
+) {
+    let is_seen = children.clone().all(|child| child.end.is_some());
+    let limit = if is_seen { limit } else { Some(limit.map_or(LOOK, |limit| limit.min(LOOK))) };
+    let ends = children.filter_map(|child| child.end.as_ref()).map(Source::Process);
+    if wait(&ends.chain([Source::Bell(bell)]).collect::<Vec<_>>(), limit).is_err() {
+        // Out of memory: not to be repeated at full speed.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    bell.silence();
 }
 
 #[cfg(test)]
@@ -120,29 +100,28 @@ mod tests {
 
     #[test]
     fn a_wait_ends_when_a_child_does_or_the_bell_rings() {
-        let mut watch = EndWatch::new().unwrap();
+        let bell = Bell::new().unwrap();
         let begin = Instant::now();
-        watch.bell().ring();
-        watch.wait(Some(LONG));
-        let mut child = Command::new("true").spawn().unwrap();
-        watch.add(&child);
-        assert_eq!(watch.unseen, 0, "this kernel has pidfds");
-        watch.wait(None);
-        child.wait().unwrap();
-        watch.remove(&child);
-        assert!(watch.children.is_empty() && begin.elapsed() < LONG);
+        bell.ring();
+        wait_for_end([].iter(), &bell, Some(LONG));
+        let mut watched = Watched::new(Command::new("true").spawn().unwrap());
+        assert!(watched.end.is_some(), "this kernel has pidfds");
+        wait_for_end([&watched].into_iter(), &bell, None);
+        watched.child.wait().unwrap();
+        assert!(begin.elapsed() < LONG);
         let begin = Instant::now();
-        watch.wait(Some(Duration::from_millis(20)));
+        wait_for_end([].iter(), &bell, Some(Duration::from_millis(20)));
         assert!(begin.elapsed() >= Duration::from_millis(20), "nothing happened");
     }
 
     #[test]
     fn children_that_cannot_be_waited_for_are_looked_at() {
-        let mut watch = EndWatch::new().unwrap();
-        watch.unseen = 1;
+        let bell = Bell::new().unwrap();
+        let mut unseen = Watched { child: Command::new("true").spawn().unwrap(), end: None };
         let begin = Instant::now();
-        watch.wait(None);
-        watch.wait(Some(LONG));
+        wait_for_end([&unseen].into_iter(), &bell, None);
+        wait_for_end([&unseen].into_iter(), &bell, Some(LONG));
+        unseen.child.wait().unwrap();
         assert!(begin.elapsed() < LONG);
     }
 }

@@ -3,10 +3,10 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::Arc;
 
-pub(crate) use crate::os::look::{Bell, EndWatch};
+pub(crate) use crate::os::look::{Bell, Watched, wait_for_end};
 use crate::os::Stop;
 use crate::os::posix::children::{before_exec, for_children, number, signal_group};
 
@@ -20,11 +20,10 @@ pub(crate) fn prepare_child(command: &mut Command, report: Option<Arc<File>>) {
     before_exec(command, report, || Ok(()));
 }
 
-impl EndWatch {
-    /// Sends a child that has not been waited for the signal, and its group if it leads one.
-    #[allow(clippy::unused_self)] // Linux has more to send it by
-    pub(crate) fn stop(&self, child: &mut Child, how: Stop) {
-        if let Some(pid) = number(child.id()) {
+impl Watched {
+    /// Sends it the signal, and its group if it leads one.
+    pub(crate) fn stop(&mut self, how: Stop) {
+        if let Some(pid) = number(self.child.id()) {
             let _ended_already = rustix::process::kill_process(pid, how.signal());
             signal_group(pid, how.signal());
         }

@@ -11,7 +11,7 @@ use std::process::ExitStatus;
 use windows_sys::Win32::Storage::FileSystem as fs;
 
 use super::facts::SHARE_ALL;
-pub(crate) use crate::os::look::{Bell, EndWatch};
+pub(crate) use crate::os::look::{Bell, Watched, wait_for_end};
 
 /// `STATUS_STACK_BUFFER_OVERRUN`, which is also what a program that aborts itself ends with.
 const FAIL_FAST: i32 = i32::from_ne_bytes(0xC000_0409_u32.to_ne_bytes());
