@@ -10,7 +10,7 @@ use super::places::{Number, Places};
 use crate::backend::{Backend, Directory};
 use crate::error::{Error, Result};
 use crate::manager_client::socket_path;
-use crate::manager_client::wire::{self, CANNOT, DONE, GREETING, Lines, REFUSAL, Request, Status, Use, hear, say};
+use crate::manager_client::wire::{self, CANNOT, DONE, GREETING, REFUSAL, Request, Status, Talk, Use};
 use crate::os::daemon::{self, Process, Source};
 use crate::os::{self, Bell, FileId, Socket};
 use crate::segment::counts::LONGEST_GRACE;
@@ -99,12 +99,11 @@ impl Stopper {
 #[derive(Debug)]
 struct Client {
     /// `None` once the other end is closed, or what came from it made no sense.
-    socket: Option<Socket>,
+    talk: Option<Talk>,
     /// Its process, whose death will be seen. `None` where the kernel shows no deaths: the end of the connection is all there is.
     watch: Option<Process>,
     /// Its number; 0 if it has none here.
     process: u32,
-    lines: Lines,
     greeted: bool,
     places: BTreeSet<Number>,
 }
@@ -225,8 +224,8 @@ impl Manager {
         let mut sources = vec![Source::Bell(&self.bell)];
         let mut whose = Vec::new();
         for (&number, client) in &self.clients {
-            if let Some(socket) = &client.socket {
-                sources.push(Source::Socket(socket));
+            if let Some(talk) = &client.talk {
+                sources.push(Source::Socket(&talk.socket));
                 whose.push((number, false));
             }
             if let Some(process) = &client.watch {
@@ -271,17 +270,18 @@ impl Manager {
     }
 
     fn welcome(&mut self, socket: Socket) -> io::Result<()> {
-        let peer = socket.peer()?;
+        let talk = Talk::new(socket);
+        let peer = talk.socket.peer()?;
         if !daemon::is_this_user(peer.user) {
-            say(&socket, &format!("{REFUSAL}this manager serves another user, not user {}\n", peer.user))?;
+            talk.say(&format!("{REFUSAL}this manager serves another user, not user {}", peer.user))?;
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         if self.clients.len() >= self.most + QUESTIONS {
-            say(&socket, &format!("{REFUSAL}{TOO_MANY}\n"))?;
+            talk.say(&format!("{REFUSAL}{TOO_MANY}"))?;
             return Err(io::Error::other(TOO_MANY));
         }
         let process = peer.process.unwrap_or(0);
-        let watch = Process::of_peer(&socket);
+        let watch = Process::of_peer(&talk.socket);
         let is_gone = matches!(watch, Ok(None));
         let watch = watch.unwrap_or_else(|error| {
             log::debug!("client {process} cannot be watched: {error}");
@@ -289,8 +289,7 @@ impl Manager {
         });
         let number = self.next_client;
         self.next_client += 1;
-        let (lines, places) = (Lines::default(), BTreeSet::new());
-        let client = Client { socket: Some(socket), watch, process, lines, greeted: false, places };
+        let client = Client { talk: Some(talk), watch, process, greeted: false, places: BTreeSet::new() };
         self.clients.insert(number, client);
         // What it said before it was accepted.
         self.listen_to(number);
@@ -302,37 +301,26 @@ impl Manager {
 
     /// Reads what a client said and answers it.
     fn listen_to(&mut self, number: u64) {
-        let mut bytes = [0; 4096];
         loop {
-            let Some(client) = self.clients.get_mut(&number) else { return };
-            let Some(socket) = &client.socket else { return };
-            match hear(socket, &mut bytes) {
-                Ok(0) => break,
-                Ok(count) => client.lines.push(bytes.get(..count).unwrap_or(&bytes)),
+            let Some(talk) = self.clients.get_mut(&number).and_then(|client| client.talk.as_mut()) else { return };
+            let answer = match talk.hear(Instant::now()) {
+                Ok(Some(line)) => self.answer(number, &line).map_err(str::to_owned),
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => return,
-                Err(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
+                Ok(None) | Err(_) => return self.hang_up(number),
+            };
+            let is_refusal = answer.is_err();
+            let text = answer.unwrap_or_else(|reason| format!("{REFUSAL}{reason}"));
+            if let Some(talk) = self.clients.get(&number).and_then(|client| client.talk.as_ref()) {
+                let _ = talk.say(&text); // a client that reads no answers misses them
             }
-            loop {
-                let Some(client) = self.clients.get_mut(&number) else { return };
-                let answer = match client.lines.next() {
-                    Ok(None) => break,
-                    Ok(Some(line)) => self.answer(number, &line),
-                    Err(reason) => Err(reason),
-                };
-                let is_refusal = answer.is_err();
-                let text = answer.unwrap_or_else(|reason| format!("{REFUSAL}{reason}"));
-                if let Some(socket) = self.clients.get(&number).and_then(|client| client.socket.as_ref()) {
-                    let _ = say(socket, &format!("{text}\n")); // a client that reads no answers misses them
-                }
-                if is_refusal {
-                    return self.hang_up(number);
-                }
+            if is_refusal {
+                return self.hang_up(number);
             }
         }
-        self.hang_up(number);
     }
 
-    fn answer(&mut self, number: u64, line: &[u8]) -> Result<String, &'static str> {
+    fn answer(&mut self, number: u64, line: &str) -> Result<String, &'static str> {
         let request = wire::parse(line)?;
         let client = self.clients.get(&number).ok_or("gone")?;
         let (is_greeted, is_user) = (client.greeted, !client.places.is_empty());
@@ -383,7 +371,7 @@ impl Manager {
     fn hang_up(&mut self, number: u64) {
         let now = Instant::now();
         let Some(client) = self.clients.get_mut(&number) else { return };
-        client.socket = None;
+        client.talk = None;
         client.places.iter().for_each(|place| self.places.mark(*place, now));
         let (process, is_alive) = (client.process, client.watch.is_some());
         if client.places.is_empty() || !is_alive {

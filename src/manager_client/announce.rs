@@ -4,6 +4,7 @@
 //! A process has one connection, kept as long as it lives. A forked child has its own: what it inherits is its parent's,
 //! and is neither used nor closed.
 
+use std::io::ErrorKind;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::address;
 use super::program::{self, Program};
-use super::wire::{self, CANNOT, GREETING, REFUSAL, Use, hear, say};
+use super::wire::{self, CANNOT, GREETING, REFUSAL, Talk, Use};
 use crate::backend::Backend;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result, with_causes};
@@ -41,7 +42,7 @@ static STATE: PerProcess<State> = PerProcess::new();
 #[derive(Debug, Default)]
 struct State {
     known: Vec<Known>,
-    connection: Option<Socket>,
+    connection: Option<Talk>,
     /// A thread is about to make the connection.
     starting: bool,
     look_at: Option<Instant>,
@@ -122,22 +123,23 @@ impl State {
 
     /// Uses a connection from now on.
     fn connect(&mut self, socket: Socket) {
-        if say(&socket, &format!("{GREETING}\n")).is_ok() {
+        let talk = Talk::new(socket);
+        if talk.say(GREETING).is_ok() {
             self.known.iter_mut().for_each(|known| known.told = false);
-            self.connection = Some(socket);
+            self.connection = Some(talk);
             self.failures = 0;
         }
     }
 
     /// Tells the manager what it does not know yet.
     fn tell(&mut self) {
-        let Some(socket) = &self.connection else { return };
+        let Some(talk) = &self.connection else { return };
         for known in self.known.iter_mut().filter(|known| !known.told) {
             known.told = match Use::of(&known.directory, &known.backend) {
                 Some(used) => {
                     known.id = Some(used.id);
-                    let lines = used.line() + &known.reminder(Instant::now()).unwrap_or_default();
-                    say(socket, &lines).is_ok()
+                    let reminder = known.reminder(Instant::now());
+                    [Some(used.line()), reminder].into_iter().flatten().all(|line| talk.say(&line).is_ok())
                 }
                 None => true,
             };
@@ -159,30 +161,28 @@ impl State {
             return;
         }
         known.look = Some(at);
-        if let (Some(socket), Some(line)) = (&self.connection, known.reminder(now).filter(|_| known.told)) {
-            let _announcing_will_notice = say(socket, &line);
+        if let (Some(talk), Some(line)) = (&self.connection, known.reminder(now).filter(|_| known.told)) {
+            let _announcing_will_notice = talk.say(&line);
         }
     }
 
     /// Reads the manager's answers; says whether it refuses this process. At their end there is no connection any more.
     fn listen(&mut self) -> bool {
-        let Some(socket) = &self.connection else { return false };
-        let (mut answer, mut is_refused) = ([0; 1024], false);
+        let Some(talk) = &mut self.connection else { return false };
+        let mut is_refused = false;
         loop {
-            match hear(socket, &mut answer) {
-                Ok(0) => break,
-                Ok(count) => {
-                    let text = String::from_utf8_lossy(answer.get(..count).unwrap_or_default());
-                    if let Some(refusal) = text.lines().find_map(|line| line.strip_prefix(REFUSAL)) {
+            match talk.hear(Instant::now()) {
+                Ok(None) => break,
+                Ok(Some(line)) => {
+                    if let Some(refusal) = line.strip_prefix(REFUSAL) {
                         warn_once(&format!("it refuses this process: {refusal}"));
                         is_refused = true;
-                    }
-                    if let Some(reason) = text.lines().find_map(|line| line.strip_prefix(CANNOT)) {
+                    } else if let Some(reason) = line.strip_prefix(CANNOT) {
                         log::debug!("the manager cannot watch a directory: {reason}");
                     }
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return false,
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+                Err(error) if error.kind() == ErrorKind::TimedOut => return false,
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::InvalidData) => break,
                 // No socket at all: somebody closed it, and the number may be somebody else's.
                 Err(_) => {
                     let _never_closed = self.connection.take().map(ManuallyDrop::new);

@@ -5,9 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::address;
-use super::wire::{DONE, GREETING, Lines, REFUSAL, Status, say};
+use super::wire::{DONE, GREETING, REFUSAL, Status, Talk};
 use crate::error::{Error, Result};
-use crate::os::Socket;
 
 /// How long a manager may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,9 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// - [`Unsupported`](Error::Unsupported) off Linux.
 pub fn status(socket: Option<&Path>) -> Result<Option<Status>> {
     let path = address::socket_path(socket)?;
-    let Some(mut talk) = Talk::begin(&path)? else { return Ok(None) };
-    let Some(answer) = talk.ask("status")? else { return Ok(None) };
-    let status = Status::parse(&answer).ok_or_else(|| talk.failed(&format!("it answers {answer:?}")))?;
+    let Some(mut question) = Question::begin(&path)? else { return Ok(None) };
+    let Some(answer) = question.ask("status")? else { return Ok(None) };
+    let status = Status::parse(&answer).ok_or_else(|| question.failed(&format!("it answers {answer:?}")))?;
     Ok(Some(status))
 }
 
@@ -36,36 +35,35 @@ pub fn status(socket: Option<&Path>) -> Result<Option<Status>> {
 /// As [`status`].
 pub fn stop(socket: Option<&Path>) -> Result<bool> {
     let path = address::socket_path(socket)?;
-    let Some(mut talk) = Talk::begin(&path)? else { return Ok(false) };
-    let Some(answer) = talk.ask("stop")? else { return Ok(false) };
+    let Some(mut question) = Question::begin(&path)? else { return Ok(false) };
+    let Some(answer) = question.ask("stop")? else { return Ok(false) };
     if answer != DONE {
-        return Err(talk.failed(&format!("it answers {answer:?}")));
+        return Err(question.failed(&format!("it answers {answer:?}")));
     }
-    while talk.line()?.is_some() {}
+    while question.line()?.is_some() {}
     Ok(true)
 }
 
-struct Talk<'a> {
+struct Question<'a> {
     path: &'a Path,
-    socket: Socket,
-    lines: Lines,
+    talk: Talk,
     end: Instant,
 }
 
-impl<'a> Talk<'a> {
+impl<'a> Question<'a> {
     fn begin(path: &'a Path) -> Result<Option<Self>> {
         let Some(socket) = address::connect(path)? else { return Ok(None) };
-        let mut talk = Self { path, socket, lines: Lines::default(), end: Instant::now() + PATIENCE };
-        match talk.ask(GREETING)?.as_deref() {
-            Some(GREETING) => Ok(Some(talk)),
-            Some(_) => Err(talk.failed("it speaks another protocol")),
+        let mut question = Self { path, talk: Talk::new(socket), end: Instant::now() + PATIENCE };
+        match question.ask(GREETING)?.as_deref() {
+            Some(GREETING) => Ok(Some(question)),
+            Some(_) => Err(question.failed("it speaks another protocol")),
             None => Ok(None),
         }
     }
 
     /// Says a line and returns the answer; `None` if the manager ends just now.
     fn ask(&mut self, line: &str) -> Result<Option<String>> {
-        match say(&self.socket, &format!("{line}\n")) {
+        match self.talk.say(line) {
             Err(error) if is_end(&error) => return Ok(None),
             other => other.map_err(|error| self.failed(&format!("it does not listen: {error}")))?,
         }
@@ -78,18 +76,10 @@ impl<'a> Talk<'a> {
 
     /// Waits for a line; `None` at the end.
     fn line(&mut self) -> Result<Option<String>> {
-        let mut bytes = [0; 4096];
-        loop {
-            if let Some(line) = self.lines.next().map_err(|reason| self.failed(reason))? {
-                return Ok(Some(String::from_utf8_lossy(&line).into_owned()));
-            }
-            match self.socket.receive(&mut bytes, Some(self.end)) {
-                Ok(0) => return Ok(None),
-                Ok(count) => self.lines.push(bytes.get(..count).unwrap_or_default()),
-                Err(error) if is_end(&error) => return Ok(None),
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(self.failed("it does not answer")),
-                Err(error) => return Err(self.failed(&error.to_string())),
-            }
+        match self.talk.hear(self.end) {
+            Err(error) if is_end(&error) => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.failed("it does not answer")),
+            other => other.map_err(|error| self.failed(&error.to_string())),
         }
     }
 

@@ -28,15 +28,54 @@ const LONGEST_LINE: usize = 1 << 14;
 /// Bytes of the longest name of a backend.
 const LONGEST_NAME: usize = 255;
 
-/// Sends all of it at once, or fails: what is said here is short.
-pub(crate) fn say(to: &Socket, text: &str) -> io::Result<()> {
-    let sent = to.send(&[IoSlice::new(text.as_bytes())], &[], Some(Instant::now()))?;
-    if sent == text.len() { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+/// One end of a connection, which says and hears lines.
+#[derive(Debug)]
+pub(crate) struct Talk {
+    pub(crate) socket: Socket,
+    /// What has arrived after the last line.
+    rest: Vec<u8>,
 }
 
-/// Receives what is there; 0 bytes at the end of the connection, `TimedOut` if nothing has come yet.
-pub(crate) fn hear(from: &Socket, into: &mut [u8]) -> io::Result<usize> {
-    from.receive(into, Some(Instant::now()))
+impl Talk {
+    pub(crate) fn new(socket: Socket) -> Self {
+        Self { socket, rest: Vec::new() }
+    }
+
+    /// Sends all of a line at once, or fails: what is said here is short.
+    pub(crate) fn say(&self, line: &str) -> io::Result<()> {
+        let line = format!("{line}\n");
+        let sent = self.socket.send(&[IoSlice::new(line.as_bytes())], &[], Some(Instant::now()))?;
+        if sent == line.len() { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+    }
+
+    /// Receives the next line, without its end; `None` at the end of the connection.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut`; `InvalidData` for what is no line, which the other end may be told: nothing that follows can be understood.
+    pub(crate) fn hear(&mut self, deadline: Instant) -> io::Result<Option<String>> {
+        let mut arrived = [0; 4096];
+        loop {
+            if let Some(line) = next_line(&mut self.rest)? {
+                return Ok(Some(line));
+            }
+            match self.socket.receive(&mut arrived, Some(deadline))? {
+                0 => return Ok(None),
+                count => self.rest.extend_from_slice(arrived.get(..count).unwrap_or_default()),
+            }
+        }
+    }
+}
+
+/// Takes the first whole line, without its end; `None` if it has not arrived yet.
+fn next_line(bytes: &mut Vec<u8>) -> io::Result<Option<String>> {
+    let nonsense = |reason| io::Error::new(io::ErrorKind::InvalidData, reason);
+    let Some(end) = bytes.iter().take(LONGEST_LINE).position(|&byte| byte == b'\n') else {
+        let is_too_long = bytes.len() >= LONGEST_LINE;
+        return if is_too_long { Err(nonsense("a line has at most 16384 bytes")) } else { Ok(None) };
+    };
+    let line = bytes.drain(..=end).take(end).collect();
+    String::from_utf8(line).map(Some).map_err(|_| nonsense("a line must be text; percent-encode other bytes"))
 }
 
 /// What a client may ask.
@@ -87,14 +126,14 @@ impl Use {
     pub(crate) fn line(&self) -> String {
         let FileId { device, number } = self.id;
         let (backend, path) = (encode(self.backend.as_bytes()), encode(self.path.as_os_str().as_encoded_bytes()));
-        format!("use {device} {number} {backend} {path}\n")
+        format!("use {device} {number} {backend} {path}")
     }
 }
 
 /// The line that asks for a look at a directory after some time, and no earlier.
 pub(crate) fn look_line(id: FileId, after: Duration) -> String {
     let FileId { device, number } = id;
-    format!("look {} {device} {number}\n", after.as_millis() + 1)
+    format!("look {} {device} {number}", after.as_millis() + 1)
 }
 
 /// What a manager says about itself.
@@ -153,8 +192,7 @@ impl Status {
 /// # Errors
 ///
 /// What is wrong with it, to be told to the client.
-pub(crate) fn parse(line: &[u8]) -> Result<Request, &'static str> {
-    let line = std::str::from_utf8(line).map_err(|_| "a line must be text; percent-encode other bytes")?;
+pub(crate) fn parse(line: &str) -> Result<Request, &'static str> {
     let words: Vec<&str> = line.split(' ').collect();
     match *words.as_slice() {
         ["ndshm-manager", "1"] => Ok(Request::Greeting),
@@ -216,37 +254,6 @@ fn decode(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Turns what arrives into lines.
-#[derive(Debug, Default)]
-pub(crate) struct Lines {
-    bytes: Vec<u8>,
-}
-
-impl Lines {
-    /// Takes what has arrived.
-    pub(crate) fn push(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
-    }
-
-    /// Returns the next whole line without its end; `None` if it has not arrived yet.
-    ///
-    /// # Errors
-    ///
-    /// It is too long, whether it has an end or not: nothing that follows can be understood.
-    pub(crate) fn next(&mut self) -> Result<Option<Vec<u8>>, &'static str> {
-        let end = self.bytes.iter().take(LONGEST_LINE).position(|&byte| byte == b'\n');
-        match end {
-            Some(end) => {
-                let mut line: Vec<u8> = self.bytes.drain(..=end).collect();
-                line.pop();
-                Ok(Some(line))
-            }
-            None if self.bytes.len() >= LONGEST_LINE => Err("a line has at most 16384 bytes"),
-            None => Ok(None),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,19 +267,19 @@ mod tests {
         if Path::new("/x").is_absolute() {
             for path in ["/", "/dev/shm", "/tmp/a b\nc%41/ü", "/~.-_"] {
                 let line = used(path).line();
-                assert!(line.ends_with('\n') && line.is_ascii() && line.matches('\n').count() == 1, "{line:?}");
-                assert_eq!(parse(line.trim_end().as_bytes()), Ok(Request::Use(used(path))));
+                assert!(line.is_ascii() && !line.contains('\n'), "{line:?}");
+                assert_eq!(parse(&line), Ok(Request::Use(used(path))));
             }
         }
-        assert_eq!(parse(GREETING.as_bytes()), Ok(Request::Greeting));
-        assert_eq!(parse(b"status"), Ok(Request::Status));
+        assert_eq!(parse(GREETING), Ok(Request::Greeting));
+        assert_eq!(parse("status"), Ok(Request::Status));
         let id = FileId { device: 1, number: u64::MAX };
         for millis in [0, 1, 604_800_000] {
             let line = look_line(id, Duration::from_millis(millis) + Duration::from_nanos(1));
             let after = Duration::from_millis(millis + 1);
-            assert_eq!(parse(line.trim_end().as_bytes()), Ok(Request::Look { after, id }), "never too early");
+            assert_eq!(parse(&line), Ok(Request::Look { after, id }), "never too early");
         }
-        assert_eq!(parse(b"stop"), Ok(Request::Stop));
+        assert_eq!(parse("stop"), Ok(Request::Stop));
         let status = Status {
             pid: 7,
             version: "1 x".to_owned(),
@@ -290,29 +297,28 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_with_the_reason() {
         for (line, reason) in [
-            (&b""[..], "the requests are"),
-            (b"\xff", "must be text"),
-            (b"hello", "the requests are"),
-            (b"status ", "the requests are"),
-            (b"ndshm-manager 2", "version 1"),
-            (b"use", "use takes"),
-            (b"use 1 2 shm /dev/shm x", "use takes"),
-            (b"use 1 -2 shm /dev/shm", "decimal numbers"),
-            (b"use 99999999999999999999 2 shm /dev/shm", "decimal numbers"),
-            (b"use 1 2  /dev/shm", "backend's name"),
-            (b"use 1 2 %FF /dev/shm", "backend's name"),
-            (b"use 1 2 shm dev/shm", "absolute"),
-            (b"use 1 2 shm /%0", "absolute"),
-            (b"use 1 2 shm /%zz", "absolute"),
-            (b"use 1 2 shm /%00", "absolute"),
-            (b"use 1 2 shm ", "absolute"),
-            (b"look", "look takes"),
-            (b"look 1 2", "look takes"),
-            (b"look 1 2 3 4", "look takes"),
-            (b"look -1 2 3", "milliseconds"),
-            (b"look 18446744073709551616 2 3", "milliseconds"),
-            (b"look 1  3", "decimal numbers"),
-            (b"look 1 2 x", "decimal numbers"),
+            ("", "the requests are"),
+            ("hello", "the requests are"),
+            ("status ", "the requests are"),
+            ("ndshm-manager 2", "version 1"),
+            ("use", "use takes"),
+            ("use 1 2 shm /dev/shm x", "use takes"),
+            ("use 1 -2 shm /dev/shm", "decimal numbers"),
+            ("use 99999999999999999999 2 shm /dev/shm", "decimal numbers"),
+            ("use 1 2  /dev/shm", "backend's name"),
+            ("use 1 2 %FF /dev/shm", "backend's name"),
+            ("use 1 2 shm dev/shm", "absolute"),
+            ("use 1 2 shm /%0", "absolute"),
+            ("use 1 2 shm /%zz", "absolute"),
+            ("use 1 2 shm /%00", "absolute"),
+            ("use 1 2 shm ", "absolute"),
+            ("look", "look takes"),
+            ("look 1 2", "look takes"),
+            ("look 1 2 3 4", "look takes"),
+            ("look -1 2 3", "milliseconds"),
+            ("look 18446744073709551616 2 3", "milliseconds"),
+            ("look 1  3", "decimal numbers"),
+            ("look 1 2 x", "decimal numbers"),
         ] {
             let refusal = parse(line).expect_err("refused");
             assert!(refusal.contains(reason), "{line:?}: {refusal}");
@@ -321,20 +327,21 @@ mod tests {
 
     #[test]
     fn lines_come_whole_however_they_arrive() {
-        let mut lines = Lines::default();
-        for byte in b"one\ntwo\n\nth" {
-            lines.push(&[*byte]);
+        let mut bytes = b"one\ntwo\n\nth".to_vec();
+        let mut next = |more: &[u8]| {
+            bytes.extend_from_slice(more);
+            next_line(&mut bytes).map_err(|error| error.to_string())
+        };
+        for line in ["one", "two", ""] {
+            assert_eq!(next(b""), Ok(Some(line.to_owned())));
         }
-        for line in [&b"one"[..], b"two", b""] {
-            assert_eq!(lines.next(), Ok(Some(line.to_vec())));
+        for byte in b"ree" {
+            assert_eq!(next(&[*byte]), Ok(None));
         }
-        assert_eq!(lines.next(), Ok(None));
-        lines.push(b"ree\n");
-        assert_eq!(lines.next(), Ok(Some(b"three".to_vec())));
-        lines.push(&[b'x'; LONGEST_LINE - 1]);
-        assert_eq!(lines.next(), Ok(None));
-        lines.push(b"x\n");
-        assert!(lines.next().is_err(), "too long even with its end");
+        assert_eq!(next(b"\n\xff\n"), Ok(Some("three".to_owned())));
+        assert!(next(b"").unwrap_err().contains("must be text"));
+        assert_eq!(next(&[b'x'; LONGEST_LINE - 1]), Ok(None));
+        assert!(next(b"x\n").unwrap_err().contains("at most"), "too long even with its end");
     }
 
     /// Not a fuzzer, but it runs everywhere: no bytes make it panic.
@@ -353,11 +360,10 @@ mod tests {
                 let at = usize::from(at) % bytes.len();
                 bytes[at] = byte;
             }
-            let _either = parse(&bytes);
-            let _either = std::str::from_utf8(&bytes).ok().and_then(Status::parse);
-            let mut lines = Lines::default();
-            lines.push(&bytes);
-            let _either = lines.next();
+            let text = std::str::from_utf8(&bytes).ok();
+            let _either = text.map(parse);
+            let _either = text.and_then(Status::parse);
+            let _either = next_line(&mut bytes);
         }
     }
 }
