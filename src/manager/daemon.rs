@@ -5,14 +5,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::endpoint::Endpoint;
+use super::endpoint::listen;
 use super::places::{Number, Places};
 use crate::backend::{Backend, Directory};
 use crate::error::{Error, Result};
 use crate::manager_client::socket_path;
 use crate::manager_client::wire::{self, CANNOT, DONE, GREETING, REFUSAL, Request, Status, Talk, Use};
 use crate::os::daemon::{self, Process, Source};
-use crate::os::{self, Bell, FileId, Socket};
+use crate::os::{self, Bell, FileId, Listener, Socket};
 use crate::segment::counts::LONGEST_GRACE;
 use crate::share::Reclaim;
 
@@ -73,7 +73,8 @@ impl ManagerOptions {
 #[derive(Debug)]
 pub struct Manager {
     // First, so that when a client sees the end of its connection the socket is gone.
-    endpoint: Endpoint,
+    listener: Listener,
+    path: PathBuf,
     bell: Bell,
     idle: Option<Duration>,
     clients: BTreeMap<u64, Client>,
@@ -115,16 +116,16 @@ impl Manager {
     ///
     /// - [`Unsupported`](Error::Unsupported) off Linux.
     /// - [`PermissionDenied`](Error::PermissionDenied): the socket's directory or name is another user's, or open to others.
-    /// - [`Manager`](Error::Manager): something else has the socket's name, the name is too long, or somebody holds the lock and
-    ///   does not listen.
+    /// - [`Manager`](Error::Manager): something else has the socket's name, the name is too long, or its directory stays locked.
     /// - [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
     pub fn start(options: &ManagerOptions) -> Result<Option<Self>> {
         let path = socket_path(options.socket.as_deref())?;
         let failed = |error| Error::os("preparing to wait for processes", path.display(), error);
         let bell = daemon::supported().and_then(|()| Bell::new()).map_err(failed)?;
-        let Some(endpoint) = Endpoint::take(&path)? else { return Ok(None) };
+        let Some(listener) = listen(&path)? else { return Ok(None) };
         let mut manager = Self {
-            endpoint,
+            listener,
+            path,
             bell,
             idle: options.idle,
             clients: BTreeMap::new(),
@@ -140,7 +141,7 @@ impl Manager {
 
     /// Returns the path of the socket.
     pub fn socket(&self) -> &Path {
-        self.endpoint.path()
+        &self.path
     }
 
     /// Returns what ends this manager from another thread.
@@ -163,8 +164,8 @@ impl Manager {
             let now = Instant::now();
             if now >= round {
                 round = now + if self.since.elapsed() < ROUND { FIRST_ROUNDS } else { ROUND };
-                if !self.endpoint.is_intact() {
-                    log::warn!("the manager's socket or lock was removed: it ends, and another may begin");
+                if !self.listener.has_name() {
+                    log::warn!("the manager's socket was removed: it ends, and another may begin");
                     return Ok(());
                 }
                 if self.users() > 0 {
@@ -234,10 +235,10 @@ impl Manager {
             }
         }
         if accepts {
-            sources.push(Source::Listener(&self.endpoint.listener));
+            sources.push(Source::Listener(&self.listener));
         }
         let answers = daemon::wait(&sources, limit)
-            .map_err(|error| Error::os("waiting for clients", self.endpoint.path().display(), error))?;
+            .map_err(|error| Error::os("waiting for clients", self.path.display(), error))?;
         self.is_stopping |= answers[0];
         // The listener comes last and is no client.
         let happened = whose.into_iter().zip(&answers[1..]).filter_map(|(client, yes)| yes.then_some(client));
@@ -255,7 +256,7 @@ impl Manager {
     /// Accepts everybody who waits; `false` if that failed and a rest may help.
     fn accept(&mut self) -> bool {
         loop {
-            let socket = match self.endpoint.listener.accept(Some(Instant::now())) {
+            let socket = match self.listener.accept(Some(Instant::now())) {
                 Ok(socket) => socket,
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => return true,
                 Err(error) => {
@@ -405,13 +406,15 @@ impl Manager {
         if self.places.is_waiting() {
             return Ok(false);
         }
-        self.endpoint.close();
+        self.listener.remove_name();
         let before = self.next_client;
         self.accept();
         if self.next_client == before {
             return Ok(true);
         }
-        self.endpoint.open_again()?;
+        // Where another has become the manager meanwhile, that client finds this connection closed and goes there.
+        let Some(listener) = listen(&self.path)? else { return Ok(true) };
+        self.listener = listener;
         Ok(false)
     }
 

@@ -1,7 +1,7 @@
 //! Unix: sockets that have a path, where others connect.
 //!
 //! A path is longer than `sun_path` on many machines (a build directory, a deep TMPDIR); Linux reaches it all the same
-//! through the open directory. [`listen_replacing`] replaces what stands at the path only under a lock on its directory,
+//! through the open directory. [`listen`] replaces what stands at the path only under a lock on its directory,
 //! and only if it is a socket of this user at which nobody listens.
 
 use std::ffi::{OsStr, OsString};
@@ -68,22 +68,13 @@ pub(crate) fn connect(path: &Path, deadline: Option<Instant>) -> io::Result<Sock
     Ok(socket.into())
 }
 
-/// Listens at `path`, where nothing may be, with mode 0600.
-///
-/// # Errors
-///
-/// `AlreadyExists` if something has the name; `InvalidInput` if the path is too long.
-pub(crate) fn listen(path: &Path) -> io::Result<Listener> {
-    Place::of(path)?.bind()
-}
-
 /// Listens at `path`, with mode 0600. A socket of this user that somebody left there is replaced.
 ///
 /// # Errors
 ///
 /// `AlreadyExists` if somebody listens there; `PermissionDenied` if the socket is another user's; `InvalidInput` if
 /// something else stands there or the path is too long; `TimedOut` if somebody keeps the directory locked.
-pub(crate) fn listen_replacing(path: &Path) -> io::Result<Listener> {
+pub(crate) fn listen(path: &Path) -> io::Result<Listener> {
     let place = Place::of(path)?;
     let lock = lock(&place.directory)?;
     let listener = place.make_way().and_then(|()| place.bind());

@@ -26,7 +26,7 @@ fn who_connects_is_accepted_and_the_name_goes_with_the_listener() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     assert_eq!(connect(&path, Some(late())).unwrap_err().kind(), ErrorKind::NotFound);
-    let listener = listen_replacing(&path).unwrap();
+    let listener = listen(&path).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     greet(&listener, &path);
     let begin = Instant::now();
@@ -45,14 +45,14 @@ fn a_path_longer_than_the_system_takes_works_on_linux_and_says_why_elsewhere() {
     std::fs::create_dir_all(&deep).unwrap();
     let path = deep.join("socket");
     if THROUGH_PROC {
-        let listener = listen_replacing(&path).unwrap();
+        let listener = listen(&path).unwrap();
         greet(&listener, &path);
-        assert_eq!(listen_replacing(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(listen(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
         drop(listener);
         assert!(!path.exists());
     }
     let path = deep.join("c".repeat(200));
-    for error in [listen_replacing(&path).map(drop).unwrap_err(), connect(&path, Some(late())).map(drop).unwrap_err()] {
+    for error in [listen(&path).map(drop).unwrap_err(), connect(&path, Some(late())).map(drop).unwrap_err()] {
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains("at most"), "{error}");
     }
@@ -68,7 +68,7 @@ fn every_length_of_path_around_the_limit_works() {
     for length in LONGEST - 3..=most {
         let path = parent.join("s".repeat(length - parent.as_os_str().len() - 1));
         assert_eq!(path.as_os_str().len(), length);
-        greet(&listen_replacing(&path).unwrap(), &path);
+        greet(&listen(&path).unwrap(), &path);
     }
 }
 
@@ -79,8 +79,8 @@ fn a_socket_somebody_left_is_replaced_and_one_in_use_is_not() {
     let path = directory.path().join("socket");
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists(), "the standard library leaves it");
-    let listener = listen_replacing(&path).unwrap();
-    assert_eq!(listen_replacing(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    let listener = listen(&path).unwrap();
+    assert_eq!(listen(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
     listener.accept(Some(late())).unwrap(); // whoever asked
     greet(&listener, &path);
 }
@@ -90,7 +90,7 @@ fn what_else_stands_there_is_left_alone_and_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("there");
     let refused = |part: &str| {
-        let error = listen_replacing(&path).unwrap_err();
+        let error = listen(&path).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains(part), "{error}");
     };
@@ -105,9 +105,9 @@ fn what_else_stands_there_is_left_alone_and_named() {
     refused("a symbolic link");
     std::fs::remove_file(&path).unwrap();
     let _datagrams = UnixDatagram::bind(&path).unwrap();
-    assert_eq!(listen_replacing(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(listen(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
     for nameless in ["/", "..", "", "socket/"] {
-        assert_eq!(listen_replacing(Path::new(nameless)).unwrap_err().kind(), ErrorKind::InvalidInput, "{nameless:?}");
+        assert_eq!(listen(Path::new(nameless)).unwrap_err().kind(), ErrorKind::InvalidInput, "{nameless:?}");
     }
 }
 
@@ -128,13 +128,13 @@ fn a_listener_leaves_a_name_that_is_no_longer_its_own() {
     let _closed_is_closed = no_children();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
-    let listener = listen_replacing(&path).unwrap();
+    let listener = listen(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     let other = UnixListener::bind(&path).unwrap();
     drop(listener);
     assert!(path.exists(), "it is another's");
     drop(other);
-    let mut inherited = listen_replacing(&path).unwrap();
+    let mut inherited = listen(&path).unwrap();
     inherited.generation += 1; // as a forked child finds it
     drop(inherited);
     assert!(path.exists(), "the parent still listens");
@@ -148,7 +148,7 @@ fn of_many_who_want_a_path_one_gets_it() {
     for _round in 0..20 {
         drop(UnixListener::bind(&path).unwrap());
         let answers: Vec<io::Result<Listener>> = std::thread::scope(|scope| {
-            let all: Vec<_> = (0..4).map(|_| scope.spawn(|| listen_replacing(&path))).collect();
+            let all: Vec<_> = (0..4).map(|_| scope.spawn(|| listen(&path))).collect();
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
         let won = answers.iter().filter(|answer| answer.is_ok()).count();

@@ -25,7 +25,7 @@
 //! | `temporary_directory` | where temporary files are, or `Unsupported` where there are no files |
 //! | `private_directory` | a directory only this user, or its own group, can write into |
 //! | `pair`, `connect` | stream sockets between processes of one machine, which no program that is run inherits |
-//! | `listen`, `listen_replacing` | give a socket a path of any length, where nothing is, or only what a dead process left |
+//! | `listen` | gives a socket a path of any length, where nothing is, or only what a dead process left |
 //! | `Listener::accept`, `has_name`, `remove_name` | who connects; the name, known by identity, which goes with the listener |
 //! | `Socket::send`, `receive`, `receive_files`, `room_for` | bytes and open files, at most until a deadline; a file is taken from the socket only if it could be had |
 //! | `Socket::peer` | who is at the other end, as the kernel says |
@@ -113,7 +113,7 @@ cfg_if::cfg_if! {
         pub(crate) mod socket_testing;
         pub(crate) use self::listener::{Listener, connect, listen};
         #[cfg(feature = "channel")]
-        pub(crate) use self::{listener::listen_replacing, socket::{SOCKETS_CARRY_FILES, pair}};
+        pub(crate) use self::socket::{SOCKETS_CARRY_FILES, pair};
 
         /// Compiles what it is given where there are sockets, which is here: tests above this floor need some.
         #[cfg(all(test, feature = "channel"))]
@@ -126,7 +126,7 @@ cfg_if::cfg_if! {
         use self::no_socket as socket;
         pub(crate) use self::no_socket::{Listener, connect, listen};
         #[cfg(feature = "channel")]
-        pub(crate) use self::no_socket::{SOCKETS_CARRY_FILES, listen_replacing, pair};
+        pub(crate) use self::no_socket::{SOCKETS_CARRY_FILES, pair};
 
         /// Leaves out what needs sockets; `no_socket` tests what is here instead.
         #[cfg(all(test, feature = "channel"))]

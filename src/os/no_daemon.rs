@@ -19,6 +19,8 @@ answers! {
     fn is_trusted_like(&Path, &Path) -> bool = false;
     fn has_borrowed_rights() -> bool = false;
     fn leave_session() -> io::Result<()> = unsupported();
+    fn set_apart(&mut Command) -> () = ();
+    fn keep_descriptors() -> () = ();
 }
 
 /// A process; here there is none.
@@ -40,7 +42,3 @@ pub(crate) enum Source<'a> {
     Process(&'a Process),
     Bell(&'a Bell),
 }
-
-pub(crate) fn set_apart(_command: &mut Command) {}
-
-pub(crate) fn keep_descriptors() {}

@@ -24,20 +24,10 @@ fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, reason))
 }
 
-pub(crate) fn pair() -> io::Result<(Socket, Socket)> {
-    unsupported()
-}
-
-pub(crate) fn connect(_path: &Path, _deadline: Option<Instant>) -> io::Result<Socket> {
-    unsupported()
-}
-
-pub(crate) fn listen(_path: &Path) -> io::Result<Listener> {
-    unsupported()
-}
-
-pub(crate) fn listen_replacing(_path: &Path) -> io::Result<Listener> {
-    unsupported()
+answers! {
+    fn pair() -> io::Result<(Socket, Socket)> = unsupported();
+    fn connect(&Path, Option<Instant>) -> io::Result<Socket> = unsupported();
+    fn listen(&Path) -> io::Result<Listener> = unsupported();
 }
 
 /// Writes methods of what there is none of.
@@ -74,9 +64,7 @@ mod tests {
     #[test]
     fn nothing_can_be_made_and_the_reason_is_given() {
         let path = Path::new("a");
-        let listening = [listen(path).map(drop), listen_replacing(path).map(drop)];
-        let answers = listening.into_iter().chain([pair().map(drop), connect(path, None).map(drop)]);
-        for answer in answers {
+        for answer in [listen(path).map(drop), pair().map(drop), connect(path, None).map(drop)] {
             let error = answer.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::Unsupported);
             assert!(error.to_string().contains("by name"), "{error}");

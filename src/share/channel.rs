@@ -243,7 +243,7 @@ impl ChannelListener {
     pub fn bind(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let op = "listening for channels (the directory must exist, and nobody else may listen at this path)";
-        let listener = os::listen_replacing(path).map_err(|error| Error::os_elsewhere(op, path.display(), error))?;
+        let listener = os::listen(path).map_err(|error| Error::os_elsewhere(op, path.display(), error))?;
         Ok(Self { listener, path: path.display().to_string() })
     }
 

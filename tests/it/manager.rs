@@ -4,7 +4,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -45,7 +45,7 @@ pub fn trials() -> Vec<Trial> {
         switched_off_it_is_neither_started_nor_told,
         one_that_cannot_be_started_is_one_warning,
     ];
-    let root: &[(&str, fn())] = tests![a_stranger_is_refused_on_both_sides, a_strangers_socket_or_lock_is_left_alone];
+    let root: &[(&str, fn())] = tests![a_stranger_is_refused_on_both_sides, a_strangers_socket_is_left_alone];
     let is_root = rustix::process::geteuid().is_root();
     let mut trials = crate::support::trials("manager", anybody);
     trials.extend(crate::support::trials("interop::manager", tests![a_client_in_python_is_one_too]));
@@ -197,12 +197,6 @@ impl Stage {
         self.base.path().join("arrays")
     }
 
-    fn lock(&self) -> PathBuf {
-        let mut path = self.socket.clone().into_os_string();
-        path.push(".lock");
-        path.into()
-    }
-
     fn command(&self, program: &Path, role: &str) -> Command {
         let mut command = Command::new(program);
         command.env(ROLE, role).env("NDSHM_MANAGER_SOCKET", &self.socket).env("NDSHM_MANAGER", program);
@@ -264,7 +258,6 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // A test may have spoilt the socket on purpose; then its lock tells.
         if let Ok(Some(status)) = manager::status(Some(&self.socket)) {
             if !matches!(manager::stop(Some(&self.socket)), Ok(true)) {
                 kill("KILL", &status.pid.to_string());
@@ -379,8 +372,7 @@ fn the_first_client_starts_it_and_nothing_of_the_client_stays_open() {
         .collect();
     let is_own = |path: &&PathBuf| {
         let text = path.to_string_lossy();
-        !(**path == stage.lock()
-            || Some(path.as_path()) == stage.socket.parent()
+        !(Some(path.as_path()) == stage.socket.parent()
             || *text == *"/dev/null"
             || text.starts_with("socket:")
             || text.starts_with("anon_inode"))
@@ -616,7 +608,6 @@ fn one_whose_socket_was_removed_makes_way() {
     let stage = Stage::new();
     let mut first = stage.manager(&[]);
     std::fs::remove_file(&stage.socket).unwrap();
-    std::fs::remove_file(stage.lock()).unwrap();
     let _second = stage.manager(&[]);
     // It looks every ten seconds.
     first.expect("ended");
@@ -627,12 +618,15 @@ fn something_else_at_the_socket_is_left_alone() {
     let stage = Stage::new();
     std::fs::write(&stage.socket, b"a file").unwrap();
     let start = || Manager::start(&ManagerOptions::new().socket(&stage.socket)).unwrap_err();
-    assert!(matches!(start(), Error::Manager { reason, .. } if reason.contains("something else")));
+    assert!(matches!(start(), Error::Manager { reason, .. } if reason.contains("a file stands where")));
     assert_eq!(std::fs::read(&stage.socket).unwrap(), b"a file");
-    assert!(!stage.lock().exists());
-    std::os::unix::fs::symlink("elsewhere", stage.lock()).unwrap();
-    let error = start();
-    assert!(matches!(error, Error::Os { .. }), "a link is not followed: {error}");
+    std::fs::remove_file(&stage.socket).unwrap();
+    std::os::unix::fs::symlink("elsewhere", &stage.socket).unwrap();
+    assert!(matches!(start(), Error::Manager { reason, .. } if reason.contains("symbolic link")), "it is not followed");
+    std::fs::remove_file(&stage.socket).unwrap();
+    let _datagrams = UnixDatagram::bind(&stage.socket).unwrap();
+    assert!(matches!(start(), Error::Os { .. }), "it is not taken for a manager");
+    assert!(stage.socket.exists());
 }
 
 fn switched_off_it_is_neither_started_nor_told() {
@@ -739,7 +733,6 @@ fn a_stranger_is_refused_on_both_sides() {
     assert!(said.starts_with("denied 0: another user's program listens"), "{said}");
     drop(manager);
     std::fs::remove_file(&stage.socket).unwrap();
-    std::fs::remove_file(stage.lock()).unwrap();
     // and by the other.
     let mut manager = as_stranger(stage.command(&program, "manager"));
     manager.expect("listens");
@@ -760,16 +753,11 @@ fn a_stranger_is_refused_on_both_sides() {
     client.expect("1");
 }
 
-fn a_strangers_socket_or_lock_is_left_alone() {
+fn a_strangers_socket_is_left_alone() {
     let stage = Stage::new();
     let start = || Manager::start(&ManagerOptions::new().socket(&stage.socket)).unwrap_err();
     drop(UnixListener::bind(&stage.socket).unwrap());
     chown(&stage.socket, Some(STRANGER), None).unwrap();
     assert!(matches!(start(), Error::PermissionDenied { owner: STRANGER, .. }));
-    assert!(stage.socket.exists() && !stage.lock().exists());
-    std::fs::remove_file(&stage.socket).unwrap();
-    std::fs::write(stage.lock(), b"").unwrap();
-    chown(stage.lock(), Some(STRANGER), None).unwrap();
-    assert!(matches!(start(), Error::PermissionDenied { owner: STRANGER, .. }));
-    assert!(stage.lock().exists());
+    assert!(stage.socket.exists());
 }
