@@ -1,18 +1,18 @@
 //! The manager itself: one loop that waits for clients, their words and their deaths.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::endpoint::listen;
-use super::places::{Number, Places};
+use super::places::Places;
 use crate::backend::{Backend, Directory};
 use crate::error::{Error, Result};
 use crate::manager_client::socket_path;
 use crate::manager_client::wire::{self, CANNOT, DONE, GREETING, REFUSAL, Request, Status, Talk, Use};
 use crate::os::daemon::{self, Process, Source};
-use crate::os::{self, Bell, FileId, Listener, Socket};
+use crate::os::{self, Bell, Listener, Socket};
 use crate::segment::counts::LONGEST_GRACE;
 use crate::share::Reclaim;
 
@@ -30,9 +30,6 @@ const SPARE: u64 = 32;
 
 /// What a client is told that is one too many.
 const TOO_MANY: &str = "there are too many clients already; raise `ulimit -n` for the manager";
-
-/// Directories that one client may name.
-const MOST_DIRECTORIES: usize = 64;
 
 /// How often everything is looked through while there are clients, for those of whom no word came.
 const ROUND: Duration = Duration::from_secs(10);
@@ -80,7 +77,6 @@ pub struct Manager {
     clients: BTreeMap<u64, Client>,
     next_client: u64,
     places: Places,
-    most: usize,
     since: Instant,
     /// Somebody asked it to end.
     is_stopping: bool,
@@ -106,7 +102,6 @@ struct Client {
     /// Its number; 0 if it has none here.
     process: u32,
     greeted: bool,
-    places: BTreeSet<Number>,
 }
 
 impl Manager {
@@ -131,7 +126,6 @@ impl Manager {
             clients: BTreeMap::new(),
             next_client: 0,
             places: Places::default(),
-            most: most_clients(),
             since: Instant::now(),
             is_stopping: false,
         };
@@ -155,12 +149,11 @@ impl Manager {
     ///
     /// What waiting answers, or what listening again does after a client came at the last moment.
     pub fn run(mut self) -> Result<()> {
-        self.most = most_clients();
         let mut round = Instant::now() + FIRST_ROUNDS;
         let mut accept_from = Instant::now();
         let mut lonely = Some(Instant::now());
         loop {
-            self.sweep();
+            self.places.sweep(Instant::now(), |backend| Reclaim::new().run(backend));
             let now = Instant::now();
             if now >= round {
                 round = now + if self.since.elapsed() < ROUND { FIRST_ROUNDS } else { ROUND };
@@ -168,12 +161,12 @@ impl Manager {
                     log::warn!("the manager's socket was removed: it ends, and another may begin");
                     return Ok(());
                 }
-                if self.users() > 0 {
+                if !self.places.uses.is_empty() {
                     self.places.go_round(now);
                     continue;
                 }
             }
-            let is_lonely = self.users() == 0 && self.places.next().is_none();
+            let is_lonely = self.places.uses.is_empty() && self.places.next().is_none();
             lonely = is_lonely.then(|| lonely.unwrap_or(now));
             let end = lonely.zip(self.idle).and_then(|(since, idle)| since.checked_add(idle));
             if end.is_some_and(|end| now >= end) {
@@ -203,21 +196,10 @@ impl Manager {
         for (backend, path) in [shm, emulated].into_iter().flatten() {
             // What is another user's cannot be this user's orphan, except in /dev/shm.
             if let Some(used) = Use::of(&path, &backend) {
-                let _full = self.places.add(used, |_| true);
+                let _full = self.places.add(used);
             }
         }
         self.places.mark_all(Instant::now());
-    }
-
-    /// Clients that use something.
-    fn users(&self) -> usize {
-        self.clients.values().filter(|client| !client.places.is_empty()).count()
-    }
-
-    fn sweep(&mut self) {
-        let clients = &self.clients;
-        let in_use = |number| clients.values().any(|client| client.places.contains(&number));
-        self.places.sweep(Instant::now(), in_use, |backend| Reclaim::new().run(backend));
     }
 
     /// Waits, then does what the bell, the words and the deaths ask for.
@@ -273,11 +255,11 @@ impl Manager {
     fn welcome(&mut self, socket: Socket) -> io::Result<()> {
         let talk = Talk::new(socket);
         let peer = talk.socket.peer()?;
-        if !daemon::is_this_user(peer.user) {
+        if !os::is_user(peer.user) {
             talk.say(&format!("{REFUSAL}this manager serves another user, not user {}", peer.user))?;
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        if self.clients.len() >= self.most + QUESTIONS {
+        if self.clients.len() >= most_clients() + QUESTIONS {
             talk.say(&format!("{REFUSAL}{TOO_MANY}"))?;
             return Err(io::Error::other(TOO_MANY));
         }
@@ -290,7 +272,7 @@ impl Manager {
         });
         let number = self.next_client;
         self.next_client += 1;
-        let client = Client { talk: Some(talk), watch, process, greeted: false, places: BTreeSet::new() };
+        let client = Client { talk: Some(talk), watch, process, greeted: false };
         self.clients.insert(number, client);
         // What it said before it was accepted.
         self.listen_to(number);
@@ -323,19 +305,21 @@ impl Manager {
 
     fn answer(&mut self, number: u64, line: &str) -> Result<String, &'static str> {
         let request = wire::parse(line)?;
-        let client = self.clients.get(&number).ok_or("gone")?;
-        let (is_greeted, is_user) = (client.greeted, !client.places.is_empty());
-        if !is_greeted && request != Request::Greeting {
+        let client = self.clients.get_mut(&number).ok_or("gone")?;
+        client.greeted |= request == Request::Greeting;
+        if !client.greeted {
             return Err("the first line must be the greeting, ndshm-manager 1");
         }
         let done = match request {
-            Request::Greeting => {
-                self.clients.get_mut(&number).into_iter().for_each(|client| client.greeted = true);
-                return Ok(GREETING.to_owned());
+            Request::Greeting => return Ok(GREETING.to_owned()),
+            Request::Use(_) if !self.places.uses.contains_key(&number) && self.places.uses.len() >= most_clients() => {
+                return Err(TOO_MANY);
             }
-            Request::Use(_) if !is_user && self.users() >= self.most => return Err(TOO_MANY),
-            Request::Use(used) => self.note(number, used),
-            Request::Look { after, id } => self.remember(number, id, after),
+            Request::Use(used) if !used.is_seen_here() => {
+                Err("that directory is another one, or none, where this manager runs")
+            }
+            Request::Use(used) => self.places.note(number, used),
+            Request::Look { after, id } => self.places.remind(number, id, Instant::now() + after.min(LONGEST_GRACE)),
             Request::Status => return Ok(self.status().line()),
             Request::Stop => {
                 self.is_stopping = true;
@@ -345,63 +329,37 @@ impl Manager {
         Ok(done.map_or_else(|reason| format!("{CANNOT}{reason}"), |()| DONE.to_owned()))
     }
 
-    fn note(&mut self, number: u64, used: Use) -> Result<(), &'static str> {
-        if !used.is_seen_here() {
-            return Err("that directory is another one, or none, where this manager runs");
-        }
-        let clients = &self.clients;
-        let in_use = |place| clients.values().any(|client| client.places.contains(&place));
-        let place = self.places.add(used, in_use)?;
-        let client = self.clients.get_mut(&number).ok_or("gone")?;
-        if client.places.len() >= MOST_DIRECTORIES && !client.places.contains(&place) {
-            return Err("a client names at most 64 directories");
-        }
-        client.places.insert(place);
-        Ok(())
-    }
-
-    /// A client has left something in a directory that is nobody's after some time.
-    fn remember(&mut self, number: u64, id: FileId, after: Duration) -> Result<(), &'static str> {
-        let at = Instant::now() + after.min(LONGEST_GRACE);
-        let client = self.clients.get(&number).ok_or("gone")?;
-        let known = client.places.iter().filter(|place| self.places.remind(**place, id, at)).count();
-        if known == 0 { Err("this client did not say that it uses that directory") } else { Ok(()) }
-    }
-
     /// The end of a connection is a hint: the process may be another program by now, or dead. Its death is still waited for.
     fn hang_up(&mut self, number: u64) {
-        let now = Instant::now();
         let Some(client) = self.clients.get_mut(&number) else { return };
         client.talk = None;
-        client.places.iter().for_each(|place| self.places.mark(*place, now));
-        let (process, is_alive) = (client.process, client.watch.is_some());
-        if client.places.is_empty() || !is_alive {
-            self.clients.remove(&number);
-            return;
+        let process = client.process;
+        if client.watch.is_none() || !self.places.uses.contains_key(&number) {
+            return self.bury(number);
         }
+        self.places.mark_of(number, Instant::now());
         // It may come back, again and again: once is enough to wait for it. No two living processes have one number.
-        let is_twin = |client: &Client| client.process == process && client.watch.is_some();
-        let twin = self.clients.iter().find(|(other, client)| **other != number && is_twin(client)).map(|(n, _)| *n);
-        if let Some(twin) = twin.filter(|_| process != 0) {
-            let places = self.clients.remove(&number).map(|client| client.places).unwrap_or_default();
-            if let Some(twin) = self.clients.get_mut(&twin) {
-                twin.places.extend(places);
-            }
+        let is_twin = |(other, client): &(&u64, &Client)| {
+            **other != number && client.process == process && process != 0 && client.watch.is_some()
+        };
+        if let Some((&twin, _)) = self.clients.iter().find(is_twin) {
+            self.clients.remove(&number);
+            self.places.hand_over(number, twin);
         }
     }
 
-    /// A client is dead.
+    /// A client is dead, or nothing is to be known of its death.
     fn bury(&mut self, number: u64) {
-        let Some(client) = self.clients.remove(&number) else { return };
-        let now = Instant::now();
-        client.places.iter().for_each(|place| self.places.mark(*place, now));
-        log::debug!("client {} has ended", client.process);
+        if let Some(client) = self.clients.remove(&number) {
+            self.places.leave(number, Instant::now());
+            log::debug!("client {} has ended", client.process);
+        }
     }
 
     /// Looks once more and closes the socket; `false` if a client came at the last moment.
     fn may_end(&mut self) -> Result<bool> {
         self.places.mark_all(Instant::now());
-        self.sweep();
+        self.places.sweep(Instant::now(), |backend| Reclaim::new().run(backend));
         // Not for what only seems held: that may be by a process that tells no manager, and for ever.
         if self.places.is_waiting() {
             return Ok(false);
@@ -423,7 +381,7 @@ impl Manager {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime: self.since.elapsed(),
-            clients: self.users(),
+            clients: self.places.uses.len(),
             directories: self.places.len(),
             sweeps: self.places.sweeps,
             reclaimed: self.places.reclaimed,

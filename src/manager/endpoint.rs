@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::manager_client::address::{connect, denied, failed, own_directory};
-use crate::os::{self, Listener, daemon};
+use crate::os::{self, Listener};
 
 /// Becomes the manager at `path`, in place of one that is dead; `None` if there is one.
 pub(super) fn listen(path: &Path) -> Result<Option<Listener>> {
@@ -20,7 +20,7 @@ pub(super) fn listen(path: &Path) -> Result<Option<Listener>> {
         ErrorKind::AlreadyExists => connect(path).map(|_other| None),
         ErrorKind::InvalidInput | ErrorKind::TimedOut => Err(failed(path, error.to_string())),
         ErrorKind::PermissionDenied => match os::facts_at(path) {
-            Ok(facts) if !daemon::is_this_user(facts.owner) => {
+            Ok(facts) if !os::is_user(facts.owner) => {
                 let reason = "it belongs to another user; set NDSHM_MANAGER_SOCKET to a path in a directory of yours";
                 Err(denied(path, facts.owner, facts.mode, reason))
             }

@@ -4,7 +4,7 @@
 //! whether to look again: soon if a lease seems held, perhaps by somebody who is about to go; later if an array in flight is
 //! protected until then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +18,9 @@ use crate::share::Reclaimed;
 /// Directories that one manager knows at most.
 const MOST: usize = 256;
 
+/// Directories that one client may name.
+const MOST_OF_CLIENT: usize = 64;
+
 /// Milliseconds to wait before each further look at what seemed held: a process that is being spawned by the dead one has its
 /// mappings for a moment.
 const PAUSES: [u64; 9] = [2, 5, 10, 20, 50, 100, 200, 500, 1000];
@@ -27,13 +30,18 @@ const PAUSES: [u64; 9] = [2, 5, 10, 20, 50, 100, 200, 500, 1000];
 const SHARE: u32 = 4;
 
 /// A directory, by a number that is never used again.
-pub(super) type Number = u64;
+type Number = u64;
 
-/// All of them.
+/// A client, by its number.
+type Client = u64;
+
+/// All of them, and which client uses which.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     known: BTreeMap<Number, Place>,
     next: Number,
+    /// What each client uses; clients that use nothing are not here.
+    pub(super) uses: BTreeMap<Client, BTreeSet<Number>>,
     /// Looks in all.
     pub(super) sweeps: u64,
     /// Arrays removed in all.
@@ -61,17 +69,28 @@ impl fmt::Debug for Place {
 }
 
 impl Places {
-    /// Adds a directory, or finds it. `in_use` says which numbers some client still needs.
+    /// Adds a directory that a client uses.
     ///
     /// # Errors
     ///
     /// There are too many, to be told to the client.
-    pub(super) fn add(&mut self, used: Use, in_use: impl Fn(Number) -> bool) -> Result<Number, &'static str> {
+    pub(super) fn note(&mut self, client: Client, used: Use) -> Result<(), &'static str> {
+        let number = self.add(used)?;
+        let places = self.uses.entry(client).or_default();
+        if places.len() >= MOST_OF_CLIENT && !places.contains(&number) {
+            return Err("a client names at most 64 directories");
+        }
+        places.insert(number);
+        Ok(())
+    }
+
+    /// Adds a directory, or finds it.
+    pub(super) fn add(&mut self, used: Use) -> Result<Number, &'static str> {
         if let Some((&number, _)) = self.known.iter().find(|(_, place)| place.used == used) {
             return Ok(number);
         }
         if self.known.len() >= MOST {
-            let idle = self.known.iter().find(|(number, place)| place.next().is_none() && !in_use(**number));
+            let idle = self.known.iter().find(|(number, place)| place.next().is_none() && !self.is_used(**number));
             let idle = *idle.ok_or("this manager knows too many directories already")?.0;
             self.known.remove(&idle);
         }
@@ -90,9 +109,32 @@ impl Places {
         self.known.len()
     }
 
-    /// Makes a directory due: somebody who used it has died.
-    pub(super) fn mark(&mut self, number: Number, now: Instant) {
-        self.known.get_mut(&number).into_iter().for_each(|place| place.mark(now));
+    fn is_used(&self, number: Number) -> bool {
+        self.uses.values().any(|places| places.contains(&number))
+    }
+
+    /// The directories that a client uses.
+    fn of(&mut self, client: Client) -> impl Iterator<Item = &mut Place> {
+        let uses = self.uses.get(&client);
+        self.known.iter_mut().filter(move |(number, _)| uses.is_some_and(|uses| uses.contains(number))).map(|(_, p)| p)
+    }
+
+    /// Makes the directories of a client due.
+    pub(super) fn mark_of(&mut self, client: Client, now: Instant) {
+        self.of(client).for_each(|place| place.mark(now));
+    }
+
+    /// Makes the directories of a client due, which has died.
+    pub(super) fn leave(&mut self, client: Client, now: Instant) {
+        self.mark_of(client, now);
+        self.uses.remove(&client);
+    }
+
+    /// Lets another client use what a client uses.
+    pub(super) fn hand_over(&mut self, client: Client, other: Client) {
+        if let Some(places) = self.uses.remove(&client) {
+            self.uses.entry(other).or_default().extend(places);
+        }
     }
 
     /// Makes all of them due, though nobody died: what is held then is held.
@@ -103,12 +145,19 @@ impl Places {
         }
     }
 
-    /// Notes when a directory is to be looked at; `false` if it is another one.
-    pub(super) fn remind(&mut self, number: Number, id: FileId, at: Instant) -> bool {
-        let Some(place) = self.known.get_mut(&number).filter(|place| place.used.id == id) else { return false };
-        let at = place.not_before(at);
-        place.expiry = Some(place.expiry.map_or(at, |expiry| expiry.min(at)));
-        true
+    /// Notes when a directory is to be looked at, in which a client has left what is protected until then.
+    ///
+    /// # Errors
+    ///
+    /// The client does not use it.
+    pub(super) fn remind(&mut self, client: Client, id: FileId, at: Instant) -> Result<(), &'static str> {
+        let mut known = Err("this client did not say that it uses that directory");
+        for place in self.of(client).filter(|place| place.used.id == id) {
+            let at = place.not_before(at);
+            place.expiry = Some(place.expiry.map_or(at, |expiry| expiry.min(at)));
+            known = Ok(());
+        }
+        known
     }
 
     /// Makes all of them due.
@@ -126,13 +175,8 @@ impl Places {
         self.known.values().any(|place| place.expiry.is_some())
     }
 
-    /// Looks through every directory that is due. One that cannot be read is forgotten unless `in_use`.
-    pub(super) fn sweep(
-        &mut self,
-        now: Instant,
-        in_use: impl Fn(Number) -> bool,
-        look: impl Fn(&Arc<dyn Backend>) -> Result<Reclaimed>,
-    ) {
+    /// Looks through every directory that is due. One that cannot be read is forgotten unless it is used.
+    pub(super) fn sweep(&mut self, now: Instant, look: impl Fn(&Arc<dyn Backend>) -> Result<Reclaimed>) {
         let due: Vec<Number> =
             self.known.iter().filter(|(_, place)| place.next().is_some_and(|at| at <= now)).map(|(n, _)| *n).collect();
         for number in due {
@@ -162,7 +206,7 @@ impl Places {
                     if !matches!(error, Error::NotFound { .. }) {
                         log::warn!("cannot look through {}: {error}", place.used.path.display());
                     }
-                    if !in_use(number) {
+                    if !self.is_used(number) {
                         self.known.remove(&number);
                     }
                 }
@@ -223,44 +267,44 @@ mod tests {
     #[test]
     fn a_directory_is_looked_through_when_it_is_due_and_only_then() {
         let (mut places, now) = (Places::default(), Instant::now());
-        let first = places.add(used(1), |_| true).expect("room");
-        assert_eq!(places.add(used(1), |_| true), Ok(first), "known already");
-        places.add(used(2), |_| true).expect("room");
+        places.note(1, used(1)).expect("room");
+        places.note(1, used(1)).expect("known already");
+        places.note(2, used(2)).expect("room");
         assert!(places.next().is_some_and(|next| next >= now), "one that is new is due");
         let now = now + Duration::from_secs(1);
-        places.sweep(now, |_| true, |_| Ok(removed(0)));
+        places.sweep(now, |_| Ok(removed(0)));
         assert_eq!((places.len(), places.sweeps, places.next()), (2, 2, None));
-        places.mark(first, now);
-        places.sweep(now + Duration::from_secs(1), |_| true, |_| Ok(removed(3)));
+        places.mark_of(1, now);
+        places.sweep(now + Duration::from_secs(1), |_| Ok(removed(3)));
         assert_eq!((places.sweeps, places.reclaimed, places.next()), (3, 3, None));
         places.mark_all(now + Duration::from_secs(2));
-        places.sweep(now + Duration::from_secs(2), |_| true, |_| Ok(removed(1)));
+        places.sweep(now + Duration::from_secs(2), |_| Ok(removed(1)));
         assert_eq!((places.sweeps, places.reclaimed), (5, 5));
     }
 
     #[test]
     fn what_seems_held_is_looked_at_again_some_times() {
         let (mut places, mut now) = (Places::default(), Instant::now());
-        let number = places.add(used(1), |_| true).expect("room");
-        places.mark(number, now);
+        places.note(1, used(1)).expect("room");
+        places.mark_of(1, now);
         let begin = now;
         while let Some(next) = places.next() {
             now = next;
-            places.sweep(now, |_| true, |_| Ok(held()));
+            places.sweep(now, |_| Ok(held()));
         }
         assert_eq!(places.sweeps, 1 + PAUSES.len() as u64);
         assert!(now - begin >= Duration::from_millis(PAUSES.iter().sum()));
         places.go_round(now);
-        places.sweep(now + Duration::from_secs(1), |_| true, |_| Ok(held()));
+        places.sweep(now + Duration::from_secs(1), |_| Ok(held()));
         assert_eq!(places.next(), None, "nobody has died");
-        places.mark(number, now + Duration::from_secs(2));
+        places.mark_of(1, now + Duration::from_secs(2));
         assert!(places.next().is_some(), "another death begins anew");
     }
 
     #[test]
     fn what_takes_long_to_look_at_is_looked_at_less_often() {
         let mut places = Places::default();
-        let number = places.add(used(1), |_| true).expect("room");
+        let number = places.add(used(1)).expect("room");
         let place = places.known.get_mut(&number).expect("added");
         for (took, pauses) in [(0, PAUSES.len()), (1, 8), (5, 6), (60, 2), (900, 1)] {
             (place.took, place.looks) = (Duration::from_millis(took), 0);
@@ -273,28 +317,31 @@ mod tests {
     #[test]
     fn a_reminder_is_kept_if_no_look_comes_before() {
         let (mut places, now) = (Places::default(), Instant::now() + Duration::from_secs(1));
-        let number = places.add(used(1), |_| true).expect("room");
+        places.note(1, used(1)).expect("room");
         let id = used(1).id;
-        places.sweep(now, |_| true, |_| Ok(removed(0)));
+        places.sweep(now, |_| Ok(removed(0)));
         let [early, late] = [5, 9].map(|seconds| now + Duration::from_secs(seconds));
-        assert!(places.remind(number, id, late) && places.remind(number, id, early) && places.remind(number, id, late));
-        assert!(!places.remind(number, used(2).id, now) && !places.remind(number + 1, id, now), "another directory");
+        [late, early, late].into_iter().for_each(|at| places.remind(1, id, at).expect("used"));
+        for (client, id) in [(1, used(2).id), (2, id)] {
+            assert!(places.remind(client, id, now).is_err(), "another directory, another client");
+        }
         assert_eq!((places.next(), places.is_waiting()), (Some(early), true));
-        places.sweep(early, |_| true, |_| Ok(removed(1)));
+        places.sweep(early, |_| Ok(removed(1)));
         assert_eq!((places.next(), places.is_waiting()), (None, false));
     }
 
     #[test]
     fn what_is_in_flight_is_looked_at_when_its_time_has_come() {
         let (mut places, now) = (Places::default(), Instant::now());
-        let number = places.add(used(1), |_| true).expect("room");
-        places.mark(number, now);
+        places.note(1, used(1)).expect("room");
+        places.leave(1, now);
+        assert!(places.uses.is_empty());
         let flight = Duration::from_secs(30);
-        places.sweep(now, |_| true, |_| Ok(Reclaimed { next: Some(flight), ..Reclaimed::default() }));
+        places.sweep(now, |_| Ok(Reclaimed { next: Some(flight), ..Reclaimed::default() }));
         let next = places.next().expect("not forgotten");
         assert!(next >= now + flight && next < now + flight * 2);
         assert!(places.is_waiting());
-        places.sweep(next, |_| true, |_| Ok(removed(1)));
+        places.sweep(next, |_| Ok(removed(1)));
         assert_eq!((places.reclaimed, places.next(), places.is_waiting()), (1, None, false));
     }
 
@@ -302,16 +349,28 @@ mod tests {
     fn the_table_makes_room_for_those_in_use_only() {
         let (mut places, now) = (Places::default(), Instant::now());
         for number in 0..MOST as u64 {
-            places.add(used(number), |_| true).expect("room");
+            places.note(number, used(number)).expect("room");
         }
-        places.sweep(now + Duration::from_secs(1), |_| true, |_| Ok(removed(0)));
-        assert!(places.add(used(9999), |_| true).is_err());
-        assert!(places.add(used(9999), |number| number != 5).is_ok());
+        places.sweep(now + Duration::from_secs(1), |_| Ok(removed(0)));
+        assert!(places.add(used(9999)).is_err());
+        places.leave(5, now);
+        places.hand_over(6, 7);
+        assert_eq!((places.uses.len(), places.uses[&7].len()), (MOST - 2, 2));
+        assert!(places.add(used(9999)).is_err(), "it is due");
+        places.sweep(now + Duration::from_secs(2), |_| Ok(removed(0)));
+        assert!(places.add(used(9999)).is_ok());
         assert_eq!(places.len(), MOST);
-        let now = now + Duration::from_secs(2);
+        (0..MOST as u64).filter(|client| *client != 7).for_each(|client| places.leave(client, now));
+        let now = now + Duration::from_secs(3);
         places.mark_all(now);
-        let gone = || Error::NotFound { location: String::new() };
-        places.sweep(now, |number| number == 7, |_| Err(gone()));
-        assert_eq!(places.len(), 1, "nobody needs a directory that is gone");
+        places.sweep(now, |_| Err(Error::NotFound { location: String::new() }));
+        assert_eq!(places.len(), 2, "no client needs the directories that are gone");
+    }
+
+    #[test]
+    fn a_client_names_a_limited_number_of_directories() {
+        let mut places = Places::default();
+        (0..MOST_OF_CLIENT as u64).for_each(|number| places.note(1, used(number)).expect("room"));
+        assert!(places.note(1, used(0)).is_ok() && places.note(1, used(9999)).is_err());
     }
 }

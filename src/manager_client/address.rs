@@ -75,7 +75,7 @@ pub(crate) fn connect(path: &Path) -> Result<Option<Socket>> {
         Err(error) => return Err(Error::os("connecting to the manager", path.display(), error)),
     };
     let peer = socket.peer().map_err(|error| Error::os("asking who the manager is", path.display(), error))?;
-    if !daemon::is_this_user(peer.user) {
+    if !os::is_user(peer.user) {
         let mode = os::facts_at(path).map_or(0, |facts| facts.mode);
         let reason = "another user's program listens at the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
         return Err(denied(path, peer.user, mode, reason));

@@ -73,22 +73,17 @@ pub fn announce(backend: &dyn Backend) {
     }
     let Some(mut slot) = STATE.lock(PATIENCE) else { return };
     let state = slot.value.get_or_insert_default();
-    let is_new = state.learn(backend.directory(), backend.name());
+    state.learn(backend.directory(), backend.name());
     let now = Instant::now();
-    if state.look_at.is_some_and(|at| now < at) {
-        if is_new {
-            state.tell();
-        }
-        return;
-    }
-    state.look_at = Some(now + LOOK);
-    let is_refused = state.listen();
-    if state.connection.is_none() && !state.starting && !is_refused {
-        let outcome = address::socket_path(None).and_then(|path| Ok((address::connect(&path)?, path)));
-        match outcome {
-            Ok((Some(socket), _)) => state.connect(socket),
-            Ok((None, path)) => state.begin(choice, path),
-            Err(error) => state.fail(&error),
+    if state.look_at.is_none_or(|at| now >= at) {
+        state.look_at = Some(now + LOOK);
+        let is_refused = state.listen();
+        if state.connection.is_none() && !state.starting && !is_refused {
+            match address::socket_path(None).and_then(|path| Ok((address::connect(&path)?, path))) {
+                Ok((Some(socket), _)) => state.connect(socket),
+                Ok((None, path)) => state.begin(choice, path),
+                Err(error) => state.fail(&error),
+            }
         }
     }
     state.tell();
@@ -108,17 +103,16 @@ pub(crate) fn remind(home: &Home, after: Duration) {
 }
 
 impl State {
-    /// Remembers a directory; `false` if it was known.
-    fn learn(&mut self, directory: &Path, backend: &str) -> bool {
-        if self.known.iter().any(|known| known.directory == directory && known.backend == backend) {
-            return false;
-        }
-        let is_room = self.known.len() < MOST;
-        if is_room {
+    fn known(&mut self, directory: &Path, backend: &str) -> Option<&mut Known> {
+        self.known.iter_mut().find(|known| known.directory == directory && known.backend == backend)
+    }
+
+    /// Remembers a directory, if there is room.
+    fn learn(&mut self, directory: &Path, backend: &str) {
+        if self.known(directory, backend).is_none() && self.known.len() < MOST {
             let (directory, backend) = (directory.to_owned(), backend.to_owned());
             self.known.push(Known { directory, backend, told: false, id: None, look: None });
         }
-        is_room
     }
 
     /// Uses a connection from now on.
@@ -153,15 +147,14 @@ impl State {
     /// Tells the manager when to look at a directory, unless it will look there before.
     fn remind(&mut self, directory: &Path, backend: &str, after: Duration) {
         let now = Instant::now();
-        let mut known = self.known.iter_mut();
-        let Some(known) = known.find(|known| known.directory == directory && known.backend == backend) else { return };
-        let Some(at) = now.checked_add(after) else { return };
+        let (Some(known), Some(at)) = (self.known(directory, backend), now.checked_add(after)) else { return };
         // What that look finds says when the next one must be.
         if known.look.is_some_and(|look| now < look && look <= at) {
             return;
         }
         known.look = Some(at);
-        if let (Some(talk), Some(line)) = (&self.connection, known.reminder(now).filter(|_| known.told)) {
+        let line = known.reminder(now).filter(|_| known.told);
+        if let (Some(talk), Some(line)) = (&self.connection, line) {
             let _announcing_will_notice = talk.say(&line);
         }
     }

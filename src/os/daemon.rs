@@ -105,11 +105,6 @@ pub(crate) fn wait(sources: &[Source<'_>], limit: Option<Duration>) -> io::Resul
     }
 }
 
-/// Whether it is this process's effective user.
-pub(crate) fn is_this_user(user: u32) -> bool {
-    user == user_id()
-}
-
 /// Whether the program at `path`, and the link if it is one, are of somebody whom the user of `model` trusts already:
 /// this user, the system, or that program's owner.
 pub(crate) fn is_trusted_like(path: &Path, model: &Path) -> bool {

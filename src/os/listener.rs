@@ -9,6 +9,7 @@ use std::io;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -86,7 +87,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<Listener> {
 /// A socket that others connect to. Dropping it takes its name away; who had connected stays connected.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    socket: OwnedFd,
+    socket: UnixListener,
     place: Place,
     /// Of the name; the open socket keeps the number from being used again.
     id: FileId,
@@ -103,10 +104,9 @@ impl Listener {
     /// `TimedOut`; out of descriptors, with the other one still waiting to be accepted.
     pub(crate) fn accept(&self, deadline: Option<Instant>) -> io::Result<Socket> {
         loop {
-            match when_ready(self.as_fd(), PollFlags::IN, deadline, || accept(&self.socket)) {
+            match when_ready(self, PollFlags::IN, deadline, || self.socket.accept()) {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(error) => return Err(error),
-                Ok(descriptor) => return Ok(descriptor.into()),
+                other => return other.map(|(stream, _)| stream.into()),
             }
         }
     }
@@ -119,7 +119,7 @@ impl Listener {
     /// Takes the name away, so that nobody connects any more, if it is still its own and this is the process that made it.
     pub(crate) fn remove_name(&self) {
         if fork_generation() == self.generation && self.has_name() {
-            self.place.remove();
+            let _ = self.place.remove(); // gone already
         }
     }
 }
@@ -166,8 +166,8 @@ impl Place {
         rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    fn remove(&self) {
-        let _gone_already = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty());
+    fn remove(&self) -> Result<(), Errno> {
+        rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())
     }
 
     /// Removes a socket at which nobody listens, or says what else stands in the way.
@@ -188,9 +188,7 @@ impl Place {
             Err(error) => return Err(error.into()),
         }
         match self.look() {
-            Ok(again) if identity(&again) == identity(&found) => {
-                Ok(rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?)
-            }
+            Ok(again) if identity(&again) == identity(&found) => Ok(self.remove()?),
             // Somebody who does not lock was faster; binding will tell.
             _ => Ok(()),
         }
@@ -216,8 +214,8 @@ impl Place {
             rustix::net::listen(&socket, BACKLOG)?;
             self.look()
         };
-        let found = listen().inspect_err(|_| self.remove())?;
-        Ok(Listener { socket, id: identity(&found), place: self, generation: fork_generation() })
+        let found = listen().inspect_err(|_| drop(self.remove()))?;
+        Ok(Listener { socket: socket.into(), id: identity(&found), place: self, generation: fork_generation() })
     }
 }
 
@@ -261,18 +259,6 @@ fn stream_socket() -> io::Result<OwnedFd> {
     }
     rustix::io::ioctl_fionbio(&socket, true)?;
     Ok(socket)
-}
-
-fn accept(socket: &OwnedFd) -> Result<OwnedFd, Errno> {
-    cfg_if::cfg_if! {
-        if #[cfg(target_vendor = "apple")] {
-            let accepted = rustix::net::accept(socket)?;
-            rustix::io::fcntl_setfd(&accepted, rustix::io::FdFlags::CLOEXEC)?;
-            Ok(accepted)
-        } else {
-            rustix::net::accept_with(socket, rustix::net::SocketFlags::CLOEXEC)
-        }
-    }
 }
 
 /// Keeps other listeners out of the directory until it is unlocked, or what is returned is closed.

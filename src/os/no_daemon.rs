@@ -15,7 +15,6 @@ answers! {
     /// Whether anything of this can be done here, and if not, why.
     fn supported() -> io::Result<()> = unsupported();
     fn wait(&[Source<'_>], Option<Duration>) -> io::Result<Vec<bool>> = unsupported();
-    fn is_this_user(u32) -> bool = true;
     fn is_trusted_like(&Path, &Path) -> bool = false;
     fn has_borrowed_rights() -> bool = false;
     fn leave_session() -> io::Result<()> = unsupported();

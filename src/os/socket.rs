@@ -107,11 +107,9 @@ impl Socket {
     /// `TimedOut`; `BrokenPipe` or `ConnectionReset` if the other end is closed. Nothing was sent then.
     pub(crate) fn send(&self, parts: &[IoSlice<'_>], files: &[&File], deadline: Option<Instant>) -> io::Result<usize> {
         let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
-        let mut flags = SendFlags::DONTWAIT;
+        let flags = SendFlags::DONTWAIT;
         #[cfg(not(target_vendor = "apple"))]
-        flags.insert(SendFlags::NOSIGNAL);
-        #[cfg(target_vendor = "apple")]
-        flags.insert(SendFlags::empty());
+        let flags = flags | SendFlags::NOSIGNAL;
         let send = || {
             let mut space = [MaybeUninit::uninit(); CONTROL_SPACE];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -122,7 +120,7 @@ impl Socket {
         };
         let mut crowded: Option<Backoff> = None;
         loop {
-            match self.when_ready(PollFlags::OUT, deadline, send) {
+            match when_ready(self, PollFlags::OUT, deadline, send) {
                 // unix(7): more files under way than the user may have open. Nobody announces their arrival.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
                     let begin = || Backoff::new(left(deadline).unwrap_or(Duration::MAX));
@@ -142,7 +140,7 @@ impl Socket {
     ///
     /// `TimedOut`, and `ConnectionReset` if the other end was closed with something unread. Nothing was received then.
     pub(crate) fn receive(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
-        self.when_ready(PollFlags::IN, deadline, || {
+        when_ready(self, PollFlags::IN, deadline, || {
             rustix::net::recv(&self.descriptor, &mut *buffer, RecvFlags::DONTWAIT).map(|(_, received)| received)
         })
     }
@@ -184,12 +182,10 @@ impl Socket {
 
     /// Looks at the next byte and the files that came with it, and whether they are all. No byte: the other end is closed.
     fn peek_files(&self, deadline: Option<Instant>) -> io::Result<(Option<u8>, Vec<File>, bool)> {
-        let mut flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         #[cfg(any(target_os = "linux", target_os = "android"))]
-        flags.insert(RecvFlags::CMSG_CLOEXEC);
-        #[cfg(not(any(target_os = "linux", target_os = "android")))]
-        flags.insert(RecvFlags::empty());
-        self.when_ready(PollFlags::IN, deadline, || {
+        let flags = flags | RecvFlags::CMSG_CLOEXEC;
+        when_ready::<_, Errno>(self, PollFlags::IN, deadline, || {
             let mut byte = [0];
             let mut space = [MaybeUninit::uninit(); CONTROL_SPACE];
             let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -221,15 +217,6 @@ impl Socket {
     pub(crate) fn end_sending(&self) {
         let _closed_already = rustix::net::shutdown(&self.descriptor, Shutdown::Write);
     }
-
-    fn when_ready<T>(
-        &self,
-        what: PollFlags,
-        deadline: Option<Instant>,
-        call: impl FnMut() -> Result<T, Errno>,
-    ) -> io::Result<T> {
-        when_ready(self.as_fd(), what, deadline, call)
-    }
 }
 
 /// Returns how much time is left until a deadline; `None` without one.
@@ -238,23 +225,23 @@ pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
 }
 
 /// Makes a call that does not wait, again and again, until it says something else than "not now".
-pub(super) fn when_ready<T>(
-    descriptor: BorrowedFd<'_>,
+pub(super) fn when_ready<T, E: Into<io::Error>>(
+    descriptor: &impl AsFd,
     what: PollFlags,
     deadline: Option<Instant>,
-    mut call: impl FnMut() -> Result<T, Errno>,
+    mut call: impl FnMut() -> Result<T, E>,
 ) -> io::Result<T> {
     loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => wait(descriptor, what, deadline)?,
-            other => return Ok(other?),
+        match call().map_err(Into::into) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait(descriptor, what, deadline)?,
+            other => return other,
         }
     }
 }
 
 /// Waits until the descriptor is ready, or broken, which the next call will say.
-fn wait(descriptor: BorrowedFd<'_>, what: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
+fn wait(descriptor: &impl AsFd, what: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
     loop {
         let left = left(deadline);
         if left.is_some_and(|left| left.is_zero()) {
@@ -262,7 +249,7 @@ fn wait(descriptor: BorrowedFd<'_>, what: PollFlags, deadline: Option<Instant>) 
         }
         // A time that the system cannot express is as good as none.
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        match poll(&mut [PollFd::from_borrowed_fd(descriptor, what)], left.as_ref()) {
+        match poll(&mut [PollFd::new(descriptor, what)], left.as_ref()) {
             Ok(0) | Err(Errno::INTR) => {} // the clock decides
             Ok(_) => return Ok(()),
             Err(error) => return Err(error.into()),

@@ -102,36 +102,26 @@ pub(crate) fn is_abort(status: ExitStatus) -> bool {
     status.signal() == Some(libc::SIGABRT)
 }
 
+/// Signals with their names.
+macro_rules! signals {
+    ($($name:ident),*) => { &[$((libc::$name, stringify!($name))),*] };
+}
+
 /// Signals that every Unix has.
-const SIGNALS: &[(i32, &str)] = &[
-    (libc::SIGHUP, "SIGHUP"),
-    (libc::SIGINT, "SIGINT"),
-    (libc::SIGQUIT, "SIGQUIT"),
-    (libc::SIGILL, "SIGILL"),
-    (libc::SIGTRAP, "SIGTRAP"),
-    (libc::SIGABRT, "SIGABRT"),
-    (libc::SIGBUS, "SIGBUS"),
-    (libc::SIGFPE, "SIGFPE"),
-    (libc::SIGKILL, "SIGKILL"),
-    (libc::SIGUSR1, "SIGUSR1"),
-    (libc::SIGSEGV, "SIGSEGV"),
-    (libc::SIGUSR2, "SIGUSR2"),
-    (libc::SIGPIPE, "SIGPIPE"),
-    (libc::SIGALRM, "SIGALRM"),
-    (libc::SIGTERM, "SIGTERM"),
-    (libc::SIGXCPU, "SIGXCPU"),
-    (libc::SIGXFSZ, "SIGXFSZ"),
-    (libc::SIGVTALRM, "SIGVTALRM"),
-    (libc::SIGPROF, "SIGPROF"),
-    (libc::SIGIO, "SIGIO"),
-    (libc::SIGSYS, "SIGSYS"),
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    (libc::SIGPWR, "SIGPWR"),
+const SIGNALS: &[(i32, &str)] = signals![
+    SIGHUP, SIGINT, SIGQUIT, SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGUSR1, SIGSEGV, SIGUSR2, SIGPIPE,
+    SIGALRM, SIGTERM, SIGXCPU, SIGXFSZ, SIGVTALRM, SIGPROF, SIGIO, SIGSYS
 ];
+
+/// Signals that not every Unix has.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const OTHERS: &[(i32, &str)] = signals![SIGPWR];
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const OTHERS: &[(i32, &str)] = signals![];
 
 /// Returns a signal's name; one that has none is called by its number.
 pub(crate) fn signal_name(signal: i32) -> Cow<'static, str> {
-    match SIGNALS.iter().find(|(known, _)| *known == signal) {
+    match SIGNALS.iter().chain(OTHERS).find(|(known, _)| *known == signal) {
         Some((_, name)) => (*name).into(),
         None => format!("signal {signal}").into(),
     }
