@@ -381,14 +381,10 @@ impl Error {
             | Self::TooManyOpenFiles { location, .. }
             | Self::PermissionDenied { location, .. }
             | Self::ForeignOwner { location, .. }
-            | Self::Manager { location, .. }
             | Self::Unsupported { location, .. }
-            | Self::Closed { location }
-            | Self::QueueFull { location, .. }
-            | Self::Message { location, .. }
-            | Self::Protocol { location, .. }
             | Self::Os { location, .. } => *location = array.to_string(),
-            Self::InvalidSetting { .. } => {}
+            // About no array: a setting, the manager, a queue, a channel.
+            _ => {}
         }
         self
     }

@@ -77,6 +77,7 @@ mod error;
 pub mod manager;
 mod manager_client;
 mod os;
+mod percent;
 mod pool;
 pub mod process;
 mod random;

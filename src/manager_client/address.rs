@@ -5,8 +5,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::wire::Talk;
 use crate::error::{Error, Result};
-use crate::os::{self, Socket, daemon};
+use crate::os::{self, daemon};
 
 /// Names the socket, whatever else is said here.
 const SOCKET: &str = "NDSHM_MANAGER_SOCKET";
@@ -62,7 +63,7 @@ pub(crate) fn own_directory(temporary: &Path) -> PathBuf {
 }
 
 /// Connects to this user's manager at `path`: `None` if there is none.
-pub(crate) fn connect(path: &Path) -> Result<Option<Socket>> {
+pub(crate) fn connect(path: &Path) -> Result<Option<Talk>> {
     let connected = daemon::supported().and_then(|()| os::connect(path, Some(Instant::now())));
     let socket = match connected {
         Ok(socket) => socket,
@@ -80,7 +81,7 @@ pub(crate) fn connect(path: &Path) -> Result<Option<Socket>> {
         let reason = "another user's program listens at the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
         return Err(denied(path, peer.user, mode, reason));
     }
-    Ok(Some(socket))
+    Ok(Some(Talk::new(socket)))
 }
 
 /// The error where socket, lock or directory are another user's.

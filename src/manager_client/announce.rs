@@ -16,7 +16,7 @@ use super::wire::{self, CANNOT, GREETING, REFUSAL, Talk, Use};
 use crate::backend::Backend;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result, with_causes};
-use crate::os::{FileId, PerProcess, Socket};
+use crate::os::{FileId, PerProcess};
 use crate::segment::Home;
 
 /// Directories that one process announces.
@@ -80,7 +80,7 @@ pub fn announce(backend: &dyn Backend) {
         let is_refused = state.listen();
         if state.connection.is_none() && !state.starting && !is_refused {
             match address::socket_path(None).and_then(|path| Ok((address::connect(&path)?, path))) {
-                Ok((Some(socket), _)) => state.connect(socket),
+                Ok((Some(talk), _)) => state.connect(talk),
                 Ok((None, path)) => state.begin(choice, path),
                 Err(error) => state.fail(&error),
             }
@@ -116,8 +116,7 @@ impl State {
     }
 
     /// Uses a connection from now on.
-    fn connect(&mut self, socket: Socket) {
-        let talk = Talk::new(socket);
+    fn connect(&mut self, talk: Talk) {
         if talk.say(GREETING).is_ok() {
             self.known.iter_mut().for_each(|known| known.told = false);
             self.connection = Some(talk);
@@ -214,8 +213,8 @@ impl State {
             let state = slot.value.get_or_insert_default();
             state.starting = false;
             match outcome {
-                Ok(socket) => {
-                    state.connect(socket);
+                Ok(talk) => {
+                    state.connect(talk);
                     state.tell();
                 }
                 Err(reason) => {
@@ -239,14 +238,14 @@ impl Known {
     }
 }
 
-fn find_or_start(choice: &Program, socket: &Path) -> Result<Socket, String> {
+fn find_or_start(choice: &Program, socket: &Path) -> Result<Talk, String> {
     let program = program::find(choice)?;
     let started = program::start(&program, socket);
     let mut backoff = Backoff::new(if started.is_ok() { START } else { Duration::ZERO });
     loop {
         // Even if it could not be started: another process may have started one.
         match address::connect(socket) {
-            Ok(Some(socket)) => return Ok(socket),
+            Ok(Some(talk)) => return Ok(talk),
             Ok(None) if backoff.pause() => {}
             Ok(None) => {
                 started?;

@@ -1,7 +1,7 @@
 //! Asking a running manager something, and waiting for the answer.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::address;
@@ -21,9 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// - [`Manager`](Error::Manager): it answers something else, or not in time.
 /// - [`Unsupported`](Error::Unsupported) off Linux.
 pub fn status(socket: Option<&Path>) -> Result<Option<Status>> {
-    let path = address::socket_path(socket)?;
-    let Some(mut question) = Question::begin(&path)? else { return Ok(None) };
-    let Some(answer) = question.ask("status")? else { return Ok(None) };
+    let Some((question, answer)) = Question::ask(socket, "status")? else { return Ok(None) };
     let status = Status::parse(&answer).ok_or_else(|| question.failed(&format!("it answers {answer:?}")))?;
     Ok(Some(status))
 }
@@ -34,9 +32,7 @@ pub fn status(socket: Option<&Path>) -> Result<Option<Status>> {
 ///
 /// As [`status`].
 pub fn stop(socket: Option<&Path>) -> Result<bool> {
-    let path = address::socket_path(socket)?;
-    let Some(mut question) = Question::begin(&path)? else { return Ok(false) };
-    let Some(answer) = question.ask("stop")? else { return Ok(false) };
+    let Some((mut question, answer)) = Question::ask(socket, "stop")? else { return Ok(false) };
     if answer != DONE {
         return Err(question.failed(&format!("it answers {answer:?}")));
     }
@@ -44,25 +40,27 @@ pub fn stop(socket: Option<&Path>) -> Result<bool> {
     Ok(true)
 }
 
-struct Question<'a> {
-    path: &'a Path,
+struct Question {
+    path: PathBuf,
     talk: Talk,
     end: Instant,
 }
 
-impl<'a> Question<'a> {
-    fn begin(path: &'a Path) -> Result<Option<Self>> {
-        let Some(socket) = address::connect(path)? else { return Ok(None) };
-        let mut question = Self { path, talk: Talk::new(socket), end: Instant::now() + PATIENCE };
-        match question.ask(GREETING)?.as_deref() {
-            Some(GREETING) => Ok(Some(question)),
+impl Question {
+    /// Asks and returns the answer; `None` if there is no manager, or it ends just now.
+    fn ask(socket: Option<&Path>, line: &str) -> Result<Option<(Self, String)>> {
+        let path = address::socket_path(socket)?;
+        let Some(talk) = address::connect(&path)? else { return Ok(None) };
+        let mut question = Self { path, talk, end: Instant::now() + PATIENCE };
+        match question.say(GREETING)?.as_deref() {
+            Some(GREETING) => Ok(question.say(line)?.map(|answer| (question, answer))),
             Some(_) => Err(question.failed("it speaks another protocol")),
             None => Ok(None),
         }
     }
 
     /// Says a line and returns the answer; `None` if the manager ends just now.
-    fn ask(&mut self, line: &str) -> Result<Option<String>> {
+    fn say(&mut self, line: &str) -> Result<Option<String>> {
         match self.talk.say(line) {
             Err(error) if is_end(&error) => return Ok(None),
             other => other.map_err(|error| self.failed(&format!("it does not listen: {error}")))?,
@@ -84,7 +82,7 @@ impl<'a> Question<'a> {
     }
 
     fn failed(&self, reason: &str) -> Error {
-        address::failed(self.path, reason)
+        address::failed(&self.path, reason)
     }
 }
 

@@ -3,12 +3,12 @@
 //! A client greets and then asks; every line of its has one line for an answer. docs/layout.md has the same for other
 //! languages.
 
-use std::fmt::Write as _;
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::os::{self, FileId, Socket};
+use crate::percent::{decode, encode};
 
 /// First line of a client, and of the answer: name and version of the protocol.
 pub(crate) const GREETING: &str = "ndshm-manager 1";
@@ -221,37 +221,6 @@ pub(crate) fn parse(line: &str) -> Result<Request, &'static str> {
 fn identity(device: &str, number: &str) -> Result<FileId, &'static str> {
     let number_of = |word: &str| word.parse::<u64>().map_err(|_| "device and inode must be decimal numbers");
     Ok(FileId { device: number_of(device)?, number: number_of(number)? })
-}
-
-/// Percent-encodes what is not a letter, a digit or one of `/-._~`, as Python's `urllib.parse.quote` does.
-fn encode(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for &byte in bytes {
-        if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
-            text.push(char::from(byte));
-        } else {
-            let _never_fails = write!(text, "%{byte:02X}");
-        }
-    }
-    text
-}
-
-/// Undoes [`encode`]; `None` if a percent sign stands alone.
-fn decode(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        if byte == b'%' {
-            let (digits, after) = after.split_at_checked(2)?;
-            let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-            bytes.push(digit(digits[0])? << 4 | digit(digits[1])?);
-            rest = after;
-        } else {
-            bytes.push(byte);
-            rest = after;
-        }
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]

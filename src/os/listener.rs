@@ -119,7 +119,7 @@ impl Listener {
     /// Takes the name away, so that nobody connects any more, if it is still its own and this is the process that made it.
     pub(crate) fn remove_name(&self) {
         if fork_generation() == self.generation && self.has_name() {
-            let _ = self.place.remove(); // gone already
+            self.place.remove();
         }
     }
 }
@@ -166,8 +166,8 @@ impl Place {
         rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    fn remove(&self) -> Result<(), Errno> {
-        rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())
+    fn remove(&self) {
+        let _gone_already = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty());
     }
 
     /// Removes a socket at which nobody listens, or says what else stands in the way.
@@ -188,7 +188,9 @@ impl Place {
             Err(error) => return Err(error.into()),
         }
         match self.look() {
-            Ok(again) if identity(&again) == identity(&found) => Ok(self.remove()?),
+            Ok(again) if identity(&again) == identity(&found) => {
+                Ok(rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?)
+            }
             // Somebody who does not lock was faster; binding will tell.
             _ => Ok(()),
         }
@@ -214,7 +216,7 @@ impl Place {
             rustix::net::listen(&socket, BACKLOG)?;
             self.look()
         };
-        let found = listen().inspect_err(|_| drop(self.remove()))?;
+        let found = listen().inspect_err(|_| self.remove())?;
         Ok(Listener { socket: socket.into(), id: identity(&found), place: self, generation: fork_generation() })
     }
 }

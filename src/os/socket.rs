@@ -118,13 +118,12 @@ impl Socket {
             }
             rustix::net::sendmsg(&self.descriptor, parts, &mut control, flags)
         };
-        let mut crowded: Option<Backoff> = None;
+        let mut crowded = Backoff::new(left(deadline).unwrap_or(Duration::MAX));
         loop {
             match when_ready(self, PollFlags::OUT, deadline, send) {
                 // unix(7): more files under way than the user may have open. Nobody announces their arrival.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
-                    let begin = || Backoff::new(left(deadline).unwrap_or(Duration::MAX));
-                    if !crowded.get_or_insert_with(begin).pause() {
+                    if !crowded.pause() {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
                 }

@@ -109,12 +109,11 @@ impl ChildError {
 
 impl fmt::Display for ChildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.ending, &self.message) {
-            (ending @ Ending::NotStarted, why) => {
-                write!(f, "process {} {ending}: {}", self.index, why.as_deref().unwrap_or_default())
-            }
-            (_, Some(message)) => write!(f, "process {} (pid {}) failed: {message}", self.index, self.pid),
-            (ending, None) => write!(f, "process {} (pid {}) {ending}", self.index, self.pid),
+        let Self { index, pid, ending, message, .. } = self;
+        match message {
+            Some(why) if *ending == Ending::NotStarted => write!(f, "process {index} {ending}: {why}"),
+            Some(message) => write!(f, "process {index} (pid {pid}) failed: {message}"),
+            None => write!(f, "process {index} (pid {pid}) {ending}"),
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::array::Element;
 use crate::backend::{Access, Backend, Directory, Location, remembered};
 use crate::error::{Error, Result};
 use crate::os;
+use crate::percent::{decode, encode};
 use crate::random;
 #[cfg(feature = "channel")]
 use crate::segment::DROP_WAIT;
@@ -200,44 +201,20 @@ pub(super) fn backend_at(name: &str, directory: &Path) -> Result<Arc<dyn Backend
 /// `ndshm1:ticket:id:backend:directory:location`, with everything but letters, digits and `-._/` written as `%xx`.
 impl fmt::Display for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (backend, location) = (escape(self.backend.as_bytes()), escape(self.location.as_str().as_bytes()));
-        let (ticket, id, directory) = (self.ticket.number(), self.id, path_to_text(&self.directory));
-        write!(f, "{SCHEME}:{ticket:016x}:{id:032x}:{backend}:{directory}:{location}")
+        let [backend, location] = [self.backend.as_bytes(), self.location.as_str().as_bytes()].map(encode);
+        let directory = path_to_text(&self.directory);
+        write!(f, "{SCHEME}:{:016x}:{:032x}:{backend}:{directory}:{location}", self.ticket.number(), self.id)
     }
-}
-
-fn escape(bytes: &[u8]) -> String {
-    let escaped = bytes.iter().map(|byte| match byte {
-        b'-' | b'.' | b'_' | b'/' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => char::from(*byte).to_string(),
-        _ => format!("%{byte:02x}"),
-    });
-    escaped.collect()
-}
-
-fn unescape(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, others @ ..] = rest {
-        rest = others;
-        if *first == b'%' {
-            let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
-            bytes.push(u8::from_str_radix(digits, 16).ok()?);
-            rest = &rest[2..];
-        } else {
-            bytes.push(*first);
-        }
-    }
-    Some(bytes)
 }
 
 /// Writes a path as text, whatever bytes it has.
 pub(super) fn path_to_text(path: &Path) -> String {
-    escape(path.as_os_str().as_encoded_bytes())
+    encode(path.as_os_str().as_encoded_bytes())
 }
 
 /// Reads a path that must be absolute, so that it means the same in every process.
 pub(super) fn path_of_text(text: &str) -> Option<PathBuf> {
-    os::path_from(unescape(text)?).filter(|path| path.is_absolute())
+    os::path_from(decode(text)?).filter(|path| path.is_absolute())
 }
 
 impl FromStr for Handle {
@@ -253,7 +230,7 @@ impl FromStr for Handle {
         let [SCHEME, ticket, id, backend, directory, location] = parts[..] else { return Err(invalid()) };
         let ticket = u64::from_str_radix(ticket, 16).ok().and_then(Ticket::from_number).ok_or_else(invalid)?;
         let id = u128::from_str_radix(id, 16).map_err(|_| invalid())?;
-        let text = |escaped| unescape(escaped).and_then(|bytes| String::from_utf8(bytes).ok());
+        let text = |escaped| decode(escaped).and_then(|bytes| String::from_utf8(bytes).ok());
         let (Some(backend), Some(location)) = (text(backend), text(location)) else { return Err(invalid()) };
         let directory = path_of_text(directory).ok_or_else(invalid)?;
         Ok(Self { ticket, id, backend, directory, location: Location::new(&location)? })

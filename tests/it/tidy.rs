@@ -13,6 +13,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("backoff", 0),
     ("error", 0),
     ("os", 0),
+    ("percent", 0),
     ("random", 0),
     ("backend", 1),
     ("segment", 2),
