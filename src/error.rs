@@ -390,12 +390,6 @@ impl Error {
     }
 }
 
-impl From<std::convert::Infallible> for Error {
-    fn from(never: std::convert::Infallible) -> Self {
-        match never {}
-    }
-}
-
 /// Keeps the kind, so that `?` in a function that returns `io::Result` loses nothing a caller may match on.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,7 +10,6 @@ use super::lock_space::LEASE;
 use super::name_lock::{Alone, lock_name};
 use super::{
     Access, Backend, Companion, DraftFile, DraftOptions, Entry, EntryKind, Location, Pages, Publish, RESERVED_PREFIX,
-    selection,
 };
 use crate::error::{Error, Result};
 use crate::os::{self, Bound, Fact, Facts, FileId, LockKind, Mapping, Room};
@@ -46,49 +44,12 @@ impl Directory {
         Self { name, path, survives: Fact::new(), unchecked: AtomicU64::new(UNCHECKED_BYTES) }
     }
 
-    /// Returns real shared memory.
-    ///
-    /// # Errors
-    ///
-    /// [`Unsupported`](Error::Unsupported) off Linux.
-    pub fn shm() -> Result<Arc<Self>> {
-        selection::shm()
-    }
-
-    /// Returns emulated shared memory: `NDSHM_EMULATED_DIR`, or `ndarray-shm-<uid>` in the temporary directory, made if
-    /// it is missing.
-    ///
-    /// # Errors
-    ///
-    /// [`PermissionDenied`](Error::PermissionDenied): it is a link, another user's, or open to others.
-    pub fn emulated() -> Result<Arc<Self>> {
-        selection::emulated()
-    }
-
-    /// Returns where emulated shared memory is, without making or checking the directory.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_EMULATED_DIR` is empty.
-    pub fn emulated_path() -> Result<PathBuf> {
-        selection::emulated_path()
-    }
-
     fn path_of(&self, at: &Location) -> PathBuf {
         self.path.join(at.as_str())
     }
 
     fn room(&self) -> Result<Room> {
         os::available(&self.path).map_err(|error| self.explain("ask for free room", error))
-    }
-
-    /// Refuses files larger than the process may make: the kernel would answer with a signal.
-    fn check_length(&self, length: u64) -> Result<()> {
-        let largest = os::largest_file();
-        if length > largest {
-            return Err(self.no_space(length, Room { bytes: largest, bound: Bound::FileSize }));
-        }
-        Ok(())
     }
 
     /// Refuses what does not fit before anything is taken.
@@ -101,18 +62,9 @@ impl Directory {
         let room = self.room()?;
         if needed > room.bytes {
             self.unchecked.store(UNCHECKED_BYTES, Ordering::Relaxed);
-            return Err(self.no_space(needed, room));
+            return Err(no_space(&self.path, needed, room));
         }
         Ok(())
-    }
-
-    fn no_space(&self, needed: u64, room: Room) -> Error {
-        Error::NoSpace {
-            location: self.path.display().to_string(),
-            needed,
-            available: room.bytes,
-            advice: room.bound.advice(),
-        }
     }
 
     /// Turns an error about this directory itself into ours.
@@ -136,7 +88,7 @@ impl Directory {
         if os::is_over_quota(&error) {
             room = Room { bytes: 0, bound: Bound::Quota };
         }
-        self.no_space(needed, room)
+        no_space(&self.path, needed, room)
     }
 
     /// Takes room for every byte; of a file that nobody else can reach, on pages of the kind that is given.
@@ -320,6 +272,20 @@ impl Directory {
     }
 }
 
+/// Refuses files larger than the process may make: the kernel would answer with a signal.
+pub(crate) fn check_length(directory: &Path, length: u64) -> Result<()> {
+    let largest = os::largest_file();
+    if length > largest {
+        return Err(no_space(directory, length, Room { bytes: largest, bound: Bound::FileSize }));
+    }
+    Ok(())
+}
+
+fn no_space(directory: &Path, needed: u64, room: Room) -> Error {
+    let location = directory.display().to_string();
+    Error::NoSpace { location, needed, available: room.bytes, advice: room.bound.advice() }
+}
+
 fn denied(location: String, facts: Option<Facts>, reason: &'static str) -> Error {
     let (owner, mode) = facts.map_or((0, 0), |facts| (facts.owner, facts.mode));
     Error::PermissionDenied { location, owner, mode, reason }
@@ -338,7 +304,7 @@ unsafe impl Backend for Directory {
     }
 
     fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile> {
-        self.check_length(length)?;
+        check_length(&self.path, length)?;
         if options.pages.are_reserved() {
             self.check_room(length)?;
         }
@@ -371,22 +337,15 @@ unsafe impl Backend for Directory {
 
     fn publish(&self, draft: &mut DraftFile, at: &Location, mode: Publish) -> Result<()> {
         let path = self.path_of(at);
+        let explain = |error| self.explain_at("publish", at, error);
         match (draft.path(), mode) {
-            (None, Publish::New) => {
-                os::link_nameless(draft.file(), &path).map_err(|error| self.explain_at("publish", at, error))
-            }
-            (None, Publish::Replace) => self.link_and_replace(draft, at),
-            (Some(hidden), mode) => {
-                match mode {
-                    Publish::New => {
-                        os::rename_new(hidden, &path).map_err(|error| self.explain_at("publish", at, error))?;
-                    }
-                    Publish::Replace => self.replace(hidden, at)?,
-                }
-                draft.forget_path();
-                Ok(())
-            }
+            (None, Publish::New) => os::link_nameless(draft.file(), &path).map_err(explain)?,
+            (None, Publish::Replace) => self.link_and_replace(draft, at)?,
+            (Some(hidden), Publish::New) => os::rename_new(hidden, &path).map_err(explain)?,
+            (Some(hidden), Publish::Replace) => self.replace(hidden, at)?,
         }
+        draft.forget_path();
+        Ok(())
     }
 
     fn open(&self, at: &Location, access: Access) -> Result<File> {
@@ -406,34 +365,16 @@ unsafe impl Backend for Directory {
             Some((file, facts, _)) if facts.id == id => file,
             _ => return Err(Error::NotFound { location: from.to_string() }),
         };
-        let path = self.path_of(from);
-        match self.open(to, Access::Read).and_then(|file| os::facts(&file).map_err(|e| Error::os("look at", to, e))) {
+        let (path, target) = (self.path_of(from), self.path_of(to));
+        let same = os::facts_at(&target).ok().filter(|facts| facts.id == id);
+        let explain = |at: &Location, error| self.explain_at("rename", at, error);
+        match (same, mode) {
             // Both names lead to it already, and a rename would do nothing.
-            Ok(facts) if facts.id == id && from == to => return Ok(()),
+            (Some(_), _) if from == to => Ok(()),
+            (Some(facts), _) if facts.links > 1 => os::unlink(&path).map_err(|error| explain(from, error)),
             // One name in two spellings, where case does not tell them apart.
-            Ok(facts) if facts.id == id && facts.links == 1 => {
-                return os::rename_new(&path, &self.path_of(to)).map_err(|error| self.explain_at("rename", to, error));
-            }
-            Ok(facts) if facts.id == id && facts.links > 1 => {
-                return os::unlink(&path).map_err(|error| self.explain_at("rename", from, error));
-            }
-            _ => {}
-        }
-        match mode {
-            Publish::New => {
-                os::rename_new(&path, &self.path_of(to)).map_err(|error| self.explain_at("rename", to, error))
-            }
-            Publish::Replace => self.replace(&path, to),
-        }
-    }
-
-    fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
-        match os::facts_at(&self.path_of(at)) {
-            Ok(facts) => Ok(facts.id == id),
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
-                Ok(false)
-            }
-            Err(error) => Err(self.explain_at("look at", at, error)),
+            (Some(_), _) | (None, Publish::New) => os::rename_new(&path, &target).map_err(|error| explain(to, error)),
+            (None, Publish::Replace) => self.replace(&path, to),
         }
     }
 

@@ -39,28 +39,18 @@ impl Location {
     /// [`RESERVED_PREFIX`].
     pub fn new(name: &str) -> Result<Self> {
         let name = name.strip_prefix('/').unwrap_or(name);
-        let invalid = |reason| {
+        let rules = [
+            (name.is_empty(), "it is empty (give it a name of 1 to 255 bytes)"),
+            (name.len() > LONGEST, "it is longer than 255 bytes"),
+            (name == "." || name == "..", "it means a directory"),
+            (name.contains('/'), "it contains '/' (a location is one name, not a path)"),
+            (name.contains('\0'), "it contains a NUL byte"),
+        ];
+        let broken = rules.into_iter().find_map(|(is_broken, reason)| is_broken.then_some(reason));
+        if let Some(reason) = broken.or_else(|| os::forbidden_name(name)) {
             let shown: String = name.chars().take(40).collect();
             let location = if shown.len() < name.len() { format!("{shown}..") } else { shown };
-            Err(Error::InvalidLocation { location, reason })
-        };
-        if name.is_empty() {
-            return invalid("it is empty (give it a name of 1 to 255 bytes)");
-        }
-        if name.len() > LONGEST {
-            return invalid("it is longer than 255 bytes");
-        }
-        if name == "." || name == ".." {
-            return invalid("it means a directory");
-        }
-        if name.contains('/') {
-            return invalid("it contains '/' (a location is one name, not a path)");
-        }
-        if name.contains('\0') {
-            return invalid("it contains a NUL byte");
-        }
-        if let Some(reason) = os::forbidden_name(name) {
-            return invalid(reason);
+            return Err(Error::InvalidLocation { location, reason });
         }
         // In any case: some file systems do not tell `.NDSHM-` from it, and fold the long s too.
         let folded = name.chars().map(|letter| if letter == 'ſ' { 's' } else { letter.to_ascii_lowercase() });
@@ -137,18 +127,16 @@ impl fmt::Display for Location {
     }
 }
 
+impl AsRef<str> for Location {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
 impl FromStr for Location {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        Self::new(name)
-    }
-}
-
-impl TryFrom<&str> for Location {
-    type Error = Error;
-
-    fn try_from(name: &str) -> Result<Self> {
         Self::new(name)
     }
 }
@@ -161,20 +149,6 @@ impl TryFrom<String> for Location {
     }
 }
 
-impl TryFrom<&String> for Location {
-    type Error = Error;
-
-    fn try_from(name: &String) -> Result<Self> {
-        Self::new(name)
-    }
-}
-
-impl From<&Self> for Location {
-    fn from(location: &Self) -> Self {
-        location.clone()
-    }
-}
-
 impl From<Location> for String {
     fn from(location: Location) -> Self {
         location.0.into()
@@ -183,7 +157,7 @@ impl From<Location> for String {
 
 /// Anything that can be a [`Location`]: a string in any form, or a location.
 ///
-/// Implemented for everything that converts; there is nothing to implement by hand.
+/// Implemented for everything that can be looked at as a string; there is nothing to implement by hand.
 pub trait IntoLocation {
     /// Checks and converts.
     ///
@@ -193,13 +167,9 @@ pub trait IntoLocation {
     fn into_location(self) -> Result<Location>;
 }
 
-impl<L> IntoLocation for L
-where
-    L: TryInto<Location>,
-    Error: From<L::Error>,
-{
+impl<L: AsRef<str>> IntoLocation for L {
     fn into_location(self) -> Result<Location> {
-        Ok(self.try_into()?)
+        Location::new(self.as_ref())
     }
 }
 

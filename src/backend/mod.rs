@@ -14,10 +14,12 @@ mod selection;
 
 use std::fmt;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 pub use self::directory::Directory;
+pub(crate) use self::directory::check_length;
 pub(crate) use self::location::Companion;
 pub use self::location::{IntoLocation, Location, RESERVED_PREFIX};
 pub(crate) use self::name_lock::{Alone, lock_name};
@@ -117,12 +119,12 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// What opening answers, if it is neither that nothing has the name nor that what has it may not be opened.
+    /// What looking at the name answers, unless nothing has it or this user may not look.
     fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
-        match self.open(at, Access::Read) {
-            Ok(file) => Ok(os::facts(&file).is_ok_and(|facts| facts.id == id)),
-            Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::PermissionDenied { .. }) => Ok(false),
-            Err(error) => Err(error),
+        match os::facts_at(&self.directory().join(at.as_str())) {
+            Ok(facts) => Ok(facts.id == id),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => Ok(false),
+            Err(error) => Err(Error::os("look at", at, error)),
         }
     }
 

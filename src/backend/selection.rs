@@ -41,9 +41,9 @@ pub fn default_backend() -> Result<Arc<dyn Backend>> {
         choice => Some(choice == 2),
     };
     Ok(match emulate {
-        Some(false) => shm()?,
-        None if shm_is_writable() => shm()?,
-        Some(true) | None => emulated()?,
+        Some(false) => Directory::shm()?,
+        None if shm_is_writable() => Directory::shm()?,
+        Some(true) | None => Directory::emulated()?,
     })
 }
 
@@ -73,57 +73,72 @@ fn emulate_from(value: Option<OsString>) -> Result<Option<bool>> {
     }
 }
 
-/// Real shared memory; one instance, so that its probe is made once.
-pub(super) fn shm() -> Result<Arc<Directory>> {
-    let Some(path) = os::SHARED_MEMORY else {
-        return Err(Error::Unsupported {
-            location: "/dev/shm".to_owned(),
-            what: "this platform has no shared memory that can be listed and reserved; leave EMULATE_SHM unset or set \
-                   it to 1"
-                .into(),
-        });
-    };
-    Ok(remembered("shm", Path::new(path)))
-}
-
-/// Where files of this user stand for shared memory.
-pub(super) fn emulated_path() -> Result<PathBuf> {
-    let path = match std::env::var_os(EMULATED_DIRECTORY) {
-        Some(path) if path.is_empty() => {
-            return Err(Error::InvalidSetting {
-                setting: EMULATED_DIRECTORY,
-                value: String::new(),
-                expected: "set it to a directory of yours, or unset it",
+impl Directory {
+    /// Returns real shared memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](Error::Unsupported) off Linux.
+    pub fn shm() -> Result<Arc<Self>> {
+        let Some(path) = os::SHARED_MEMORY else {
+            return Err(Error::Unsupported {
+                location: "/dev/shm".to_owned(),
+                what: "this platform has no shared memory that can be listed and reserved; leave EMULATE_SHM unset or set \
+                       it to 1"
+                    .into(),
             });
-        }
-        Some(path) => PathBuf::from(path),
-        None => {
-            let temporary = os::temporary_directory();
-            let temporary = temporary
-                .map_err(|error| Error::os("looking for a temporary directory", "emulated shared memory", error))?;
-            temporary.join(format!("ndarray-shm-{}", os::user_tag()))
-        }
-    };
-    std::path::absolute(&path).map_err(|error| Error::os("resolve", path.display(), error))
-}
+        };
+        Ok(remembered("shm", Path::new(path)))
+    }
 
-/// Files in a directory of this user, which is made and checked at every call.
-pub(super) fn emulated() -> Result<Arc<Directory>> {
-    let path = emulated_path()?;
-    os::private_directory(&path).map_err(|error| {
-        let location = path.display().to_string();
-        match error {
-            os::PrivateDirectoryError::Unsafe { reason, owner, mode } => {
-                Error::PermissionDenied { location, owner, mode, reason }
+    /// Returns emulated shared memory: `NDSHM_EMULATED_DIR`, or `ndarray-shm-<uid>` in the temporary directory, made if
+    /// it is missing.
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](Error::PermissionDenied): it is a link, another user's, or open to others.
+    pub fn emulated() -> Result<Arc<Self>> {
+        let path = Self::emulated_path()?;
+        os::private_directory(&path).map_err(|error| {
+            let location = path.display().to_string();
+            match error {
+                os::PrivateDirectoryError::Unsafe { reason, owner, mode } => {
+                    Error::PermissionDenied { location, owner, mode, reason }
+                }
+                os::PrivateDirectoryError::Os(source) => {
+                    let op = "making the directory for emulated shared memory (its parent must exist; NDSHM_EMULATED_DIR \
+                              names another)";
+                    Error::Os { op, location, source }
+                }
             }
-            os::PrivateDirectoryError::Os(source) => {
-                let op = "making the directory for emulated shared memory (its parent must exist; NDSHM_EMULATED_DIR \
-                          names another)";
-                Error::Os { op, location, source }
+        })?;
+        Ok(remembered("emulated", &path))
+    }
+
+    /// Returns where emulated shared memory is, without making or checking the directory.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_EMULATED_DIR` is empty.
+    pub fn emulated_path() -> Result<PathBuf> {
+        let path = match std::env::var_os(EMULATED_DIRECTORY) {
+            Some(path) if path.is_empty() => {
+                return Err(Error::InvalidSetting {
+                    setting: EMULATED_DIRECTORY,
+                    value: String::new(),
+                    expected: "set it to a directory of yours, or unset it",
+                });
             }
-        }
-    })?;
-    Ok(remembered("emulated", &path))
+            Some(path) => PathBuf::from(path),
+            None => {
+                let temporary = os::temporary_directory();
+                let temporary = temporary
+                    .map_err(|error| Error::os("looking for a temporary directory", "emulated shared memory", error))?;
+                temporary.join(format!("ndarray-shm-{}", os::user_tag()))
+            }
+        };
+        std::path::absolute(&path).map_err(|error| Error::os("resolve", path.display(), error))
+    }
 }
 
 /// A directory by its name and path; one instance of each of those that were used last, so that its probe is made once.

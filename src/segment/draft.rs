@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::attach::lease_own;
 use super::mapping::map;
 use super::{Home, Kept, Segment, map_length};
-use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Pages, Publish};
+use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Pages, Publish, check_length};
 use crate::error::{Error, Result};
-use crate::os::{self, Bound, LockRange};
+use crate::os::{self, LockRange};
 
 /// What a draft's descriptor is kept for when it is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,11 +91,7 @@ impl DraftSegment {
             return self.shrink(room);
         }
         let name = self.backend.directory().display().to_string();
-        let largest = os::largest_file();
-        if room > largest {
-            let advice = Bound::FileSize.advice();
-            return Err(Error::NoSpace { location: name, needed: room, available: largest, advice });
-        }
+        check_length(self.backend.directory(), room)?;
         self.file.file().set_len(room).map_err(|error| Error::os("make room for a trailer", &name, error))?;
         // A page or two are missing: none of them is worth a huge one.
         let reserved = if self.options.pages.are_reserved() { self.reserve(Pages::Base) } else { Ok(()) };
