@@ -22,7 +22,7 @@ use crate::os;
 use crate::random;
 use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
-use crate::segment::{DraftSegment, Home, JointSegment, Mark, Turn, collect};
+use crate::segment::{DraftSegment, Home, Mark, Segment, Turn, collect};
 
 /// How long anybody waits for what everybody holds for moments only.
 pub(super) const TURN_WAIT: Duration = Duration::from_secs(10);
@@ -96,7 +96,7 @@ pub(crate) struct Ground {
     /// Threads of this process queue here for SPANS, instead of at the kernel's lock.
     span_turns: Mutex<()>,
     /// `None` when it was left.
-    segment: Option<JointSegment>,
+    segment: Option<Segment>,
 }
 
 impl Ground {
@@ -111,7 +111,7 @@ impl Ground {
         manager_client::announce(&*home.backend);
         home.refuse_taken_by_the_living()?;
         let id = random::number();
-        let make = || -> Result<JointSegment> {
+        let make = || -> Result<Segment> {
             let backend = std::sync::Arc::clone(&home.backend);
             let mut draft = DraftSegment::new_counted(backend, geometry.payload(), options)?;
             draft.write_record(kind, id, keep, &geometry.to_record(), home.location.as_str())?;
@@ -130,11 +130,11 @@ impl Ground {
                 .map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
             Ok(((geometry, trailer.id), geometry.sparse))
         };
-        let (segment, (geometry, id)) = JointSegment::attach(&home, kind, read)?;
+        let (segment, (geometry, id)) = Segment::attach_joint(&home, kind, read)?;
         Self::join(home, geometry, id, segment)
     }
 
-    fn join(home: Home, geometry: Geometry, id: u128, segment: JointSegment) -> Result<Self> {
+    fn join(home: Home, geometry: Geometry, id: u128, segment: Segment) -> Result<Self> {
         let held = bytemuck::allocation::try_zeroed_slice_box(geometry.slots() as usize).map_err(|()| {
             Error::TooLarge { location: home.location.to_string(), shape: vec![geometry.slots() as usize], item: 4 }
         })?;
@@ -195,7 +195,7 @@ impl Ground {
         self.generation == os::fork_generation()
     }
 
-    pub(crate) fn segment(&self) -> Result<&JointSegment> {
+    pub(crate) fn segment(&self) -> Result<&Segment> {
         self.segment.as_ref().ok_or_else(|| Error::Unlinked { location: self.name().to_owned() })
     }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::locks::Wait;
 use super::mapping::{fill_holes, map};
-use super::{Farewell, Home, Kept, Segment, is_named, unlinked};
+use super::{Farewell, Home, Kept, Segment, is_named, look, unlinked};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Location};
 use crate::backoff::Backoff;
@@ -77,8 +77,8 @@ pub(super) trait Subject {
         (facts.length, facts.length)
     }
 
-    /// Takes part. `Ok(None)`: the name leads elsewhere by now.
-    fn enter(&self, mapped: Segment, record: Self::Record, home: &Home, how: &Attach) -> Result<Option<Self::Memory>>;
+    /// Takes part.
+    fn enter(&self, mapped: Segment, record: &Self::Record, home: &Home, how: &Attach) -> Result<Self::Memory>;
 
     /// Uses up what can be used once.
     fn settle(&self, _memory: &Self::Memory, _location: &Location) -> Result<()> {
@@ -87,11 +87,11 @@ pub(super) trait Subject {
 }
 
 /// Attaches what has the name.
-pub(super) fn by_name<S: Subject>(home: &Home, how: Attach, subject: &S) -> Result<S::Memory> {
+pub(super) fn by_name<S: Subject>(home: &Home, how: Attach, subject: &S) -> Result<(S::Memory, S::Record)> {
     for _ in 0..TRIES {
         let file = home.backend.open(&home.location, S::OPEN_FOR.unwrap_or(how.access))?;
-        if let Some(memory) = attach(file, true, home, how, subject)? {
-            return Ok(memory);
+        if let Some(attached) = attach(file, true, home, how, subject)? {
+            return Ok(attached);
         }
     }
     Err(unlinked(home))
@@ -105,15 +105,14 @@ pub(super) fn attach<S: Subject>(
     home: &Home,
     mut how: Attach,
     subject: &S,
-) -> Result<Option<S::Memory>> {
+) -> Result<Option<(S::Memory, S::Record)>> {
     let Home { backend, location } = home;
-    let look = || os::facts(&file).map_err(|error| Error::os("look at", location, error));
     let has_name = |facts: &Facts| if named { is_named(facts, home) } else { Ok(true) };
     if !lease(&file, S::LEASE, how.patience, named.then_some(home), location.as_str())? {
         return Ok(None);
     }
     os::step("attach: leased");
-    let facts = look()?;
+    let facts = look(&file, location)?;
     if !has_name(&facts)? {
         return Ok(None);
     }
@@ -135,7 +134,7 @@ pub(super) fn attach<S: Subject>(
     segment.descriptor = Some(Kept::new(file, backend));
     segment.guards_by_descriptor = how.keep_descriptor;
     os::step("attach: mapped");
-    let Some(mut memory) = subject.enter(segment, record, home, &how)? else { return Ok(None) };
+    let mut memory = subject.enter(segment, &record, home, &how)?;
     if let Some((kind, wait)) = how.held {
         let now = memory.as_mut().hold_all(kind, wait, location)?;
         if !has_name(&now)? {
@@ -146,7 +145,7 @@ pub(super) fn attach<S: Subject>(
     if survives && !how.keep_descriptor {
         memory.as_mut().descriptor = None;
     }
-    Ok(Some(memory))
+    Ok(Some((memory, record)))
 }
 
 /// Takes a lease; waits while another process has it alone. `Ok(false)`: meanwhile the name leads elsewhere.
@@ -155,7 +154,7 @@ fn lease(file: &File, lease: LockRange, patience: Duration, home: Option<&Home>,
     let mut backoff = Backoff::new(patience);
     while !os::try_lock(file, LockKind::Shared, lease).map_err(failed)? {
         if let Some(home) = home {
-            if !is_named(&os::facts(file).map_err(failed)?, home)? {
+            if !is_named(&look(file, name)?, home)? {
                 return Ok(false);
             }
         }

@@ -1,10 +1,11 @@
 //! Collecting what only the dead have counted: take the lease *alone*, so that nobody can attach meanwhile, look again, and
 //! remove the name.
 
+use std::fs::File;
 use std::time::Duration;
 
 use super::trailer::Trailer;
-use super::{Home, is_leased};
+use super::{Home, is_leased, look};
 use crate::backend::Access;
 use crate::backend::lock_space::COUNTED;
 use crate::error::{Error, Result};
@@ -36,35 +37,25 @@ pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<F
         other => other.map(Some),
     };
     let Some(file) = open(Access::Read)? else { return Ok(Found::Gone) };
-    let name = home.location.as_str();
-    let facts = os::facts(&file).map_err(|error| Error::os("look at", name, error))?;
-    if id.is_some_and(|id| id != facts.id) {
-        return Ok(Found::Gone);
-    }
-    let trailer = Trailer::read_any(&file, &facts, name)?;
-    if is_leased(&file, &home.location)? {
+    let (found, id) = judge(&file, id, home)?;
+    if found != Found::Gone && is_leased(&file, &home.location)? {
         return Ok(Found::Attached);
     }
-    let found = judge(&trailer, home);
     if found != Found::Orphan || !remove {
         return Ok(found);
     }
     // From here on nobody can attach, and only those who are attached change anything: what is seen now stays.
     let Some(alone) = open(Access::ReadWrite)? else { return Ok(Found::Gone) };
-    if !os::try_lock(&alone, LockKind::Exclusive, COUNTED).map_err(|error| Error::os("lease", name, error))? {
+    let lease = os::try_lock(&alone, LockKind::Exclusive, COUNTED);
+    if !lease.map_err(|error| Error::os("lease", &home.location, error))? {
         return Ok(Found::Attached);
     }
     os::step("collect: alone");
-    let now = os::facts(&alone).map_err(|error| Error::os("look at", name, error))?;
-    let trailer = Trailer::read_any(&alone, &now, name)?;
-    if trailer.file != facts.id {
-        return Ok(Found::Gone);
-    }
-    let found = judge(&trailer, home);
+    let (found, _) = judge(&alone, Some(id), home)?;
     if found != Found::Orphan {
         return Ok(found);
     }
-    match home.backend.unlink_within(&home.location, Some(facts.id), Duration::ZERO) {
+    match home.backend.unlink_within(&home.location, Some(id), Duration::ZERO) {
         Ok(true) => Ok(found),
         Ok(false) => Ok(Found::Gone),
         // Somebody is about to remove or replace it, or pretends to. It is not waited for: attachers wait for us.
@@ -73,19 +64,25 @@ pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<F
     }
 }
 
-/// What is to become of an array to which nobody is attached.
-fn judge(trailer: &Trailer, home: &Home) -> Found {
-    if trailer.refuse_copy(home.location.as_str()).is_err() || !trailer.is_original() {
-        return Found::Copy;
+/// What is to become of an array to which nothing is attached, and which file has it. With an `id`, only that file is judged.
+fn judge(file: &File, id: Option<FileId>, home: &Home) -> Result<(Found, FileId)> {
+    let name = home.location.as_str();
+    let facts = look(file, name)?;
+    if id.is_some_and(|id| id != facts.id) {
+        return Ok((Found::Gone, facts.id));
     }
-    if trailer.state.is_dead() {
-        return Found::Orphan; // whose last user was killed before he could remove the name
-    }
-    if trailer.state.is_kept() {
-        return Found::Kept;
-    }
-    match trailer.in_flight(os::since_boot()) {
-        (0, _) => Found::Orphan,
-        (_, left) => Found::InFlight(left),
-    }
+    let trailer = Trailer::read_any(file, &facts, name)?;
+    let in_flight = trailer.in_flight(os::since_boot());
+    let found = if trailer.refuse_copy(name).is_err() || !trailer.is_original() {
+        Found::Copy
+    } else if trailer.state.is_dead() {
+        Found::Orphan // the last handle's process was killed before it could remove the name
+    } else if trailer.state.is_kept() {
+        Found::Kept
+    } else if let (1.., left) = in_flight {
+        Found::InFlight(left)
+    } else {
+        Found::Orphan
+    };
+    Ok((found, facts.id))
 }

@@ -13,7 +13,7 @@ use super::counts::{Counts, Left, Refused, State, Ticket};
 use super::draft::DraftSegment;
 use super::footer::Kind;
 use super::locks::{Hold, Wait};
-use super::mapping::map;
+use super::mapping::{map, too_large};
 use super::trailer::{self, PAGE, RECORD, Trailer};
 use super::{Farewell, Found, Home, Segment, collect, unlinked};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
@@ -179,7 +179,7 @@ struct Counted<F> {
 
 impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
     type Record = (Trailer, R);
-    type Memory = (CountedSegment, R);
+    type Memory = CountedSegment;
     const LEASE: LockRange = COUNTED;
     /// Even readers count themselves, which is writing.
     const OPEN_FOR: Option<Access> = Some(Access::ReadWrite);
@@ -205,8 +205,8 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
         (mapped, trailer.payload)
     }
 
-    fn enter(&self, mapped: Segment, record: Self::Record, home: &Home, how: &Attach) -> Result<Option<Self::Memory>> {
-        let (name, (trailer, found)) = (home.location.as_str(), record);
+    fn enter(&self, mapped: Segment, record: &Self::Record, home: &Home, how: &Attach) -> Result<CountedSegment> {
+        let (name, (trailer, _)) = (home.location.as_str(), record);
         let page = match (how.access, &mapped.descriptor) {
             (Access::Read, Some(kept)) => {
                 Some(map(&kept.file, trailer.length - PAGE as u64, PAGE as u64, Access::ReadWrite, name)?)
@@ -233,20 +233,14 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
         if !trailer.is_original() {
             memory.counts().keep(); // it is not known to be what its makers would remove
         }
-        Ok(Some((memory, found)))
+        Ok(memory)
     }
 
-    fn settle(&self, (memory, _): &Self::Memory, location: &Location) -> Result<()> {
+    fn settle(&self, memory: &CountedSegment, location: &Location) -> Result<()> {
         match self.entry {
             Entry::Ticket(ticket, _) if !memory.counts().redeem(ticket) => Err(spent(location.as_str())),
             _ => Ok(()),
         }
-    }
-}
-
-impl<R> AsMut<Segment> for (CountedSegment, R) {
-    fn as_mut(&mut self) -> &mut Segment {
-        &mut self.0.segment
     }
 }
 
@@ -268,7 +262,8 @@ impl CountedSegment {
         entry: Entry,
         read: impl Fn(&Trailer) -> Result<R>,
     ) -> Result<(Self, R)> {
-        by_name(home, how, &Counted { entry, named: true, read })
+        let (memory, (_, found)) = by_name(home, how, &Counted { entry, named: true, read })?;
+        Ok((memory, found))
     }
 
     /// Attaches what a descriptor leads to, whether it has a name or not, on a description of its own.
@@ -281,7 +276,8 @@ impl CountedSegment {
         let failed = |error| Error::os("open again by descriptor", &home.location, error);
         let own = os::reopen(file, true).map_err(failed)?;
         let attached = attach(own, false, home, how, &Counted { entry: Entry::Name, named: false, read })?;
-        attached.ok_or_else(|| unlinked(home)) // which only names can be
+        let (memory, (_, found)) = attached.ok_or_else(|| unlinked(home))?; // which only names can be
+        Ok((memory, found))
     }
 
     /// The mapped bytes, for looking at them; guards are taken with [`hold`](Self::hold).
@@ -407,10 +403,7 @@ impl CountedSegment {
                 Err(error) => (remains(None), Err(error)),
             },
             Left::Others if named => {
-                // Not by closing alone: a process that another thread is just spawning has a copy for a moment.
-                if let Some(kept) = &self.segment.descriptor {
-                    let _closing_does_it_too = os::unlock(&kept.file, COUNTED);
-                }
+                self.segment.end_lease();
                 (remains(None), Ok(()))
             }
             Left::InFlight => (remains(Some(Found::InFlight(self.counts().in_flight(now).1))), Ok(())),
@@ -434,8 +427,4 @@ impl CountedSegment {
 
 fn spent(name: &str) -> Error {
     Error::HandleSpent { location: name.to_owned() }
-}
-
-fn too_large(name: &str) -> Error {
-    Error::TooLarge { location: name.to_owned(), shape: Vec::new(), item: 1 }
 }

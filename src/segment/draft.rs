@@ -4,27 +4,16 @@ use std::sync::Arc;
 
 use super::attach::lease_own;
 use super::mapping::map;
-use super::{Home, Kept, Segment, map_length};
+use super::{Home, Kept, Segment};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Pages, Publish, check_length};
 use crate::error::{Error, Result};
 use crate::os::{self, LockRange};
 
-/// What a draft's descriptor is kept for when it is published.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Keep {
-    /// For the lease, where that needs it.
-    IfNeeded,
-    /// To have the memory alone again one day.
-    ToRecycle,
-    /// For guards, so that they work after the name has gone.
-    ForGuards,
-}
-
 /// A mapped file without a name.
 #[derive(Debug)]
 pub(crate) struct DraftSegment {
-    segment: Segment,
-    file: DraftFile,
+    pub(super) segment: Segment,
+    pub(super) file: DraftFile,
     pub(super) backend: Arc<dyn Backend>,
     options: DraftOptions,
     /// It was published before: its locks keep everybody away who might still know the file.
@@ -61,18 +50,8 @@ impl DraftSegment {
         &self.file
     }
 
-    pub(super) fn file_mut(&mut self) -> &mut DraftFile {
-        &mut self.file
-    }
-
     pub(crate) fn segment(&self) -> &Segment {
         &self.segment
-    }
-
-    /// Leaves the end of the file to bookkeeping, or to nothing.
-    pub(super) fn shorten(&mut self, length: u64, name: &str) -> Result<()> {
-        self.segment.length = map_length(length, name)?;
-        Ok(())
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
@@ -108,11 +87,7 @@ impl DraftSegment {
         Ok(())
     }
 
-    /// Takes the room behind the segment's bytes away again: what is published as a plain array is its elements.
-    fn trim(&mut self) -> Result<()> {
-        self.shrink(self.segment.length as u64)
-    }
-
+    /// Takes room behind this length away again.
     fn shrink(&mut self, length: u64) -> Result<()> {
         let file = self.file.file();
         let name = self.backend.directory().display().to_string();
@@ -135,7 +110,9 @@ impl DraftSegment {
     /// Gives the draft its name; on failure it is given back as it was.
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
     pub(crate) fn publish(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
-        match self.refuse_forked_child(at.as_str()).and_then(|()| self.trim()) {
+        // What is published as a plain array is its elements, without room behind them.
+        let own = self.refuse_forked_child(at.as_str());
+        match own.and_then(|()| self.shrink(self.segment.length as u64)) {
             Ok(()) => self.publish_whole(at, mode, keep),
             Err(error) => Err((error, self)),
         }
@@ -153,11 +130,6 @@ impl DraftSegment {
     /// Gives the draft its name together with whatever stands behind its bytes.
     #[allow(clippy::result_large_err)] // as above
     pub(super) fn publish_whole(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
-        let keep = match (keep, self.recyclable) {
-            (true, _) => Keep::ForGuards,
-            (false, true) => Keep::ToRecycle,
-            (false, false) => Keep::IfNeeded,
-        };
         let settled = self.settle(keep, at.as_str());
         let published = settled.and_then(|()| self.backend.publish(&mut self.file, at, mode));
         os::step("publish: named");
@@ -170,18 +142,18 @@ impl DraftSegment {
     /// Leaves the file without a name: its descriptor is the only way to it.
     #[allow(clippy::result_large_err)] // as above
     pub(crate) fn share_nameless(mut self, home: &Home) -> Result<Segment, (Error, Self)> {
-        match self.settle(Keep::ForGuards, home.location.as_str()) {
+        match self.settle(true, home.location.as_str()) {
             Ok(()) => Ok(self.segment),
             Err(error) => Err((error, self)),
         }
     }
 
-    /// Gives the segment the draft's descriptor, where the lease depends on it or something is to use it.
-    fn settle(&mut self, keep: Keep, name: &str) -> Result<()> {
-        if keep != Keep::IfNeeded || !self.backend.lock_survives_close()? {
+    /// Gives the segment the draft's descriptor, where guards are to use it, its memory is to come back, or the lease depends on it.
+    fn settle(&mut self, for_guards: bool, name: &str) -> Result<()> {
+        if for_guards || self.recyclable || !self.backend.lock_survives_close()? {
             let file = self.file.file().try_clone().map_err(|error| Error::os("keep the descriptor", name, error))?;
             self.segment.descriptor = Some(Kept::new(file, &self.backend));
-            self.segment.guards_by_descriptor = keep == Keep::ForGuards;
+            self.segment.guards_by_descriptor = for_guards;
         }
         Ok(())
     }

@@ -2,13 +2,13 @@
 //! that nobody has the same bytes as plain elements; who leaves as the last removes the name ([`collect`](super::collect)).
 
 use std::fs::File;
-use std::ops::Deref;
 use std::time::Duration;
 
 use super::attach::{Attach, Subject, by_name};
 use super::counts::State;
 use super::draft::DraftSegment;
 use super::footer::Kind;
+use super::locks::Turn;
 use super::mapping::map;
 use super::trailer::{PAGE, RECORD, Trailer};
 use super::{Home, Segment};
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::os::{self, Facts, LockKind, LockRange, Mapping};
 
 impl DraftSegment {
-    /// Writes the last page: the record, and whether the name outlives everybody who has it.
+    /// Writes the last page: the record, and whether the name outlives every process that has the segment.
     pub(crate) fn write_record(
         &mut self,
         kind: Kind,
@@ -32,15 +32,11 @@ impl DraftSegment {
     }
 
     /// Gives a draft with a record its name, and stays attached to it.
-    pub(crate) fn publish_joint(self, home: &Home) -> Result<JointSegment> {
+    pub(crate) fn publish_joint(self, home: &Home) -> Result<Segment> {
         self.lease_as(COUNTED, LEASE, home.location.as_str())?;
-        self.publish_whole(&home.location, Publish::New, true).map(JointSegment).map_err(|(error, _draft)| error)
+        self.publish_whole(&home.location, Publish::New, true).map_err(|(error, _draft)| error)
     }
 }
-
-/// A segment of bookkeeping that many processes change at once. It keeps its descriptor, for locks.
-#[derive(Debug)]
-pub(crate) struct JointSegment(Segment);
 
 /// A joint segment to be attached, if `read` makes sense of its record; the answer says whether holes stay.
 struct Joint<F> {
@@ -50,7 +46,7 @@ struct Joint<F> {
 
 impl<R, F: Fn(&Trailer) -> Result<(R, bool)>> Subject for Joint<F> {
     type Record = (u64, bool, R);
-    type Memory = (JointSegment, R);
+    type Memory = Segment;
     const LEASE: LockRange = COUNTED;
     const OPEN_FOR: Option<Access> = Some(Access::ReadWrite);
 
@@ -66,58 +62,66 @@ impl<R, F: Fn(&Trailer) -> Result<(R, bool)>> Subject for Joint<F> {
         (facts.length, *payload)
     }
 
-    fn enter(
-        &self,
-        mapped: Segment,
-        record: Self::Record,
-        _home: &Home,
-        _how: &Attach,
-    ) -> Result<Option<Self::Memory>> {
-        Ok(Some((JointSegment(mapped), record.2)))
+    fn enter(&self, mapped: Segment, _: &Self::Record, _home: &Home, _how: &Attach) -> Result<Segment> {
+        Ok(mapped)
     }
 }
 
-impl<R> AsMut<Segment> for (JointSegment, R) {
-    fn as_mut(&mut self) -> &mut Segment {
-        &mut self.0.0
-    }
-}
-
-impl Deref for JointSegment {
-    type Target = Segment;
-
-    fn deref(&self) -> &Segment {
-        &self.0
-    }
-}
-
-impl JointSegment {
+/// What a joint segment does with its descriptor, which it keeps for locks.
+impl Segment {
     /// Opens, leases and maps what has the name, if `read` makes sense of its record; the answer says whether holes stay.
-    pub(crate) fn attach<R>(
+    pub(crate) fn attach_joint<R>(
         home: &Home,
         kind: Kind,
         read: impl Fn(&Trailer) -> Result<(R, bool)>,
     ) -> Result<(Self, R)> {
-        by_name(home, Attach { keep_descriptor: true, ..Attach::new(Access::ReadWrite) }, &Joint { kind, read })
+        let how = Attach { keep_descriptor: true, ..Attach::new(Access::ReadWrite) };
+        let (segment, (_, _, found)) = by_name(home, how, &Joint { kind, read })?;
+        Ok((segment, found))
     }
 
     /// Gives the lease up, before everything else goes: a process that another thread is just spawning has a copy of the
     /// descriptor for a moment, and closing ours would not be enough.
     pub(crate) fn end_lease(&self) {
-        let _goes_with_the_description = self.0.descriptor.as_ref().map(|kept| os::unlock(&kept.file, COUNTED));
-    }
-
-    /// Opens a description of the mapped file of its own, for locks that nothing else may convert.
-    pub(crate) fn describe_again(&self, home: &Home) -> Result<File> {
-        self.0.open_again(home, Access::ReadWrite)
+        let _goes_with_the_description = self.descriptor.as_ref().map(|kept| os::unlock(&kept.file, COUNTED));
     }
 
     /// Whether anybody has locked the range, this process included unless by the very description that is kept.
     pub(crate) fn is_range_locked(&self, range: LockRange, home: &Home) -> Result<bool> {
-        let Some(kept) = &self.0.descriptor else { return Ok(false) };
+        let Some(kept) = &self.descriptor else { return Ok(false) };
         os::is_locked(&kept.file, LockKind::Exclusive, range)
             .map_err(|error| Error::os("ask for a lock", &home.location, error))
     }
+
+    /// Makes a description for a lock that goes with this process.
+    pub(crate) fn mark(&self, home: &Home) -> Result<Mark> {
+        let file = self.open_again(home, Access::ReadWrite)?;
+        let generation = os::fork_generation();
+        if !home.backend.lock_survives_close()? {
+            return Ok(Mark { file: Some(file), mapping: None, generation });
+        }
+        let name = home.location.as_str();
+        let mapping = map(&file, 0, PAGE as u64, Access::Read, name)?;
+        mapping.keep_from_children().map_err(|error| Error::os("keep a mapping from children", name, error))?;
+        Ok(Mark { file: Some(file), mapping: Some(mapping), generation })
+    }
+
+    /// Waits for a lock that everybody holds for moments only.
+    pub(crate) fn turn(&self, range: LockRange, limit: Duration, home: &Home) -> Result<Turn> {
+        let file = self.open_again(home, Access::ReadWrite)?;
+        let mut backoff = Backoff::new(limit);
+        while !try_lock(&file, range, home)? {
+            if !backoff.pause() {
+                return Err(Error::TimedOut { location: home.location.to_string(), waited: limit });
+            }
+        }
+        Ok(Turn::of(file, range))
+    }
+}
+
+/// Takes a write lock if nothing else has it.
+fn try_lock(file: &File, range: LockRange, home: &Home) -> Result<bool> {
+    os::try_lock(file, LockKind::Exclusive, range).map_err(|error| Error::os("lock", &home.location, error))
 }
 
 /// A description for one lock that shall go with this very process: only a mapping keeps it that no forked child gets, and no
@@ -133,8 +137,7 @@ pub(crate) struct Mark {
 impl Mark {
     /// Takes a lock if nobody has it.
     pub(crate) fn try_take(&self, range: LockRange, home: &Home) -> Result<bool> {
-        let Some(file) = &self.file else { return Ok(false) };
-        os::try_lock(file, LockKind::Exclusive, range).map_err(|error| Error::os("lock", &home.location, error))
+        self.file.as_ref().map_or(Ok(false), |file| try_lock(file, range, home))
     }
 
     /// Gives back a lock that is not to be kept.
@@ -168,60 +171,14 @@ impl Drop for Mark {
     }
 }
 
-/// A lock that is given back when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    file: File,
-    range: LockRange,
-    generation: u64,
-}
-
 impl Turn {
     /// Takes a second lock on the same description, if nobody has it.
     pub(crate) fn try_also(&self, range: LockRange, home: &Home) -> Result<bool> {
-        os::try_lock(&self.file, LockKind::Exclusive, range).map_err(|error| Error::os("lock", &home.location, error))
+        try_lock(&self.file, range, home)
     }
 
     /// Gives the second lock back.
     pub(crate) fn give_back(&self, range: LockRange) {
         let _goes_with_the_description = os::unlock(&self.file, range);
-    }
-}
-
-impl Drop for Turn {
-    /// Unlocks before closing: a process that is just being spawned may share the description. A forked child only closes.
-    fn drop(&mut self) {
-        if self.generation == os::fork_generation() {
-            let _goes_with_the_description = os::unlock(&self.file, self.range);
-        }
-    }
-}
-
-impl JointSegment {
-    /// Makes a description for a lock that goes with this process.
-    pub(crate) fn mark(&self, home: &Home) -> Result<Mark> {
-        let file = self.describe_again(home)?;
-        let generation = os::fork_generation();
-        if !home.backend.lock_survives_close()? {
-            return Ok(Mark { file: Some(file), mapping: None, generation });
-        }
-        let name = home.location.as_str();
-        let mapping = map(&file, 0, PAGE as u64, Access::Read, name)?;
-        mapping.keep_from_children().map_err(|error| Error::os("keep a mapping from children", name, error))?;
-        Ok(Mark { file: Some(file), mapping: Some(mapping), generation })
-    }
-
-    /// Waits for a lock that everybody holds for moments only.
-    pub(crate) fn turn(&self, range: LockRange, limit: Duration, home: &Home) -> Result<Turn> {
-        let file = self.describe_again(home)?;
-        let mut backoff = Backoff::new(limit);
-        while !os::try_lock(&file, LockKind::Exclusive, range)
-            .map_err(|error| Error::os("lock", &home.location, error))?
-        {
-            if !backoff.pause() {
-                return Err(Error::TimedOut { location: home.location.to_string(), waited: limit });
-            }
-        }
-        Ok(Turn { file, range, generation: os::fork_generation() })
     }
 }

@@ -219,12 +219,35 @@ fn outlasts(gates: &mut Vec<Closed>, id: FileId, is_closed: bool) -> bool {
     false
 }
 
+/// A lock on a description that nothing else uses, given back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    pub(super) file: File,
+    range: LockRange,
+    generation: u64,
+}
+
+impl Turn {
+    /// Owns a lock that was just taken.
+    pub(super) fn of(file: File, range: LockRange) -> Self {
+        Self { file, range, generation: os::fork_generation() }
+    }
+}
+
+impl Drop for Turn {
+    /// Unlocks before closing: a process that another thread is just spawning may share the description for a moment. A
+    /// forked child only closes, because its parent still holds the lock.
+    fn drop(&mut self) {
+        if os::fork_generation() == self.generation {
+            let _unlocked_by_close_then = os::unlock(&self.file, self.range);
+        }
+    }
+}
+
 /// Cells that are locked until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    file: File,
-    range: LockRange,
-    generation: u64,
+    turn: Turn,
     _token: Token,
 }
 
@@ -239,20 +262,10 @@ impl Hold {
         name: &str,
     ) -> Result<Self> {
         let token = take(&file, id, kind, range, wait, name)?;
-        Ok(Self { file, range, generation: os::fork_generation(), _token: token })
+        Ok(Self { turn: Turn::of(file, range), _token: token })
     }
 
     pub(crate) fn file(&self) -> &File {
-        &self.file
-    }
-}
-
-impl Drop for Hold {
-    /// Unlocks before closing: a process that another thread is just spawning may share the description for a moment. A
-    /// forked child only closes, because its parent still holds the lock.
-    fn drop(&mut self) {
-        if os::fork_generation() == self.generation {
-            let _unlocked_by_close_then = os::unlock(&self.file, self.range);
-        }
+        &self.turn.file
     }
 }

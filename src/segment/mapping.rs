@@ -34,11 +34,11 @@ pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access
 }
 
 pub(super) fn map_length(length: u64, name: &str) -> Result<usize> {
-    usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok()).ok_or_else(|| Error::TooLarge {
-        location: name.to_owned(),
-        shape: Vec::new(),
-        item: 1,
-    })
+    usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok()).ok_or_else(|| too_large(name))
+}
+
+pub(super) fn too_large(name: &str) -> Error {
+    Error::TooLarge { location: name.to_owned(), shape: Vec::new(), item: 1 }
 }
 
 /// An empty file is mapped too, never to be touched: the mapping carries the lease. Where that cannot be, the descriptor is

@@ -16,6 +16,7 @@ mod plain;
 mod recycle;
 pub(crate) mod trailer;
 
+use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +29,8 @@ pub(crate) use self::counted::{CountedSegment, Entry};
 pub(crate) use self::draft::DraftSegment;
 use self::footer::{FOOTER, RawFooter};
 pub(crate) use self::home::{Home, has_name, pin};
-pub(crate) use self::joint::{JointSegment, Mark, Turn};
+pub(crate) use self::joint::Mark;
+pub(crate) use self::locks::Turn;
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{map, map_length};
 pub(crate) use self::plain::Expect;
@@ -108,7 +110,7 @@ impl Segment {
     /// Maps a draft and leases it, so that it is attached from the moment it has a name.
     pub(crate) fn of_draft(file: &File, length: u64, name: &str) -> Result<Self> {
         attach::lease_own(file, LEASE, name)?;
-        let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
+        let facts = look(file, name)?;
         Self::new(map(file, 0, facts.length, Access::ReadWrite, name)?, length, &facts, Access::ReadWrite, name)
     }
 
@@ -117,7 +119,7 @@ impl Segment {
         // Before Linux 6.7 a descriptor open for writing cannot be mapped shared any more once it is sealed.
         let reopened = os::reopen(file, false).ok();
         let file = reopened.as_ref().unwrap_or(file);
-        let facts = os::facts(file).map_err(|error| Error::os("look at", name, error))?;
+        let facts = look(file, name)?;
         Self::new(map(file, 0, length, Access::Read, name)?, length, &facts, Access::Read, name)
     }
 
@@ -172,8 +174,7 @@ impl Segment {
 
     /// What the file says now: links, length, room.
     pub(crate) fn facts(&self, home: &Home) -> Result<Facts> {
-        let file = self.open_again(home, Access::Read)?;
-        os::facts(&file).map_err(|error| Error::os("look at", &home.location, error))
+        look(&self.open_again(home, Access::Read)?, &home.location)
     }
 
     /// Takes cells on a description of their own.
@@ -188,16 +189,22 @@ impl Segment {
         let hold = Hold::take(file, self.id, kind, range, wait, home.location.as_str())?;
         os::step("hold: granted");
         // Waiting may have taken long, and others are not bound to our rules: is it still what was mapped?
-        let facts = os::facts(hold.file()).map_err(|error| Error::os("look at", &home.location, error))?;
+        let facts = look(hold.file(), &home.location)?;
         if !self.guards_by_descriptor && (facts.links == 0 || (!os::LINKS_TELL && !home.leads_to(self.id)?)) {
             return Err(unlinked(home));
         }
         // Before anything is looked at in memory: what a shortened file has lost is a signal there.
-        let expected = self.file_length;
-        if facts.length != expected {
-            return Err(Error::SizeMismatch { location: home.location.to_string(), expected, found: facts.length });
-        }
+        self.check_length(&facts, &home.location)?;
         Ok(hold)
+    }
+
+    /// Refuses a file that has another length than the one that was mapped.
+    fn check_length(&self, facts: &Facts, location: &Location) -> Result<()> {
+        let (expected, found) = (self.file_length, facts.length);
+        if found == expected {
+            return Ok(());
+        }
+        Err(Error::SizeMismatch { location: location.to_string(), expected, found })
     }
 
     /// Locks all cells through the mapping's own description, for as long as it lives. Returns what the file is then.
@@ -205,11 +212,8 @@ impl Segment {
         let gone = || Error::Unlinked { location: location.to_string() };
         let file = self.descriptor.as_ref().map(|kept| &kept.file).ok_or_else(gone)?;
         self.held = Some(locks::take(file, self.id, kind, ALL_CELLS, wait, location.as_str())?);
-        let facts = os::facts(file).map_err(|error| Error::os("look at", location, error))?;
-        let expected = self.file_length;
-        if facts.length != expected {
-            return Err(Error::SizeMismatch { location: location.to_string(), expected, found: facts.length });
-        }
+        let facts = look(file, location)?;
+        self.check_length(&facts, location)?;
         Ok(facts)
     }
 
@@ -232,8 +236,7 @@ impl Segment {
             Err(Error::NotFound { .. } | Error::NotAnArray { .. }) => return Err(unlinked(home)),
             other => other?,
         };
-        let facts = os::facts(&file).map_err(|error| Error::os("look at", &home.location, error))?;
-        if facts.id == self.id { Ok(file) } else { Err(unlinked(home)) }
+        if look(&file, &home.location)?.id == self.id { Ok(file) } else { Err(unlinked(home)) }
     }
 
     /// Says that it was attached for reading only.
@@ -268,6 +271,11 @@ pub(crate) fn read_footer(file: &File, length: u64, at: &Location) -> Result<Opt
     let mut tail = [0; FOOTER];
     os::read_exact_at(file, &mut tail, start).map_err(|error| Error::os("read the end of", at, error))?;
     Ok(RawFooter::of(&tail))
+}
+
+/// Asks for the facts of an open file.
+fn look(file: &File, name: impl fmt::Display) -> Result<Facts> {
+    os::facts(file).map_err(|error| Error::os("look at", name, error))
 }
 
 /// Whether the name still leads to a file that was opened by it. Links alone do not tell: recycled memory has been renamed, and

@@ -47,19 +47,19 @@ impl Subject for Expect {
         }
     }
 
-    fn enter(&self, mapped: Segment, (): (), _home: &Home, _how: &Attach) -> Result<Option<Segment>> {
-        Ok(Some(mapped))
+    fn enter(&self, mapped: Segment, (): &(), _home: &Home, _how: &Attach) -> Result<Segment> {
+        Ok(mapped)
     }
 }
 
 impl Segment {
     /// Opens, leases and maps what has the name.
     pub(crate) fn attach(home: &Home, expect: Expect, how: Attach) -> Result<Self> {
-        by_name(home, how, &expect)
+        by_name(home, how, &expect).map(|(segment, ())| segment)
     }
 
     /// Leases and maps a file that was opened by name. `Ok(None)`: the name leads elsewhere by now.
     pub(crate) fn attach_file(file: File, home: &Home, expect: Expect, how: Attach) -> Result<Option<Self>> {
-        attach(file, true, home, how, &expect)
+        Ok(attach(file, true, home, how, &expect)?.map(|(segment, ())| segment))
     }
 }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attach::lease_own;
-use super::mapping::map;
-use super::{DraftSegment, Home, Segment};
+use super::mapping::{map, map_length};
+use super::{DraftSegment, Home, Segment, look};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Publish};
 use crate::error::{Error, Result};
@@ -96,22 +96,16 @@ fn own_description(segment: &Segment, home: &Home) -> Result<Own> {
 impl Own {
     /// Refuses memory of which a new draft could not be made, while it still has its name.
     fn check(&self, segment: &Segment, home: &Home, options: DraftOptions) -> Result<()> {
-        let location = || home.location.to_string();
-        let facts = os::facts(&self.file).map_err(|error| Error::os("look at", &home.location, error))?;
+        let facts = look(&self.file, &home.location)?;
         let (owner, mode) = (facts.owner, facts.mode);
-        if !os::is_user(owner) {
-            let reason = "it belongs to another user, whose memory cannot be used again";
-            return Err(Error::PermissionDenied { location: location(), owner, mode, reason });
-        }
-        if mode & 0o777 != options.permissions {
-            let reason = "it has other permissions than the pool's arrays, and so cannot become one of them";
-            return Err(Error::PermissionDenied { location: location(), owner, mode, reason });
-        }
-        let expected = segment.file_length;
-        if facts.length != expected {
-            return Err(Error::SizeMismatch { location: location(), expected, found: facts.length });
-        }
-        Ok(())
+        let reason = if !os::is_user(owner) {
+            "it belongs to another user, whose memory cannot be used again"
+        } else if mode & 0o777 != options.permissions {
+            "it has other permissions than the pool's arrays, and so cannot become one of them"
+        } else {
+            return segment.check_length(&facts, &home.location);
+        };
+        Err(Error::PermissionDenied { location: home.location.to_string(), owner, mode, reason })
     }
 
     /// Makes a draft of what has a hidden name by now; where that fails, the name goes too.
@@ -172,7 +166,7 @@ impl DraftSegment {
         if self.file().path().is_some_and(|path| !os::facts_at(path).is_ok_and(|facts| facts.id == id)) {
             return Ok(false);
         }
-        self.shorten(length, NAMELESS)?;
+        self.segment.length = map_length(length, NAMELESS)?;
         Ok(true)
     }
 
@@ -181,7 +175,7 @@ impl DraftSegment {
         self.open_to_others(at.as_str()).inspect_err(|_| {
             let home = Home { backend: Arc::clone(&self.backend), location: at.clone() };
             if let Ok(path) = hide(self.segment().id, &home, Duration::ZERO) {
-                self.file_mut().set_path(path);
+                self.file.set_path(path);
             }
         })
     }
