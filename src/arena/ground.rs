@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::manager_client;
 use crate::os;
 use crate::random;
+use crate::segment::counts::State;
 use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
 use crate::segment::{DraftSegment, Home, Mark, Segment, Turn, collect};
@@ -114,7 +115,8 @@ impl Ground {
         let make = || -> Result<Segment> {
             let backend = std::sync::Arc::clone(&home.backend);
             let mut draft = DraftSegment::new_counted(backend, geometry.payload(), options)?;
-            draft.write_record(kind, id, keep, &geometry.to_record(), home.location.as_str())?;
+            let state = State::unattended(keep);
+            draft.write_page(kind, id, state, &geometry.to_record(), home.location.as_str())?;
             draft.publish_joint(&home)
         };
         let segment = make().map_err(|error| error.about(&home.location))?;

@@ -51,21 +51,20 @@ impl AsMut<Segment> for CountedSegment {
     }
 }
 
-/// What remains to be done when the last byte is unmapped.
+/// What remains to be done when the last byte is unmapped; dropping this does it.
 #[derive(Debug)]
-pub(super) struct Aftermath(Option<Remains>);
-
-#[derive(Debug)]
-struct Remains {
+struct Aftermath {
     home: Home,
     id: FileId,
     /// What is known already; else it is to be found out whether those who are still counted are alive.
     found: Option<Found>,
     farewell: Option<Farewell>,
+    is_done: bool,
 }
 
-impl Remains {
-    fn settle(self) -> Result<Found> {
+impl Aftermath {
+    fn settle(&mut self) -> Result<Found> {
+        self.is_done = true;
         let found = self.found.map_or_else(|| collect(&self.home, Some(self.id), true), Ok)?;
         if let (Found::InFlight(left), Some(farewell)) = (found, self.farewell) {
             farewell(&self.home, left);
@@ -74,15 +73,11 @@ impl Remains {
     }
 }
 
-impl Aftermath {
-    fn run(mut self) -> Result<Found> {
-        self.0.take().map_or(Ok(Found::Gone), Remains::settle)
-    }
-}
-
 impl Drop for Aftermath {
     fn drop(&mut self) {
-        let _others_find_it_too = self.0.take().map(Remains::settle);
+        if !self.is_done {
+            let _others_find_it_too = self.settle();
+        }
     }
 }
 
@@ -116,7 +111,7 @@ impl DraftSegment {
 
     /// Writes a trailer of any kind.
     #[allow(unsafe_code)]
-    pub(super) fn write_page(
+    pub(crate) fn write_page(
         &mut self,
         kind: Kind,
         id: u128,
@@ -395,8 +390,11 @@ impl CountedSegment {
         os::step("leave: counted out");
         // Asked afterwards: another that is leaving too may just have given it its name.
         let named = self.counts().state().is_named();
-        let remains = |found| Remains { home: self.home.clone(), id, found, farewell: self.farewell };
-        let (remains, done) = match left {
+        let remains = |found| {
+            let (home, farewell) = (self.home.clone(), self.farewell);
+            Aftermath { home, id, found, farewell, is_done: false }
+        };
+        let (aftermath, done) = match left {
             Left::Nothing if named => match self.home.backend.unlink_within(&self.home.location, Some(id), limit) {
                 Ok(_) => return Ok(()),
                 // For want of a descriptor, for example: tried again when ours is closed.
@@ -409,7 +407,7 @@ impl CountedSegment {
             Left::InFlight => (remains(Some(Found::InFlight(self.counts().in_flight(now).1))), Ok(())),
             _ => return Ok(()),
         };
-        self.aftermath = Some(Aftermath(Some(remains)));
+        self.aftermath = Some(aftermath);
         done
     }
 
@@ -418,7 +416,7 @@ impl CountedSegment {
         let left = self.leave(CLOSE_WAIT);
         let aftermath = self.aftermath.take();
         drop(self); // and with it the lease
-        match aftermath.map(Aftermath::run).transpose()? {
+        match aftermath.map(|mut remains| remains.settle()).transpose()? {
             Some(Found::Orphan | Found::Gone) => Ok(()),
             _ => left,
         }

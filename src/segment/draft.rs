@@ -75,14 +75,10 @@ impl DraftSegment {
         // A page or two are missing: none of them is worth a huge one.
         let reserved = if self.options.pages.are_reserved() { self.reserve(Pages::Base) } else { Ok(()) };
         let mapped = reserved.and_then(|()| map(self.file.file(), 0, room, Access::ReadWrite, &name));
-        match mapped {
-            Ok(map) => self.segment.map = map,
-            Err(error) => {
-                // What was not mapped yet can be given back.
-                let _published_draft_checks = self.file.file().set_len(self.segment.file_length);
-                return Err(error);
-            }
-        }
+        self.segment.map = mapped.inspect_err(|_| {
+            // What was not mapped yet can be given back.
+            let _published_draft_checks = self.file.file().set_len(self.segment.file_length);
+        })?;
         self.segment.file_length = room;
         Ok(())
     }

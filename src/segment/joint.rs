@@ -5,12 +5,11 @@ use std::fs::File;
 use std::time::Duration;
 
 use super::attach::{Attach, Subject, by_name};
-use super::counts::State;
 use super::draft::DraftSegment;
 use super::footer::Kind;
 use super::locks::Turn;
 use super::mapping::map;
-use super::trailer::{PAGE, RECORD, Trailer};
+use super::trailer::{PAGE, Trailer};
 use super::{Home, Segment};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Location, Publish};
@@ -19,18 +18,6 @@ use crate::error::{Error, Result};
 use crate::os::{self, Facts, LockKind, LockRange, Mapping};
 
 impl DraftSegment {
-    /// Writes the last page: the record, and whether the name outlives every process that has the segment.
-    pub(crate) fn write_record(
-        &mut self,
-        kind: Kind,
-        id: u128,
-        keep: bool,
-        record: &[u8; RECORD],
-        name: &str,
-    ) -> Result<()> {
-        self.write_page(kind, id, State::unattended(keep), record, name)
-    }
-
     /// Gives a draft with a record its name, and stays attached to it.
     pub(crate) fn publish_joint(self, home: &Home) -> Result<Segment> {
         self.lease_as(COUNTED, LEASE, home.location.as_str())?;
