@@ -126,15 +126,16 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         Some((self.table.get(index as usize)?, self.held.get(index as usize)?))
     }
 
-    /// Changes a word in one step unless `step` says that there is nothing to change.
-    fn change(slot: &Slot<W>, step: impl Fn(u64) -> Option<u64>) -> Option<u64> {
-        let mut current = slot.word.load();
+    /// How often this process holds a block, when no thread of it is changing that.
+    fn holds(held: &H) -> u32 {
+        let mut turn = 0;
         loop {
-            let new = step(current)?;
-            match slot.word.exchange(current, new) {
-                Ok(()) => return Some(new),
-                Err(now) => current = now,
+            let holds = held.load();
+            if holds & CHANGING == 0 {
+                return holds;
             }
+            H::pause(turn);
+            turn = turn.wrapping_add(1);
         }
     }
 
@@ -160,7 +161,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         let taken = slot.word.exchange(word, new << GENERATION | self.bit | also).is_ok();
         // The serial may have changed before the exchange, if the word came back to what it was after a whole turn.
         if taken && low(slot.serial.load()) == new {
-            Self::change(slot, |word| Some(word & !(self.bit | also)));
+            slot.change(|word| Some(word & !(self.bit | also)));
             held.store(0);
             return false;
         }
@@ -217,7 +218,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
             return true;
         }
         if over != 0 {
-            Self::change(slot, |word| Some(word | over));
+            slot.change(|word| Some(word | over));
         }
         self.release(index);
         false
@@ -239,14 +240,8 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
     /// Holds once more. With `over`, takes that bit over, whatever this process holds already.
     fn hold_if(&self, index: u32, over: u64, may: impl Fn(u64) -> bool) -> bool {
         let Some((slot, held)) = self.at(index) else { return false };
-        let mut turn = 0;
         loop {
-            let before = held.load();
-            if before & CHANGING != 0 {
-                H::pause(turn);
-                turn = turn.wrapping_add(1);
-                continue;
-            }
+            let before = Self::holds(held);
             if before == CHANGING - 1 {
                 return false;
             }
@@ -259,7 +254,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
             if !held.exchange(before, CHANGING) {
                 continue;
             }
-            let set = Self::change(slot, |word| {
+            let set = slot.change(|word| {
                 // A member's bit that its process knows nothing of is not believed.
                 let fits = (holders(word) & self.bit != 0) == (before > 0) && word & over == over;
                 (holders(word) != 0 && fits && may(word)).then_some(word & !over | self.bit)
@@ -272,30 +267,20 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
     /// Gives up one hold.
     pub(crate) fn release(&self, index: u32) -> Released {
         let Some((slot, held)) = self.at(index) else { return Released::NotHeld };
-        let mut turn = 0;
         loop {
-            match held.load() {
+            match Self::holds(held) {
                 0 => return Released::NotHeld,
-                1 => {
-                    if held.exchange(1, CHANGING) {
-                        let left = Self::change(slot, |word| (word & self.bit != 0).then_some(word & !self.bit));
-                        held.store(0);
-                        return match left.map(holders) {
-                            None => Released::NotHeld, // forged bytes: the bit was ours alone to clear
-                            Some(0) => Released::Freed,
-                            Some(_) => Released::Held,
-                        };
-                    }
+                1 if held.exchange(1, CHANGING) => {
+                    let left = slot.change(|word| (word & self.bit != 0).then_some(word & !self.bit));
+                    held.store(0);
+                    return match left.map(holders) {
+                        None => Released::NotHeld, // forged bytes: the bit was ours alone to clear
+                        Some(0) => Released::Freed,
+                        Some(_) => Released::Held,
+                    };
                 }
-                before if before & CHANGING == 0 => {
-                    if held.exchange(before, before - 1) {
-                        return Released::Held;
-                    }
-                }
-                _ => {
-                    H::pause(turn);
-                    turn = turn.wrapping_add(1);
-                }
+                before if before > 1 && held.exchange(before, before - 1) => return Released::Held,
+                _another_thread_was_quicker => {}
             }
         }
     }
@@ -346,64 +331,42 @@ impl<W: Word> Slot<W> {
         self.word.load() & ESTATE != 0
     }
 
+    /// Changes the word in one step and returns the new one, unless `step` says that there is nothing to change.
+    fn change(&self, step: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        let mut current = self.word.load();
+        loop {
+            let new = step(current)?;
+            match self.word.exchange(current, new) {
+                Ok(()) => return Some(new),
+                Err(now) => current = now,
+            }
+        }
+    }
+
     /// Keeps a block that a dead member holds until its message is received. The caller has RECOVER locked.
     pub(crate) fn keep_for_estate(&self) -> bool {
-        self.set_if_held(ESTATE)
+        self.change(|word| (holders(word) != 0).then_some(word | ESTATE)).is_some()
     }
 
     /// Ends that. Returns whether the block is free now.
     pub(crate) fn settle_estate(&self) -> bool {
-        self.clear(ESTATE)
+        self.change(|word| (word & ESTATE != 0).then_some(word & !ESTATE)).map(holders) == Some(0)
     }
 
     /// Clears the bit of a member that is dead, or on its way out. Returns whether the block is free now; a handle in flight
     /// that only this member could honour is void with it.
     pub(crate) fn clear_seat(&self, seat: u32) -> bool {
         let bit = 1 << seat;
-        let mut word = self.word.load();
-        while word & bit != 0 {
+        let left = self.change(|word| {
             let rest = word & !bit;
-            let new = if holders(rest) == FLIGHT { rest & !FLIGHT } else { rest };
-            match self.word.exchange(word, new) {
-                Ok(()) => return holders(new) == 0,
-                Err(now) => word = now,
-            }
-        }
-        false
+            (rest != word).then_some(if holders(rest) == FLIGHT { rest & !FLIGHT } else { rest })
+        });
+        left.map(holders) == Some(0)
     }
 
     /// Takes a handle in flight back; `false` if there is none any more.
     pub(crate) fn recall(&self) -> bool {
-        let mut word = self.word.load();
-        while word & FLIGHT != 0 {
-            match self.word.exchange(word, word & !FLIGHT) {
-                Ok(()) => return true,
-                Err(now) => word = now,
-            }
-        }
-        false
-    }
-
-    fn set_if_held(&self, bit: u64) -> bool {
-        let mut word = self.word.load();
-        while holders(word) != 0 {
-            match self.word.exchange(word, word | bit) {
-                Ok(()) => return true,
-                Err(now) => word = now,
-            }
-        }
-        false
-    }
-
-    fn clear(&self, bit: u64) -> bool {
-        let mut word = self.word.load();
-        while word & bit != 0 {
-            match self.word.exchange(word, word & !bit) {
-                Ok(()) => return holders(word & !bit) == 0,
-                Err(now) => word = now,
-            }
-        }
-        false
+        self.change(|word| (word & FLIGHT != 0).then_some(word & !FLIGHT)).is_some()
     }
 }
 
