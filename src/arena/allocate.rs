@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::geometry::SPAN;
+use super::geometry::{SLOTS_OF_SPAN, SPAN};
 use super::ground::Ground;
 use super::sizes::{CLASSES, Size};
 use super::slots::Released;
@@ -172,7 +172,7 @@ impl Ground {
 
     /// Where the block of a slot is that is held; `None` if the bytes say nothing that can be.
     pub(super) fn locate(&self, slot: u32) -> Option<Taken> {
-        let (span, block) = (slot / super::geometry::SLOTS_OF_SPAN, slot % super::geometry::SLOTS_OF_SPAN);
+        let (span, block) = (slot / SLOTS_OF_SPAN, slot % SLOTS_OF_SPAN);
         let word = self.span(span)?;
         let size = word.size().filter(|size| block < size.blocks())?;
         let taken = Self::taken(Area { span, word }, size, block);
@@ -186,17 +186,18 @@ impl Ground {
     /// [`Error::HandleSpent`]: this process does not hold it.
     pub(crate) fn release(&self, slot: u32) -> Result<()> {
         self.check_process()?;
-        match self.slots().release(slot) {
-            Released::NotHeld => Err(Error::HandleSpent { location: self.name().to_owned() }),
-            Released::Held | Released::Freed => Ok(()),
-        }
+        if self.slots().release(slot) == Released::NotHeld { Err(self.spent()) } else { Ok(()) }
+    }
+
+    pub(super) fn spent(&self) -> Error {
+        Error::HandleSpent { location: self.name().to_owned() }
     }
 
     fn full(&self, needed: u64) -> Error {
         Error::NoSpace {
             location: self.name().to_owned(),
             needed,
-            available: u64::from(self.count_spans().free) * SPAN,
+            available: self.unused(),
             advice: "the arena is full: drop arrays that are no longer needed (in every process: stats() says who holds \
                      how many), or create a larger one",
         }

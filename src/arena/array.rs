@@ -23,25 +23,24 @@ use crate::error::{Error, IntoError, Result};
 /// What its elements are in the beginning is whatever was there before; [`Arena::zeroed`](super::Arena::zeroed) makes one of zeros.
 /// Dropped, it leaves nothing.
 pub struct ArenaDraft<T, D> {
-    block: Block,
-    layout: Layout<D>,
-    elements: PhantomData<T>,
+    /// The only one that has the block, which is not shared: its serial means nothing yet.
+    array: ArenaArray<T, D>,
 }
 
 impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     pub(super) fn new(ground: &Arc<Ground>, layout: Layout<D>) -> Result<Self> {
         let block = Block::allocate::<T, D>(ground, &layout)?;
-        Ok(Self { block, layout, elements: PhantomData })
+        Ok(Self { array: ArenaArray::new(block, 0, layout) })
     }
 
     /// Returns the lengths of the axes.
     pub fn shape(&self) -> &[usize] {
-        self.layout.dim.slice()
+        self.array.shape()
     }
 
     /// Returns the order of the axes in memory.
     pub fn order(&self) -> Order {
-        self.layout.order
+        self.array.order()
     }
 
     /// Looks at the elements.
@@ -49,10 +48,8 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     /// # Panics
     ///
     /// In a forked child, which is no member of the arena.
-    #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
-        // SAFETY: nobody else can reach a draft, and in this process the borrow of `self` keeps writers out.
-        unsafe { shared(&self.block, &self.layout) }
+        self.array.view()
     }
 
     /// Looks at and writes to the elements.
@@ -62,9 +59,9 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     /// In a forked child, which is no member of the arena.
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
-        let pointer = self.block.pointer().cast::<T>();
+        let pointer = self.array.block.pointer().cast::<T>();
         // SAFETY: nothing is dereferenced; the pointer is aligned and not null, and the layout was checked not to overflow.
-        let view = unsafe { RawArrayViewMut::from_shape_ptr(self.layout.shape(), pointer) };
+        let view = unsafe { RawArrayViewMut::from_shape_ptr(self.array.layout.shape(), pointer) };
         // SAFETY: the block has room for the layout, is mapped for writing as long as it is held, which is as long as the
         // borrow, and every bit pattern is a value of `T`; nobody else can reach a draft, and in this process `&mut self`
         // keeps everyone else out.
@@ -76,13 +73,13 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     /// # Errors
     ///
     /// The error gives the draft back. [`Unsupported`](Error::Unsupported): this is a forked child, which is no member.
-    pub fn share(self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
-        if let Err(error) = self.block.ground().check_process() {
+    pub fn share(mut self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
+        let block = &self.array.block;
+        if let Err(error) = block.ground().check_process() {
             return Err(IntoError::new(error, self));
         }
-        let Self { block, layout, elements } = self;
-        let serial = block.ground().slots().share(block.slot());
-        Ok(ArenaArray { block: Arc::new(block), serial, layout, elements })
+        self.array.serial = block.ground().slots().share(block.slot());
+        Ok(self.array)
     }
 }
 
@@ -91,13 +88,17 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
 /// Cloning is cheap, and holds the same hold. The memory is free for others when the last hold, in whatever process, has gone;
 /// a killed process holds nothing as soon as somebody notices, at the latest when memory is needed.
 pub struct ArenaArray<T, D> {
-    block: Arc<Block>,
+    pub(super) block: Arc<Block>,
     serial: u64,
     layout: Layout<D>,
     elements: PhantomData<T>,
 }
 
 impl<T: Element, D: Dimension> ArenaArray<T, D> {
+    fn new(block: Block, serial: u64, layout: Layout<D>) -> Self {
+        Self { block: Arc::new(block), serial, layout, elements: PhantomData }
+    }
+
     /// Takes over a hold on a shared block, if what is there are elements `T` with the axes of `D`; else releases it.
     pub(crate) fn of_held(ground: &Arc<Ground>, slot: u32, serial: u64) -> Result<Self> {
         let (block, found) = Block::of_held(ground, slot)?;
@@ -107,13 +108,9 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     /// Takes over a hold on a shared block, if what was found there are elements `T` with the axes of `D`; else gives it back.
     pub(super) fn of_block(block: Block, serial: u64, found: &Description) -> Result<Self, IntoError<Block>> {
         match Layout::described::<T>(found.dtype, found.shape.slice(), found.order, block.ground().name()) {
-            Ok(layout) => Ok(Self { block: Arc::new(block), serial, layout, elements: PhantomData }),
+            Ok(layout) => Ok(Self::new(block, serial, layout)),
             Err(error) => Err(IntoError::new(error, block)),
         }
-    }
-
-    pub(super) fn block(&self) -> &Block {
-        &self.block
     }
 
     /// Looks at the elements. No lock is needed.
@@ -123,8 +120,14 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     /// In a forked child, which is no member of the arena: open that again in the child.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
-        // SAFETY: the block was shared, and this process holds it; see the first lines of this file.
-        unsafe { shared(&self.block, &self.layout) }
+        let pointer = self.block.pointer().cast::<T>().cast_const();
+        // SAFETY: nothing is dereferenced; the pointer is aligned and not null, and the layout was checked not to overflow.
+        let view = unsafe { RawArrayView::from_shape_ptr(self.layout.shape(), pointer) };
+        // SAFETY: the block has room for the layout (it was allocated for it, or described itself and was checked), and is
+        // mapped as long as it is held, which is as long as the borrow; every bit pattern is a value of `T`. While the borrow
+        // lives no process and no thread writes to the elements: a shared block is never written to, see the first lines of
+        // this file, and only `ArenaDraft::view_mut` writes to one that is not shared, for which it borrows this mutably.
+        unsafe { view.deref_into_view() }
     }
 
     /// Returns the lengths of the axes.
@@ -139,7 +142,7 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 
     /// Returns what others can get the array by, as long as somebody holds it.
     pub fn handle(&self) -> ArenaHandle {
-        ArenaHandle::new(self.block.ground().tag(), self.block.slot(), self.serial)
+        ArenaHandle { owner: self.block.ground().tag(), slot: self.block.slot(), serial: self.serial }
     }
 
     /// How many members of the arena hold it now; processes that were killed count until somebody notices.
@@ -154,25 +157,27 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     ///
     /// The error gives the array back. [`WouldBlock`](Error::WouldBlock): somebody else holds it, or a message about it waits.
     /// [`Unsupported`](Error::Unsupported): this is a forked child.
-    pub fn try_into_draft(self) -> Result<ArenaDraft<T, D>, IntoError<Self>> {
-        if let Err(error) = self.block.ground().check_process() {
-            return Err(IntoError::new(error, self));
+    pub fn try_into_draft(mut self) -> Result<ArenaDraft<T, D>, IntoError<Self>> {
+        match self.take_back() {
+            Ok(()) => Ok(ArenaDraft { array: self }),
+            Err(error) => Err(IntoError::new(error, self)),
         }
-        let Self { block, serial, layout, elements } = self;
-        let location = block.ground().name().to_owned();
-        let held = |block| {
-            let error = Error::WouldBlock { location: location.clone() };
-            IntoError::new(error, Self { block, serial, layout: layout.clone(), elements })
-        };
-        let block = Arc::try_unwrap(block).map_err(&held)?;
-        let ground = block.ground();
-        let mut taken = ground.slots().take_back(block.slot());
-        // It may be kept only for a message of a dead member that was received long ago.
-        if !taken && ground.slot_table().get(block.slot() as usize).is_some_and(Slot::is_in_estate) {
-            let _others_are_at_it = ground.settle_estates_within(DROP_WAIT);
-            taken = ground.slots().take_back(block.slot());
-        }
-        if taken { Ok(ArenaDraft { block, layout, elements }) } else { Err(held(Arc::new(block))) }
+    }
+
+    /// Makes the block this value's alone.
+    fn take_back(&mut self) -> Result<()> {
+        self.block.ground().check_process()?;
+        let is_taken = Arc::get_mut(&mut self.block).is_some_and(|block| {
+            let (ground, slot) = (block.ground(), block.slot());
+            // It may be kept only for a message of a dead member that was received long ago.
+            let settle = || {
+                let _others_are_at_it = ground.settle_estates_within(DROP_WAIT);
+                ground.slots().take_back(slot)
+            };
+            let is_in_estate = || ground.slot_table().get(slot as usize).is_some_and(Slot::is_in_estate);
+            ground.slots().take_back(slot) || is_in_estate() && settle()
+        });
+        if is_taken { Ok(()) } else { Err(Error::WouldBlock { location: self.block.ground().name().to_owned() }) }
     }
 
     /// Gives the array up, and says if something is wrong: dropping does the same in silence.
@@ -187,22 +192,6 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
             Err(_a_clone_holds_it) => Ok(()),
         }
     }
-}
-
-/// Looks at the elements of a block.
-///
-/// # Safety
-///
-/// For as long as the view lives, nobody writes to these elements: no process, no thread.
-#[allow(unsafe_code)]
-unsafe fn shared<'a, T: Element, D: Dimension>(block: &'a Block, layout: &Layout<D>) -> ArrayView<'a, T, D> {
-    let pointer = block.pointer().cast::<T>().cast_const();
-    // SAFETY: nothing is dereferenced; the pointer is aligned and not null, and the layout was checked not to overflow.
-    let view = unsafe { RawArrayView::from_shape_ptr(layout.shape(), pointer) };
-    // SAFETY: the block has room for the layout (it was allocated for it, or described itself and was checked), and is mapped
-    // as long as it is held, which is as long as the borrow; every bit pattern is a value of `T`; that nobody writes is the
-    // caller's promise.
-    unsafe { view.deref_into_view() }
 }
 
 impl<T, D: Clone> Clone for ArenaArray<T, D> {
@@ -222,7 +211,7 @@ fn describe<T: Element, D: Dimension>(f: &mut fmt::Formatter<'_>, what: &str, la
 
 impl<T: Element, D: Dimension> fmt::Debug for ArenaDraft<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        describe::<T, D>(f, "ArenaDraft", &self.layout)
+        describe::<T, D>(f, "ArenaDraft", &self.array.layout)
     }
 }
 

@@ -10,8 +10,8 @@
 //!            ..  up to a multiple of 64; then the elements
 //! ```
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use ndarray::{Dimension, IxDyn};
 
@@ -34,25 +34,12 @@ fn header_bytes(axes: usize) -> u64 {
     (((FIRST_LENGTH + axes) * 8) as u64).next_multiple_of(ALIGNMENT)
 }
 
-const fn dtype_word(dtype: DType) -> u64 {
-    let text = dtype.as_str().as_bytes();
-    let (mut word, mut at) = ([0; 8], 0);
-    while at < text.len() {
-        word[at] = text[at];
-        at += 1;
-    }
-    u64::from_le_bytes(word)
+fn dtype_word(dtype: DType) -> u64 {
+    dtype.as_str().bytes().rev().fold(0, |word, byte| word << 8 | u64::from(byte))
 }
 
 /// The words of all element types.
-const DTYPE_WORDS: [u64; DType::ALL.len()] = {
-    let (mut words, mut at) = ([0; DType::ALL.len()], 0);
-    while at < words.len() {
-        words[at] = dtype_word(DType::ALL[at]);
-        at += 1;
-    }
-    words
-};
+static DTYPE_WORDS: LazyLock<Vec<u64>> = LazyLock::new(|| DType::ALL.iter().copied().map(dtype_word).collect());
 
 fn shape_word(order: Order, axes: usize) -> u64 {
     let order = if order == Order::F { b'F' } else { b'C' };

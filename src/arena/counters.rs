@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::estate::Collected;
 use super::geometry::{Geometry, SLOTS_OF_SPAN};
-use super::ground::{DROP_WAIT, Ground};
+use super::ground::Ground;
 use super::handle::CounterHandle;
-use super::slots::Released;
+use super::slots::{Released, Slot};
 use crate::backend::{Backend, DraftOptions, IntoLocation, Location};
 use crate::error::{Error, Result};
 use crate::os;
@@ -92,11 +92,15 @@ impl Counters {
         Self { inner: Arc::new(Inner { ground, cursor, free, received }) }
     }
 
+    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.inner.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn received(&self) -> MutexGuard<'_, HashSet<CounterHandle>> {
         self.inner.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ground(&self) -> &Ground {
+    pub(super) fn ground(&self) -> &Ground {
         &self.inner.ground
     }
 
@@ -119,8 +123,8 @@ impl Counters {
     /// child.
     pub fn receive(&self, handle: &CounterHandle) -> Result<Held> {
         self.check(handle)?;
-        if !self.ground().slots().receive(handle.slot(), handle.serial()) {
-            return Err(self.spent());
+        if !self.ground().slots().receive(handle.slot, handle.serial) {
+            return Err(self.ground().spent());
         }
         self.received().insert(*handle);
         Ok(Held { counters: self.clone(), handle: *handle, released: false })
@@ -135,12 +139,9 @@ impl Counters {
     pub fn release(&self, handle: &CounterHandle) -> Result<()> {
         self.check(handle)?;
         if !self.received().remove(handle) {
-            return Err(self.spent());
+            return Err(self.ground().spent());
         }
-        match self.ground().slots().release(handle.slot()) {
-            Released::NotHeld => Err(self.spent()),
-            Released::Held | Released::Freed => Ok(()),
-        }
+        self.ground().release(handle.slot)
     }
 
     /// How many other processes wait for a loan or hold it: 0 or 1. What dead processes held is subtracted first.
@@ -151,10 +152,10 @@ impl Counters {
     pub fn count(&self, handle: &CounterHandle) -> Result<u32> {
         self.check(handle)?;
         self.collect()?;
-        let slot = self.ground().slot_table().get(handle.slot() as usize).filter(|slot| !slot.is_free());
+        let slot = self.ground().slot_table().get(handle.slot as usize).filter(|slot| !slot.is_free());
         match slot {
-            Some(slot) if self.ground().slots().is_shared_as(handle.slot(), handle.serial()) => Ok(slot.borrowers()),
-            _ => Err(self.spent()),
+            Some(slot) if self.ground().slots().is_shared_as(handle.slot, handle.serial) => Ok(slot.borrowers()),
+            _ => Err(self.ground().spent()),
         }
     }
 
@@ -167,11 +168,6 @@ impl Counters {
         self.ground().settle_estates()
     }
 
-    /// The same, at a time when nobody is to be waited for.
-    pub(super) fn collect_at_the_end(&self) {
-        let _others_are_at_it = self.ground().settle_estates_within(DROP_WAIT);
-    }
-
     /// Takes a counter for one loan.
     ///
     /// # Errors
@@ -179,22 +175,23 @@ impl Counters {
     /// [`Error::TooManyHandles`]: all are taken, even when what the dead had is not counted.
     pub(super) fn lend(&self) -> Result<CounterHandle> {
         self.ground().check_process()?;
-        let mut slot = self.take();
-        if slot.is_none() {
-            self.collect()?;
-            slot = self.take();
-        }
-        let Some(slot) = slot else {
-            let (location, limit) = (self.ground().name().to_owned(), self.capacity().into());
-            return Err(Error::TooManyHandles { location, limit, doing: "on their way" });
+        let slot = match self.take() {
+            Some(slot) => slot,
+            None => {
+                self.collect()?;
+                self.take().ok_or_else(|| Error::TooManyHandles {
+                    location: self.ground().name().to_owned(),
+                    limit: self.capacity().into(),
+                    doing: "on their way",
+                })?
+            }
         };
-        let serial = self.ground().slots().share(slot);
-        Ok(CounterHandle::new(self.ground().tag(), slot, serial))
+        Ok(CounterHandle { owner: self.ground().tag(), slot, serial: self.ground().slots().share(slot) })
     }
 
     fn take(&self) -> Option<u32> {
         let slots = self.ground().slots();
-        let known = || self.inner.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let known = || self.free().pop();
         while let Some(slot) = known() {
             if slots.allocate_in_flight(slot) {
                 return Some(slot);
@@ -210,47 +207,24 @@ impl Counters {
         Some(found)
     }
 
-    /// Whether the receiver of a loan that this process made has given it back, or has died and was settled.
-    pub(super) fn is_over(&self, handle: &CounterHandle) -> bool {
-        self.ground().slots().is_held_by_us_alone(handle.slot())
-    }
-
-    /// Ends a loan that this process made, and that is over.
-    pub(super) fn end(&self, handle: &CounterHandle) {
-        if self.ground().is_own_process() && self.ground().slots().release(handle.slot()) == Released::Freed {
-            self.inner.free.lock().unwrap_or_else(PoisonError::into_inner).push(handle.slot());
+    /// Ends a loan that this process made, if its receiver has given it back, or has died and was settled; else `false`.
+    pub(super) fn end_if_over(&self, handle: &CounterHandle) -> bool {
+        let slots = self.ground().slots();
+        let is_over = slots.is_held_by_us_alone(handle.slot);
+        if is_over && self.ground().is_own_process() && slots.release(handle.slot) == Released::Freed {
+            self.free().push(handle.slot);
         }
+        is_over
     }
 
     /// Takes back a loan that nobody has received; `false` if somebody has.
     pub(super) fn recall(&self, handle: &CounterHandle) -> bool {
-        self.ground().slot_table().get(handle.slot() as usize).is_some_and(super::slots::Slot::recall)
-    }
-
-    /// Refuses forked children, which are no members and in which locks of their parent's threads stay locked.
-    pub(super) fn check_process(&self) -> Result<()> {
-        self.ground().check_process()
-    }
-
-    /// Whether this process is the member that these counters were opened by.
-    pub(super) fn is_own_process(&self) -> bool {
-        self.ground().is_own_process()
+        self.ground().slot_table().get(handle.slot as usize).is_some_and(Slot::recall)
     }
 
     fn check(&self, handle: &CounterHandle) -> Result<()> {
-        self.ground().check_process()?;
-        if handle.owner() == self.ground().tag() {
-            return Ok(());
-        }
-        Err(Error::InvalidSetting {
-            setting: "the handle",
-            value: handle.to_string(),
-            expected: "one of these counters: this is of others, or of those that had the name before",
-        })
-    }
-
-    fn spent(&self) -> Error {
-        Error::HandleSpent { location: self.ground().name().to_owned() }
+        let expected = "one of these counters: this is of others, or of those that had the name before";
+        self.ground().check_handle(handle.owner, handle, expected)
     }
 }
 

@@ -54,14 +54,6 @@ impl Bed for AtomicU32 {
 #[derive(Debug)]
 pub(crate) struct Event<'a, B = AtomicU32>(&'a B);
 
-impl<B> Clone for Event<'_, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B> Copy for Event<'_, B> {}
-
 /// What somebody who is about to sleep has seen of an event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen(u32);
@@ -73,7 +65,7 @@ impl<'a, B: Bed> Event<'a, B> {
 
     /// Says that somebody is about to sleep. Look once more for what is waited for, and if it has not happened,
     /// [sleep](Self::sleep).
-    pub(crate) fn prepare(self) -> Seen {
+    pub(crate) fn prepare(&self) -> Seen {
         let mut word = self.0.load();
         loop {
             let new = word.wrapping_add(TURN) | SOMEBODY;
@@ -88,21 +80,21 @@ impl<'a, B: Bed> Event<'a, B> {
     }
 
     /// Sleeps until it happens, or for `limit`, or for no reason shorter.
-    pub(crate) fn sleep(self, seen: Seen, limit: Duration) {
+    pub(crate) fn sleep(&self, seen: Seen, limit: Duration) {
         self.0.sleep(seen.0, limit);
     }
 
     /// Wakes one of those who wait for what has just been done.
-    pub(crate) fn notify(self) {
+    pub(crate) fn notify(&self) {
         self.rouse(1);
     }
 
     /// Wakes all of them.
-    pub(crate) fn notify_all(self) {
+    pub(crate) fn notify_all(&self) {
         self.rouse(u32::MAX);
     }
 
-    fn rouse(self, how_many: u32) {
+    fn rouse(&self, how_many: u32) {
         B::fence();
         let mut word = self.0.load();
         // Whoever says so later looks again later too.

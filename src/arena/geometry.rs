@@ -35,7 +35,8 @@ const VERSION: u32 = 1;
 const SPARSE: u32 = 1;
 const COUNTERS: u32 = 2;
 const FIELDS: usize = 28;
-const MEMBERS_AT: u64 = PAGE as u64;
+/// Where the members are.
+pub(crate) const MEMBERS_AT: u64 = PAGE as u64;
 const QUEUES_AT: u64 = MEMBERS_AT + PAGE as u64;
 
 const _: () = assert!(SEATS as u64 * MEMBER <= PAGE as u64);
@@ -54,9 +55,6 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// Where the members are.
-    pub(crate) const MEMBERS: u64 = MEMBERS_AT;
-
     /// Words of a queue: its head, its cells, and what fills the last cache line.
     pub(crate) fn queue_words(&self) -> u64 {
         (QUEUE_HEAD + u64::from(self.cells) * 8).next_multiple_of(64) / 8

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::allocate::Memory;
 use super::event::Event;
-use super::geometry::{Geometry, MEMBER, QUEUE_HEAD, SLOT, SLOTS_OF_SPAN, SPAN};
+use super::geometry::{Geometry, MEMBER, MEMBERS_AT, QUEUE_HEAD, SLOT, SLOTS_OF_SPAN, SPAN};
 use super::ring::Ring;
 use super::sent::SentLists;
 use super::slots::{SEATS, Slot, Slots};
@@ -62,7 +62,7 @@ struct Line<W>(W);
 const _: () = assert!(size_of::<QueueHead>() as u64 == QUEUE_HEAD);
 
 /// A queue in shared memory: its messages, and what those sleep on who wait for one, or for room.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct QueueWords<'a> {
     pub(crate) ring: Ring<'a, AtomicU64>,
     /// A message was sent.
@@ -79,10 +79,6 @@ pub(crate) type SharedSlots<'a> = Slots<'a, AtomicU64, AtomicU32>;
 pub(crate) struct Ground {
     home: Home,
     geometry: Geometry,
-    /// Where the tables begin, as the geometry says.
-    spans_at: u64,
-    slots_at: u64,
-    data_at: u64,
     /// Random number of the arena.
     id: u128,
     /// Of the process that joined: a forked child is no member.
@@ -143,9 +139,6 @@ impl Ground {
         let mut ground = Self {
             home,
             geometry,
-            spans_at: geometry.spans_at(),
-            slots_at: geometry.slots_at(),
-            data_at: geometry.data_at(),
             id,
             generation: os::fork_generation(),
             seat: SEATS,
@@ -176,6 +169,15 @@ impl Ground {
     #[allow(clippy::cast_possible_truncation)] // half of it is enough
     pub(crate) fn tag(&self) -> u64 {
         self.id as u64
+    }
+
+    /// Refuses the handles of other files, and forked children.
+    pub(super) fn check_handle(&self, owner: u64, handle: &impl ToString, expected: &'static str) -> Result<()> {
+        self.check_process()?;
+        if owner == self.tag() {
+            return Ok(());
+        }
+        Err(Error::InvalidSetting { setting: "the handle", value: handle.to_string(), expected })
     }
 
     /// This member's seat.
@@ -265,7 +267,7 @@ impl Ground {
     }
 
     pub(super) fn members(&self) -> &[Member] {
-        self.table(Geometry::MEMBERS, SEATS.into())
+        self.table(MEMBERS_AT, SEATS.into())
     }
 
     /// Queue `index`, if there is one.
@@ -287,12 +289,12 @@ impl Ground {
 
     /// The words of the spans.
     pub(crate) fn spans(&self) -> &[AtomicU64] {
-        self.table(self.spans_at, self.geometry.spans.into())
+        self.table(self.geometry.spans_at(), self.geometry.spans.into())
     }
 
     /// All slots, to settle what others have left.
     pub(crate) fn slot_table(&self) -> &[Slot<AtomicU64>] {
-        self.table(self.slots_at, self.geometry.slots().into())
+        self.table(self.geometry.slots_at(), self.geometry.slots().into())
     }
 
     /// The slots that may hold anything.
@@ -312,8 +314,8 @@ impl Ground {
         let segment = self.segment.as_ref()?;
         let start = u64::from(span).checked_mul(SPAN)?.checked_add(offset)?;
         let end = start.checked_add(length).filter(|end| *end <= self.geometry.capacity())?;
-        debug_assert!(self.data_at + end <= segment.length() as u64);
-        let at = usize::try_from(self.data_at + start).ok()?;
+        debug_assert!(self.geometry.data_at() + end <= segment.length() as u64);
+        let at = usize::try_from(self.geometry.data_at() + start).ok()?;
         // SAFETY: the data end where the payload ends, all of which is mapped; this ends within the data.
         Some(unsafe { segment.pointer().add(at) })
     }
@@ -321,7 +323,7 @@ impl Ground {
     /// Words of a block that is held, `at` bytes from the first span.
     pub(crate) fn words_at(&self, at: u64, count: u64) -> &[AtomicU64] {
         let end = at.saturating_add(count.saturating_mul(8));
-        if end > self.geometry.capacity() { &[] } else { self.table(self.data_at + at, count) }
+        if end > self.geometry.capacity() { &[] } else { self.table(self.geometry.data_at() + at, count) }
     }
 
     /// Where this process found free blocks.

@@ -13,30 +13,14 @@ macro_rules! handle {
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
         pub struct $name {
-            owner: u64,
-            slot: u32,
-            serial: u64,
+            pub(super) owner: u64,
+            pub(super) slot: u32,
+            pub(super) serial: u64,
         }
 
         impl $name {
             /// Bytes of a handle.
             pub const BYTES: usize = 24;
-
-            pub(super) fn new(owner: u64, slot: u32, serial: u64) -> Self {
-                Self { owner, slot, serial }
-            }
-
-            pub(super) fn owner(&self) -> u64 {
-                self.owner
-            }
-
-            pub(super) fn slot(&self) -> u32 {
-                self.slot
-            }
-
-            pub(super) fn serial(&self) -> u64 {
-                self.serial
-            }
 
             /// Writes it down: the file's number (8 bytes), slot (4), zero (4), serial (8), little-endian.
             pub fn to_bytes(self) -> [u8; Self::BYTES] {
@@ -148,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read() {
-        let handle = ArenaHandle::new(0x1234_5678_9abc_def0, 77, 1 << 40);
+        let handle = ArenaHandle { owner: 0x1234_5678_9abc_def0, slot: 77, serial: 1 << 40 };
         assert_eq!(ArenaHandle::from_bytes(handle.to_bytes()).expect("its own bytes"), handle);
         assert_eq!(handle.to_string().parse::<ArenaHandle>().expect("its own text"), handle);
         let mut bytes = handle.to_bytes();

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::counters::Counters;
+use super::ground::DROP_WAIT;
 use super::handle::CounterHandle;
 use crate::error::{Error, IntoError, Result};
 
@@ -104,7 +105,7 @@ impl<M: Memory> Limbo<M> {
     pub fn lend(&self, memory: M) -> Result<Lent<M>, IntoError<M>> {
         // In a forked child collecting says what is wrong.
         let is_too_much = || self.len() > self.inner.limit.load(Ordering::Relaxed);
-        if !self.inner.counters.is_own_process() || is_too_much() {
+        if !self.inner.counters.ground().is_own_process() || is_too_much() {
             if let Err(error) = self.collect() {
                 return Err(IntoError::new(error, memory));
             }
@@ -127,7 +128,7 @@ impl<M: Memory> Limbo<M> {
 
     /// Returns how many memories wait: in a forked child none.
     pub fn len(&self) -> usize {
-        if self.inner.counters.is_own_process() { self.inner.waiting().len() } else { 0 }
+        if self.inner.counters.ground().is_own_process() { self.inner.waiting().len() } else { 0 }
     }
 
     /// Whether nothing waits.
@@ -137,7 +138,7 @@ impl<M: Memory> Limbo<M> {
 
     /// Returns how many bytes wait: in a forked child none.
     pub fn bytes(&self) -> u64 {
-        if !self.inner.counters.is_own_process() {
+        if !self.inner.counters.ground().is_own_process() {
             return 0;
         }
         self.inner.waiting().iter().map(|waiting| waiting.bytes).sum()
@@ -151,19 +152,13 @@ impl<M: Memory> Inner<M> {
 
     /// Ends the loans that are over, and returns whether others are not.
     fn is_lent(&self, loans: &mut Vec<CounterHandle>) -> bool {
-        loans.retain(|loan| {
-            let over = self.counters.is_over(loan);
-            if over {
-                self.counters.end(loan);
-            }
-            !over
-        });
+        loans.retain(|loan| !self.counters.end_if_over(loan));
         !loans.is_empty()
     }
 
     /// Looks at so many that wait, and frees those that are held no more.
     fn sweep(&self, looks: usize) -> usize {
-        if !self.counters.is_own_process() {
+        if !self.counters.ground().is_own_process() {
             return 0;
         }
         let mut free = Vec::new();
@@ -201,10 +196,10 @@ impl<M: Memory> Inner<M> {
 
 impl<M: Memory> Drop for Inner<M> {
     fn drop(&mut self) {
-        if self.counters.is_own_process() {
+        if self.counters.ground().is_own_process() {
             self.sweep(usize::MAX);
             if !self.waiting().is_empty() {
-                self.counters.collect_at_the_end();
+                let _others_are_at_it = self.counters.ground().settle_estates_within(DROP_WAIT);
                 self.sweep(usize::MAX);
             }
         }
@@ -214,7 +209,7 @@ impl<M: Memory> Drop for Inner<M> {
             return;
         }
         // Others are looking at it: it must not be freed, and nobody is left who could free it later.
-        if self.counters.is_own_process() {
+        if self.counters.ground().is_own_process() {
             log::warn!("{} memories are left as they are, because other processes still hold them", left.len());
         }
         left.into_iter().for_each(|waiting| std::mem::forget(waiting.memory));
@@ -246,7 +241,7 @@ impl<M: Memory> Lent<M> {
     /// [`TooManyHandles`](Error::TooManyHandles): the file has no counter left. [`Unsupported`](Error::Unsupported): this is a
     /// forked child.
     pub fn send(&self) -> Result<CounterHandle> {
-        self.inner.counters.check_process()?;
+        self.inner.counters.ground().check_process()?;
         let mut loans = self.loans();
         // What was given back makes room.
         if loans.len() >= LOOKS {
@@ -263,7 +258,7 @@ impl<M: Memory> Lent<M> {
     ///
     /// [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn recall(&self, handle: &CounterHandle) -> Result<bool> {
-        self.inner.counters.check_process()?;
+        self.inner.counters.ground().check_process()?;
         let mut loans = self.loans();
         let recalled = loans.contains(handle) && self.inner.counters.recall(handle);
         self.inner.is_lent(&mut loans);
@@ -288,19 +283,11 @@ impl<M: Memory> Lent<M> {
     ///
     /// The error gives it back as it is. [`WouldBlock`](Error::WouldBlock): others hold it. As [`count`](Self::count).
     pub fn into_memory(mut self) -> Result<M, IntoError<Self>> {
-        match self.count() {
-            Ok(0) => {}
-            Ok(_) => {
-                let location = self.inner.counters.location().to_string();
-                return Err(IntoError::new(Error::WouldBlock { location }, self));
-            }
-            Err(error) => return Err(IntoError::new(error, self)),
-        }
-        let location = || self.inner.counters.location().to_string();
-        match self.memory.take() {
-            Some(memory) => Ok(memory),
-            None => Err(IntoError::new(Error::Unlinked { location: location() }, self)), // nobody else takes it
-        }
+        let memory = self.count().and_then(|count| {
+            let memory = if count == 0 { self.memory.take() } else { None };
+            memory.ok_or_else(|| Error::WouldBlock { location: self.inner.counters.location().to_string() })
+        });
+        memory.map_err(|error| IntoError::new(error, self))
     }
 }
 
@@ -318,7 +305,7 @@ impl<M: Memory> Drop for Lent<M> {
         let Some(memory) = self.memory.take() else { return };
         // A forked child cannot know, and must not free what its parent has lent; nor may it wait for locks that a thread of
         // its parent had.
-        if !self.inner.counters.is_own_process() {
+        if !self.inner.counters.ground().is_own_process() {
             std::mem::forget(memory);
             return;
         }

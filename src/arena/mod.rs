@@ -40,7 +40,9 @@ use self::slots::SEATS;
 use crate::array::Element;
 use crate::array::layout::{Layout, shape_like};
 use crate::backend::{Backend, IntoLocation, Location, default_backend};
-use crate::error::{Error, Result};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
 use crate::segment::Home;
 use crate::segment::footer::Kind;
 
@@ -195,18 +197,12 @@ impl Arena {
     /// - [`InvalidSetting`](Error::InvalidSetting): it is another arena's.
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn get<T: Element, D: Dimension>(&self, handle: &ArenaHandle) -> Result<ArenaArray<T, D>> {
-        self.ground.check_process()?;
-        if handle.owner() != self.ground.tag() {
-            return Err(Error::InvalidSetting {
-                setting: "the handle",
-                value: handle.to_string(),
-                expected: "one of this arena's: this is another's, or that of an arena which had the name before",
-            });
+        let expected = "one of this arena's: this is another's, or that of an arena which had the name before";
+        self.ground.check_handle(handle.owner, handle, expected)?;
+        if !self.ground.slots().hold(handle.slot, handle.serial) {
+            return Err(self.ground.spent());
         }
-        if !self.ground.slots().hold(handle.slot(), handle.serial()) {
-            return Err(Error::HandleSpent { location: self.ground.name().to_owned() });
-        }
-        ArenaArray::of_held(&self.ground, handle.slot(), handle.serial())
+        ArenaArray::of_held(&self.ground, handle.slot, handle.serial)
     }
 
     /// Frees what only the dead hold.
@@ -267,11 +263,8 @@ impl Arena {
 impl Ground {
     fn stats(&self) -> Result<ArenaStats> {
         let mut held = [0usize; SEATS as usize];
-        let mut stats = ArenaStats {
-            capacity: self.geometry().capacity(),
-            unused: u64::from(self.count_spans().free) * geometry::SPAN,
-            ..ArenaStats::default()
-        };
+        let mut stats =
+            ArenaStats { capacity: self.geometry().capacity(), unused: self.unused(), ..ArenaStats::default() };
         for slot in self.touched_slots().iter().filter(|slot| !slot.is_free()) {
             stats.arrays += 1;
             stats.estates += usize::from(slot.is_in_estate());

@@ -31,33 +31,31 @@ pub(super) struct Patience {
 
 impl Patience {
     pub(super) fn new() -> Self {
-        Self { look: AtomicU32::new(nanoseconds(LONGEST_LOOK)) }
+        Self { look: AtomicU32::new(LONGEST_LOOK.subsec_nanos()) }
     }
 
-    /// Tries until something comes of it; `None` when the time is over. `between` is done after every sleep.
+    /// Tries until something comes of it, at least once; `None` when the time is over. `between` is done after every sleep.
     pub(super) fn wait<R>(
         &self,
-        event: Event<'_>,
+        event: &Event<'_>,
         limit: Option<Duration>,
         mut attempt: impl FnMut() -> Option<R>,
-        mut between: impl FnMut(),
+        between: impl Fn(),
     ) -> Option<R> {
+        if let Some(result) = attempt() {
+            return Some(result);
+        }
         let begin = Instant::now();
-        let deadline = limit.map(|limit| begin.checked_add(limit));
-        let look =
-            if may_look() { Duration::from_nanos(self.look.load(Ordering::Relaxed).into()) } else { Duration::ZERO };
-        let look = limit.map_or(look, |limit| look.min(limit));
-        if !look.is_zero() {
-            loop {
-                for _ in 0..LOOKS {
-                    hint::spin_loop();
-                    if let Some(result) = attempt() {
-                        self.learn(Duration::ZERO);
-                        return Some(result);
-                    }
-                }
-                if begin.elapsed() >= look {
-                    break;
+        // A deadline beyond what the clock can say is none.
+        let deadline = limit.and_then(|limit| begin.checked_add(limit));
+        let look = if may_look() { self.look.load(Ordering::Relaxed) } else { 0 };
+        let look = Duration::from_nanos(look.into()).min(limit.unwrap_or(Duration::MAX));
+        while begin.elapsed() < look {
+            for _ in 0..LOOKS {
+                hint::spin_loop();
+                if let Some(result) = attempt() {
+                    self.learn(Duration::ZERO);
+                    return Some(result);
                 }
             }
         }
@@ -66,11 +64,7 @@ impl Patience {
             if let Some(result) = attempt() {
                 break Some(result);
             }
-            // A deadline beyond what the clock can say is none.
-            let left = match deadline {
-                Some(Some(deadline)) => deadline.saturating_duration_since(Instant::now()),
-                _ => LONGEST_SLEEP,
-            };
+            let left = deadline.map_or(LONGEST_SLEEP, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 break None;
             }
@@ -86,16 +80,11 @@ impl Patience {
 
     fn learn(&self, waited: Duration) {
         let look = self.look.load(Ordering::Relaxed);
-        let learnt = if waited <= SHORT { nanoseconds(LONGEST_LOOK) } else { look / 2 };
+        let learnt = if waited <= SHORT { LONGEST_LOOK.subsec_nanos() } else { look / 2 };
         if learnt != look {
             self.look.store(learnt, Ordering::Relaxed);
         }
     }
-}
-
-/// A time of less than seconds.
-fn nanoseconds(time: Duration) -> u32 {
-    time.subsec_nanos()
 }
 
 /// Whether somebody else can do something while this thread looks.

@@ -3,8 +3,7 @@
 //! The protocol is in `ring.rs`, who keeps a block while it waits in `sent.rs`, how is waited in `patience.rs`.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ndarray::Dimension;
@@ -12,6 +11,7 @@ use ndarray::Dimension;
 use super::Arena;
 use super::array::ArenaArray;
 use super::block::{Block, Description};
+use super::event::Event;
 use super::ground::{Ground, QueueWords};
 use super::patience::Patience;
 use super::ring::Refused;
@@ -57,9 +57,8 @@ pub struct Queue {
     /// What was learnt by waiting for messages, and for room.
     for_messages: Patience,
     for_room: Patience,
-    /// When it was last asked whether members have died, in milliseconds since `begin`.
-    begin: Instant,
-    checked: AtomicU64,
+    /// When it was last asked whether members have died.
+    checked: Mutex<Instant>,
 }
 
 impl Arena {
@@ -69,22 +68,21 @@ impl Arena {
     ///
     /// [`InvalidSetting`](Error::InvalidSetting): the arena was made with fewer queues.
     pub fn queue(&self, index: u32) -> Result<Queue> {
-        let ground = &self.ground;
-        if ground.queue_words(index).is_none() {
+        if self.ground.queue_words(index).is_none() {
             return Err(Error::InvalidSetting {
                 setting: "the number of the queue",
                 value: index.to_string(),
                 expected: "less than the number of queues that the arena was made with",
             });
         }
-        Ok(Queue::of(Arc::clone(ground), index))
+        Ok(Queue::of(Arc::clone(&self.ground), index))
     }
 }
 
 impl Queue {
     fn of(ground: Arc<Ground>, index: u32) -> Self {
         let (for_messages, for_room) = (Patience::new(), Patience::new());
-        Self { ground, index, for_messages, for_room, begin: Instant::now(), checked: AtomicU64::new(0) }
+        Self { ground, index, for_messages, for_room, checked: Mutex::new(Instant::now()) }
     }
 
     /// Its number in the arena.
@@ -94,7 +92,7 @@ impl Queue {
 
     /// How many messages fit.
     pub fn capacity(&self) -> usize {
-        self.words().map_or(0, |words| words.ring.capacity())
+        self.ground.geometry().cells as usize
     }
 
     /// How many messages wait, or did a moment ago.
@@ -126,11 +124,8 @@ impl Queue {
     ///
     /// [`QueueFull`](Error::QueueFull), and those of [`send`](Self::send).
     pub fn try_send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
-        let slot = match self.slot_of(&array) {
-            Ok(slot) => slot,
-            Err(error) => return Err(IntoError::new(error, array)),
-        };
-        self.ground.send(self.index, slot).map_err(|refused| IntoError::new(self.error(refused), array))
+        let send = |slot| self.ground.send(self.index, slot).map_err(|refused| self.error(refused));
+        self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array))
     }
 
     /// Sends an array; waits for room, but not longer than `limit`.
@@ -143,23 +138,33 @@ impl Queue {
     }
 
     fn send_within<A: Sendable>(&self, array: A, limit: Option<Duration>) -> Result<(), IntoError<A>> {
-        let send = || -> Result<()> {
-            let slot = self.slot_of(&array)?;
-            let attempt = || match self.ground.send(self.index, slot) {
-                Err(Refused::Full) => None,
-                other => Some(other.map_err(|refused| self.error(refused))),
-            };
-            let Some(words) = self.words() else { return Err(self.error(Refused::Damaged)) };
-            let sent = attempt().or_else(|| self.for_room.wait(words.emptied, limit, attempt, || self.check()));
-            sent.unwrap_or_else(|| Err(self.timed_out(limit)))
+        let send = |slot| {
+            let attempt = || self.ground.send(self.index, slot);
+            self.wait_while(Refused::Full, limit, &self.for_room, &self.words()?.emptied, attempt)
         };
-        send().map_err(|error| IntoError::new(error, array))
+        self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array))
+    }
+
+    /// Tries until it is not refused for this reason.
+    fn wait_while<R>(
+        &self,
+        reason: Refused,
+        limit: Option<Duration>,
+        patience: &Patience,
+        event: &Event<'_>,
+        attempt: impl Fn() -> Result<R, Refused>,
+    ) -> Result<R> {
+        let attempt = || Some(attempt()).filter(|result| !matches!(result, Err(refused) if *refused == reason));
+        match patience.wait(event, limit, attempt, || self.check()) {
+            Some(result) => result.map_err(|refused| self.error(refused)),
+            None => Err(Error::TimedOut { location: self.ground.name().to_owned(), waited: limit.unwrap_or_default() }),
+        }
     }
 
     /// The slot of an array that may be sent.
     fn slot_of(&self, array: &impl Sendable) -> Result<u32> {
         self.ground.check_process()?;
-        let block = array.block(sealed::Token);
+        let block = array.block();
         if !Arc::ptr_eq(block.ground(), &self.ground) {
             return Err(Error::InvalidSetting {
                 setting: "the array to be sent",
@@ -234,13 +239,8 @@ impl Queue {
 
     fn recv_within(&self, limit: Option<Duration>) -> Result<ArenaMessage> {
         self.ground.check_process()?;
-        let attempt = || match self.ground.receive(self.index) {
-            Err(Refused::Empty) => None,
-            other => Some(other),
-        };
-        let Some(words) = self.words() else { return Err(self.error(Refused::Damaged)) };
-        let received = attempt().or_else(|| self.for_messages.wait(words.filled, limit, attempt, || self.check()));
-        let slot = received.ok_or_else(|| self.timed_out(limit))?.map_err(|refused| self.error(refused))?;
+        let attempt = || self.ground.receive(self.index);
+        let slot = self.wait_while(Refused::Empty, limit, &self.for_messages, &self.words()?.filled, attempt)?;
         ArenaMessage::of_held(&self.ground, slot)
     }
 
@@ -255,7 +255,7 @@ impl Queue {
     /// [`Unsupported`](Error::Unsupported) in a forked child, [`Trailer`](Error::Trailer) if the queue's bytes are damaged.
     pub fn close(&self) -> Result<bool> {
         self.ground.check_process()?;
-        let words = self.words().ok_or_else(|| self.error(Refused::Damaged))?;
+        let words = self.words()?;
         let was_open = words.ring.close().map_err(|refused| self.error(refused))?;
         // Also where somebody else closed it, who may have been killed before he called anybody.
         words.filled.notify_all();
@@ -265,30 +265,27 @@ impl Queue {
 
     /// Whether nobody can send any more; messages may still wait.
     pub fn is_closed(&self) -> bool {
-        self.words().is_some_and(|words| words.ring.is_closed() == Ok(true))
+        self.words().is_ok_and(|words| words.ring.is_closed() == Ok(true))
     }
 
-    fn words(&self) -> Option<QueueWords<'_>> {
-        self.ground.queue_words(self.index)
+    fn words(&self) -> Result<QueueWords<'_>> {
+        self.ground.queue_words(self.index).ok_or_else(|| self.error(Refused::Damaged))
     }
 
     /// Now and then settles what dead members have left, so that what they held can be had by those who are waited for.
     fn check(&self) {
-        let now = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let last = self.checked.load(Ordering::Relaxed);
-        let due = u128::from(now.saturating_sub(last)) >= CHECK.as_millis();
-        if due && self.checked.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            self.ground.end_sent();
-            let has_died = |seat| self.ground.is_taken(seat) && self.ground.is_alive(seat).is_ok_and(|alive| !alive);
-            if (0..SEATS).any(has_died) {
-                // Others may be at it, and nobody who waits depends on it.
-                let _settled = self.ground.settle_estates_within(Duration::ZERO);
-            }
+        // Locked by another thread that does the same.
+        let Ok(mut checked) = self.checked.try_lock() else { return };
+        if checked.elapsed() < CHECK {
+            return;
         }
-    }
-
-    fn timed_out(&self, waited: Option<Duration>) -> Error {
-        Error::TimedOut { location: self.ground.name().to_owned(), waited: waited.unwrap_or_default() }
+        *checked = Instant::now();
+        self.ground.end_sent();
+        let has_died = |seat| self.ground.is_taken(seat) && self.ground.is_alive(seat).is_ok_and(|alive| !alive);
+        if (0..SEATS).any(has_died) {
+            // Another process may be doing it, and no waiting thread depends on the result.
+            let _ = self.ground.settle_estates_within(Duration::ZERO);
+        }
     }
 
     fn error(&self, refused: Refused) -> Error {
@@ -381,36 +378,30 @@ fn nothing(error: Error) -> ReceiveError {
 pub trait Sendable: sealed::Sendable {}
 
 mod sealed {
-    use super::Block;
-
-    /// Nobody else can ask for a block.
-    #[derive(Debug)]
-    pub struct Token;
-
     pub trait Sendable {
-        #[allow(private_interfaces)] // nobody outside can name it, nor call this
-        fn block(&self, token: Token) -> &Block;
+        #[allow(private_interfaces)] // outside of the crate a block has no methods
+        fn block(&self) -> &super::Block;
     }
 }
 
 impl<T: Element, D: Dimension> sealed::Sendable for ArenaArray<T, D> {
     #[allow(private_interfaces)]
-    fn block(&self, _token: sealed::Token) -> &Block {
-        self.block()
+    fn block(&self) -> &Block {
+        &self.block
     }
 }
 
 impl sealed::Sendable for ArenaMessage {
     #[allow(private_interfaces)]
-    fn block(&self, _token: sealed::Token) -> &Block {
+    fn block(&self) -> &Block {
         &self.block
     }
 }
 
 impl<A: sealed::Sendable> sealed::Sendable for &A {
     #[allow(private_interfaces)]
-    fn block(&self, token: sealed::Token) -> &Block {
-        (**self).block(token)
+    fn block(&self) -> &Block {
+        (**self).block()
     }
 }
 

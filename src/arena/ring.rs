@@ -25,6 +25,7 @@ use super::slots::{SEATS, Word};
 /// The sender of a message whose sender has left or died: an estate keeps the block.
 pub(crate) const ESTATE_SENDER: u32 = SEATS + 1;
 
+const SLOT: u64 = u32::MAX as u64;
 const SENDER_SHIFT: u32 = 32;
 const SENDER: u64 = 0x3f << SENDER_SHIFT;
 const CLOSED: u64 = 1 << 38;
@@ -58,13 +59,15 @@ pub(crate) enum Refused {
 struct Cell(u64);
 
 impl Cell {
-    fn empty(lap: u64) -> Self {
-        Self((lap & LAPS) << LAP_SHIFT)
+    /// The same with this message in it.
+    fn filled(self, message: Message) -> Self {
+        let sender = u64::from(message.sender + 1) << SENDER_SHIFT & SENDER;
+        Self(self.0 & !(SENDER | SLOT) | sender | u64::from(message.slot))
     }
 
-    fn full(lap: u64, message: Message) -> Self {
-        let sender = u64::from(message.sender + 1) << SENDER_SHIFT & SENDER;
-        Self((lap & LAPS) << LAP_SHIFT | sender | u64::from(message.slot))
+    /// The same without its message, as it is in the next lap.
+    fn emptied(self) -> Self {
+        Self((self.0 & !(SENDER | SLOT)).wrapping_add(1 << LAP_SHIFT))
     }
 
     /// How many laps it is ahead of a position; a lag of one is the largest number that there is.
@@ -78,11 +81,6 @@ impl Cell {
 
     fn closed(self) -> Self {
         Self(self.0 | CLOSED)
-    }
-
-    /// The same with the mark of another one.
-    fn marked_as(self, other: Self) -> Self {
-        Self(self.0 | other.0 & CLOSED)
     }
 
     #[allow(clippy::cast_possible_truncation)] // the lower half is what is asked for
@@ -102,14 +100,6 @@ pub(crate) struct Ring<'a, W> {
     cells: &'a [W],
 }
 
-impl<W> Clone for Ring<'_, W> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<W> Copy for Ring<'_, W> {}
-
 impl<'a, W: Word> Ring<'a, W> {
     /// Takes words for a queue, as others do or will; zeros are an empty one.
     ///
@@ -118,17 +108,13 @@ impl<'a, W: Word> Ring<'a, W> {
         cells.len().is_power_of_two().then_some(Self { head, tail, cells })
     }
 
-    /// How many messages fit.
-    pub(crate) fn capacity(self) -> usize {
-        self.cells.len()
-    }
-
-    /// The cell of a position, and the lap that it is in.
-    fn at(self, position: u64) -> (&'a W, u64) {
+    /// The cell of a position, what is in it, and how many laps that is ahead of the position; a lag of one is [`LAPS`].
+    fn at(&self, position: u64) -> (&'a W, Cell, u64) {
         let length = self.cells.len() as u64;
         #[allow(clippy::cast_possible_truncation)] // less than the number of cells
-        let cell = &self.cells[(position & (length - 1)) as usize];
-        (cell, position >> length.trailing_zeros())
+        let place = &self.cells[(position & (length - 1)) as usize];
+        let cell = Cell(place.load());
+        (place, cell, cell.lead(position >> length.trailing_zeros()))
     }
 
     /// Moves a position on, unless somebody did.
@@ -139,43 +125,36 @@ impl<'a, W: Word> Ring<'a, W> {
     /// Puts a message at the end; returns its position.
     ///
     /// Until it [is consumed](Self::is_consumed) the caller keeps the block.
-    pub(crate) fn push(self, message: Message) -> Result<u64, Refused> {
+    pub(crate) fn push(&self, message: Message) -> Result<u64, Refused> {
         loop {
-            let tail = self.tail.load();
-            let (place, lap) = self.at(tail);
-            let cell = Cell(place.load());
-            match (cell.lead(lap), cell.message()) {
-                (0, None) if cell.is_closed() => return Err(Refused::Closed),
-                (0, None) => {
-                    if place.exchange(cell.0, Cell::full(lap, message).0).is_ok() {
-                        Self::advance(self.tail, tail);
-                        return Ok(tail);
-                    }
-                }
-                // Somebody put a message there, and may never come to say so; it may even have been taken.
-                (0, Some(_)) | (1, None) => Self::advance(self.tail, tail),
-                (LAPS, Some(_)) if cell.is_closed() => return Err(Refused::Closed),
-                (LAPS, Some(_)) => return Err(Refused::Full),
-                _ => Self::unless_damaged(self.tail, tail)?,
+            let (tail, place, cell) = self.end()?;
+            if cell.is_closed() {
+                return Err(Refused::Closed);
+            }
+            if cell.message().is_some() {
+                return Err(Refused::Full);
+            }
+            if place.exchange(cell.0, cell.filled(message).0).is_ok() {
+                Self::advance(self.tail, tail);
+                return Ok(tail);
             }
         }
     }
 
-    /// Takes the message at the beginning; returns its position.
+    /// Takes the message at the beginning.
     ///
     /// The block is held before the message is taken, since nobody else might keep it afterwards. A message that
     /// another receiver takes meanwhile keeps its block no longer, so `hold` may be about a block that is no more, or is
     /// another's by now: it may refuse, and must do no harm until it is undone by `release`.
     pub(crate) fn pop(
-        self,
+        &self,
         mut hold: impl FnMut(u32) -> bool,
         mut release: impl FnMut(u32),
-    ) -> Result<(u64, Message), Refused> {
+    ) -> Result<Message, Refused> {
         loop {
             let head = self.head.load();
-            let (place, lap) = self.at(head);
-            let cell = Cell(place.load());
-            match (cell.lead(lap), cell.message()) {
+            let (place, cell, lead) = self.at(head);
+            match (lead, cell.message()) {
                 (0, Some(message)) => {
                     if !hold(message.slot) {
                         // Who sends keeps the block as long as the message is there.
@@ -184,10 +163,9 @@ impl<'a, W: Word> Ring<'a, W> {
                         }
                         continue;
                     }
-                    let emptied = Cell::empty(lap + 1).marked_as(cell);
-                    if place.exchange(cell.0, emptied.0).is_ok() {
+                    if place.exchange(cell.0, cell.emptied().0).is_ok() {
                         Self::advance(self.head, head);
-                        return Ok((head, message));
+                        return Ok(message);
                     }
                     release(message.slot);
                 }
@@ -206,18 +184,17 @@ impl<'a, W: Word> Ring<'a, W> {
     }
 
     /// Whether the message that got this position has been taken.
-    pub(crate) fn is_consumed(self, position: u64) -> bool {
-        let (place, lap) = self.at(position);
-        let cell = Cell(place.load());
-        cell.lead(lap) != 0 || cell.message().is_none()
+    pub(crate) fn is_consumed(&self, position: u64) -> bool {
+        let (_, cell, lead) = self.at(position);
+        lead != 0 || cell.message().is_none()
     }
 
     /// Marks where the queue ends: nobody sends any more, and who receives gets what is there and then the end.
     ///
     /// Returns whether that was news.
-    pub(crate) fn close(self) -> Result<bool, Refused> {
+    pub(crate) fn close(&self) -> Result<bool, Refused> {
         loop {
-            let (place, cell) = self.end()?;
+            let (_, place, cell) = self.end()?;
             if cell.is_closed() {
                 return Ok(false);
             }
@@ -228,18 +205,18 @@ impl<'a, W: Word> Ring<'a, W> {
     }
 
     /// Whether nobody can send any more.
-    pub(crate) fn is_closed(self) -> Result<bool, Refused> {
-        self.end().map(|(_, cell)| cell.is_closed())
+    pub(crate) fn is_closed(&self) -> Result<bool, Refused> {
+        self.end().map(|(.., cell)| cell.is_closed())
     }
 
-    /// The cell that the next message would go to, and what is in it.
-    fn end(self) -> Result<(&'a W, Cell), Refused> {
+    /// The position that the next message would get, its cell, and what is in that: another message if the queue is full.
+    fn end(&self) -> Result<(u64, &'a W, Cell), Refused> {
         loop {
             let tail = self.tail.load();
-            let (place, lap) = self.at(tail);
-            let cell = Cell(place.load());
-            match (cell.lead(lap), cell.message()) {
-                (0, None) | (LAPS, Some(_)) => return Ok((place, cell)),
+            let (place, cell, lead) = self.at(tail);
+            match (lead, cell.message()) {
+                (0, None) | (LAPS, Some(_)) => return Ok((tail, place, cell)),
+                // Somebody put a message there, and may never come to say so; it may even have been taken.
                 (0, Some(_)) | (1, None) => Self::advance(self.tail, tail),
                 _ => Self::unless_damaged(self.tail, tail)?,
             }
@@ -248,32 +225,26 @@ impl<'a, W: Word> Ring<'a, W> {
 
     /// How many messages there are, or were a moment ago.
     #[allow(clippy::cast_possible_truncation)] // at most the number of cells
-    pub(crate) fn len(self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         // Either may lag by one. In this order they never seem to be less than none apart.
         let head = self.head.load();
-        let head = head.wrapping_add(u64::from(self.is_consumed_at(head)));
+        let (.., lead) = self.at(head);
+        let head = head.wrapping_add(u64::from(lead == 1));
         let _all_counted = self.end();
         self.tail.load().wrapping_sub(head).min(self.cells.len() as u64) as usize
-    }
-
-    /// Whether there was a message at a position that is not there any more.
-    fn is_consumed_at(self, position: u64) -> bool {
-        let (place, lap) = self.at(position);
-        Cell(place.load()).lead(lap) == 1
     }
 
     /// Makes an estate of what is left of a sender who sends no more.
     ///
     /// `keep` is called for each block first, perhaps in vain, and keeps it until no message of an estate is
     /// [found](Self::messages) for it; one at a time may do either. Done in part, it can be done again.
-    pub(crate) fn inherit(self, sender: u32, mut keep: impl FnMut(u32) -> bool) {
+    pub(crate) fn inherit(&self, sender: u32, mut keep: impl FnMut(u32) -> bool) {
         for place in self.cells {
             let mut cell = Cell(place.load());
             while let Some(message) = cell.message().filter(|message| message.sender == sender) {
                 let heir = Message { sender: ESTATE_SENDER, ..message };
                 // What cannot be kept was taken meanwhile, or was never anybody's.
-                let done = !keep(message.slot)
-                    || place.exchange(cell.0, Cell::full(cell.0 >> LAP_SHIFT, heir).marked_as(cell).0).is_ok();
+                let done = !keep(message.slot) || place.exchange(cell.0, cell.filled(heir).0).is_ok();
                 let now = Cell(place.load());
                 if done && now == cell {
                     break;

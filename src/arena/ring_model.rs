@@ -101,7 +101,7 @@ impl<W: Word> Memory<W> {
     /// Takes a message and makes sure that its block has lived since it was sent.
     fn receive(&self, seat: u32) -> Option<u32> {
         match self.ring().pop(|slot| self.hold(slot, seat), |slot| self.release(slot, seat)) {
-            Ok((_, message)) => Some(message.slot),
+            Ok(message) => Some(message.slot),
             Err(Refused::Empty | Refused::Closed) => None,
             Err(other) => panic!("{other:?}"),
         }
@@ -196,13 +196,13 @@ fn laps_tell_one_message_from_the_next_with_the_same_block() {
     model(3, || {
         let memory = memory(1, 1);
         let sender = spawn(&memory, |memory| [(), ()].map(|()| memory.ring().push(message(0, 0)).is_ok()));
-        let other = spawn(&memory, |memory| pop(memory.ring()).is_ok());
-        let own = [(), ()].map(|()| pop(memory.ring()).is_ok());
+        let other = spawn(&memory, |memory| pop(&memory.ring()).is_ok());
+        let own = [(), ()].map(|()| pop(&memory.ring()).is_ok());
         let sent = sender.join().expect("it ends");
-        let received = [own[0], own[1], other.join().expect("it ends"), pop(memory.ring()).is_ok()];
+        let received = [own[0], own[1], other.join().expect("it ends"), pop(&memory.ring()).is_ok()];
         let count = |of: &[bool]| of.iter().filter(|is| **is).count();
         assert_eq!(count(&sent), count(&received), "{sent:?} {received:?}");
-        assert_eq!((memory.ring().len(), pop(memory.ring())), (0, Err(Refused::Empty)));
+        assert_eq!((memory.ring().len(), pop(&memory.ring())), (0, Err(Refused::Empty)));
     });
 }
 
@@ -308,7 +308,7 @@ fn who_sends_while_it_is_closed_is_either_received_or_refused() {
                 let received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
                 let expected: Vec<u32> = (0..sent_before).chain(sent.then_some(2)).collect();
                 assert_eq!(received, expected);
-                assert_eq!(pop(memory.ring()), Err(Refused::Closed));
+                assert_eq!(pop(&memory.ring()), Err(Refused::Closed));
             });
         }
     }

@@ -68,8 +68,7 @@ impl Ground {
     pub(super) fn receive(&self, queue: u32) -> Result<u32, Refused> {
         let words = self.queue_words(queue).ok_or(Refused::Damaged)?;
         let slots = self.slots();
-        let received = words.ring.pop(|slot| slots.hold_invited(slot), |slot| drop(self.release(slot)));
-        let (_, message) = received?;
+        let message = words.ring.pop(|slot| slots.hold_invited(slot), |slot| drop(self.release(slot)))?;
         words.emptied.notify();
         Ok(message.slot)
     }

@@ -16,7 +16,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::geometry::SLOTS_OF_SPAN;
+use super::geometry::{SLOTS_OF_SPAN, SPAN};
 use super::ground::{Ground, TURN_WAIT};
 use super::sizes::{CLASSES, Size};
 use crate::error::Result;
@@ -67,12 +67,6 @@ impl Span {
 pub(super) struct Area {
     pub(super) span: u32,
     pub(super) word: Span,
-}
-
-/// What spans are used for, at one moment.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct SpanCount {
-    pub(super) free: u32,
 }
 
 fn exchange(word: &AtomicU64, current: Span, new: Span) -> bool {
@@ -252,10 +246,9 @@ impl Ground {
         self.spans().iter().fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Acquire) >> 32))
     }
 
-    /// Counts spans.
-    pub(super) fn count_spans(&self) -> SpanCount {
-        let free = self.spans().iter().filter(|word| Span(word.load(Ordering::Relaxed)).is_free()).count();
-        SpanCount { free: u32::try_from(free).unwrap_or(u32::MAX) }
+    /// Bytes of the spans that are free now.
+    pub(super) fn unused(&self) -> u64 {
+        self.spans().iter().filter(|word| Span(word.load(Ordering::Relaxed)).is_free()).count() as u64 * SPAN
     }
 }
 
