@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::geometry::{SLOTS_OF_SPAN, SPAN};
-use super::ground::Ground;
+use super::ground::{Ground, TURN_WAIT};
 use super::sizes::{CLASSES, Size};
 use super::slots::Released;
 use super::spans::Area;
@@ -32,12 +32,12 @@ pub(crate) struct Taken {
 /// Areas of one size that this process has used.
 #[derive(Debug, Default)]
 struct Shelf {
-    current: Option<Area>,
-    /// The block of the current area that is tried next.
+    /// The first is the one that was used last.
+    areas: VecDeque<Area>,
+    /// The block of the first area that is tried next.
     next: u32,
     /// The span at which the last search among everybody's ended.
     searched: u32,
-    others: VecDeque<Area>,
 }
 
 #[derive(Debug, Default)]
@@ -77,31 +77,25 @@ impl Memory {
 impl Shelf {
     /// Takes a block of an area that is remembered.
     fn take(&mut self, ground: &Ground) -> Option<(Area, u32)> {
-        if let Some(area) = self.current {
+        for _ in 0..LOOKS.min(self.areas.len()) {
+            let area = *self.areas.front()?;
             if let Some(block) = ground.take_block(area, self.next) {
-                self.next = block + 1;
                 return Some((area, block));
             }
-        }
-        for _ in 0..LOOKS.min(self.others.len()) {
-            let area = self.others.pop_front()?;
-            if let Some(block) = ground.take_block(area, 0) {
-                self.remember(area, block, ground);
-                return Some((area, block));
-            }
+            self.next = 0;
+            self.areas.pop_front();
             // What is something else by now is forgotten.
             if ground.span(area.span) == Some(area.word) {
-                self.others.push_back(area);
+                self.areas.push_back(area);
             }
         }
         None
     }
 
-    fn remember(&mut self, area: Area, block: u32, ground: &Ground) {
-        let before = self.current.replace(area);
+    fn remember(&mut self, area: Area, block: u32) {
         self.next = block + 1;
-        if let Some(before) = before.filter(|before| *before != area && ground.span(before.span) == Some(before.word)) {
-            self.others.push_back(before);
+        if self.areas.front() != Some(&area) {
+            self.areas.push_front(area);
         }
     }
 }
@@ -115,17 +109,16 @@ impl Ground {
     pub(super) fn allocate(&self, bytes: u64) -> Result<Taken> {
         self.check_process()?;
         self.end_sent();
-        let size = Size::of(bytes).filter(|size| size.block() <= self.geometry().capacity());
+        let size = Size::of(bytes).filter(|size| size.block() <= self.geometry.capacity());
         let Some(size) = size else { return Err(self.full(bytes)) };
-        let mut shelves = self.memory().shelves();
-        let known = shelves.of(size).take(self);
-        if let Some((area, block)) = known {
-            return Ok(Self::taken(area, size, block));
+        let mut shelves = self.memory.shelves();
+        let mut found = shelves.of(size).take(self);
+        if found.is_none() {
+            found = self.find(size, &mut shelves)?;
         }
-        let mut found = self.find(size, &mut shelves)?;
         if found.is_none() {
             // What is held by the dead, and what stands empty in another size, is room too.
-            self.settle_estates()?;
+            self.settle_estates(TURN_WAIT)?;
             for _ in 0..TRIES {
                 // While others look for room they hold for a moment what is free, or cut it for themselves.
                 let before = self.span_changes();
@@ -137,7 +130,7 @@ impl Ground {
             }
         }
         let (area, block) = found.ok_or_else(|| self.full(bytes))?;
-        shelves.of(size).remember(area, block, self);
+        shelves.of(size).remember(area, block);
         Ok(Self::taken(area, size, block))
     }
 
@@ -176,7 +169,7 @@ impl Ground {
         let word = self.span(span)?;
         let size = word.size().filter(|size| block < size.blocks())?;
         let taken = Self::taken(Area { span, word }, size, block);
-        (taken.at + taken.bytes <= self.geometry().capacity()).then_some(taken)
+        (taken.at + taken.bytes <= self.geometry.capacity()).then_some(taken)
     }
 
     /// Gives up one hold of a block.

@@ -75,10 +75,10 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     /// The error gives the draft back. [`Unsupported`](Error::Unsupported): this is a forked child, which is no member.
     pub fn share(mut self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
         let block = &self.array.block;
-        if let Err(error) = block.ground().check_process() {
+        if let Err(error) = block.ground.check_process() {
             return Err(IntoError::new(error, self));
         }
-        self.array.serial = block.ground().slots().share(block.slot());
+        self.array.serial = block.ground.slots().share(block.slot);
         Ok(self.array)
     }
 }
@@ -107,7 +107,7 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 
     /// Takes over a hold on a shared block, if what was found there are elements `T` with the axes of `D`; else gives it back.
     pub(super) fn of_block(block: Block, serial: u64, found: &Description) -> Result<Self, IntoError<Block>> {
-        match Layout::described::<T>(found.dtype, found.shape.slice(), found.order, block.ground().name()) {
+        match Layout::described::<T>(found.dtype, found.shape.slice(), found.order, block.ground.name()) {
             Ok(layout) => Ok(Self::new(block, serial, layout)),
             Err(error) => Err(IntoError::new(error, block)),
         }
@@ -142,13 +142,13 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 
     /// Returns what others can get the array by, as long as somebody holds it.
     pub fn handle(&self) -> ArenaHandle {
-        ArenaHandle { owner: self.block.ground().tag(), slot: self.block.slot(), serial: self.serial }
+        ArenaHandle { owner: self.block.ground.tag(), slot: self.block.slot, serial: self.serial }
     }
 
     /// How many members of the arena hold it now; processes that were killed count until somebody notices.
     pub fn members(&self) -> u32 {
-        let table = self.block.ground().slot_table();
-        table.get(self.block.slot() as usize).map_or(0, Slot::members)
+        let table = self.block.ground.slot_table();
+        table.get(self.block.slot as usize).map_or(0, Slot::members)
     }
 
     /// Makes it a draft again, without copying: if nobody else has it, here or elsewhere. Handles to it lead nowhere then.
@@ -166,18 +166,18 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 
     /// Makes the block this value's alone.
     fn take_back(&mut self) -> Result<()> {
-        self.block.ground().check_process()?;
+        self.block.ground.check_process()?;
         let is_taken = Arc::get_mut(&mut self.block).is_some_and(|block| {
-            let (ground, slot) = (block.ground(), block.slot());
+            let (ground, slot) = (&block.ground, block.slot);
             // It may be kept only for a message of a dead member that was received long ago.
             let settle = || {
-                let _others_are_at_it = ground.settle_estates_within(DROP_WAIT);
+                let _others_are_at_it = ground.settle_estates(DROP_WAIT);
                 ground.slots().take_back(slot)
             };
             let is_in_estate = || ground.slot_table().get(slot as usize).is_some_and(Slot::is_in_estate);
             ground.slots().take_back(slot) || is_in_estate() && settle()
         });
-        if is_taken { Ok(()) } else { Err(Error::WouldBlock { location: self.block.ground().name().to_owned() }) }
+        if is_taken { Ok(()) } else { Err(Error::WouldBlock { location: self.block.ground.name().to_owned() }) }
     }
 
     /// Gives the array up, and says if something is wrong: dropping does the same in silence.

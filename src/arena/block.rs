@@ -60,8 +60,8 @@ pub(crate) struct Description {
 /// One hold on a block.
 #[derive(Debug)]
 pub(crate) struct Block {
-    ground: Arc<Ground>,
-    slot: u32,
+    pub(super) ground: Arc<Ground>,
+    pub(super) slot: u32,
     /// Where the elements begin, in bytes from the first span.
     at: u64,
     bytes: u64,
@@ -95,14 +95,6 @@ impl Block {
         let described = ground.describe(slot)?;
         (block.at, block.bytes) = (described.at, described.bytes);
         Ok((block, described))
-    }
-
-    pub(crate) fn ground(&self) -> &Arc<Ground> {
-        &self.ground
-    }
-
-    pub(crate) fn slot(&self) -> u32 {
-        self.slot
     }
 
     /// Where the elements begin: a multiple of 64, valid for the bytes of the array as long as this lives.

@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::estate::Collected;
 use super::geometry::{Geometry, SLOTS_OF_SPAN};
-use super::ground::Ground;
+use super::ground::{Ground, TURN_WAIT};
 use super::handle::CounterHandle;
 use super::slots::{Released, Slot};
+use super::spans::around;
 use crate::backend::{Backend, DraftOptions, IntoLocation, Location};
 use crate::error::{Error, Result};
 use crate::os;
@@ -106,12 +107,12 @@ impl Counters {
 
     /// Returns the file's name.
     pub fn location(&self) -> &Location {
-        &self.ground().home().location
+        &self.ground().home.location
     }
 
     /// Returns how many loans can be out at once.
     pub fn capacity(&self) -> u32 {
-        self.ground().geometry().slots()
+        self.ground().geometry.slots()
     }
 
     /// Takes over what a handle lends, once: whoever comes second gets an error.
@@ -165,7 +166,7 @@ impl Counters {
     ///
     /// As [`Arena::collect`](super::Arena::collect).
     pub fn collect(&self) -> Result<Collected> {
-        self.ground().settle_estates()
+        self.ground().settle_estates(TURN_WAIT)
     }
 
     /// Takes a counter for one loan.
@@ -197,9 +198,7 @@ impl Counters {
                 return Some(slot);
             }
         }
-        let count = self.capacity();
-        let start = self.inner.cursor.load(Ordering::Relaxed) % count;
-        let found = (start..count).chain(0..start).find(|slot| {
+        let found = around(self.capacity(), self.inner.cursor.load(Ordering::Relaxed)).find(|slot| {
             self.ground().touch(slot / SLOTS_OF_SPAN + 1);
             slots.allocate_in_flight(*slot)
         })?;

@@ -12,12 +12,13 @@
 //! ESTATE bits whose message has been received since are cleared by whoever comes here next.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::ground::{Ground, TURN_WAIT};
+use super::ground::Ground;
 use super::ring::{ESTATE_SENDER, Ring};
 use super::slots::{SEATS, Slot};
-use crate::backend::lock_space;
+use crate::backend::lock_space::{self, RECOVER};
 use crate::error::Result;
 use crate::segment::Turn;
 
@@ -42,23 +43,22 @@ impl Ground {
         }
         let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
         self.free_loose_spans(limit)?;
-        self.clear_state(seat);
+        if let Some(member) = self.members().get(seat as usize) {
+            member.state.store(0, Ordering::Release); // free, and nothing is left
+        }
         Ok(freed)
     }
 
     /// Settles what dead members have left, and ends what their estates need not keep any more.
-    pub(crate) fn settle_estates(&self) -> Result<Collected> {
-        self.settle_estates_within(TURN_WAIT)
-    }
-
-    /// The same, but waits no longer than this for others who are at it.
-    pub(crate) fn settle_estates_within(&self, limit: Duration) -> Result<Collected> {
+    ///
+    /// Waits no longer than this for a process that does the same.
+    pub(crate) fn settle_estates(&self, limit: Duration) -> Result<Collected> {
         self.check_process()?;
         let mut collected = Collected::default();
-        let recover = self.recover_turn(limit)?;
-        for seat in (0..SEATS).filter(|seat| *seat != self.seat()) {
+        let recover = self.turn(RECOVER, limit)?;
+        for seat in (0..SEATS).filter(|seat| *seat != self.seat) {
             let range = lock_space::seat(seat);
-            if !self.is_taken(seat) || !recover.try_also(range, self.home())? {
+            if !self.is_taken(seat) || !recover.try_also(range, &self.home)? {
                 continue;
             }
             // Asked again: it may have left, or been settled, before its lock was had.

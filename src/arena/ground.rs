@@ -4,21 +4,18 @@
 //! are given away as pointers, and `array.rs` says who may look at them.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::allocate::Memory;
 use super::event::Event;
 use super::geometry::{Geometry, MEMBER, MEMBERS_AT, QUEUE_HEAD, SLOT, SLOTS_OF_SPAN, SPAN};
 use super::ring::Ring;
-use super::sent::SentLists;
+use super::sent::SentList;
 use super::slots::{SEATS, Slot, Slots};
 use crate::backend::DraftOptions;
-use crate::backend::lock_space::{RECOVER, SPANS};
-use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::manager_client;
-use crate::os;
+use crate::os::{self, LockRange};
 use crate::random;
 use crate::segment::counts::State;
 use crate::segment::footer::Kind;
@@ -77,21 +74,21 @@ pub(crate) type SharedSlots<'a> = Slots<'a, AtomicU64, AtomicU32>;
 /// A mapped arena and this process's place in it.
 #[derive(Debug)]
 pub(crate) struct Ground {
-    home: Home,
-    geometry: Geometry,
+    pub(super) home: Home,
+    pub(super) geometry: Geometry,
     /// Random number of the arena.
     id: u128,
     /// Of the process that joined: a forked child is no member.
     generation: u64,
+    /// This member's seat.
     pub(super) seat: u32,
     pub(super) mark: Option<Mark>,
     /// How often this process holds each block.
     held: Box<[AtomicU32]>,
-    memory: Memory,
+    /// Where this process found free blocks.
+    pub(super) memory: Memory,
     /// What this process has sent.
-    pub(super) sent: SentLists,
-    /// Threads of this process queue here for SPANS, instead of at the kernel's lock.
-    span_turns: Mutex<()>,
+    pub(super) sent: Box<[SentList]>,
     /// `None` when it was left.
     segment: Option<Segment>,
 }
@@ -145,24 +142,15 @@ impl Ground {
             mark: None,
             held,
             memory: Memory::default(),
-            sent: SentLists::new(geometry.queues),
-            span_turns: Mutex::new(()),
+            sent: (0..geometry.queues).map(|_| SentList::default()).collect(),
             segment: Some(segment),
         };
         ground.take_seat()?;
         Ok(ground)
     }
 
-    pub(crate) fn home(&self) -> &Home {
-        &self.home
-    }
-
     pub(crate) fn name(&self) -> &str {
         self.home.location.as_str()
-    }
-
-    pub(crate) fn geometry(&self) -> &Geometry {
-        &self.geometry
     }
 
     /// What stands for the arena in handles.
@@ -178,11 +166,6 @@ impl Ground {
             return Ok(());
         }
         Err(Error::InvalidSetting { setting: "the handle", value: handle.to_string(), expected })
-    }
-
-    /// This member's seat.
-    pub(crate) fn seat(&self) -> u32 {
-        self.seat
     }
 
     /// Refuses forked children, which are no members.
@@ -203,26 +186,9 @@ impl Ground {
         self.segment.as_ref().ok_or_else(|| Error::Unlinked { location: self.name().to_owned() })
     }
 
-    /// Waits for the right to change several spans, no longer than this.
-    pub(crate) fn span_turn(&self, limit: Duration) -> Result<(MutexGuard<'_, ()>, Turn)> {
-        let began = Instant::now();
-        let mut backoff = Backoff::new(limit);
-        let own = loop {
-            match self.span_turns.try_lock() {
-                Ok(own) => break own,
-                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) if backoff.pause() => {}
-                Err(TryLockError::WouldBlock) => {
-                    return Err(Error::TimedOut { location: self.name().to_owned(), waited: limit });
-                }
-            }
-        };
-        Ok((own, self.segment()?.turn(SPANS, limit.saturating_sub(began.elapsed()), &self.home)?))
-    }
-
-    /// Waits for the right to settle estates.
-    pub(crate) fn recover_turn(&self, limit: Duration) -> Result<Turn> {
-        self.segment()?.turn(RECOVER, limit, &self.home)
+    /// Waits for a lock that every member holds for moments only, no longer than this.
+    pub(super) fn turn(&self, range: LockRange, limit: Duration) -> Result<Turn> {
+        self.segment()?.turn(range, limit, &self.home)
     }
 
     /// `count` values of a type that is atomics only, `at` bytes from the beginning.
@@ -324,11 +290,6 @@ impl Ground {
     pub(crate) fn words_at(&self, at: u64, count: u64) -> &[AtomicU64] {
         let end = at.saturating_add(count.saturating_mul(8));
         if end > self.geometry.capacity() { &[] } else { self.table(self.geometry.data_at() + at, count) }
-    }
-
-    /// Where this process found free blocks.
-    pub(super) fn memory(&self) -> &Memory {
-        &self.memory
     }
 
     /// Gives up the seat, unmaps, and removes the name if nobody else is here.

@@ -103,16 +103,12 @@ impl<M: Memory> Limbo<M> {
     /// The error gives the memory back. [`Unsupported`](Error::Unsupported): this is a forked child, which is no member of the
     /// counters. Otherwise those of [`collect`](Self::collect).
     pub fn lend(&self, memory: M) -> Result<Lent<M>, IntoError<M>> {
-        // In a forked child collecting says what is wrong.
-        let is_too_much = || self.len() > self.inner.limit.load(Ordering::Relaxed);
-        if !self.inner.counters.ground().is_own_process() || is_too_much() {
-            if let Err(error) = self.collect() {
-                return Err(IntoError::new(error, memory));
-            }
-        } else {
-            self.inner.sweep(LOOKS);
+        let is_too_much = self.len() > self.inner.limit.load(Ordering::Relaxed);
+        let looks = if is_too_much { self.collect() } else { self.inner.sweep(LOOKS) };
+        match looks {
+            Ok(_) => Ok(Lent { memory: Some(memory), loans: Mutex::default(), inner: Arc::clone(&self.inner) }),
+            Err(error) => Err(IntoError::new(error, memory)),
         }
-        Ok(Lent { memory: Some(memory), loans: Mutex::default(), inner: Arc::clone(&self.inner) })
     }
 
     /// Frees everything that waits and is held no more, what receivers held that have died included; returns how many
@@ -123,12 +119,12 @@ impl<M: Memory> Limbo<M> {
     /// As [`Counters::collect`].
     pub fn collect(&self) -> Result<usize> {
         self.inner.counters.collect()?;
-        Ok(self.inner.sweep(usize::MAX))
+        self.inner.sweep(usize::MAX)
     }
 
     /// Returns how many memories wait: in a forked child none.
     pub fn len(&self) -> usize {
-        if self.inner.counters.ground().is_own_process() { self.inner.waiting().len() } else { 0 }
+        self.inner.waiting().map_or(0, |waiting| waiting.len())
     }
 
     /// Whether nothing waits.
@@ -138,16 +134,15 @@ impl<M: Memory> Limbo<M> {
 
     /// Returns how many bytes wait: in a forked child none.
     pub fn bytes(&self) -> u64 {
-        if !self.inner.counters.ground().is_own_process() {
-            return 0;
-        }
-        self.inner.waiting().iter().map(|waiting| waiting.bytes).sum()
+        self.inner.waiting().map_or(0, |waiting| waiting.iter().map(|one| one.bytes).sum())
     }
 }
 
 impl<M: Memory> Inner<M> {
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Waiting<M>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Refuses forked children, in which locks of their parent's threads stay locked.
+    fn waiting(&self) -> Result<MutexGuard<'_, VecDeque<Waiting<M>>>> {
+        self.counters.ground().check_process()?;
+        Ok(self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Ends the loans that are over, and returns whether others are not.
@@ -157,30 +152,26 @@ impl<M: Memory> Inner<M> {
     }
 
     /// Looks at so many that wait, and frees those that are held no more.
-    fn sweep(&self, looks: usize) -> usize {
-        if !self.counters.ground().is_own_process() {
-            return 0;
-        }
+    fn sweep(&self, looks: usize) -> Result<usize> {
         let mut free = Vec::new();
-        {
-            let mut waiting = self.waiting();
-            for _ in 0..looks.min(waiting.len()) {
-                let Some(mut one) = waiting.pop_front() else { break };
-                if self.is_lent(&mut one.loans) {
-                    waiting.push_back(one);
-                } else {
-                    free.push(one.memory);
-                }
+        let mut waiting = self.waiting()?;
+        for _ in 0..looks.min(waiting.len()) {
+            let Some(mut one) = waiting.pop_front() else { break };
+            if self.is_lent(&mut one.loans) {
+                waiting.push_back(one);
+            } else {
+                free.push(one.memory);
             }
         }
-        // Dropped without the lock: whose memory it is, is not known here, and he may lend or drop more meanwhile.
-        free.len()
+        // The memory is dropped without the lock: its code is not known here, and may lend or drop more meanwhile.
+        drop(waiting);
+        Ok(free.len())
     }
 
     /// Keeps memory until it is held no more.
     fn keep(&self, memory: M, loans: Vec<CounterHandle>) {
         let bytes = memory.bytes();
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.push_back(Waiting { memory, bytes, loans });
         let (count, limit) = (waiting.len(), self.limit.load(Ordering::Relaxed));
         if count > limit && !self.warned.swap(true, Ordering::Relaxed) {
@@ -196,12 +187,10 @@ impl<M: Memory> Inner<M> {
 
 impl<M: Memory> Drop for Inner<M> {
     fn drop(&mut self) {
-        if self.counters.ground().is_own_process() {
-            self.sweep(usize::MAX);
-            if !self.waiting().is_empty() {
-                let _others_are_at_it = self.counters.ground().settle_estates_within(DROP_WAIT);
-                self.sweep(usize::MAX);
-            }
+        let _ = self.sweep(usize::MAX); // in a forked child nothing is freed
+        if self.waiting().is_ok_and(|waiting| !waiting.is_empty()) {
+            let _others_are_at_it = self.counters.ground().settle_estates(DROP_WAIT);
+            let _ = self.sweep(usize::MAX);
         }
         // Not locked: in a forked child the lock may be one that nobody gives back.
         let left = std::mem::take(self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner));
@@ -315,7 +304,7 @@ impl<M: Memory> Drop for Lent<M> {
         } else {
             drop(memory);
         }
-        self.inner.sweep(LOOKS);
+        let _ = self.inner.sweep(LOOKS); // this is no forked child
     }
 }
 

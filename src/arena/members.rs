@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::ground::{Ground, TURN_WAIT};
 use super::slots::SEATS;
-use crate::backend::lock_space;
+use crate::backend::lock_space::{self, RECOVER};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os;
@@ -42,11 +42,11 @@ impl Ground {
     fn try_seats(&mut self) -> Result<Option<u32>> {
         // The child of a fork that is going on may have a copy of what is opened now.
         let Some(forks) = os::forks() else { return Ok(None) };
-        let mut mark = self.segment()?.mark(self.home())?;
+        let mut mark = self.segment()?.mark(&self.home)?;
         for dead_too in [false, true] {
             for seat in 0..SEATS {
                 let range = lock_space::seat(seat);
-                if (self.is_taken(seat) && !dead_too) || !mark.try_take(range, self.home())? {
+                if (self.is_taken(seat) && !dead_too) || !mark.try_take(range, &self.home)? {
                     continue;
                 }
                 let is_dead = self.is_taken(seat);
@@ -60,7 +60,7 @@ impl Ground {
                     return Ok(None);
                 }
                 if is_dead {
-                    let turn = self.recover_turn(TURN_WAIT)?;
+                    let turn = self.turn(RECOVER, TURN_WAIT)?;
                     self.settle_seat(seat, &turn, TURN_WAIT)?;
                 }
                 let Some(member) = self.members().get(seat as usize) else { continue };
@@ -80,7 +80,7 @@ impl Ground {
 
     /// Whether the process that took the seat is alive, as the kernel says.
     pub(crate) fn is_alive(&self, seat: u32) -> Result<bool> {
-        Ok(seat == self.seat || self.segment()?.is_range_locked(lock_space::seat(seat), self.home())?)
+        Ok(seat == self.seat || self.segment()?.is_range_locked(lock_space::seat(seat), &self.home)?)
     }
 
     /// Number of the process in a seat, to be shown.
@@ -89,16 +89,9 @@ impl Ground {
         process.and_then(|process| u32::try_from(process).ok()).unwrap_or(0)
     }
 
-    /// Says that the seat is free, and that nothing is left. The caller has its lock, and has settled everything.
-    pub(super) fn clear_state(&self, seat: u32) {
-        if let Some(member) = self.members().get(seat as usize) {
-            member.state.store(0, Ordering::Release);
-        }
-    }
-
     /// Settles this member's own estate: messages that nobody has received yet stay valid.
     pub(super) fn give_up_seat(&mut self, limit: Duration) -> Result<()> {
-        let turn = self.recover_turn(limit)?;
+        let turn = self.turn(RECOVER, limit)?;
         let settled = self.settle_seat(self.seat, &turn, limit);
         self.seat = SEATS;
         settled.map(drop)

@@ -31,7 +31,7 @@ use ndarray::{ArrayRef, Dimension, ShapeBuilder};
 pub use self::array::{ArenaArray, ArenaDraft};
 pub use self::counters::{Counters, Held};
 pub use self::estate::Collected;
-use self::ground::Ground;
+use self::ground::{Ground, TURN_WAIT};
 pub use self::handle::{ArenaHandle, CounterHandle};
 pub use self::limbo::{Lent, Limbo, Memory};
 pub use self::options::ArenaOptions;
@@ -216,7 +216,7 @@ impl Arena {
     /// forked child.
     pub fn collect(&self) -> Result<Collected> {
         self.ground.end_sent();
-        self.ground.settle_estates()
+        self.ground.settle_estates(TURN_WAIT)
     }
 
     /// Counts what is there. Looks through everything, and disturbs nobody.
@@ -231,12 +231,12 @@ impl Arena {
 
     /// Returns the arena's name.
     pub fn location(&self) -> &Location {
-        &self.ground.home().location
+        &self.ground.home.location
     }
 
     /// Returns how many bytes blocks can have in all; every array takes 64 bytes beside its elements, and rounding.
     pub fn capacity(&self) -> u64 {
-        self.ground.geometry().capacity()
+        self.ground.geometry.capacity()
     }
 
     /// Removes the name, if it still leads here. Whoever has the arena open keeps it.
@@ -245,7 +245,7 @@ impl Arena {
     ///
     /// [`PermissionDenied`](Error::PermissionDenied).
     pub fn unlink(&self) -> Result<bool> {
-        let home = self.ground.home();
+        let home = &self.ground.home;
         home.backend.unlink(&home.location, Some(self.ground.segment()?.id()))
     }
 
@@ -264,7 +264,7 @@ impl Ground {
     fn stats(&self) -> Result<ArenaStats> {
         let mut held = [0usize; SEATS as usize];
         let mut stats =
-            ArenaStats { capacity: self.geometry().capacity(), unused: self.unused(), ..ArenaStats::default() };
+            ArenaStats { capacity: self.geometry.capacity(), unused: self.unused(), ..ArenaStats::default() };
         for slot in self.touched_slots().iter().filter(|slot| !slot.is_free()) {
             stats.arrays += 1;
             stats.estates += usize::from(slot.is_in_estate());

@@ -92,7 +92,7 @@ impl Queue {
 
     /// How many messages fit.
     pub fn capacity(&self) -> usize {
-        self.ground.geometry().cells as usize
+        self.ground.geometry.cells as usize
     }
 
     /// How many messages wait, or did a moment ago.
@@ -165,14 +165,14 @@ impl Queue {
     fn slot_of(&self, array: &impl Sendable) -> Result<u32> {
         self.ground.check_process()?;
         let block = array.block();
-        if !Arc::ptr_eq(block.ground(), &self.ground) {
+        if !Arc::ptr_eq(&block.ground, &self.ground) {
             return Err(Error::InvalidSetting {
                 setting: "the array to be sent",
-                value: block.ground().name().to_owned(),
+                value: block.ground.name().to_owned(),
                 expected: "an array of the arena that the queue is in, had through the same `Arena`",
             });
         }
-        Ok(block.slot())
+        Ok(block.slot)
     }
 
     /// Receives the next array; waits for it.
@@ -284,7 +284,7 @@ impl Queue {
         let has_died = |seat| self.ground.is_taken(seat) && self.ground.is_alive(seat).is_ok_and(|alive| !alive);
         if (0..SEATS).any(has_died) {
             // Another process may be doing it, and no waiting thread depends on the result.
-            let _ = self.ground.settle_estates_within(Duration::ZERO);
+            let _ = self.ground.settle_estates(Duration::ZERO);
         }
     }
 

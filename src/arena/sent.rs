@@ -6,57 +6,41 @@
 //! it leaves or dies is inherited by an estate (`estate.rs`), and messages stay valid.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use super::ground::Ground;
-use super::ring::{Message, Refused};
+use super::ring::{Message, Refused, Ring};
 
 /// A message: the position it got, and its block's slot.
 type Sent = (u64, u32);
 
-/// The messages that this process sent to each queue and that were not received when it last looked.
-#[derive(Debug)]
-pub(super) struct SentLists(Box<[SentList]>);
-
+/// The messages that this process sent to a queue and that were not received when it last looked.
 #[derive(Debug, Default)]
-struct SentList {
+pub(super) struct SentList {
     /// In the order of their positions, which is that in which they are received.
     messages: Mutex<VecDeque<Sent>>,
     /// How many there are, to be asked in passing.
     count: AtomicUsize,
 }
 
-impl SentLists {
-    pub(super) fn new(queues: u32) -> Self {
-        Self((0..queues).map(|_| SentList::default()).collect())
-    }
-}
-
-impl SentList {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Sent>> {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Ground {
     /// Sends a block that this process holds, and holds it once more until it is received.
     pub(super) fn send(&self, queue: u32, slot: u32) -> Result<(), Refused> {
-        let (Some(words), Some(list)) = (self.queue_words(queue), self.sent.0.get(queue as usize)) else {
+        let (Some(words), Some(list)) = (self.queue_words(queue), self.sent.get(queue as usize)) else {
             return Err(Refused::Damaged);
         };
         if !self.slots().hold_invited(slot) {
             return Err(Refused::Damaged);
         }
         // Locked from before it has a position, so that they stand here in their order.
-        let mut messages = list.lock();
-        let sent = words.ring.push(Message { sender: self.seat(), slot });
+        let mut messages = list.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = words.ring.push(Message { sender: self.seat, slot });
         match sent {
             Ok(position) => messages.push_back((position, slot)),
             Err(_) => drop(self.release(slot)),
         }
-        self.end_received(queue, &mut messages);
-        list.count.store(messages.len(), Ordering::Relaxed);
+        list.end_received(self, &words.ring, &mut messages);
         drop(messages);
         if sent.is_ok() {
             words.filled.notify();
@@ -75,25 +59,23 @@ impl Ground {
 
     /// Gives up the holds on what was received since. Never waits, and costs next to nothing where nothing was sent.
     pub(crate) fn end_sent(&self) {
-        for (queue, list) in (0u32..).zip(&self.sent.0) {
+        for (queue, list) in (0u32..).zip(&self.sent) {
             if list.count.load(Ordering::Relaxed) == 0 || !self.is_own_process() {
                 continue;
             }
             // Who has it locked does the same.
             let Ok(mut messages) = list.messages.try_lock() else { continue };
-            self.end_received(queue, &mut messages);
-            list.count.store(messages.len(), Ordering::Relaxed);
+            if let Some(words) = self.queue_words(queue) {
+                list.end_received(self, &words.ring, &mut messages);
+            }
         }
     }
+}
 
-    fn end_received(&self, queue: u32, messages: &mut VecDeque<Sent>) {
-        let Some(words) = self.queue_words(queue) else { return };
-        while let Some(&(position, slot)) = messages.front() {
-            if !words.ring.is_consumed(position) {
-                return;
-            }
-            messages.pop_front();
-            let _held = self.release(slot);
-        }
+impl SentList {
+    fn end_received(&self, ground: &Ground, ring: &Ring<'_, AtomicU64>, messages: &mut VecDeque<Sent>) {
+        let received = messages.iter().take_while(|(position, _)| ring.is_consumed(*position)).count();
+        messages.drain(..received).for_each(|(_, slot)| drop(ground.release(slot)));
+        self.count.store(messages.len(), Ordering::Relaxed);
     }
 }

@@ -19,6 +19,7 @@ use std::time::Duration;
 use super::geometry::{SLOTS_OF_SPAN, SPAN};
 use super::ground::{Ground, TURN_WAIT};
 use super::sizes::{CLASSES, Size};
+use crate::backend::lock_space::SPANS;
 use crate::error::Result;
 
 const KIND_SHIFT: u32 = 28;
@@ -69,6 +70,12 @@ pub(super) struct Area {
     pub(super) word: Span,
 }
 
+/// The numbers below `count`, from `from` on and then from 0.
+pub(super) fn around(count: u32, from: u32) -> impl Iterator<Item = u32> {
+    let from = from.min(count);
+    (from..count).chain(0..from)
+}
+
 fn exchange(word: &AtomicU64, current: Span, new: Span) -> bool {
     word.compare_exchange(current.0, new.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
@@ -90,17 +97,12 @@ impl Ground {
             return None;
         }
         let slots = self.slots();
-        for block in (from..count).chain(0..from.min(count)) {
-            let slot = Self::first_slot(area.span) + block;
-            if !slots.allocate(slot) {
-                continue;
-            }
-            if self.span(area.span)? == area.word && self.is_whole(area) {
-                return Some(block);
-            }
-            slots.release(slot);
-            return None;
+        let first = Self::first_slot(area.span);
+        let block = around(count, from).find(|block| slots.allocate(first + block))?;
+        if self.span(area.span) == Some(area.word) && self.is_whole(area) {
+            return Some(block);
         }
+        slots.release(first + block);
         None
     }
 
@@ -114,19 +116,16 @@ impl Ground {
     /// Cuts a free span into blocks, looking from span `from` on.
     pub(super) fn cut_span(&self, class: u8, from: u32) -> Option<Area> {
         let words = self.spans();
-        let from = (from as usize).min(words.len());
-        for (at, word) in words.iter().enumerate().skip(from).chain(words.iter().enumerate().take(from)) {
+        around(self.geometry.spans, from).find_map(|span| {
+            let word = words.get(span as usize)?;
             let found = Span(word.load(Ordering::Acquire));
-            let Ok(span) = u32::try_from(at) else { break };
-            if found.is_free() {
-                self.touch(span + 1);
-                let cut = found.become_(BLOCKS, class.into());
-                if exchange(word, found, cut) {
-                    return Some(Area { span, word: cut });
-                }
+            if !found.is_free() {
+                return None;
             }
-        }
-        None
+            self.touch(span + 1);
+            let cut = found.become_(BLOCKS, class.into());
+            exchange(word, found, cut).then_some(Area { span, word: cut })
+        })
     }
 
     /// Puts a run of free spans together, looking from span `from` on.
@@ -135,13 +134,11 @@ impl Ground {
         if spans as usize > words.len() || spans == 0 {
             return Ok(None);
         }
-        let _turn = self.span_turn(TURN_WAIT)?;
+        let _turn = self.turn(SPANS, TURN_WAIT)?;
         let last = words.len() - spans as usize;
         let from = (from as usize).min(last + 1);
-        Ok(Self::join_between(self, words, spans, from, last + 1).or_else(|| {
-            // A run may begin before the middle and end behind it.
-            Self::join_between(self, words, spans, 0, from)
-        }))
+        // A run may begin before the middle and end behind it.
+        Ok(self.join_between(words, spans, from, last + 1).or_else(|| self.join_between(words, spans, 0, from)))
     }
 
     fn join_between(&self, words: &[AtomicU64], spans: u32, start: usize, end: usize) -> Option<Area> {
@@ -173,8 +170,7 @@ impl Ground {
 
     /// Looks for an area of a size among those that anybody has made, from span `from` on, and takes a block of it.
     pub(super) fn search_block(&self, size: Size, from: u32) -> Option<(Area, u32)> {
-        let touched = self.touched();
-        (from..touched).chain(0..from.min(touched)).find_map(|span| {
+        around(self.touched(), from).find_map(|span| {
             let word = self.span(span)?;
             if word.size() != Some(size) {
                 return None;
@@ -186,7 +182,7 @@ impl Ground {
 
     /// Frees every span and run all of whose blocks are free. Returns how many spans that were.
     pub(super) fn free_unused_spans(&self) -> Result<usize> {
-        let _turn = self.span_turn(TURN_WAIT)?;
+        let _turn = self.turn(SPANS, TURN_WAIT)?;
         let words = self.spans();
         let mut freed = 0;
         for span in 0..self.touched() {
@@ -228,7 +224,7 @@ impl Ground {
 
     /// Frees parts of runs that have no head.
     pub(super) fn free_loose_spans(&self, limit: Duration) -> Result<()> {
-        let _turn = self.span_turn(limit)?;
+        let _turn = self.turn(SPANS, limit)?;
         let mut covered = 0;
         for (span, word) in (0..self.touched()).zip(self.spans()) {
             let found = Span(word.load(Ordering::Acquire));

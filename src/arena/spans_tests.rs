@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::arena::geometry::Geometry;
+use crate::backend::lock_space::RECOVER;
 use crate::backend::{Backend, Directory, DraftOptions, Location};
 use crate::segment::Home;
 use crate::segment::footer::Kind;
@@ -89,9 +90,9 @@ fn blocks_that_a_dead_member_had_while_it_freed_a_span_are_free() {
     // It has claimed one of two blocks, and is dead: its seat's state stays, its lock goes.
     assert_eq!(two.take_block(area, 0), Some(0));
     assert_eq!(one.free_unused_spans().expect("a turn"), 0);
-    let turn = one.recover_turn(std::time::Duration::from_secs(1)).expect("a turn");
-    assert_eq!(one.settle_seat(two.seat(), &turn, TURN_WAIT).expect("a turn"), 1);
-    assert_eq!(one.settle_seat(two.seat(), &turn, TURN_WAIT).expect("again"), 0);
+    let turn = one.turn(RECOVER, std::time::Duration::from_secs(1)).expect("a turn");
+    assert_eq!(one.settle_seat(two.seat, &turn, TURN_WAIT).expect("a turn"), 1);
+    assert_eq!(one.settle_seat(two.seat, &turn, TURN_WAIT).expect("again"), 0);
     drop(turn);
     assert_eq!(one.free_unused_spans().expect("a turn"), 1);
 }
