@@ -437,6 +437,10 @@ impl<A> IntoError<A> {
         Self { error, value: Box::new(value) }
     }
 
+    pub(crate) fn map<B>(self, change: impl FnOnce(A) -> B) -> IntoError<B> {
+        IntoError::new(self.error, change(*self.value))
+    }
+
     /// Returns what went wrong.
     pub fn error(&self) -> &Error {
         &self.error

@@ -158,13 +158,9 @@ impl Ground {
                 *to = usize::try_from(length).map_err(|_| "an axis is longer than the address space")?;
             }
             let header = header_bytes(axes);
-            let end = bytes.and_then(|bytes| bytes.checked_add(header));
-            match (bytes, end) {
-                (Some(bytes), Some(end)) if end <= taken.bytes => {
-                    Ok(Description { dtype, order, shape, at: taken.at + header, bytes })
-                }
-                _ => Err("its shape does not fit its block"),
-            }
+            let room = taken.bytes.checked_sub(header);
+            let bytes = bytes.filter(|bytes| Some(*bytes) <= room).ok_or("its shape does not fit its block")?;
+            Ok(Description { dtype, order, shape, at: taken.at + header, bytes })
         };
         read().map_err(|reason| Error::Trailer {
             location: self.name().to_owned(),

@@ -176,17 +176,16 @@ impl Counters {
     /// [`Error::TooManyHandles`]: all are taken, even when what the dead had is not counted.
     pub(super) fn lend(&self) -> Result<CounterHandle> {
         self.ground().check_process()?;
-        let slot = match self.take() {
-            Some(slot) => slot,
-            None => {
-                self.collect()?;
-                self.take().ok_or_else(|| Error::TooManyHandles {
-                    location: self.ground().name().to_owned(),
-                    limit: self.capacity().into(),
-                    doing: "on their way",
-                })?
-            }
-        };
+        let mut taken = self.take();
+        if taken.is_none() {
+            self.collect()?;
+            taken = self.take();
+        }
+        let slot = taken.ok_or_else(|| Error::TooManyHandles {
+            location: self.ground().name().to_owned(),
+            limit: self.capacity().into(),
+            doing: "on their way",
+        })?;
         Ok(CounterHandle { owner: self.ground().tag(), slot, serial: self.ground().slots().share(slot) })
     }
 

@@ -12,8 +12,6 @@
 //! record: version 1 (4) | 1 = sparse, 2 = counters (4) | spans (8) | queues (4) | cells of a queue (4) | maker's process (4) | zeros
 //! ```
 
-use std::ops::Range;
-
 use super::slots::SEATS;
 use crate::segment::footer::Kind;
 use crate::segment::trailer::{PAGE, RECORD};
@@ -94,16 +92,11 @@ impl Geometry {
     pub(crate) fn to_record(self) -> [u8; RECORD] {
         let mut record = [0; RECORD];
         let flags = if self.sparse { SPARSE } else { 0 } | if self.counters { COUNTERS } else { 0 };
-        let fields: [&[u8]; 6] = [
-            &VERSION.to_le_bytes(),
-            &flags.to_le_bytes(),
-            &u64::from(self.spans).to_le_bytes(),
-            &self.queues.to_le_bytes(),
-            &self.cells.to_le_bytes(),
-            &self.maker.to_le_bytes(),
-        ];
-        let bytes = fields.concat();
-        record[..bytes.len()].copy_from_slice(&bytes);
+        // The upper half of the number of spans is always zero.
+        let fields = [VERSION, flags, self.spans, 0, self.queues, self.cells, self.maker];
+        for (bytes, field) in record.chunks_exact_mut(4).zip(fields) {
+            bytes.copy_from_slice(&field.to_le_bytes());
+        }
         record
     }
 
@@ -113,10 +106,8 @@ impl Geometry {
     ///
     /// What is wrong, in words.
     pub(crate) fn of_record(kind: Kind, record: &[u8; RECORD], payload: u64) -> Result<Self, String> {
-        let number = |range: Range<usize>| range.rev().fold(0, |number, at| number << 8 | u64::from(record[at]));
-        #[allow(clippy::cast_possible_truncation)] // four bytes are read
-        let small = |at: usize| number(at..at + 4) as u32;
-        let (version, flags, spans) = (small(0), small(4), number(8..16));
+        let field = |field: usize| u32::from_le_bytes(std::array::from_fn(|byte| record[field * 4 + byte]));
+        let [version, flags, spans, more_spans, queues, cells, maker] = std::array::from_fn(field);
         if version != VERSION {
             return Err(format!("its record is of version {version}, and this program reads {VERSION}"));
         }
@@ -127,15 +118,14 @@ impl Geometry {
         if counters != (kind == Kind::Counters) {
             return Err("footer and record do not agree whether it has data".into());
         }
-        let (queues, cells, maker) = (small(16), small(20), small(24));
         let cells_fit = cells.is_power_of_two() || (cells == 0 && queues == 0);
         if queues > MOST_QUEUES || cells > MOST_CELLS || !cells_fit {
             return Err(format!("{queues} queues of {cells} cells cannot be"));
         }
-        let Some(spans) = u32::try_from(spans).ok().filter(|spans| (1..=MOST_SPANS).contains(&u64::from(*spans)))
-        else {
-            return Err(format!("{spans} spans cannot be"));
-        };
+        let all_spans = u64::from(more_spans) << 32 | u64::from(spans);
+        if !(1..=MOST_SPANS).contains(&all_spans) {
+            return Err(format!("{all_spans} spans cannot be"));
+        }
         let geometry = Self { spans, queues, cells, sparse: flags & SPARSE != 0, counters, maker };
         if geometry.payload() != payload {
             return Err(format!("{spans} spans, {queues} queues of {cells} cells do not make {payload} bytes"));

@@ -43,32 +43,28 @@ impl Ground {
         // The child of a fork that is going on may have a copy of what is opened now.
         let Some(forks) = os::forks() else { return Ok(None) };
         let mut mark = self.segment()?.mark(&self.home)?;
-        for dead_too in [false, true] {
-            for seat in 0..SEATS {
-                let range = lock_space::seat(seat);
-                if (self.is_taken(seat) && !dead_too) || !mark.try_take(range, &self.home)? {
-                    continue;
-                }
-                let is_dead = self.is_taken(seat);
-                if is_dead && !dead_too {
-                    mark.give_back(range);
-                    continue;
-                }
-                // A child that has the description too would hide this process's death.
-                if !mark.settle(range, forks) {
-                    os::step("seat: a child may have its lock");
-                    return Ok(None);
-                }
-                if is_dead {
-                    let turn = self.turn(RECOVER, TURN_WAIT)?;
-                    self.settle_seat(seat, &turn, TURN_WAIT)?;
-                }
-                let Some(member) = self.members().get(seat as usize) else { continue };
-                member.process.store(std::process::id().into(), Ordering::Relaxed);
-                member.state.store(self.next_member(), Ordering::Release);
-                self.mark = Some(mark);
-                return Ok(Some(seat));
+        // A free seat if there is one: what a dead member has left in its seat takes longer.
+        let free = (0..SEATS).filter(|seat| !self.is_taken(*seat));
+        for seat in free.chain(0..SEATS) {
+            let range = lock_space::seat(seat);
+            if !mark.try_take(range, &self.home)? {
+                continue;
             }
+            // A child that has the description too would hide this process's death.
+            if !mark.settle(range, forks) {
+                os::step("seat: a child may have its lock");
+                return Ok(None);
+            }
+            // Asked when the lock is had: until then the state may change.
+            if self.is_taken(seat) {
+                let turn = self.turn(RECOVER, TURN_WAIT)?;
+                self.settle_seat(seat, &turn, TURN_WAIT)?;
+            }
+            let Some(member) = self.members().get(seat as usize) else { continue };
+            member.process.store(std::process::id().into(), Ordering::Relaxed);
+            member.state.store(self.next_member(), Ordering::Release);
+            self.mark = Some(mark);
+            return Ok(Some(seat));
         }
         Ok(None)
     }

@@ -356,18 +356,13 @@ impl ArenaMessage {
     /// They give the message back. [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch).
     pub fn into_array<T: Element, D: Dimension>(self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
         let Self { block, serial, description } = self;
-        ArenaArray::of_block(block, serial, &description).map_err(|error| {
-            let (error, block) = error.into_parts();
-            IntoError::new(error, Self { block, serial, description })
-        })
+        let array = ArenaArray::of_block(block, serial, &description);
+        array.map_err(|error| error.map(|block| Self { block, serial, description }))
     }
 }
 
 fn typed<T: Element, D: Dimension>(message: ArenaMessage) -> Result<ArenaArray<T, D>, ReceiveError> {
-    message.into_array().map_err(|error| {
-        let (error, message) = error.into_parts();
-        IntoError::new(error, Some(message))
-    })
+    message.into_array().map_err(|error| error.map(Some))
 }
 
 fn nothing(error: Error) -> ReceiveError {

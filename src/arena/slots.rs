@@ -16,7 +16,6 @@
 //! How often a member holds a block is known to its process only (`held`). That number also has a bit which keeps two of its
 //! threads from setting and clearing the member's bit at the same time.
 
-use std::hint;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
@@ -40,7 +39,7 @@ pub(crate) trait Holds {
     /// Changes `current` to `new`; whether that was there.
     fn exchange(&self, current: u32, new: u32) -> bool;
     /// Lets another thread of the process come to an end with what takes it a few instructions.
-    fn pause(turn: u32);
+    fn pause();
 }
 
 impl Holds for AtomicU32 {
@@ -60,12 +59,8 @@ impl Holds for AtomicU32 {
     }
 
     #[inline]
-    fn pause(turn: u32) {
-        if turn % 64 == 63 {
-            thread::yield_now();
-        } else {
-            hint::spin_loop();
-        }
+    fn pause() {
+        thread::yield_now();
     }
 }
 
@@ -128,14 +123,12 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
 
     /// How often this process holds a block, when no thread of it is changing that.
     fn holds(held: &H) -> u32 {
-        let mut turn = 0;
         loop {
             let holds = held.load();
             if holds & CHANGING == 0 {
                 return holds;
             }
-            H::pause(turn);
-            turn = turn.wrapping_add(1);
+            H::pause();
         }
     }
 

@@ -198,7 +198,7 @@ mod model {
             self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
         }
 
-        fn pause(_turn: u32) {
+        fn pause() {
             thread::yield_now();
         }
     }

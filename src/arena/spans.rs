@@ -19,6 +19,7 @@ use std::time::Duration;
 use super::geometry::{SLOTS_OF_SPAN, SPAN};
 use super::ground::{Ground, TURN_WAIT};
 use super::sizes::{CLASSES, Size};
+use super::slots::Slot;
 use crate::backend::lock_space::SPANS;
 use crate::error::Result;
 
@@ -187,19 +188,18 @@ impl Ground {
         let mut freed = 0;
         for span in 0..self.touched() {
             let Some((word, size)) = self.span(span).and_then(|word| Some((word, word.size()?))) else { continue };
-            freed += self.with_all_blocks(span, size, || match size {
-                Size::Small(_) => usize::from(exchange(&words[span as usize], word, word.become_(FREE, 0))),
-                Size::Run(spans) => {
-                    let Some(run) = words.get(span as usize..).and_then(|run| run.get(..spans as usize)) else {
-                        return 0;
-                    };
-                    // Without its head it is loose parts, whoever frees them.
-                    if !exchange(&run[0], word, word.become_(PART, 0)) {
-                        return 0;
-                    }
-                    run.iter().for_each(free_part);
-                    run.len()
+            // Without its head a run is loose parts, which are free for the next that has SPANS.
+            let (count, next) = match size {
+                Size::Small(_) => (1, FREE),
+                Size::Run(spans) => (spans as usize, PART),
+            };
+            let Some(run) = words.get(span as usize..).and_then(|run| run.get(..count)) else { continue };
+            freed += self.with_all_blocks(span, size, || {
+                if !exchange(&run[0], word, word.become_(next, 0)) {
+                    return 0;
                 }
+                run.iter().for_each(free_part);
+                run.len()
             });
         }
         Ok(freed)
@@ -210,7 +210,7 @@ impl Ground {
         let first = Self::first_slot(span);
         let blocks = first..first + size.blocks();
         let table = self.slot_table();
-        if !blocks.clone().all(|slot| table.get(slot as usize).is_some_and(super::slots::Slot::is_free)) {
+        if !blocks.clone().all(|slot| table.get(slot as usize).is_some_and(Slot::is_free)) {
             return 0;
         }
         let slots = self.slots();
