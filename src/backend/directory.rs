@@ -85,7 +85,7 @@ impl Directory {
             return self.explain(op, error);
         }
         let mut room = self.room().unwrap_or(Room { bytes: 0, bound: Bound::FileSystem });
-        if os::is_over_quota(&error) {
+        if error.kind() == io::ErrorKind::QuotaExceeded {
             room = Room { bytes: 0, bound: Bound::Quota };
         }
         no_space(&self.path, needed, room)

@@ -1,7 +1,7 @@
 //! Room by writing: the slow way, for file systems that cannot allocate ahead.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 
 /// Bytes that are read and written at a time.
 const STEP: usize = 1 << 20;
@@ -11,37 +11,24 @@ const STEP: usize = 1 << 20;
 ///
 /// Nobody else may write to the file meanwhile: what they wrote between the read and the write would be undone.
 pub(crate) fn fill(mut file: &File, length: u64) -> io::Result<()> {
-    let mut buffer = vec![0; STEP];
+    let mut bytes = Vec::with_capacity(STEP);
     let mut at = 0;
     while at < length {
         let wanted = usize::try_from(length - at).map_or(STEP, |left| left.min(STEP));
-        let bytes = &mut buffer[..wanted];
+        bytes.clear();
         file.seek(SeekFrom::Start(at))?;
-        let found = read_up_to(file, bytes)?;
-        bytes[found..].fill(0);
-        file.seek(SeekFrom::Start(at))?;
-        file.write_all(bytes)?;
+        file.take(wanted as u64).read_to_end(&mut bytes)?;
+        bytes.resize(wanted, 0);
+        super::write_all_at(file, &bytes, at)?;
         at += wanted as u64;
     }
     Ok(())
 }
 
-/// Reads until the buffer is full or the file ends; returns how many bytes there were.
-fn read_up_to(mut file: &File, bytes: &mut [u8]) -> io::Result<usize> {
-    let mut found = 0;
-    while found < bytes.len() {
-        match file.read(&mut bytes[found..]) {
-            Ok(0) => break,
-            Ok(count) => found += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]

@@ -14,36 +14,16 @@ use std::time::Duration;
 
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, RenameFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
+use rustix::time::ClockId;
 
 pub(crate) use self::bell::Bell;
 pub(crate) use self::children::{Watched, create_report, own_program, prepare_child, wait_for_end};
 pub(crate) use self::huge::HugeWindows;
 pub(crate) use self::mapping::Mapping;
+use super::Fact;
 use super::fill::fill;
 pub(crate) use super::posix::*;
 pub(crate) use super::room::{available, available_memory, holes_take_memory};
-use super::{Fact, PerProcess};
-
-/// Where shared memory objects live: `shm_open(3)` opens this directory's files.
-pub(crate) const SHARED_MEMORY: Option<&str> = Some("/dev/shm");
-
-/// Whether a lock can be changed from one kind to the other in one step, so that nobody gets in between.
-pub(crate) const LOCKS_CONVERT: bool = true;
-
-/// Whether a mapping can hold a lock after its descriptor is closed. Even so, not on every file system: probe it.
-pub(crate) const MAPPINGS_HOLD_LOCKS: bool = true;
-
-/// Whether [`Facts::links`] tells of every file that is open whether its name has gone.
-pub(crate) const LINKS_TELL: bool = true;
-
-/// Whether an array can be handed to another process by its descriptor alone.
-pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = true;
-
-/// What is said to have failed where a mapping does, with the likely reason.
-pub(crate) const MAPPING: &str = "mapping it (address space or vm.max_map_count used up?)";
-
-/// Whether a file that room was taken in has that length already.
-pub(crate) const RESERVING_SETS_LENGTH: bool = true;
 
 /// fallocate(2) is called for this many bytes at a time, so that a signal interrupts little and nothing is done twice.
 const RESERVE_STEP: u64 = 1 << 28;
@@ -180,22 +160,15 @@ pub(crate) fn is_surely_user(owner: u32) -> bool {
 
 /// Returns how long ago this boot was, sleep included.
 pub(crate) fn since_boot() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+    clock(ClockId::Boottime)
 }
 
 /// Returns how long this thread was run so far. Time in which it waited, for its turn too, does not count.
 pub(crate) fn thread_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+    clock(ClockId::ThreadCPUTime)
 }
 
-/// Returns the identity of this boot, where it is told: what was in memory before another one is gone.
-pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
-    static BOOT: PerProcess<Option<[u8; 16]>> = PerProcess::new();
-    BOOT.get_or(|| {
-        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        Some(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes())
-    })
+/// Reads the kernel's random number for this boot.
+pub(super) fn find_boot_id() -> Option<[u8; 16]> {
+    boot_id_from(&std::fs::read("/proc/sys/kernel/random/boot_id").ok()?)
 }

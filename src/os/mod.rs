@@ -51,6 +51,7 @@
 //! | `known_boot_id`, `since_boot`, `user_tag`, `descriptor_limit`, .. | facts of machine and process |
 
 use std::io;
+use std::path::PathBuf;
 use std::time::SystemTime;
 
 /// Writes functions of systems that lack something: they take what their counterparts take, and always answer the same.
@@ -61,52 +62,21 @@ macro_rules! answers {
     };
 }
 
-cfg_if::cfg_if! {
-    if #[cfg(any(target_os = "linux", target_os = "android"))] {
-        pub(crate) mod daemon;
-        mod fill;
-        mod futex;
-        mod linux;
-        mod posix;
-        mod room;
-        pub(crate) use self::futex::{wait_on, wake};
-        pub(crate) use linux::*;
-    } else {
-        mod base_pages;
-        #[path = "no_daemon.rs"]
-        pub(crate) mod daemon;
-        mod doze;
-        mod look;
-        mod not_linux;
-        pub(crate) use self::base_pages::{HugeWindows, Mapping, thread_time};
-        pub(crate) use self::doze::{wait_on, wake};
-        pub(crate) use self::not_linux::*;
-
-        cfg_if::cfg_if! {
-            if #[cfg(unix)] {
-                mod fill;
-                mod posix;
-                mod unix;
-                pub(crate) use unix::*;
-            } else if #[cfg(windows)] {
-                mod fill;
-                mod not_unix;
-                mod windows;
-                pub(crate) use windows::*;
-            } else {
-                mod not_unix;
-                mod stub;
-                pub(crate) use stub::*;
-            }
-        }
-    }
+/// Writes methods of what there is none of.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+macro_rules! never {
+    ($(fn $name:ident($($argument:ty),*) -> $result:ty;)*) => {
+        $(pub(crate) fn $name(&self, $(_: $argument),*) -> $result { match self.0 {} })*
+    };
 }
 
 cfg_if::cfg_if! {
-    if #[cfg(unix)] {
+    if #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))] {
         mod credentials;
+        mod fill;
         #[cfg_attr(not(feature = "channel"), allow(dead_code))] // the manager needs less
         mod listener;
+        mod posix;
         #[cfg_attr(not(feature = "channel"), allow(dead_code, unreachable_pub))] // the manager needs less
         mod socket;
         #[cfg(test)]
@@ -121,12 +91,14 @@ cfg_if::cfg_if! {
             ($($item:item)*) => { $($item)* }
         }
     } else {
+        mod not_unix;
         #[cfg_attr(not(feature = "channel"), allow(dead_code, unreachable_pub))] // the manager needs less
-        mod no_socket;
-        use self::no_socket as socket;
-        pub(crate) use self::no_socket::{Listener, connect, listen};
+        #[path = "no_socket.rs"]
+        mod socket;
+        pub(crate) use self::not_unix::*;
+        pub(crate) use self::socket::{Listener, connect, listen};
         #[cfg(feature = "channel")]
-        pub(crate) use self::no_socket::{SOCKETS_CARRY_FILES, pair};
+        pub(crate) use self::socket::{SOCKETS_CARRY_FILES, pair};
 
         /// Leaves out what needs sockets; `no_socket` tests what is here instead.
         #[cfg(all(test, feature = "channel"))]
@@ -135,6 +107,37 @@ cfg_if::cfg_if! {
         }
     }
 }
+
+cfg_if::cfg_if! {
+    if #[cfg(any(target_os = "linux", target_os = "android"))] {
+        pub(crate) mod daemon;
+        mod futex;
+        mod linux;
+        mod room;
+        pub(crate) use self::futex::{wait_on, wake};
+        pub(crate) use self::linux::*;
+    } else {
+        #[path = "no_daemon.rs"]
+        pub(crate) mod daemon;
+        mod not_linux;
+        pub(crate) use self::not_linux::*;
+
+        cfg_if::cfg_if! {
+            if #[cfg(target_vendor = "apple")] {
+                mod apple;
+                pub(crate) use self::apple::*;
+            } else if #[cfg(windows)] {
+                mod fill;
+                mod windows;
+                pub(crate) use self::windows::*;
+            } else {
+                mod stub;
+                pub(crate) use self::stub::*;
+            }
+        }
+    }
+}
+
 #[cfg_attr(not(feature = "channel"), allow(unreachable_pub))]
 pub use self::socket::Socket;
 #[cfg(all(test, feature = "channel"))]
@@ -148,6 +151,51 @@ cfg_if::cfg_if! {
         #[inline(always)]
         pub(crate) fn step(_name: &str) {}
     }
+}
+
+/// Whether processes can share anything here: that takes locks which end with the process that holds them.
+pub(crate) const SUPPORTED: bool =
+    cfg!(any(target_os = "linux", target_os = "android", target_vendor = "apple", windows));
+
+const LINUX: bool = cfg!(any(target_os = "linux", target_os = "android"));
+
+/// Where shared memory objects live: `shm_open(3)` opens this directory's files. Elsewhere they cannot be listed, or room cannot be
+/// reserved.
+pub(crate) const SHARED_MEMORY: Option<&str> = if LINUX { Some("/dev/shm") } else { None };
+
+/// Whether a lock can be changed from one kind to the other in one step, so that no other process gets in between. Tried on Linux
+/// only; on Windows a second lock would wait for the first.
+pub(crate) const LOCKS_CONVERT: bool = LINUX;
+
+/// Whether a mapping can hold a lock after its descriptor is closed. Even so, not on every file system: probe it. Elsewhere the
+/// descriptor holds it.
+pub(crate) const MAPPINGS_HOLD_LOCKS: bool = LINUX;
+
+/// Whether an array can be handed to another process by its descriptor alone.
+pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = LINUX;
+
+/// Whether a file that room was taken in has that length already.
+pub(crate) const RESERVING_SETS_LENGTH: bool = LINUX;
+
+/// Whether [`Facts::links`] tells of every file that is open whether its name has gone. On Windows the name is moved aside where
+/// the file is mapped; Windows tells an open handle of that, Wine does not.
+pub(crate) const LINKS_TELL: bool = !cfg!(windows);
+
+/// What is said to have failed where a mapping does, with the likely reason.
+pub(crate) const MAPPING: &str = if LINUX {
+    "mapping it (address space or vm.max_map_count used up?)"
+} else {
+    "mapping it (address space used up?)"
+};
+
+/// Returns the number of this process.
+pub(crate) fn process_number() -> u32 {
+    if SUPPORTED { std::process::id() } else { 0 }
+}
+
+/// Returns where temporary files are.
+pub(crate) fn temporary_directory() -> io::Result<PathBuf> {
+    if SUPPORTED { Ok(std::env::temp_dir()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
 mod per_process;
@@ -290,7 +338,7 @@ impl Bound {
 #[derive(Debug)]
 pub(crate) enum PrivateDirectoryError {
     /// It exists, and others could replace what is put into it.
-    #[cfg_attr(not(any(unix, windows)), allow(dead_code))] // where there are no directories, none is found unsafe
+    #[allow(dead_code)] // where there are no directories, none is found unsafe
     Unsafe { reason: &'static str, owner: u32, mode: u32 },
     /// The system would not make it or show it.
     Os(io::Error),
@@ -300,6 +348,18 @@ impl From<io::Error> for PrivateDirectoryError {
     fn from(error: io::Error) -> Self {
         Self::Os(error)
     }
+}
+
+/// Whether the error says that there is no room: blocks, inodes, quota, or what a file can hold.
+pub(crate) fn is_out_of_room(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
+/// Returns the identity of this boot, where it is told: what was in memory before another one is gone.
+pub(crate) fn known_boot_id() -> Option<[u8; 16]> {
+    static BOOT: PerProcess<Option<[u8; 16]>> = PerProcess::new();
+    BOOT.get_or(find_boot_id)
 }
 
 /// Returns the identity of this boot. Where the system does not tell it no two processes agree on it, so that nothing that

@@ -30,13 +30,6 @@ answers! {
     fn listen(&Path) -> io::Result<Listener> = unsupported();
 }
 
-/// Writes methods of what there is none of.
-macro_rules! never {
-    ($(fn $name:ident($($argument:ty),*) -> $result:ty;)*) => {
-        $(pub(crate) fn $name(&self, $(_: $argument),*) -> $result { match self.0 {} })*
-    };
-}
-
 impl Listener {
     never! {
         fn accept(Option<Instant>) -> io::Result<Socket>;

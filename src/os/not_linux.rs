@@ -1,29 +1,25 @@
-//! Every system but Linux: what only Linux has is refused, or known to be missing.
+//! Every system but Linux: what only Linux has is refused, known to be missing, or done by looking again and again.
 
+#![allow(clippy::unnecessary_wraps, clippy::unused_self)] // as their counterparts
+
+use std::convert::Infallible;
 use std::fs::File;
 use std::io;
+use std::marker::PhantomData;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use memmap2::{MmapOptions, MmapRaw};
 
 use super::Room;
+use crate::backoff::Backoff;
 
-/// Where shared memory objects live: nowhere that could be listed, or where room could be reserved.
-pub(crate) const SHARED_MEMORY: Option<&str> = None;
-
-/// Whether a lock can be changed from one kind to the other in one step. Tried on Linux only; on Windows a second lock would
-/// wait for the first.
-pub(crate) const LOCKS_CONVERT: bool = false;
-
-/// Whether a mapping can hold a lock after its descriptor is closed. Here the descriptor holds it.
-pub(crate) const MAPPINGS_HOLD_LOCKS: bool = false;
-
-/// Whether an array can be handed to another process by its descriptor alone.
-pub(crate) const DESCRIPTORS_CAN_BE_SHARED: bool = false;
-
-/// What is said to have failed where a mapping does, with the likely reason.
-pub(crate) const MAPPING: &str = "mapping it (address space used up?)";
-
-/// Whether a file that room was taken in has that length already.
-pub(crate) const RESERVING_SETS_LENGTH: bool = false;
+/// How long the end of a child may go unnoticed.
+const LOOK: Duration = Duration::from_millis(10);
 
 answers! {
     /// Refuses: a file without a name could never be given one.
@@ -54,4 +50,98 @@ answers! {
 
     /// Returns the path by which this program can be started again.
     fn own_program() -> io::Result<PathBuf> = std::env::current_exe();
+
+    /// Returns no time: what would be measured with it is not done here.
+    fn thread_time() -> Duration = Duration::ZERO;
+
+    /// Wakes nothing: sleepers look at the word by themselves.
+    fn wake(&AtomicU32, u32) -> usize = 0;
+}
+
+/// Sleeps while the word is `expected`, for `limit` at most: looks at it again after 20 µs, later every 2 ms.
+pub(crate) fn wait_on(word: &AtomicU32, expected: u32, limit: Duration) {
+    let mut backoff = Backoff::new(limit);
+    while word.load(Ordering::Acquire) == expected && backoff.pause() {}
+}
+
+/// Bytes of a file, mapped shared. They are unmapped when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping(MmapRaw);
+
+impl Mapping {
+    /// Maps `length` bytes, at least one, from `offset` on, for writing too if `write`.
+    pub(crate) fn new(file: &File, offset: u64, length: usize, write: bool) -> io::Result<Self> {
+        let mut options = MmapOptions::new();
+        options.offset(offset).len(length);
+        Ok(Self(if write { options.map_raw(file)? } else { options.map_raw_read_only(file)? }))
+    }
+
+    /// Stands for an empty file, which cannot be mapped: one byte of other memory, which nobody touches.
+    pub(crate) fn of_empty(_file: &File, _write: bool) -> io::Result<Self> {
+        Ok(Self(MmapOptions::new().len(1).map_anon()?.into()))
+    }
+
+    /// Would leave the mapping out of forked children; here it holds no lock, and none is asked for.
+    pub(crate) fn keep_from_children(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Returns where the bytes begin.
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+
+    /// Returns how many of the mapped bytes are mapped by huge pages; here nobody says.
+    pub(crate) fn huge_bytes(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+}
+
+/// The windows of a file that could each be a huge page: here there are none.
+#[derive(Debug)]
+pub(crate) struct HugeWindows<'a>(Infallible, PhantomData<&'a File>);
+
+impl<'a> HugeWindows<'a> {
+    /// Finds none.
+    pub(crate) fn of(_file: &'a File, _length: u64) -> io::Result<Option<Self>> {
+        Ok(None)
+    }
+
+    never! {
+        fn size() -> u64;
+        fn count() -> usize;
+        fn prepare(Range<usize>) -> io::Result<()>;
+        fn collapse(Range<usize>) -> io::Result<()>;
+    }
+}
+
+/// A child that has not been waited for.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    pub(crate) child: Child,
+}
+
+/// Ends a wait of the thread that made it.
+#[derive(Debug, Clone)]
+pub(crate) struct Bell(Thread);
+
+impl Bell {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(thread::current()))
+    }
+
+    pub(crate) fn ring(&self) {
+        self.0.unpark();
+    }
+}
+
+impl Watched {
+    pub(crate) fn new(child: Child) -> Self {
+        Self { child }
+    }
+}
+
+/// Returns when the bell rang or the time is over, or sooner: a child may have ended. The bell is the calling thread's.
+pub(crate) fn wait_for_end<'a>(_: impl Iterator<Item = &'a Watched>, _bell: &Bell, limit: Option<Duration>) {
+    thread::park_timeout(limit.map_or(LOOK, |limit| limit.min(LOOK)));
 }

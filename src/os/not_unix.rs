@@ -1,4 +1,4 @@
-//! Systems that are no Unix: no forks, no signals, no numbers of users, no paths of bytes.
+//! Windows, and systems where nothing can be shared: no forks, no signals, no numbers of users, no paths of bytes.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -7,12 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 
-use super::Stop;
-use super::look::Watched;
-
-/// Whether [`Facts::links`](super::Facts::links) tells of every file that is open whether its name has gone. On Windows the name
-/// is moved aside where the file is mapped; Windows tells an open handle of that, Wine does not.
-pub(crate) const LINKS_TELL: bool = false;
+use super::{Stop, Watched};
 
 answers! {
     /// Returns a number that a forked child does not share with its parent: there are no forks.

@@ -5,24 +5,18 @@ pub(super) mod children;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::fs::{self, Mode, OFlags};
+use rustix::time::ClockId;
 
 pub(crate) use self::children::{ending_signal, inherited_report, is_abort, signal_name};
 use super::{Facts, FileId, LockKind, LockRange, PrivateDirectoryError};
-
-/// Returns the number of this process.
-pub(crate) use std::process::id as process_number;
-
-/// Returns where temporary files are.
-#[allow(clippy::unnecessary_wraps)] // some systems have no files
-pub(crate) fn temporary_directory() -> io::Result<PathBuf> {
-    Ok(std::env::temp_dir())
-}
 
 /// Opens the regular file at `path`, for writing too if `write`.
 ///
@@ -67,22 +61,17 @@ pub(crate) fn share_with_group(file: &File, group: u32) -> io::Result<()> {
 }
 
 /// Removes a name; whoever has the file open or mapped keeps it.
-pub(crate) fn unlink(path: &Path) -> io::Result<()> {
-    std::fs::remove_file(path)
-}
+pub(crate) use std::fs::remove_file as unlink;
+
+/// Replaces whatever `to` names by what `from` names, in one step.
+pub(crate) use std::fs::rename as rename_over;
 
 /// Finishes an `unlink` that had to wait for the last mapping; here none has to.
 pub(crate) fn sweep(_file: &File, _directory: &Path) {}
 
-/// Replaces whatever `to` names by what `from` names, in one step.
-pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
-    std::fs::rename(from, to)
-}
-
 /// Reads identity, links, length, owner, group and mode.
 pub(crate) fn facts(file: &File) -> io::Result<Facts> {
-    let metadata = file.metadata()?;
-    Ok(facts_of(&metadata))
+    Ok(facts_of(&file.metadata()?))
 }
 
 /// Reads the facts of what stands at `path` itself, without following a link.
@@ -148,7 +137,7 @@ pub(crate) fn is_writable_directory(directory: &Path) -> bool {
 
 /// Takes the lock if nobody else's stands in the way: `Ok(false)` if somebody's does.
 pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
-    match fcntl_lock(file, Command::Take, lock_type(kind), range) {
+    match fcntl_lock(file, libc::F_OFD_SETLK, lock_type(kind), range) {
         Ok(_) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
@@ -158,7 +147,7 @@ pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Res
 /// Waits for the lock as long as it takes.
 pub(crate) fn lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<()> {
     loop {
-        match fcntl_lock(file, Command::Wait, lock_type(kind), range) {
+        match fcntl_lock(file, libc::F_OFD_SETLKW, lock_type(kind), range) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             other => return other.map(drop),
         }
@@ -177,12 +166,12 @@ pub(crate) fn try_lock_whole(file: &File) -> io::Result<bool> {
 
 /// Gives up whatever this description holds in the range.
 pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
-    fcntl_lock(file, Command::Take, UNLOCK, range).map(drop)
+    fcntl_lock(file, libc::F_OFD_SETLK, UNLOCK, range).map(drop)
 }
 
 /// Asks whether somebody else's lock would keep `kind` out of the range; takes nothing, disturbs nobody.
 pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
-    let answer = fcntl_lock(file, Command::Ask, lock_type(kind), range)?;
+    let answer = fcntl_lock(file, libc::F_OFD_GETLK, lock_type(kind), range)?;
     Ok(libc::c_int::from(answer.l_type) != UNLOCK)
 }
 
@@ -197,83 +186,40 @@ fn lock_type(kind: LockKind) -> libc::c_int {
     }
 }
 
-/// What is asked of fcntl(2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Command {
-    /// `F_OFD_SETLK`: take or give up a lock, at once or not at all.
-    Take,
-    /// `F_OFD_SETLKW`: wait for it.
-    Wait,
-    /// `F_OFD_GETLK`: who stands in the way?
-    Ask,
-}
-
 cfg_if::cfg_if! {
     if #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "32"))] {
         // With 32-bit file offsets the C library's fcntl would take the short structure, in which these ranges do not
         // fit.
-        type Flock = libc::flock64;
-        const FCNTL: libc::c_long = libc::SYS_fcntl64;
+        use libc::flock64 as Flock;
+
+        #[allow(unsafe_code)]
+        unsafe fn fcntl(descriptor: libc::c_int, command: libc::c_int, lock: *mut Flock) -> libc::c_long {
+            // SAFETY: as the caller says; fcntl64 takes what fcntl takes, with the long structure.
+            unsafe { libc::syscall(libc::SYS_fcntl64, descriptor, command, lock) }
+        }
     } else {
-        type Flock = libc::flock;
+        use libc::{fcntl, flock as Flock};
     }
 }
 
-cfg_if::cfg_if! {
-    if #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))] {
-        /// Whether processes can share anything here: that takes locks which end with the process that holds them.
-        pub(crate) const SUPPORTED: bool = true;
-
-        /// Calls fcntl(2) with one lock and returns the structure as the kernel left it.
-        ///
-        /// See <https://man7.org/linux/man-pages/man2/fcntl.2.html>, "Open file description locks".
-        #[allow(unsafe_code)]
-        fn fcntl_lock(file: &File, command: Command, kind: libc::c_int, range: LockRange) -> io::Result<Flock> {
-            use std::os::fd::AsRawFd;
-            let command = match command {
-                Command::Take => libc::F_OFD_SETLK,
-                Command::Wait => libc::F_OFD_SETLKW,
-                Command::Ask => libc::F_OFD_GETLK,
-            };
-            let out_of_range = |_| io::Error::from(io::ErrorKind::InvalidInput);
-            // The constants fit, whatever their type.
-            #[allow(clippy::cast_possible_truncation, clippy::unnecessary_cast)]
-            let mut lock = Flock {
-                l_type: kind as _,
-                l_whence: libc::SEEK_SET as _,
-                l_start: range.start.try_into().map_err(out_of_range)?,
-                l_len: range.length.try_into().map_err(out_of_range)?,
-                l_pid: 0, // must be 0, or the kernel answers EINVAL
-            };
-            let descriptor = file.as_raw_fd();
-            cfg_if::cfg_if! {
-                if #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "32"))] {
-                    // SAFETY: the descriptor is open for the whole call; `lock` is a flock64, which fcntl64 reads and
-                    // writes.
-                    let answer = unsafe { libc::syscall(FCNTL, descriptor, command, &raw mut lock) };
-                } else {
-                    // SAFETY: the descriptor is open for the whole call; these commands read and write one `struct
-                    // flock`.
-                    let answer = unsafe { libc::fcntl(descriptor, command, &raw mut lock) };
-                }
-            }
-            if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(lock) }
-        }
-    } else {
-        /// Whether processes can share anything here.
-        pub(crate) const SUPPORTED: bool = false;
-
-        /// Refuses: FreeBSD and its relatives have no range locks that belong to the open file.
-        ///
-        /// What they have would not keep the promise. fcntl(2)'s older locks belong to the process: its threads would
-        /// not exclude one another, and closing any descriptor of the file would drop the locks of every guard.
-        /// flock(2) belongs to the open file, but knows no ranges. illumos has the commands, for whole files only.
-        fn fcntl_lock(_file: &File, _command: Command, _kind: libc::c_int, _range: LockRange) -> io::Result<Flock> {
-            let reason = "this system has no range locks that belong to an open file (F_OFD_SETLK), and without them \
-                          nothing can be shared safely";
-            Err(io::Error::new(io::ErrorKind::Unsupported, reason))
-        }
-    }
+/// Calls fcntl(2) with one lock and returns the structure as the kernel left it.
+///
+/// See <https://man7.org/linux/man-pages/man2/fcntl.2.html>, "Open file description locks".
+#[allow(unsafe_code)]
+fn fcntl_lock(file: &File, command: libc::c_int, kind: libc::c_int, range: LockRange) -> io::Result<Flock> {
+    let out_of_range = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    // The constants fit, whatever their type.
+    #[allow(clippy::cast_possible_truncation, clippy::unnecessary_cast)]
+    let mut lock = Flock {
+        l_type: kind as _,
+        l_whence: libc::SEEK_SET as _,
+        l_start: range.start.try_into().map_err(out_of_range)?,
+        l_len: range.length.try_into().map_err(out_of_range)?,
+        l_pid: 0, // must be 0, or the kernel answers EINVAL
+    };
+    // SAFETY: the descriptor is open for the whole call; these commands read and write one `struct flock`.
+    let answer = unsafe { fcntl(file.as_raw_fd(), command, &raw mut lock) };
+    if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(lock) }
 }
 
 /// Grows in every forked child.
@@ -321,6 +267,18 @@ pub(crate) fn forks() -> Option<u64> {
     (begun == ended).then_some(begun)
 }
 
+/// Reads a clock that began before now.
+pub(super) fn clock(id: ClockId) -> Duration {
+    let time = rustix::time::clock_gettime(id);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Reads the identity of a boot that is written in hexadecimal digits, whatever stands between them.
+pub(super) fn boot_id_from(text: &[u8]) -> Option<[u8; 16]> {
+    let digits: String = text.iter().copied().map(char::from).filter(char::is_ascii_hexdigit).collect();
+    Some(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes())
+}
+
 /// Returns the effective user's number.
 pub(crate) fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()
@@ -357,11 +315,6 @@ pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// Whether the error says that the user's quota is used up.
-pub(crate) fn is_over_quota(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EDQUOT)
-}
-
 /// Says why a file cannot have this name, which is free of separators and NUL; here every such name will do.
 pub(crate) fn forbidden_name(_name: &str) -> Option<&'static str> {
     None
@@ -370,11 +323,6 @@ pub(crate) fn forbidden_name(_name: &str) -> Option<&'static str> {
 /// Returns what tells this user's directory in a temporary directory from other users'.
 pub(crate) fn user_tag() -> String {
     user_id().to_string()
-}
-
-/// Whether the error says that there is no room: blocks, inodes or quota.
-pub(crate) fn is_out_of_room(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
 }
 
 /// Whether the error says that a link or another kind of file stands where a regular one was expected.

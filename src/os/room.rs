@@ -3,7 +3,7 @@
 //! A memory file system promises its mount's size even where a control group or the machine has less, and past those
 //! limits allocation does not fail: the kernel kills the process. So they are read before anything is taken.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,9 +17,7 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// Returns how many bytes a new file in `directory` could take now.
 pub(crate) fn available(directory: &Path) -> io::Result<Room> {
     let statistics = rustix::fs::statvfs(directory)?;
-    #[allow(clippy::cast_sign_loss, clippy::cast_lossless, clippy::unnecessary_cast)]
-    // f_type is signed or unsigned, 32 or 64 bits, by architecture
-    let kind = rustix::fs::statfs(directory)?.f_type as u64 & 0xffff_ffff;
+    let kind = kind(rustix::fs::statfs(directory)?);
     let in_memory = [TMPFS_MAGIC, RAMFS_MAGIC].contains(&kind);
     // A ramfs, and a tmpfs mounted without a limit, say 0 blocks in all: only the memory bounds them.
     let file_system = if in_memory && statistics.f_blocks == 0 {
@@ -39,18 +37,22 @@ pub(crate) fn available(directory: &Path) -> io::Result<Room> {
 }
 
 /// Whether a hole of this file takes memory when it is merely read, and kills the reader when there is none.
-pub(crate) fn holes_take_memory(file: &std::fs::File) -> bool {
-    kind(file).is_some_and(|kind| [TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind))
+pub(crate) fn holes_take_memory(file: &File) -> bool {
+    is_on(file, &[TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC])
 }
 
 /// Whether a file is on a tmpfs, as memory without a name is.
-pub(super) fn is_on_tmpfs(file: &std::fs::File) -> bool {
-    kind(file) == Some(TMPFS_MAGIC)
+pub(super) fn is_on_tmpfs(file: &File) -> bool {
+    is_on(file, &[TMPFS_MAGIC])
 }
 
-fn kind(file: &std::fs::File) -> Option<u64> {
-    #[allow(clippy::cast_sign_loss, clippy::cast_lossless, clippy::unnecessary_cast)] // as in `available`
-    rustix::fs::fstatfs(file).ok().map(|statistics| statistics.f_type as u64 & 0xffff_ffff)
+fn is_on(file: &File, kinds: &[u64]) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|statistics| kinds.contains(&kind(statistics)))
+}
+
+#[allow(clippy::cast_sign_loss, clippy::cast_lossless, clippy::unnecessary_cast, clippy::needless_pass_by_value)]
+fn kind(statistics: rustix::fs::StatFs) -> u64 {
+    statistics.f_type as u64 & 0xffff_ffff // signed or unsigned, 32 or 64 bits, by architecture
 }
 
 /// Returns how many bytes of memory this process could take now, as far as the system says.
@@ -70,13 +72,11 @@ fn machine() -> Option<u64> {
     Some((field("MemAvailable")? + field("SwapFree").unwrap_or(0)) * 1024)
 }
 
-/// A memory control group's files: limit, usage, statistics, and which lines of the statistics can be reclaimed.
+/// A memory control group: its directory, and whether it is of the second version, where one hierarchy is for all controllers.
 #[derive(Debug)]
 struct Group {
-    limit: PathBuf,
-    usage: PathBuf,
-    statistics: PathBuf,
-    reclaimable: [&'static str; 2],
+    directory: PathBuf,
+    unified: bool,
 }
 
 /// Returns the least of what the process's memory control group and its ancestors have left.
@@ -88,15 +88,20 @@ fn control_groups() -> Option<u64> {
 
 impl Group {
     fn left(&self) -> Option<u64> {
-        let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-        let limit = number(&self.limit)?; // "max" is no number: no limit
-        let usage = number(&self.usage)?;
-        let statistics = fs::read_to_string(&self.statistics).unwrap_or_default();
+        let [limit, usage, inactive, active] = if self.unified {
+            ["memory.max", "memory.current", "inactive_file", "active_file"]
+        } else {
+            ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"]
+        };
+        let read = |name| fs::read_to_string(self.directory.join(name)).ok();
+        let number = |name| read(name)?.trim().parse::<u64>().ok();
+        let (limit, usage) = (number(limit)?, number(usage)?); // "max" is no number: no limit
+        let statistics = read("memory.stat").unwrap_or_default();
         // Pages of files that were merely read count as usage, but the kernel gives them up before it kills anyone.
         let reclaimable: u64 = statistics
             .lines()
             .filter_map(|line| line.split_once(' '))
-            .filter(|(name, _)| self.reclaimable.contains(name))
+            .filter(|(name, _)| [inactive, active].contains(name))
             .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
             .sum();
         Some(limit.saturating_sub(usage.saturating_sub(reclaimable)))
@@ -118,9 +123,8 @@ fn find_groups() -> Vec<Group> {
         // In a container the mount shows only a part of the hierarchy, `root` and below.
         let below = Path::new(path).strip_prefix(root).or_else(|_| Path::new(path).strip_prefix("/"));
         let Ok(below) = below else { continue };
-        for ancestor in below.ancestors() {
-            groups.push(group_at(&Path::new(mount).join(ancestor), unified));
-        }
+        let ancestors = below.ancestors().map(|below| Path::new(mount).join(below));
+        groups.extend(ancestors.map(|directory| Group { directory, unified }));
     }
     groups
 }
@@ -136,25 +140,6 @@ fn group_mount(line: &str, unified: bool) -> Option<(&str, &str)> {
     let wanted =
         if unified { kind == "cgroup2" } else { kind == "cgroup" && options.split(',').any(|o| o == "memory") };
     wanted.then_some((point, root))
-}
-
-fn group_at(directory: &Path, unified: bool) -> Group {
-    let statistics = directory.join("memory.stat");
-    if unified {
-        Group {
-            limit: directory.join("memory.max"),
-            usage: directory.join("memory.current"),
-            statistics,
-            reclaimable: ["inactive_file", "active_file"],
-        }
-    } else {
-        Group {
-            limit: directory.join("memory.limit_in_bytes"),
-            usage: directory.join("memory.usage_in_bytes"),
-            statistics,
-            reclaimable: ["total_inactive_file", "total_active_file"],
-        }
-    }
 }
 
 #[cfg(test)]
@@ -179,8 +164,9 @@ mod tests {
         write("memory.max", "1000000\n");
         write("memory.current", "900000\n");
         write("memory.stat", "anon 500000\ninactive_file 300000\nactive_file 50000\n");
-        assert_eq!(group_at(directory.path(), true).left(), Some(1_000_000 - (900_000 - 350_000)));
+        let group = Group { directory: directory.path().into(), unified: true };
+        assert_eq!(group.left(), Some(1_000_000 - (900_000 - 350_000)));
         write("memory.max", "max\n");
-        assert_eq!(group_at(directory.path(), true).left(), None);
+        assert_eq!(group.left(), None);
     }
 }

@@ -1,23 +1,23 @@
-//! Systems without files that processes could share (wasm32-unknown-unknown, ..): everything compiles, nothing works.
+//! Systems where nothing can be shared: everything compiles, nothing works.
+//!
+//! wasm32-unknown-unknown has no files. FreeBSD and its relatives have no range locks that belong to the open file, and what they
+//! have would not keep the promise. The older locks of fcntl(2) belong to the process: its threads would not exclude one
+//! another, and closing any descriptor of the file would drop the locks of every guard. flock(2) belongs to the open file, but
+//! knows no ranges. illumos has the commands, for whole files only.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-pub(crate) use super::look::{Bell, Watched, wait_for_end};
-pub(crate) use super::not_unix::*;
 use super::{Facts, LockKind, LockRange, PrivateDirectoryError, Room};
-
-/// Whether processes can share anything here.
-pub(crate) const SUPPORTED: bool = false;
 
 /// What every function answers that could fail.
 fn unsupported<T>() -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "this platform has no memory that processes could share"))
+    Err(io::Error::new(io::ErrorKind::Unsupported, "this platform lacks files, or range locks that belong to an open file (F_OFD_SETLK); nothing can be shared safely"))
 }
 
 answers! {
@@ -40,16 +40,12 @@ answers! {
     fn is_locked(&File, LockKind, LockRange) -> io::Result<bool> = unsupported();
     fn private_directory(&Path) -> Result<(), PrivateDirectoryError> = Ok(unsupported()?);
     fn is_writable_directory(&Path) -> bool = false;
-    fn process_number() -> u32 = 0;
-    fn temporary_directory() -> io::Result<PathBuf> = unsupported();
-    fn known_boot_id() -> Option<[u8; 16]> = None;
+    fn find_boot_id() -> Option<[u8; 16]> = None;
     fn since_boot() -> Duration = Duration::ZERO;
     fn user_tag() -> String = "user".to_owned();
     fn forbidden_name(&str) -> Option<&'static str> = None;
     fn descriptor_limit() -> u64 = 0;
     fn is_out_of_descriptors(&io::Error) -> bool = false;
-    fn is_over_quota(&io::Error) -> bool = false;
-    fn is_out_of_room(&io::Error) -> bool = false;
     fn is_not_a_file(&io::Error) -> bool = false;
     fn create_report() -> io::Result<(File, OsString)> = unsupported();
     fn inherited_report(&OsStr) -> io::Result<ManuallyDrop<File>> = unsupported();

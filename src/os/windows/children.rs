@@ -10,8 +10,6 @@ use std::process::ExitStatus;
 
 use windows_sys::Win32::Storage::FileSystem as fs;
 
-use super::facts::SHARE_ALL;
-pub(crate) use crate::os::look::{Bell, Watched, wait_for_end};
 
 /// `STATUS_STACK_BUFFER_OVERRUN`, which is also what a program that aborts itself ends with.
 const FAIL_FAST: i32 = i32::from_ne_bytes(0xC000_0409_u32.to_ne_bytes());
@@ -19,7 +17,7 @@ const FAIL_FAST: i32 = i32::from_ne_bytes(0xC000_0409_u32.to_ne_bytes());
 /// Creates the file for the children's last words, and says how they find it. It vanishes with the last handle.
 pub(crate) fn create_report() -> io::Result<(File, OsString)> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(true).share_mode(SHARE_ALL);
+    options.read(true).write(true).create_new(true);
     options.attributes(fs::FILE_ATTRIBUTE_TEMPORARY).custom_flags(fs::FILE_FLAG_DELETE_ON_CLOSE);
     let made = tempfile::Builder::new().prefix(".ndshm-report-").make(|path| options.open(path))?;
     let (file, path) = made.into_parts();
@@ -30,7 +28,7 @@ pub(crate) fn create_report() -> io::Result<(File, OsString)> {
 
 /// In a child: finds the file that [`create_report`] described.
 pub(crate) fn inherited_report(name: &OsStr) -> io::Result<ManuallyDrop<File>> {
-    let file = OpenOptions::new().write(true).share_mode(SHARE_ALL).open(name)?;
+    let file = OpenOptions::new().write(true).open(name)?;
     Ok(ManuallyDrop::new(file))
 }
 

@@ -12,14 +12,14 @@ use std::time::{Duration, SystemTime};
 use windows_sys::Win32::Foundation::{ERROR_DELETE_PENDING, FILETIME};
 use windows_sys::Win32::Storage::FileSystem as fs;
 
-use super::is_one_of;
+use super::{check, is_one_of};
 use crate::os::{Facts, FileId};
 
 /// What the names of files begin with that were unlinked or replaced, until nobody has them mapped.
 pub(super) const ASIDE: &str = ".ndshm-gone-";
 
-/// Others may read, write, rename and remove while we have a file open.
-pub(super) const SHARE_ALL: u32 = fs::FILE_SHARE_READ | fs::FILE_SHARE_WRITE | fs::FILE_SHARE_DELETE;
+/// Units of UTF-16 that the longest of paths has, and a NUL.
+const LONGEST_PATH: usize = 1 << 15;
 
 /// Reads identity, links, length and times.
 pub(crate) fn facts(file: &File) -> io::Result<Facts> {
@@ -50,10 +50,12 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
 
 /// Reads the facts of what stands at `path` itself, without following a link.
 pub(crate) fn facts_at(path: &Path) -> io::Result<Facts> {
-    let mut options = OpenOptions::new();
-    options.access_mode(fs::FILE_READ_ATTRIBUTES).share_mode(SHARE_ALL);
-    options.custom_flags(fs::FILE_FLAG_OPEN_REPARSE_POINT | fs::FILE_FLAG_BACKUP_SEMANTICS);
-    facts(&options.open(path).map_err(vanishing)?)
+    facts(&open_as(path, fs::FILE_READ_ATTRIBUTES, fs::FILE_FLAG_OPEN_REPARSE_POINT | fs::FILE_FLAG_BACKUP_SEMANTICS)?)
+}
+
+/// Opens what is at `path` with exactly these rights and flags, and shares all of it.
+pub(super) fn open_as(path: &Path, rights: u32, flags: u32) -> io::Result<File> {
+    OpenOptions::new().access_mode(rights).custom_flags(flags).open(path).map_err(vanishing)
 }
 
 /// A file that is about to disappear has gone already.
@@ -62,7 +64,7 @@ pub(super) fn vanishing(error: io::Error) -> io::Error {
 }
 
 /// `ReFS` numbers its files with 128 bits; elsewhere the upper half is zero. Old and foreign file systems know only 64.
-pub(super) fn id(file: &File, by_handle: &fs::BY_HANDLE_FILE_INFORMATION) -> FileId {
+fn id(file: &File, by_handle: &fs::BY_HANDLE_FILE_INFORMATION) -> FileId {
     match get::<fs::FILE_ID_INFO>(file) {
         Ok(info) => {
             let number = u128::from_le_bytes(info.FileId.Identifier);
@@ -79,7 +81,7 @@ pub(super) fn id(file: &File, by_handle: &fs::BY_HANDLE_FILE_INFORMATION) -> Fil
 }
 
 /// Lengths are signed there, and never negative.
-pub(super) fn bytes(number: i64) -> u64 {
+fn bytes(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
@@ -107,33 +109,22 @@ pub(super) fn path_of(file: &File) -> Option<PathBuf> {
 /// `volume` says how the path begins; without the volume it is found the fastest.
 #[allow(unsafe_code)]
 fn path_units(file: &File, volume: fs::GETFINALPATHNAMEBYHANDLE_FLAGS) -> Option<Vec<u16>> {
-    // The second size is enough for the longest of paths.
-    for size in [1 << 9, 1 << 16] {
-        let mut units = vec![0u16; size];
-        let flags = volume | fs::FILE_NAME_OPENED;
-        // SAFETY: the handle is open, and `units` has `size` units, which may be written.
-        let length = unsafe {
-            fs::GetFinalPathNameByHandleW(file.as_raw_handle(), units.as_mut_ptr(), u32::try_from(size).ok()?, flags)
-        };
-        // 0: it failed. More than there is room for: so much is needed.
-        match usize::try_from(length) {
-            Ok(length) if length > 0 && length < size => {
-                units.truncate(length);
-                return Some(units);
-            }
-            Ok(length) if length >= size => {}
-            _ => return None,
-        }
-    }
-    None
+    let mut units = vec![0u16; LONGEST_PATH];
+    let (size, flags) = (u32::try_from(LONGEST_PATH).ok()?, volume | fs::FILE_NAME_OPENED);
+    // SAFETY: the handle is open, and `units` has `size` units, which may be written.
+    let length = unsafe { fs::GetFinalPathNameByHandleW(file.as_raw_handle(), units.as_mut_ptr(), size, flags) };
+    // 0: it failed.
+    let length = usize::try_from(length).ok().filter(|length| (1..LONGEST_PATH).contains(length))?;
+    units.truncate(length);
+    Some(units)
 }
 
 #[allow(unsafe_code)]
 pub(super) fn by_handle(file: &File) -> io::Result<fs::BY_HANDLE_FILE_INFORMATION> {
     let mut information = fs::BY_HANDLE_FILE_INFORMATION::default();
     // SAFETY: the handle is open, and the structure is the one that is written.
-    let done = unsafe { fs::GetFileInformationByHandle(file.as_raw_handle(), &raw mut information) };
-    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(information) }
+    check(unsafe { fs::GetFileInformationByHandle(file.as_raw_handle(), &raw mut information) })?;
+    Ok(information)
 }
 
 /// What can be asked or told about an open file.
@@ -166,21 +157,19 @@ information!(
 );
 
 #[allow(unsafe_code)]
-pub(super) fn get<T: Information + Default>(file: &File) -> io::Result<T> {
+fn get<T: Information + Default>(file: &File) -> io::Result<T> {
     let mut answer = T::default();
     let size = u32::try_from(size_of::<T>()).unwrap_or(0);
     // SAFETY: the handle is open, and `answer` is the structure of this class.
-    let done =
-        unsafe { fs::GetFileInformationByHandleEx(file.as_raw_handle(), T::CLASS, (&raw mut answer).cast(), size) };
-    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+    check(unsafe { fs::GetFileInformationByHandleEx(file.as_raw_handle(), T::CLASS, (&raw mut answer).cast(), size) })?;
+    Ok(answer)
 }
 
 #[allow(unsafe_code)]
 pub(super) fn set<T: Information>(file: &File, value: &T) -> io::Result<()> {
     let size = u32::try_from(size_of::<T>()).unwrap_or(0);
     // SAFETY: the handle is open, and `value` is the structure of this class, which is only read.
-    let done = unsafe {
+    check(unsafe {
         fs::SetFileInformationByHandle(file.as_raw_handle(), T::CLASS, std::ptr::from_ref(value).cast(), size)
-    };
-    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    })
 }

@@ -12,6 +12,7 @@ use std::os::windows::ffi::OsStrExt;
 use std::os::windows::fs::{FileExt, OpenOptionsExt};
 use std::os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle};
 use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
 use std::time::Duration;
 
 use windows_sys::Win32::Foundation as code;
@@ -19,31 +20,25 @@ use windows_sys::Win32::Storage::FileSystem as fs;
 use windows_sys::Win32::System::IO::DeviceIoControl;
 use windows_sys::Win32::System::Ioctl::FSCTL_SET_COMPRESSION;
 
-use super::facts::{ASIDE, SHARE_ALL, by_handle, bytes, facts, facts_at, get, id, path_of, set, vanishing};
-use super::{is_one_of, os_error};
+use super::facts::{ASIDE, by_handle, facts, facts_at, open_as, path_of, set, vanishing};
+use super::{check, is_one_of};
 use crate::os::fill::fill;
-use crate::os::{Bound, FileId, Room};
+use crate::os::{Bound, Room, is_out_of_room};
 
-/// How long an operation is tried again that a virus scanner or an indexer may stand in the way of for a moment.
-const PATIENCE: [Duration; 5] = [
-    Duration::from_millis(1),
-    Duration::from_millis(4),
-    Duration::from_millis(16),
-    Duration::from_millis(32),
-    Duration::from_millis(64),
-];
+/// How many milliseconds pass before each further try of an operation that a virus scanner or an indexer may stand in the way of for a moment.
+const PAUSES: [u64; 5] = [1, 4, 16, 32, 64];
 
 /// Opens the file at `path`, for writing too if `write`; a link is opened itself, and [`facts`] tells.
 pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(write).share_mode(SHARE_ALL).custom_flags(fs::FILE_FLAG_OPEN_REPARSE_POINT);
+    options.read(true).write(write).custom_flags(fs::FILE_FLAG_OPEN_REPARSE_POINT);
     patiently(|| options.open(path)).map_err(vanishing)
 }
 
 /// Creates an empty file at `path`, which nobody may have. There are no permission bits: the directory's rights apply.
 pub(crate) fn create_hidden(path: &Path, _mode: u32) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(true).share_mode(SHARE_ALL);
+    options.read(true).write(true).create_new(true);
     // Temporary: the cache writes it to disk late, or never.
     let file = options.attributes(fs::FILE_ATTRIBUTE_TEMPORARY | fs::FILE_ATTRIBUTE_NOT_CONTENT_INDEXED).open(path)?;
     let stored_as_it_is = by_handle(&file).and_then(|facts| {
@@ -51,39 +46,33 @@ pub(crate) fn create_hidden(path: &Path, _mode: u32) -> io::Result<File> {
         let compressed = facts.dwFileAttributes & fs::FILE_ATTRIBUTE_COMPRESSED != 0;
         if compressed { decompress(&file) } else { Ok(()) }
     });
-    match stored_as_it_is {
-        Ok(()) => Ok(file),
-        Err(error) => {
-            drop(file);
-            let _already_gone = std::fs::remove_file(path);
-            Err(error)
-        }
+    if let Err(error) = stored_as_it_is {
+        drop(file);
+        let _already_gone = std::fs::remove_file(path);
+        return Err(error);
     }
+    Ok(file)
 }
 
 /// Reads bytes; the handle's offset means nothing here.
-pub(crate) fn read_exact_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match file.seek_read(bytes, at)? {
+pub(crate) fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.seek_read(&mut bytes[done..], at + done as u64)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            count => {
-                bytes = &mut bytes[count..];
-                at += count as u64;
-            }
+            count => done += count,
         }
     }
     Ok(())
 }
 
 /// Writes bytes at an offset.
-pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match file.seek_write(bytes, at)? {
+pub(crate) fn write_all_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.seek_write(&bytes[done..], at + done as u64)? {
             0 => return Err(io::ErrorKind::WriteZero.into()),
-            count => {
-                bytes = &bytes[count..];
-                at += count as u64;
-            }
+            count => done += count,
         }
     }
     Ok(())
@@ -98,8 +87,9 @@ pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut at: u64) -> io::Re
 pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
     let number = facts(file)?.id.number;
     let access = if write { fs::FILE_GENERIC_READ | fs::FILE_GENERIC_WRITE } else { fs::FILE_GENERIC_READ };
+    let shared = fs::FILE_SHARE_READ | fs::FILE_SHARE_WRITE | fs::FILE_SHARE_DELETE; // as `OpenOptions` does
     // SAFETY: the handle is open for the whole call.
-    let handle = unsafe { fs::ReOpenFile(file.as_raw_handle(), access, SHARE_ALL, 0) };
+    let handle = unsafe { fs::ReOpenFile(file.as_raw_handle(), access, shared, 0) };
     let error = if handle == code::INVALID_HANDLE_VALUE {
         io::Error::last_os_error()
     } else {
@@ -124,7 +114,7 @@ pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
 /// For file systems (and Wine) that follow the path, and not the handle: the file may have been moved aside from there.
 fn reopen_by_path(file: &File, number: u64, write: bool) -> Option<File> {
     let path = path_of(file)?;
-    let aside = path.with_file_name(aside_name(FileId { device: 0, number }));
+    let aside = path.with_file_name(aside_name(number));
     [path, aside].iter().find_map(|path| {
         let again = open(path, write).ok()?;
         (facts(&again).ok()?.id.number == number).then_some(again)
@@ -137,8 +127,7 @@ pub(crate) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     let (from, to) = (wide(from)?, wide(to)?);
     patiently(|| {
         // SAFETY: both names end with NUL. Without flags an existing name is an error.
-        let done = unsafe { fs::MoveFileExW(from.as_ptr(), to.as_ptr(), 0) };
-        if done == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        check(unsafe { fs::MoveFileExW(from.as_ptr(), to.as_ptr(), 0) })
     })
 }
 
@@ -150,20 +139,13 @@ pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
         other => return other,
     }
     let aside = move_aside(to)?;
-    match rename_new(from, to) {
-        Ok(()) => {
-            remove_aside(&aside);
-            Ok(())
-        }
-        Err(error) => {
-            // Put it back, unless somebody took the name in that moment.
-            let back = rename_new(&aside, to);
-            if back.is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
-                remove_aside(&aside);
-            }
-            Err(error)
-        }
+    let renamed = rename_new(from, to);
+    // If that failed, put it back, unless another process took the name in that moment.
+    let is_taken = |error: io::Error| error.kind() == io::ErrorKind::AlreadyExists;
+    if renamed.is_ok() || rename_new(&aside, to).is_err_and(is_taken) {
+        remove_aside(&aside);
     }
+    renamed
 }
 
 /// Takes the name away; whoever has the file open or mapped keeps it.
@@ -174,8 +156,8 @@ pub(crate) fn unlink(path: &Path) -> io::Result<()> {
 
 /// Removes a file of `directory` that was moved aside, if this was its last mapping; does nothing for any other.
 pub(crate) fn sweep(file: &File, directory: &Path) {
-    if let Ok(by_handle) = by_handle(file) {
-        let aside = directory.join(aside_name(id(file, &by_handle)));
+    if let Ok(facts) = facts(file) {
+        let aside = directory.join(aside_name(facts.id.number));
         let _mapped_or_gone = open_to_remove(&aside).and_then(|file| remove(&file));
     }
 }
@@ -186,21 +168,19 @@ fn remove_aside(aside: &Path) {
 }
 
 fn open_to_remove(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.access_mode(fs::DELETE | fs::FILE_READ_ATTRIBUTES).share_mode(SHARE_ALL);
-    options.custom_flags(fs::FILE_FLAG_OPEN_REPARSE_POINT).open(path).map_err(vanishing)
+    open_as(path, fs::DELETE | fs::FILE_READ_ATTRIBUTES, fs::FILE_FLAG_OPEN_REPARSE_POINT)
 }
 
 /// Moves a file to a hidden name in the same directory, which whoever has the file open can tell too.
 fn move_aside(path: &Path) -> io::Result<PathBuf> {
-    let aside = path.with_file_name(aside_name(facts_at(path)?.id));
+    let aside = path.with_file_name(aside_name(facts_at(path)?.id.number));
     rename_new(path, &aside)?;
     Ok(aside)
 }
 
 /// No two files of one directory have the same number, so no two want the same name.
-fn aside_name(id: FileId) -> String {
-    format!("{ASIDE}{:x}", id.number)
+fn aside_name(number: u64) -> String {
+    format!("{ASIDE}{number:x}")
 }
 
 /// Removes the file with its name: now, or where the system knows only the older way with the last handle.
@@ -225,7 +205,7 @@ fn is_in_use(error: &io::Error) -> bool {
 fn patiently<R>(mut operation: impl FnMut() -> io::Result<R>) -> io::Result<R> {
     let is_unshared =
         |error: &io::Error| is_one_of(error, &[code::ERROR_SHARING_VIOLATION, code::ERROR_LOCK_VIOLATION]);
-    for pause in PATIENCE {
+    for pause in PAUSES.map(Duration::from_millis) {
         match operation() {
             Err(error) if is_unshared(&error) => std::thread::sleep(pause),
             other => return other,
@@ -262,21 +242,17 @@ pub(super) fn wide(path: &Path) -> io::Result<Vec<u16>> {
 /// NTFS does so whenever the length of an ordinary file grows. Where that did not happen, a file that nobody else can
 /// see (`exclusive`) is written from end to end, and for others there is no way.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
-    let has_room = || -> io::Result<bool> {
-        let now: fs::FILE_STANDARD_INFO = get(file)?;
-        Ok(bytes(now.AllocationSize) >= length)
-    };
-    if length == 0 || has_room()? {
+    let now = facts(file)?;
+    if now.allocated >= length {
         return Ok(());
     }
     let thin = fs::FILE_ATTRIBUTE_SPARSE_FILE | fs::FILE_ATTRIBUTE_COMPRESSED;
     if by_handle(file)?.dwFileAttributes & thin == 0 {
         // No less than the length, or the file would be cut short.
-        let size = length.max(bytes(get::<fs::FILE_STANDARD_INFO>(file)?.EndOfFile));
-        let size = size.try_into().map_err(|_| os_error(code::ERROR_FILE_TOO_LARGE))?;
+        let size = length.max(now.length).try_into().map_err(|_| io::ErrorKind::FileTooLarge)?;
         match set(file, &fs::FILE_ALLOCATION_INFO { AllocationSize: size }) {
-            Ok(()) if has_room()? => return Ok(()),
-            Err(error) if super::is_out_of_room(&error) => return Err(error),
+            Ok(()) if facts(file)?.allocated >= length => return Ok(()),
+            Err(error) if is_out_of_room(&error) => return Err(error),
             _ => {} // a file system, or Wine, that does not allocate ahead
         }
     }
@@ -287,21 +263,12 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
 #[allow(unsafe_code)]
 fn decompress(file: &File) -> io::Result<()> {
     let (none, mut written) = (0u16, 0); // COMPRESSION_FORMAT_NONE
+    let (file, none) = (file.as_raw_handle(), (&raw const none).cast());
     // SAFETY: the handle is open and synchronous; the input is the 16-bit number that this command reads, and there is
     // no output but the count.
-    let done = unsafe {
-        DeviceIoControl(
-            file.as_raw_handle(),
-            FSCTL_SET_COMPRESSION,
-            (&raw const none).cast(),
-            2,
-            std::ptr::null_mut(),
-            0,
-            &raw mut written,
-            std::ptr::null_mut(),
-        )
-    };
-    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    check(unsafe {
+        DeviceIoControl(file, FSCTL_SET_COMPRESSION, none, 2, null_mut(), 0, &raw mut written, null_mut())
+    })
 }
 
 /// Returns how many bytes a new file in `directory` could take now, within the user's quota.
@@ -310,17 +277,13 @@ pub(crate) fn available(directory: &Path) -> io::Result<Room> {
     let directory = wide(directory)?;
     let mut bytes = 0;
     // SAFETY: the name ends with NUL, `bytes` may be written, and the other two answers are not asked for.
-    let done = unsafe {
-        fs::GetDiskFreeSpaceExW(directory.as_ptr(), &raw mut bytes, std::ptr::null_mut(), std::ptr::null_mut())
-    };
-    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(Room { bytes, bound: Bound::FileSystem }) }
+    check(unsafe { fs::GetDiskFreeSpaceExW(directory.as_ptr(), &raw mut bytes, null_mut(), null_mut()) })?;
+    Ok(Room { bytes, bound: Bound::FileSystem })
 }
 
 /// Whether this process may make and remove names in `directory`.
 pub(crate) fn is_writable_directory(directory: &Path) -> bool {
-    let mut options = OpenOptions::new();
-    options.access_mode(fs::FILE_ADD_FILE | fs::FILE_DELETE_CHILD).share_mode(SHARE_ALL);
-    let opened = options.custom_flags(fs::FILE_FLAG_BACKUP_SEMANTICS).open(directory);
+    let opened = open_as(directory, fs::FILE_ADD_FILE | fs::FILE_DELETE_CHILD, fs::FILE_FLAG_BACKUP_SEMANTICS);
     opened.is_ok_and(|directory| directory.metadata().is_ok_and(|metadata| metadata.is_dir()))
 }
 

@@ -16,7 +16,7 @@ use windows_sys::Win32::Storage::FileSystem::{
 };
 use windows_sys::Win32::System::IO::{OVERLAPPED, OVERLAPPED_0, OVERLAPPED_0_0};
 
-use super::is_one_of;
+use super::{check, is_one_of};
 use crate::backoff::Backoff;
 use crate::os::{LockKind, LockRange};
 
@@ -30,12 +30,11 @@ const QUESTION_WAIT: Duration = Duration::from_millis(100);
 /// Takes the lock if no other stands in the way: `Ok(false)` if one does. A question does not, unless the process that asks
 /// is suspended.
 pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
-    match at_once(file, kind, range)? {
-        false if kind == LockKind::Exclusive => {
-            Ok(without_questions(file, || at_once(file, kind, range))?.unwrap_or(false))
-        }
-        taken => Ok(taken),
+    let at_once = || at_once(file, kind, range);
+    if at_once()? {
+        return Ok(true);
     }
+    Ok(kind == LockKind::Exclusive && without_questions(file, at_once)?.unwrap_or(false))
 }
 
 /// Waits for the lock as long as it takes.
@@ -49,8 +48,7 @@ pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
     let (low, high) = halves(range.length);
     let mut place = place_of(range);
     // SAFETY: the handle is open for the whole call and synchronous, so that `place` is not used after it.
-    let done = unsafe { UnlockFileEx(file.as_raw_handle(), 0, low, high, &raw mut place) };
-    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    check(unsafe { UnlockFileEx(file.as_raw_handle(), 0, low, high, &raw mut place) })
 }
 
 /// Asks whether a lock would keep `kind` out of the range; one that `file` itself holds counts too.
@@ -109,8 +107,7 @@ fn take(file: &File, kind: LockKind, range: LockRange, flags: u32) -> io::Result
     let mut place = place_of(range);
     // SAFETY: the handle is open for the whole call and synchronous (every file here is opened that way), so that
     // `place` is not used after it.
-    let done = unsafe { LockFileEx(file.as_raw_handle(), flags, 0, low, high, &raw mut place) };
-    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    check(unsafe { LockFileEx(file.as_raw_handle(), flags, 0, low, high, &raw mut place) })
 }
 
 #[allow(clippy::cast_possible_truncation)] // the halves of a number are what is asked for
@@ -121,12 +118,8 @@ fn halves(number: u64) -> (u32, u32) {
 fn place_of(range: LockRange) -> OVERLAPPED {
     #[allow(non_snake_case)] // their names
     let (Offset, OffsetHigh) = halves(range.start);
-    OVERLAPPED {
-        Anonymous: OVERLAPPED_0 { Anonymous: OVERLAPPED_0_0 { Offset, OffsetHigh } },
-        hEvent: std::ptr::null_mut(),
-        Internal: 0,
-        InternalHigh: 0,
-    }
+    let anonymous = OVERLAPPED_0 { Anonymous: OVERLAPPED_0_0 { Offset, OffsetHigh } };
+    OVERLAPPED { Anonymous: anonymous, ..OVERLAPPED::default() }
 }
 
 #[cfg(test)]

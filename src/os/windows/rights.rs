@@ -1,15 +1,13 @@
 //! Whose a directory is, and who may write into it: owners and access control lists.
 
 use std::ffi::c_void;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::windows::fs::OpenOptionsExt;
 use std::os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle};
 use std::path::Path;
+use std::ptr::null_mut;
 
-use windows_sys::Win32::Foundation::{
-    ERROR_ALREADY_EXISTS, ERROR_SUCCESS, GENERIC_ALL, GENERIC_WRITE, HANDLE, LocalFree,
-};
+use windows_sys::Win32::Foundation::{ERROR_SUCCESS, GENERIC_ALL, GENERIC_WRITE, HANDLE, LocalFree};
 use windows_sys::Win32::Security as security;
 use windows_sys::Win32::Security::Authorization::{
     ConvertSidToStringSidW, ConvertStringSecurityDescriptorToSecurityDescriptorW, GetSecurityInfo, SDDL_REVISION_1,
@@ -18,9 +16,9 @@ use windows_sys::Win32::Security::Authorization::{
 use windows_sys::Win32::Storage::FileSystem as fs;
 use windows_sys::Win32::System::Threading::{GetCurrentProcess, OpenProcessToken};
 
-use super::facts::facts;
+use super::check;
+use super::facts::{facts, open_as};
 use super::files::wide;
-use super::{is_one_of, os_error};
 use crate::os::PrivateDirectoryError;
 
 /// Rights with which somebody could put files into a directory, take them out, turn it into a link to another one, or
@@ -41,6 +39,9 @@ const ALLOWED: u8 = 0;
 const ALLOWED_CALLBACK: u8 = 9;
 const ALLOWED_KINDS: [u8; 5] = [ALLOWED, 4, 5, ALLOWED_CALLBACK, 11];
 
+/// Identifiers that stand for the owner of a file, whichever that is.
+const OWNERS: [security::WELL_KNOWN_SID_TYPE; 2] = [security::WinCreatorOwnerSid, security::WinCreatorOwnerRightsSid];
+
 /// Returns what tells this user's directory in a temporary directory from other users': the security identifier.
 pub(crate) fn user_tag() -> String {
     // Whoever has no identifier owns no directory either, and is told so there.
@@ -52,11 +53,8 @@ pub(crate) fn user_tag() -> String {
 pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError> {
     let user = this_user()?;
     create_directory(path, &user)?;
-    let mut options = OpenOptions::new();
-    options
-        .access_mode(fs::READ_CONTROL | fs::FILE_READ_ATTRIBUTES)
-        .custom_flags(fs::FILE_FLAG_BACKUP_SEMANTICS | fs::FILE_FLAG_OPEN_REPARSE_POINT);
-    let directory = options.open(path)?;
+    let flags = fs::FILE_FLAG_BACKUP_SEMANTICS | fs::FILE_FLAG_OPEN_REPARSE_POINT;
+    let directory = open_as(path, fs::READ_CONTROL | fs::FILE_READ_ATTRIBUTES, flags)?;
     let facts = facts(&directory)?;
     let refuse = |reason| Err(PrivateDirectoryError::Unsafe { reason, owner: facts.owner, mode: facts.mode });
     match facts.other {
@@ -65,7 +63,8 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError
         None => return refuse("it is not a directory"),
     }
     let rights = Rights::of(&directory)?;
-    if !rights.owner_is_trusted(&user) {
+    // Administrators own what an elevated process of this user makes; and they could do anything anyway.
+    if rights.owner.is_null() || !is_trusted(rights.owner, &user) {
         return refuse("it belongs to another user");
     }
     if rights.others_can_write(&user)? {
@@ -80,19 +79,12 @@ fn create_directory(path: &Path, user: &Sid) -> io::Result<()> {
     // D: who may what; P: nothing from above; OICI: so do files and directories inside; FA: everything.
     let text = format!("D:P(A;OICI;FA;;;{})(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)", user.text()?);
     let text: Vec<u16> = text.encode_utf16().chain([0]).collect();
-    let mut descriptor = Local(std::ptr::null_mut());
+    let mut descriptor = Local(null_mut());
+    let at = &raw mut descriptor.0;
     // SAFETY: the text ends with NUL, and the pointer to what is allocated is written to `descriptor`.
-    let done = unsafe {
-        ConvertStringSecurityDescriptorToSecurityDescriptorW(
-            text.as_ptr(),
-            SDDL_REVISION_1,
-            &raw mut descriptor.0,
-            std::ptr::null_mut(),
-        )
-    };
-    if done == 0 {
-        return Err(io::Error::last_os_error());
-    }
+    check(unsafe {
+        ConvertStringSecurityDescriptorToSecurityDescriptorW(text.as_ptr(), SDDL_REVISION_1, at, null_mut())
+    })?;
     let attributes = security::SECURITY_ATTRIBUTES {
         nLength: u32::try_from(size_of::<security::SECURITY_ATTRIBUTES>()).unwrap_or(0),
         lpSecurityDescriptor: descriptor.0,
@@ -100,13 +92,10 @@ fn create_directory(path: &Path, user: &Sid) -> io::Result<()> {
     };
     let path = wide(path)?;
     // SAFETY: the name ends with NUL; `attributes` and the descriptor it points to live until after the call.
-    if unsafe { fs::CreateDirectoryW(path.as_ptr(), &raw const attributes) } == 0 {
-        let error = io::Error::last_os_error();
-        if !is_one_of(&error, &[ERROR_ALREADY_EXISTS]) {
-            return Err(error);
-        }
+    match check(unsafe { fs::CreateDirectoryW(path.as_ptr(), &raw const attributes) }) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
     }
-    Ok(())
 }
 
 /// Memory that the system allocated for us.
@@ -130,30 +119,20 @@ struct Sid {
 
 #[allow(unsafe_code)]
 fn this_user() -> io::Result<Sid> {
-    let mut token: HANDLE = std::ptr::null_mut();
+    let mut token: HANDLE = null_mut();
     // SAFETY: the pseudo handle of this process is always valid.
     let process = unsafe { GetCurrentProcess() };
     // SAFETY: `token` may be written.
-    if unsafe { OpenProcessToken(process, security::TOKEN_QUERY, &raw mut token) } == 0 {
-        return Err(io::Error::last_os_error());
-    }
+    check(unsafe { OpenProcessToken(process, security::TOKEN_QUERY, &raw mut token) })?;
     // SAFETY: the handle was made by the call above and belongs to nobody else.
-    let token = unsafe { OwnedHandle::from_raw_handle(token) };
+    let owned = unsafe { OwnedHandle::from_raw_handle(token) };
     let mut token_user =
         vec![0u64; (size_of::<security::TOKEN_USER>() + security::SECURITY_MAX_SID_SIZE as usize) / 8 + 1];
-    let size = u32::try_from(token_user.len() * 8).unwrap_or(0);
-    let mut needed = 0;
+    let (size, mut needed) = (u32::try_from(token_user.len() * 8).unwrap_or(0), 0);
+    let (token, at) = (owned.as_raw_handle(), token_user.as_mut_ptr().cast());
     // SAFETY: the buffer has `size` bytes, aligned for a pointer, and may be written.
-    let done = unsafe {
-        security::GetTokenInformation(
-            token.as_raw_handle(),
-            security::TokenUser,
-            token_user.as_mut_ptr().cast(),
-            size,
-            &raw mut needed,
-        )
-    };
-    if done == 0 { Err(io::Error::last_os_error()) } else { Ok(Sid { token_user }) }
+    check(unsafe { security::GetTokenInformation(token, security::TokenUser, at, size, &raw mut needed) })?;
+    Ok(Sid { token_user })
 }
 
 impl Sid {
@@ -167,22 +146,13 @@ impl Sid {
     /// Writes the identifier as people know it: "S-1-5-21-..".
     #[allow(unsafe_code)]
     fn text(&self) -> io::Result<String> {
-        let mut text = std::ptr::null_mut();
+        let mut text = null_mut();
         // SAFETY: the identifier is valid as long as `self`; the pointer to what is allocated is written to `text`.
-        if unsafe { ConvertSidToStringSidW(self.pointer(), &raw mut text) } == 0 {
-            return Err(io::Error::last_os_error());
-        }
+        check(unsafe { ConvertSidToStringSidW(self.pointer(), &raw mut text) })?;
         let _freed_at_the_end = Local(text.cast());
-        let mut units = Vec::new();
-        loop {
-            // SAFETY: the text ends with NUL, and everything before was not NUL.
-            let at = unsafe { text.add(units.len()) };
-            // SAFETY: as above.
-            match unsafe { at.read() } {
-                0 => return Ok(String::from_utf16_lossy(&units)),
-                unit => units.push(unit),
-            }
-        }
+        // SAFETY: the text ends with NUL, and nothing behind that is read.
+        let units = (0..).map(|at| unsafe { text.wrapping_add(at).read() }).take_while(|unit| *unit != 0);
+        Ok(String::from_utf16_lossy(&units.collect::<Vec<_>>()))
     }
 }
 
@@ -198,32 +168,16 @@ struct Rights {
 impl Rights {
     #[allow(unsafe_code)]
     fn of(file: &File) -> io::Result<Self> {
-        let mut owner = std::ptr::null_mut();
-        let mut list = std::ptr::null_mut();
-        let mut descriptor = Local(std::ptr::null_mut());
+        let (mut owner, mut list) = (null_mut(), null_mut());
+        let mut descriptor = Local(null_mut());
         let wanted = security::OWNER_SECURITY_INFORMATION | security::DACL_SECURITY_INFORMATION;
+        let (file, kind, no_group, no_audit) = (file.as_raw_handle(), SE_FILE_OBJECT, null_mut(), null_mut());
+        let (to_owner, to_list, to_descriptor) = (&raw mut owner, &raw mut list, &raw mut descriptor.0);
         // SAFETY: the handle is open with READ_CONTROL; the three pointers may be written.
-        let answer = unsafe {
-            GetSecurityInfo(
-                file.as_raw_handle(),
-                SE_FILE_OBJECT,
-                wanted,
-                &raw mut owner,
-                std::ptr::null_mut(),
-                &raw mut list,
-                std::ptr::null_mut(),
-                &raw mut descriptor.0,
-            )
-        };
-        if answer != ERROR_SUCCESS {
-            return Err(os_error(answer));
+        match unsafe { GetSecurityInfo(file, kind, wanted, to_owner, no_group, to_list, no_audit, to_descriptor) } {
+            ERROR_SUCCESS => Ok(Self { owner, list, _descriptor: descriptor }),
+            code => Err(io::Error::from_raw_os_error(i32::try_from(code).unwrap_or(i32::MAX))),
         }
-        Ok(Self { owner, list, _descriptor: descriptor })
-    }
-
-    /// Administrators own what an elevated process of this user makes; and they could do anything anyway.
-    fn owner_is_trusted(&self, user: &Sid) -> bool {
-        !self.owner.is_null() && is_trusted(self.owner, user)
     }
 
     #[allow(unsafe_code)]
@@ -234,11 +188,9 @@ impl Rights {
         // SAFETY: the list is valid as long as `self`.
         let entries = unsafe { (*self.list).AceCount };
         for index in 0..entries.into() {
-            let mut entry = std::ptr::null_mut();
+            let mut entry = null_mut();
             // SAFETY: the list is valid, and `entry` may be written.
-            if unsafe { security::GetAce(self.list, index, &raw mut entry) } == 0 {
-                return Err(io::Error::last_os_error());
-            }
+            check(unsafe { security::GetAce(self.list, index, &raw mut entry) })?;
             // SAFETY: every entry begins with a header.
             let kind = unsafe { (*entry.cast::<security::ACE_HEADER>()).AceType };
             if !ALLOWED_KINDS.contains(&kind) {
@@ -252,7 +204,7 @@ impl Rights {
             let mask = unsafe { (*allowed).Mask };
             // SAFETY: and the identifier begins here, inside the entry.
             let who = unsafe { &raw mut (*allowed).SidStart }.cast();
-            if mask & WRITING != 0 && !is_trusted(who, user) && !stands_for_owner(who) {
+            if mask & WRITING != 0 && !is_trusted(who, user) && !is_any_of(who, &OWNERS) {
                 return Ok(true);
             }
         }
@@ -260,27 +212,17 @@ impl Rights {
     }
 }
 
+#[allow(unsafe_code)]
 fn is_trusted(who: security::PSID, user: &Sid) -> bool {
-    is_same(who, user.pointer())
-        || is_well_known(who, security::WinLocalSystemSid)
-        || is_well_known(who, security::WinBuiltinAdministratorsSid)
-}
-
-/// Whether the identifier stands for the owner of a file, whoever that is.
-fn stands_for_owner(who: security::PSID) -> bool {
-    is_well_known(who, security::WinCreatorOwnerSid) || is_well_known(who, security::WinCreatorOwnerRightsSid)
-}
-
-#[allow(unsafe_code)]
-fn is_same(one: security::PSID, other: security::PSID) -> bool {
     // SAFETY: both point to identifiers that the system gave, in memory that is borrowed from their owners.
-    unsafe { security::EqualSid(one, other) != 0 }
+    let is_user = unsafe { security::EqualSid(who, user.pointer()) != 0 };
+    is_user || is_any_of(who, &[security::WinLocalSystemSid, security::WinBuiltinAdministratorsSid])
 }
 
 #[allow(unsafe_code)]
-fn is_well_known(who: security::PSID, which: security::WELL_KNOWN_SID_TYPE) -> bool {
+fn is_any_of(who: security::PSID, known: &[security::WELL_KNOWN_SID_TYPE]) -> bool {
     // SAFETY: the pointer leads to an identifier that the system gave, in memory that is borrowed from its owner.
-    unsafe { security::IsWellKnownSid(who, which) != 0 }
+    known.iter().any(|which| unsafe { security::IsWellKnownSid(who, *which) != 0 })
 }
 
 #[cfg(test)]

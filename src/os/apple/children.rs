@@ -1,4 +1,4 @@
-//! Children of a Unix that is not Linux: they outlive their parent, and their end is looked for.
+//! Children on Apple systems: they outlive their parent, and their end is looked for.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -6,8 +6,7 @@ use std::io;
 use std::process::Command;
 use std::sync::Arc;
 
-pub(crate) use crate::os::look::{Bell, Watched, wait_for_end};
-use crate::os::Stop;
+use crate::os::{Stop, Watched};
 use crate::os::posix::children::{before_exec, for_children, number, signal_group};
 
 /// Creates the file for the children's last words, and says how they find it.
