@@ -12,12 +12,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{self, CWD, FallocateFlags, RenameFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::time::ClockId;
 
 pub(crate) use self::children::{create_report, prepare_child};
 use super::fill::fill;
-pub(crate) use super::posix::{is_user as is_surely_user, *};
+pub(crate) use super::posix::*;
 use super::{Bound, Room};
 
 /// Renames without replacing anything.
@@ -66,12 +66,11 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
     }
     // `F_PREALLOCATE` takes all or nothing. It counts from the end of the room a file has: for an empty file that is its
     // beginning; what it would do about the holes of another nobody says.
-    while now.length == 0 {
-        match fs::fallocate(file, FallocateFlags::empty(), 0, length) {
+    if now.length == 0 {
+        match retry_on_intr(|| fs::fallocate(file, FallocateFlags::empty(), 0, length)) {
             Ok(()) if facts(file)?.allocated >= length => return Ok(()),
-            Err(Errno::INTR) => {}
             // It is not done here, or was only said to be.
-            Ok(()) | Err(Errno::NOTSUP | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::NODEV) => break,
+            Ok(()) | Err(Errno::NOTSUP | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::NODEV) => {}
             Err(error) => return Err(error.into()),
         }
     }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::thread::futex::{self, Flags, Nsecs, Timespec};
+use rustix::thread::futex::{self, Flags, Timespec};
 
 /// How long a sleep is where the kernel refuses to wait, as in a sandbox without the call.
 const REFUSED: Duration = Duration::from_millis(1);
@@ -15,11 +15,9 @@ const REFUSED: Duration = Duration::from_millis(1);
 /// It may end early for no reason: look at what is waited for, and wait again. The word is known by its place in the
 /// file, so the sleepers and who wakes them may be in different processes.
 pub(crate) fn wait_on(word: &AtomicU32, expected: u32, limit: Duration) {
-    #[allow(clippy::cast_lossless, clippy::cast_possible_wrap)] // less than a second, which fits every such type
-    let nanoseconds = limit.subsec_nanos() as Nsecs;
-    let limit_of_kernel = Timespec { tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX), tv_nsec: nanoseconds };
+    let time = Timespec::try_from(limit).ok(); // what does not fit is for ever
     // Without the flag PRIVATE, which would mean the threads of one process.
-    match futex::wait(word, Flags::empty(), expected, Some(&limit_of_kernel)) {
+    match futex::wait(word, Flags::empty(), expected, time.as_ref()) {
         Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
         Err(_) => thread::sleep(REFUSED.min(limit)),
     }

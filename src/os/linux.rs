@@ -20,10 +20,10 @@ pub(crate) use self::bell::Bell;
 pub(crate) use self::children::{Watched, create_report, own_program, prepare_child, wait_for_end};
 pub(crate) use self::huge::HugeWindows;
 pub(crate) use self::mapping::Mapping;
-use super::Fact;
 use super::fill::fill;
 pub(crate) use super::posix::*;
 pub(crate) use super::room::{available, available_memory, holes_take_memory};
+use super::{Fact, is_user};
 
 /// fallocate(2) is called for this many bytes at a time, so that a signal interrupts little and nothing is done twice.
 const RESERVE_STEP: u64 = 1 << 28;

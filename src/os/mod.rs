@@ -350,6 +350,16 @@ impl From<io::Error> for PrivateDirectoryError {
     }
 }
 
+/// Whether this user has that number.
+pub(crate) fn is_user(number: u32) -> bool {
+    user_id() == number
+}
+
+/// Whether this user may treat files of that one as its own.
+pub(crate) fn owns_files_of(user: u32) -> bool {
+    [0, user].contains(&user_id())
+}
+
 /// Whether the error says that there is no room: blocks, inodes, quota, or what a file can hold.
 pub(crate) fn is_out_of_room(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};

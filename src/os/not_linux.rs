@@ -18,6 +18,9 @@ use memmap2::{MmapOptions, MmapRaw};
 use super::Room;
 use crate::backoff::Backoff;
 
+/// Whether a file of that owner is certainly this user's: numbers of users are believed.
+pub(crate) use super::is_user as is_surely_user;
+
 /// How long the end of a child may go unnoticed.
 const LOOK: Duration = Duration::from_millis(10);
 

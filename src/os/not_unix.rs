@@ -24,17 +24,8 @@ answers! {
     #[allow(clippy::unnecessary_wraps)] // other systems can fail
     fn try_lock_whole(&File) -> io::Result<bool> = Ok(true);
 
-    /// Whether this user may treat files of that one as its own; users have no numbers here.
-    fn owns_files_of(u32) -> bool = true;
-
-    /// Whether this user has that number; users have none here.
-    fn is_user(u32) -> bool = true;
-
-    /// Returns the user's number; users have none here.
+    /// Returns the user's number; users have none here, and the owner of every file is this one.
     fn user_id() -> u32 = 0;
-
-    /// Whether a file of that owner is certainly this user's; owners are not known here.
-    fn is_surely_user(u32) -> bool = true;
 
     /// Refuses: files have no groups here.
     fn share_with_group(&File, u32) -> io::Result<()> =

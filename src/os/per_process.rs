@@ -34,10 +34,12 @@ impl<T> PerProcess<T> {
         self.lock_of(fork_generation(), patience)
     }
 
+    #[allow(clippy::cast_possible_truncation)] // the remainder is small
     fn lock_of(&self, generation: u64, patience: Duration) -> Option<MutexGuard<'_, Slot<T>>> {
+        let own = &self.0[(generation % self.0.len() as u64) as usize];
         let mut backoff = Backoff::new(patience);
         loop {
-            let mut slot = match self.slot(generation).try_lock() {
+            let mut slot = match own.try_lock() {
                 Ok(slot) => slot,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) if backoff.pause() => continue,
@@ -50,11 +52,6 @@ impl<T> PerProcess<T> {
             }
             return Some(slot);
         }
-    }
-
-    #[allow(clippy::cast_possible_truncation)] // the remainder is small
-    fn slot(&self, generation: u64) -> &Mutex<Slot<T>> {
-        &self.0[(generation % self.0.len() as u64) as usize]
     }
 }
 

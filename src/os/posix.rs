@@ -284,20 +284,10 @@ pub(crate) fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether this user has that number.
-pub(crate) fn is_user(number: u32) -> bool {
-    user_id() == number
-}
-
 /// Makes a path of the bytes that the kernel knows it by.
 #[allow(clippy::unnecessary_wraps)] // not every system's paths are bytes
 pub(crate) fn path_from(bytes: Vec<u8>) -> Option<PathBuf> {
     Some(OsString::from_vec(bytes).into())
-}
-
-/// Whether this user may treat files of that one as its own.
-pub(crate) fn owns_files_of(user: u32) -> bool {
-    [0, user].contains(&user_id())
 }
 
 /// Returns how many descriptors this process may have.

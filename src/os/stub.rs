@@ -17,7 +17,10 @@ use super::{Facts, LockKind, LockRange, PrivateDirectoryError, Room};
 
 /// What every function answers that could fail.
 fn unsupported<T>() -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "this platform lacks files, or range locks that belong to an open file (F_OFD_SETLK); nothing can be shared safely"))
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "this platform lacks files, or range locks that belong to an open file (F_OFD_SETLK); nothing can be shared safely",
+    ))
 }
 
 answers! {

@@ -6,8 +6,8 @@ use std::io;
 use std::process::Command;
 use std::sync::Arc;
 
-use crate::os::{Stop, Watched};
 use crate::os::posix::children::{before_exec, for_children, number, signal_group};
+use crate::os::{Stop, Watched};
 
 /// Creates the file for the children's last words, and says how they find it.
 pub(crate) fn create_report() -> io::Result<(File, OsString)> {

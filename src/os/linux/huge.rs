@@ -86,14 +86,13 @@ impl<'a> HugeWindows<'a> {
     /// on a huge page stays there.
     #[allow(unsafe_code)]
     pub(crate) fn collapse(&self, windows: Range<usize>) -> io::Result<()> {
-        let (start, length) = self.map.range();
-        let (at, end) = (windows.start * self.size, windows.end * self.size);
-        if at >= end || end > length {
+        if windows.is_empty() || windows.end > self.count {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        let start = self.map.as_mut_ptr().wrapping_add(windows.start * self.size);
         // SAFETY: the range is inside of our own mapping, as was just checked, and the advice changes no byte that anybody
         // can read.
-        let answer = unsafe { libc::madvise(start.wrapping_byte_add(at), end - at, MADV_COLLAPSE) };
+        let answer = unsafe { libc::madvise(start.cast(), windows.len() * self.size, MADV_COLLAPSE) };
         if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }

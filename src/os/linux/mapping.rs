@@ -3,10 +3,12 @@
 //! A huge page of a file is mapped as one only where address and offset agree modulo its size; elsewhere it is 512 small
 //! ones again, each with a fault of its own. No flag of mmap(2) asks for that, so a place is looked for first.
 
+#![allow(unsafe_code)]
+
 use std::ffi::c_void;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
@@ -27,10 +29,8 @@ pub(crate) struct Mapping {
 }
 
 // SAFETY: it owns addresses, not what is there: whoever reads or writes through them proves that he may.
-#[allow(unsafe_code)]
 unsafe impl Send for Mapping {}
 // SAFETY: as above; nothing here changes through a shared reference.
-#[allow(unsafe_code)]
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -53,15 +53,12 @@ impl Mapping {
     }
 
     /// Returns where the bytes begin.
-    #[allow(unsafe_code)]
     pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
-        // SAFETY: `new` added `ahead` to the length of this very mapping.
-        unsafe { self.start.as_ptr().cast::<u8>().add(self.ahead) }
+        self.start.as_ptr().cast::<u8>().wrapping_add(self.ahead)
     }
 
     /// Leaves the mapping out of forked children, so that a lock that it holds goes with this process. Nobody may look at the
     /// bytes.
-    #[allow(unsafe_code)]
     pub(crate) fn keep_from_children(&self) -> io::Result<()> {
         // SAFETY: the range is our own mapping; what a forked child lacks, nobody touches there.
         Ok(unsafe { mm::madvise(self.start.as_ptr(), self.length, Advice::LinuxDontFork) }?)
@@ -86,15 +83,9 @@ impl Mapping {
         let maps = BufReader::new(File::open("/proc/self/smaps")?);
         mapped_huge(maps, begin, end)
     }
-
-    /// Returns the address and the length of everything that is mapped.
-    pub(super) fn range(&self) -> (*mut c_void, usize) {
-        (self.start.as_ptr(), self.length)
-    }
 }
 
 impl Drop for Mapping {
-    #[allow(unsafe_code)]
     fn drop(&mut self) {
         // SAFETY: the range is one that `new` got, nobody else unmaps it, and whoever uses its bytes borrows or owns `self`.
         let _nothing_can_be_done = unsafe { mm::munmap(self.start.as_ptr(), self.length) };
@@ -103,7 +94,7 @@ impl Drop for Mapping {
 
 /// Maps where huge pages fit, if the mapping can have any; anywhere, if no such place is found.
 fn place(file: &File, offset: u64, length: usize, protection: ProtFlags) -> io::Result<NonNull<c_void>> {
-    let anywhere = || map_near(std::ptr::null_mut(), file, offset, length, protection);
+    let anywhere = || map_near(null_mut(), file, offset, length, protection);
     if length < SMALLEST_HUGE_PAGE || length < huge_page_size() {
         return anywhere();
     }
@@ -127,23 +118,16 @@ fn place(file: &File, offset: u64, length: usize, protection: ProtFlags) -> io::
 /// but where that fails, nobody knows whether the range is still ours to unmap.)
 fn free_place(length: usize, size: usize, offset: u64) -> Option<*mut c_void> {
     let reserved = length.checked_add(size)?;
-    let start = reserve_addresses(reserved).ok()?;
-    unmap(start.as_ptr(), reserved).ok()?;
-    let remainder = usize::try_from(offset % size as u64).ok()?;
-    let skip = remainder.wrapping_sub(start.as_ptr() as usize) % size;
-    Some(start.as_ptr().wrapping_byte_add(skip))
-}
-
-#[allow(unsafe_code)]
-fn reserve_addresses(length: usize) -> io::Result<NonNull<c_void>> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: without a fixed address the kernel takes one where nothing is mapped.
-    let start = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), length, ProtFlags::empty(), flags) }?;
-    NonNull::new(start).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    let start = unsafe { mm::mmap_anonymous(null_mut(), reserved, ProtFlags::empty(), flags) }.ok()?;
+    unmap(start, reserved).ok()?;
+    let remainder = usize::try_from(offset % size as u64).ok()?;
+    let skip = remainder.wrapping_sub(start as usize) % size;
+    Some(start.wrapping_byte_add(skip))
 }
 
 /// Maps a file at an address if nothing is there, else anywhere.
-#[allow(unsafe_code)]
 fn map_near(
     wanted: *mut c_void,
     file: &File,
@@ -157,14 +141,12 @@ fn map_near(
 }
 
 /// Unmaps what one of the functions above has just mapped, and nobody has seen yet.
-#[allow(unsafe_code)]
 fn unmap(start: *mut c_void, length: usize) -> io::Result<()> {
     // SAFETY: both callers give a range that they got from mmap(2) and never looked into.
     Ok(unsafe { mm::munmap(start, length) }?)
 }
 
 /// Whether a page of a mapping has memory; mapping it would give it some. Who may not ask is told that it has.
-#[allow(unsafe_code)]
 fn is_in_memory(page: *mut c_void) -> bool {
     let mut answer = 0;
     // SAFETY: for a length of one byte one byte is written, to `answer`; the page itself is not touched.
@@ -173,7 +155,6 @@ fn is_in_memory(page: *mut c_void) -> bool {
 }
 
 /// Maps a page as reading it would, but without a signal where there is none. Before Linux 5.14 nothing is done.
-#[allow(unsafe_code)]
 fn populate(page: *mut c_void) {
     // SAFETY: this advice changes no byte and needs no page to be there.
     let _asked_of_the_kernel_afterwards =

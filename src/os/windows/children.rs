@@ -10,7 +10,6 @@ use std::process::ExitStatus;
 
 use windows_sys::Win32::Storage::FileSystem as fs;
 
-
 /// `STATUS_STACK_BUFFER_OVERRUN`, which is also what a program that aborts itself ends with.
 const FAIL_FAST: i32 = i32::from_ne_bytes(0xC000_0409_u32.to_ne_bytes());
 

@@ -1,5 +1,7 @@
 //! What an open file says about itself: identity, names, length, and the structures by which Windows is asked and told.
 
+#![allow(unsafe_code)]
+
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -107,7 +109,6 @@ pub(super) fn path_of(file: &File) -> Option<PathBuf> {
 }
 
 /// `volume` says how the path begins; without the volume it is found the fastest.
-#[allow(unsafe_code)]
 fn path_units(file: &File, volume: fs::GETFINALPATHNAMEBYHANDLE_FLAGS) -> Option<Vec<u16>> {
     let mut units = vec![0u16; LONGEST_PATH];
     let (size, flags) = (u32::try_from(LONGEST_PATH).ok()?, volume | fs::FILE_NAME_OPENED);
@@ -119,7 +120,6 @@ fn path_units(file: &File, volume: fs::GETFINALPATHNAMEBYHANDLE_FLAGS) -> Option
     Some(units)
 }
 
-#[allow(unsafe_code)]
 pub(super) fn by_handle(file: &File) -> io::Result<fs::BY_HANDLE_FILE_INFORMATION> {
     let mut information = fs::BY_HANDLE_FILE_INFORMATION::default();
     // SAFETY: the handle is open, and the structure is the one that is written.
@@ -132,7 +132,6 @@ pub(super) fn by_handle(file: &File) -> io::Result<fs::BY_HANDLE_FILE_INFORMATIO
 /// # Safety
 ///
 /// The type is the structure of the class `CLASS`, and every answer of the system is a value of it.
-#[allow(unsafe_code)]
 pub(super) unsafe trait Information {
     /// What is asked or told.
     const CLASS: fs::FILE_INFO_BY_HANDLE_CLASS;
@@ -142,7 +141,7 @@ macro_rules! information {
     ($($class:ident: $structure:ident),*) => {
         // SAFETY: the pairs are those of the documentation; the structures are made of integers, and of booleans that
         // the system sets to 0 or 1.
-        $(#[allow(unsafe_code)] unsafe impl Information for fs::$structure {
+        $(unsafe impl Information for fs::$structure {
             const CLASS: fs::FILE_INFO_BY_HANDLE_CLASS = fs::$class;
         })*
     };
@@ -156,7 +155,6 @@ information!(
     FileDispositionInfoEx: FILE_DISPOSITION_INFO_EX
 );
 
-#[allow(unsafe_code)]
 fn get<T: Information + Default>(file: &File) -> io::Result<T> {
     let mut answer = T::default();
     let size = u32::try_from(size_of::<T>()).unwrap_or(0);
@@ -165,7 +163,6 @@ fn get<T: Information + Default>(file: &File) -> io::Result<T> {
     Ok(answer)
 }
 
-#[allow(unsafe_code)]
 pub(super) fn set<T: Information>(file: &File, value: &T) -> io::Result<()> {
     let size = u32::try_from(size_of::<T>()).unwrap_or(0);
     // SAFETY: the handle is open, and `value` is the structure of this class, which is only read.

@@ -266,9 +266,7 @@ fn decompress(file: &File) -> io::Result<()> {
     let (file, none) = (file.as_raw_handle(), (&raw const none).cast());
     // SAFETY: the handle is open and synchronous; the input is the 16-bit number that this command reads, and there is
     // no output but the count.
-    check(unsafe {
-        DeviceIoControl(file, FSCTL_SET_COMPRESSION, none, 2, null_mut(), 0, &raw mut written, null_mut())
-    })
+    check(unsafe { DeviceIoControl(file, FSCTL_SET_COMPRESSION, none, 2, null_mut(), 0, &raw mut written, null_mut()) })
 }
 
 /// Returns how many bytes a new file in `directory` could take now, within the user's quota.

@@ -1,5 +1,7 @@
 //! Whose a directory is, and who may write into it: owners and access control lists.
 
+#![allow(unsafe_code)]
+
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
@@ -74,7 +76,6 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError
 }
 
 /// Makes a directory with rights for the user, the system and administrators, whatever its parent would hand down.
-#[allow(unsafe_code)]
 fn create_directory(path: &Path, user: &Sid) -> io::Result<()> {
     // D: who may what; P: nothing from above; OICI: so do files and directories inside; FA: everything.
     let text = format!("D:P(A;OICI;FA;;;{})(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)", user.text()?);
@@ -103,7 +104,6 @@ fn create_directory(path: &Path, user: &Sid) -> io::Result<()> {
 struct Local(*mut c_void);
 
 impl Drop for Local {
-    #[allow(unsafe_code)]
     fn drop(&mut self) {
         // SAFETY: the pointer came from a function that says to free it so, or is null, which is nothing to free.
         unsafe { LocalFree(self.0) };
@@ -117,7 +117,6 @@ struct Sid {
     token_user: Vec<u64>,
 }
 
-#[allow(unsafe_code)]
 fn this_user() -> io::Result<Sid> {
     let mut token: HANDLE = null_mut();
     // SAFETY: the pseudo handle of this process is always valid.
@@ -136,7 +135,6 @@ fn this_user() -> io::Result<Sid> {
 }
 
 impl Sid {
-    #[allow(unsafe_code)]
     fn pointer(&self) -> security::PSID {
         // SAFETY: `this_user` filled the buffer, which is large enough and aligned, with a `TOKEN_USER`.
         let token_user = unsafe { &*self.token_user.as_ptr().cast::<security::TOKEN_USER>() };
@@ -144,7 +142,6 @@ impl Sid {
     }
 
     /// Writes the identifier as people know it: "S-1-5-21-..".
-    #[allow(unsafe_code)]
     fn text(&self) -> io::Result<String> {
         let mut text = null_mut();
         // SAFETY: the identifier is valid as long as `self`; the pointer to what is allocated is written to `text`.
@@ -166,7 +163,6 @@ struct Rights {
 }
 
 impl Rights {
-    #[allow(unsafe_code)]
     fn of(file: &File) -> io::Result<Self> {
         let (mut owner, mut list) = (null_mut(), null_mut());
         let mut descriptor = Local(null_mut());
@@ -180,7 +176,6 @@ impl Rights {
         }
     }
 
-    #[allow(unsafe_code)]
     fn others_can_write(&self, user: &Sid) -> io::Result<bool> {
         if self.list.is_null() {
             return Ok(true); // without a list everyone may do everything
@@ -212,14 +207,12 @@ impl Rights {
     }
 }
 
-#[allow(unsafe_code)]
 fn is_trusted(who: security::PSID, user: &Sid) -> bool {
     // SAFETY: both point to identifiers that the system gave, in memory that is borrowed from their owners.
     let is_user = unsafe { security::EqualSid(who, user.pointer()) != 0 };
     is_user || is_any_of(who, &[security::WinLocalSystemSid, security::WinBuiltinAdministratorsSid])
 }
 
-#[allow(unsafe_code)]
 fn is_any_of(who: security::PSID, known: &[security::WELL_KNOWN_SID_TYPE]) -> bool {
     // SAFETY: the pointer leads to an identifier that the system gave, in memory that is borrowed from its owner.
     known.iter().any(|which| unsafe { security::IsWellKnownSid(who, *which) != 0 })
