@@ -48,13 +48,7 @@ cfg_if::cfg_if! {
             let done = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, name, at.cast(), &raw mut length) };
             if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
         }
-    } else if #[cfg(any(
-        target_vendor = "apple",
-        target_os = "dragonfly",
-        target_os = "freebsd",
-        target_os = "netbsd",
-        target_os = "openbsd",
-    ))] {
+    } else {
         /// Asks getpeereid(3), which knows users and no processes.
         #[allow(unsafe_code)]
         pub(super) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
@@ -65,13 +59,6 @@ cfg_if::cfg_if! {
                 return Err(io::Error::last_os_error());
             }
             Ok(Peer { user, process: None })
-        }
-    } else {
-        /// There is no way to ask that is known here.
-        pub(super) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
-            let _unused = socket.as_raw_fd();
-            let reason = "this system does not tell who is at the other end of a socket";
-            Err(io::Error::new(io::ErrorKind::Unsupported, reason))
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Children: the same program in another role, spoken to line by line.
 
 use std::io::{self, BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+#[cfg(target_os = "linux")]
+use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Child as Process, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -24,6 +26,7 @@ pub fn program() -> PathBuf {
 }
 
 /// Puts a copy of the program into a directory, for children of other users.
+#[cfg(target_os = "linux")]
 pub fn copy_program(directory: &Path) -> PathBuf {
     let copy = directory.join("it");
     // Copied by another process: a descriptor of ours would be in every child that is just being spawned, and what a process may
