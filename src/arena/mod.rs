@@ -123,13 +123,13 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound), also when the last one who has it is just leaving.
+    /// - [`NotFound`](Error::NotFound), also when the last member is just leaving.
     /// - [`TooManyHandles`](Error::TooManyHandles): 46 have it open already.
     /// - [`TimedOut`](Error::TimedOut): a process was stopped while it settled what a dead one left, or a thread of this process
     ///   while it forked.
     /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): it is something else.
     /// - [`Trailer`](Error::Trailer): what it says about itself cannot be true.
-    /// - [`PermissionDenied`](Error::PermissionDenied): everybody who has it open writes to it, to count.
+    /// - [`PermissionDenied`](Error::PermissionDenied): every member writes to it, to count.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         Self::open_in(&default_backend()?, location)
     }

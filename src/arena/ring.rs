@@ -216,7 +216,8 @@ impl<'a, W: Word> Ring<'a, W> {
             let (place, cell, lead) = self.at(tail);
             match (lead, cell.message()) {
                 (0, None) | (LAPS, Some(_)) => return Ok((tail, place, cell)),
-                // Somebody put a message there, and may never come to say so; it may even have been taken.
+                // Another sender put a message there, and may be killed before it moves the tail. The message may even have been
+                // taken.
                 (0, Some(_)) | (1, None) => Self::advance(self.tail, tail),
                 _ => Self::unless_damaged(self.tail, tail)?,
             }

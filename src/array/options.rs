@@ -59,15 +59,13 @@ pub(crate) type DraftOf<A> = Draft<<A as Creatable>::Element, <A as Creatable>::
 /// use ndarray::{Ix2, ShapeBuilder};
 /// use ndarray_shm::{CreationMode, SharedArray, unlink};
 ///
-/// let array = SharedArray::<u16, Ix2>::create_options()
-///     .mode(CreationMode::Replace)
-///     .permissions(0o640)
-///     .create("options-example", (4, 5).f())?;
+/// let options = SharedArray::<u16, Ix2>::create_options().permissions(0o640);
+/// let array = options.clone().mode(CreationMode::Replace).create("options-example", (4, 5).f())?;
 /// assert_eq!(array.shape(), [4, 5]);
 /// unlink("options-example")?;
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 #[must_use = "options do nothing until `create` is called"]
 pub struct CreateOptions<A> {
     pub(crate) backend: Option<Arc<dyn Backend>>,
@@ -75,6 +73,13 @@ pub struct CreateOptions<A> {
     draft: DraftOptions,
     keep_descriptor: bool,
     array: PhantomData<fn() -> A>,
+}
+
+// Not derived: arrays cannot be cloned, but what is said about them can.
+impl<A> Clone for CreateOptions<A> {
+    fn clone(&self) -> Self {
+        Self { backend: self.backend.clone(), ..*self }
+    }
 }
 
 impl<A: Creatable> CreateOptions<A> {
@@ -212,12 +217,18 @@ impl<T: Element, D: Dimension> Creatable for SharedArray<T, D> {
 /// unlink("attach-options-example")?;
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 #[must_use = "options do nothing until `open` or `attach` is called"]
 pub struct AttachOptions<A> {
     pub(crate) backend: Option<Arc<dyn Backend>>,
     pub(crate) how: Attach,
     array: PhantomData<fn() -> A>,
+}
+
+impl<A> Clone for AttachOptions<A> {
+    fn clone(&self) -> Self {
+        Self { backend: self.backend.clone(), ..*self }
+    }
 }
 
 impl<A> AttachOptions<A> {

@@ -55,7 +55,7 @@ pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
 /// Takes room for the first `length` bytes; bytes already written stay.
 ///
 /// An empty file gets room beyond its end, and its length afterwards from the caller. Where the file system cannot fill
-/// holes by itself, a file that nobody else can see (`exclusive`) is written from end to end.
+/// holes by itself, a file that no other process can see (`exclusive`) is written from end to end.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
     if length == 0 {
         return Ok(());
@@ -65,7 +65,7 @@ pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<(
         return Ok(());
     }
     // `F_PREALLOCATE` takes all or nothing. It counts from the end of the room a file has: for an empty file that is its
-    // beginning; what it would do about the holes of another nobody says.
+    // beginning; what it would do about the holes of another is not documented.
     if now.length == 0 {
         match retry_on_intr(|| fs::fallocate(file, FallocateFlags::empty(), 0, length)) {
             Ok(()) if facts(file)?.allocated >= length => return Ok(()),

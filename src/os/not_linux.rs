@@ -79,7 +79,7 @@ impl Mapping {
         Ok(Self(if write { options.map_raw(file)? } else { options.map_raw_read_only(file)? }))
     }
 
-    /// Stands for an empty file, which cannot be mapped: one byte of other memory, which nobody touches.
+    /// Stands for an empty file, which cannot be mapped: one byte of other memory, which is never touched.
     pub(crate) fn of_empty(_file: &File, _write: bool) -> io::Result<Self> {
         Ok(Self(MmapOptions::new().len(1).map_anon()?.into()))
     }
@@ -94,7 +94,7 @@ impl Mapping {
         self.0.as_mut_ptr()
     }
 
-    /// Returns how many of the mapped bytes are mapped by huge pages; here nobody says.
+    /// Returns how many of the mapped bytes are mapped by huge pages; the system does not say.
     pub(crate) fn huge_bytes(&self) -> io::Result<u64> {
         Ok(0)
     }

@@ -374,7 +374,7 @@ impl Pool {
         self.shared.generation == os::fork_generation()
     }
 
-    /// Does something with what it has; `None` in a forked child, whose copy forgets what it has.
+    /// Does something with what it has; `None` in a forked child: its copy forgets what it has.
     ///
     /// What is to be dropped is returned: unmapping takes long, and others wait.
     fn with_shelf<R>(&self, act: impl FnOnce(&mut Shelf) -> R) -> Option<R> {

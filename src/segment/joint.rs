@@ -93,7 +93,7 @@ impl Segment {
         Ok(Mark { file: Some(file), mapping: Some(mapping), generation })
     }
 
-    /// Waits for a lock that everybody holds for moments only.
+    /// Waits for a lock that is held for moments only.
     pub(crate) fn turn(&self, range: LockRange, limit: Duration, home: &Home) -> Result<Turn> {
         let file = self.open_again(home, Access::ReadWrite)?;
         let mut backoff = Backoff::new(limit);

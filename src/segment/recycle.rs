@@ -99,7 +99,7 @@ impl Own {
         let facts = look(&self.file, &home.location)?;
         let (owner, mode) = (facts.owner, facts.mode);
         let reason = if !os::is_user(owner) {
-            "it belongs to another user, whose memory cannot be used again"
+            "it belongs to another user, and only memory of this user can be used again"
         } else if mode & 0o777 != options.permissions {
             "it has other permissions than the pool's arrays, and so cannot become one of them"
         } else {

@@ -25,7 +25,7 @@ use super::{check, is_one_of};
 use crate::os::fill::fill;
 use crate::os::{Bound, Room, is_out_of_room};
 
-/// How many milliseconds pass before each further try of an operation that a virus scanner or an indexer may stand in the way of for a moment.
+/// Milliseconds before each further try of an operation that a virus scanner or an indexer may block for a moment.
 const PAUSES: [u64; 5] = [1, 4, 16, 32, 64];
 
 /// Opens the file at `path`, for writing too if `write`; a link is opened itself, and [`facts`] tells.
