@@ -11,6 +11,8 @@ use ndarray_shm::{Location, render};
 use serde_json::Value;
 use sysinfo::{Pid, Signal};
 
+#[cfg(unix)]
+use crate::scene::heeding_hangup;
 use crate::scene::{Running, Scene, is_running, run, signal, wait_until};
 use crate::volume::{self, CHUNKS};
 
@@ -70,7 +72,7 @@ fn an_interrupted_download_leaves_nothing() {
         let scene = Scene::new();
         volume::write(&scene.volume());
         let how: &[&str] = if processes { &["--processes", "--workers", "2"] } else { &[] };
-        let mut running = Running::start(&mut download(&scene, how));
+        let mut running = Running::start(&mut heeding_hangup(&download(&scene, how)));
         wait_for_chunks(&scene, &mut running, 5);
         let workers = wait_for_workers(&mut running, if processes { 2 } else { 0 });
         assert!(signal(running.pid(), interruption));

@@ -10,7 +10,7 @@ use ndarray_shm::manager::{self, Program};
 use ndarray_shm::{Directory, RefcountedArray};
 use sysinfo::{Pid, Signal};
 
-use crate::scene::{Running, Scene, is_running, run, signal, wait_until};
+use crate::scene::{Running, Scene, heeding_hangup, is_running, run, signal, wait_until};
 
 /// Tells the role of a client, which this program plays too, its directory.
 const CLIENT: &str = "NDSHM_TEST_CLIENT";
@@ -53,7 +53,7 @@ fn assert_gone(scene: &Scene) {
     wait_until("the end of the array", || !has_array(scene));
     println!("gone after {:?}", since.elapsed());
     // Without a word of the death, the look that is taken every ten seconds would find it.
-    assert!(since.elapsed() < Duration::from_secs(5));
+    assert!(since.elapsed() < Duration::from_secs(8));
 }
 
 /// Everything beside the socket that a manager makes.
@@ -136,7 +136,7 @@ fn a_second_one_says_that_there_is_one_and_ends_well() {
 fn in_the_foreground_a_signal_ends_it_in_good_order() {
     for interruption in [Signal::Interrupt, Signal::Term, Signal::Hangup] {
         let scene = Scene::new();
-        let running = Running::start(&mut scene.ndshm(["manager"]));
+        let running = Running::start(&mut heeding_hangup(&scene.ndshm(["manager"])));
         wait_for_clients(&scene, 0);
         assert!(signal(running.pid(), interruption));
         let finished = running.finish().expect_code(0);

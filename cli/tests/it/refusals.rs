@@ -141,6 +141,7 @@ fn damaged_description_is_called_damaged_and_not_made_anew() {
         for finished in [upload(&[]), upload(&[&new[..], &format].concat())] {
             let finished = finished.expect_code(1);
             assert!(finished.err.contains(&format!("{file}` is damaged: ")), "{text}: {finished:?}");
+            assert!(finished.err.contains("restore this document"), "{text}: {finished:?}");
             assert!(!finished.err.contains("--create") && !finished.err.contains("remove"), "{text}: {finished:?}");
         }
         assert_eq!(fs::read_to_string(&document).expect("there"), text);

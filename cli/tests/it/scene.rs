@@ -229,6 +229,27 @@ impl Drop for Running {
     }
 }
 
+/// Returns the same command with SIGHUP at its default: programs started under `nohup` ignore it, and so would the tests' children.
+#[cfg(unix)]
+pub(crate) fn heeding_hangup(command: &Command) -> Command {
+    // Only GNU's `env` has the option. Elsewhere the tests are not to be run under `nohup`.
+    let mut heeding = if cfg!(target_os = "linux") {
+        let mut env = Command::new("env");
+        env.arg("--default-signal=HUP").arg(command.get_program());
+        env
+    } else {
+        Command::new(command.get_program())
+    };
+    heeding.args(command.get_args()).stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => heeding.env(name, value),
+            None => heeding.env_remove(name),
+        };
+    }
+    heeding
+}
+
 /// Sends a signal to a process; on Windows only killing it is one. `false` if the process is not there.
 pub(crate) fn signal(pid: Pid, signal: Signal) -> bool {
     look_at(pid).process(pid).is_some_and(|process| process.kill_with(signal).expect("a signal of this platform"))
