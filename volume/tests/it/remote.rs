@@ -202,15 +202,13 @@ fn a_download_is_stopped_within_one_request() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let stop = StopFlag::new();
-    let mut remote = Remote::new(&*volume, Duration::from_millis(20), 10);
+    let mut remote = Remote::new(&*volume, Duration::ZERO, 10);
     remote.stops_at = Some((8, stop.clone()));
-    let begin = Instant::now();
     let options = place.options().requests(4).stop(&stop).keep_partial(true);
     let error = place.download(&remote, &all(), &options).expect_err("it was stopped");
     let Error::Interrupted { done, total: CHUNKS } = error else { panic!("{error}") };
     assert_eq!(done, remote.fetched().len(), "what was fetched is painted");
-    assert!((8..=12).contains(&done), "{done}");
-    assert!(begin.elapsed() < Duration::from_secs(10));
+    assert!((8..=11).contains(&done), "each of the other requests at most: {done}");
     assert_eq!(place.left(), [EntryKind::Ledger, EntryKind::Partial]);
 }
 
@@ -242,8 +240,9 @@ fn decoders_that_panic_end_the_fetchers_too() {
     for workers in [1, 3] {
         let place = Place::new();
         let volume = place.volume(&spec());
-        let source = Panicking(Remote::new(&*volume, Duration::from_millis(1), 10));
-        let options = place.options().requests(8).workers(Workers::Threads(workers));
+        let source = Panicking(Remote::new(&*volume, Duration::ZERO, 1000));
+        // Fetchers wait for room: without decoders they never get more of it.
+        let options = place.options().requests(8).in_flight(4000).workers(Workers::Threads(workers));
         let error = place.download(&source, &all(), &options).expect_err("nobody decodes");
         assert!(matches!(&error, Error::Painting { report, .. } if report.contains("on purpose")), "{error}");
         assert!(source.0.fetched().len() < CHUNKS);

@@ -133,10 +133,10 @@ fn run(command: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
 }
 
 fn spec() -> DemoSpec {
-    DemoSpec::new(&[96, 80, 64], &[8, 8, 8], DType::U8).pattern(Pattern::Noise).complete(true)
+    DemoSpec::new(&[48, 40, 64], &[8, 8, 8], DType::U8).pattern(Pattern::Noise).complete(true)
 }
 
-const CHUNKS: usize = 12 * 10 * 8;
+const CHUNKS: usize = 6 * 5 * 8;
 
 fn killed_in_the_middle(command: &str) {
     let place = Place::in_shared_memory();
@@ -166,8 +166,8 @@ fn killed_in_the_middle(command: &str) {
     let said = again.said();
     assert_eq!(said, format!("painted {} resumed {kept} of {CHUNKS}\n", CHUNKS - kept));
     let array =
-        SharedArray::<u8, Ix3>::attach_options().backend(place.backend.clone()).open(&place.location, (96, 80, 64));
-    let expected = spec().expected::<u8>(&ndarray_shm_volume::Bbox::whole(&[96, 80, 64])).expect("all of it");
+        SharedArray::<u8, Ix3>::attach_options().backend(place.backend.clone()).open(&place.location, (48, 40, 64));
+    let expected = spec().expected::<u8>(&ndarray_shm_volume::Bbox::whole(&[48, 40, 64])).expect("all of it");
     assert!(array.expect("the array").read().expect("a guard").view().into_dyn() == expected);
     assert_eq!(place.left(), [EntryKind::Array]);
 

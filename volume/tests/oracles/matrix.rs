@@ -211,12 +211,16 @@ pub(crate) struct Described {
 
 impl Described {
     /// The volume number `number` of a row: element type, channels, origin, number of axes and content take turns.
+    ///
+    /// Outside of files, where the way to the objects is compared and each one takes a request, volumes are smaller: two chunks along
+    /// each axis, the second one cut off, and two shards.
     pub(crate) fn new(
         format: Format,
         encoding: &'static str,
         dtypes: &[&'static str],
         channels: &[u64],
         number: usize,
+        kept: Kept,
     ) -> Self {
         let dtype = dtypes[number % dtypes.len()];
         let (origin, shape, chunk) = if format == Format::Precomputed {
@@ -236,7 +240,15 @@ impl Described {
             // Another rhythm than that of the shapes and origins.
             _ => ["noise", "smooth", "labels", "labels"][number % 4],
         };
-        Self { format, encoding, dtype, origin, shape, chunk, kind, seed: number + encoding.len() }
+        let mut described = Self { format, encoding, dtype, origin, shape, chunk, kind, seed: number + encoding.len() };
+        if kept != Kept::Files {
+            let mut whole = described.chunk.clone();
+            whole[0] = described.stored()[0];
+            for ((length, whole), chunk) in described.shape.iter_mut().zip(whole).zip(&described.chunk) {
+                *length = (whole + chunk.div_ceil(2)).min(*length);
+            }
+        }
+        described
     }
 
     /// As `oracle.py` wants it.

@@ -111,6 +111,11 @@ impl World {
     }
 }
 
+/// Removes a volume that was found equal, if it is in files: before the disk has to keep it.
+pub(crate) fn remove(place: &Value) -> Result<(), String> {
+    place["file"].as_str().map_or(Ok(()), fs::remove_dir_all).map_err(|error| error.to_string())
+}
+
 impl Oracles {
     fn start(home: &Path) -> Self {
         let python = std::env::var_os(PYTHON).expect("asked for only where it is set");

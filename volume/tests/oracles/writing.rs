@@ -12,7 +12,7 @@ use ndarray_shm_volume::{
 use serde_json::{Value, json};
 
 use crate::matrix::{Described, Format, Kept, Oracle, Row, Written, dtype};
-use crate::python::World;
+use crate::python::{World, remove};
 use crate::reading::{compare, downloaded, in_full, open};
 use crate::table::{Direction, Outcome};
 
@@ -21,12 +21,14 @@ const PICTURES: u8 = 20;
 
 /// Makes a volume, writes it in parts, and lets oracles compare it with what it should be after each.
 pub(crate) fn check(world: &World, written: &Written, number: usize, kept: Kept) -> Result<(), String> {
-    let described = Described::new(written.format, written.encoding, written.dtypes, written.channels, number);
+    let described = Described::new(written.format, written.encoding, written.dtypes, written.channels, number, kept);
     let (place, url) = world.place(kept);
     let url = format!("{}://{url}", described.format.scheme());
     let parsed: VolumeUrl = url.parse().map_err(|error: Error| error.to_string())?;
     let sink = create_volume(&parsed, &new_volume(&described)).map_err(|error| in_full(&error))?;
     Upload { world, described: &described, place: &place, url: &url, readers: written.readers }.run(&*sink, number)?;
+    drop(sink);
+    remove(&place)?;
     for oracle in written.readers {
         note(world, &described, Direction::Written, *oracle, kept);
     }
@@ -35,13 +37,15 @@ pub(crate) fn check(world: &World, written: &Written, number: usize, kept: Kept)
 
 /// Lets an oracle make a volume, writes it, and lets the oracle compare.
 pub(crate) fn check_theirs(world: &World, row: &Row, number: usize, kept: Kept) -> Result<(), String> {
-    let described = Described::new(row.format, row.encoding, row.dtypes, row.channels, number);
+    let described = Described::new(row.format, row.encoding, row.dtypes, row.channels, number, kept);
     let (place, url) = world.place(kept);
     let url = format!("{}://{url}", described.format.scheme());
     world.ask(&json!({"do": "make", "oracle": row.oracle.name(), "volume": described.json(&place)}))?;
     let parsed: VolumeUrl = url.parse().map_err(|error: Error| error.to_string())?;
     let sink = VolumeOptions::new().open_writable(&parsed).map_err(|error| in_full(&error))?;
     Upload { world, described: &described, place: &place, url: &url, readers: &[row.oracle] }.run(&*sink, number)?;
+    drop(sink);
+    remove(&place)?;
     note(world, &described, Direction::WrittenIntoTheirs, row.oracle, kept);
     Ok(())
 }

@@ -63,7 +63,7 @@ pub(crate) fn two_that_found_another_description_share_their_locks() {
     for format in [VolumeFormat::Zarr, VolumeFormat::Precomputed] {
         let place = Place::new();
         let url = VolumeUrl::local(place.path("volume"));
-        create_volume(&url, &NewVolume::new(format, &[64, 64, 64], &[64, 64, 64], DType::U8)).expect("a new volume");
+        create_volume(&url, &NewVolume::new(format, &[64, 16, 16], &[64, 16, 16], DType::U8)).expect("a new volume");
         let early = writable(&url);
         touch(&place.path(if format == VolumeFormat::Zarr { "volume/zarr.json" } else { "volume/info" }));
         let late = writable(&url);

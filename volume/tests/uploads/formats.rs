@@ -1,23 +1,19 @@
-//! Uploads into real formats and a real store: new volumes, shards that two write at once, S3.
+//! Uploads into real formats: new volumes, shards that two write at once, background.
 
 use std::fs;
-use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
 use ndarray::{Array3, ArrayD, Axis, IxDyn, Slice};
-use ndarray_shm::{DType, Order, SharedArray, unlink};
-use ndarray_shm_volume::markers::{self, Marker};
+use ndarray_shm::{DType, SharedArray};
 use ndarray_shm_volume::{
-    Alignment, Bbox, ChunkSource, DownloadOptions, Encoding, NewVolume, Shard, UploadOptions, VolumeFormat,
-    VolumeOptions, VolumeUrl, create_volume, download_to_shared_memory, open_volume, plan, upload_from_array,
-    upload_from_shared_memory,
+    Alignment, Bbox, ChunkSource, DownloadOptions, Encoding, NewVolume, UploadOptions, VolumeFormat, VolumeOptions,
+    VolumeUrl, create_volume, download_to_shared_memory, open_volume, upload_from_array, upload_from_shared_memory,
 };
 
 use crate::place::Place;
-use crate::servers::{self, S3Server};
 
-fn counted(shape: [usize; 3]) -> Array3<u32> {
+pub(crate) fn counted(shape: [usize; 3]) -> Array3<u32> {
     let mut next = 0;
     Array3::from_shape_simple_fn(shape, || {
         next += 1;
@@ -25,7 +21,7 @@ fn counted(shape: [usize; 3]) -> Array3<u32> {
     })
 }
 
-fn downloaded(volume: &dyn ChunkSource, bbox: &Bbox) -> ArrayD<u32> {
+pub(crate) fn downloaded(volume: &dyn ChunkSource, bbox: &Bbox) -> ArrayD<u32> {
     let place = Place::new();
     let options = DownloadOptions::new().backend(Arc::clone(&place.backend));
     let done = download_to_shared_memory(volume, bbox, &place.location, &options).expect("a download");
@@ -33,7 +29,7 @@ fn downloaded(volume: &dyn ChunkSource, bbox: &Bbox) -> ArrayD<u32> {
     array.read().expect("a guard").to_owned()
 }
 
-fn new_volume(shape: &[u64], shards: bool) -> NewVolume {
+pub(crate) fn new_volume(shape: &[u64], shards: bool) -> NewVolume {
     let mut new = NewVolume::new(VolumeFormat::Zarr, shape, &[8, 8, 8], DType::U32);
     new.encoding = Encoding::Gzip;
     new.shard_shape = shards.then(|| vec![16, 16, 16]);
@@ -103,56 +99,4 @@ pub(crate) fn background_of_a_zarr_volume_is_not_stored() {
     let objects = (0..4).filter(|number| place.path(&format!("volume/c/{number}/0/0")).is_file()).count();
     assert!(objects == 2 && chunks >= 2, "{objects} of {chunks}");
     assert_eq!(downloaded(&*open_volume(&url).expect("the volume"), &all), array);
-}
-
-pub(crate) fn parts_of_a_volume_in_s3_are_written_and_marked() {
-    if servers::python("uploads to S3").is_none() {
-        return;
-    }
-    let server = S3Server::start();
-    let mut child = Command::new(std::env::current_exe().expect("this program"));
-    child.envs(S3Server::environment(&server.endpoint())).env(crate::processes::ROLE, "s3");
-    assert!(child.status().expect("its end").success());
-}
-
-/// What the test above does in an environment in which `s3://test` is its server.
-pub(crate) fn in_s3() {
-    let url: VolumeUrl = "zarr://s3://test/volume".parse().expect("a URL");
-    let place: VolumeUrl = "s3://test/markers".parse().expect("a URL");
-    let mut array = counted([40, 24, 24]).into_dyn();
-    let volume = create_volume(&url, &new_volume(&[40, 24, 24], false)).expect("a new volume");
-    let all = volume.meta().domain();
-    let work = format!("an array to {}", volume.identity());
-    let parts = plan(volume.meta(), &all, 4).expect("a plan");
-    for index in [2, 0, 0, 3] {
-        let shard = Shard::new(index, 4).expect("a part");
-        if markers::is_done(&place, shard, &work, &all).expect("an answer") {
-            continue;
-        }
-        let part = parts[index].clone().expect("there is enough for all");
-        let done = upload_from_array(&*volume, &all, &array.view(), &UploadOptions::new().cutout(part.clone()));
-        let done = done.expect("an upload");
-        let (bbox, part, work) = (all.clone(), Some(part), work.clone());
-        let marker = Marker { shard, work, bbox, part, chunks: done.stored as u64, bytes: done.bytes };
-        markers::write(&place, &marker).expect("a marker");
-    }
-    let missing = markers::missing(&place, 4, &work, &all).expect("an answer");
-    assert_eq!(missing, [Shard::new(1, 4).expect("a part")]);
-    let part = parts[1].clone().expect("there is enough for all");
-    upload_from_array(&*volume, &all, &array.view(), &UploadOptions::new().cutout(part)).expect("the last part");
-    assert_eq!(downloaded(&*open_volume(&url).expect("the volume"), &all), array);
-
-    // From shared memory, in the other order, through chunks.
-    let location = format!("upload-s3-{}", std::process::id());
-    let shared =
-        SharedArray::from_array(location.as_str(), &ArrayD::from_elem(IxDyn(&[9, 9, 9]), 5_u32)).expect("an array");
-    let options = UploadOptions::new().order(Order::F).alignment(Alignment::ReadModifyWrite).requests(4);
-    let region: Bbox = "3:12,4:13,15:24".parse().expect("a box");
-    let at = location.parse().expect("a location");
-    let done = upload_from_shared_memory(&*volume, &region, &at, &options).expect("an upload");
-    assert_eq!(done.stored, 2 * 2 * 2);
-    array.slice_each_axis_mut(|axis| Slice::from([3..12, 4..13, 15..24][axis.axis.index()].clone())).fill(5);
-    assert_eq!(downloaded(&*volume, &all), array);
-    drop(shared);
-    assert!(unlink(location.as_str()).expect("the array is still there"));
 }

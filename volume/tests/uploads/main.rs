@@ -2,6 +2,7 @@
 //!
 //! The binary is also the processes that its tests start: with a role in the environment it plays that instead of running tests.
 
+mod broken;
 mod changed;
 mod formats;
 mod parts;
@@ -12,6 +13,8 @@ mod place;
 mod processes;
 mod raw;
 mod regions;
+#[cfg(feature = "s3")]
+mod s3;
 #[path = "../servers/mod.rs"]
 mod servers;
 
@@ -62,8 +65,9 @@ fn main() -> ExitCode {
         formats::a_new_volume_is_made_from_an_array_in_shared_memory,
         formats::two_that_change_the_same_shards_lose_nothing,
         formats::background_of_a_zarr_volume_is_not_stored,
-        formats::parts_of_a_volume_in_s3_are_written_and_marked,
     ];
+    #[cfg(feature = "s3")]
+    tests.extend::<Vec<Trial>>(trials![s3::parts_are_written_and_marked,]);
     #[cfg(target_os = "linux")]
     tests.extend::<Vec<Trial>>(trials![peers::what_cloudvolume_uploads_in_parallel_arrives,]);
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()

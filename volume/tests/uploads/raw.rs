@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ndarray::{ArrayD, Axis, IxDyn, Slice};
 use ndarray_shm::{Element, Order};
 use ndarray_shm_volume::{
-    Bbox, ChunkSink, ChunkSource, Elements, Error, Fetched, Gather, Result, Scratch, StopFlag, VolumeMeta,
+    Bbox, ChunkSink, ChunkSource, Elements, Fetched, Gather, Result, Scratch, StopFlag, VolumeMeta,
 };
 
 /// The volume. Its files are named after the corners of what they hold.
@@ -23,16 +23,14 @@ pub(crate) struct Raw {
     /// Order in which elements are asked for.
     pub(crate) order: Order,
     pub(crate) remote: bool,
-    /// How long storing takes.
+    /// How long storing takes, so that a process is killed in the middle.
     pub(crate) delay: Duration,
+    /// The first objects are stored when so many are being stored at the same time.
+    pub(crate) together: usize,
     /// A file that appears when something is about to be stored; storing goes on when it is gone.
     pub(crate) gate: Option<PathBuf>,
     /// So many are stored, the rest only when a flag is raised.
     pub(crate) held: Option<(usize, StopFlag)>,
-    /// A file that cannot be stored, nor can what is begun afterwards.
-    pub(crate) broken: Option<String>,
-    /// How many could not.
-    pub(crate) refused: AtomicUsize,
     /// A file at which encoding panics.
     pub(crate) panicking: Option<String>,
     /// What is put behind the identity.
@@ -52,10 +50,9 @@ impl Raw {
             order: Order::C,
             remote: false,
             delay: Duration::ZERO,
+            together: 0,
             gate: None,
             held: None,
-            broken: None,
-            refused: AtomicUsize::new(0),
             panicking: None,
             suffix: String::new(),
             stored: AtomicUsize::new(0),
@@ -64,7 +61,7 @@ impl Raw {
         }
     }
 
-    fn name(region: &[Range<i64>]) -> String {
+    pub(crate) fn name(region: &[Range<i64>]) -> String {
         let corners: Vec<String> = region.iter().map(|range| range.start.to_string()).collect();
         format!("at_{}", corners.join("_"))
     }
@@ -114,6 +111,15 @@ impl Raw {
             start..(start + length).min(whole.end)
         })
         .collect()
+    }
+}
+
+/// Waits, but not for ever.
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_mins(2), "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -178,29 +184,19 @@ impl ChunkSink for Raw {
     }
 
     fn store(&self, region: &[Range<i64>], packed: Vec<u8>) -> Result<()> {
-        let is_broken = self.refused.load(Ordering::SeqCst) > 0;
         let now = 1 + self.storing.fetch_add(1, Ordering::SeqCst);
         self.most.fetch_max(now, Ordering::SeqCst);
         thread::sleep(self.delay);
+        until("enough are being stored", || self.most.load(Ordering::SeqCst) >= self.together);
         if let Some(gate) = &self.gate {
             fs::write(gate, "").expect("a gate");
-            while gate.exists() {
-                thread::sleep(Duration::from_millis(1));
-            }
+            until("the gate is gone", || !gate.exists());
         }
         if let Some((count, flag)) = &self.held {
-            let begin = Instant::now();
-            while self.stored.load(Ordering::SeqCst) >= *count && !flag.is_stopped() {
-                assert!(begin.elapsed() < Duration::from_mins(1), "nobody lets it go on");
-                thread::sleep(Duration::from_millis(1));
-            }
+            until("the flag is raised", || self.stored.load(Ordering::SeqCst) < *count || flag.is_stopped());
         }
         self.storing.fetch_sub(1, Ordering::SeqCst);
         let name = Self::name(region);
-        if let Some(broken) = self.broken.as_ref().filter(|broken| is_broken || **broken == name) {
-            self.refused.fetch_add(1, Ordering::SeqCst);
-            return Err(Error::Store { op: "writing", object: broken.clone(), cause: "the disk is on fire".into() });
-        }
         let new = self.directory.join("new").join(format!("{name}-{}", std::process::id()));
         fs::write(&new, packed).expect("a new object");
         let begin = Instant::now();
