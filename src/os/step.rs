@@ -1,6 +1,7 @@
 //! Named steps: moments between two system calls at which a test stops this process, to see what others can do then.
 //!
-//! This file is compiled with `--cfg ndshm_steps` only, which no released build has. Without it a step is nothing at all.
+//! This file is compiled in debug builds with `--cfg ndshm_steps` only: `.cargo/config.toml` says that for this repository, and
+//! nothing says it for a crate that depends on this one. Elsewhere a step is nothing at all.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

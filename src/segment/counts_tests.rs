@@ -213,7 +213,10 @@ mod model {
 
     #[test]
     fn a_ticket_is_used_once_by_one_and_lets_him_in_whoever_leaves_meanwhile() {
-        loom::model(|| {
+        let mut builder = loom::model::Builder::new();
+        // At most so many switches away from a thread that could go on, or as many as LOOM_MAX_PREEMPTIONS says.
+        builder.preemption_bound = builder.preemption_bound.or(Some(3));
+        builder.check(|| {
             let counts = shared();
             let ticket = once(7);
             assert!(counts.issue(ticket, NOW, GRACE));

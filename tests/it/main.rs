@@ -8,7 +8,7 @@
 //! | `interop` | numpy, CloudVolume, Python with our locks | every backend |
 //! | `processes` | children of `process::spawn`, and how they end | every platform |
 //! | `selection` | which backend a program gets | every platform |
-//! | `steps` | what others can do while a process stands between two of its steps | Linux, with `--cfg ndshm_steps` |
+//! | `steps` | what others can do while a process stands between two of its steps | Linux, in debug builds |
 //! | `manager` | the process that waits for deaths | Linux |
 //! | `tidy` | the architecture's rules, by reading the source; what `scripts/test-platforms` counts | where the source is |
 //!
@@ -17,7 +17,7 @@
 //! of 64 and of 32 bits meet.
 //!
 //! The emulated backend's files are in a fresh temporary directory, so that `TMPDIR` chooses the file system. With
-//! `EMULATE_SHM=1` real shared memory is not tested.
+//! `EMULATE_SHM=1` real shared memory is not tested. Not every topic is tested in every place: `topics` has the table.
 
 #![allow(unreachable_pub)] // a program has no public interface
 // Small known numbers become elements of every type here.
@@ -42,12 +42,14 @@ mod steps;
 mod support;
 #[cfg(target_os = "linux")]
 mod tidy;
+mod topics;
 
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
 use support::Place;
 use support::child::Role;
+use topics::Run;
 
 /// What children can do, by the names they are started with.
 fn roles() -> Vec<(&'static str, Role)> {
@@ -68,6 +70,8 @@ fn roles() -> Vec<(&'static str, Role)> {
 }
 
 fn main() -> ExitCode {
+    #[cfg(all(target_os = "linux", ndshm_steps))]
+    support::held_fork::prepare_held_fork(); // before the library registers its own
     #[cfg(unix)]
     support::child::hear_the_terminal();
     ndarray_shm::process::init(processes::ENTRIES);
@@ -76,8 +80,13 @@ fn main() -> ExitCode {
     if let Some(code) = support::child::play(&roles()) {
         return code;
     }
-    let arguments = Arguments::from_args();
-    let places = Place::all();
+    let mut arguments = Arguments::from_args();
+    if cfg!(unix) && arguments.test_threads.is_none() {
+        // Most tests wait for children most of the time.
+        arguments.test_threads = std::thread::available_parallelism().ok().map(|processors| 2 * processors.get());
+    }
+    let run = Run::asked_for();
+    let places = Place::all(&run);
     let mut trials: Vec<Trial> = places.iter().flat_map(conformance::trials).collect();
     trials.extend(selection::trials());
     trials.extend(processes::trials());
@@ -91,11 +100,15 @@ fn main() -> ExitCode {
         trials.extend(interop::layout_page::trials());
         trials.extend(manager::trials());
         #[cfg(ndshm_steps)]
-        trials.extend(places.iter().flat_map(steps::trials));
+        if cfg!(debug_assertions) {
+            trials.extend(places.iter().flat_map(steps::trials));
+        }
         trials.extend(tidy::trials());
+        trials.extend(topics::trials());
         trials.extend(platform_tables::trials());
         trials.extend(tidy::differences(&trials));
     }
+    trials.retain(|trial| run.has(trial.name(), places[0].name));
     let conclusion = libtest_mimic::run(&arguments, trials);
     for place in &places {
         let left = place.left();

@@ -10,6 +10,7 @@ pub fn trials() -> Vec<Trial> {
     let tests: &[(&str, fn())] = crate::tests![
         the_table_has_every_test_that_ran,
         a_suite_without_one_of_its_tests_has_failed,
+        every_test_is_due_on_the_first_backend_and_what_is_listed_on_the_others,
         a_table_and_its_program_count_the_same,
         what_ran_nothing_has_failed_and_says_why,
         children_are_rarely_started_again,
@@ -31,12 +32,17 @@ fn log(tests: &[&str]) -> String {
 
 /// Prints the tables of one run; returns whether all of it passed, and what was printed.
 fn tables(kind: &str, status: u32, log: &str) -> (bool, String) {
+    tables_of(kind, "emulated", status, log, &TESTS.map(|test| format!("emulated::{test}")))
+}
+
+/// The same of a run on these backends, where these tests are listed.
+fn tables_of(kind: &str, backends: &str, status: u32, log: &str, listed: &[String]) -> (bool, String) {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     fs::write(path("log"), log).unwrap();
-    let listed = TESTS.map(|test| format!("conformance::emulated::{test}: test\n"));
+    let listed: Vec<String> = listed.iter().map(|test| format!("conformance::{test}: test\n")).collect();
     fs::write(path("listing"), listed.concat()).unwrap();
-    let row = format!("{kind}\tWindows\temulated\t{status}\t{}\n", path("log").display());
+    let row = format!("{kind}\tWindows\t{backends}\t{status}\t{}\n", path("log").display());
     fs::write(path("rows"), row).unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/platform-tables");
     let output = Command::new("python3").arg(script).args([path("rows"), path("listing")]).output().unwrap();
@@ -66,6 +72,18 @@ fn a_suite_without_one_of_its_tests_has_failed() {
     );
     let (is_good, text) = tables("suite", 101, &log(&TESTS).replace("two   ... ok", "two   ... FAILED"));
     assert!(!is_good && text.contains("FAILED: Windows: "), "{text}");
+}
+
+fn every_test_is_due_on_the_first_backend_and_what_is_listed_on_the_others() {
+    let listed = ["shm::arrays::one", "shm::pool::one", "emulated::arrays::one"].map(str::to_owned);
+    let ran = |tests: &[&str]| log(tests).replace("emulated::shm::", "shm::").replace("emulated::emulated", "emulated");
+    let all = ran(&["shm::arrays::one", "shm::pool::one", "emulated::arrays::one"]);
+    let (is_good, text) = tables_of("suite", "shm emulated", 0, &all, &listed);
+    assert!(is_good, "{text}");
+    let (is_good, text) = tables_of("suite", "shm emulated", 0, &ran(&["shm::arrays::one", "shm::pool::one"]), &listed);
+    assert!(!is_good && text.contains("on emulated these did not pass: arrays::one"), "{text}");
+    let (is_good, text) = tables_of("suite", "emulated", 0, &ran(&["emulated::arrays::one"]), &listed);
+    assert!(!is_good && text.contains("on emulated these did not pass: pool::one"), "{text}");
 }
 
 fn a_table_and_its_program_count_the_same() {

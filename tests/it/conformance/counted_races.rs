@@ -30,9 +30,6 @@ pub const ROLES: &[(&str, Role)] = &[
     ("churn-counted", churn_counted),
 ];
 
-/// How long processes race when each of them has come to something.
-const RACE: Duration = Duration::from_secs(2);
-
 /// The longest that a handle protects an array here.
 const LONGEST_GRACE: Duration = Duration::from_millis(2);
 
@@ -129,7 +126,8 @@ fn attachers_and_reclaimers_do_not_disturb_each_other(place: &Place) {
     // Nobody is kept out for ever. Where everything is slow, there may be no orphan just when one is looked for.
     let busy = if cfg!(windows) { 3 } else { 4 };
     children[..busy].iter_mut().for_each(|child| child.expect("once"));
-    std::thread::sleep(RACE);
+    let seconds = std::env::var("NDSHM_TEST_STRESS_SECONDS").map_or(0.5, |seconds| seconds.parse().unwrap());
+    std::thread::sleep(Duration::from_secs_f64(seconds));
     children.iter_mut().for_each(|child| child.tell("end"));
     children.into_iter().for_each(Child::finish);
     std::thread::sleep(2 * LONGEST_GRACE);

@@ -1,4 +1,4 @@
-//! Random bytes as counted arrays, for `NDSHM_FUZZ_SECONDS` (3 if not said); `scripts/fuzz` does it for longer.
+//! Random bytes as counted arrays, for `NDSHM_FUZZ_SECONDS` (1 if not said); `scripts/fuzz` does it for longer.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -63,7 +63,7 @@ impl Random {
 /// A child that tries random bytes for `NDSHM_FUZZ_SECONDS`, beginning with `NDSHM_FUZZ_SEED`.
 fn fuzz(arguments: &[String]) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
-    let limit = Duration::from_secs(number("NDSHM_FUZZ_SECONDS").unwrap_or(3));
+    let limit = Duration::from_secs(number("NDSHM_FUZZ_SECONDS").unwrap_or(1));
     let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = number("NDSHM_FUZZ_SEED").unwrap_or_else(now);
     say(format!("NDSHM_FUZZ_SEED={seed}"));

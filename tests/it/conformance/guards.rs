@@ -117,16 +117,11 @@ fn a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed(place: &Pla
     child.expect("reading");
     std::thread::scope(|scope| {
         let mut child = child; // dies before the scope waits for the writer, whatever fails here
-        let writer = scope.spawn(|| {
-            drop(array.write().unwrap());
-            Instant::now()
-        });
+        let writer = scope.spawn(|| drop(array.write().unwrap()));
         std::thread::sleep(Duration::from_millis(50));
         assert!(!writer.is_finished(), "the reader is alive");
-        let killed = Instant::now();
         child.kill();
-        let entered = writer.join().unwrap();
-        assert!(entered - killed < Duration::from_secs(5), "{:?}", entered - killed);
+        writer.join().unwrap();
     });
 }
 

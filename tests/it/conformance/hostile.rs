@@ -186,7 +186,9 @@ fn spoil_bytes(arguments: &[String]) {
     let target = Target::new(arguments);
     let honest = target.honest();
     assert!(target.attempt(&honest).is_ok());
-    for at in (0..PAGE).step_by(STEP) {
+    // Of the tickets and the spare room, which have no checksum, a fifth: another byte of each ticket.
+    let is_tried = |at: &usize| !(TICKETS..FILE).contains(at) || at % 5 == 0;
+    for at in (0..PAGE).step_by(STEP).filter(is_tried) {
         let changes: [fn(u8) -> u8; 3] = [|byte| byte ^ 0xff, |byte| byte ^ 1, |_| 0];
         for change in changes {
             let mut bytes = honest.clone();
@@ -205,7 +207,7 @@ fn spoil_bytes(arguments: &[String]) {
             };
             assert!(is_expected, "byte {at}: {outcome:?}");
         }
-        if at % 64 < STEP {
+        if at % 64 < STEP.max(5) {
             say("alive");
         }
     }

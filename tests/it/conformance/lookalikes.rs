@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::{Arena, Error, HandleOptions, RefcountedArray};
 
-use crate::support::Place;
+use crate::support::{Place, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -18,6 +18,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes,
             a_copy_of_a_counted_array_is_refused_and_not_removed,
             a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed,
+            a_copy_that_says_it_is_about_to_go_is_never_removed,
             who_waits_for_the_cells_is_counted_and_keeps_the_array,
         ],
     )
@@ -83,6 +84,24 @@ fn a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed(place: &Plac
     }
 }
 
+fn a_copy_that_says_it_is_about_to_go_is_never_removed(place: &Place) {
+    const LAST_PAGE: usize = 4096;
+    let (here, there) = (&place.private(), &place.private());
+    let name = here.location("dying");
+    let (path, copy) = (here.path(&name), there.path(&name));
+    let array = here.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let word = bytes.len() - LAST_PAGE;
+    bytes[word + 7] |= 0x80; // as the last one leaves it who has not removed the name yet
+    std::fs::write(&copy, bytes).unwrap();
+    assert!(there.attach_counted::<u8, Ix1>().open(name.location()).unwrap_err().is_not_found());
+    let reclaimed = there.reclaim();
+    assert_eq!((reclaimed.copies, reclaimed.removed.len(), reclaimed.failed.len()), (1, 0, 0));
+    assert!(copy.exists());
+    std::fs::remove_file(copy).unwrap();
+    drop(array);
+}
+
 fn who_waits_for_the_cells_is_counted_and_keeps_the_array(place: &Place) {
     let place = &place.private();
     let name = place.location("waiting");
@@ -92,11 +111,8 @@ fn who_waits_for_the_cells_is_counted_and_keeps_the_array(place: &Place) {
     guard.fill(7);
     let options = place.reader::<u8, Ix1>();
     let reader = std::thread::spawn(move || options.attach(&handle));
-    while array.refcount() < 2 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    std::thread::sleep(Duration::from_millis(150));
-    assert_eq!(array.in_flight(), 0, "the handle alone protects it no longer");
+    eventually("the reader is counted", || array.refcount() == 2);
+    eventually("the handle alone protects it no longer", || array.in_flight() == 0);
     drop(guard);
     array.close().unwrap();
     let reader = reader.join().unwrap().unwrap();

@@ -20,18 +20,7 @@ const SHAPE: [usize; 3] = [5, 6, 7];
 const ITS_DIRECTORY: &str = "/tmp/cloudvolume-shm";
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials(
-        "interop",
-        "cloudvolume",
-        tests![
-            cloudvolume_opens_ours_and_changes_nothing_but_elements,
-            we_open_what_cloudvolume_made,
-            an_unlink_on_either_side_is_seen_on_the_other,
-            an_array_that_cloudvolume_resized_is_refused,
-            an_empty_array_stays_ours_although_cloudvolume_cannot_map_it,
-            a_leading_slash_means_the_same_array,
-        ],
-    )
+    place.trials("interop", "cloudvolume", tests![arrays_are_the_same_in_both])
 }
 
 /// What makes sense on files only.
@@ -39,11 +28,22 @@ pub fn emulation_trials(place: &Place) -> Vec<Trial> {
     place.trials("interop", "cloudvolume", tests![its_own_directory_serves_as_our_emulated_one])
 }
 
-fn start(place: &Place) -> Peer {
-    Peer::start(place, "cloudvolume_peer.py")
+/// All with one process: importing CloudVolume takes longer than all of them.
+fn arrays_are_the_same_in_both(place: &Place) {
+    let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
+    let tests: [fn(&Place, &mut Peer); 6] = [
+        cloudvolume_opens_ours_and_changes_nothing_but_elements,
+        we_open_what_cloudvolume_made,
+        an_unlink_on_either_side_is_seen_on_the_other,
+        an_array_that_cloudvolume_resized_is_refused,
+        an_empty_array_stays_ours_although_cloudvolume_cannot_map_it,
+        a_leading_slash_means_the_same_array,
+    ];
+    tests.iter().for_each(|test| test(place, &mut cloudvolume));
+    cloudvolume.finish();
 }
 
-fn cloudvolume_opens_ours_and_changes_nothing_but_elements(place: &Place) {
+fn cloudvolume_opens_ours_and_changes_nothing_but_elements(place: &Place, cloudvolume: &mut Peer) {
     fn exchange<T: Sample>(place: &Place, cloudvolume: &mut Peer, order: Order) {
         let (name, about) = (place.location("cv"), About::new(T::DTYPE, &SHAPE, order));
         let array = create::<T>(place, &name, &SHAPE, order, 1);
@@ -61,17 +61,14 @@ fn cloudvolume_opens_ours_and_changes_nothing_but_elements(place: &Place) {
         cloudvolume.expect(format!("check_held {} {} 3", name.as_str(), T::DTYPE), "same");
         assert_eq!(facts(), before);
     }
-    let mut cloudvolume = start(place);
     for dtype in [DType::U8, DType::U16, DType::U64, DType::I32, DType::F32] {
         for order in [Order::F, Order::C] {
-            with_element!(dtype, T => exchange::<T>(place, &mut cloudvolume, order), else => unreachable!("{dtype}"));
+            with_element!(dtype, T => exchange::<T>(place, cloudvolume, order), else => unreachable!("{dtype}"));
         }
     }
-    cloudvolume.finish();
 }
 
-fn we_open_what_cloudvolume_made(place: &Place) {
-    let mut cloudvolume = start(place);
+fn we_open_what_cloudvolume_made(place: &Place, cloudvolume: &mut Peer) {
     for order in [Order::F, Order::C] {
         let (name, about) = (place.location("cv-made"), About::new(DType::U32, &SHAPE, order));
         cloudvolume.expect(about.of("hold", name.as_str()), "done");
@@ -93,8 +90,7 @@ fn we_open_what_cloudvolume_made(place: &Place) {
     }
 }
 
-fn an_unlink_on_either_side_is_seen_on_the_other(place: &Place) {
-    let mut cloudvolume = start(place);
+fn an_unlink_on_either_side_is_seen_on_the_other(place: &Place, cloudvolume: &mut Peer) {
     let (ours, its) = (place.location("cv-unlink"), place.location("cv-unlinked"));
     let about = About::new(DType::U8, &SHAPE, Order::F);
     let array = create::<u8>(place, &ours, &SHAPE, Order::F, 1);
@@ -109,8 +105,7 @@ fn an_unlink_on_either_side_is_seen_on_the_other(place: &Place) {
     cloudvolume.expect_error(about.with("check", its.as_str(), 1), "SharedMemoryReadError");
 }
 
-fn an_array_that_cloudvolume_resized_is_refused(place: &Place) {
-    let mut cloudvolume = start(place);
+fn an_array_that_cloudvolume_resized_is_refused(place: &Place, cloudvolume: &mut Peer) {
     let larger = About::new(DType::U8, &[5, 6, 8], Order::F);
     let smaller = About::new(DType::U8, &[5, 6, 6], Order::F);
     for (about, size) in [(larger, 240), (smaller, 180)] {
@@ -126,8 +121,7 @@ fn an_array_that_cloudvolume_resized_is_refused(place: &Place) {
     }
 }
 
-fn an_empty_array_stays_ours_although_cloudvolume_cannot_map_it(place: &Place) {
-    let mut cloudvolume = start(place);
+fn an_empty_array_stays_ours_although_cloudvolume_cannot_map_it(place: &Place, cloudvolume: &mut Peer) {
     let (ours, its) = (place.location("cv-empty"), place.location("cv-made-empty"));
     let about = About::new(DType::U8, &[0, 4, 4], Order::F);
     let array = create::<u8>(place, &ours, &[0, 4, 4], Order::F, 1);
@@ -142,8 +136,7 @@ fn an_empty_array_stays_ours_although_cloudvolume_cannot_map_it(place: &Place) {
     assert!(matches!(error, Error::SizeMismatch { expected: 1, found: 0, .. }), "{error}");
 }
 
-fn a_leading_slash_means_the_same_array(place: &Place) {
-    let mut cloudvolume = start(place);
+fn a_leading_slash_means_the_same_array(place: &Place, cloudvolume: &mut Peer) {
     let (name, about) = (place.location("cv-slash"), About::new(DType::U8, &SHAPE, Order::F));
     let with_slash = format!("/{}", name.as_str());
     let created = place.options::<u8, _>().create(with_slash.as_str(), IxDyn(&SHAPE).f()).unwrap();

@@ -20,16 +20,24 @@ const BOX: [[usize; 3]; 2] = [[16, 16, 8], [48, 48, 16]];
 const WORKERS: usize = 3;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials(
-        "interop",
-        "layers",
-        tests![
-            what_worker_processes_painted_is_uploaded,
-            a_box_is_uploaded_out_of_a_larger_array,
-            a_layer_is_downloaded_into_an_array_that_we_open,
-            a_layer_is_downloaded_into_an_array_that_we_hold,
-        ],
-    )
+    place.trials("interop", "layers", tests![painted_arrays_are_uploaded, layers_are_downloaded])
+}
+
+/// With one process: importing CloudVolume takes longer than most of what it does.
+fn with_cloudvolume(place: &Place, tests: &[fn(&Place, &mut Peer)]) {
+    let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
+    tests.iter().for_each(|test| test(place, &mut cloudvolume));
+    cloudvolume.finish();
+}
+
+fn painted_arrays_are_uploaded(place: &Place) {
+    with_cloudvolume(place, &[what_worker_processes_painted_is_uploaded, a_box_is_uploaded_out_of_a_larger_array]);
+}
+
+fn layers_are_downloaded(place: &Place) {
+    let tests: [fn(&Place, &mut Peer); 2] =
+        [a_layer_is_downloaded_into_an_array_that_we_open, a_layer_is_downloaded_into_an_array_that_we_hold];
+    with_cloudvolume(place, &tests);
 }
 
 /// An empty layer in a directory of its own.
@@ -77,31 +85,27 @@ fn paint(place: &Place, name: &Name, seed: usize) -> SharedArray<u16, Ix4> {
     buffer.finish().unwrap()
 }
 
-fn what_worker_processes_painted_is_uploaded(place: &Place) {
-    let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
+fn what_worker_processes_painted_is_uploaded(place: &Place, cloudvolume: &mut Peer) {
     let name = place.location("upload");
     let array = paint(place, &name, 11);
     assert_same(&array, 11);
     for parallel in [1, 2] {
-        let (_directory, path) = layer(&mut cloudvolume);
+        let (_directory, path) = layer(cloudvolume);
         assert_ne!(cloudvolume.ask(format!("check_layer {path} <u2 11")), "same", "before anything is uploaded");
         cloudvolume.expect(format!("upload {path} {} {parallel}", name.as_str()), "done");
         cloudvolume.expect(format!("check_layer {path} <u2 11"), "same");
     }
     assert_same(&array, 11);
     assert_eq!(place.files_of(&name), [name.as_str()]);
-    cloudvolume.finish();
 }
 
-fn a_box_is_uploaded_out_of_a_larger_array(place: &Place) {
-    let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
+fn a_box_is_uploaded_out_of_a_larger_array(place: &Place, cloudvolume: &mut Peer) {
     let name = place.location("upload-box");
     drop(paint(place, &name, 12));
-    let (_directory, path) = layer(&mut cloudvolume);
+    let (_directory, path) = layer(cloudvolume);
     let ends = format!("{} {}", axes(&BOX[0]), axes(&BOX[1]));
     cloudvolume.expect(format!("upload_box {path} {} 1 {ends}", name.as_str()), "done");
     cloudvolume.expect(format!("check_layer_box {path} <u2 12 {ends}"), "same");
-    cloudvolume.finish();
 }
 
 /// Insists that an array is a box of the sample that fills the layer.
@@ -119,9 +123,8 @@ fn box_shape() -> [usize; 4] {
     [stop[0] - start[0], stop[1] - start[1], stop[2] - start[2], SHAPE[3]]
 }
 
-fn a_layer_is_downloaded_into_an_array_that_we_open(place: &Place) {
-    let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
-    let (_directory, path) = layer(&mut cloudvolume);
+fn a_layer_is_downloaded_into_an_array_that_we_open(place: &Place, cloudvolume: &mut Peer) {
+    let (_directory, path) = layer(cloudvolume);
     cloudvolume.expect(format!("fill_layer {path} <u2 13"), "done");
     for parallel in [1, 2] {
         let name = place.location("download");
@@ -129,17 +132,14 @@ fn a_layer_is_downloaded_into_an_array_that_we_open(place: &Place) {
         cloudvolume.expect(format!("download {path} {location} {parallel} {start} {stop}"), "done");
         assert_same_box(&open::<u16>(place, &name, &box_shape(), Order::F), 13);
     }
-    cloudvolume.finish();
 }
 
-fn a_layer_is_downloaded_into_an_array_that_we_hold(place: &Place) {
-    let mut cloudvolume = Peer::start(place, "cloudvolume_peer.py");
-    let (_directory, path) = layer(&mut cloudvolume);
+fn a_layer_is_downloaded_into_an_array_that_we_hold(place: &Place, cloudvolume: &mut Peer) {
+    let (_directory, path) = layer(cloudvolume);
     cloudvolume.expect(format!("fill_layer {path} <u2 14"), "done");
     let name = place.location("download-held");
     let array = create::<u16>(place, &name, &box_shape(), Order::F, 0);
     let (location, start, stop) = (name.as_str(), axes(&BOX[0]), axes(&BOX[1]));
     cloudvolume.expect(format!("download {path} {location} 1 {start} {stop}"), "done");
     assert_same_box(&array, 14);
-    cloudvolume.finish();
 }

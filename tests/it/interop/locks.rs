@@ -1,6 +1,6 @@
 //! A Python process that takes our locks with fcntl: it keeps us out and we keep it out, and its death lets us in.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::IxDyn;
@@ -14,8 +14,6 @@ use crate::tests;
 const SHAPE: [usize; 3] = [5, 6, 7];
 /// Long enough to see that somebody waits.
 const A_WHILE: Duration = Duration::from_millis(100);
-/// What "at once" means on a busy machine.
-const AT_ONCE: Duration = Duration::from_secs(5);
 const LONG: Duration = Duration::from_secs(60);
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -27,7 +25,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_python_reader_keeps_writers_out_and_lets_readers_in,
             a_python_writer_keeps_everyone_out,
             our_guards_keep_python_out,
-            a_killed_python_reader_lets_a_waiting_writer_in_at_once,
+            a_killed_python_reader_lets_a_waiting_writer_in,
             python_waits_for_our_guard_and_gets_in_when_it_is_dropped,
             our_waiting_writer_goes_before_new_python_readers,
             a_waiting_python_writer_goes_before_our_new_readers,
@@ -97,7 +95,7 @@ fn our_guards_keep_python_out(place: &Place) {
     python.expect(format!("write {path} now"), "done");
 }
 
-fn a_killed_python_reader_lets_a_waiting_writer_in_at_once(place: &Place) {
+fn a_killed_python_reader_lets_a_waiting_writer_in(place: &Place) {
     let name = place.location("lock-killed");
     let (array, mut python, path) = both(place, &name);
     python.expect(format!("read {path} now"), "done");
@@ -107,10 +105,8 @@ fn a_killed_python_reader_lets_a_waiting_writer_in_at_once(place: &Place) {
         let writer = scope.spawn(|| drop(array.write().unwrap()));
         std::thread::sleep(A_WHILE);
         assert!(!writer.is_finished(), "the reader lives");
-        let start = Instant::now();
         python.kill();
         writer.join().unwrap();
-        assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
     });
 }
 

@@ -21,7 +21,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "counted",
         tests![
             a_forked_child_is_not_counted_and_removes_nothing,
-            thousands_of_counted_arrays_in_two_processes_need_no_descriptors,
+            hundreds_of_counted_arrays_in_two_processes_need_no_descriptors,
             nothing_remains_after_many_rounds,
             permissions_are_exact_and_counting_needs_to_write,
             links_and_pipes_at_a_name_are_no_arrays_and_stay,
@@ -120,13 +120,13 @@ fn open_many_counted(arguments: &[String]) {
     hear();
 }
 
-fn thousands_of_counted_arrays_in_two_processes_need_no_descriptors(place: &Place) {
+fn hundreds_of_counted_arrays_in_two_processes_need_no_descriptors(place: &Place) {
     let place = &place.private();
     if !place.backend.lock_survives_close().unwrap() {
         return; // each keeps a descriptor there
     }
     let name = place.location("many");
-    let many = if place.name == "shm" { 10_000 } else { 1000 }; // a disk takes its time
+    let many = 500;
     let arguments = [name.as_str(), &many.to_string()];
     let start = |role| Child::spawn(sandbox::with_descriptors(place, 64, role, &arguments));
     let mut maker = start("make-many-counted");
@@ -191,8 +191,7 @@ fn many_rounds(arguments: &[String]) {
 fn nothing_remains_after_many_rounds(place: &Place) {
     let place = &place.private();
     let name = place.location("rounds");
-    let rounds = if place.name == "shm" { "1000" } else { "200" }; // a disk takes its time
-    let mut child = Child::start(place, "many-rounds", &[name.as_str(), rounds]);
+    let mut child = Child::start(place, "many-rounds", &[name.as_str(), "200"]);
     child.expect("nothing");
     child.finish();
     assert!(place.backend.list().unwrap().is_empty());

@@ -63,16 +63,16 @@ fn what_is_shared_by_descriptor_has_no_name_and_one_descriptor(place: &Place) {
     assert_eq!((array.strategy(), array.location()), (FileDescriptor, None));
     assert!(place.backend.list().unwrap().is_empty(), "not even a hidden one");
     let inode = inode(&array);
-    assert_eq!((descriptors_of(inode), mappings_of(inode)), (1, 1));
+    assert_eq!((descriptors_of(place, inode), mappings_of(place, inode)), (1, 1));
     array.write().unwrap()[2] = 7;
     assert_eq!((array.read().unwrap().sum(), array.refcount()), (10, 1));
     let reading = array.read().unwrap();
     assert!(array.try_write().unwrap_err().is_would_block());
-    assert_eq!(descriptors_of(inode), 2);
+    assert_eq!(descriptors_of(place, inode), 2);
     drop(reading);
 
     let clone = array.try_clone().unwrap();
-    assert_eq!((clone.strategy(), clone.refcount(), descriptors_of(inode)), (FileDescriptor, 2, 2));
+    assert_eq!((clone.strategy(), clone.refcount(), descriptors_of(place, inode)), (FileDescriptor, 2, 2));
     let writing = clone.write().unwrap();
     assert!(array.try_read().unwrap_err().is_would_block());
     drop(writing);
@@ -84,7 +84,7 @@ fn what_is_shared_by_descriptor_has_no_name_and_one_descriptor(place: &Place) {
     assert_eq!(clone.view().unwrap().sum(), 10);
     assert!(clone.write().unwrap_err().is_permission_denied());
     drop((array, clone));
-    assert_eq!((descriptors_of(inode), mappings_of(inode)), (0, 0));
+    assert_eq!((descriptors_of(place, inode), mappings_of(place, inode)), (0, 0));
     assert!(place.backend.list().unwrap().is_empty());
 
     let empty = place.counted::<f64, _>().share(FileDescriptor, (0, 3)).unwrap();
@@ -109,7 +109,7 @@ fn a_nameless_array_can_be_given_a_name_once(place: &Place) {
     let opened = place.attach_counted::<u32, Ix1>().open(&location).unwrap();
     opened.write().unwrap().fill(2);
     assert_eq!((array.read().unwrap().sum(), array.refcount()), (8, 2));
-    assert_eq!(descriptors_of(inode(&array)), 1 + usize::from(!place.backend.lock_survives_close().unwrap()));
+    assert_eq!(descriptors_of(place, inode(&array)), 1 + usize::from(!place.backend.lock_survives_close().unwrap()));
     let handle = array.handle().unwrap();
     assert_eq!(place.attach_counted::<u32, Ix1>().attach(&handle).unwrap().refcount(), 3);
     let clone = array.try_clone().unwrap();
@@ -187,12 +187,12 @@ fn a_reader_gives_the_descriptor_up(place: &Place) {
     let clone = array.try_clone().unwrap();
     let reader = array.into_reader().unwrap();
     let kept = usize::from(!place.backend.lock_survives_close().unwrap());
-    assert_eq!((descriptors_of(inode), clone.refcount()), (1 + kept, 2));
+    assert_eq!((descriptors_of(place, inode), clone.refcount()), (1 + kept, 2));
     assert!(clone.try_write().unwrap_err().is_would_block());
     drop(clone);
-    assert_eq!((descriptors_of(inode), reader.view().sum()), (kept, 4));
+    assert_eq!((descriptors_of(place, inode), reader.view().sum()), (kept, 4));
     drop(reader);
-    assert_eq!((descriptors_of(inode), mappings_of(inode)), (0, 0));
+    assert_eq!((descriptors_of(place, inode), mappings_of(place, inode)), (0, 0));
 }
 
 /// A child that says its strategy, and then chooses.

@@ -21,7 +21,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "users",
         tests![
             files_of_another_user_are_refused_unless_chosen,
-            payload_of_another_user_is_refused,
+            payload_or_ledger_of_another_user_is_refused,
             files_that_every_user_may_write_to_are_refused,
             two_users_of_one_group_paint_one_buffer,
             group_of_a_directory_for_everyone_proves_nothing,
@@ -142,12 +142,14 @@ fn files_of_another_user_are_refused_unless_chosen(place: &Place) {
     assert_eq!(joined.progress().done, 1);
 }
 
-fn payload_of_another_user_is_refused(place: &Place) {
+fn payload_or_ledger_of_another_user_is_refused(place: &Place) {
     let stage = Stage::new(place, 0o1777);
-    let buffer = begin(stage.options(), stage.name.location()).unwrap();
-    chown(stage.path("part"), Some(ALICE), None).unwrap();
-    assert!(begin(stage.options(), stage.name.location()).unwrap_err().is_foreign_owner());
-    buffer.discard().unwrap();
+    for kind in ["part", "ledger"] {
+        let buffer = begin(stage.options(), stage.name.location()).unwrap();
+        chown(stage.path(kind), Some(ALICE), None).unwrap();
+        assert!(begin(stage.options(), stage.name.location()).unwrap_err().is_foreign_owner(), "{kind}");
+        buffer.discard().unwrap();
+    }
 }
 
 fn files_that_every_user_may_write_to_are_refused(place: &Place) {

@@ -1,8 +1,8 @@
 //! SIGKILL at any moment: what the dead leave is found by one `Reclaim`, and by a manager at once; the living never lose
 //! their data.
 //!
-//! Each scenario is played a hundred times on shared memory and twenty times elsewhere, and its process is killed after a
-//! random time; `NDSHM_TEST_SEED` repeats a run. Everyone's memory has the round's number in it, so that another array's or
+//! Each scenario is played ten times, or as often as `NDSHM_TEST_ROUNDS` says, and its process is killed after a random time;
+//! `NDSHM_TEST_SEED` repeats a run. Everyone's memory has the round's number in it, so that another array's or
 //! a half-written one is noticed.
 
 use std::fmt::Write;
@@ -16,9 +16,9 @@ use ndarray_shm::{
 };
 
 use super::managed::{self, Outcome, Stopwatch};
-use super::meeting::{LONG, Meeting, all, names, share};
+use super::meeting::{LONG, Meeting, all, names, repeats, share};
 use crate::support::child::{Child, Role, hear, say};
-use crate::support::{Place, backend_of_child};
+use crate::support::{Place, backend_of_child, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -37,8 +37,8 @@ pub const ROLES: &[(&str, Role)] = &[
 /// Processes are killed within this time after they began.
 const LATEST: Duration = Duration::from_millis(5);
 
-/// How long a handle protects its array here.
-pub const GRACE: Duration = Duration::from_millis(200);
+/// How long a handle protects its array here. Except where a sender is killed, the array has another holder until the handle is used.
+pub const GRACE: Duration = Duration::from_millis(50);
 
 /// What became of one scenario without a manager; what a manager makes of it is in `managed`.
 #[derive(Debug)]
@@ -351,8 +351,11 @@ fn play(place: &Place, moments: &mut Moments, (scenario, rounds): (&'static str,
     all_rounds(&mut game, rounds);
     let removed_before = game.removed;
     let left = meeting.names() - 1;
-    std::thread::sleep(GRACE + Duration::from_millis(50));
     age_drafts(backend);
+    // Where descriptors are kept, a process that another test is just spawning has them too, until it executes its program.
+    eventually("handles expire, and no process has a copy of a descriptor", || {
+        Reclaim::new().dry_run(true).run(backend).unwrap().removed.len() == left
+    });
     let reclaimed = Reclaim::new().run(backend).unwrap();
     assert!(reclaimed.failed.is_empty(), "{scenario}: {reclaimed:?}");
     let after = meeting.names() - 1;
@@ -379,7 +382,7 @@ fn age_drafts(backend: &Arc<dyn Backend>) {
 fn whoever_is_killed_leaves_nothing_for_long(place: &Place) {
     let mut moments = Moments::new();
     let seed = moments.0;
-    let rounds = if place.name == "shm" { 100 } else { 20 };
+    let rounds = repeats(10);
     println!("kills on {}: NDSHM_TEST_SEED={seed}", place.name);
     let rows = SCENARIOS.map(|(scenario, all_rounds)| play(place, &mut moments, (scenario, rounds), all_rounds));
     assert!(rows.iter().all(|row| row.after == 0), "seed {seed}: {rows:?}");

@@ -9,14 +9,14 @@ use ndarray_shm::{Channel, ChannelListener, Error, FrozenArray, RefcountedArray,
 
 use super::meeting::{LONG, Meeting, all, attach, leaving_nothing, options, share};
 use crate::support::Place;
-use crate::support::child::{Child, LONG_PATIENCE, Role, hear, say};
+use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;
 use crate::tests;
 
 /// How many descriptors the processes may have.
 const LIMIT: u64 = 64;
 /// How many arrays they share.
-const MANY: usize = 10_000;
+const MANY: usize = 1000;
 /// In so many messages of them.
 const EACH: usize = 100;
 
@@ -30,18 +30,14 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "sharing",
         "limits",
         tests![
-            ten_thousand_arrays_by_name_are_open_in_both_with_64_descriptors,
-            ten_thousand_readers_by_descriptor_with_64_descriptors,
+            thousand_arrays_by_name_are_open_in_both_with_64_descriptors,
+            thousand_readers_by_descriptor_with_64_descriptors,
         ],
     );
     // Where locks need their descriptor, so does every array.
     let survives = place.backend.lock_survives_close().expect("a directory");
     trials.extend(many.into_iter().map(|trial| trial.with_ignored_flag(!survives)));
-    trials.extend(place.trials(
-        "sharing",
-        "limits",
-        tests![ten_thousand_frozen_arrays_without_their_descriptors_with_64],
-    ));
+    trials.extend(place.trials("sharing", "limits", tests![thousand_frozen_arrays_without_their_descriptors_with_64]));
     trials.retain(|trial| cfg!(target_os = "linux") || trial.name().ends_with("in_both_with_64_descriptors"));
     trials
 }
@@ -176,7 +172,7 @@ fn many(place: &Place, kind: &str) {
     let (mut taker, channel) = meeting.child("take-many", &[&socket, kind]);
     taker.expect("listening");
     let mut giver = Child::start(&meeting.place, "give-many", &[&socket, kind]);
-    assert_eq!(giver.line_within(LONG_PATIENCE).as_deref(), Some("sent"));
+    giver.expect("sent");
     assert_eq!(channel.receive::<String>().unwrap().message, "all at once");
     taker.finish();
     giver.tell("go");
@@ -184,15 +180,15 @@ fn many(place: &Place, kind: &str) {
     meeting.is_clean();
 }
 
-fn ten_thousand_arrays_by_name_are_open_in_both_with_64_descriptors(place: &Place) {
+fn thousand_arrays_by_name_are_open_in_both_with_64_descriptors(place: &Place) {
     many(place, "by-name");
 }
 
-fn ten_thousand_readers_by_descriptor_with_64_descriptors(place: &Place) {
+fn thousand_readers_by_descriptor_with_64_descriptors(place: &Place) {
     many(place, "reader");
 }
 
-fn ten_thousand_frozen_arrays_without_their_descriptors_with_64(place: &Place) {
+fn thousand_frozen_arrays_without_their_descriptors_with_64(place: &Place) {
     many(place, "frozen");
 }
 

@@ -16,6 +16,11 @@ use crate::support::{Place, backend_of_child};
 /// How long anything may take that happens at once on an idle machine.
 pub const LONG: Duration = Duration::from_secs(60);
 
+/// How often something is done that is to go well every time: `usual`, or as often as `NDSHM_TEST_ROUNDS` says.
+pub fn repeats(usual: usize) -> usize {
+    std::env::var("NDSHM_TEST_ROUNDS").map_or(usual, |rounds| rounds.parse().expect("a number"))
+}
+
 /// The strategies that this platform has.
 pub fn strategies() -> impl Iterator<Item = SharingStrategy> {
     SharingStrategy::ALL.into_iter().filter(|strategy| strategy.is_supported())

@@ -1,5 +1,5 @@
 //! What torch's `test_multiprocessing.py` and Paddle's `test_paddle_multiprocessing.py` hold, by the names of their tests,
-//! each thirty times and with both strategies, with a leak checker around all of them.
+//! each five times (`NDSHM_TEST_ROUNDS` says more) and with both strategies, with a leak checker around all of them.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -11,12 +11,10 @@ use ndarray_shm::{
     inspect_in,
 };
 
-use super::meeting::{Meeting, all, assert_same_memory, attach, leaving_nothing, options, share, strategies};
+use super::meeting::{Meeting, all, assert_same_memory, attach, leaving_nothing, options, repeats, share, strategies};
 use crate::support::Place;
 use crate::support::child::Role;
 use crate::tests;
-
-const REPEATS: usize = 30;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
@@ -48,7 +46,7 @@ pub const ROLES: &[(&str, Role)] = &[
 /// Runs a test with each strategy, again and again, and insists that nothing is left after it.
 fn repeatedly(place: &Place, test: impl Fn(&Meeting, SharingStrategy)) {
     for strategy in strategies() {
-        for _ in 0..REPEATS {
+        for _ in 0..repeats(5) {
             let meeting = Meeting::new(place);
             test(&meeting, strategy);
             meeting.is_clean();

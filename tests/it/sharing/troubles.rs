@@ -99,7 +99,7 @@ fn send_for_ever(arguments: &[String]) {
         let all: Vec<_> = arrays.iter().map(|array| array as _).collect();
         channel.send("small", &all).unwrap();
         say("begins");
-        channel.send(&"x".repeat(32 << 20), &all).unwrap();
+        channel.send(&"x".repeat(8 << 20), &all).unwrap();
         say("ends");
     });
 }

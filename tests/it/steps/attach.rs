@@ -18,6 +18,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             bytes_that_a_writer_has_as_elements_are_no_frozen_array,
             bytes_that_a_writer_has_as_elements_are_no_arena,
             a_plain_open_that_passes_by_is_waited_for,
+            a_handle_was_not_used_because_a_plain_open_does_not_pass_by,
+            memory_that_is_being_opened_as_a_counted_array_is_not_used_again,
         ],
     )
 }
@@ -117,4 +119,33 @@ fn a_plain_open_that_passes_by_is_waited_for(place: &Place) {
     }
     drop((array, members));
     assert_eq!(place.left(), [] as [&str; 0]);
+}
+
+fn a_handle_was_not_used_because_a_plain_open_does_not_pass_by(place: &Place) {
+    let place = &place.private();
+    let name = place.location("taken-back");
+    let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
+    let handle = array.handle().unwrap();
+    let mut plain = Child::start_until(place, "step-open-plain", &[name.as_str()], "attach: leased");
+    assert!(handle.take_back().unwrap_err().is_not_counted(), "nobody knows whether it was used");
+    plain.resume();
+    plain.expect("refused: true");
+    plain.finish();
+    assert!(handle.take_back().unwrap());
+}
+
+fn memory_that_is_being_opened_as_a_counted_array_is_not_used_again(place: &Place) {
+    let place = &place.private();
+    let name = place.location("opened");
+    let pool = place.pool_options().create().unwrap();
+    let array = pool.take::<u8, _>(100).unwrap().publish(name.location()).unwrap();
+    let mut opener = Child::start_until(place, "step-open-frozen", &[name.as_str()], "attach: leased");
+    drop(array);
+    let stats = pool.stats();
+    assert_eq!((stats.idle.arrays, stats.limbo.arrays), (0, usize::from(Place::RECYCLES)));
+    opener.resume();
+    opener.expect("refused: false"); // its name has gone
+    opener.finish();
+    pool.collect();
+    assert_eq!(pool.stats().idle.arrays, usize::from(Place::RECYCLES));
 }

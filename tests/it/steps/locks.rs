@@ -1,6 +1,6 @@
 //! Locks of a process that is stopped or killed just then, or that forks.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -10,7 +10,7 @@ use ndarray_shm::{Arena, SharedArray, default_backend};
 use crate::linux::rights::as_stranger;
 use crate::support::child::{Child, Role, say};
 use crate::support::forks::in_forked_child;
-use crate::support::held_fork::{act_beside_step, end_within, fork_beside, prepare_held_fork, release_fork};
+use crate::support::held_fork::{act_beside_step, end_within, fork_beside, release_fork};
 use crate::support::{Place, backend_of_child, eventually, meddling};
 use crate::tests;
 
@@ -115,10 +115,10 @@ fn forked_child_finds_directories_while_a_thread_of_its_parent_does(place: &Plac
 /// Opens an arena while another thread forks. The child has been made, with a copy of every descriptor, and the thread that
 /// forks has not run what the library does after a fork.
 fn join_while_forking(arguments: &[String]) {
-    static FORKED: AtomicBool = AtomicBool::new(false);
-    prepare_held_fork();
+    static PROBES: AtomicUsize = AtomicUsize::new(0);
     let backend = meddling(&backend_of_child(), |operation, _| {
-        if operation == "probe" && !FORKED.swap(true, Ordering::Relaxed) {
+        // First the arena asks for itself, then for the seat, whose description is open by then.
+        if operation == "probe" && PROBES.fetch_add(1, Ordering::Relaxed) == 1 {
             fork_beside();
         }
         Ok(())
@@ -129,7 +129,7 @@ fn join_while_forking(arguments: &[String]) {
         release_fork();
     });
     let arena = Arena::open_in(&backend, arguments[0].as_str()).unwrap();
-    assert!(FORKED.load(Ordering::Relaxed));
+    assert!(PROBES.load(Ordering::Relaxed) > 1);
     say("joined");
     std::thread::sleep(Duration::MAX);
     drop(arena);
@@ -143,8 +143,10 @@ fn seat_ends_with_its_process_although_a_child_was_forked_meanwhile(place: &Plac
     let flag = place.path(&go_on).display().to_string();
     let mut child =
         Child::start_with_step(place, "step-join", &[name.as_str(), &flag], "seat: a child may have its lock");
+    let mut found_fork = false;
     eventually("it joins, or finds the fork", || {
         if child.is_stopped() {
+            found_fork = true;
             std::fs::write(&flag, "").unwrap();
             child.resume();
         }
@@ -155,6 +157,7 @@ fn seat_ends_with_its_process_although_a_child_was_forked_meanwhile(place: &Plac
     if place.backend.lock_survives_close().unwrap() {
         found = arena.collect().unwrap().members;
         assert_eq!(found, 1, "the kernel says that it is dead, although its child lives");
+        assert!(found_fork, "the child had a copy of the seat's description");
     }
     child.end(); // of the child's child too, which reads the same input
     eventually("the member is found dead when its child has ended too", || {

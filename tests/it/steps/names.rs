@@ -39,6 +39,7 @@ fn a_replacement_that_is_killed_while_it_waits_leaves_nothing(place: &Place) {
     let mut second = Child::start(place, "step-replace", &[name.as_str()]);
     second.expect("filled");
     assert_eq!(second.line_within(std::time::Duration::from_millis(100)), None);
+    assert!(!second.is_stopped(), "it waits, and has not ended");
     second.kill();
     assert_eq!(place.hidden_drafts(), 1, "that of the first");
     first.resume();

@@ -17,6 +17,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         tests![
             killed_finisher_with_a_viewer_blocks_no_beginner,
             resumed_beginner_spares_what_another_began_meanwhile,
+            resumed_discard_spares_what_another_began_meanwhile,
             killed_discard_leaves_a_payload_that_reclaim_removes,
             killed_beginner_leaves_a_ledger_that_reclaim_removes,
             stopped_beginner_is_waited_for_until_the_timeout,
@@ -95,6 +96,18 @@ fn resumed_beginner_spares_what_another_began_meanwhile(place: &Place) {
     assert!(matches!(other.claim_next().unwrap(), NextClaim::Chunk(_)), "its payload still has its name");
 }
 
+fn resumed_discard_spares_what_another_began_meanwhile(place: &Place) {
+    let name = place.location("late");
+    let old = painted(place, &name);
+    let mut discard = start(place, "step-render-discard", &name, "render: ledger removed");
+    let other = painted(place, &name);
+    discard.resume();
+    discard.expect("true");
+    discard.finish();
+    assert!(matches!(other.claim_next().unwrap(), NextClaim::Chunk(_)), "its payload still has its name");
+    assert!(old.claim_next().unwrap_err().is_unlinked());
+}
+
 fn killed_discard_leaves_a_payload_that_reclaim_removes(place: &Place) {
     let place = &place.private();
     let name = place.location("discard");
@@ -136,13 +149,13 @@ fn stopped_beginner_is_waited_for_until_the_timeout(place: &Place) {
 fn discard_waits_for_a_payload_that_gets_its_name(place: &Place) {
     let name = place.location("naming");
     let mut beginner = start(place, "step-render-begin", &name, "render: about to name the payload");
-    std::thread::scope(|scope| {
-        let discard = scope.spawn(|| render::discard(&*place.backend, name.location()).unwrap());
-        beginner.resume();
-        assert!(discard.join().unwrap());
-    });
+    let mut discard = Child::start(place, "step-render-discard", &[name.as_str()]);
+    assert_eq!(discard.line_within(Duration::from_millis(200)), None, "it waits");
+    beginner.resume();
     beginner.expect("0 painted");
+    discard.expect("true");
     beginner.finish();
+    discard.finish();
     assert!(place.files_of(&name).is_empty());
 }
 

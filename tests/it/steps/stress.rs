@@ -435,7 +435,7 @@ fn no_process_reads_what_another_kind_of_array_has_written(place: &Place) {
     });
     let of_others = of_others.as_deref();
     println!("{} users", 1 + u32::from(of_others.is_some()));
-    let seconds = std::env::var(SECONDS).map_or(10, |seconds| seconds.parse().expect("a number of seconds"));
+    let seconds = std::env::var(SECONDS).map_or(5, |seconds| seconds.parse().expect("a number of seconds"));
     let seed = std::process::id().into();
     println!("seed {seed}");
     let mut choice = Choice(seed);

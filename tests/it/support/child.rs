@@ -15,10 +15,6 @@ pub const ROLE: &str = "NDSHM_TEST_ROLE";
 /// How long a child may take for anything before the test fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The same for ten thousand arrays: on a disk, while others use it, they take minutes.
-#[cfg(target_os = "linux")]
-pub const LONG_PATIENCE: Duration = Duration::from_secs(600);
-
 /// The program that children run: this one, or what `NDSHM_TEST_PROGRAM` names, a build of it for another platform.
 pub fn program() -> PathBuf {
     let other = std::env::var_os("NDSHM_TEST_PROGRAM").map(PathBuf::from);

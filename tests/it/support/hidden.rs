@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use ndarray_shm::{
     Access, Backend, Directory, DraftFile, DraftOptions, Entry, FileId, Location, Pages, Publish, Result,
@@ -51,11 +52,17 @@ unsafe impl Backend for HiddenDrafts {
     fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()> {
         self.0.rename(from, to, id, mode)
     }
+    fn rename_within(&self, from: &Location, to: &Location, id: FileId, mode: Publish, limit: Duration) -> Result<()> {
+        self.0.rename_within(from, to, id, mode, limit)
+    }
     fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
         self.0.leads_to(at, id)
     }
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
         self.0.unlink(at, id)
+    }
+    fn unlink_within(&self, at: &Location, id: Option<FileId>, limit: Duration) -> Result<bool> {
+        self.0.unlink_within(at, id, limit)
     }
     fn list(&self) -> Result<Vec<Entry>> {
         self.0.list()

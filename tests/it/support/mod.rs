@@ -23,6 +23,8 @@ use ndarray_shm::{
     inspect_in, render,
 };
 
+use crate::topics::Run;
+
 /// Tells a child that its drafts are to be hidden ones.
 const HIDDEN: &str = "NDSHM_TEST_HIDDEN";
 
@@ -65,16 +67,20 @@ impl Place {
         Self { name, backend: backend_of_child(), emulate: true, _directory: None }
     }
 
-    /// The backends that this machine has. With `EMULATE_SHM` set, real shared memory is none of them.
-    pub fn all() -> Vec<Self> {
-        let emulated = [
-            Self::emulated(),
-            #[cfg(target_os = "linux")]
-            Self::hidden(),
-        ];
+    /// The backends that a run tests. With `EMULATE_SHM` set, real shared memory is none of them.
+    pub fn all(run: &Run) -> Vec<Self> {
         let asked = std::env::var("EMULATE_SHM").unwrap_or_default().to_ascii_lowercase();
         let is_real = cfg!(target_os = "linux") && !["1", "true", "yes"].contains(&asked.as_str());
-        is_real.then(Self::shm).into_iter().chain(emulated).collect()
+        let mut places: Vec<Self> = is_real.then(Self::shm).into_iter().collect();
+        places.push(Self::emulated());
+        #[cfg(target_os = "linux")]
+        if *run == Run::Ordinary {
+            places.push(Self::hidden());
+        }
+        if *run == Run::First {
+            places.truncate(1);
+        }
+        places
     }
 
     fn shm() -> Self {
