@@ -88,6 +88,7 @@ pub fn trials() -> Vec<Trial> {
         platforms_are_told_apart_on_the_lowest_floor_only,
         files_say_what_they_are_for_and_stay_short,
         nothing_is_unfinished_or_skipped,
+        debug_builds_have_named_steps,
         the_core_stays_light,
         the_first_command_builds_no_network,
         dependencies_ask_for_no_newer_compiler_than_we_promise,
@@ -469,6 +470,12 @@ fn cargo(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Without them the suite `steps` would be missing, and nothing would say so.
+fn debug_builds_have_named_steps() {
+    let has_steps = cfg!(ndshm_steps) || !cfg!(debug_assertions);
+    assert!(has_steps, "RUSTFLAGS hides those of .cargo/config.toml: unset it, or add `--cfg ndshm_steps` to it");
 }
 
 fn the_core_stays_light() {

@@ -92,7 +92,7 @@ fn a_copy_that_says_it_is_about_to_go_is_never_removed(place: &Place) {
     let array = here.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     let word = bytes.len() - LAST_PAGE;
-    bytes[word + 7] |= 0x80; // as the last one leaves it who has not removed the name yet
+    bytes[word + 7] |= 0x80; // the last handle has gone, the name has not yet
     std::fs::write(&copy, bytes).unwrap();
     assert!(there.attach_counted::<u8, Ix1>().open(name.location()).unwrap_err().is_not_found());
     let reclaimed = there.reclaim();

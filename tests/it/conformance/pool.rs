@@ -424,7 +424,7 @@ fn a_file_is_exactly_as_long_as_its_array(place: &Place) {
         same.view_mut()[length - 1] = 5;
         drop((same, array));
         // A process that another test is just spawning may have the writer's description for a moment.
-        eventually("nobody else is attached", || counts(&pool).1 == 0);
+        eventually("the lease is free", || counts(&pool).1 == 0);
     }
     // The last three: 8192 was trimmed of 10000, which then is too large for it.
     assert_eq!(hits, if Place::RECYCLES { 7 } else { 0 });

@@ -127,7 +127,7 @@ fn a_handle_was_not_used_because_a_plain_open_does_not_pass_by(place: &Place) {
     let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
     let handle = array.handle().unwrap();
     let mut plain = Child::start_until(place, "step-open-plain", &[name.as_str()], "attach: leased");
-    assert!(handle.take_back().unwrap_err().is_not_counted(), "nobody knows whether it was used");
+    assert!(handle.take_back().unwrap_err().is_not_counted(), "unknown whether it was used");
     plain.resume();
     plain.expect("refused: true");
     plain.finish();

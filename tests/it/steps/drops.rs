@@ -1,4 +1,4 @@
-//! Dropping an array that was received, while a process stands that has a lock it asks for.
+//! Dropping a received array while a stopped process holds a lock that the drop needs.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] = &[];
 
-/// Far more than the 100 ms that a drop may wait for each lock, far less than the 5 and 10 s of those who do not merely drop.
+/// Far more than the 100 ms that a drop may wait for each lock, far less than the 5 and 10 s that other operations wait.
 const PROMPT: Duration = Duration::from_secs(4);
 
-/// Receives the array, starts a process that stands at a step, and drops what was received beside it.
+/// Receives the array, stops a process at a step, and drops what was received meanwhile.
 fn drop_beside(place: &Place, name: &Name, array: RefcountedArray<u8, Ix1>, role: &str, step: &str) -> Child {
     let (here, there) = Channel::pair().unwrap();
     here.send(&(), &[&array.by(SharingStrategy::FileSystem)]).unwrap();
@@ -39,16 +39,16 @@ fn received_array_is_dropped_without_waiting_for_a_process_that_stands(place: &P
     let place = &place.private();
     let name = place.location("received");
     let array = || place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
-    // It has the lease of plain attachments alone, and is waited for by whoever attaches.
+    // The child has the lease of plain attachments alone; attaching waits for it.
     let mut opener = drop_beside(place, &name, array(), "step-open-frozen", "attach: end read");
     opener.expect("attached, frozen: false");
     opener.finish();
     place.reclaim(); // the handle was not taken back, and is to expire
     if place.has_hidden_drafts() {
-        return; // there replacing has no such step
+        return; // replacing has no such step there
     }
     place.backend.unlink(name.location(), None).unwrap();
-    // It has the name, which whoever leaves as the last removes.
+    // The child has locked the name, which the last handle removes.
     let mut replacer = drop_beside(place, &name, array(), "step-replace", "replace: linked");
     replacer.expect("filled");
     replacer.finish();

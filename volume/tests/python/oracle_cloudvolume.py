@@ -2,19 +2,15 @@
 
 import itertools
 import os
-import time
-import types
 
-import cloudfiles.threaded_queue
 import numpy
 from cloudfiles import CloudFiles
 from cloudvolume import Bbox, CloudVolume
 from cloudvolume.datasource.precomputed.sharding import ShardingSpecification
 
-KNOWS_S3 = True
+import short_waits  # noqa: F401
 
-# CloudVolume looks every tenth of a second whether its threads have come to an end, several times for a region.
-cloudfiles.threaded_queue.time = types.SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 100))
+KNOWS_S3 = True
 
 SHARDING = {
     # Both kinds of hash, both kinds of packing, more than one shard and minishard.

@@ -11,18 +11,14 @@ import itertools
 import json
 import os
 import sys
-import time
-import types
 
-import cloudfiles.threaded_queue
 import numpy
 import tensorstore
 from cloudfiles import CloudFiles
 from cloudvolume import Bbox, CloudVolume
 from cloudvolume.datasource.precomputed.sharding import ShardingSpecification
 
-# CloudVolume looks every tenth of a second whether its threads have come to an end, several times for a region.
-cloudfiles.threaded_queue.time = types.SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 100))
+import short_waits  # noqa: F401
 
 KINDS = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32"]
 
