@@ -10,7 +10,7 @@ mod yardstick;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ndarray::{Array3, Ix1};
-use ndarray_shm::{Claim, Directory, Draft, RefcountedArray, RenderBuffer, SharedArray, unlink};
+use ndarray_shm::{Directory, Draft, RefcountedArray, RenderBuffer, SharedArray, render::Claim, unlink};
 #[cfg(target_os = "linux")]
 use yardstick::calls;
 
@@ -107,7 +107,6 @@ fn copy_in(c: &mut Criterion) {
 
 /// Asking how much room there is: what creation adds for large arrays.
 fn room(c: &mut Criterion) {
-    use ndarray_shm::Backend;
     let Ok(shm) = Directory::shm() else { return };
     c.bench_function("available room of /dev/shm and control groups", |b| b.iter(|| shm.available().unwrap()));
 }

@@ -9,7 +9,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use ndarray_shm::{Directory, Draft, Pool, PoolOptions, SharedArray, unlink};
+use ndarray_shm::{Directory, Draft, Pool, SharedArray, pool::PoolOptions, unlink};
 
 fn main() {
     let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
@@ -109,7 +109,7 @@ fn small(pool: &Pool, rounds: usize) {
             ("pool: take, drop", &mut || each(&mut || drop(pool.take::<u8, _>(4096).unwrap()))),
             ("attach", &mut || each(&mut || drop(SharedArray::<u8, _>::open("bench-pool-attach", 4096).unwrap()))),
             ("of which: does the name still lead there?", &mut || {
-                use ndarray_shm::{Backend as _, FileId};
+                use ndarray_shm::backend::{Backend as _, FileId};
                 let (at, id) = (array.location(), FileId { device: 0, number: 0 });
                 each(&mut || assert!(!directory.leads_to(at, id).unwrap()))
             }),

@@ -9,7 +9,10 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use ndarray::Ix1;
-use ndarray_shm::{Channel, ChannelListener, RefcountedArray, Result, SharingStrategy};
+use ndarray_shm::{
+    CreateOptions, RefcountedArray, Result,
+    counted::{Channel, ChannelListener, SharingStrategy},
+};
 
 const ARRAYS: usize = 4000;
 const ELEMENTS: usize = 1024;
@@ -41,7 +44,7 @@ fn send(channel: &Channel, strategy: SharingStrategy) -> Result<Duration> {
     for index in 0..ARRAYS {
         #[allow(clippy::cast_precision_loss)] // small
         let fill = |mut view: ndarray::ArrayViewMut1<'_, f32>| view.fill(index as f32);
-        let array = RefcountedArray::<f32, _>::create_options().share_with(strategy, ELEMENTS, fill)?;
+        let array = CreateOptions::<RefcountedArray<f32, _>>::new().share_with(strategy, ELEMENTS, fill)?;
         channel.send(&0, &[&array])?;
     }
     channel.send(&0, &[])?;

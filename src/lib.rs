@@ -1,7 +1,7 @@
 //! Typed n-dimensional arrays in memory that several processes share.
 //!
 //! ```
-//! use ndarray_shm::{SharedArray, unlink};
+//! use ndarray_shm::{unlink, SharedArray};
 //!
 //! // One process makes it: real shared memory on Linux, files with the same semantics elsewhere.
 //! let array = SharedArray::<f32, _>::create("lib-example", (100, 100))?;
@@ -26,10 +26,10 @@
 //! | fill one array after the other, without paying for new memory each time | [`Pool`] |
 //! | let many workers paint it at once, and survive their deaths | [`RenderBuffer`] |
 //! | share an array that goes with its last user, and describes itself | [`RefcountedArray`] |
-//! | hand it to another process | [`Handle`]; `Channel`, with the feature `channel` |
+//! | hand it to another process | [`counted::Handle`]; `counted::Channel`, with the feature `channel` |
 //! | have thousands or millions of them, in one mapping | [`Arena`] |
-//! | pass them from process to process in a microsecond | [`Queue`] of an [`Arena`] |
-//! | lend memory of my own, and know when it is used no more | [`Limbo`], [`Counters`] |
+//! | pass them from process to process in a microsecond | [`arena::Queue`] of an [`Arena`] |
+//! | lend memory of my own, and know when it is used no more | [`arena::loans`] |
 //! | share something that never changes again, without locks | [`FrozenArray`] |
 //! | synchronise by other means | `unsafe` [`SharedArray::view`], or [`SharedArray::raw_view`] |
 //!
@@ -38,7 +38,7 @@
 //! - A *name* stays until [`unlink`], a reboot (in /dev/shm), or a logout where systemd's `RemoveIPC` is on. Dropping a handle
 //!   only detaches.
 //! - A *counted array's* name goes with its last handle. If all who had one were killed, it goes when somebody
-//!   [reclaims](reclaim()) it: the manager ([`manager`]), `ndshm gc`, or this program.
+//!   [reclaims](counted::reclaim()) it: the manager ([`manager`]), `ndshm gc`, or this program.
 //! - *Memory* is freed when the name is gone and the last process has detached, however it ended.
 //! - A *draft* that is dropped leaves nothing, nor does one whose maker is killed; only where files cannot be nameless (off
 //!   Linux, and on a few file systems) a killed maker leaves a file whose name begins with `.ndshm-draft-`.
@@ -49,7 +49,7 @@
 //! # Where arrays live
 //!
 //! In `/dev/shm`, if this process can write there, else as files in `NDSHM_EMULATED_DIR` or a directory of this user in the
-//! temporary directory. `EMULATE_SHM=1`, [`set_emulate_shm`] or an explicit [`Backend`] choose otherwise. The semantics are the
+//! temporary directory. `EMULATE_SHM=1`, [`set_emulate_shm`] or an explicit [`Directory`] choose otherwise. The semantics are the
 //! same; the speed is the file system's.
 //!
 //! All memory is taken when an array is made: too little of it is [`Error::NoSpace`] then, and never a signal later.
@@ -69,21 +69,21 @@
 //! `bool`, `char`, `usize` and structured elements; resizing; arrays over a network; protection against a writer that does not
 //! take the locks.
 
-mod arena;
-mod array;
-mod backend;
+pub mod arena;
+pub mod array;
+pub mod backend;
 mod backoff;
+pub mod counted;
 mod error;
 pub mod manager;
 mod manager_client;
 mod os;
 mod percent;
-mod pool;
+pub mod pool;
 pub mod process;
 mod random;
 pub mod render;
 mod segment;
-mod share;
 
 /// The ndarray crate whose shapes, views and arrays are used here, so that a program needs no second version of it.
 pub use ndarray;
@@ -95,71 +95,45 @@ pub use half as __half;
 #[doc(hidden)]
 pub use num_complex as __num_complex;
 
-pub use crate::arena::{
-    Arena, ArenaArray, ArenaDraft, ArenaHandle, ArenaMember, ArenaMessage, ArenaOptions, ArenaStats, Collected,
-    CounterHandle, Counters, Held, Lent, Limbo, Memory, Queue, ReceiveError, Sendable,
-};
+#[doc(inline)]
+pub use crate::arena::Arena;
+#[doc(inline)]
 pub use crate::array::{
-    ArrayReader, ArrayWriter, AttachOptions, CellGuard, CreateOptions, CreationMode, DType, Draft, Element,
-    FrozenArray, Order, ReadGuard, SealableDraft, SharedArray, WriteGuard,
+    ArrayReader, ArrayWriter, AttachOptions, CreateOptions, CreationMode, DType, Draft, Element, FrozenArray, Order,
+    ReadGuard, SharedArray, WriteGuard,
 };
-pub use crate::backend::{
-    Access, Backend, Directory, DraftFile, DraftOptions, Entry, EntryKind, IntoLocation, Location, PageUse, Pages,
-    Publish, RESERVED_PREFIX, default_backend, set_emulate_shm,
-};
+#[doc(inline)]
+pub use crate::backend::{Access, Directory, IntoLocation, Location, Pages, default_backend, set_emulate_shm};
+#[doc(inline)]
+pub use crate::counted::RefcountedArray;
 pub use crate::error::{Error, IntoError, Result};
-pub use crate::os::FileId;
-#[cfg(feature = "channel")]
-pub use crate::os::{Peer, Socket};
-pub use crate::pool::{Pool, PoolAmount, PoolOptions, PoolStats, PooledArray, PooledDraft};
-pub use crate::render::{
-    ChunkClaim, ChunkGrid, ChunkGuard, Claim, Ledger, NextClaim, RenderBuffer, RenderOptions, RenderProgress,
-    SharedWith,
-};
-
-#[cfg(feature = "channel")]
-pub use crate::share::{By, Channel, ChannelListener, Received, ReceivedArray, Shareable};
-pub use crate::share::{
-    Handle, HandleOptions, Inspection, Reclaim, Reclaimed, RefcountedArray, Removed, SharingStrategy, inspect,
-    inspect_in, reclaim, to_shared,
-};
-
-/// Whether processes can share anything on this platform, in real shared memory or in files.
-///
-/// Where it is `false`, this crate compiles, and making or attaching to an array fails with
-/// [`Unsupported`](Error::Unsupported). Where it is `true`, a directory or file system may still be unable to.
-pub const SUPPORTED: bool = os::SUPPORTED;
+#[doc(inline)]
+pub use crate::pool::Pool;
+#[doc(inline)]
+pub use crate::render::{NextClaim, RenderBuffer};
 
 /// Removes a name in the default backend; attached processes keep the bytes, and the memory is freed with the last of
 /// them.
 ///
-/// `Ok(false)`: nothing had the name.
+/// `Ok(false)`: nothing had the name. [`Directory::unlink`] does the same elsewhere.
 ///
 /// # Errors
 ///
 /// [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and those of [`default_backend`].
 pub fn unlink(location: impl IntoLocation) -> Result<bool> {
-    default_backend()?.unlink(&location.into_location()?, None)
+    default_backend()?.unlink(location)
 }
 
 /// Whether any process is attached to the array of this name in the default backend.
 ///
-/// The kernel answers: processes that were killed do not count, and the question disturbs nobody.
+/// The kernel answers: processes that were killed do not count, and the question disturbs no process.
+/// [`Directory::attached`] asks elsewhere.
 ///
 /// # Errors
 ///
 /// [`NotFound`](Error::NotFound), and those of [`default_backend`].
 pub fn attached(location: impl IntoLocation) -> Result<bool> {
-    attached_in(&*default_backend()?, &location.into_location()?)
-}
-
-/// Whether any process is attached to the array of this name in a given backend.
-///
-/// # Errors
-///
-/// [`NotFound`](Error::NotFound).
-pub fn attached_in(backend: &dyn Backend, location: &Location) -> Result<bool> {
-    segment::is_attached(backend, location)
+    default_backend()?.attached(location)
 }
 
 /// The README's examples, as tests.

@@ -12,7 +12,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use ndarray_shm::{DType, Location, Order, SharedWith};
+use ndarray_shm::{DType, Location, Order, render::SharedWith};
 use ndarray_shm_volume::VolumeUrl;
 
 pub(crate) use self::volumes::{

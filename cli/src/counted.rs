@@ -1,9 +1,12 @@
 //! Counted arrays as `ls`, `info`, `unlink` and `gc` see them: what trailer and kernel say, in JSON and in words.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::{Backend, Entry, EntryKind, Error, Inspection, SharingStrategy, inspect_in};
+use ndarray_shm::{
+    Directory, Error,
+    backend::{DirectoryEntry, EntryKind},
+    counted::{Inspection, SharingStrategy, inspect_in},
+};
 use serde::Serialize;
 
 use crate::exit::Failure;
@@ -27,7 +30,7 @@ pub(crate) enum Look {
 
 impl Look {
     /// Looks at an entry, which only an ordinary name makes a counted array.
-    pub(crate) fn at(backend: &Arc<dyn Backend>, entry: &Entry) -> Self {
+    pub(crate) fn at(backend: &Directory, entry: &DirectoryEntry) -> Self {
         let Some(location) = entry.location().filter(|_| entry.kind == EntryKind::Array) else { return Self::Other };
         match inspect_in(backend, &location) {
             Ok(inspection) => Self::Counted(Box::new(Counted::new(&inspection))),

@@ -7,10 +7,11 @@
 use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use ndarray::{ArrayViewD, Axis, IxDyn, ShapeBuilder as _, Slice};
-use ndarray_shm::{Access, Backend, Element, EntryKind, Location, Order, SharedArray, render, with_element};
+use ndarray_shm::{
+    Access, AttachOptions, Directory, Element, Location, Order, SharedArray, backend::EntryKind, render, with_element,
+};
 use ndarray_shm_volume::demo::{DemoSpec, write_volume};
 use ndarray_shm_volume::{Bbox, ChunkSource, Elements, Missing, Scratch, StopFlag, VolumeUrl, open_volume};
 use serde::Serialize;
@@ -90,7 +91,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
 /// The array that was made. Dropped, it is unlinked, unless it is to be kept: a demo that fails leaves nothing.
 #[derive(Debug)]
 struct Made<'a> {
-    backend: &'a Arc<dyn Backend>,
+    backend: &'a Directory,
     location: &'a Location,
     keep: bool,
 }
@@ -99,7 +100,7 @@ impl Made<'_> {
     /// Unlinks it now, and says so if that fails.
     fn remove(mut self) -> Result<(), Failure> {
         self.keep = true;
-        self.backend.unlink(self.location, None)?;
+        self.backend.unlink(self.location)?;
         Ok(())
     }
 }
@@ -108,7 +109,7 @@ impl Drop for Made<'_> {
     fn drop(&mut self) {
         if !self.keep {
             // Whatever ended the demo is the news, not this.
-            let _ = self.backend.unlink(self.location, None);
+            let _ = self.backend.unlink(self.location);
         }
     }
 }
@@ -117,7 +118,7 @@ impl Drop for Made<'_> {
 #[derive(Debug)]
 struct Stage<'a> {
     args: &'a DemoArgs,
-    backend: &'a Arc<dyn Backend>,
+    backend: &'a Directory,
     stop: &'a StopFlag,
 }
 
@@ -180,12 +181,12 @@ impl<'a> Stage<'a> {
 }
 
 /// Removes what a demo that was killed left half-painted, unless another one is at work on it.
-fn discard_leftovers(backend: &Arc<dyn Backend>, location: &Location) -> Result<(), Failure> {
+fn discard_leftovers(backend: &Directory, location: &Location) -> Result<(), Failure> {
     let entries = backend.list()?;
     let partial =
         entries.iter().find(|entry| entry.kind == EntryKind::Partial && entry.location().as_ref() == Some(location));
     if partial.is_none_or(|entry| places::attached(backend, entry) == Some(false)) {
-        render::discard(&**backend, location)?;
+        render::discard(backend, location)?;
     }
     Ok(())
 }
@@ -194,7 +195,7 @@ fn discard_leftovers(backend: &Arc<dyn Backend>, location: &Location) -> Result<
 fn verify(
     source: &dyn ChunkSource,
     spec: &DemoSpec,
-    backend: &Arc<dyn Backend>,
+    backend: &Directory,
     location: &Location,
     order: Order,
 ) -> Result<(), Failure> {
@@ -209,14 +210,16 @@ fn verify(
 fn compare<T: Element + PartialEq>(
     source: &dyn ChunkSource,
     spec: &DemoSpec,
-    backend: &Arc<dyn Backend>,
+    backend: &Directory,
     location: &Location,
     order: Order,
 ) -> Result<(), Failure> {
     let meta = source.meta();
     let shape = IxDyn(&Bbox::whole(&meta.shape).shape()).set_f(order == Order::F);
-    let array: SharedArray<T, IxDyn> =
-        SharedArray::attach_options().backend(Arc::clone(backend)).access(Access::Read).open(location, shape)?;
+    let array: SharedArray<T, IxDyn> = AttachOptions::<SharedArray<_, _>>::new()
+        .backend(backend.clone())
+        .access(Access::Read)
+        .open(location, shape)?;
     let guard = array.read()?;
     let mut scratch = Scratch::new();
     for region in meta.chunks(&meta.domain()) {

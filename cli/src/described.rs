@@ -5,10 +5,11 @@
 use std::fmt::Display;
 use std::io::Write as _;
 use std::mem;
-use std::sync::Arc;
 
 use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{Access, ArrayReader, Backend, DType, Element, EntryKind, Location, Order, SharedArray};
+use ndarray_shm::{
+    Access, ArrayReader, AttachOptions, DType, Directory, Element, Location, Order, SharedArray, backend::EntryKind,
+};
 
 use crate::cli::LayoutArgs;
 use crate::counted::Look;
@@ -33,7 +34,7 @@ pub(crate) enum Kind {
 /// An array whose type and shape are known.
 #[derive(Debug)]
 pub(crate) struct Described {
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) backend: Directory,
     pub(crate) location: Location,
     pub(crate) kind: Kind,
     pub(crate) dtype: DType,
@@ -114,7 +115,7 @@ impl Described {
         look: impl FnOnce(ArrayViewD<'_, T>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
         if let Kind::Counted { orphaned } = self.kind {
-            let options = ArrayReader::<T, IxDyn>::attach_options().backend(Arc::clone(&self.backend));
+            let options = AttachOptions::<ArrayReader<T, IxDyn>>::new().backend(self.backend.clone());
             let reader = options.open_counted(&self.location)?;
             let result = look(reader.view());
             if orphaned {
@@ -124,7 +125,7 @@ impl Described {
             return result;
         }
         let shape = IxDyn(&self.shape).set_f(self.order == Order::F);
-        let options = SharedArray::<T, IxDyn>::attach_options().backend(Arc::clone(&self.backend));
+        let options = AttachOptions::<SharedArray<T, IxDyn>>::new().backend(self.backend.clone());
         let array = options.access(Access::Read).open(&self.location, shape)?;
         let guard = match array.try_read() {
             Err(error) if error.is_would_block() => {

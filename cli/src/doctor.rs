@@ -5,9 +5,8 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 
-use ndarray_shm::{Backend, Directory, EntryKind, Error, SealableDraft, default_backend};
+use ndarray_shm::{Directory, Error, array::SealableDraft, backend::EntryKind, default_backend};
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
@@ -138,11 +137,11 @@ fn examine() -> Vec<Check> {
     match Directory::shm() {
         Ok(shm) => {
             let matters = default_name == "shm";
-            if shm.directory().is_dir() {
-                checks.push(shared_memory(&*shm, matters));
-                descriptors_kept |= probe("shm", &*shm, matters, &mut checks);
+            if shm.path().is_dir() {
+                checks.push(shared_memory(&shm, matters));
+                descriptors_kept |= probe("shm", &shm, matters, &mut checks);
             } else {
-                let found = format!("{} is not there", shm.directory().display());
+                let found = format!("{} is not there", shm.path().display());
                 let advice = "mount a tmpfs on it, or use files: unset EMULATE_SHM or set it to 1";
                 let status = if matters { Status::Problem } else { Status::Warning };
                 checks.push(Check { status, ..Check::warning("shm-room", found, advice) });
@@ -161,15 +160,13 @@ fn examine() -> Vec<Check> {
 }
 
 /// Which backend is used, and whether the settings make sense.
-fn selection(default: Result<Arc<dyn Backend>, Error>) -> Check {
+fn selection(default: Result<Directory, Error>) -> Check {
     let setting = match std::env::var_os(EMULATE_SHM) {
         Some(value) => format!("{EMULATE_SHM}={}", value.to_string_lossy()),
         None => format!("{EMULATE_SHM} is not set"),
     };
     match default {
-        Ok(backend) => {
-            Check::ok("backend", format!("{setting}: {} in {}", backend.name(), backend.directory().display()))
-        }
+        Ok(backend) => Check::ok("backend", format!("{setting}: {} in {}", backend.name(), backend.path().display())),
         Err(error) => Check::error(
             "backend",
             error,
@@ -179,9 +176,9 @@ fn selection(default: Result<Arc<dyn Backend>, Error>) -> Check {
 }
 
 /// Room in /dev/shm, and below the memory limit, which the pages count against too.
-fn shared_memory(shm: &dyn Backend, matters: bool) -> Check {
+fn shared_memory(shm: &Directory, matters: bool) -> Check {
     let name = "shm-room";
-    let path = shm.directory();
+    let path = shm.path();
     let Some(room) = host::room(path) else {
         return Check::ok(name, "this platform does not say");
     };
@@ -242,7 +239,7 @@ fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
             return false;
         }
     };
-    let path = backend.directory();
+    let path = backend.path();
     let kind = host::file_system(path).map(|kind| format!(" ({kind})")).unwrap_or_default();
     let place = match Directory::emulated_path() {
         Ok(made) if made != path => {
@@ -265,29 +262,29 @@ fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
         }
         Err(error) => Check::error(name, error, format!("set {NDSHM_EMULATED_DIR} to another directory")),
     });
-    probe("emulated", &*backend, matters, checks)
+    probe("emulated", &backend, matters, checks)
 }
 
 /// Returns the emulated directory if it is there, else the directory above it that is: it is not made for a look.
-fn emulated_or_parent() -> Result<Arc<Directory>, Error> {
+fn emulated_or_parent() -> Result<Directory, Error> {
     let path = Directory::emulated_path()?;
     if path.symlink_metadata().is_ok() {
         return Directory::emulated();
     }
     match path.ancestors().skip(1).find(|above| above.is_dir()) {
-        Some(above) => Ok(Arc::new(Directory::new("emulated", above))),
+        Some(above) => Ok(Directory::new("emulated", above)),
         // Nothing to look at: the library says what is wrong, and makes nothing.
         None => Directory::emulated(),
     }
 }
 
 /// What the file system of a directory can do. Returns whether attachments there keep descriptors.
-fn probe(place: &str, backend: &dyn Backend, matters: bool, checks: &mut Vec<Check>) -> bool {
+fn probe(place: &str, backend: &Directory, matters: bool, checks: &mut Vec<Check>) -> bool {
     let (locks, drafts) = match place {
         "shm" => ("shm-locks", "shm-drafts"),
         _ => ("emulated-locks", "emulated-drafts"),
     };
-    let path: &Path = backend.directory();
+    let path: &Path = backend.path();
     if !host::may_make_files(path) {
         let found = format!("this user may not make files in {}", path.display());
         let advice = "see its permissions, and whether its file system is mounted read-only";

@@ -2,11 +2,10 @@
 
 use std::fs::Metadata;
 use std::io::Write;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ndarray_shm::{Backend, Directory, Location, Order, SharedWith, default_backend, set_emulate_shm};
+use ndarray_shm::{Directory, Location, Order, default_backend, render::SharedWith, set_emulate_shm};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadOptions, Downloaded, Error, FillValue, Missing, ProcessWorkers, Spent, StopFlag,
     VolumeMeta, VolumeOptions, VolumeUrl, Workers, download_to_shared_memory, file_location,
@@ -32,7 +31,7 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
     let whole = region(meta, args.bbox.as_deref(), args.channels.as_deref())?;
     let missing = missing(args, meta)?;
     // Where to belongs to it: an array of the same size in another place is not this one.
-    let path = backend.directory().join(location.as_str());
+    let path = backend.path().join(location.as_str());
     let work =
         format!("download of {} to {} order={} missing={missing:?}", source.identity(), display(&path), args.order);
     let part = Part::choose(&args.part, meta, &whole, work)?;
@@ -151,7 +150,7 @@ fn missing(args: &DownloadArgs, meta: &VolumeMeta) -> Result<Missing, Failure> {
 }
 
 /// Returns where the array is to be, and what it is to be called there.
-fn place(args: &DownloadArgs) -> Result<(Arc<dyn Backend>, Location), Failure> {
+fn place(args: &DownloadArgs) -> Result<(Directory, Location), Failure> {
     match (&args.location, &args.file) {
         (Some(location), _) => Ok((backend(args.emulate)?, location.clone())),
         (None, Some(path)) => Ok(file_location(path)?),
@@ -160,7 +159,7 @@ fn place(args: &DownloadArgs) -> Result<(Arc<dyn Backend>, Location), Failure> {
 }
 
 /// Returns the backend to paint into, and makes everything else in this process use it too.
-pub(crate) fn backend(emulate: bool) -> Result<Arc<dyn Backend>, Failure> {
+pub(crate) fn backend(emulate: bool) -> Result<Directory, Failure> {
     if emulate {
         set_emulate_shm(Some(true));
         return Ok(Directory::emulated()?);
@@ -177,7 +176,7 @@ pub(crate) struct Job<'a> {
     pub(crate) source: &'a dyn ChunkSource,
     pub(crate) bbox: &'a Bbox,
     pub(crate) location: &'a Location,
-    pub(crate) backend: &'a Arc<dyn Backend>,
+    pub(crate) backend: &'a Directory,
     pub(crate) order: Order,
     /// 0: one for each processor.
     pub(crate) workers: usize,
@@ -202,9 +201,9 @@ impl Job<'_> {
         };
         let workers = if self.processes {
             let (source, mip, location) = (self.url.clone(), self.mip, self.location.clone());
-            let backend = Arc::clone(self.backend);
+            let backend = self.backend.clone();
             Workers::Processes(ProcessWorkers::new(count, move || {
-                worker::command(&program, &source, mip, &*backend, &location)
+                worker::command(&program, &source, mip, &backend, &location)
             }))
         } else {
             Workers::Threads(count)
@@ -215,7 +214,7 @@ impl Job<'_> {
             .requests(self.requests)
             .missing(self.missing.clone())
             .replace(self.replace)
-            .backend(Arc::clone(self.backend))
+            .backend(self.backend.clone())
             .progress(display)
             .stop(stop)
             .keep_partial(self.keep_partial)
@@ -232,7 +231,7 @@ impl Job<'_> {
         let location = self.location;
         let is_file = self.backend.name() == FILES;
         let discard = if is_file {
-            let path = self.backend.directory().join(format!(".ndshm-*-{location}"));
+            let path = self.backend.path().join(format!(".ndshm-*-{location}"));
             format!("removing {} removes it", path.display())
         } else {
             format!("`ndshm unlink --partial {location}` removes it")
@@ -339,8 +338,8 @@ impl From<Spent> for SpentReport {
 }
 
 impl Report {
-    fn new(downloaded: &Downloaded, bbox: &Bbox, backend: &Arc<dyn Backend>, time: Duration) -> Self {
-        let path = display(&backend.directory().join(downloaded.location.as_str()));
+    fn new(downloaded: &Downloaded, bbox: &Bbox, backend: &Directory, time: Duration) -> Self {
+        let path = display(&backend.path().join(downloaded.location.as_str()));
         let (chunks, painted) = (downloaded.chunks as u64, downloaded.painted as u64);
         // Chunks differ at the edges; their mean is near enough for a rate.
         let bytes_here = u128::from(downloaded.bytes) * u128::from(painted) / u128::from(chunks.max(1));

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use bytemuck::cast_slice;
-use ndarray_shm::{DType, Element, EntryKind, with_element};
+use ndarray_shm::{DType, Element, backend::EntryKind, with_element};
 use ndarray_shm_volume::StopFlag;
 use serde::Serialize;
 

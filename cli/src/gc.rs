@@ -5,10 +5,13 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::{Backend, Entry, EntryKind, Error, Reclaim, Removed};
+use ndarray_shm::{
+    Directory, Error,
+    backend::{DirectoryEntry, EntryKind},
+    counted::{Reclaim, Removed},
+};
 use ndarray_shm_volume::remove_upload_lock;
 use serde::Serialize;
 
@@ -70,7 +73,7 @@ pub(crate) fn run(args: &GcArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     for backend in places::existing(args.backend)? {
         if let Err(failure) = collection.collect(&backend, args) {
             exit = Exit::Failed;
-            failure.while_doing(format!("not looked at: {}", display(backend.directory()))).print(&mut io::stderr());
+            failure.while_doing(format!("not looked at: {}", display(backend.path()))).print(&mut io::stderr());
         }
     }
     collection.bytes = collection.removed.iter().map(|gone| gone.bytes).sum();
@@ -87,13 +90,13 @@ pub(crate) fn run(args: &GcArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
 
 impl Collection {
     /// Goes through one place.
-    fn collect(&mut self, backend: &Arc<dyn Backend>, args: &GcArgs) -> Result<(), Failure> {
+    fn collect(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
         let owners: HashMap<String, u32> = backend.list()?.into_iter().map(|entry| (entry.name, entry.owner)).collect();
         let owner_of = |name: &str| owners.get(name).copied().filter(|_| host::FILES_HAVE_OWNERS);
         let reclaim = Reclaim::new().dry_run(args.dry_run).older_than(args.older_than.unwrap_or_default());
         let reclaimed = reclaim.run(backend)?;
         for Removed { name, bytes, kind, .. } in reclaimed.removed {
-            let path = display(&backend.directory().join(&name));
+            let path = display(&backend.path().join(&name));
             let owner = owner_of(&name);
             if args.dry_run && !may_remove(owner) {
                 let error = "it is another user's to remove".to_owned();
@@ -116,7 +119,7 @@ impl Collection {
     }
 
     /// Removes the names of locks that uploads have left which were killed.
-    fn remove_locks(&mut self, backend: &Arc<dyn Backend>, args: &GcArgs) -> Result<(), Failure> {
+    fn remove_locks(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
         for entry in backend.list()?.into_iter().filter(places::is_lock) {
             let is_young = age(&entry) < args.older_than.unwrap_or_default();
             let owner = host::FILES_HAVE_OWNERS.then_some(entry.owner);
@@ -124,7 +127,7 @@ impl Collection {
             match remove_upload_lock(backend, &location, args.dry_run) {
                 Ok(false) | Err(Error::NotFound { .. }) => {}
                 Ok(true) => self.removed.push(Gone {
-                    path: display(&backend.directory().join(&entry.name)),
+                    path: display(&backend.path().join(&entry.name)),
                     name: entry.name,
                     backend: backend.name().to_owned(),
                     kind: "lock",
@@ -137,8 +140,8 @@ impl Collection {
     }
 
     /// Notes what could not be done; only what is ours could have been.
-    fn refuse(&mut self, backend: &Arc<dyn Backend>, owner: Option<u32>, name: String, error: Error) {
-        let path = display(&backend.directory().join(&name));
+    fn refuse(&mut self, backend: &Directory, owner: Option<u32>, name: String, error: Error) {
+        let path = display(&backend.path().join(&name));
         let is_damaged = matches!(error, Error::Trailer { .. });
         let mut failure = Failure::from(error);
         let error = failure.to_string();
@@ -154,7 +157,7 @@ impl Collection {
     }
 
     /// Counts the arrays that stay, by what keeps them.
-    fn look_at_the_rest(&mut self, backend: &Arc<dyn Backend>, older_than: Duration) -> Result<(), Failure> {
+    fn look_at_the_rest(&mut self, backend: &Directory, older_than: Duration) -> Result<(), Failure> {
         for entry in backend.list()? {
             let Look::Counted(counted) = Look::at(backend, &entry) else { continue };
             if counted.attached {
@@ -215,7 +218,7 @@ impl Collection {
     }
 }
 
-fn age(entry: &Entry) -> Duration {
+fn age(entry: &DirectoryEntry) -> Duration {
     SystemTime::now().duration_since(entry.modified).unwrap_or_default()
 }
 

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use ndarray_shm::FileId;
+use ndarray_shm::backend::FileId;
 use serde::Serialize;
 
 use crate::units;
@@ -80,7 +80,7 @@ mod imp {
     use std::os::unix::fs::MetadataExt as _;
     use std::path::Path;
 
-    use ndarray_shm::FileId;
+    use ndarray_shm::backend::FileId;
 
     use super::Holder;
 
@@ -142,7 +142,7 @@ mod imp {
 mod imp {
     use std::path::Path;
 
-    use ndarray_shm::FileId;
+    use ndarray_shm::backend::FileId;
 
     use super::Holder;
 

@@ -3,11 +3,10 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read as _, Write};
 use std::path::Path;
-use std::sync::Arc;
 
 use bytemuck::cast_slice_mut;
 use ndarray::{ArrayViewMutD, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{Backend, CreationMode, DType, Element, Order, SharedArray, with_element};
+use ndarray_shm::{CreateOptions, CreationMode, DType, Directory, Element, Order, SharedArray, with_element};
 use ndarray_shm_volume::StopFlag;
 use serde::Serialize;
 
@@ -47,7 +46,7 @@ pub(crate) fn run(args: &ImportArgs, out: &mut dyn Write) -> Result<Exit, Failur
     with_element!(dtype, T => source.import::<T>(args, &backend, &stop)?, else => {
         return Err(Failure::new(Exit::Failed, format!("there are no elements of type {dtype} here")));
     });
-    let path = display(&backend.directory().join(args.location.as_str()));
+    let path = display(&backend.path().join(args.location.as_str()));
     let imported = Imported {
         file: display(&args.file),
         location: args.location.to_string(),
@@ -115,15 +114,10 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn import<T: Element>(
-        mut self,
-        args: &ImportArgs,
-        backend: &Arc<dyn Backend>,
-        stop: &StopFlag,
-    ) -> Result<(), Failure> {
+    fn import<T: Element>(mut self, args: &ImportArgs, backend: &Directory, stop: &StopFlag) -> Result<(), Failure> {
         let shape = IxDyn(&self.shape).set_f(self.header.order == Order::F);
         let mode = if args.replace { CreationMode::Replace } else { CreationMode::CreateNew };
-        let options = SharedArray::<T, IxDyn>::create_options().backend(Arc::clone(backend)).mode(mode);
+        let options = CreateOptions::<SharedArray<T, IxDyn>>::new().backend(backend.clone()).mode(mode);
         let filled = options.try_create_with(&args.location, shape, |view| self.fill(view, stop).map_err(Torn));
         filled.map(drop).map_err(|Torn(failure)| failure)
     }

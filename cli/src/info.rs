@@ -3,7 +3,10 @@
 use std::io::Write;
 use std::path::Path;
 
-use ndarray_shm::{Entry, EntryKind, Ledger};
+use ndarray_shm::{
+    backend::{DirectoryEntry, EntryKind},
+    render::Ledger,
+};
 use serde::Serialize;
 
 use crate::cli::{InfoArgs, Subject};
@@ -93,7 +96,7 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         }
     })?;
     let backend = &found.backend;
-    let holders = |entry: &Entry| Holders::of(&backend.directory().join(&entry.name), entry.id);
+    let holders = |entry: &DirectoryEntry| Holders::of(&backend.path().join(&entry.name), entry.id);
     let info = Info {
         name: location.to_string(),
         backend: backend.name().to_owned(),

@@ -1,11 +1,11 @@
 //! `ndshm ls`: what lives in shared memory, real and emulated.
 
+use ndarray_shm::Directory;
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::{Backend, Entry, EntryKind};
+use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use serde::Serialize;
 
 use crate::cli::ListArgs;
@@ -50,7 +50,7 @@ pub(crate) struct Item {
 
 impl Item {
     /// Gathers what is known about an entry.
-    pub(crate) fn new(backend: &Arc<dyn Backend>, entry: &Entry) -> Self {
+    pub(crate) fn new(backend: &Directory, entry: &DirectoryEntry) -> Self {
         let ledger = (entry.kind == EntryKind::Partial).then(|| places::ledger(backend, entry)).and_then(Result::ok);
         let owner = host::FILES_HAVE_OWNERS.then_some(entry.owner);
         let look = Look::at(backend, entry);
@@ -76,7 +76,7 @@ impl Item {
         Self {
             name: entry.location().map_or_else(|| entry.name.clone(), String::from),
             backend: backend.name().to_owned(),
-            path: display(&backend.directory().join(&entry.name)),
+            path: display(&backend.path().join(&entry.name)),
             kind,
             size: entry.len,
             allocated: entry.allocated,
@@ -182,7 +182,7 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure>
 }
 
 /// Whether an entry is one of the two files of a renderbuffer, and the other is not there.
-fn is_half(entry: &Entry, entries: &[Entry]) -> bool {
+fn is_half(entry: &DirectoryEntry, entries: &[DirectoryEntry]) -> bool {
     let other = match entry.kind {
         EntryKind::Partial => EntryKind::Ledger,
         EntryKind::Ledger => EntryKind::Partial,

@@ -5,10 +5,12 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 
 use ndarray_shm::{
-    Backend, Directory, Entry, EntryKind, Error, Ledger, Location, attached_in, default_backend, render,
+    Directory, Error, Location,
+    backend::{DirectoryEntry, EntryKind},
+    default_backend,
+    render::{self, Ledger},
 };
 use ndarray_shm_volume::is_upload_lock;
 
@@ -21,11 +23,11 @@ pub(crate) const EMULATE_SHM: &str = "EMULATE_SHM";
 pub(crate) const NDSHM_EMULATED_DIR: &str = "NDSHM_EMULATED_DIR";
 
 /// Returns the places that exist, or the one that was chosen if that exists.
-pub(crate) fn existing(choice: Option<BackendChoice>) -> Result<Vec<Arc<dyn Backend>>, Failure> {
-    let mut places: Vec<Arc<dyn Backend>> = Vec::new();
+pub(crate) fn existing(choice: Option<BackendChoice>) -> Result<Vec<Directory>, Failure> {
+    let mut places: Vec<Directory> = Vec::new();
     if choice != Some(BackendChoice::Emulated) {
         match Directory::shm() {
-            Ok(shm) if shm.directory().is_dir() => places.push(shm),
+            Ok(shm) if shm.path().is_dir() => places.push(shm),
             // Real shared memory that is not there has nothing in it either.
             Ok(_) | Err(Error::Unsupported { .. }) => {}
             Err(error) => return Err(error.into()),
@@ -45,7 +47,7 @@ pub(crate) fn existing(choice: Option<BackendChoice>) -> Result<Vec<Arc<dyn Back
 }
 
 /// Returns the places to search for a name: the chosen one; else what `EMULATE_SHM` says; else all.
-fn searched(choice: Option<BackendChoice>) -> Result<Vec<Arc<dyn Backend>>, Failure> {
+fn searched(choice: Option<BackendChoice>) -> Result<Vec<Directory>, Failure> {
     if choice.is_none() && std::env::var_os(EMULATE_SHM).is_some() {
         // The library reads the setting, so that both agree on which words it may have.
         let chosen = default_backend()?;
@@ -58,17 +60,17 @@ fn searched(choice: Option<BackendChoice>) -> Result<Vec<Arc<dyn Backend>>, Fail
 /// What a name leads to in one place.
 #[derive(Debug)]
 pub(crate) struct Found {
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) backend: Directory,
     /// The array that has the name.
-    pub(crate) array: Option<Entry>,
+    pub(crate) array: Option<DirectoryEntry>,
     /// The renderbuffer that will have it once it is finished.
-    pub(crate) partial: Option<Entry>,
+    pub(crate) partial: Option<DirectoryEntry>,
 }
 
 /// The searched places, so that several names are found with one look at each directory.
 #[derive(Debug)]
 pub(crate) struct Search {
-    places: Vec<(Arc<dyn Backend>, Vec<Entry>)>,
+    places: Vec<(Directory, Vec<DirectoryEntry>)>,
 }
 
 impl Search {
@@ -92,9 +94,9 @@ impl Search {
             .filter_map(|(backend, entries)| {
                 let of_kind = |kind| entries.iter().find(|e| e.kind == kind && e.location().as_ref() == Some(location));
                 let (array, partial) = (of_kind(EntryKind::Array), of_kind(EntryKind::Partial));
-                let is_wanted = |entry: &Entry| wanted.contains(&entry.kind);
+                let is_wanted = |entry: &DirectoryEntry| wanted.contains(&entry.kind);
                 (array.is_some_and(is_wanted) || partial.is_some_and(is_wanted)).then(|| Found {
-                    backend: Arc::clone(backend),
+                    backend: backend.clone(),
                     array: array.cloned(),
                     partial: partial.cloned(),
                 })
@@ -110,7 +112,7 @@ impl Search {
     }
 
     fn describe(&self) -> String {
-        let directories: Vec<String> = self.places.iter().map(|(backend, _)| shown(backend.directory())).collect();
+        let directories: Vec<String> = self.places.iter().map(|(backend, _)| shown(backend.path())).collect();
         match directories.as_slice() {
             [] => "(there is neither shared memory nor an emulated directory)".to_owned(),
             some => format!("in {}", some.join(" or ")),
@@ -119,16 +121,16 @@ impl Search {
 }
 
 /// Returns whether some process has an entry mapped; `None` if this user may not ask, or it is gone by now.
-pub(crate) fn attached(backend: &Arc<dyn Backend>, entry: &Entry) -> Option<bool> {
+pub(crate) fn attached(backend: &Directory, entry: &DirectoryEntry) -> Option<bool> {
     let location = entry.location()?;
     match entry.kind {
-        EntryKind::Array => attached_in(&**backend, &location).ok(),
-        _ => render::attached(&**backend, &location).ok(),
+        EntryKind::Array => backend.attached(&location).ok(),
+        _ => render::attached(backend, &location).ok(),
     }
 }
 
 /// Reads the ledger that belongs to a half-painted payload.
-pub(crate) fn ledger(backend: &Arc<dyn Backend>, entry: &Entry) -> Result<Ledger, Failure> {
+pub(crate) fn ledger(backend: &Directory, entry: &DirectoryEntry) -> Result<Ledger, Failure> {
     let location = entry
         .location()
         .ok_or_else(|| Failure::new(Exit::Failed, format!("`{}` belongs to no location", entry.name)))?;
@@ -140,6 +142,6 @@ fn shown(path: &Path) -> String {
 }
 
 /// Whether a file is what uploads lock: an array of one byte under a name of theirs.
-pub(crate) fn is_lock(entry: &Entry) -> bool {
+pub(crate) fn is_lock(entry: &DirectoryEntry) -> bool {
     entry.kind == EntryKind::Array && entry.len == 1 && is_upload_lock(&entry.name)
 }

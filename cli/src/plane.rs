@@ -3,12 +3,15 @@
 //! Only as many elements are copied as the picture will have.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use bytemuck::bytes_of;
 use half::{bf16, f16};
 use ndarray::{ArrayViewD, Axis, IxDyn, Slice};
-use ndarray_shm::{DType, Element, Order, RenderOptions, SharedWith, with_element};
+use ndarray_shm::{
+    DType, Element, Order,
+    render::{RenderOptions, SharedWith},
+    with_element,
+};
 
 use crate::described::{Described, Kind};
 use crate::exit::{Exit, Failure};
@@ -136,7 +139,7 @@ impl Plane {
         let mut plane = Self { dtype: T::DTYPE, width, height, bytes: vec![0; elements * size_of::<T>()] };
         let whole: Vec<Range<usize>> = array.shape.iter().map(|length| 0..*length).collect();
         if array.kind == Kind::Partial {
-            let options = RenderOptions::new().backend(Arc::clone(&array.backend)).shared_with(share.clone());
+            let options = RenderOptions::new().backend(array.backend.clone()).shared_with(share.clone());
             let buffer = options.open::<T, IxDyn>(&array.location)?;
             for index in 0..buffer.grid().len() {
                 let region = buffer.grid().region(index);

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use ndarray_shm::{EntryKind, Location, render};
+use ndarray_shm::{Location, backend::EntryKind, render};
 use serde::Serialize;
 
 use crate::cli::UnlinkArgs;
@@ -93,7 +93,7 @@ fn remove(search: &Search, location: &Location, partial: bool) -> Result<Outcome
         _ => None,
     });
     let attached = entry.as_ref().and_then(|entry| places::attached(backend, entry));
-    let unlinked = if partial { render::discard(&**backend, location)? } else { backend.unlink(location, None)? };
+    let unlinked = if partial { render::discard(backend, location)? } else { backend.unlink(location)? };
     if !unlinked {
         return Err(Failure::new(Exit::NotFound, format!("`{location}` was removed by somebody else just now")));
     }

@@ -3,10 +3,9 @@
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
-use ndarray_shm::{DType, EntryKind, Location, Order, with_element};
+use ndarray_shm::{DType, Directory, Location, Order, backend::EntryKind, with_element};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSink, Encoding, Error, ErrorKind, NewVolume, UploadOptions, Uploaded, VolumeFormat,
     VolumeOptions, create_volume, upload_from_array, upload_from_file, upload_from_shared_memory,
@@ -30,7 +29,7 @@ enum Source<'a> {
     /// An array that says itself what it is.
     Described(Described),
     /// An array that is nothing but its elements.
-    Plain(Location, Arc<dyn ndarray_shm::Backend>),
+    Plain(Location, Directory),
     /// A file that is nothing but elements.
     File(&'a Path),
 }
@@ -167,8 +166,8 @@ impl<'a> Source<'a> {
     fn version(&self) -> Result<String, Failure> {
         let path = match self {
             Self::File(path) => path.to_path_buf(),
-            Self::Plain(location, backend) => backend.directory().join(location.as_str()),
-            Self::Described(array) => array.backend.directory().join(array.location.as_str()),
+            Self::Plain(location, backend) => backend.path().join(location.as_str()),
+            Self::Described(array) => array.backend.path().join(array.location.as_str()),
         };
         let found = path.metadata().and_then(|facts| Ok((facts.len(), facts.modified()?)));
         let (length, time) = found.map_err(|error| {
@@ -204,8 +203,7 @@ impl<'a> Source<'a> {
         Ok(match self {
             Self::File(path) => upload_from_file(sink, bbox, path, &options).map_err(explain)?,
             Self::Plain(location, backend) => {
-                upload_from_shared_memory(sink, bbox, location, &options.backend(Arc::clone(backend)))
-                    .map_err(explain)?
+                upload_from_shared_memory(sink, bbox, location, &options.backend(backend.clone())).map_err(explain)?
             }
             Self::Described(array) => with_element!(
                 array.dtype,

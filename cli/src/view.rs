@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal as _, Write};
 use std::path::Path;
 
 use console::Term;
-use ndarray_shm::EntryKind;
+use ndarray_shm::backend::EntryKind;
 use serde::Serialize;
 
 use crate::cli::ViewArgs;

@@ -5,9 +5,8 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 
-use ndarray_shm::{Backend, Directory, Location};
+use ndarray_shm::{Directory, Location};
 use ndarray_shm_volume::{VolumeOptions, VolumeUrl, paint_as_worker};
 
 use crate::cli::WorkerArgs;
@@ -19,7 +18,7 @@ pub(crate) fn command(
     program: &Path,
     source: &VolumeUrl,
     mip: usize,
-    backend: &dyn Backend,
+    backend: &Directory,
     location: &Location,
 ) -> Command {
     let mut command = Command::new(program);
@@ -32,7 +31,7 @@ pub(crate) fn command(
         .arg("--backend")
         .arg(backend.name())
         .arg("--directory")
-        .arg(backend.directory())
+        .arg(backend.path())
         .arg("--")
         .arg(source.to_argument());
     command
@@ -43,7 +42,7 @@ pub(crate) fn run(args: &WorkerArgs) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
     stop.stop_when_stdin_ends();
     let source = VolumeOptions::new().mip(args.mip).open(&args.source)?;
-    let backend: Arc<dyn Backend> = Arc::new(Directory::new(args.backend.as_str(), &args.directory));
+    let backend: Directory = Directory::new(args.backend.as_str(), &args.directory);
     match paint_as_worker(&*source, backend, &args.location, &stop) {
         Ok(_painted) => Ok(Exit::Done),
         // Whoever stopped it knows why.

@@ -10,17 +10,17 @@ use std::sync::Arc;
 
 use ndarray::{ArrayView, ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut};
 
-use super::block::{Block, Description};
-use super::ground::{DROP_WAIT, Ground};
-use super::handle::ArenaHandle;
-use super::slots::Slot;
+use crate::arena::blocks::{Block, Description};
+use crate::arena::handle::ArenaHandle;
+use crate::arena::header::{ArenaHeader, DROP_WAIT};
+use crate::arena::tables::slots::Slot;
 use crate::array::layout::Layout;
 use crate::array::{Element, Order};
 use crate::error::{Error, IntoError, Result};
 
 /// An array in an arena that only its maker can reach, so that filling it is ordinary, safe Rust.
 ///
-/// What its elements are in the beginning is whatever was there before; [`Arena::zeroed`](super::Arena::zeroed) makes one of zeros.
+/// What its elements are in the beginning is whatever was there before; [`Arena::zeroed`](crate::Arena::zeroed) makes one of zeros.
 /// Dropped, it leaves nothing.
 pub struct ArenaDraft<T, D> {
     /// The only one that has the block, which is not shared: its serial means nothing yet.
@@ -28,8 +28,8 @@ pub struct ArenaDraft<T, D> {
 }
 
 impl<T: Element, D: Dimension> ArenaDraft<T, D> {
-    pub(super) fn new(ground: &Arc<Ground>, layout: Layout<D>) -> Result<Self> {
-        let block = Block::allocate::<T, D>(ground, &layout)?;
+    pub(super) fn new(header: &Arc<ArenaHeader>, layout: Layout<D>) -> Result<Self> {
+        let block = Block::allocate::<T, D>(header, &layout)?;
         Ok(Self { array: ArenaArray::new(block, 0, layout) })
     }
 
@@ -75,10 +75,10 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     /// The error gives the draft back. [`Unsupported`](Error::Unsupported): this is a forked child, which is no member.
     pub fn share(mut self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
         let block = &self.array.block;
-        if let Err(error) = block.ground.check_process() {
+        if let Err(error) = block.header.check_process() {
             return Err(IntoError::new(error, self));
         }
-        self.array.serial = block.ground.slots().share(block.slot);
+        self.array.serial = block.header.slots().share(block.slot);
         Ok(self.array)
     }
 }
@@ -100,14 +100,14 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     }
 
     /// Takes over a hold on a shared block, if what is there are elements `T` with the axes of `D`; else releases it.
-    pub(crate) fn of_held(ground: &Arc<Ground>, slot: u32, serial: u64) -> Result<Self> {
-        let (block, found) = Block::of_held(ground, slot)?;
+    pub(crate) fn of_held(header: &Arc<ArenaHeader>, slot: u32, serial: u64) -> Result<Self> {
+        let (block, found) = Block::of_held(header, slot)?;
         Ok(Self::of_block(block, serial, &found)?)
     }
 
     /// Takes over a hold on a shared block, if what was found there are elements `T` with the axes of `D`; else gives it back.
     pub(super) fn of_block(block: Block, serial: u64, found: &Description) -> Result<Self, IntoError<Block>> {
-        match Layout::described::<T>(found.dtype, found.shape.slice(), found.order, block.ground.name()) {
+        match Layout::described::<T>(found.dtype, found.shape.slice(), found.order, block.header.name()) {
             Ok(layout) => Ok(Self::new(block, serial, layout)),
             Err(error) => Err(IntoError::new(error, block)),
         }
@@ -142,12 +142,12 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 
     /// Returns what others can get the array by, as long as somebody holds it.
     pub fn handle(&self) -> ArenaHandle {
-        ArenaHandle { owner: self.block.ground.tag(), slot: self.block.slot, serial: self.serial }
+        ArenaHandle { owner: self.block.header.tag(), slot: self.block.slot, serial: self.serial }
     }
 
     /// How many members of the arena hold it now; processes that were killed count until somebody notices.
     pub fn members(&self) -> u32 {
-        let table = self.block.ground.slot_table();
+        let table = self.block.header.slot_table();
         table.get(self.block.slot as usize).map_or(0, Slot::members)
     }
 
@@ -166,18 +166,18 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
 
     /// Makes the block this value's alone.
     fn take_back(&mut self) -> Result<()> {
-        self.block.ground.check_process()?;
+        self.block.header.check_process()?;
         let is_taken = Arc::get_mut(&mut self.block).is_some_and(|block| {
-            let (ground, slot) = (&block.ground, block.slot);
+            let (header, slot) = (&block.header, block.slot);
             // It may be kept only for a message of a dead member that was received long ago.
             let settle = || {
-                let _others_are_at_it = ground.settle_estates(DROP_WAIT);
-                ground.slots().take_back(slot)
+                let _others_are_at_it = header.settle_estates(DROP_WAIT);
+                header.slots().take_back(slot)
             };
-            let is_in_estate = || ground.slot_table().get(slot as usize).is_some_and(Slot::is_in_estate);
-            ground.slots().take_back(slot) || is_in_estate() && settle()
+            let is_in_estate = || header.slot_table().get(slot as usize).is_some_and(Slot::is_in_estate);
+            header.slots().take_back(slot) || is_in_estate() && settle()
         });
-        if is_taken { Ok(()) } else { Err(Error::WouldBlock { location: self.block.ground.name().to_owned() }) }
+        if is_taken { Ok(()) } else { Err(Error::WouldBlock { location: self.block.header.name().to_owned() }) }
     }
 
     /// Gives the array up, and says if something is wrong: dropping does the same in silence.

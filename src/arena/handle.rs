@@ -84,11 +84,11 @@ handle! {
     /// What an array of an arena can be got by, in any process that has the arena open.
     ///
     /// It is 24 bytes, or one line of text. It keeps nothing alive: somebody has to hold the array until it is used, or
-    /// [`Arena::get`](super::Arena::get) answers [`HandleSpent`](Error::HandleSpent). A handle never leads to another array than the
+    /// [`Arena::get`](crate::Arena::get) answers [`HandleSpent`](Error::HandleSpent). A handle never leads to another array than the
     /// one it was made for, however often its memory was used again.
     ///
     /// ```
-    /// use ndarray_shm::{Arena, ArenaHandle};
+    /// use ndarray_shm::{arena::ArenaHandle, Arena};
     ///
     /// let arena = Arena::create("arena-handle-example", 1 << 20)?;
     /// let array = arena.from_array(&ndarray::array![1.0f32, 2.0, 3.0])?;

@@ -1,24 +1,49 @@
-//! Who is here: 46 seats, each a lock that the kernel gives back when its process dies.
+//! The members of an arena: 46 seats, each a lock that the kernel releases when its process dies, and what a member leaves.
 //!
-//! A seat's state is 0 when nobody has it and nothing is left of anybody who had. A state other than 0 whose lock is free is a
-//! death: whoever takes that lock settles the estate (`estate.rs`) before he sets the state to 0.
+//! A seat's state is 0 when no process has it and nothing is left of one that had. A state other than 0 whose lock is free is a
+//! death: the process that takes that lock reclaims the member's holds before it sets the state to 0. A process sets its state
+//! before its first bit in any slot, and back to 0 after its last.
 //!
-//! A process sets its state before its first bit in any slot, and back to 0 after its last.
+//! # What a member leaves
+//!
+//! All of it is done under RECOVER, by a process that has the lock of the seat, and may be done again from the beginning: every
+//! step sets or clears a bit, or one word. A process that is killed at it leaves the seat as it was, dead.
+//!
+//! 1. Messages that the member sent and that are not yet received become *orphaned*: first the block gets ORPHAN, then the
+//!    message names ORPHAN as its sender. A consumer that takes the message in between has the block by then.
+//! 2. The member's bit is cleared in every slot.
+//! 3. Spans that it was putting together, or taking apart, are freed (`blocks/spans.rs`).
+//! 4. The seat's state becomes 0.
+//!
+//! ORPHAN bits whose message has been received since are cleared by the next process that reclaims.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::ground::{Ground, TURN_WAIT};
-use super::slots::SEATS;
+use crate::arena::header::{ArenaHeader, TURN_WAIT};
+use crate::arena::tables::ring::{ESTATE_SENDER, Ring};
+use crate::arena::tables::slots::{SEATS, Slot};
 use crate::backend::lock_space::{self, RECOVER};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os;
+use crate::segment::Turn;
 
 /// How long a member that joins waits for seats that others are just settling, and for a moment in which no thread forks.
 const JOIN_WAIT: Duration = Duration::from_secs(5);
 
-impl Ground {
+/// Result of reclaiming the holds of dead members.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReclaimedBlocks {
+    /// Members that had died.
+    pub members: usize,
+    /// Blocks that became free.
+    pub blocks: usize,
+}
+
+impl ArenaHeader {
     /// Takes a seat that nobody has, or one of a dead member.
     pub(super) fn take_seat(&mut self) -> Result<()> {
         let mut backoff = Backoff::new(JOIN_WAIT);
@@ -91,5 +116,51 @@ impl Ground {
         let settled = self.settle_seat(self.seat, &turn, limit);
         self.seat = SEATS;
         settled.map(drop)
+    }
+
+    /// Settles the estate of the member in `seat`, and returns how many blocks became free. The caller has that seat's lock.
+    ///
+    /// Waits no longer than this for those who change spans; the seat stays dead then, and is settled by whoever comes next.
+    pub(super) fn settle_seat(&self, seat: u32, _recover: &Turn, limit: Duration) -> Result<usize> {
+        let slots = self.slot_table();
+        for ring in self.rings() {
+            ring.inherit(seat, |slot| slots.get(slot as usize).is_some_and(Slot::keep_for_estate));
+        }
+        let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
+        self.free_loose_spans(limit)?;
+        if let Some(member) = self.members().get(seat as usize) {
+            member.state.store(0, Ordering::Release); // free, and nothing is left
+        }
+        Ok(freed)
+    }
+
+    /// Settles what dead members have left, and ends what their estates need not keep any more.
+    ///
+    /// Waits no longer than this for a process that does the same.
+    pub(crate) fn settle_estates(&self, limit: Duration) -> Result<ReclaimedBlocks> {
+        self.check_process()?;
+        let mut collected = ReclaimedBlocks::default();
+        let recover = self.turn(RECOVER, limit)?;
+        for seat in (0..SEATS).filter(|seat| *seat != self.seat) {
+            let range = lock_space::seat(seat);
+            if !self.is_taken(seat) || !recover.try_also(range, &self.home)? {
+                continue;
+            }
+            // Asked again: it may have left, or been settled, before its lock was had.
+            if self.is_taken(seat) {
+                collected.blocks += self.settle_seat(seat, &recover, limit)?;
+                collected.members += 1;
+            }
+            recover.give_back(range);
+        }
+        // Estates get no message while RECOVER is locked: what is not found is not there.
+        let messages = self.rings().flat_map(Ring::messages).filter(|message| message.sender == ESTATE_SENDER);
+        let kept: HashSet<u32> = messages.map(|message| message.slot).collect();
+        for (index, slot) in (0u32..).zip(self.touched_slots()).filter(|(_, slot)| slot.is_in_estate()) {
+            if !kept.contains(&index) && slot.settle_estate() {
+                collected.blocks += 1;
+            }
+        }
+        Ok(collected)
     }
 }

@@ -3,25 +3,17 @@
 //! Floor 5, beside renderbuffers. Whatever several processes change is one word at a time, or a bit that may be set or cleared
 //! again: nobody's death leaves a state between two, and there is no journal.
 
-mod allocate;
 mod array;
-mod block;
-mod counters;
-mod estate;
-mod event;
-mod geometry;
-mod ground;
+mod blocks;
 mod handle;
-mod limbo;
+mod header;
+mod hints;
+pub mod loans;
 mod members;
 mod options;
-mod patience;
-mod queue;
-mod ring;
+mod queues;
 mod sent;
-mod sizes;
-mod slots;
-mod spans;
+mod tables;
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,17 +21,15 @@ use std::sync::Arc;
 use ndarray::{ArrayRef, Dimension, ShapeBuilder};
 
 pub use self::array::{ArenaArray, ArenaDraft};
-pub use self::counters::{Counters, Held};
-pub use self::estate::Collected;
-use self::ground::{Ground, TURN_WAIT};
-pub use self::handle::{ArenaHandle, CounterHandle};
-pub use self::limbo::{Lent, Limbo, Memory};
+pub use self::handle::ArenaHandle;
+use self::header::{ArenaHeader, TURN_WAIT};
+pub use self::members::ReclaimedBlocks;
 pub use self::options::ArenaOptions;
-pub use self::queue::{ArenaMessage, Queue, ReceiveError, Sendable};
-use self::slots::SEATS;
+pub use self::queues::{ArenaMessage, Queue, ReceiveError, Sendable};
+use self::tables::slots::SEATS;
 use crate::array::Element;
 use crate::array::layout::{Layout, shape_like};
-use crate::backend::{Backend, IntoLocation, Location, default_backend};
+use crate::backend::{Directory, IntoLocation, Location, default_backend};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
@@ -54,7 +44,7 @@ use crate::segment::footer::Kind;
 /// held is free as soon as somebody looks ([`collect`](Self::collect), or whoever finds no memory otherwise).
 ///
 /// The arena's name goes with the last process that has it open, unless it was made with [`keep`](ArenaOptions::keep); if all were
-/// killed, [`reclaim`](crate::reclaim()) removes it. A forked child is no member: what it inherits answers errors, and it opens the
+/// killed, [`reclaim`](crate::counted::reclaim()) removes it. A forked child is no member: what it inherits answers errors, and it opens the
 /// arena again.
 ///
 /// Cloning is cheap and stays the same member. The arena is left when the last clone, array and draft of this process is dropped.
@@ -78,7 +68,7 @@ use crate::segment::footer::Kind;
 /// ```
 #[derive(Clone)]
 pub struct Arena {
-    ground: Arc<Ground>,
+    header: Arc<ArenaHeader>,
 }
 
 /// What an arena holds at one moment.
@@ -139,8 +129,8 @@ impl Arena {
     /// # Errors
     ///
     /// As [`open`](Self::open).
-    pub fn open_in(backend: &Arc<dyn Backend>, location: impl IntoLocation) -> Result<Self> {
-        Self::of(Ground::open(Home::new(Some(backend), location)?, Kind::Arena)?)
+    pub fn open_in(backend: &Directory, location: impl IntoLocation) -> Result<Self> {
+        Self::of(ArenaHeader::open(Home::new(Some(backend), location)?, Kind::Arena)?)
     }
 
     /// Begins with everything that can be chosen.
@@ -149,8 +139,8 @@ impl Arena {
     }
 
     #[allow(clippy::unnecessary_wraps)] // ends a chain of results
-    fn of(ground: Ground) -> Result<Self> {
-        Ok(Self { ground: Arc::new(ground) })
+    fn of(header: ArenaHeader) -> Result<Self> {
+        Ok(Self { header: Arc::new(header) })
     }
 
     /// Takes memory for an array, which is filled before anyone else can see it. Its elements are whatever was there.
@@ -161,8 +151,8 @@ impl Arena {
     /// - [`TooLarge`](Error::TooLarge); [`InvalidSetting`](Error::InvalidSetting): more than 32 axes.
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn draft<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<ArenaDraft<T, D>> {
-        let layout = Layout::new::<T>(shape, self.ground.name())?;
-        ArenaDraft::new(&self.ground, layout)
+        let layout = Layout::new::<T>(shape, self.header.name())?;
+        ArenaDraft::new(&self.header, layout)
     }
 
     /// As [`draft`](Self::draft), with elements that are zero.
@@ -198,11 +188,11 @@ impl Arena {
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn get<T: Element, D: Dimension>(&self, handle: &ArenaHandle) -> Result<ArenaArray<T, D>> {
         let expected = "one of this arena's: this is another's, or that of an arena which had the name before";
-        self.ground.check_handle(handle.owner, handle, expected)?;
-        if !self.ground.slots().hold(handle.slot, handle.serial) {
-            return Err(self.ground.spent());
+        self.header.check_handle(handle.owner, handle, expected)?;
+        if !self.header.slots().hold(handle.slot, handle.serial) {
+            return Err(self.header.spent());
         }
-        ArenaArray::of_held(&self.ground, handle.slot, handle.serial)
+        ArenaArray::of_held(&self.header, handle.slot, handle.serial)
     }
 
     /// Frees what only the dead hold.
@@ -214,9 +204,9 @@ impl Arena {
     ///
     /// [`TimedOut`](Error::TimedOut): somebody was stopped in the middle of the same. [`Unsupported`](Error::Unsupported): this is a
     /// forked child.
-    pub fn collect(&self) -> Result<Collected> {
-        self.ground.end_sent();
-        self.ground.settle_estates(TURN_WAIT)
+    pub fn collect(&self) -> Result<ReclaimedBlocks> {
+        self.header.end_sent();
+        self.header.settle_estates(TURN_WAIT)
     }
 
     /// Counts what is there. Looks through everything, and disturbs nobody.
@@ -225,18 +215,18 @@ impl Arena {
     ///
     /// What the kernel answers when it is asked who lives. [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn stats(&self) -> Result<ArenaStats> {
-        self.ground.check_process()?;
-        self.ground.stats()
+        self.header.check_process()?;
+        self.header.stats()
     }
 
     /// Returns the arena's name.
     pub fn location(&self) -> &Location {
-        &self.ground.home.location
+        &self.header.home.location
     }
 
     /// Returns how many bytes blocks can have in all; every array takes 64 bytes beside its elements, and rounding.
     pub fn capacity(&self) -> u64 {
-        self.ground.geometry.capacity()
+        self.header.geometry.capacity()
     }
 
     /// Removes the name, if it still leads here. Whoever has the arena open keeps it.
@@ -245,8 +235,7 @@ impl Arena {
     ///
     /// [`PermissionDenied`](Error::PermissionDenied).
     pub fn unlink(&self) -> Result<bool> {
-        let home = &self.ground.home;
-        home.backend.unlink(&home.location, Some(self.ground.segment()?.id()))
+        self.header.home.unlink(self.header.segment()?.id())
     }
 
     /// Leaves, and says if something went wrong: dropping does the same in silence. While this process has clones or arrays,
@@ -256,11 +245,11 @@ impl Arena {
     ///
     /// [`PermissionDenied`](Error::PermissionDenied): the last one out may not remove the name.
     pub fn close(self) -> Result<()> {
-        Arc::into_inner(self.ground).map_or(Ok(()), Ground::close)
+        Arc::into_inner(self.header).map_or(Ok(()), ArenaHeader::close)
     }
 }
 
-impl Ground {
+impl ArenaHeader {
     fn stats(&self) -> Result<ArenaStats> {
         let mut held = [0usize; SEATS as usize];
         let mut stats =

@@ -1,11 +1,9 @@
 //! What can be chosen when an arena is made.
 
-use std::sync::Arc;
-
-use super::Arena;
-use super::geometry::{Geometry, MOST_CELLS, MOST_QUEUES, MOST_SPANS, SPAN};
-use super::ground::Ground;
-use crate::backend::{Backend, DraftOptions, IntoLocation, Pages, common_settings};
+use crate::arena::Arena;
+use crate::arena::header::ArenaHeader;
+use crate::arena::tables::geometry::{Geometry, MOST_CELLS, MOST_QUEUES, MOST_SPANS, SPAN};
+use crate::backend::{Directory, DraftOptions, IntoLocation, Pages, common_settings};
 use crate::error::{Error, Result};
 use crate::os;
 use crate::segment::Home;
@@ -14,7 +12,7 @@ use crate::segment::footer::Kind;
 /// Everything that can be chosen about an arena.
 ///
 /// ```
-/// use ndarray_shm::ArenaOptions;
+/// use ndarray_shm::arena::ArenaOptions;
 ///
 /// let arena = ArenaOptions::new().queues(0).create("arena-options-example", 1 << 20)?;
 /// assert_eq!(arena.capacity(), 1 << 20);
@@ -23,7 +21,7 @@ use crate::segment::footer::Kind;
 #[derive(Debug, Clone)]
 #[must_use = "nothing is done until `create` is called"]
 pub struct ArenaOptions {
-    backend: Option<Arc<dyn Backend>>,
+    backend: Option<Directory>,
     draft: DraftOptions,
     keep: bool,
     queues: u32,
@@ -95,6 +93,6 @@ impl ArenaOptions {
             counters: false,
             maker: os::process_number(),
         };
-        Arena::of(Ground::create(home, Kind::Arena, geometry, self.draft, self.keep)?)
+        Arena::of(ArenaHeader::create(home, Kind::Arena, geometry, self.draft, self.keep)?)
     }
 }

@@ -4,14 +4,13 @@
 macro_rules! guarded {
     ($name:ident) => {
         const _: () = {
-            use std::sync::Arc;
             use std::time::Duration;
 
             use ndarray::{ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut};
 
             use crate::array::{CellGuard, DType, Element, Order, ReadGuard, WriteGuard, view};
             use crate::backend::lock_space::{ALL_CELLS, cell};
-            use crate::backend::{Access, Backend, PageUse};
+            use crate::backend::{Access, Directory, PageUse};
             #[cfg(doc)]
             use crate::error::Error;
             use crate::error::Result;
@@ -50,7 +49,7 @@ macro_rules! guarded {
                 }
 
                 /// Returns where it lives.
-                pub fn backend(&self) -> &Arc<dyn Backend> {
+                pub fn backend(&self) -> &Directory {
                     &self.home().backend
                 }
 
@@ -212,7 +211,7 @@ macro_rules! guarded {
                 ///
                 /// [`PermissionDenied`](Error::PermissionDenied).
                 pub fn unlink(&self) -> Result<bool> {
-                    self.home().backend.unlink(&self.home().location, Some(self.segment().id()))
+                    self.home().unlink(self.segment().id())
                 }
             }
         };

@@ -1,13 +1,12 @@
 //! A draft: an array that only its maker can reach, until it is published under a name or frozen.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use ndarray::{ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::layout::{Layout, Order};
 use super::{Element, SealableDraft, SharedArray, view};
-use crate::backend::{Backend, DraftOptions, IntoLocation, Location, PageUse, Publish, default_backend};
+use crate::backend::{Directory, DraftOptions, IntoLocation, Location, PageUse, Publish, default_backend};
 use crate::error::{IntoError, Result};
 use crate::segment::{DraftSegment, Home};
 
@@ -60,7 +59,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
 
     /// Makes an array of zeros, with room for a trailer behind them if it is to be counted.
     pub(crate) fn in_backend(
-        backend: Arc<dyn Backend>,
+        backend: Directory,
         layout: Layout<D>,
         counted: bool,
         options: DraftOptions,
@@ -131,8 +130,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     }
 
     /// Returns where it will have its name.
-    pub(crate) fn backend(&self) -> Arc<dyn Backend> {
-        Arc::clone(self.memory.backend())
+    pub(crate) fn backend(&self) -> Directory {
+        self.memory.backend().clone()
     }
 
     pub(crate) fn layout(&self) -> &Layout<D> {
@@ -150,7 +149,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
 
     pub(crate) fn publish_as(self, location: Location, mode: Publish) -> Result<SharedArray<T, D>, IntoError<Self>> {
         let Self { memory, layout, keep_descriptor, elements } = self;
-        let backend = Arc::clone(memory.backend());
+        let backend = memory.backend().clone();
         match memory.publish(&location, mode, keep_descriptor) {
             Ok(segment) => Ok(SharedArray::of(segment, Home { backend, location }, layout)),
             Err((error, memory)) => Err(IntoError::new(error, Self { memory, layout, keep_descriptor, elements })),

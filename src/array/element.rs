@@ -133,7 +133,7 @@ impl From<DType> for String {
 /// The expression after `else` is for types whose feature is not enabled.
 ///
 /// ```
-/// use ndarray_shm::{DType, with_element};
+/// use ndarray_shm::{with_element, DType};
 ///
 /// let dtype: DType = "<f4".parse()?;
 /// let size = with_element!(dtype, T => size_of::<T>(), else => 0);

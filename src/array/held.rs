@@ -7,7 +7,7 @@ use std::time::Duration;
 use ndarray::{ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::layout::{Layout, Order};
-use super::{AttachOptions, Element, view};
+use super::{AttachOptions, Attachable, Element, view};
 use crate::backend::{Access, IntoLocation, Location};
 use crate::error::Result;
 use crate::os::LockKind;
@@ -60,12 +60,7 @@ macro_rules! held {
             ///
             /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::Error::WouldDeadlock).
             pub fn open(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-                Self::attach_options().open(location, shape)
-            }
-
-            /// Returns options for everything that `open` decides by itself.
-            pub fn attach_options() -> AttachOptions<Self> {
-                AttachOptions::new(Attach { held: Some(($kind, Wait::Forever)), ..Attach::new($access) })
+                AttachOptions::<Self>::new().open(location, shape)
             }
 
             pub(crate) fn of(memory: impl Into<Memory>, location: Location, layout: Layout<D>) -> Self {
@@ -93,6 +88,13 @@ macro_rules! held {
             /// Returns the name under which it was attached.
             pub fn location(&self) -> &Location {
                 &self.location
+            }
+        }
+
+        #[allow(private_interfaces)] // see the trait
+        impl<T: Element, D: Dimension> Attachable for $name<T, D> {
+            fn how() -> Attach {
+                Attach { held: Some(($kind, Wait::Forever)), ..Attach::new($access) }
             }
         }
 

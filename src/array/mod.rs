@@ -20,6 +20,6 @@ pub use self::frozen::{FrozenArray, SealableDraft};
 pub use self::guard::{CellGuard, ReadGuard, WriteGuard};
 pub use self::held::{ArrayReader, ArrayWriter};
 pub use self::layout::Order;
-pub(crate) use self::options::Creatable;
 pub use self::options::{AttachOptions, CreateOptions, CreationMode};
+pub(crate) use self::options::{Attachable, Creatable};
 pub use self::shared::SharedArray;

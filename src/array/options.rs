@@ -1,13 +1,12 @@
 //! Everything that creating and attaching decide by themselves unless told otherwise, for plain and counted arrays alike.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::layout::Layout;
 use super::{Draft, Element, SharedArray};
-use crate::backend::{Access, Backend, DraftOptions, IntoLocation, Pages, Publish, common_settings};
+use crate::backend::{Access, Directory, DraftOptions, IntoLocation, Pages, Publish, common_settings};
 use crate::error::{Error, IntoError, Result};
 use crate::segment::{Attach, Expect, Home, Segment};
 
@@ -49,17 +48,25 @@ pub trait Creatable: Sized {
     fn publish(draft: DraftOf<Self>, home: &Home, mode: Publish) -> Result<Self, IntoError<DraftOf<Self>>>;
 }
 
+/// An array that can be attached to: how, unless its options say otherwise.
+#[allow(private_interfaces)] // as above
+pub trait Attachable: Sized {
+    /// How it is attached.
+    fn how() -> Attach;
+}
+
 /// What becomes such an array.
 pub(crate) type DraftOf<A> = Draft<<A as Creatable>::Element, <A as Creatable>::Dim>;
 
-/// Options for creating arrays, from [`SharedArray::create_options`] and
-/// [`RefcountedArray::create_options`](crate::RefcountedArray::create_options).
+/// Options for creating a [`SharedArray`] or a [`RefcountedArray`](crate::RefcountedArray).
+///
+/// # Examples
 ///
 /// ```
 /// use ndarray::{Ix2, ShapeBuilder};
-/// use ndarray_shm::{CreationMode, SharedArray, unlink};
+/// use ndarray_shm::{unlink, CreateOptions, CreationMode, SharedArray};
 ///
-/// let options = SharedArray::<u16, Ix2>::create_options().permissions(0o640);
+/// let options = CreateOptions::<SharedArray<u16, Ix2>>::new().permissions(0o640);
 /// let array = options.clone().mode(CreationMode::Replace).create("options-example", (4, 5).f())?;
 /// assert_eq!(array.shape(), [4, 5]);
 /// unlink("options-example")?;
@@ -68,7 +75,7 @@ pub(crate) type DraftOf<A> = Draft<<A as Creatable>::Element, <A as Creatable>::
 #[derive(Debug)]
 #[must_use = "options do nothing until `create` is called"]
 pub struct CreateOptions<A> {
-    pub(crate) backend: Option<Arc<dyn Backend>>,
+    pub(crate) backend: Option<Directory>,
     pub(crate) mode: CreationMode,
     draft: DraftOptions,
     keep_descriptor: bool,
@@ -82,8 +89,15 @@ impl<A> Clone for CreateOptions<A> {
     }
 }
 
+impl<A: Creatable> Default for CreateOptions<A> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<A: Creatable> CreateOptions<A> {
-    pub(crate) fn new() -> Self {
+    /// Begins with the defaults: the default backend, mode 0600, all memory taken at once, a name that must be free.
+    pub fn new() -> Self {
         let (mode, draft) = (CreationMode::default(), DraftOptions::default());
         Self { backend: None, mode, draft, keep_descriptor: false, array: PhantomData }
     }
@@ -179,8 +193,8 @@ impl<A: Creatable> CreateOptions<A> {
         Err(Error::WouldBlock { location: home.location.to_string() }.into())
     }
 
-    pub(crate) fn draft(&self, backend: &Arc<dyn Backend>, layout: Layout<A::Dim>) -> Result<DraftOf<A>> {
-        Draft::in_backend(Arc::clone(backend), layout, A::COUNTED, self.draft, self.keep_descriptor)
+    pub(crate) fn draft(&self, backend: &Directory, layout: Layout<A::Dim>) -> Result<DraftOf<A>> {
+        Draft::in_backend(backend.clone(), layout, A::COUNTED, self.draft, self.keep_descriptor)
     }
 }
 
@@ -204,14 +218,16 @@ impl<T: Element, D: Dimension> Creatable for SharedArray<T, D> {
     }
 }
 
-/// Options for attaching to arrays that exist, from `attach_options` of [`SharedArray`],
-/// [`RefcountedArray`](crate::RefcountedArray), [`ArrayReader`](super::ArrayReader) and [`ArrayWriter`](super::ArrayWriter).
+/// Options for attaching to an array that exists, as a [`SharedArray`], [`RefcountedArray`](crate::RefcountedArray),
+/// [`ArrayReader`](super::ArrayReader) or [`ArrayWriter`](super::ArrayWriter).
+///
+/// # Examples
 ///
 /// ```
-/// use ndarray_shm::{Access, SharedArray, unlink};
+/// use ndarray_shm::{unlink, Access, AttachOptions, SharedArray};
 ///
 /// SharedArray::<u16, _>::create("attach-options-example", (4, 5))?;
-/// let options = SharedArray::<u16, _>::attach_options().access(Access::Read);
+/// let options = AttachOptions::<SharedArray<u16, _>>::new().access(Access::Read);
 /// let array = options.open("attach-options-example", (4, 5))?;
 /// assert!(array.write().is_err(), "it can only be read");
 /// unlink("attach-options-example")?;
@@ -220,7 +236,7 @@ impl<T: Element, D: Dimension> Creatable for SharedArray<T, D> {
 #[derive(Debug)]
 #[must_use = "options do nothing until `open` or `attach` is called"]
 pub struct AttachOptions<A> {
-    pub(crate) backend: Option<Arc<dyn Backend>>,
+    pub(crate) backend: Option<Directory>,
     pub(crate) how: Attach,
     array: PhantomData<fn() -> A>,
 }
@@ -231,14 +247,21 @@ impl<A> Clone for AttachOptions<A> {
     }
 }
 
-impl<A> AttachOptions<A> {
-    pub(crate) fn new(how: Attach) -> Self {
-        Self { backend: None, how, array: PhantomData }
+impl<A: Attachable> Default for AttachOptions<A> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<A: Attachable> AttachOptions<A> {
+    /// Begins with the defaults: the default backend, access as the type says, holes filled.
+    pub fn new() -> Self {
+        Self { backend: None, how: A::how(), array: PhantomData }
     }
 
-    /// Uses this backend instead of the [default](crate::default_backend), or of the one that a handle names.
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
-        self.backend = Some(backend);
+    /// Uses this directory instead of the [default](crate::default_backend), or of the one that a handle names.
+    pub fn backend(mut self, directory: Directory) -> Self {
+        self.backend = Some(directory);
         self
     }
 

@@ -6,7 +6,7 @@ use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::access::guarded;
 use super::layout::{Layout, shape_like};
-use super::{AttachOptions, CreateOptions, Element, view};
+use super::{AttachOptions, Attachable, CreateOptions, Element, view};
 use crate::backend::{Access, IntoLocation, Location};
 use crate::error::{Error, Result};
 use crate::os::{LockKind, LockRange};
@@ -23,7 +23,7 @@ use crate::segment::{Attach, Home, Segment};
 /// [`read`](Self::read), [`write`](Self::write). Everything else is `unsafe` and says why.
 ///
 /// ```
-/// use ndarray_shm::{SharedArray, unlink};
+/// use ndarray_shm::{unlink, SharedArray};
 ///
 /// let array = SharedArray::<u8, _>::create("shared-array-example", (10, 10, 10))?;
 /// array.write()?[[1, 2, 3]] = 42;
@@ -46,7 +46,8 @@ pub struct SharedArray<T, D> {
 impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// Creates an array of zeros under a name that must be free, and reserves all its memory.
     ///
-    /// `shape` is whatever ndarray takes: `(10, 10, 10)`, or `(10, 10, 10).f()` for Fortran order.
+    /// `shape` is whatever ndarray takes: `(10, 10, 10)`, or `(10, 10, 10).f()` for Fortran order. [`CreateOptions`] has everything that
+    /// this decides by itself.
     ///
     /// # Errors
     ///
@@ -56,7 +57,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// - [`TooLarge`](Error::TooLarge): no address space is large enough.
     /// - those of [`default_backend`](crate::default_backend).
     pub fn create(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        Self::create_options().create(location, shape)
+        CreateOptions::new().create(location, shape)
     }
 
     /// Creates an array and lets `fill` write it before anyone else can see it.
@@ -71,7 +72,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         shape: impl ShapeBuilder<Dim = D>,
         fill: impl FnOnce(ArrayViewMut<'_, T, D>),
     ) -> Result<Self> {
-        Self::create_options().create_with(location, shape, fill)
+        CreateOptions::new().create_with(location, shape, fill)
     }
 
     /// Creates a copy of an array; Fortran order is kept, every other order of axes becomes C.
@@ -87,6 +88,9 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// The file knows neither shape nor type: both must be those it was created with, and their product must be its size.
     /// Holes of a file that another program made sparse are filled, unless [they are left](AttachOptions::leave_holes).
+    /// [`AttachOptions`] has everything that this decides by itself, such as attaching for reading only.
+    ///
+    /// For access that lasts, [`ArrayReader`](super::ArrayReader) and [`ArrayWriter`](super::ArrayWriter) are opened themselves.
     ///
     /// # Errors
     ///
@@ -95,19 +99,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// - [`Reserved`](Error::Reserved): the file is this crate's own bookkeeping.
     /// - [`PermissionDenied`](Error::PermissionDenied); [`NoSpace`](Error::NoSpace) if holes cannot be filled.
     pub fn open(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        Self::attach_options().open(location, shape)
-    }
-
-    /// Returns options for everything that `create` decides by itself.
-    pub fn create_options() -> CreateOptions<Self> {
-        CreateOptions::new()
-    }
-
-    /// Returns options for everything that `open` decides by itself: attaching for reading only, for example.
-    ///
-    /// For access that lasts, [`ArrayReader`](super::ArrayReader) and [`ArrayWriter`](super::ArrayWriter) are opened themselves.
-    pub fn attach_options() -> AttachOptions<Self> {
-        AttachOptions::new(Attach::new(Access::ReadWrite))
+        AttachOptions::<Self>::new().open(location, shape)
     }
 
     pub(crate) fn of(segment: Segment, home: Home, layout: Layout<D>) -> Self {
@@ -125,7 +117,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
 
     /// Closes the descriptor that would be needed to use the memory again, if it is needed for nothing else.
     pub(crate) fn without_recycling(mut self) -> Self {
-        self.segment.forget_recycling(&*self.home.backend);
+        self.segment.forget_recycling(&self.home.backend);
         self
     }
 
@@ -165,3 +157,10 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
 }
 
 guarded!(SharedArray);
+
+#[allow(private_interfaces)] // see the trait
+impl<T: Element, D: Dimension> Attachable for SharedArray<T, D> {
+    fn how() -> Attach {
+        Attach::new(Access::ReadWrite)
+    }
+}

@@ -1,436 +1,179 @@
-//! A directory of files: real shared memory, its emulation, or any directory a program chooses.
+//! The handle by which programs choose where arrays live.
 
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::lock_space::LEASE;
-use super::name_lock::{Alone, lock_name};
-use super::{
-    Access, Backend, Companion, DraftFile, DraftOptions, Entry, EntryKind, Location, Pages, Publish, RESERVED_PREFIX,
-};
-use crate::error::{Error, Result};
-use crate::os::{self, Bound, Fact, Facts, FileId, LockKind, Mapping, Room};
+use super::files::Files;
+use super::{Access, Backend, DirectoryEntry, DraftFile, DraftOptions, IntoLocation, Location, Pages, Publish};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
+use crate::os::FileId;
 
-/// Drafts up to this many bytes in all are made without reading the limits first: that takes longer than the draft.
-const UNCHECKED_BYTES: u64 = 1 << 20;
-
-/// How often a name is tried again that others change under our hands.
-const TRIES: u32 = 1000;
-
-/// How long removing or replacing a name waits for others who are at it.
-const NAME_WAIT: Duration = Duration::from_secs(10);
-
-/// How often in a row the test of locks must succeed: a process that is just being spawned can make a single one lie.
-const CLEAN_ROUNDS: u32 = 3;
-
-/// Segments as files of one directory.
-#[derive(Debug)]
-pub struct Directory {
-    name: String,
-    path: PathBuf,
-    survives: Fact,
-    unchecked: AtomicU64,
-}
+/// A directory in which arrays live: real shared memory, its emulation by files, or any other directory.
+///
+/// All options take one (`backend`), and every array tells its own. [`default_backend`](crate::default_backend) returns the one that
+/// is used otherwise. Cloning is cheap.
+///
+/// A directory of a program's own choice may lie on tmpfs with huge pages, or on a fast disk. The semantics are the same everywhere, the speed
+/// is that of the file system. `Directory::from` wraps a [`Backend`] of the program itself.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::{CreateOptions, Directory, SharedArray};
+///
+/// let scratch = std::env::temp_dir().join("ndarray-shm-directory-example");
+/// std::fs::create_dir_all(&scratch)?;
+/// let directory = Directory::new("scratch", &scratch);
+///
+/// let options = CreateOptions::<SharedArray<u8, _>>::new().backend(directory.clone());
+/// let array = options.create("example", (2, 3))?;
+/// assert_eq!(array.backend().path(), scratch);
+///
+/// directory.unlink("example")?;
+/// std::fs::remove_dir(&scratch)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Directory(Arc<dyn Backend>);
 
 impl Directory {
-    /// Uses the directory at `path`, which must exist when the first segment is made, as a backend called `name`.
+    /// Uses the directory at `path`, which must exist when the first array is made, as a backend called `name`.
     ///
-    /// Nothing is checked: whoever can write to the directory can replace what is in it.
+    /// Nothing is checked. Every process that can write to the directory can replace what is in it.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
-        let (name, path) = (name.into(), path.into());
-        Self { name, path, survives: Fact::new(), unchecked: AtomicU64::new(UNCHECKED_BYTES) }
+        Self(Arc::new(Files::new(name.into(), path.into())))
     }
 
-    fn path_of(&self, at: &Location) -> PathBuf {
-        self.path.join(at.as_str())
+    /// Returns its short name: "shm", "emulated", or the name given by the program.
+    pub fn name(&self) -> &str {
+        self.0.name()
     }
 
-    fn room(&self) -> Result<Room> {
-        os::available(&self.path).map_err(|error| self.explain("ask for free room", error))
+    /// Returns its path. Other programs find the arrays there as files.
+    pub fn path(&self) -> &Path {
+        self.0.path()
     }
 
-    /// Refuses what does not fit before anything is taken.
-    fn check_room(&self, needed: u64) -> Result<()> {
-        let drafted = self.unchecked.fetch_add(needed, Ordering::Relaxed).saturating_add(needed);
-        if drafted < UNCHECKED_BYTES {
-            return Ok(());
-        }
-        self.unchecked.store(0, Ordering::Relaxed);
-        let room = self.room()?;
-        if needed > room.bytes {
-            self.unchecked.store(UNCHECKED_BYTES, Ordering::Relaxed);
-            return Err(no_space(&self.path, needed, room));
-        }
-        Ok(())
-    }
-
-    /// Turns an error about this directory itself into ours.
-    fn explain(&self, op: &'static str, error: io::Error) -> Error {
-        let location = self.path.display().to_string();
-        let denied = |reason| denied(location.clone(), os::facts_at(&self.path).ok(), reason);
-        match error.kind() {
-            io::ErrorKind::PermissionDenied => denied("this user may not make files in the directory"),
-            io::ErrorKind::ReadOnlyFilesystem => denied("the directory's file system is mounted read-only"),
-            // The directory itself is missing, not an array.
-            io::ErrorKind::NotFound => Error::Os { op, location, source: error },
-            _ => Error::os(op, location, error),
-        }
-    }
-
-    fn out_of_room(&self, op: &'static str, needed: u64, error: io::Error) -> Error {
-        if !os::is_out_of_room(&error) {
-            return self.explain(op, error);
-        }
-        let mut room = self.room().unwrap_or(Room { bytes: 0, bound: Bound::FileSystem });
-        if error.kind() == io::ErrorKind::QuotaExceeded {
-            room = Room { bytes: 0, bound: Bound::Quota };
-        }
-        no_space(&self.path, needed, room)
-    }
-
-    /// Takes room for every byte; of a file that nobody else can reach, on pages of the kind that is given.
-    fn fill_holes(&self, file: &File, exclusive: Option<Pages>) -> Result<()> {
-        let op = "reserve room";
-        let facts = os::facts(file).map_err(|error| self.explain(op, error))?;
-        let needed = facts.length.saturating_sub(facts.allocated);
-        if needed == 0 {
-            return Ok(());
-        }
-        self.check_room(needed)?;
-        let reserved = match exclusive {
-            Some(pages) => super::reserve(file, facts.length, pages),
-            None => os::reserve(file, facts.length, false),
-        };
-        reserved.map_err(|error| match error.kind() {
-            io::ErrorKind::Unsupported => Error::Unsupported {
-                location: self.path.display().to_string(),
-                what: "a file has holes that this file system cannot fill; open it with attach_options().leave_holes(true) or \
-                       read-only"
-                    .into(),
-            },
-            _ => self.out_of_room(op, needed, error),
-        })
-    }
-
-    /// Turns an error about a file of this directory into ours.
-    fn explain_at(&self, op: &'static str, at: &Location, error: io::Error) -> Error {
-        let denial = error.kind() == io::ErrorKind::PermissionDenied;
-        // That nothing has a name, or something has it, is the usual answer, and needs no second look.
-        if denial || os::is_not_a_file(&error) {
-            let facts = os::facts_at(&self.path_of(at)).ok();
-            if let Some(found) = facts.as_ref().and_then(|facts| facts.other) {
-                return Error::NotAnArray { location: at.to_string(), found };
-            }
-            if denial {
-                return denied(at.to_string(), facts, "this user may not open, rename or remove it");
-            }
-        }
-        Error::os(op, at, error)
-    }
-
-    fn open_with_facts(&self, at: &Location, access: Access) -> Result<(File, Facts)> {
-        let file = os::open(&self.path_of(at), access == Access::ReadWrite)
-            .map_err(|error| self.explain_at("open", at, error))?;
-        let facts = os::facts(&file).map_err(|error| Error::os("look at", at, error))?;
-        match facts.other {
-            Some(found) => Err(Error::NotAnArray { location: at.to_string(), found }),
-            None => Ok((file, facts)),
-        }
-    }
-
-    /// Opens the file at a name and locks its NAME, so that no other process removes or replaces it meanwhile.
+    /// Lists its regular files, sorted by name.
     ///
-    /// `Ok(None)`: nothing has the name.
-    fn hold_name(&self, at: &Location, limit: Duration) -> Result<Option<(File, Facts, Alone)>> {
-        let path = self.path_of(at);
-        for _ in 0..TRIES {
-            let ((file, facts), kind) = match self.open_with_facts(at, Access::ReadWrite) {
-                Ok(opened) => (opened, LockKind::Exclusive),
-                Err(Error::NotFound { .. }) => return Ok(None),
-                // A file that nobody may write to can still be unlinked by its owner; the lock is then a weaker one.
-                Err(Error::PermissionDenied { .. }) => match self.open_with_facts(at, Access::Read) {
-                    Err(Error::NotFound { .. }) => return Ok(None),
-                    other => (other?, LockKind::Shared),
-                },
-                Err(error) => return Err(error),
-            };
-            let alone = lock_name(&file, kind, at, limit)?;
-            match os::facts_at(&path) {
-                Ok(now) if now.id == facts.id => return Ok(Some((file, facts, alone))),
-                Ok(_) => {} // replaced between opening and locking
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                Err(error) => return Err(self.explain_at("look at", at, error)),
-            }
-        }
-        Err(Error::WouldBlock { location: at.to_string() })
+    /// # Errors
+    ///
+    /// Those of reading the directory.
+    pub fn list(&self) -> Result<Vec<DirectoryEntry>> {
+        self.0.list()
     }
 
-    /// Removes the name of a file whose NAME is locked. Unless it is locked alone, the file is moved to a hidden name first, and back
-    /// if it is another one by now: a process that is not alone either, or was not, has removed the meant one in between.
-    fn remove(&self, at: &Location, id: FileId, alone: Alone) -> io::Result<bool> {
-        let path = self.path_of(at);
-        if alone == Alone::Yes {
-            return os::unlink(&path).map(|()| true);
-        }
-        os::step("name: about to be removed beside others");
-        let ((), hidden) = self.with_fresh_name(|hidden| os::rename_new(&path, hidden))?;
-        let is_meant = os::facts_at(&hidden)?.id == id;
-        if is_meant || os::rename_new(&hidden, &path).is_err() {
-            os::unlink(&hidden)?; // the meant one, or one that has a successor already
-        }
-        Ok(is_meant)
+    /// Returns how many bytes a new array could take now.
+    ///
+    /// # Errors
+    ///
+    /// Those of asking the file system.
+    pub fn available(&self) -> Result<u64> {
+        self.0.available()
     }
 
-    /// Moves the hidden file at `from` to the name `to`, replacing what has it.
-    fn replace(&self, from: &Path, to: &Location) -> Result<()> {
-        self.put(to, |path, taken| if taken { os::rename_over(from, path) } else { os::rename_new(from, path) })
+    /// Whether an attachment needs no descriptor here, because a lock lives on in its mapping when the descriptor is closed.
+    ///
+    /// Tested once, by making a file. Where it is not so (overlayfs), or where this process may not make a file, every attachment keeps
+    /// its descriptor.
+    ///
+    /// # Errors
+    ///
+    /// Those of making a test file.
+    pub fn lock_survives_close(&self) -> Result<bool> {
+        self.0.lock_survives_close()
     }
 
-    /// Gives a file a name, while nothing else removes or replaces it; `put` is told whether a file has it.
-    fn put(&self, to: &Location, put: impl Fn(&Path, bool) -> io::Result<()>) -> Result<()> {
-        let path = self.path_of(to);
-        for _ in 0..TRIES {
-            let held = self.hold_name(to, NAME_WAIT)?;
-            match put(&path, held.is_some()) {
-                Ok(()) => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {} // somebody was quicker: replace theirs
-                Err(error) => return Err(self.explain_at("replace", to, error)),
-            }
-        }
-        Err(Error::WouldBlock { location: to.to_string() })
-    }
-
-    /// Tries names until one is free.
-    fn with_fresh_name<R>(&self, make: impl FnMut(&Path) -> io::Result<R>) -> io::Result<(R, PathBuf)> {
-        let prefix = format!("{RESERVED_PREFIX}draft-");
-        let named =
-            tempfile::Builder::new().prefix(&prefix).rand_bytes(12).disable_cleanup(true).make_in(&self.path, make)?;
-        let (result, path) = named.into_parts();
-        Ok((result, path.to_path_buf()))
-    }
-
-    fn link_and_replace(&self, draft: &DraftFile, at: &Location) -> Result<()> {
-        let link = |path: &Path| os::link_nameless(draft.file(), path);
-        self.put(at, |path, taken| {
-            if !taken {
-                return link(path);
-            }
-            // Linux replaces a name by renaming only. A process that is killed in between leaves the hidden name, which `reclaim` removes.
-            let ((), hidden) = self.with_fresh_name(link)?;
-            os::step("replace: linked");
-            os::rename_over(&hidden, path).inspect_err(|_| {
-                let _already_gone = os::unlink(&hidden);
-            })
-        })
-    }
-
-    /// Tests whether a lock lives on in a mapping; only a row of clean answers is a yes.
-    fn test_lock_survival(&self) -> Result<bool> {
-        let mut clean = 0;
-        for _ in 0..TRIES {
-            match self.test_lock_survival_once()? {
-                Some(true) => clean += 1,
-                Some(false) => return Ok(false),
-                None => clean = 0,
-            }
-            if clean == CLEAN_ROUNDS {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Locks, maps, closes, and asks through a second description whether the lock is still there; unmaps, and asks whether
-    /// it is gone. If it is not, a process that another thread is just spawning has a copy of the description, and the
-    /// first answer means nothing: `None`.
-    fn test_lock_survival_once(&self) -> Result<Option<bool>> {
-        if !os::MAPPINGS_HOLD_LOCKS {
-            return Ok(Some(false));
-        }
-        let explain = |error| Error::os("test whether locks survive close", self.path.display(), error);
-        let draft = self.draft(0, DraftOptions::default())?;
-        let witness = match draft.path() {
-            Some(path) => os::open(path, true),
-            None => os::reopen(draft.file(), true),
-        };
-        let witness = witness.map_err(explain)?;
-        let mapping = Mapping::of_empty(draft.file(), true).map_err(explain)?;
-        let locked = || os::is_locked(&witness, LockKind::Exclusive, LEASE).map_err(explain);
-        if !os::try_lock(draft.file(), LockKind::Shared, LEASE).map_err(explain)? {
-            return Ok(Some(false));
-        }
-        drop(draft);
-        let locked_after_close = locked()?;
-        drop(mapping);
-        if locked()? {
-            return Ok(None);
-        }
-        Ok(Some(locked_after_close))
+    /// Removes a name. Attached processes keep the bytes, and the memory is freed with the last of them.
+    ///
+    /// `Ok(false)`: nothing had the name.
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and those of the location.
+    pub fn unlink(&self, location: impl IntoLocation) -> Result<bool> {
+        self.0.unlink(&location.into_location()?, None)
     }
 }
 
-/// Refuses files larger than the process may make: the kernel would answer with a signal.
-pub(crate) fn check_length(directory: &Path, length: u64) -> Result<()> {
-    let largest = os::largest_file();
-    if length > largest {
-        return Err(no_space(directory, length, Room { bytes: largest, bound: Bound::FileSize }));
+#[cfg(test)]
+impl Directory {
+    /// Whether both are one instance.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
-    Ok(())
 }
 
-fn no_space(directory: &Path, needed: u64, room: Room) -> Error {
-    let location = directory.display().to_string();
-    Error::NoSpace { location, needed, available: room.bytes, advice: room.bound.advice() }
+impl<B: Backend + 'static> From<Arc<B>> for Directory {
+    fn from(backend: Arc<B>) -> Self {
+        Self(backend)
+    }
 }
 
-fn denied(location: String, facts: Option<Facts>, reason: &'static str) -> Error {
-    let (owner, mode) = facts.map_or((0, 0), |facts| (facts.owner, facts.mode));
-    Error::PermissionDenied { location, owner, mode, reason }
-}
-
-// SAFETY: a draft has no name, or one of 12 random characters in the reserved space, made exclusively; no function here
-// changes a length after `draft`; names change by link or rename, which are atomic; survival of locks is tested.
+// SAFETY: every promise is that of the backend inside, whose functions are called with the same arguments.
 #[allow(unsafe_code)]
 unsafe impl Backend for Directory {
     fn name(&self) -> &str {
-        &self.name
+        self.0.name()
     }
 
-    fn directory(&self) -> &Path {
-        &self.path
+    fn path(&self) -> &Path {
+        self.0.path()
     }
 
     fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile> {
-        check_length(&self.path, length)?;
-        if options.pages.are_reserved() {
-            self.check_room(length)?;
-        }
-        let draft = match os::create_nameless(&self.path, options.permissions) {
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => self
-                .with_fresh_name(|path| os::create_hidden(path, options.permissions))
-                .map(|(file, path)| DraftFile::hidden(file, path)),
-            nameless => nameless.map(DraftFile::nameless),
-        };
-        let draft = draft.map_err(|error| self.out_of_room("make a draft", length, error))?;
-        let file = draft.file();
-        // Room first: some systems take it only behind what a file has already.
-        if options.pages.are_reserved() {
-            let reserved = super::reserve(file, length, options.pages);
-            reserved.map_err(|error| self.out_of_room("reserve room", length, error))?;
-        }
-        if !(options.pages.are_reserved() && os::RESERVING_SETS_LENGTH) {
-            file.set_len(length).map_err(|error| self.out_of_room("size a draft", length, error))?;
-        }
-        Ok(draft)
+        self.0.draft(length, options)
     }
 
     fn reserve(&self, file: &File) -> Result<()> {
-        self.fill_holes(file, None)
+        self.0.reserve(file)
     }
 
     fn reserve_draft(&self, draft: &DraftFile, pages: Pages) -> Result<()> {
-        self.fill_holes(draft.file(), Some(pages))
+        self.0.reserve_draft(draft, pages)
     }
 
     fn publish(&self, draft: &mut DraftFile, at: &Location, mode: Publish) -> Result<()> {
-        let path = self.path_of(at);
-        let explain = |error| self.explain_at("publish", at, error);
-        match (draft.path(), mode) {
-            (None, Publish::New) => os::link_nameless(draft.file(), &path).map_err(explain)?,
-            (None, Publish::Replace) => self.link_and_replace(draft, at)?,
-            (Some(hidden), Publish::New) => os::rename_new(hidden, &path).map_err(explain)?,
-            (Some(hidden), Publish::Replace) => self.replace(hidden, at)?,
-        }
-        draft.forget_path();
-        Ok(())
+        self.0.publish(draft, at, mode)
     }
 
     fn open(&self, at: &Location, access: Access) -> Result<File> {
-        self.open_with_facts(at, access).map(|(file, _)| file)
+        self.0.open(at, access)
     }
 
     fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()> {
-        self.rename_within(from, to, id, mode, NAME_WAIT)
+        self.0.rename(from, to, id, mode)
     }
 
     fn rename_within(&self, from: &Location, to: &Location, id: FileId, mode: Publish, limit: Duration) -> Result<()> {
-        let _held = match self.hold_name(from, limit)? {
-            // What has the name by then could be moved in its stead.
-            Some((_, facts, Alone::No)) if facts.id == id => {
-                return Err(Error::TimedOut { location: from.to_string(), waited: limit });
-            }
-            Some((file, facts, _)) if facts.id == id => file,
-            _ => return Err(Error::NotFound { location: from.to_string() }),
-        };
-        let (path, target) = (self.path_of(from), self.path_of(to));
-        let same = os::facts_at(&target).ok().filter(|facts| facts.id == id);
-        let explain = |at: &Location, error| self.explain_at("rename", at, error);
-        match (same, mode) {
-            // Both names lead to it already, and a rename would do nothing.
-            (Some(_), _) if from == to => Ok(()),
-            (Some(facts), _) if facts.links > 1 => os::unlink(&path).map_err(|error| explain(from, error)),
-            // One name in two spellings, where case does not tell them apart.
-            (Some(_), _) | (None, Publish::New) => os::rename_new(&path, &target).map_err(|error| explain(to, error)),
-            (None, Publish::Replace) => self.replace(&path, to),
-        }
+        self.0.rename_within(from, to, id, mode, limit)
+    }
+
+    fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
+        self.0.leads_to(at, id)
     }
 
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
-        self.unlink_within(at, id, NAME_WAIT)
+        self.0.unlink(at, id)
     }
 
     fn unlink_within(&self, at: &Location, id: Option<FileId>, limit: Duration) -> Result<bool> {
-        match self.hold_name(at, limit)? {
-            Some((_held, facts, alone)) if id.is_none_or(|id| id == facts.id) => match self.remove(at, facts.id, alone)
-            {
-                Ok(removed) => Ok(removed),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-                Err(error) => Err(self.explain_at("unlink", at, error)),
-            },
-            _ => Ok(false),
-        }
+        self.0.unlink_within(at, id, limit)
     }
 
-    fn list(&self) -> Result<Vec<Entry>> {
-        let explain = |error| self.explain("list the directory", error);
-        let mut entries = Vec::new();
-        for file in std::fs::read_dir(&self.path).map_err(explain)? {
-            let file = file.map_err(explain)?;
-            // Whatever disappears while we look was not there.
-            let Ok(facts) = os::facts_at(&file.path()) else { continue };
-            if facts.other.is_some() {
-                continue;
-            }
-            let name = file.file_name().to_string_lossy().into_owned();
-            let kind = match Location::of_companion(&name) {
-                Some((Companion::Partial, _)) => EntryKind::Partial,
-                Some((Companion::Ledger, _)) => EntryKind::Ledger,
-                None if name.starts_with(RESERVED_PREFIX) => EntryKind::Draft,
-                None => EntryKind::Array,
-            };
-            let Facts { id, length: len, allocated, owner, mode, modified, .. } = facts;
-            entries.push(Entry { name, len, allocated, id, owner, mode, modified, kind });
-        }
-        entries.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(entries)
+    fn list(&self) -> Result<Vec<DirectoryEntry>> {
+        self.0.list()
     }
 
     fn available(&self) -> Result<u64> {
-        Ok(self.room()?.bytes)
+        self.0.available()
     }
 
     fn lock_survives_close(&self) -> Result<bool> {
-        if let Some(survives) = self.survives.get() {
-            return Ok(survives == 1);
-        }
-        match self.test_lock_survival() {
-            Ok(survives) => Ok(self.survives.set(survives.into()) == 1),
-            // Who may only read here cannot make a file to try it with: better a descriptor too many than a lost lock.
-            Err(Error::PermissionDenied { .. } | Error::NoSpace { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.0.lock_survives_close()
     }
 }

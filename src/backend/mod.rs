@@ -1,9 +1,27 @@
-//! Floor 1: where segments live and how they get, keep and lose their names.
+//! Where arrays live, and how they get, keep and lose their names.
 //!
-//! A backend hands out files; it maps nothing and knows no elements. On Linux real shared memory *is* a directory
-//! (`/dev/shm`), so one [`Directory`] serves both it and its emulation, to the last error.
+//! [`default_backend`] says where arrays are made if nothing else is said: in `/dev/shm` on Linux, and as files elsewhere. A
+//! [`Directory`] chooses another place.
+//!
+//! ```
+//! use ndarray_shm::{CreateOptions, Directory, SharedArray};
+//!
+//! let emulated = Directory::emulated()?; // files with the same semantics, on every platform
+//! let array = CreateOptions::<SharedArray<f32, _>>::new().backend(emulated.clone()).create("backend-example", 100)?;
+//! assert_eq!(array.backend().name(), "emulated");
+//! emulated.unlink("backend-example")?;
+//! # Ok::<(), ndarray_shm::Error>(())
+//! ```
+//!
+//! Most programs need nothing of this room. [`set_emulate_shm`] and the environment variables `EMULATE_SHM` and
+//! `NDSHM_EMULATED_DIR` choose between the two usual places for a whole program. The `unsafe` trait [`Backend`] is for
+//! programs that bring a place of their own, or inject faults in tests.
+//!
+//! A backend hands out files; it maps nothing and knows no elements. On Linux real shared memory *is* a directory, so one
+//! implementation serves both it and its emulation, to the last error.
 
 mod directory;
+mod files;
 mod location;
 pub(crate) mod lock_space;
 mod name_lock;
@@ -19,7 +37,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 pub use self::directory::Directory;
-pub(crate) use self::directory::check_length;
+pub(crate) use self::files::check_length;
 pub(crate) use self::location::Companion;
 pub use self::location::{IntoLocation, Location, RESERVED_PREFIX};
 pub(crate) use self::name_lock::{Alone, lock_name};
@@ -30,11 +48,13 @@ pub(crate) use self::reserve::reserve;
 pub(crate) use self::selection::remembered;
 pub use self::selection::{default_backend, set_emulate_shm};
 use crate::error::{Error, Result};
-use crate::os::{self, FileId};
+use crate::os;
+pub use crate::os::FileId;
 
 /// A place for segments.
 ///
-/// Small and object safe: wrap one to inject faults, or point a [`Directory`] at huge-page tmpfs or scratch NVMe.
+/// Only for programs that implement one: all others choose a [`Directory`]. A `Directory` is a backend too, so that an
+/// implementation can wrap it, to inject faults for example, and `Directory::from(Arc::new(..))` makes a directory of an implementation.
 ///
 /// # Safety
 ///
@@ -52,7 +72,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     fn name(&self) -> &str;
 
     /// Returns the directory in which other programs find the segments as files.
-    fn directory(&self) -> &Path;
+    fn path(&self) -> &Path;
 
     /// Makes a file of `length` zero bytes that has no name and whose room is reserved.
     ///
@@ -121,7 +141,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     ///
     /// What looking at the name answers, unless nothing has it or this user may not look.
     fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
-        match os::facts_at(&self.directory().join(at.as_str())) {
+        match os::facts_at(&self.path().join(at.as_str())) {
             Ok(facts) => Ok(facts.id == id),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => Ok(false),
             Err(error) => Err(Error::os("look at", at, error)),
@@ -150,7 +170,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// What reading the directory answers.
-    fn list(&self) -> Result<Vec<Entry>>;
+    fn list(&self) -> Result<Vec<DirectoryEntry>>;
 
     /// Returns how many bytes a new segment could take now.
     ///
@@ -244,7 +264,7 @@ impl Drop for DraftFile {
 
 /// One file of a backend.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct DirectoryEntry {
     /// File name.
     pub name: String,
     /// Length in bytes.
@@ -277,10 +297,16 @@ pub enum EntryKind {
     Draft,
 }
 
-impl Entry {
+impl DirectoryEntry {
     /// Returns the public name it belongs to: its own, or the renderbuffer's. `None` for drafts, and for names that no
     /// location can have.
     pub fn location(&self) -> Option<Location> {
         Location::new(&self.name).ok().or_else(|| Some(Location::of_companion(&self.name)?.1))
     }
 }
+
+/// Whether processes can share anything on this platform, in real shared memory or in files.
+///
+/// Where it is `false`, this crate compiles, and making or attaching to an array fails with
+/// [`Unsupported`](Error::Unsupported). Where it is `true`, a directory or file system may still be unable to.
+pub const SUPPORTED: bool = os::SUPPORTED;

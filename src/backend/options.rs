@@ -21,9 +21,9 @@ impl Default for DraftOptions {
 /// `permissions` for the type at hand.
 macro_rules! common_settings {
     ($(#[doc = $permissions:expr])*) => {
-        /// Uses this backend instead of the [default](crate::default_backend).
-        pub fn backend(mut self, backend: std::sync::Arc<dyn crate::backend::Backend>) -> Self {
-            self.backend = Some(backend);
+        /// Uses this directory instead of the [default](crate::default_backend).
+        pub fn backend(mut self, directory: crate::backend::Directory) -> Self {
+            self.backend = Some(directory);
             self
         }
 

@@ -211,7 +211,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::backend::{Backend, Directory};
+    use crate::backend::{Directory};
 
     const SMALL: &str = "NDSHM_TEST_SMALL";
     const MIB: u64 = 1 << 20;
@@ -247,7 +247,7 @@ mod tests {
             return;
         };
         let directory = Directory::new("small", small);
-        let new = || os::create_nameless(directory.directory(), 0o600).expect("a file");
+        let new = || os::create_nameless(directory.path(), 0o600).expect("a file");
         let room = || directory.available().expect("an answer");
         let all = room();
         assert_eq!(all, 16 * MIB);

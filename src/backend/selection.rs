@@ -2,10 +2,9 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use super::{Backend, Directory};
+use super::Directory;
 use crate::error::{Error, Result};
 use crate::os::{self, MOMENT, PerProcess};
 
@@ -35,7 +34,7 @@ pub fn set_emulate_shm(emulate: Option<bool>) {
 /// - [`InvalidSetting`](Error::InvalidSetting): `EMULATE_SHM` is set to something else.
 /// - [`Unsupported`](Error::Unsupported): real shared memory was asked for where there is none.
 /// - [`PermissionDenied`](Error::PermissionDenied): the emulated directory is a link, another user's, or open to others.
-pub fn default_backend() -> Result<Arc<dyn Backend>> {
+pub fn default_backend() -> Result<Directory> {
     let emulate = match CHOICE.load(Ordering::Relaxed) {
         0 => emulate_from(std::env::var_os(EMULATE))?,
         choice => Some(choice == 2),
@@ -79,7 +78,7 @@ impl Directory {
     /// # Errors
     ///
     /// [`Unsupported`](Error::Unsupported) off Linux.
-    pub fn shm() -> Result<Arc<Self>> {
+    pub fn shm() -> Result<Self> {
         let Some(path) = os::SHARED_MEMORY else {
             return Err(Error::Unsupported {
                 location: "/dev/shm".to_owned(),
@@ -97,7 +96,7 @@ impl Directory {
     /// # Errors
     ///
     /// [`PermissionDenied`](Error::PermissionDenied): it is a link, another user's, or open to others.
-    pub fn emulated() -> Result<Arc<Self>> {
+    pub fn emulated() -> Result<Self> {
         let path = Self::emulated_path()?;
         os::private_directory(&path).map_err(|error| {
             let location = path.display().to_string();
@@ -142,17 +141,17 @@ impl Directory {
 }
 
 /// A directory by its name and path; one instance of each of those that were used last, so that its probe is made once.
-pub(crate) fn remembered(name: &str, path: &Path) -> Arc<Directory> {
-    static KNOWN: PerProcess<Vec<Arc<Directory>>> = PerProcess::new();
-    let make = || Arc::new(Directory::new(name, path));
+pub(crate) fn remembered(name: &str, path: &Path) -> Directory {
+    static KNOWN: PerProcess<Vec<Directory>> = PerProcess::new();
+    let make = || Directory::new(name, path);
     // An instance of its own is as good, and makes a probe of its own.
     let Some(mut slot) = KNOWN.lock(MOMENT) else { return make() };
     os::step("directories: locked");
     let known = slot.value.get_or_insert_default();
-    let is_meant = |directory: &Arc<Directory>| directory.name() == name && directory.directory() == path;
+    let is_meant = |directory: &Directory| directory.name() == name && directory.path() == path;
     let directory = known.iter().position(is_meant).map_or_else(make, |at| known.remove(at));
     known.truncate(DIRECTORIES - 1);
-    known.insert(0, Arc::clone(&directory));
+    known.insert(0, directory.clone());
     directory
 }
 
@@ -166,9 +165,9 @@ mod tests {
         let (first, second) = (of(0), of(1));
         for number in 2..=DIRECTORIES {
             of(number);
-            assert!(Arc::ptr_eq(&first, &of(0)));
+            assert!(first.is_same(&of(0)));
         }
-        assert!(!Arc::ptr_eq(&second, &of(1)), "it was forgotten");
+        assert!(!second.is_same(&of(1)), "it was forgotten");
     }
 
     #[test]

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use super::endpoint::listen;
 use super::places::Places;
-use crate::backend::{Backend, Directory};
+use crate::backend::Directory;
+use crate::counted::Reclaim;
 use crate::error::{Error, Result};
 use crate::manager_client::socket_path;
 use crate::manager_client::wire::{self, CANNOT, DONE, GREETING, REFUSAL, Request, Status, Talk, Use};
 use crate::os::daemon::{self, Process, Source};
 use crate::os::{self, Bell, Listener, Socket};
 use crate::segment::counts::LONGEST_GRACE;
-use crate::share::Reclaim;
 
 /// Clients that a manager serves at most; fewer where the process may have fewer descriptors.
 const MOST_CLIENTS: usize = 4096;
@@ -191,7 +191,7 @@ impl Manager {
 
     /// The directories that everybody uses: who died while there was no manager is found there.
     fn add_usual_places(&mut self) {
-        let shm = Directory::shm().map(|shm| (shm.name().to_owned(), shm.directory().to_owned()));
+        let shm = Directory::shm().map(|shm| (shm.name().to_owned(), shm.path().to_owned()));
         let emulated = Directory::emulated_path().map(|path| ("emulated".to_owned(), path));
         for (backend, path) in [shm, emulated].into_iter().flatten() {
             // What is another user's cannot be this user's orphan, except in /dev/shm.

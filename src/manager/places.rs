@@ -6,14 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, Directory};
+use crate::backend::Directory;
+use crate::counted::Reclaimed;
 use crate::error::{Error, Result};
 use crate::manager_client::wire::Use;
 use crate::os::FileId;
-use crate::share::Reclaimed;
 
 /// Directories that one manager knows at most.
 const MOST: usize = 256;
@@ -50,7 +49,7 @@ pub(super) struct Places {
 
 struct Place {
     used: Use,
-    backend: Arc<dyn Backend>,
+    backend: Directory,
     /// When to look; `None`: not before somebody dies.
     due: Option<Instant>,
     /// How many of the pauses have passed since somebody died; all of them if that is long ago.
@@ -96,7 +95,7 @@ impl Places {
         }
         let number = self.next;
         self.next += 1;
-        let backend: Arc<dyn Backend> = Arc::new(Directory::new(&*used.backend, &*used.path));
+        let backend = Directory::new(&*used.backend, &*used.path);
         let took = Duration::ZERO;
         // Who died before, while no manager knew of it, is found now.
         let (due, looks) = (Some(Instant::now()), PAUSES.len());
@@ -176,7 +175,7 @@ impl Places {
     }
 
     /// Looks through every directory that is due. One that cannot be read is forgotten unless it is used.
-    pub(super) fn sweep(&mut self, now: Instant, look: impl Fn(&Arc<dyn Backend>) -> Result<Reclaimed>) {
+    pub(super) fn sweep(&mut self, now: Instant, look: impl Fn(&Directory) -> Result<Reclaimed>) {
         let due: Vec<Number> =
             self.known.iter().filter(|(_, place)| place.next().is_some_and(|at| at <= now)).map(|(n, _)| *n).collect();
         for number in due {
@@ -248,7 +247,7 @@ impl Place {
 mod tests {
     use super::*;
     use crate::backend::EntryKind;
-    use crate::share::Removed;
+    use crate::counted::Removed;
 
     fn used(number: u64) -> Use {
         let path = std::env::temp_dir().join(number.to_string());

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::address;
 use super::program::{self, Program};
 use super::wire::{self, CANNOT, GREETING, REFUSAL, Talk, Use};
-use crate::backend::Backend;
+use crate::backend::Directory;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result, with_causes};
 use crate::os::{FileId, PerProcess};
@@ -66,14 +66,14 @@ struct Known {
 ///
 /// Counted arrays do this by themselves. It never fails and never waits: what it cannot do at once is left to a thread that
 /// ends within seconds.
-pub fn announce(backend: &dyn Backend) {
+pub fn announce(backend: &Directory) {
     let choice = program::choice();
     if choice == Program::Off {
         return;
     }
     let Some(mut slot) = STATE.lock(PATIENCE) else { return };
     let state = slot.value.get_or_insert_default();
-    state.learn(backend.directory(), backend.name());
+    state.learn(backend.path(), backend.name());
     let now = Instant::now();
     if state.look_at.is_none_or(|at| now >= at) {
         state.look_at = Some(now + LOOK);
@@ -98,7 +98,7 @@ pub(crate) fn remind(home: &Home, after: Duration) {
         return;
     }
     if let Some(mut slot) = STATE.lock(REMINDER) {
-        slot.value.get_or_insert_default().remind(home.backend.directory(), home.backend.name(), after);
+        slot.value.get_or_insert_default().remind(home.backend.path(), home.backend.name(), after);
     }
 }
 

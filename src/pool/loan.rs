@@ -7,7 +7,7 @@ use ndarray::{ArrayViewMut, Dimension};
 
 use super::{DROP_WAIT, FOREIGN, Pool};
 use crate::array::{Draft, Element, NAMELESS, SharedArray};
-use crate::backend::IntoLocation;
+use crate::backend::{Backend, IntoLocation};
 use crate::error::{Error, IntoError};
 
 /// Something lent, which goes back when it is dropped, unless it was taken out before.

@@ -16,7 +16,7 @@ pub use self::loan::{PooledArray, PooledDraft};
 use self::shelf::{Limits, Shelf};
 use crate::array::layout::Layout;
 use crate::array::{Draft, Element, NAMELESS, SharedArray};
-use crate::backend::{Backend, DraftOptions, common_settings, default_backend};
+use crate::backend::{Directory, DraftOptions, common_settings, default_backend};
 use crate::error::{Error, IntoError, Result};
 use crate::os;
 use crate::segment::{DraftSegment, can_recycle, recycle};
@@ -30,7 +30,7 @@ const DROP_WAIT: Duration = Duration::from_millis(100);
 /// ```
 /// use std::time::Duration;
 ///
-/// use ndarray_shm::PoolOptions;
+/// use ndarray_shm::pool::PoolOptions;
 ///
 /// let pool = PoolOptions::new().capacity(4 << 30).max_age(Duration::from_secs(10)).create()?;
 /// assert_eq!(pool.stats().idle.bytes, 0);
@@ -39,7 +39,7 @@ const DROP_WAIT: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until `create` is called"]
 pub struct PoolOptions {
-    backend: Option<Arc<dyn Backend>>,
+    backend: Option<Directory>,
     draft: DraftOptions,
     limits: Limits,
 }
@@ -135,7 +135,7 @@ pub struct PoolStats {
 ///
 /// A clone is the same pool. It has no thread: each call does what is due, such as dropping what is too old. What it keeps costs
 /// one descriptor each, and goes with its last clone. A process that is killed leaves hidden files at most, which
-/// [`reclaim`](crate::reclaim()) removes.
+/// [`reclaim`](crate::counted::reclaim()) removes.
 ///
 /// # Limits
 ///
@@ -167,7 +167,7 @@ pub struct Pool {
 
 #[derive(Debug)]
 struct Shared {
-    backend: Arc<dyn Backend>,
+    backend: Directory,
     draft: DraftOptions,
     limits: Limits,
     /// Of the process that made it. A forked child has the same memory and the same descriptions: both would be alone.
@@ -201,7 +201,7 @@ impl Pool {
     }
 
     /// Returns where its arrays live.
-    pub fn backend(&self) -> &Arc<dyn Backend> {
+    pub fn backend(&self) -> &Directory {
         &self.shared.backend
     }
 
@@ -299,7 +299,7 @@ impl Pool {
             }
             self.count_dropped();
         }
-        let backend = || Arc::clone(&self.shared.backend);
+        let backend = || self.shared.backend.clone();
         let mut memory = self.making_room(|| DraftSegment::new(backend(), bytes, options))?;
         let is_mine = self.with_shelf(|shelf| shelf.stats.misses += 1).is_some();
         memory.set_recyclable(is_mine && can_recycle());
@@ -351,8 +351,8 @@ impl Pool {
         &self,
         array: SharedArray<T, D>,
     ) -> Result<SharedArray<T, D>, IntoError<SharedArray<T, D>>> {
-        let found = array.backend().directory();
-        let error = if found != self.shared.backend.directory() {
+        let found = array.backend().path();
+        let error = if found != self.shared.backend.path() {
             let value = found.display().to_string();
             Error::InvalidSetting { setting: "the array's directory", value, expected: "that of the pool" }
         } else if self.is_mine() {

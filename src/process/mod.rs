@@ -36,7 +36,7 @@
 //! use std::error::Error;
 //!
 //! use ndarray_shm::process::{self, Context};
-//! use ndarray_shm::{SharedArray, unlink};
+//! use ndarray_shm::{unlink, SharedArray};
 //!
 //! /// What each child does: writes its index into its own row.
 //! fn paint(context: &Context) -> Result<(), Box<dyn Error>> {

@@ -14,7 +14,7 @@ use super::sharing::SharedWith;
 use crate::array::layout::Layout;
 use crate::array::{Element, Order, SharedArray, view};
 use crate::backend::lock_space::cell;
-use crate::backend::{IntoLocation, Location, Publish};
+use crate::backend::{Backend, IntoLocation, Location, Publish};
 use crate::backoff::Backoff;
 use crate::error::{Error, IntoError, Result};
 use crate::os::{self, LockKind};
@@ -31,7 +31,7 @@ use crate::segment::locks::{Hold, Wait};
 /// ```
 /// use std::time::Duration;
 ///
-/// use ndarray_shm::{NextClaim, RenderBuffer, unlink};
+/// use ndarray_shm::{unlink, NextClaim, RenderBuffer};
 ///
 /// // Any number of threads and processes may run this; each paints what the others have not.
 /// let buffer = RenderBuffer::<f32, _>::create("render-example", (64, 64), (16, 16), "all ones")?;
@@ -296,7 +296,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// [`PermissionDenied`](Error::PermissionDenied).
     pub fn discard(self) -> Result<()> {
-        let payload = || self.home.backend.unlink(&self.pair.partial.location, Some(self.pair.payload.id()));
+        let payload = || self.pair.partial.unlink(self.pair.payload.id());
         self.pair.ledger.unlink().and_then(|_| payload()).map(drop).map_err(|error| error.about(&self.home.location))
     }
 

@@ -21,7 +21,6 @@
 //! All numbers are little-endian. Every byte is input: it is copied out once and checked before anything is believed.
 
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use ndarray::IxDyn;
@@ -30,11 +29,11 @@ use super::grid::ChunkGrid;
 use crate::array::{DType, Order};
 use crate::backend::lock_space::BEGINNING;
 use crate::backend::{Access, Companion, DraftOptions, Location};
+use crate::counted::fields::{self, Fields, MOST_AXES, check_axes};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind};
 use crate::segment::footer::{FOOTER, Footer, Kind};
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, is_leased, pin, read_footer};
-use crate::share::fields::{self, Fields, MOST_AXES, check_axes};
 
 /// Longest fingerprint, in bytes.
 const LONGEST_FINGERPRINT: usize = 4096;
@@ -181,7 +180,7 @@ impl LedgerFile {
     /// Opens the ledger of a buffer and checks it, its owner first; `None` if there is none.
     pub(crate) fn open(buffer: &Home, admit: impl FnOnce(&Facts) -> Result<()>) -> Result<Option<Self>> {
         let home = buffer.companion(Companion::Ledger)?;
-        let Some((file, facts)) = pin(&*home.backend, &home.location, Access::ReadWrite)? else { return Ok(None) };
+        let Some((file, facts)) = pin(&home.backend, &home.location, Access::ReadWrite)? else { return Ok(None) };
         admit(&facts)?;
         let invalid = |reason| Error::Trailer { location: buffer.location.to_string(), reason };
         let raw = read_footer(&file, facts.length, &home.location)?;
@@ -232,7 +231,7 @@ impl LedgerFile {
 
     /// Removes the ledger's name, if it is still this one's.
     pub(crate) fn unlink(&self) -> Result<bool> {
-        self.home.backend.unlink(&self.home.location, Some(self.id))
+        self.home.unlink(self.id)
     }
 
     /// Leases and maps it. `None`: it was unlinked meanwhile.
@@ -274,7 +273,7 @@ impl LedgerSegment {
     pub(crate) fn draft(home: &Home, record: &Record, options: DraftOptions) -> Result<DraftSegment> {
         let states = state_bytes(record.chunks).ok_or_else(|| record.work.too_large(&home.location))?;
         let trailer = record.to_trailer(states, crate::random::number());
-        let draft = DraftSegment::new(Arc::clone(&home.backend), states + trailer.len() as u64, options)?;
+        let draft = DraftSegment::new(home.backend.clone(), states + trailer.len() as u64, options)?;
         write_trailer(draft.segment(), &trailer);
         Ok(draft)
     }
@@ -290,7 +289,7 @@ impl LedgerSegment {
 
     /// Removes the ledger's name, if it is still this one's.
     pub(crate) fn unlink(&self) -> Result<bool> {
-        self.home.backend.unlink(&self.home.location, Some(self.segment.id()))
+        self.home.unlink(self.segment.id())
     }
 
     /// Whether a chunk is finished; if so, what its painter wrote is visible.

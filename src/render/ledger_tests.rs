@@ -31,7 +31,7 @@ fn a_trailer_cut_short_anywhere_is_an_error() {
 /// Writes 64 states and a trailer as the ledger of a buffer, opens it, and returns how many chunks it has.
 fn open(trailer: &[u8]) -> Result<Option<usize>> {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let backend: Arc<dyn crate::backend::Backend> = Arc::new(crate::backend::Directory::new("test", directory.path()));
+    let backend = crate::backend::Directory::new("test", directory.path());
     let home = Home { backend, location: Location::new("buffer").expect("a name") };
     let ledger = home.location.companion(Companion::Ledger).expect("a name");
     std::fs::write(directory.path().join(ledger.as_str()), [&[0; 64], trailer].concat()).expect("a file");

@@ -10,8 +10,6 @@ mod options;
 mod pair;
 mod sharing;
 
-use std::sync::Arc;
-
 pub use self::buffer::RenderBuffer;
 pub use self::claim::{ChunkClaim, ChunkGuard, Claim, NextClaim, RenderProgress};
 pub use self::grid::ChunkGrid;
@@ -19,7 +17,7 @@ pub use self::ledger::Ledger;
 use self::ledger::LedgerFile;
 pub use self::options::RenderOptions;
 pub use self::sharing::SharedWith;
-use crate::backend::{Backend, Companion, Location};
+use crate::backend::{Companion, Directory, Location};
 use crate::error::{Error, Result};
 use crate::segment::{Home, is_attached};
 
@@ -31,8 +29,8 @@ use crate::segment::{Home, is_attached};
 ///
 /// [`NotFound`](crate::Error::NotFound): nobody began it, or it is finished. [`Trailer`](crate::Error::Trailer): it is
 /// damaged.
-pub fn ledger(backend: &Arc<dyn Backend>, location: &Location) -> Result<Ledger> {
-    let home = Home { backend: Arc::clone(backend), location: location.clone() };
+pub fn ledger(backend: &Directory, location: &Location) -> Result<Ledger> {
+    let home = Home { backend: backend.clone(), location: location.clone() };
     let not_found = || Err(Error::NotFound { location: location.to_string() });
     let found = LedgerFile::open(&home, |_| Ok(()));
     found.and_then(|found| found.map_or_else(not_found, |ledger| ledger.look())).map_err(|error| error.about(location))
@@ -43,7 +41,7 @@ pub fn ledger(backend: &Arc<dyn Backend>, location: &Location) -> Result<Ledger>
 /// # Errors
 ///
 /// [`NotFound`](crate::Error::NotFound): nobody began it, or it is finished.
-pub fn attached(backend: &dyn Backend, location: &Location) -> Result<bool> {
+pub fn attached(backend: &Directory, location: &Location) -> Result<bool> {
     is_attached(backend, &location.companion(Companion::Partial)?).map_err(|error| error.about(location))
 }
 
@@ -54,6 +52,6 @@ pub fn attached(backend: &dyn Backend, location: &Location) -> Result<bool> {
 /// # Errors
 ///
 /// [`PermissionDenied`](crate::Error::PermissionDenied).
-pub fn discard(backend: &dyn Backend, location: &Location) -> Result<bool> {
+pub fn discard(backend: &Directory, location: &Location) -> Result<bool> {
     pair::discard(backend, location).map_err(|error| error.about(location))
 }

@@ -1,6 +1,5 @@
 //! How a renderbuffer is begun and joined: what the caller may choose, and what is chosen otherwise.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use ndarray::{Dimension, IntoDimension, IxDyn, ShapeBuilder};
@@ -12,7 +11,7 @@ use super::pair::{Making, Pair};
 use super::sharing::SharedWith;
 use crate::array::layout::Layout;
 use crate::array::{Element, Order};
-use crate::backend::{Backend, DraftOptions, IntoLocation, Pages, common_settings};
+use crate::backend::{Directory, DraftOptions, IntoLocation, Pages, common_settings};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::segment::Home;
@@ -23,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Options for beginning and joining renderbuffers.
 ///
 /// ```
-/// use ndarray_shm::RenderOptions;
+/// use ndarray_shm::render::RenderOptions;
 ///
 /// let buffer = RenderOptions::new()
 ///     .chunk_offset(&[2, 0])
@@ -35,7 +34,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until `create` or `open` is called"]
 pub struct RenderOptions {
-    backend: Option<Arc<dyn Backend>>,
+    backend: Option<Directory>,
     pub(super) replace: bool,
     draft: DraftOptions,
     chunk_offset: Option<Vec<usize>>,
@@ -78,7 +77,7 @@ impl RenderOptions {
     /// when the array is [put](Pool::put) into the pool, or was [adopted](Pool::adopt) by it and is dropped; otherwise the array is
     /// like any other.
     pub fn pool(mut self, pool: &Pool) -> Self {
-        self.backend = Some(Arc::clone(pool.backend()));
+        self.backend = Some(pool.backend().clone());
         self.draft.permissions = pool.permissions();
         self.pool = Some(pool.clone());
         self
@@ -200,8 +199,8 @@ fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()>
             expected: "no group: a pool keeps its memory for this user",
         });
     }
-    let (setting, value) = if pool.backend().directory() != home.backend.directory() {
-        ("the pool's directory", pool.backend().directory().display().to_string())
+    let (setting, value) = if pool.backend().path() != home.backend.path() {
+        ("the pool's directory", pool.backend().path().display().to_string())
     } else if pool.permissions() != permissions {
         ("the permissions of the pool", format!("{:o}", pool.permissions()))
     } else {

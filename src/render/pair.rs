@@ -9,13 +9,12 @@
 //! ledger's NAME locked, when its ledger cannot lose its name, and no other buffer can begin.
 
 use std::fs::File;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::SharedWith;
 use super::ledger::{LedgerFile, LedgerSegment, Record, Work};
 use crate::backend::lock_space::{BEGINNING, LEASE, NAME};
-use crate::backend::{Access, Alone, Backend, Companion, DraftOptions, Location, Pages, Publish, lock_name};
+use crate::backend::{Access, Alone, Backend, Companion, Directory, DraftOptions, Location, Pages, Publish, lock_name};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
@@ -110,12 +109,12 @@ impl Pair {
         let partial = home.companion(Companion::Partial)?;
         let ledger_home = home.companion(Companion::Ledger)?;
         // It may have the room that is needed.
-        remove_without_ledger(&**backend, &home.location)?;
+        remove_without_ledger(backend, &home.location)?;
         // Room is taken only by the one that wins the name, or a crowd of beginners would fill the memory.
         let unreserved = DraftOptions { pages: Pages::Sparse, ..draft };
         let (payload, is_recycled) = match pool {
             Some(pool) => pool.lend(bytes, unreserved)?,
-            None => (DraftSegment::new(Arc::clone(backend), bytes, unreserved)?, false),
+            None => (DraftSegment::new(backend.clone(), bytes, unreserved)?, false),
         };
         let (payload_id, boot, chunks) = (payload.segment().id(), os::boot_id(), work.chunks()?);
         let record = Record { work: work.clone(), payload: payload_id, boot, chunks };
@@ -176,7 +175,7 @@ impl Pair {
             return stale(&ledger);
         }
         let partial = home.companion(Companion::Partial)?;
-        let payload = match pin(&*home.backend, &partial.location, Access::ReadWrite)? {
+        let payload = match pin(&home.backend, &partial.location, Access::ReadWrite)? {
             Some((file, facts)) if facts.id == record.payload => {
                 admit(&facts)?;
                 file
@@ -255,7 +254,7 @@ fn publish(mut payload: DraftSegment, partial: &Home, how: &Making<'_>) -> Resul
         match payload.publish(&partial.location, Publish::New, false) {
             Ok(payload) => return Ok(payload),
             Err((Error::AlreadyExists { .. }, draft)) => {
-                remove(&*partial.backend, &partial.location)?;
+                remove(&partial.backend, &partial.location)?;
                 wait(&mut backoff, partial, how)?;
                 payload = draft;
             }
@@ -265,22 +264,22 @@ fn publish(mut payload: DraftSegment, partial: &Home, how: &Making<'_>) -> Resul
 }
 
 /// Removes payload and ledger of a buffer, damaged or not; `false` if there was neither.
-pub(super) fn discard(backend: &dyn Backend, location: &Location) -> Result<bool> {
+pub(super) fn discard(backend: &Directory, location: &Location) -> Result<bool> {
     let ledger = remove(backend, &location.companion(Companion::Ledger)?)?;
     os::step("render: ledger removed");
     Ok(remove_without_ledger(backend, location)? || ledger)
 }
 
 /// Removes a payload that has no ledger. `Ok(false)`: there is none, or it has one.
-fn remove_without_ledger(backend: &dyn Backend, location: &Location) -> Result<bool> {
+fn remove_without_ledger(backend: &Directory, location: &Location) -> Result<bool> {
     let partial = location.companion(Companion::Partial)?;
     let Some((_leased, id)) = pin_leased(backend, &partial)? else { return Ok(false) };
     // A payload gets its name after its ledger: what has a name and no ledger now has lost it for ever.
-    Ok(!has_name(backend, &location.companion(Companion::Ledger)?)? && backend.unlink(&partial, Some(id))?)
+    Ok(!has_name(backend, &location.companion(Companion::Ledger)?)? && Backend::unlink(backend, &partial, Some(id))?)
 }
 
 /// Opens and leases what has the name now. While it is leased, no pool uses its memory for another buffer.
-fn pin_leased(backend: &dyn Backend, at: &Location) -> Result<Option<(File, FileId)>> {
+fn pin_leased(backend: &Directory, at: &Location) -> Result<Option<(File, FileId)>> {
     let mut backoff = Backoff::new(PIN_WAIT);
     loop {
         let Some((file, facts)) = pin(backend, at, Access::Read)? else { return Ok(None) };
@@ -303,9 +302,9 @@ fn refuse_irreplaceable(home: &Home) -> Result<()> {
 }
 
 /// Removes the file that has a name now, and no other.
-fn remove(backend: &dyn Backend, at: &Location) -> Result<bool> {
+fn remove(backend: &Directory, at: &Location) -> Result<bool> {
     match pin(backend, at, Access::Read)? {
-        Some((_pinned, facts)) => backend.unlink(at, Some(facts.id)),
+        Some((_pinned, facts)) => Backend::unlink(backend, at, Some(facts.id)),
         None => Ok(false),
     }
 }

@@ -119,7 +119,7 @@ impl SharedWith {
 
 /// Whether the group of a file says that a member made it: in a directory that hands its own group on, anyone may have.
 fn is_proof(group: u32, home: &Home) -> Result<bool> {
-    let directory = home.backend.directory().join("."); // behind a link too
+    let directory = home.backend.path().join("."); // behind a link too
     let facts = os::facts_at(&directory).map_err(|error| Error::os("look at", directory.display(), error))?;
     Ok(group != facts.group || facts.mode & 0o002 == 0)
 }

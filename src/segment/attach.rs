@@ -20,7 +20,7 @@ use super::locks::Wait;
 use super::mapping::{fill_holes, map};
 use super::{Farewell, Home, Kept, Segment, is_named, look, unlinked};
 use crate::backend::lock_space::{COUNTED, LEASE};
-use crate::backend::{Access, Location};
+use crate::backend::{Access, Backend, Location};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, LockKind, LockRange};
@@ -127,7 +127,7 @@ pub(super) fn attach<S: Subject>(
     let survives = if named {
         backend.lock_survives_close()?
     } else {
-        os::is_in_file_system_of(&file, backend.directory()) && backend.lock_survives_close().unwrap_or(false)
+        os::is_in_file_system_of(&file, backend.path()) && backend.lock_survives_close().unwrap_or(false)
     };
     let map = map(&file, 0, mapped, how.access, location.as_str())?;
     let mut segment = Segment::new(map, payload, &facts, how.access, location.as_str())?;

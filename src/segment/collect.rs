@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::trailer::Trailer;
 use super::{Home, is_leased, look};
-use crate::backend::Access;
 use crate::backend::lock_space::COUNTED;
+use crate::backend::{Access, Backend};
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
 

@@ -17,7 +17,7 @@ use super::mapping::{map, too_large};
 use super::trailer::{self, PAGE, RECORD, Trailer};
 use super::{Farewell, Found, Home, Segment, collect, unlinked};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
-use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Publish};
+use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Publish};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
@@ -94,12 +94,8 @@ pub(crate) enum Entry {
 
 impl DraftSegment {
     /// Makes a draft that has room for the trailer already.
-    pub(crate) fn new_counted(
-        backend: std::sync::Arc<dyn Backend>,
-        payload: u64,
-        options: DraftOptions,
-    ) -> Result<Self> {
-        let name = || backend.directory().display().to_string();
+    pub(crate) fn new_counted(backend: Directory, payload: u64, options: DraftOptions) -> Result<Self> {
+        let name = || backend.path().display().to_string();
         let room = trailer::file_length(payload).ok_or_else(|| too_large(&name()))?;
         Self::with_room(backend, payload, room, options)
     }

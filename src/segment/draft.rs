@@ -1,11 +1,9 @@
 //! A mapped file without a name: only this process can reach it, until it is published or shared.
 
-use std::sync::Arc;
-
 use super::attach::lease_own;
 use super::mapping::map;
 use super::{Home, Kept, Segment};
-use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Pages, Publish, check_length};
+use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Pages, Publish, check_length};
 use crate::error::{Error, Result};
 use crate::os::{self, LockRange};
 
@@ -14,7 +12,7 @@ use crate::os::{self, LockRange};
 pub(crate) struct DraftSegment {
     pub(super) segment: Segment,
     pub(super) file: DraftFile,
-    pub(super) backend: Arc<dyn Backend>,
+    pub(super) backend: Directory,
     options: DraftOptions,
     /// It was published before: its locks keep everybody away who might still know the file.
     pub(super) alone: bool,
@@ -24,20 +22,20 @@ pub(crate) struct DraftSegment {
 
 impl DraftSegment {
     /// Makes a file of exactly `length` bytes.
-    pub(crate) fn new(backend: Arc<dyn Backend>, length: u64, options: DraftOptions) -> Result<Self> {
+    pub(crate) fn new(backend: Directory, length: u64, options: DraftOptions) -> Result<Self> {
         Self::with_room(backend, length, length, options)
     }
 
     /// Makes a file of `room` bytes, of which the first `length` are the segment's.
-    pub(super) fn with_room(backend: Arc<dyn Backend>, length: u64, room: u64, options: DraftOptions) -> Result<Self> {
+    pub(super) fn with_room(backend: Directory, length: u64, room: u64, options: DraftOptions) -> Result<Self> {
         let file = backend.draft(room, options)?;
-        let name = backend.directory().display().to_string();
+        let name = backend.path().display().to_string();
         let segment = Segment::of_draft(file.file(), length, &name)?;
         Ok(Self { segment, file, backend, options, alone: false, recyclable: false })
     }
 
     /// Makes a draft of memory that was published before; nobody may have it, but somebody may still be attached.
-    pub(super) fn of_used(segment: Segment, file: DraftFile, backend: Arc<dyn Backend>, options: DraftOptions) -> Self {
+    pub(super) fn of_used(segment: Segment, file: DraftFile, backend: Directory, options: DraftOptions) -> Self {
         Self { segment, file, backend, options, alone: false, recyclable: true }
     }
 
@@ -54,7 +52,7 @@ impl DraftSegment {
         &self.segment
     }
 
-    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
+    pub(crate) fn backend(&self) -> &Directory {
         &self.backend
     }
 
@@ -69,8 +67,8 @@ impl DraftSegment {
             // Memory that was used before may be longer, and the trailer is looked for at the end of the file.
             return self.shrink(room);
         }
-        let name = self.backend.directory().display().to_string();
-        check_length(self.backend.directory(), room)?;
+        let name = self.backend.path().display().to_string();
+        check_length(self.backend.path(), room)?;
         self.file.file().set_len(room).map_err(|error| Error::os("make room for a trailer", &name, error))?;
         // A page or two are missing: none of them is worth a huge one.
         let reserved = if self.options.pages.are_reserved() { self.reserve(Pages::Base) } else { Ok(()) };
@@ -86,7 +84,7 @@ impl DraftSegment {
     /// Takes room behind this length away again.
     fn shrink(&mut self, length: u64) -> Result<()> {
         let file = self.file.file();
-        let name = self.backend.directory().display().to_string();
+        let name = self.backend.path().display().to_string();
         let failed = |error| Error::os("take room back", &name, error);
         if os::facts(file).map_err(failed)?.length == length {
             return Ok(());

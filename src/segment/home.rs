@@ -1,26 +1,25 @@
 //! Where a segment has its name, and what that name leads to now.
 
 use std::fs::File;
-use std::sync::Arc;
 
 use super::{Found, collect};
-use crate::backend::{Access, Backend, Companion, IntoLocation, Location, default_backend};
+use crate::backend::{Access, Backend, Companion, Directory, IntoLocation, Location, default_backend};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId};
 
 /// Where a segment has its name.
 #[derive(Debug, Clone)]
 pub(crate) struct Home {
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) backend: Directory,
     pub(crate) location: Location,
 }
 
 impl Home {
     /// A name in the given backend, or in the default one.
-    pub(crate) fn new(backend: Option<&Arc<dyn Backend>>, location: impl IntoLocation) -> Result<Self> {
+    pub(crate) fn new(backend: Option<&Directory>, location: impl IntoLocation) -> Result<Self> {
         let location = location.into_location()?;
         let backend = match backend {
-            Some(backend) => Arc::clone(backend),
+            Some(backend) => backend.clone(),
             None => default_backend()?,
         };
         Ok(Self { backend, location })
@@ -28,7 +27,7 @@ impl Home {
 
     /// Where the bookkeeping that belongs to it has its name.
     pub(crate) fn companion(&self, kind: Companion) -> Result<Self> {
-        Ok(Self { backend: Arc::clone(&self.backend), location: self.location.companion(kind)? })
+        Ok(Self { backend: self.backend.clone(), location: self.location.companion(kind)? })
     }
 
     /// Refuses a name that is taken.
@@ -53,6 +52,11 @@ impl Home {
         refused
     }
 
+    /// Removes the name, if it leads to this file.
+    pub(crate) fn unlink(&self, id: FileId) -> Result<bool> {
+        Backend::unlink(&self.backend, &self.location, Some(id))
+    }
+
     /// Whether the name leads to this file.
     pub(crate) fn leads_to(&self, id: FileId) -> Result<bool> {
         self.backend.leads_to(&self.location, id)
@@ -60,7 +64,7 @@ impl Home {
 }
 
 /// Opens what has a name: as long as the descriptor lives, its identity is not reused. `None`: nothing has it.
-pub(crate) fn pin(backend: &dyn Backend, at: &Location, access: Access) -> Result<Option<(File, Facts)>> {
+pub(crate) fn pin(backend: &Directory, at: &Location, access: Access) -> Result<Option<(File, Facts)>> {
     let file = match backend.open(at, access) {
         Err(Error::NotFound { .. }) => return Ok(None),
         other => other?,
@@ -70,7 +74,7 @@ pub(crate) fn pin(backend: &dyn Backend, at: &Location, access: Access) -> Resul
 }
 
 /// Whether anything has a name.
-pub(crate) fn has_name(backend: &dyn Backend, at: &Location) -> Result<bool> {
+pub(crate) fn has_name(backend: &Directory, at: &Location) -> Result<bool> {
     match backend.open(at, Access::Read) {
         Err(Error::NotFound { .. }) => Ok(false),
         Err(error @ Error::TooManyOpenFiles { .. }) => Err(error),

@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use super::{Home, unlinked};
-use crate::backend::Access;
+use crate::backend::{Access, Backend};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, Mapping};
 
@@ -24,7 +24,7 @@ pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access
         Err(Error::PermissionDenied { .. }) => Err(Error::Unsupported {
             location: location.to_string(),
             what: "it has holes, reading them takes memory, and this user may not fill them beforehand; open it with \
-                   attach_options().leave_holes(true)"
+                   AttachOptions::leave_holes"
                 .into(),
         }),
         // Replaced or removed meanwhile: what is attached is the caller's file, whoever has the name.

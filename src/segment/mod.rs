@@ -18,7 +18,6 @@ pub(crate) mod trailer;
 
 use std::fmt;
 use std::fs::File;
-use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use self::attach::Attach;
@@ -36,7 +35,7 @@ use self::mapping::{map, map_length};
 pub(crate) use self::plain::Expect;
 pub(crate) use self::recycle::{is_possible as can_recycle, recycle};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
-use crate::backend::{Access, Backend, Location, PageUse};
+use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
@@ -70,18 +69,18 @@ pub(crate) struct Segment {
 #[derive(Debug)]
 struct Kept {
     file: File,
-    backend: Arc<dyn Backend>,
+    backend: Directory,
 }
 
 impl Kept {
-    fn new(file: File, backend: &Arc<dyn Backend>) -> Self {
-        Self { file, backend: Arc::clone(backend) }
+    fn new(file: File, backend: &Directory) -> Self {
+        Self { file, backend: backend.clone() }
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        os::sweep(&self.file, self.backend.directory());
+        os::sweep(&self.file, self.backend.path());
     }
 }
 
@@ -252,7 +251,20 @@ impl Segment {
 }
 
 /// Whether any process is attached to what has the name; asks the kernel and disturbs nobody.
-pub(crate) fn is_attached(backend: &dyn Backend, at: &Location) -> Result<bool> {
+impl Directory {
+    /// Whether any process is attached to the array of this name.
+    ///
+    /// The kernel answers: processes that were killed do not count, and the question disturbs no process.
+    ///
+    /// # Errors
+    ///
+    /// [`NotFound`](Error::NotFound), and those of the location.
+    pub fn attached(&self, location: impl IntoLocation) -> Result<bool> {
+        is_attached(self, &location.into_location()?)
+    }
+}
+
+pub(crate) fn is_attached(backend: &Directory, at: &Location) -> Result<bool> {
     is_leased(&backend.open(at, Access::Read)?, at)
 }
 

@@ -9,14 +9,13 @@
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::attach::lease_own;
 use super::mapping::{map, map_length};
 use super::{DraftSegment, Home, Segment, look};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
-use crate::backend::{Access, Backend, DraftFile, DraftOptions, Location, Publish};
+use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Publish};
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
 use crate::random;
@@ -67,7 +66,7 @@ pub(crate) fn recycle(
 
 impl Segment {
     /// Closes the descriptor that is kept for recycling, where nothing else depends on it.
-    pub(crate) fn forget_recycling(&mut self, backend: &dyn Backend) {
+    pub(crate) fn forget_recycling(&mut self, backend: &Directory) {
         if !self.guards_by_descriptor && backend.lock_survives_close().unwrap_or(false) {
             self.descriptor = None;
         }
@@ -133,7 +132,7 @@ impl Own {
         }
         segment.descriptor = None; // the draft has one
         segment.guards_by_descriptor = false;
-        Some(DraftSegment::of_used(segment, file, Arc::clone(&home.backend), options))
+        Some(DraftSegment::of_used(segment, file, home.backend.clone(), options))
     }
 }
 
@@ -173,7 +172,7 @@ impl DraftSegment {
     /// Lets others attach to what has a public name by now. On failure it is hidden again.
     pub(super) fn admit(&mut self, at: &Location) -> Result<()> {
         self.open_to_others(at.as_str()).inspect_err(|_| {
-            let home = Home { backend: Arc::clone(&self.backend), location: at.clone() };
+            let home = Home { backend: self.backend.clone(), location: at.clone() };
             if let Ok(path) = hide(self.segment().id, &home, Duration::ZERO) {
                 self.file.set_path(path);
             }
@@ -198,7 +197,7 @@ fn hide(id: FileId, home: &Home, limit: Duration) -> Result<PathBuf> {
     for _ in 0..TRIES {
         let hidden = Location::hidden(random::number());
         match home.backend.rename_within(&home.location, &hidden, id, Publish::New, limit) {
-            Ok(()) => return Ok(home.backend.directory().join(hidden.as_str())),
+            Ok(()) => return Ok(home.backend.path().join(hidden.as_str())),
             Err(Error::AlreadyExists { .. }) => {}
             Err(error) => return Err(error),
         }

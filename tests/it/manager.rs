@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray_shm::manager::{self, Manager, ManagerOptions, Program, Status};
-use ndarray_shm::{Directory, Error, RefcountedArray};
+use ndarray_shm::{CreateOptions, Directory, Error, RefcountedArray};
 
 use crate::interop::peer::{of_package, python};
 use crate::linux::sandbox::unless;
@@ -92,14 +92,14 @@ fn be_client(arguments: &[String]) {
                 say(begin.elapsed().as_micros());
             }
             ("hold", name) => {
-                let options = RefcountedArray::<u8, _>::create_options().backend(std::sync::Arc::new(backend()));
+                let options = CreateOptions::<RefcountedArray<u8, _>>::new().backend(backend());
                 arrays.push(options.create(name, 4).unwrap());
                 say("held");
             }
             ("fork", _) => say(fork()),
             ("fork-announce", name) => say(fork_and(|| {
                 manager::announce(&backend());
-                let options = RefcountedArray::<u8, _>::create_options().backend(std::sync::Arc::new(backend()));
+                let options = CreateOptions::<RefcountedArray<u8, _>>::new().backend(backend());
                 let _held = options.create(name, 4).unwrap();
                 std::thread::sleep(Duration::from_secs(60));
             })),

@@ -1,10 +1,9 @@
 //! Which backend a program gets: what it says, what the environment says, what the machine has.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use libtest_mimic::Trial;
-use ndarray_shm::{Directory, SUPPORTED, SharedArray, default_backend};
+use ndarray_shm::{CreateOptions, Directory, SharedArray, backend::SUPPORTED, default_backend};
 
 use crate::support::child::{Child, ROLE, Role, program, say};
 use crate::tests;
@@ -34,7 +33,7 @@ fn say_backend(arguments: &[String]) {
         _ => {}
     }
     match default_backend() {
-        Ok(backend) => say(format!("{} {}", backend.name(), backend.directory().display())),
+        Ok(backend) => say(format!("{} {}", backend.name(), backend.path().display())),
         Err(error) => say(error),
     }
 }
@@ -54,7 +53,7 @@ fn emulated(directory: &Path) -> String {
 
 fn arrays_are_made_exactly_where_sharing_is_supported() {
     let base = tempfile::tempdir().unwrap();
-    let options = SharedArray::<u8, _>::create_options().backend(Arc::new(Directory::new("files", base.path())));
+    let options = CreateOptions::<SharedArray<u8, _>>::new().backend(Directory::new("files", base.path()));
     let made = options.create("supported", 3);
     match made {
         Ok(_) => assert!(std::hint::black_box(SUPPORTED)),

@@ -19,7 +19,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("segment", 2),
     ("array", 3),
     ("manager_client", 3),
-    ("share", 4),
+    ("counted", 4),
     ("pool", 4),
     ("process", 4),
     ("manager", 5),

@@ -5,7 +5,7 @@
 //! process can then open by its name, in any language:
 //!
 //! ```
-//! use ndarray_shm::{DType, Order, unlink};
+//! use ndarray_shm::{unlink, DType, Order};
 //! use ndarray_shm_volume::demo::{self, DemoSpec};
 //! use ndarray_shm_volume::{DownloadOptions, VolumeUrl, Workers, download_to_shared_memory, open_volume};
 //!

@@ -10,12 +10,15 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use ndarray::{Ix3, IxDyn};
-use ndarray_shm::{DType, Directory, EntryKind, Location, NextClaim, Order, RenderOptions, render};
+use ndarray_shm::{
+    DType, Directory, Location, NextClaim, Order,
+    backend::EntryKind,
+    render::{self, RenderOptions},
+};
 use ndarray_shm_volume::demo::{Codec, DemoSpec};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, Error, Fetched, ProcessWorkers, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl, Workers,
@@ -137,7 +140,7 @@ fn worker(behaviour: &str) -> ExitCode {
     };
     let chunk = std::env::var(CHUNK).expect("a number").parse().expect("a number");
     let source = Unusual { volume, behaviour: behaviour.to_owned(), chunk, count: 0.into(), stop: stop.clone() };
-    let backend = Arc::new(Directory::new("test", variable(ARRAYS)));
+    let backend = Directory::new("test", variable(ARRAYS));
     let location = std::env::var(LOCATION).expect("a location").parse().expect("a location");
     if behaviour == "die-untold" && fs::create_dir(variable(MARK)).is_ok() {
         paint_one_and_die(&backend, &location);
@@ -152,9 +155,8 @@ fn worker(behaviour: &str) -> ExitCode {
 }
 
 /// Dies between finishing its first chunk and telling so.
-fn paint_one_and_die(backend: &Arc<Directory>, location: &Location) {
-    let buffer =
-        RenderOptions::new().backend(Arc::clone(backend) as _).open::<u16, IxDyn>(location).expect("the buffer");
+fn paint_one_and_die(backend: &Directory, location: &Location) {
+    let buffer = RenderOptions::new().backend(backend.clone() as _).open::<u16, IxDyn>(location).expect("the buffer");
     let NextClaim::Chunk(mut claim) = buffer.claim_next().expect("a claim") else { panic!("no chunk is left") };
     let whole = region();
     let moved = claim.region().iter().zip(whole.ranges()).map(|(range, origin)| {
@@ -173,7 +175,7 @@ fn command(place: &Place, behaviour: &str, chunk: usize) -> Command {
         .env(WORKER, behaviour)
         .env(CHUNK, chunk.to_string())
         .env(VOLUME, place.path("volume"))
-        .env(ARRAYS, place.backend.directory())
+        .env(ARRAYS, place.backend.path())
         .env(LOCATION, place.location.as_str())
         .env(MARK, place.path("mark"));
     command
@@ -182,7 +184,7 @@ fn command(place: &Place, behaviour: &str, chunk: usize) -> Command {
 /// Makes workers that do something unusual at their `chunk`th chunk.
 fn workers(place: &Place, count: usize, behaviour: &str, chunk: usize) -> Workers {
     let (directory, backend, location) =
-        (place.path("volume"), place.backend.directory().to_owned(), place.location.clone());
+        (place.path("volume"), place.backend.path().to_owned(), place.location.clone());
     let (behaviour, mark) = (behaviour.to_owned(), place.path("mark"));
     Workers::Processes(ProcessWorkers::new(count, move || {
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
@@ -295,7 +297,7 @@ fn a_worker_that_cannot_be_started() {
     let volume = place.volume(&spec());
     let first = std::sync::atomic::AtomicBool::new(true);
     let (directory, backend, location) =
-        (place.path("volume"), place.backend.directory().to_owned(), place.location.clone());
+        (place.path("volume"), place.backend.path().to_owned(), place.location.clone());
     let some = ProcessWorkers::new(2, move || {
         if first.swap(false, std::sync::atomic::Ordering::Relaxed) {
             return Command::new("/nowhere/a-worker");
@@ -394,7 +396,7 @@ fn a_worker_ends_when_its_parent_is_gone() {
     let options = place.options().stop(&stop).keep_partial(true);
     place.download(&*volume, &region(), &options).expect_err("it was stopped");
     let buffer =
-        RenderOptions::new().backend(Arc::clone(&place.backend)).open::<u16, Ix3>(&place.location).expect("the buffer");
+        RenderOptions::new().backend(place.backend.clone()).open::<u16, Ix3>(&place.location).expect("the buffer");
 
     let mut child =
         Guarded(command(&place, "held", 0).stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a worker"));

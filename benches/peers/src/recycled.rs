@@ -35,7 +35,7 @@ fn recycler(case: &str, bytes: usize) -> Failable<Once> {
             })
         }
         "ours" | "ours-published" => {
-            let pool = Pool::options().capacity(2 * bytes as u64).create()?;
+            let pool = PoolOptions::new().capacity(2 * bytes as u64).create()?;
             let is_published = case == "ours-published";
             Box::new(move |source| {
                 let mut draft = pool.take::<u8, _>(bytes)?;

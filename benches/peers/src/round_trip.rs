@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use memmap2::MmapMut;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, ArenaArray, Channel, ChannelListener, Queue, RefcountedArray, SharingStrategy};
+use ndarray_shm::{CreateOptions, arena::{ArenaArray, Queue}, counted::{Channel, ChannelListener, SharingStrategy}, Arena, RefcountedArray};
 use rustix::thread::futex;
 use serde_json::json;
 
@@ -97,7 +97,7 @@ fn prepare<'a>(case: &'a str, way: &'a str, bytes: usize, address: &str) -> Fail
             let name = case == "ours-name";
             let strategy = if name { SharingStrategy::FileSystem } else { SharingStrategy::FileDescriptor };
             let finish = move || -> Failable<Box<dyn Side>> {
-                let array = RefcountedArray::create_options().share(strategy, bytes)?;
+                let array = CreateOptions::<RefcountedArray<_, _>>::new().share(strategy, bytes)?;
                 Ok(Box::new(OurChannel { channel: listener.accept()?, array: Some(array) }))
             };
             Prepared { address: path.display().to_string(), finish: Box::new(finish) }

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ndarray_shm::{DType, Location, Order, SharedWith};
+use ndarray_shm::{DType, Location, Order, render::SharedWith};
 use ndarray_shm_volume::VolumeUrl;
 
 use super::BackendChoice;

@@ -5,7 +5,7 @@ use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use ndarray_shm::{RenderOptions, SharedArray};
+use ndarray_shm::{CreateOptions, SharedArray, render::RenderOptions};
 use serde_json::{Value, json};
 
 use crate::holder::Holder;
@@ -126,7 +126,7 @@ fn gc_removes_the_orphan_and_nothing_else() {
 fn locks_of_uploads_that_nobody_has_are_removed() {
     let scene = Scene::new();
     let lock = |name: &str| {
-        let made = SharedArray::<u8, ndarray::Ix1>::create_options().backend(scene.backend()).create(name, 1);
+        let made = CreateOptions::<SharedArray<u8, ndarray::Ix1>>::new().backend(scene.backend()).create(name, 1);
         made.expect("a lock")
     };
     drop(lock("ndshm-write-0badcafe"));
@@ -134,7 +134,7 @@ fn locks_of_uploads_that_nobody_has_are_removed() {
     let cell = held.lock_cell(7, Duration::ZERO).expect("nobody has it");
     // Of another length it is somebody's array, whatever it is called.
     drop(
-        SharedArray::<u8, _>::create_options()
+        CreateOptions::<SharedArray<u8, _>>::new()
             .backend(scene.backend())
             .create("ndshm-write-12345678", 2)
             .expect("an array"),
@@ -453,7 +453,7 @@ fn an_unlinked_counted_array_stays_with_those_who_have_it() {
     other.let_go();
 
     let plain: SharedArray<u8, _> =
-        SharedArray::create_options().backend(scene.backend()).create("plain", 10).expect("created");
+        CreateOptions::<SharedArray<_, _>>::new().backend(scene.backend()).create("plain", 10).expect("created");
     let outcome = run(&mut scene.ndshm(["unlink", "plain", "--json"])).expect_code(0).json();
     assert_eq!(outcome[0]["in_flight"], Value::Null);
     assert_eq!(scene.names(), [""; 0]);

@@ -3,10 +3,12 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
-use ndarray_shm::{Directory, Handle, HandleOptions, RefcountedArray, SharedArray};
+use ndarray_shm::{
+    AttachOptions, CreateOptions, Directory, RefcountedArray, SharedArray,
+    counted::{Handle, HandleOptions},
+};
 use sysinfo::Pid;
 
 /// The environment variable that makes `the_role_of_a_holder` one; its value says what to hold.
@@ -92,20 +94,20 @@ fn the_role_of_a_holder() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split('\n').collect();
     let [directory, name, how, and @ ..] = words.as_slice() else { panic!("{role:?}") };
-    let backend = || Arc::new(Directory::new("emulated", directory));
+    let backend = || Directory::new("emulated", directory);
     let wait = |handles: &[String]| {
         println!("\n{MARK}{}", handles.join(" "));
         std::io::stdin().read_to_end(&mut Vec::new()).expect("a pipe");
     };
     if *how == "plain" {
         let _held: SharedArray<u8, _> =
-            SharedArray::create_options().backend(backend()).create(*name, 4096).expect("created");
+            CreateOptions::<SharedArray<_, _>>::new().backend(backend()).create(*name, 4096).expect("created");
         return wait(&[]);
     }
     let array = if *how == "create" {
-        RefcountedArray::<f32, ndarray::Ix2>::create_options().backend(backend()).create(*name, (30, 40))
+        CreateOptions::<RefcountedArray<f32, ndarray::Ix2>>::new().backend(backend()).create(*name, (30, 40))
     } else {
-        RefcountedArray::attach_options().backend(backend()).open(*name)
+        AttachOptions::<RefcountedArray<_, _>>::new().backend(backend()).open(*name)
     };
     let array = array.expect("created or attached");
     let mut handles = Vec::new();

@@ -4,14 +4,14 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
 
-use ndarray_shm::{SharedArray, ndarray::Ix1};
+use ndarray_shm::{CreateOptions, SharedArray, ndarray::Ix1};
 use sysinfo::{Pid, Signal};
 
 use crate::scene::{Scene, names_in, run, signal, wait_until};
 
 /// An array of 64 times 7, which nobody can read while its guard lives.
 fn array(scene: &Scene) -> SharedArray<u8, Ix1> {
-    let array = SharedArray::<u8, Ix1>::create_options().backend(scene.backend()).create("x", 64).expect("made");
+    let array = CreateOptions::<SharedArray<u8, Ix1>>::new().backend(scene.backend()).create("x", 64).expect("made");
     array.write().expect("nobody else has it").fill(7);
     array
 }

@@ -2,12 +2,12 @@
 
 use std::process::Stdio;
 
-use ndarray_shm::{RenderOptions, SharedArray};
+use ndarray_shm::{CreateOptions, SharedArray, render::RenderOptions};
 
 use crate::scene::{Scene, names_in, run};
 
 fn array(scene: &Scene, name: &str) -> SharedArray<f32, ndarray::Ix2> {
-    SharedArray::create_options().backend(scene.backend()).create(name, (30, 40)).expect("created")
+    CreateOptions::<SharedArray<_, _>>::new().backend(scene.backend()).create(name, (30, 40)).expect("created")
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn an_array_in_real_shared_memory_is_found_without_being_told_where() {
     let name = scene.shm_name();
     let shm = ndarray_shm::Directory::shm().expect("real shared memory");
     let held: SharedArray<u8, ndarray::Ix1> =
-        SharedArray::create_options().backend(shm).create(name.as_str(), 100).expect("created");
+        CreateOptions::<SharedArray<_, _>>::new().backend(shm).create(name.as_str(), 100).expect("created");
 
     let listed = run(&mut scene.ndshm_in_shm(["ls", "--json"])).expect_code(0).json();
     let ours = listed.as_array().expect("a list").iter().find(|item| item["name"] == name.as_str());
@@ -82,7 +82,7 @@ fn one_name_in_two_places_must_be_told_apart() {
     let _emulated = array(&scene, &name);
     let shm = ndarray_shm::Directory::shm().expect("real shared memory");
     let _real: SharedArray<u8, ndarray::Ix1> =
-        SharedArray::create_options().backend(shm).create(name.as_str(), 100).expect("created");
+        CreateOptions::<SharedArray<_, _>>::new().backend(shm).create(name.as_str(), 100).expect("created");
 
     let refused = run(&mut scene.ndshm_in_shm(["unlink", &name])).expect_code(1);
     assert!(refused.err.contains("--backend"), "{refused:?}");
@@ -100,7 +100,7 @@ fn a_renderbuffer_that_is_not_finished_shows_how_far_it_is() {
         .backend(scene.backend())
         .create::<u16, _>("half", (10, 10), (5, 5), "made by a test")
         .expect("created");
-    let ndarray_shm::Claim::Chunk(claim) = buffer.claim(2).expect("claimed") else { panic!("free") };
+    let ndarray_shm::render::Claim::Chunk(claim) = buffer.claim(2).expect("claimed") else { panic!("free") };
     claim.commit().expect("committed");
 
     let listed = run(&mut scene.ndshm(["ls", "--backend", "emulated", "--json"])).expect_code(0).json();

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ndarray_shm::manager::{self, Program};
-use ndarray_shm::{Directory, RefcountedArray};
+use ndarray_shm::{CreateOptions, Directory, RefcountedArray};
 use sysinfo::{Pid, Signal};
 
 use crate::scene::{Running, Scene, heeding_hangup, is_running, run, signal, wait_until};
@@ -20,8 +20,9 @@ const CLIENT: &str = "NDSHM_TEST_CLIENT";
 fn role_of_a_client() {
     let Some(directory) = std::env::var_os(CLIENT) else { return };
     manager::set_program(Program::Search);
-    let backend = std::sync::Arc::new(Directory::new("emulated", directory));
-    let _held = RefcountedArray::<u8, _>::create_options().backend(backend).create("held-x", 4).expect("a new array");
+    let backend = Directory::new("emulated", directory);
+    let _held =
+        CreateOptions::<RefcountedArray<u8, _>>::new().backend(backend).create("held-x", 4).expect("a new array");
     thread::sleep(Duration::from_mins(5));
 }
 

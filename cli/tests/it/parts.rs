@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use ndarray::ShapeBuilder as _;
-use ndarray_shm::RefcountedArray;
+use ndarray_shm::{CreateOptions, RefcountedArray};
 use serde_json::Value;
 
 use crate::scene::{Finished, Scene, run};
@@ -454,7 +454,7 @@ fn array_with_one_long_axis_needs_no_order() {
 #[test]
 fn an_order_that_is_not_the_array_s_own_is_refused() {
     let scene = Scene::new();
-    let options = RefcountedArray::<u8, _>::create_options().backend(scene.backend());
+    let options = CreateOptions::<RefcountedArray<u8, _>>::new().backend(scene.backend());
     let array = options.create_with("x", (2, 4).f(), |mut view| view.fill(7)).expect("a new array");
     let to = scene.temporary().join("volume");
     let new = ["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "2,4", "--chunk", "2,2"];

@@ -141,10 +141,10 @@ fn what_cannot_be_shown_says_what_is_missing() {
 
 #[test]
 fn arrays_that_say_what_they_are_need_no_words() {
-    use ndarray_shm::{CreationMode, RefcountedArray, RenderOptions};
+    use ndarray_shm::{CreateOptions, CreationMode, RefcountedArray, render::RenderOptions};
 
     let scene = Scene::new();
-    let options = RefcountedArray::<u8, _>::create_options().backend(scene.backend()).mode(CreationMode::CreateNew);
+    let options = CreateOptions::<RefcountedArray<u8, _>>::new().backend(scene.backend()).mode(CreationMode::CreateNew);
     let counted = options.create_with("counted", (2, 3), |mut view| view[[1, 2]] = 9).expect("made");
     let out = scene.temporary().join("x.png");
     let path = out.to_str().expect("text");
@@ -160,7 +160,7 @@ fn arrays_that_say_what_they_are_need_no_words() {
 
     let buffer = RenderOptions::new().backend(scene.backend()).create::<u8, _>("half", (4, 4), (2, 4), "by a test");
     let buffer = buffer.expect("begun");
-    let ndarray_shm::Claim::Chunk(mut claim) = buffer.claim(1).expect("free") else { panic!("it is free") };
+    let ndarray_shm::render::Claim::Chunk(mut claim) = buffer.claim(1).expect("free") else { panic!("it is free") };
     claim.view_mut().fill(5);
     claim.commit().expect("committed");
     let finished = view(&scene, "half", &["--out", path, "--replace", "--range", "0:5"]).expect_code(0);

@@ -30,7 +30,7 @@ fn make_target(scene: &Scene) -> PathBuf {
 
 fn read(scene: &Scene, volume: &Path) -> ArrayD<u16> {
     let volume = open_volume(&VolumeUrl::local(volume)).expect("the volume");
-    let backend = std::sync::Arc::new(Directory::new("test", scene.temporary()));
+    let backend = Directory::new("test", scene.temporary());
     let location = "read".parse().expect("a name");
     let options = DownloadOptions::new().backend(backend);
     let done = download_to_shared_memory(&*volume, &volume.meta().domain(), &location, &options).expect("a download");

@@ -5,11 +5,10 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ndarray_shm::{Backend, Directory, Location, render};
+use ndarray_shm::{Directory, Location, render};
 use serde_json::Value;
 use sysinfo::{Pid, ProcessRefreshKind, ProcessStatus, ProcessesToUpdate, Signal, System, UpdateKind};
 use tempfile::TempDir;
@@ -65,8 +64,8 @@ impl Scene {
     }
 
     /// The emulated directory as a backend.
-    pub(crate) fn backend(&self) -> Arc<dyn Backend> {
-        Arc::new(Directory::new("emulated", self.emulated()))
+    pub(crate) fn backend(&self) -> Directory {
+        Directory::new("emulated", self.emulated())
     }
 
     /// The names of all files in the emulated directory.
@@ -118,8 +117,8 @@ impl Drop for Scene {
         let _none = ndarray_shm::manager::stop(Some(&self.socket()));
         let Ok(shm) = Directory::shm() else { return };
         for name in &self.names {
-            let _ = shm.unlink(name, None);
-            let _ = render::discard(&*shm, name);
+            let _ = shm.unlink(name);
+            let _ = render::discard(&shm, name);
         }
     }
 }

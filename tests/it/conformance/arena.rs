@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use libtest_mimic::Trial;
 use ndarray::{Array, ArrayD, Ix1, Ix2, IxDyn, ShapeBuilder};
-use ndarray_shm::{Arena, ArenaArray, ArenaHandle, ArenaOptions, DType, Error, Order, RefcountedArray, SharedArray};
+use ndarray_shm::{
+    Arena, DType, Error, Order, RefcountedArray, SharedArray,
+    arena::{ArenaArray, ArenaHandle, ArenaOptions},
+};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child, rounds};
@@ -523,7 +526,7 @@ fn other_kinds_of_files_are_told_apart(place: &Place) {
     arena.close().unwrap();
     let plain = place.options::<u8, Ix1>().create(name.as_str(), 10_000).unwrap();
     assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().is_not_counted());
-    place.backend.unlink(name.location(), None).unwrap();
+    place.backend.unlink(name.location()).unwrap();
     let _: SharedArray<u8, Ix1> = plain;
     let counted: RefcountedArray<u8, Ix1> = place.counted().create(name.as_str(), 10_000).unwrap();
     assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().is_reserved());

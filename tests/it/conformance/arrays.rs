@@ -3,7 +3,8 @@
 use libtest_mimic::Trial;
 use ndarray::{Array3, IxDyn, ShapeBuilder};
 use ndarray_shm::{
-    Access, CreationMode, Draft, Element, Entry, Error, Location, Order, Pages, Publish, SharedArray, attached_in,
+    Access, CreationMode, Draft, Element, Error, Location, Order, Pages, SharedArray,
+    backend::{Backend, DirectoryEntry, Publish},
 };
 
 use crate::support::child::{Child, Role, say};
@@ -139,9 +140,9 @@ fn arrays_of_no_elements_and_of_no_axes_work(place: &Place) {
     assert!(array.is_empty());
     assert_eq!(array.read().unwrap().shape(), [4, 0, 3]);
     assert_eq!(array.write().unwrap().len(), 0);
-    assert!(attached_in(&*place.backend, empty.location()).unwrap());
+    assert!(place.backend.attached(empty.location()).unwrap());
     drop(array);
-    eventually("nobody is attached", || !attached_in(&*place.backend, empty.location()).unwrap());
+    eventually("nobody is attached", || !place.backend.attached(empty.location()).unwrap());
 
     let array = place.options::<f64, _>().create(point.location(), ()).unwrap();
     array.write().unwrap()[()] = 2.5;
@@ -208,7 +209,7 @@ fn names_that_differ_in_case_are_two_or_one_as_the_directory_has_it(place: &Plac
             let same = place.attach::<u8, _>().open(&upper, 4).unwrap();
             array.write().unwrap().fill(3);
             assert_eq!(same.read().unwrap().sum(), 12);
-            let is_it = |entry: &Entry| entry.name.eq_ignore_ascii_case(name.as_str());
+            let is_it = |entry: &DirectoryEntry| entry.name.eq_ignore_ascii_case(name.as_str());
             let id = place.backend.list().unwrap().into_iter().find(is_it).unwrap().id;
             place.backend.rename(name.location(), &upper, id, Publish::Replace).unwrap();
             assert_eq!(place.backend.list().unwrap().into_iter().filter(is_it).count(), 1);
@@ -277,10 +278,10 @@ fn a_closure_that_panics_creates_nothing(place: &Place) {
 
 fn unlinking_says_whether_there_was_something(place: &Place) {
     let name = place.location("unlink");
-    assert!(!place.backend.unlink(name.location(), None).unwrap());
+    assert!(!place.backend.unlink(name.location()).unwrap());
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
-    assert!(place.backend.unlink(name.location(), None).unwrap());
-    assert!(!place.backend.unlink(name.location(), None).unwrap());
+    assert!(place.backend.unlink(name.location()).unwrap());
+    assert!(!place.backend.unlink(name.location()).unwrap());
     assert!(place.attach::<u8, _>().open(name.location(), 4).unwrap_err().is_not_found());
     assert!(array.read().unwrap_err().is_unlinked());
 }
@@ -288,7 +289,7 @@ fn unlinking_says_whether_there_was_something(place: &Place) {
 fn unlinking_through_a_handle_spares_a_newer_array_of_the_same_name(place: &Place) {
     let name = place.location("unlink-own");
     let old = place.options::<u8, _>().create(name.location(), 4).unwrap();
-    place.backend.unlink(name.location(), None).unwrap();
+    place.backend.unlink(name.location()).unwrap();
     let new = place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(!old.unlink().unwrap());
     assert!(new.read().is_ok());
@@ -297,7 +298,7 @@ fn unlinking_through_a_handle_spares_a_newer_array_of_the_same_name(place: &Plac
 
 fn attached_is_asked_of_the_kernel(place: &Place) {
     let name = place.location("attached");
-    let attached = || attached_in(&*place.backend, name.location());
+    let attached = || place.backend.attached(name.location());
     assert!(attached().unwrap_err().is_not_found());
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(attached().unwrap());

@@ -4,7 +4,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use libtest_mimic::Trial;
 use ndarray::{Array2, Ix1, Ix2, IxDyn, ShapeBuilder};
-use ndarray_shm::{Access, CreationMode, Element, Error, Order, RefcountedArray, SharingStrategy, inspect_in};
+use ndarray_shm::{
+    Access, CreationMode, Element, Error, Order, RefcountedArray,
+    counted::{SharingStrategy, inspect_in},
+};
 
 use super::holder::Holder;
 use crate::support::{Name, Place, eventually};
@@ -241,7 +244,7 @@ fn a_kept_array_outlives_everyone_until_it_is_unlinked(place: &Place) {
     assert!(place.reclaim().removed.is_empty());
     assert!(place.has(&name));
     let array = open(place, &name).unwrap();
-    assert!(place.backend.unlink(name.location(), None).unwrap());
+    assert!(place.backend.unlink(name.location()).unwrap());
     assert!(open(place, &name).unwrap_err().is_not_found());
     assert!(array.read().unwrap_err().is_unlinked());
     array.close().unwrap();

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Access, CreationMode, Error, HandleOptions, ReadGuard, Reclaim, RefcountedArray};
+use ndarray_shm::{
+    Access, AttachOptions, CreateOptions, CreationMode, Error, ReadGuard, RefcountedArray,
+    counted::{HandleOptions, Reclaim},
+};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;
@@ -69,7 +72,7 @@ fn race(mut succeeds: impl FnMut() -> bool) {
 /// A child that leaves arrays behind which only a handle protects, for a moment.
 fn leave_orphans(arguments: &[String]) {
     race(|| {
-        let options = RefcountedArray::<u64, _>::create_options().backend(backend_of_child());
+        let options = CreateOptions::<RefcountedArray<u64, _>>::new().backend(backend_of_child());
         let tag = random();
         match options.create_with(arguments[0].as_str(), 600, |mut view| view.fill(tag)) {
             Ok(array) => {
@@ -88,7 +91,7 @@ fn leave_orphans(arguments: &[String]) {
 /// A child that attaches, and looks whether what it has is whole and stays where it is.
 fn attach_and_look(arguments: &[String]) {
     race(|| {
-        let options = RefcountedArray::<u64, Ix1>::attach_options().backend(backend_of_child());
+        let options = AttachOptions::<RefcountedArray<u64, Ix1>>::new().backend(backend_of_child());
         let array = match options.open(arguments[0].as_str()) {
             Ok(array) => array,
             Err(error) => {
@@ -140,8 +143,8 @@ fn churn_counted(arguments: &[String]) {
     const LENGTH: usize = 1500;
     let name = arguments[0].as_str();
     let backend = backend_of_child();
-    let options = || RefcountedArray::<u64, Ix1>::create_options().backend(backend.clone());
-    let attach = || RefcountedArray::<u64, Ix1>::attach_options().backend(backend.clone());
+    let options = || CreateOptions::<RefcountedArray<u64, Ix1>>::new().backend(backend.clone());
+    let attach = || AttachOptions::<RefcountedArray<u64, Ix1>>::new().backend(backend.clone());
     // What the first call of a process opens for good is no leak.
     drop(options().create(format!("{name}-{}", std::process::id()), 1).unwrap());
     let before = open_files();

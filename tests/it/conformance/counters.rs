@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libtest_mimic::Trial;
-use ndarray_shm::{CounterHandle, Counters, Error, Held, Limbo, Memory};
+use ndarray_shm::{
+    Error,
+    arena::loans::{CounterHandle, Counters, Limbo, Memory, ReceivedLoan},
+};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child};
@@ -94,7 +97,7 @@ fn open_in_child(arguments: &[String]) -> Counters {
 /// A child that receives what it is told to, and holds it until it is told to let go.
 fn receiver(arguments: &[String]) {
     let counters = open_in_child(arguments);
-    let mut held: Vec<Held> = Vec::new();
+    let mut held: Vec<ReceivedLoan> = Vec::new();
     say("open");
     loop {
         let line = hear();
@@ -278,7 +281,7 @@ fn what_is_held_at_the_end_is_left_as_it_is(place: &Place) {
 }
 
 /// Memory that is made of other lent memory.
-struct Nested(Vec<ndarray_shm::Lent<Nested>>);
+struct Nested(Vec<ndarray_shm::arena::loans::LentMemory<Nested>>);
 
 impl Memory for Nested {
     fn bytes(&self) -> u64 {
@@ -304,7 +307,7 @@ fn dropping_memory_may_lend_and_drop_more(place: &Place) {
 /// A child that receives what comes, and gives some of it back.
 fn churn(arguments: &[String]) {
     let counters = open_in_child(arguments);
-    let mut held: Vec<Held> = Vec::new();
+    let mut held: Vec<ReceivedLoan> = Vec::new();
     say("open");
     loop {
         held.push(counters.receive(&hear().parse().unwrap()).unwrap());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Array;
-use ndarray_shm::{NextClaim, RenderBuffer, SharedArray};
+use ndarray_shm::{CreateOptions, NextClaim, RenderBuffer, SharedArray};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child, eventually};
@@ -35,7 +35,7 @@ fn fill_slowly(arguments: &[String]) {
         say("half-way");
         hear();
     };
-    let options = SharedArray::<u8, _>::create_options().backend(backend_of_child());
+    let options = CreateOptions::<SharedArray<u8, _>>::new().backend(backend_of_child());
     options.create_with(arguments[0].as_str(), 1 << 20, fill).unwrap();
     say("created");
 }

@@ -94,7 +94,7 @@ fn a_directory_is_not_an_array(place: &Place) {
     for error in outcomes.map(Result::unwrap_err) {
         assert!(matches!(error, Error::NotAnArray { found: "a directory", .. }), "{error}");
     }
-    assert!(matches!(place.backend.unlink(name.location(), None), Err(Error::NotAnArray { .. })));
+    assert!(matches!(place.backend.unlink(name.location()), Err(Error::NotAnArray { .. })));
     std::fs::remove_dir(place.path(&name)).unwrap();
 }
 
@@ -182,8 +182,8 @@ fn a_corrupt_ledger_is_said_to_be_and_can_be_discarded(place: &Place) {
     std::fs::write(&ledger, &good).unwrap();
     assert!(again().is_ok());
     std::fs::write(&ledger, [b'x'; 500]).unwrap();
-    assert!(render::discard(&*place.backend, name.location()).unwrap());
-    assert!(!render::discard(&*place.backend, name.location()).unwrap());
+    assert!(render::discard(&place.backend, name.location()).unwrap());
+    assert!(!render::discard(&place.backend, name.location()).unwrap());
     assert!(again().is_ok());
 }
 

@@ -92,7 +92,7 @@ fn fuzz(arguments: &[String]) {
             spoken = Instant::now();
         }
     }
-    let _gone = target.backend.unlink(&target.location, None);
+    let _gone = target.backend.unlink(&target.location);
     assert!(opened > 0 && opened < tried, "the bytes are too wild or too tame: {opened} of {tried} opened");
     say(format!("{tried} attempts, of which {opened} opened"));
     say("done");

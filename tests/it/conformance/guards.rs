@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, ShapeBuilder};
-use ndarray_shm::{Access, Error, Order, SharedArray};
+use ndarray_shm::{Access, AttachOptions, Error, Order, SharedArray};
 
 use crate::support::Place;
 use crate::support::child::{Child, Role, hear, say};
@@ -53,7 +53,7 @@ fn guards_of_one_process_exclude_each_other(place: &Place) {
 
 /// A child that reads an array of four bytes until it is told otherwise.
 fn hold_read(arguments: &[String]) {
-    let array = SharedArray::<u8, _>::attach_options().access(Access::Read).open(arguments[0].as_str(), 4).unwrap();
+    let array = AttachOptions::<SharedArray<u8, _>>::new().access(Access::Read).open(arguments[0].as_str(), 4).unwrap();
     let guard = array.read().unwrap();
     say("reading");
     hear();

@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
-use ndarray_shm::{Access, CreationMode, Error, Handle, HandleOptions, RefcountedArray};
+use ndarray_shm::{
+    Access, CreationMode, Error, RefcountedArray,
+    counted::{Handle, HandleOptions},
+};
 
 use super::holder::Holder;
 use crate::support::{Name, Place, eventually};
@@ -130,7 +133,7 @@ fn what_is_taken_back_cannot_be_used_and_keeps_nothing(place: &Place) {
     // The name is a plain array's by now, or another counted one's.
     place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(!left.take_back().unwrap());
-    place.backend.unlink(name.location(), None).unwrap();
+    place.backend.unlink(name.location()).unwrap();
     let other = create(place, &name);
     assert!(!left.take_back().unwrap());
     assert_eq!(other.refcount(), 1);
@@ -239,7 +242,7 @@ fn a_handle_does_not_lead_to_another_array_of_the_name(place: &Place) {
     assert!(error.is_handle_spent(), "{error}");
     let mut child = Holder::start(place, &name);
     assert_eq!(child.ask(&format!("attach {handle}")), "HandleSpent");
-    assert!(place.backend.unlink(name.location(), None).unwrap());
+    assert!(place.backend.unlink(name.location()).unwrap());
     old.close().unwrap();
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use ndarray::IxDyn;
 use ndarray_shm::{
-    Access, ArrayReader, AttachOptions, CreateOptions, CreationMode, Error, Handle, HandleOptions, RefcountedArray,
-    Result,
+    Access, ArrayReader, AttachOptions, CreateOptions, CreationMode, Error, RefcountedArray, Result,
+    counted::{Handle, HandleOptions},
 };
 
 use crate::support::child::{Child, Role, hear, say};
@@ -48,11 +48,11 @@ enum Held {
 }
 
 fn options() -> CreateOptions<RefcountedArray<u32, IxDyn>> {
-    RefcountedArray::create_options().backend(backend_of_child())
+    CreateOptions::<RefcountedArray<_, _>>::new().backend(backend_of_child())
 }
 
 fn attach() -> AttachOptions<RefcountedArray<u32, IxDyn>> {
-    RefcountedArray::attach_options().backend(backend_of_child())
+    AttachOptions::<RefcountedArray<_, _>>::new().backend(backend_of_child())
 }
 
 /// Has a stack of arrays; what is asked is about the topmost.
@@ -85,7 +85,9 @@ fn obey(name: &str, words: &[&str], stack: &mut Vec<Held>) -> Result<String> {
         ["open"] => return push(Held::Array(attach().open(name)?)),
         ["readonly"] => return push(Held::Array(attach().access(Access::Read).open(name)?)),
         ["reader"] => {
-            return push(Held::Reader(ArrayReader::attach_options().backend(backend_of_child()).open_counted(name)?));
+            return push(Held::Reader(
+                AttachOptions::<ArrayReader<_, _>>::new().backend(backend_of_child()).open_counted(name)?,
+            ));
         }
         // By the directory that the handle names.
         ["attach", text] => return push(Held::Array(handle(text)?.attach()?)),

@@ -3,14 +3,13 @@
 //! The bytes are tried by children, whose death by a signal fails a test instead of all of them.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix2, IxDyn, ShapeBuilder};
 use ndarray_shm::{
-    Access, ArrayReader, AttachOptions, Backend, CreateOptions, Error, HandleOptions, Location, Reclaim,
-    RefcountedArray, SharedArray, inspect_in,
+    Access, ArrayReader, AttachOptions, CreateOptions, Directory, Error, Location, RefcountedArray, SharedArray,
+    counted::{HandleOptions, Reclaim, inspect_in},
 };
 
 use crate::support::child::{Child, Role, say};
@@ -70,7 +69,7 @@ pub(super) fn seal(file: &mut [u8]) {
 
 /// A location whose file is written and looked at again and again.
 pub(super) struct Target {
-    pub(super) backend: Arc<dyn Backend>,
+    pub(super) backend: Directory,
     pub(super) location: Location,
     path: PathBuf,
 }
@@ -79,20 +78,20 @@ impl Target {
     pub(super) fn new(arguments: &[String]) -> Self {
         let backend = backend_of_child();
         let location: Location = arguments[0].parse().unwrap();
-        let path = backend.directory().join(location.as_str());
+        let path = backend.path().join(location.as_str());
         Self { backend, location, path }
     }
 
     fn options<D: ndarray::Dimension>(&self) -> CreateOptions<RefcountedArray<u16, D>> {
-        RefcountedArray::create_options().backend(self.backend.clone())
+        CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone())
     }
 
     fn attach<D: ndarray::Dimension>(&self) -> AttachOptions<RefcountedArray<u16, D>> {
-        RefcountedArray::attach_options().backend(self.backend.clone())
+        AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone())
     }
 
     fn reader<D: ndarray::Dimension>(&self) -> AttachOptions<ArrayReader<u16, D>> {
-        ArrayReader::attach_options().backend(self.backend.clone()).timeout(Duration::ZERO)
+        AttachOptions::<ArrayReader<_, _>>::new().backend(self.backend.clone()).timeout(Duration::ZERO)
     }
 
     /// The bytes of an array with the elements 0 to 29, one handle, and a handle on its way.
@@ -102,12 +101,12 @@ impl Target {
         array.handle_with(HandleOptions::new().many()).unwrap();
         let bytes = std::fs::read(&self.path).unwrap();
         assert_eq!(bytes.len(), 2 * PAGE);
-        assert!(self.backend.unlink(&self.location, None).unwrap());
+        assert!(self.backend.unlink(&self.location).unwrap());
         bytes
     }
 
     fn plant(&self, bytes: &[u8]) {
-        let _left_from_before = self.backend.unlink(&self.location, None);
+        let _left_from_before = self.backend.unlink(&self.location);
         std::fs::write(&self.path, bytes).unwrap();
     }
 
@@ -141,7 +140,7 @@ impl Target {
         }
         // What claims to be ours is no plain array, whether it lies or not.
         let plain =
-            SharedArray::<u8, _>::attach_options().backend(self.backend.clone()).open(&self.location, bytes.len());
+            AttachOptions::<SharedArray<u8, _>>::new().backend(self.backend.clone()).open(&self.location, bytes.len());
         let claims = bytes.len() >= 64 && bytes[bytes.len() - 64..].starts_with(b"\x89NDSHM\r\n");
         assert_eq!(plain.is_err_and(|error| error.is_reserved()), claims);
         if let Ok(reader) = self.reader::<IxDyn>().open_counted(&self.location) {

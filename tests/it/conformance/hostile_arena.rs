@@ -1,11 +1,14 @@
 //! Arenas whose bytes lie: whatever they are, the answer is an error or something sane, and nobody dies of it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use libtest_mimic::Trial;
 use ndarray::{Array, ArrayView, Dimension, Ix1, Ix2};
-use ndarray_shm::{Arena, ArenaHandle, ArenaOptions, Backend, Counters, Error, Location, Reclaim};
+use ndarray_shm::{
+    Arena, Directory, Error, Location,
+    arena::{ArenaHandle, ArenaOptions, loans::Counters},
+    counted::Reclaim,
+};
 
 use super::hostile::{PAGE, run, seal};
 use crate::support::child::{Role, say};
@@ -37,7 +40,7 @@ const SLOTS_AT: usize = 4 * PAGE;
 const DATA_AT: usize = 1 << 16;
 
 struct Target {
-    backend: Arc<dyn Backend>,
+    backend: Directory,
     location: Location,
     path: PathBuf,
     handles: Vec<ArenaHandle>,
@@ -49,7 +52,7 @@ impl Target {
     fn new(arguments: &[String]) -> Self {
         let backend = backend_of_child();
         let location: Location = arguments[0].parse().unwrap();
-        let path = backend.directory().join(location.as_str());
+        let path = backend.path().join(location.as_str());
         let arena = Self::options(&backend).keep(true).create(&location, SPANS << 16).unwrap();
         let small = arena.from_array(&Array::from_elem((3, 5), 7u64)).unwrap();
         let line = arena.from_array(&Array::from_elem(100, 9u64)).unwrap();
@@ -62,13 +65,13 @@ impl Target {
         Self { backend, location, path, handles, bytes }
     }
 
-    fn options(backend: &Arc<dyn Backend>) -> ArenaOptions {
+    fn options(backend: &Directory) -> ArenaOptions {
         ArenaOptions::new().backend(backend.clone()).queues(1).queue_capacity(24)
     }
 
     /// Does everything that can be done with an arena of these bytes. Returns how opening ended.
     fn attempt(&self, bytes: &[u8]) -> Result<(), Error> {
-        let _left_from_before = self.backend.unlink(&self.location, None);
+        let _left_from_before = self.backend.unlink(&self.location);
         std::fs::write(&self.path, bytes).unwrap();
         Reclaim::new().dry_run(true).run(&self.backend).unwrap();
         assert!(Counters::open_in(&self.backend, &self.location).is_err());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, Error, HandleOptions, RefcountedArray};
+use ndarray_shm::{Arena, AttachOptions, Error, RefcountedArray, arena::ArenaOptions, counted::HandleOptions};
 
 use crate::support::{Place, eventually};
 use crate::tests;
@@ -65,7 +65,7 @@ fn a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed(place: &Plac
     std::fs::copy(&path, &copy).unwrap();
     let arena_name = here.location("arena");
     let (arena_path, arena_copy) = (here.path(&arena_name), there.path(&arena_name));
-    let arena = Arena::options().backend(here.backend.clone()).create(arena_name.location(), 1 << 16).unwrap();
+    let arena = ArenaOptions::new().backend(here.backend.clone()).create(arena_name.location(), 1 << 16).unwrap();
     std::fs::copy(&arena_path, &arena_copy).unwrap();
 
     let reclaimed = there.reclaim();
@@ -118,5 +118,7 @@ fn who_waits_for_the_cells_is_counted_and_keeps_the_array(place: &Place) {
     let reader = reader.join().unwrap().unwrap();
     assert_eq!(reader.view().iter().filter(|element| **element == 7).count(), 100);
     drop(reader);
-    assert!(RefcountedArray::<u8, Ix1>::attach_options().backend(place.backend.clone()).open(name.location()).is_err());
+    assert!(
+        AttachOptions::<RefcountedArray<u8, Ix1>>::new().backend(place.backend.clone()).open(name.location()).is_err()
+    );
 }

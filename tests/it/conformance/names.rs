@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, ShapeBuilder};
-use ndarray_shm::{CreationMode, Error, RefcountedArray, SharingStrategy};
+use ndarray_shm::{CreationMode, Error, RefcountedArray, counted::SharingStrategy};
 
 use super::holder::Holder;
 use crate::support::{Name, Place, eventually};
@@ -96,7 +96,7 @@ fn a_name_made_anew_is_never_removed_by_an_owner_of_the_old(place: &Place) {
     for (plain, somebody_is_killed) in [(false, false), (true, false), (false, true), (true, true)] {
         let (old, another_old) = (create(place, &name), open(place, &name).unwrap());
         let mut killed = somebody_is_killed.then(|| Holder::with(place, &name, "open"));
-        assert!(place.backend.unlink(name.location(), None).unwrap());
+        assert!(place.backend.unlink(name.location()).unwrap());
         let new: Box<dyn std::any::Any> = if plain {
             Box::new(place.options::<u32, _>().create(name.location(), 2048).unwrap())
         } else {
@@ -110,7 +110,7 @@ fn a_name_made_anew_is_never_removed_by_an_owner_of_the_old(place: &Place) {
         assert!(plain || place.inspect(&name).unwrap().refcount == 1);
         drop(new);
         assert_eq!(place.has(&name), plain);
-        assert_eq!(place.backend.unlink(name.location(), None).unwrap(), plain);
+        assert_eq!(place.backend.unlink(name.location()).unwrap(), plain);
     }
 }
 

@@ -5,7 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{CreationMode, EntryKind, Error, Handle, Reclaim, Reclaimed, RefcountedArray, Removed};
+use ndarray_shm::{
+    CreateOptions, CreationMode, Error, RefcountedArray,
+    backend::EntryKind,
+    counted::{Handle, Reclaim, Reclaimed, Removed},
+};
 
 use super::holder::Holder;
 use crate::support::child::{Child, Role, hear, say};
@@ -184,7 +188,7 @@ fn hang_before_unlink(arguments: &[String]) {
         }
         Ok(())
     });
-    let options = RefcountedArray::<u32, _>::create_options().backend(backend);
+    let options = CreateOptions::<RefcountedArray<u32, _>>::new().backend(backend);
     drop(options.create(arguments[0].as_str(), 4).unwrap());
     say("unlinked");
 }
@@ -299,7 +303,7 @@ fn nothing_but_orphans_is_ever_reclaimed(place: &Place) {
         foreign("only-the-trailer", &bytes[4096..]),
         spoilt("magic", 8192 - 64),
     ];
-    let _gone = place.backend.unlink(whole.location(), None).unwrap();
+    let _gone = place.backend.unlink(whole.location()).unwrap();
     for name in place.backend.list().unwrap().into_iter().filter(|entry| entry.kind == EntryKind::Array) {
         age(&place.directory().join(name.name), 100_000);
     }

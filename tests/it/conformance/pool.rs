@@ -8,8 +8,11 @@ use std::time::{Duration, Instant, SystemTime};
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, ShapeBuilder};
 use ndarray_shm::{
-    Access, ArrayReader, ArrayWriter, Error, Location, NextClaim, Order, Pool, PoolOptions, PooledArray,
-    RefcountedArray, RenderOptions, SharedArray, SharingStrategy, render,
+    Access, ArrayReader, ArrayWriter, AttachOptions, Error, Location, NextClaim, Order, Pool, RefcountedArray,
+    SharedArray,
+    counted::SharingStrategy,
+    pool::{PoolOptions, PooledArray},
+    render::{self, RenderOptions},
 };
 
 use super::holder::variant;
@@ -143,7 +146,7 @@ fn zeros_are_had_by_asking(place: &Place) {
 
 /// A child that attaches, and answers what it is asked.
 fn attacher(arguments: &[String]) {
-    let options = SharedArray::<u32, Ix1>::attach_options().backend(backend_of_child());
+    let options = AttachOptions::<SharedArray<u32, Ix1>>::new().backend(backend_of_child());
     let array = options.keep_fd(arguments.len() > 1).open(arguments[0].as_str(), LENGTH).unwrap();
     say("attached");
     loop {
@@ -249,7 +252,7 @@ fn a_stopped_process_is_waited_for_and_a_killed_one_is_not(place: &Place) {
 
 /// A child that has all cells, through the mapping itself.
 fn writer(arguments: &[String]) {
-    let options = ArrayWriter::<u32, Ix1>::attach_options().backend(backend_of_child());
+    let options = AttachOptions::<ArrayWriter<u32, Ix1>>::new().backend(backend_of_child());
     let mut writer = options.open(arguments[0].as_str(), LENGTH).unwrap();
     say("attached");
     hear();
@@ -312,10 +315,10 @@ impl Late {
         let location = name.location().clone();
         let thread = std::thread::spawn(move || {
             if held {
-                let options = ArrayReader::<u32, Ix1>::attach_options().backend(backend);
+                let options = AttachOptions::<ArrayReader<u32, Ix1>>::new().backend(backend);
                 options.timeout(Duration::from_secs(30)).open(location, LENGTH).map(|reader| reader.view()[0])
             } else {
-                let options = SharedArray::<u32, Ix1>::attach_options().backend(backend);
+                let options = AttachOptions::<SharedArray<u32, Ix1>>::new().backend(backend);
                 options.open(location, LENGTH).and_then(|array| Ok(array.read()?[0]))
             }
         });
@@ -375,7 +378,7 @@ fn who_opened_the_old_name_gets_what_has_it_by_then(place: &Place) {
     let other = place.options::<u32, _>().create_with(name.location(), LENGTH, |mut view| view.fill(9)).unwrap();
     assert_eq!(late.end().unwrap(), 9);
     drop(other);
-    place.backend.unlink(name.location(), None).unwrap();
+    place.backend.unlink(name.location()).unwrap();
     let late = {
         let _array = publish(&pool, &name, 7);
         Late::begin(place, &name, true)
@@ -532,7 +535,7 @@ fn any_array_can_be_put(place: &Place) {
     eventually("it is left", || counts(&pool) == (one(), 0, 0));
     pool.trim();
     let array = create();
-    assert!(place.backend.unlink(name.location(), None).unwrap());
+    assert!(place.backend.unlink(name.location()).unwrap());
     let dropped = pool.stats().dropped;
     pool.put(array).unwrap();
     assert_eq!((counts(&pool), pool.stats().dropped), ((0, 0, 0), dropped + 1));
@@ -637,7 +640,7 @@ fn longer_memory_becomes_a_counted_array_like_any_other(place: &Place) {
 }
 
 fn counted(arguments: &[String]) {
-    let options = RefcountedArray::<u8, Ix1>::attach_options().backend(backend_of_child());
+    let options = AttachOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend_of_child());
     let array = options.open(arguments[0].as_str()).unwrap();
     let view = array.read().unwrap();
     assert_eq!((view[0], view[view.len() - 1]), (5, 5));
@@ -645,7 +648,7 @@ fn counted(arguments: &[String]) {
 }
 
 fn unlink_in(place: &Place, name: &Name) {
-    assert!(place.backend.unlink(name.location(), None).unwrap());
+    assert!(place.backend.unlink(name.location()).unwrap());
 }
 
 fn threads_share_a_pool(place: &Place) {
@@ -769,7 +772,7 @@ fn a_buffer_begun_anew_in_the_same_memory_is_not_discarded_for_the_old_one(place
         }
         Ok(())
     });
-    render::discard(&*backend, name.location()).unwrap();
+    render::discard(&backend, name.location()).unwrap();
     let anew = anew.lock().unwrap().take().expect("the payload was about to be unlinked");
     assert!(matches!(anew.claim_next().unwrap(), NextClaim::Chunk(_)), "another's buffer was discarded");
     anew.discard().unwrap();
@@ -784,8 +787,8 @@ fn mappings(directory: &str) -> usize {
 /// A child that takes, publishes and drops many times, and then has nothing more than before.
 fn rounds(arguments: &[String]) {
     let backend = backend_of_child();
-    let directory = backend.directory().display().to_string();
-    let make = || PoolOptions::new().backend(Arc::clone(&backend)).create().unwrap();
+    let directory = backend.path().display().to_string();
+    let make = || PoolOptions::new().backend(backend.clone()).create().unwrap();
     // What the first call of a process opens for good is no leak.
     drop(make().take::<u8, _>(10).unwrap().publish(arguments[0].as_str()).unwrap());
     let before = (open_files(), mappings(&directory));
@@ -842,5 +845,5 @@ fn a_killed_owner_leaves_hidden_files_that_are_reclaimed(place: &Place) {
     });
     let public = format!("{}-0", name.as_str());
     assert_eq!(everything(place), [public.as_str()], "a public name is never removed by itself");
-    place.backend.unlink(&public.parse().unwrap(), None).unwrap();
+    place.backend.unlink(&public).unwrap();
 }

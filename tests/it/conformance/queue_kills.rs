@@ -15,7 +15,10 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, ArenaArray, Queue};
+use ndarray_shm::{
+    Arena,
+    arena::{ArenaArray, Queue},
+};
 
 use super::queues::{nothing_is_left, opened, options};
 use crate::support::Place;

@@ -1,12 +1,14 @@
 //! Queues of an arena: order, exactly once, closing, waiting and being full, between real processes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1, Ix2, arr1};
-use ndarray_shm::{Arena, ArenaArray, ArenaOptions, DType, Error, Queue};
+use ndarray_shm::{
+    Arena, DType, Error,
+    arena::{ArenaArray, ArenaOptions, Queue},
+};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child, eventually};
@@ -47,7 +49,7 @@ const CAPACITY: u64 = 4 << 20;
 const SOON: Duration = Duration::from_secs(60);
 
 pub fn options(place: &Place) -> ArenaOptions {
-    ArenaOptions::new().backend(Arc::clone(&place.backend))
+    ArenaOptions::new().backend(place.backend.clone())
 }
 
 /// In a child: the arena that the first argument names.

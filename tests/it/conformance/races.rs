@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use ndarray_shm::{CreationMode, Error, SharedArray, unlink};
+use ndarray_shm::{CreateOptions, CreationMode, Error, SharedArray, unlink};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;
@@ -53,7 +53,7 @@ fn churn(arguments: &[String]) {
         check(match (round * 7 + seed) % 4 {
             0 => SharedArray::create_with(name, LENGTH, |mut view| view.fill(tag)).and_then(|array| whole(&array)),
             1 => SharedArray::open(name, LENGTH).and_then(|array| whole(&array)),
-            2 => SharedArray::create_options()
+            2 => CreateOptions::<SharedArray<_, _>>::new()
                 .mode(CreationMode::Replace)
                 .create_with(name, LENGTH, |mut view| view.fill(tag))
                 .and_then(|array| whole(&array)),
@@ -73,7 +73,7 @@ fn four_processes_make_use_and_remove_one_name_a_thousand_times_each(place: &Pla
         child.expect("no surprises");
     }
     children.into_iter().for_each(Child::finish);
-    place.backend.unlink(name.location(), None).unwrap();
+    place.backend.unlink(name.location()).unwrap();
     let left: Vec<String> =
         place.left().into_iter().filter(|file| place.name != "shm" || file.contains("churn")).collect();
     assert_eq!(left, [] as [&str; 0]);
@@ -81,7 +81,7 @@ fn four_processes_make_use_and_remove_one_name_a_thousand_times_each(place: &Pla
 
 /// A child that opens or creates an array of one element and takes a number.
 fn open_or_create(arguments: &[String]) {
-    let options = SharedArray::<u32, ndarray::Ix0>::create_options().mode(CreationMode::OpenOrCreate);
+    let options = CreateOptions::<SharedArray<u32, ndarray::Ix0>>::new().mode(CreationMode::OpenOrCreate);
     let array = options.create_with(arguments[0].as_str(), (), |mut view| view.fill(100)).unwrap();
     let mut guard = array.write().unwrap();
     guard[()] += 1;

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Array;
-use ndarray_shm::{Backend, Claim, Error, Location, NextClaim, Pages, RenderBuffer, RenderOptions, render};
+use ndarray_shm::{
+    Directory, Error, Location, NextClaim, Pages, RenderBuffer,
+    render::{self, Claim, RenderOptions},
+};
 
 use crate::support::{Name, Place, eventually, rounds};
 use crate::tests;
@@ -67,7 +70,7 @@ fn a_finished_buffer_has_its_name_and_nothing_else(place: &Place) {
     let one = buffer(place, &name);
     assert!(place.attach::<u32, _>().open(name.location(), (6, 10)).unwrap_err().is_not_found());
     assert_eq!(place.files_of(&name).len(), 2, "payload and ledger under reserved names");
-    assert!(ndarray_shm::render::attached(&*place.backend, name.location()).unwrap());
+    assert!(ndarray_shm::render::attached(&place.backend, name.location()).unwrap());
     assert_eq!(paint(&one), 8);
     one.wait(Duration::ZERO).unwrap();
     let two = buffer(place, &name);
@@ -138,7 +141,7 @@ fn once_before<R: Send + 'static>(
     place: &Place,
     (operation, kind): (&'static str, &'static str),
     act: impl FnOnce() -> R + Send + 'static,
-) -> (Arc<dyn Backend>, Arc<Mutex<Option<R>>>) {
+) -> (Directory, Arc<Mutex<Option<R>>>) {
     let done = Arc::new(Mutex::new(None));
     let (act, result) = (Mutex::new(Some(act)), Arc::clone(&done));
     let backend = place.meddling(move |now, location| {
@@ -154,7 +157,7 @@ fn once_before<R: Send + 'static>(
 }
 
 /// Begins the same work as `buffer` does, through another backend.
-fn begin(backend: Arc<dyn Backend>, location: &Location) -> ndarray_shm::Result<RenderBuffer<u32, ndarray::Ix2>> {
+fn begin(backend: Directory, location: &Location) -> ndarray_shm::Result<RenderBuffer<u32, ndarray::Ix2>> {
     RenderOptions::new().backend(backend).create(location, (6, 10), (4, 3), "a test")
 }
 
@@ -186,7 +189,7 @@ fn discarding_spares_what_others_began_meanwhile(place: &Place) {
     let name = place.location("discard");
     drop(buffer(place, &name));
     let (backend, other) = once_before(place, ("unlink", "-part-"), begin_and_paint_one(place, &name));
-    assert!(ndarray_shm::render::discard(&*backend, name.location()).unwrap());
+    assert!(ndarray_shm::render::discard(&backend, name.location()).unwrap());
     let other = other.lock().unwrap().take().expect("began in between");
     assert!(matches!(other.claim_next().unwrap(), NextClaim::Chunk(_)));
     assert_eq!(buffer(place, &name).progress().done, 1);
@@ -234,7 +237,7 @@ fn payload_without_ledger_is_in_no_beginners_way(place: &Place) {
         }
         _ => Ok(()),
     });
-    assert!(render::discard(&*stuck, name.location()).is_err());
+    assert!(render::discard(&stuck, name.location()).is_err());
     let options = || place.render_options().timeout(Duration::ZERO);
     assert!(options().open::<u32, ndarray::Ix2>(name.location()).unwrap_err().is_not_found());
     let began = options().create::<u32, _>(name.location(), (6, 10), (4, 3), "a test").unwrap();

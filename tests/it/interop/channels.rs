@@ -6,7 +6,8 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, IxDyn, ShapeBuilder};
 use ndarray_shm::{
-    Channel, ChannelListener, FrozenArray, Order, Reclaim, RefcountedArray, Shareable, SharingStrategy, inspect_in,
+    CreateOptions, FrozenArray, Order, RefcountedArray,
+    counted::{Channel, ChannelListener, Reclaim, Shareable, SharingStrategy, inspect_in},
 };
 
 use super::peer::{Peer, axes};
@@ -53,7 +54,7 @@ fn share<T: Sample>(
     (shape, order): (&[usize], Order),
     seed: usize,
 ) -> RefcountedArray<T, IxDyn> {
-    let options = RefcountedArray::create_options().backend(place.backend.clone());
+    let options = CreateOptions::<RefcountedArray<_, _>>::new().backend(place.backend.clone());
     let fill = |mut view: ndarray::ArrayViewMutD<'_, T>| view.assign(&sample(shape, seed));
     options.share_with(strategy, IxDyn(shape).set_f(order == Order::F), fill).unwrap()
 }
@@ -225,7 +226,7 @@ fn python_maps_by_a_handle_and_holds_the_lease_without_being_counted(place: &Pla
     python.expect(format!("kept {handle}"), &expected);
     python.expect_error(format!("keep_handle {handle}"), "FileNotFoundError");
     // Another array of that name is not the one that the handle means.
-    let options = RefcountedArray::<f32, Ix1>::create_options().backend(place.backend.clone());
+    let options = CreateOptions::<RefcountedArray<f32, Ix1>>::new().backend(place.backend.clone());
     let other = options.create(&location, 4).unwrap();
     python.expect_error(format!("keep_handle {handle}"), "FileNotFoundError");
     drop(other);
@@ -235,7 +236,7 @@ fn python_maps_by_a_handle_and_holds_the_lease_without_being_counted(place: &Pla
 
 /// A child that has an array, says how others find it, and never ends.
 fn hold_and_show_handle(_: &[String]) {
-    let options = RefcountedArray::<u8, Ix1>::create_options().backend(backend_of_child());
+    let options = CreateOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend_of_child());
     let array = options.share_with(SharingStrategy::FileSystem, 4, |mut view| view.fill(1)).unwrap();
     let handle = array.handle().unwrap();
     say(&handle);

@@ -97,10 +97,10 @@ fn an_unlink_on_either_side_is_seen_on_the_other(place: &Place, cloudvolume: &mu
     cloudvolume.expect(format!("unlink {}", ours.as_str()), "True");
     cloudvolume.expect(format!("unlink {}", ours.as_str()), "False");
     assert!(array.read().unwrap_err().is_unlinked());
-    assert!(!place.backend.unlink(ours.location(), None).unwrap());
+    assert!(!place.backend.unlink(ours.location()).unwrap());
 
     cloudvolume.expect(about.with("fill", its.as_str(), 1), "done");
-    assert!(place.backend.unlink(its.location(), None).unwrap());
+    assert!(place.backend.unlink(its.location()).unwrap());
     cloudvolume.expect(format!("unlink {}", its.as_str()), "False");
     cloudvolume.expect_error(about.with("check", its.as_str(), 1), "SharedMemoryReadError");
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::IxDyn;
-use ndarray_shm::{Order, SharedArray, attached_in};
+use ndarray_shm::{Order, SharedArray};
 
 use super::peer::{Peer, path};
 use super::sample::{assert_same, create, fill};
@@ -167,7 +167,7 @@ fn a_waiting_python_writer_goes_before_our_new_readers(place: &Place) {
 fn attached_follows_a_python_process_until_it_is_killed(place: &Place) {
     let name = place.location("lock-lease");
     let (array, mut python, path) = both(place, &name);
-    let attached = || attached_in(&*place.backend, name.location()).unwrap();
+    let attached = || place.backend.attached(name.location()).unwrap();
     python.expect(format!("attached {path}"), "True");
     drop(array);
     assert!(attached(), "Python is");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Dimension, IntoDimension, Ix3, ShapeBuilder};
-use ndarray_shm::{Claim, NextClaim, RenderBuffer};
+use ndarray_shm::{NextClaim, RenderBuffer, render::Claim};
 
 use super::peer::Peer;
 use super::sample::{assert_same, element};
@@ -46,7 +46,7 @@ fn join(place: &Place, name: &Name) -> Peer {
     python
 }
 
-fn paint(mut chunk: ndarray_shm::ChunkClaim<'_, u16, Ix3>, seed: usize) {
+fn paint(mut chunk: ndarray_shm::render::ChunkClaim<'_, u16, Ix3>, seed: usize) {
     let first: Vec<usize> = chunk.region().iter().map(|range| range.start).collect();
     for (at, value) in chunk.view_mut().indexed_iter_mut() {
         let at: Vec<usize> = at.into_dimension().slice().iter().zip(&first).map(|(at, first)| at + first).collect();

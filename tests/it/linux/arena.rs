@@ -2,7 +2,10 @@
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
-use ndarray_shm::{Arena, ArenaArray, ArenaHandle, ArenaOptions};
+use ndarray_shm::{
+    Arena,
+    arena::{ArenaArray, ArenaHandle, ArenaOptions},
+};
 
 use super::sandbox;
 use crate::support::child::{Child, Role, say};

@@ -6,8 +6,11 @@ use std::str::FromStr;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, IxDyn};
-use ndarray_shm::SharingStrategy::{FileDescriptor, FileSystem};
-use ndarray_shm::{Access, ArrayReader, CreationMode, Error, Location, RefcountedArray, default_backend, inspect_in};
+use ndarray_shm::counted::SharingStrategy::{FileDescriptor, FileSystem};
+use ndarray_shm::{
+    Access, ArrayReader, AttachOptions, CreateOptions, CreationMode, Error, Location, RefcountedArray,
+    backend::Backend, counted::inspect_in, default_backend,
+};
 
 use super::sandbox;
 use crate::support::child::{self, Child, ROLE, Role, hear, say};
@@ -40,9 +43,9 @@ pub const ROLES: &[(&str, Role)] = &[
 /// A child that forks with a counted array, whose copy in the forked child is dropped or closed.
 #[allow(unsafe_code)]
 fn fork_with_counted(arguments: &[String]) {
-    let options = || RefcountedArray::<u32, IxDyn>::attach_options().backend(backend_of_child());
+    let options = || AttachOptions::<RefcountedArray<u32, IxDyn>>::new().backend(backend_of_child());
     let (first, second) = (options().open(arguments[0].as_str()), options().open(arguments[0].as_str()));
-    let reader = ArrayReader::<u32, IxDyn>::attach_options().backend(backend_of_child());
+    let reader = AttachOptions::<ArrayReader<u32, IxDyn>>::new().backend(backend_of_child());
     let reader = reader.open_counted(arguments[0].as_str()).unwrap();
     let before = first.as_ref().unwrap().refcount();
     // SAFETY: this process has one thread; the child drops what it has a copy of, and exits at once.
@@ -91,7 +94,7 @@ fn make_many_counted(arguments: &[String]) {
     let many = arguments[1].parse().unwrap();
     let mut arrays = Vec::new();
     for number in 0..many {
-        let options = RefcountedArray::<u64, _>::create_options().backend(backend_of_child());
+        let options = CreateOptions::<RefcountedArray<u64, _>>::new().backend(backend_of_child());
         arrays.push(options.create(format!("{}-{number}", arguments[0]), 4).unwrap());
         arrays[number].write().unwrap().fill(number as u64);
     }
@@ -106,7 +109,7 @@ fn make_many_counted(arguments: &[String]) {
 /// A child that attaches to them all.
 fn open_many_counted(arguments: &[String]) {
     let many: usize = arguments[1].parse().unwrap();
-    let options = || RefcountedArray::<u64, Ix1>::attach_options().backend(backend_of_child());
+    let options = || AttachOptions::<RefcountedArray<u64, Ix1>>::new().backend(backend_of_child());
     let open = |number| options().open(format!("{}-{number}", arguments[0])).unwrap();
     let arrays: Vec<_> = (0..many).map(open).collect();
     assert!(open_files() < 20, "{} descriptors", open_files());
@@ -145,10 +148,10 @@ fn hundreds_of_counted_arrays_in_two_processes_need_no_descriptors(place: &Place
 fn many_rounds(arguments: &[String]) {
     let rounds = arguments[1].parse().unwrap();
     let backend = backend_of_child();
-    let options = || RefcountedArray::<u32, Ix1>::create_options().backend(backend.clone());
-    let attach = || RefcountedArray::<u32, Ix1>::attach_options().backend(backend.clone());
-    let reader = ArrayReader::<u32, Ix1>::attach_options().backend(backend.clone());
-    let directory = backend.directory().display().to_string();
+    let options = || CreateOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend.clone());
+    let attach = || AttachOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend.clone());
+    let reader = AttachOptions::<ArrayReader<u32, Ix1>>::new().backend(backend.clone());
+    let directory = backend.path().display().to_string();
     let mappings = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         maps.lines().filter(|line| line.contains(&directory)).count()
@@ -163,7 +166,9 @@ fn many_rounds(arguments: &[String]) {
         let reader = reader.open_counted(name.as_str()).unwrap();
         assert_eq!((reader.view()[3], array.refcount()), (number as u32, 5));
         assert!(options().create(name.as_str(), 4).is_err());
-        assert!(RefcountedArray::<f32, Ix1>::attach_options().backend(backend.clone()).open(name.as_str()).is_err());
+        assert!(
+            AttachOptions::<RefcountedArray<f32, Ix1>>::new().backend(backend.clone()).open(name.as_str()).is_err()
+        );
         drop((array, clone));
         attached.into_reader().unwrap();
         readonly.close().unwrap();
@@ -201,11 +206,11 @@ fn nothing_remains_after_many_rounds(place: &Place) {
 fn count_without_writing(arguments: &[String]) {
     let backend = default_backend().unwrap();
     let location = Location::from_str(&arguments[0]).unwrap();
-    let options = || RefcountedArray::<u32, Ix1>::attach_options().backend(backend.clone());
+    let options = || AttachOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend.clone());
     for outcome in [options().open(&location).map(drop), options().access(Access::Read).open(&location).map(drop)] {
         assert!(matches!(outcome, Err(Error::PermissionDenied { mode: 0o400, .. })), "{outcome:?}");
     }
-    let reader = ArrayReader::<u32, Ix1>::attach_options().backend(backend.clone());
+    let reader = AttachOptions::<ArrayReader<u32, Ix1>>::new().backend(backend.clone());
     assert!(reader.open_counted(&location).unwrap_err().is_permission_denied());
     assert_eq!(inspect_in(&backend, &location).unwrap().refcount, 1, "looking needs no more than reading");
     say("looked");

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libtest_mimic::Trial;
 use ndarray::ShapeBuilder;
-use ndarray_shm::{Backend, Directory, Error, FrozenArray, SharedArray, default_backend};
+use ndarray_shm::{CreateOptions, Directory, Error, FrozenArray, SharedArray, default_backend};
 
 use super::sandbox;
 use crate::support::Place;
@@ -101,14 +101,14 @@ fn many_arrays(arguments: &[String]) {
         assert!(arrays.len() < 64, "a descriptor each");
     }
     for array in &arrays {
-        assert!(array.backend().unlink(array.location(), None).unwrap());
+        assert!(array.backend().unlink(array.location()).unwrap());
     }
     say(format!("{} arrays", arrays.len()));
 }
 
 /// A child without /proc.
 fn guards_without_proc(arguments: &[String]) {
-    let array = SharedArray::<u8, _>::create_options().keep_fd(true).create(arguments[0].as_str(), 4).unwrap();
+    let array = CreateOptions::<SharedArray<u8, _>>::new().keep_fd(true).create(arguments[0].as_str(), 4).unwrap();
     array.write().unwrap().fill(3);
     assert_eq!(array.read().unwrap().sum(), 12);
     assert!(array.unlink().unwrap());

@@ -1,7 +1,10 @@
 //! The edges of the machine: room, memory, lengths of files. Nothing may be lost, and nobody killed.
 
 use libtest_mimic::Trial;
-use ndarray_shm::{Access, ArrayReader, Error, FrozenArray, Pages, RenderBuffer, SharedArray, default_backend};
+use ndarray_shm::{
+    Access, ArrayReader, AttachOptions, CreateOptions, Error, FrozenArray, Pages, RenderBuffer, SharedArray,
+    default_backend,
+};
 
 use super::sandbox::{self, MemoryGroup, unless};
 use crate::support::child::{Child, Role, say};
@@ -36,7 +39,7 @@ fn exceed_file_size(arguments: &[String]) {
     let name = arguments[0].as_str();
     for error in [
         SharedArray::<u8, _>::create(name, MIB).unwrap_err(),
-        SharedArray::<u8, ndarray::Ix1>::create_options().pages(Pages::Sparse).create(name, MIB).unwrap_err(),
+        CreateOptions::<SharedArray<u8, ndarray::Ix1>>::new().pages(Pages::Sparse).create(name, MIB).unwrap_err(),
         FrozenArray::<u8, _>::create_with(MIB, |_| {}).unwrap_err(),
         RenderBuffer::<u8, _>::create(name, MIB, MIB, "too large").unwrap_err(),
     ] {
@@ -91,16 +94,16 @@ fn fill_file_system(_: &[String]) {
     assert!(error.is_already_exists(), "a full memory does not hide that the name is taken: {error}");
 
     // A foreign, sparse file is opened only if its holes can be filled: here reading them takes memory too.
-    let path = default_backend().unwrap().directory().join("sparse");
+    let path = default_backend().unwrap().path().join("sparse");
     std::fs::File::create(&path).unwrap().set_len(64 * MIB as u64).unwrap();
     assert_no_space(&SharedArray::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
     assert_no_space(
-        &SharedArray::<u8, _>::attach_options().access(Access::Read).open("sparse", 64 * MIB).unwrap_err(),
+        &AttachOptions::<SharedArray<u8, _>>::new().access(Access::Read).open("sparse", 64 * MIB).unwrap_err(),
         64 * MIB,
         6 * MIB,
     );
     assert_no_space(&ArrayReader::<u8, _>::open("sparse", 64 * MIB).unwrap_err(), 64 * MIB, 6 * MIB);
-    let options = SharedArray::<u8, _>::attach_options().access(Access::Read).leave_holes(true);
+    let options = AttachOptions::<SharedArray<u8, _>>::new().access(Access::Read).leave_holes(true);
     assert!(options.open("sparse", 64 * MIB).unwrap().is_sparse().unwrap());
     std::fs::remove_file(&path).unwrap();
 

@@ -8,8 +8,8 @@ use std::process::Command;
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::{
-    Access, Claim, Draft, Error, FrozenArray, PageUse, Pages, RenderBuffer, Result, SealableDraft, SharedArray,
-    default_backend,
+    Access, AttachOptions, CreateOptions, Draft, Error, FrozenArray, Pages, RenderBuffer, Result, SharedArray,
+    array::SealableDraft, backend::PageUse, default_backend, render::Claim,
 };
 use rustix::fs::FallocateFlags;
 use rustix::thread::CpuSet;
@@ -93,7 +93,7 @@ fn allocated(path: &Path) -> usize {
 /// A child that reads what another process made.
 fn attach_huge(arguments: &[String]) {
     let array =
-        SharedArray::<u8, Ix1>::attach_options().access(Access::Read).open(arguments[0].as_str(), LENGTH).unwrap();
+        AttachOptions::<SharedArray<u8, Ix1>>::new().access(Access::Read).open(arguments[0].as_str(), LENGTH).unwrap();
     assert_eq!(array.read().unwrap().iter().map(|value| u64::from(*value)).sum::<u64>(), LENGTH as u64);
     say(mapped_huge(array.raw_view().as_ptr()));
     let PageUse { huge, base, .. } = array.pages().unwrap();
@@ -174,7 +174,7 @@ fn no_huge_pages(arguments: &[String]) {
     assert_eq!(answer, 0);
     for pages in [Pages::Auto, Pages::Huge] {
         let array =
-            SharedArray::<u8, Ix1>::create_options().pages(pages).create(arguments[0].as_str(), LENGTH).unwrap();
+            CreateOptions::<SharedArray<u8, Ix1>>::new().pages(pages).create(arguments[0].as_str(), LENGTH).unwrap();
         assert!(!array.is_sparse().unwrap());
         array.write().unwrap().fill(1);
         let asked = array.pages().unwrap();
@@ -192,7 +192,7 @@ fn an_array_that_may_have_no_huge_pages_is_made_of_others(place: &Place) {
 }
 
 fn create(name: &str, length: usize, pages: Pages) -> Result<SharedArray<u8, Ix1>> {
-    SharedArray::create_options().pages(pages).create(name, length)
+    CreateOptions::<SharedArray<_, _>>::new().pages(pages).create(name, length)
 }
 
 /// Writes to every byte, which kills the process if one of them has no memory.
@@ -256,7 +256,7 @@ fn a_small_file_system_is_an_error_whatever_the_pages_and_the_processors(place: 
 
 /// A child that takes room and gives it back, until it is told to end.
 fn take_and_give_room(_: &[String]) {
-    let directory = default_backend().unwrap().directory().to_owned();
+    let directory = default_backend().unwrap().path().to_owned();
     std::thread::spawn(move || {
         for round in 0_u64.. {
             let path = directory.join("taken");
@@ -291,7 +291,7 @@ fn race_for_room(_: &[String]) {
     }
     other.kill();
     // Whatever it was about to take has gone, or goes with its name.
-    let _gone = std::fs::remove_file(default_backend().unwrap().directory().join("taken"));
+    let _gone = std::fs::remove_file(default_backend().unwrap().path().join("taken"));
     assert_eq!(files(), 0);
     assert_eq!(default_backend().unwrap().available().unwrap(), 16 * MIB as u64);
     eprintln!("{made} of 200 arrays were made while another process took and gave room");

@@ -4,7 +4,12 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use libtest_mimic::Trial;
-use ndarray_shm::{Claim, Error, PoolOptions, RenderOptions, SharedArray, SharingStrategy};
+use ndarray_shm::{
+    CreateOptions, Error, SharedArray,
+    counted::SharingStrategy,
+    pool::PoolOptions,
+    render::{Claim, RenderOptions},
+};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::forks::{fork, wait};
@@ -49,7 +54,7 @@ fn forks(arguments: &[String]) {
     let files = open_files();
     wait(fork(|| {
         // The child's copies: nothing of them is taken, given back, named or unnamed.
-        assert_eq!(pool.stats(), ndarray_shm::PoolStats::default());
+        assert_eq!(pool.stats(), ndarray_shm::pool::PoolStats::default());
         assert_eq!(open_files(), files - 1, "what was idle is closed");
         let mut own = pool.take::<u32, _>(LENGTH).unwrap();
         assert!(!own.is_recycled());
@@ -66,7 +71,7 @@ fn forks(arguments: &[String]) {
         drop(refused);
         drop(array.take());
         let made =
-            SharedArray::<u32, _>::create_options().backend(backend.clone()).create(name("made"), LENGTH).unwrap();
+            CreateOptions::<SharedArray<u32, _>>::new().backend(backend.clone()).create(name("made"), LENGTH).unwrap();
         let refused = pool.put(made).unwrap_err();
         assert!(refused.into_inner().unlink().unwrap());
         drop(pool.clone());
@@ -104,7 +109,7 @@ fn fork_holds(arguments: &[String]) {
     let backend = backend_of_child();
     let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
     for keep in [false, true] {
-        let options = SharedArray::<u32, _>::create_options().backend(backend.clone()).keep_fd(keep);
+        let options = CreateOptions::<SharedArray<u32, _>>::new().backend(backend.clone()).keep_fd(keep);
         let array = options.create_with(arguments[0].as_str(), LENGTH, |mut view| view.fill(7)).unwrap();
         let (reader, mut writer) = UnixStream::pair().unwrap();
         let child = fork(|| {

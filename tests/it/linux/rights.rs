@@ -4,11 +4,13 @@ use std::fs::Permissions;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use ndarray_shm::{Access, Backend, CreationMode, Directory, Error, Publish, SharedArray};
+use ndarray_shm::{
+    Access, AttachOptions, CreationMode, Directory, Error, SharedArray,
+    backend::{Backend, Publish},
+};
 
 use crate::support::child::{self, Child, ROLE, Role, say};
 use crate::support::{Name, Place};
@@ -37,7 +39,7 @@ fn permissions_are_exact(place: &Place) {
     let shared = place.location("permissions-shared");
     drop(place.options::<u8, _>().permissions(0o666).create(shared.location(), 4).unwrap());
     let arena = place.location("permissions-arena");
-    let options = ndarray_shm::Arena::options().backend(place.backend.clone()).permissions(0o6660).keep(true);
+    let options = ndarray_shm::arena::ArenaOptions::new().backend(place.backend.clone()).permissions(0o6660).keep(true);
     drop(options.create(arena.location(), 1).unwrap());
     assert_eq!(mode(&arena) & 0o7777, 0o660, "bits that change whom a program runs as are left out");
     assert_eq!(mode(&shared) & 0o7777, 0o666, "whatever the umask");
@@ -61,7 +63,7 @@ fn links_and_devices_are_not_arrays(place: &Place) {
             let error = outcome.unwrap_err();
             assert!(matches!(error, Error::NotAnArray { found, .. } if found == what), "{what}: {error}");
         }
-        assert!(matches!(place.backend.unlink(name.location(), None), Err(Error::NotAnArray { .. })));
+        assert!(matches!(place.backend.unlink(name.location()), Err(Error::NotAnArray { .. })));
     }
     std::fs::remove_file(place.path(&link)).unwrap();
     std::fs::remove_file(place.path(&fifo)).unwrap();
@@ -69,8 +71,8 @@ fn links_and_devices_are_not_arrays(place: &Place) {
 
 /// A child that opens an array as whoever it is, and says what it is told.
 fn open_as_stranger(arguments: &[String]) {
-    let backend: Arc<dyn Backend> = Arc::new(Directory::new("given", &arguments[1]));
-    let options = || SharedArray::<u8, _>::attach_options().backend(backend.clone());
+    let backend: Directory = Directory::new("given", &arguments[1]);
+    let options = || AttachOptions::<SharedArray<u8, _>>::new().backend(backend.clone());
     match options().open(arguments[0].as_str(), 4) {
         Err(Error::PermissionDenied { owner, mode, .. }) => say(format!("denied {owner} {mode:03o}")),
         other => say(format!("{:?}", other.map(|array| array.len()))),

@@ -6,7 +6,9 @@ use std::str::FromStr;
 use libtest_mimic::Trial;
 use ndarray::{Ix1, array};
 use ndarray_shm::{
-    Draft, Error, Location, RefcountedArray, SharedArray, SharingStrategy, default_backend, inspect_in, to_shared,
+    Draft, Error, Location, RefcountedArray, SharedArray,
+    counted::{SharingStrategy, inspect_in, to_shared},
+    default_backend,
 };
 
 use super::descriptors::{descriptors_of, mappings_of};
@@ -260,7 +262,7 @@ fn no_room_for_trailer(_: &[String]) {
         draft = given_back;
     }
     let array = draft.publish("full").unwrap();
-    assert_eq!(std::fs::metadata(backend.directory().join("full")).unwrap().len(), LENGTH as u64);
+    assert_eq!(std::fs::metadata(backend.path().join("full")).unwrap().len(), LENGTH as u64);
     array.write().unwrap()[LENGTH - 1] = 4;
     assert_eq!(SharedArray::<u8, _>::open("full", LENGTH).unwrap().read().unwrap()[LENGTH - 1], 4);
     assert!(array.unlink().unwrap());

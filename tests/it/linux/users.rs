@@ -3,12 +3,14 @@
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Backend, Directory, Error, Location, NextClaim, RenderBuffer, RenderOptions, SharedWith};
+use ndarray_shm::{
+    Directory, Error, Location, NextClaim, RenderBuffer,
+    render::{RenderOptions, SharedWith},
+};
 
 use super::sandbox::unless;
 use crate::support::child::{self, Child, ROLE, Role, hear, say};
@@ -51,7 +53,7 @@ fn paint_with_others(arguments: &[String]) {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let [location, directory, shared, mode] = arguments else { panic!("{arguments:?}") };
     let options = RenderOptions::new()
-        .backend(Arc::new(Directory::new("given", directory)))
+        .backend(Directory::new("given", directory))
         .permissions(u32::from_str_radix(mode, 8).unwrap())
         .shared_with(shared.parse().unwrap())
         .timeout(Duration::from_secs(60));
@@ -89,8 +91,8 @@ impl Stage {
         Self { place, directory, name }
     }
 
-    fn backend(&self) -> Arc<dyn Backend> {
-        Arc::new(Directory::new("given", self.directory.path()))
+    fn backend(&self) -> Directory {
+        Directory::new("given", self.directory.path())
     }
 
     fn options(&self) -> RenderOptions {

@@ -4,7 +4,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use libtest_mimic::Trial;
-use ndarray_shm::{Channel, Socket};
+use ndarray_shm::counted::{Channel, Socket};
 
 use super::meeting::{Meeting, Traces, all, attach, leaving_nothing, names, share, strategies};
 use crate::support::Place;
@@ -100,7 +100,7 @@ fn a_forked_child_is_refused_its_parents_channel_until_it_adopts_it(place: &Plac
     assert!(all(&array, 1.0));
     drop(array);
     // The forked child ended without letting go of its own.
-    let left = usize::from(strategies().next() == Some(ndarray_shm::SharingStrategy::FileSystem));
+    let left = usize::from(strategies().next() == Some(ndarray_shm::counted::SharingStrategy::FileSystem));
     assert_eq!(meeting.names(), left);
 }
 

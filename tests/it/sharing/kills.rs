@@ -6,13 +6,13 @@
 //! a half-written one is noticed.
 
 use std::fmt::Write;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use libtest_mimic::Trial;
 use ndarray::Ix2;
 use ndarray_shm::{
-    Backend, Channel, ChannelListener, Handle, HandleOptions, Reclaim, RefcountedArray, SharingStrategy,
+    Directory, RefcountedArray,
+    counted::{Channel, ChannelListener, Handle, HandleOptions, Reclaim, SharingStrategy},
 };
 
 use super::managed::{self, Outcome, Stopwatch};
@@ -120,7 +120,7 @@ impl Game<'_> {
     }
 }
 
-pub fn named(backend: &Arc<dyn Backend>, value: f32) -> RefcountedArray<f32, Ix2> {
+pub fn named(backend: &Directory, value: f32) -> RefcountedArray<f32, Ix2> {
     share(backend, SharingStrategy::FileSystem, value)
 }
 
@@ -128,7 +128,7 @@ pub fn handle(array: &RefcountedArray<f32, Ix2>) -> Handle {
     array.handle_with(HandleOptions::new().grace(GRACE)).expect("a handle")
 }
 
-pub fn connect(arguments: &[String]) -> (Arc<dyn Backend>, Channel) {
+pub fn connect(arguments: &[String]) -> (Directory, Channel) {
     managed::join();
     let backend = backend_of_child();
     let _probed = backend.lock_survives_close().unwrap();
@@ -369,10 +369,10 @@ fn play(place: &Place, moments: &mut Moments, (scenario, rounds): (&'static str,
 }
 
 /// Drafts are left alone for a minute after they were begun: makes those that are here older.
-fn age_drafts(backend: &Arc<dyn Backend>) {
+fn age_drafts(backend: &Directory) {
     for entry in backend.list().unwrap() {
-        if entry.kind == ndarray_shm::EntryKind::Draft {
-            let file = std::fs::File::options().write(true).open(backend.directory().join(entry.name)).unwrap();
+        if entry.kind == ndarray_shm::backend::EntryKind::Draft {
+            let file = std::fs::File::options().write(true).open(backend.path().join(entry.name)).unwrap();
             file.set_modified(SystemTime::now() - Duration::from_secs(90)).unwrap();
         }
     }

@@ -5,7 +5,10 @@ use std::fs::File;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
-use ndarray_shm::{Channel, ChannelListener, Error, FrozenArray, RefcountedArray, Shareable, SharingStrategy};
+use ndarray_shm::{
+    Error, FrozenArray, RefcountedArray,
+    counted::{Channel, ChannelListener, Shareable, SharingStrategy},
+};
 
 use super::meeting::{LONG, Meeting, all, attach, leaving_nothing, options, share};
 use crate::support::Place;

@@ -7,13 +7,16 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::Ix2;
 use ndarray_shm::manager::{self, Program, Status};
-use ndarray_shm::{Backend, EntryKind, Handle, HandleOptions, Reclaim, RefcountedArray};
+use ndarray_shm::{
+    Directory, RefcountedArray,
+    backend::EntryKind,
+    counted::{Handle, HandleOptions, Reclaim},
+};
 
 use super::kills::{Game, Moments, Rounds, SCENARIOS, connect, named, one_by_one};
 use super::meeting::{Meeting, all};
@@ -92,7 +95,7 @@ impl Stopwatch {
     }
 
     /// Waits until there are no arrays but `others`, and says how long it took.
-    pub fn wait_until_gone(&mut self, backend: &Arc<dyn Backend>, others: usize) {
+    pub fn wait_until_gone(&mut self, backend: &Directory, others: usize) {
         let Some(mut since) = self.since.take() else { return };
         let mut late = None;
         loop {
@@ -115,7 +118,7 @@ impl Stopwatch {
 }
 
 /// How many arrays have a name. Drafts with hidden names are left alone for a minute, by managers too.
-fn arrays(backend: &Arc<dyn Backend>) -> usize {
+fn arrays(backend: &Directory) -> usize {
     backend.list().unwrap().iter().filter(|entry| entry.kind == EntryKind::Array).count()
 }
 
@@ -204,7 +207,7 @@ fn director(arguments: &[String]) {
     let [scenario, rounds, seed] = numbers[..] else { panic!("{arguments:?}") };
     let socket = manager::socket_path(None).unwrap();
     let meeting = Meeting::of_parent(Place::of_parent(place), socket.parent().unwrap());
-    let backend = Arc::clone(&meeting.place.backend);
+    let backend = meeting.place.backend.clone();
     let (_, all_rounds) = *SCENARIOS.iter().chain(&OTHERS).nth(scenario as usize).unwrap();
     let mut moments = Moments(seed);
     let managed = Some(Stopwatch::default());
@@ -224,7 +227,7 @@ fn director(arguments: &[String]) {
 }
 
 /// In a director: becomes a client, and starts the manager.
-fn become_client(backend: &Arc<dyn Backend>) {
+fn become_client(backend: &Directory) {
     // Nobody starts anything meanwhile: what is open for writing cannot be executed.
     let path = PathBuf::from(std::env::var_os("NDSHM_MANAGER").unwrap());
     let text = format!("#!/bin/sh\n{ROLE}=manager-client exec '{}' \"$@\"\n", program().display());
@@ -236,10 +239,10 @@ fn become_client(backend: &Arc<dyn Backend>) {
 }
 
 /// Says again and again that this process is a client, until there is a manager.
-fn running(backend: &Arc<dyn Backend>) -> Status {
+fn running(backend: &Directory) -> Status {
     let mut found = None;
     eventually("there is a manager", || {
-        manager::announce(&**backend);
+        manager::announce(backend);
         found = manager::status(None).unwrap();
         found.is_some()
     });
@@ -249,7 +252,7 @@ fn running(backend: &Arc<dyn Backend>) -> Status {
 /// A child that does no more than say that it is there.
 fn client(arguments: &[String]) {
     let (backend, _channel) = connect(arguments);
-    manager::announce(&*backend);
+    manager::announce(&backend);
     say("announced");
     hear();
 }

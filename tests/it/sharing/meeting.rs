@@ -1,12 +1,12 @@
 //! How a test and its children meet: a socket in a directory that goes with the test, and a look at what each leaves.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use ndarray::{Dimension, Ix2};
 use ndarray_shm::{
-    Backend, Channel, ChannelListener, CreateOptions, Element, ReceivedArray, RefcountedArray, SharingStrategy,
+    CreateOptions, Directory, Element, RefcountedArray,
+    counted::{Channel, ChannelListener, ReceivedArray, SharingStrategy},
 };
 
 use crate::support::child::Child;
@@ -79,17 +79,17 @@ impl Meeting {
 }
 
 /// Every file in a directory.
-pub fn names(backend: &Arc<dyn Backend>) -> usize {
-    std::fs::read_dir(backend.directory()).expect("a directory").count()
+pub fn names(backend: &Directory) -> usize {
+    std::fs::read_dir(backend.path()).expect("a directory").count()
 }
 
 /// Makes an array of 5 times 5 equal elements.
-pub fn share<T: Element>(backend: &Arc<dyn Backend>, strategy: SharingStrategy, value: T) -> RefcountedArray<T, Ix2> {
+pub fn share<T: Element>(backend: &Directory, strategy: SharingStrategy, value: T) -> RefcountedArray<T, Ix2> {
     options(backend).share_with(strategy, (5, 5), |mut view| view.fill(value)).expect("an array")
 }
 
-pub fn options<T: Element, D: Dimension>(backend: &Arc<dyn Backend>) -> CreateOptions<RefcountedArray<T, D>> {
-    RefcountedArray::create_options().backend(Arc::clone(backend))
+pub fn options<T: Element, D: Dimension>(backend: &Directory) -> CreateOptions<RefcountedArray<T, D>> {
+    CreateOptions::<RefcountedArray<_, _>>::new().backend(backend.clone())
 }
 
 /// Attaches what was received in whatever place.
@@ -123,8 +123,8 @@ pub struct Traces {
 }
 
 impl Traces {
-    pub fn of(backend: &Arc<dyn Backend>) -> Self {
-        let directory = backend.directory();
+    pub fn of(backend: &Directory) -> Self {
+        let directory = backend.path();
         let entries = std::fs::read_dir(directory).expect("a directory").filter_map(Result::ok);
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         Self { names, ..Self::of_process(backend) }
@@ -136,8 +136,8 @@ impl Traces {
     }
 
     /// What leads from this process to arrays in the directory, named or not.
-    fn of_process(backend: &Arc<dyn Backend>) -> Self {
-        let directory = backend.directory().display().to_string();
+    fn of_process(backend: &Directory) -> Self {
+        let directory = backend.path().display().to_string();
         let links = std::fs::read_dir("/proc/self/fd").into_iter().flatten().filter_map(Result::ok);
         let links = links.filter_map(|entry| std::fs::read_link(entry.path()).ok());
         let is_ours = |line: &String| line.contains(&format!("{directory}/"));
@@ -149,7 +149,7 @@ impl Traces {
 
 /// In a child: connects to whom the first argument names, does something, and insists that neither a descriptor nor a
 /// mapping is left of it.
-pub fn leaving_nothing(arguments: &[String], act: impl FnOnce(&Arc<dyn Backend>, Channel)) {
+pub fn leaving_nothing(arguments: &[String], act: impl FnOnce(&Directory, Channel)) {
     let backend = backend_of_child();
     let _probed = backend.lock_survives_close().expect("a directory");
     let before = open_files();

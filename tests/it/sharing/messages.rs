@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, Ix3};
-use ndarray_shm::{Channel, Error, Handle, RefcountedArray, Shareable, SharingStrategy};
+use ndarray_shm::{
+    Error, RefcountedArray,
+    counted::{Channel, Handle, Shareable, SharingStrategy},
+};
 use serde::de::IgnoredAny;
 
 use super::meeting::{LONG, Meeting, all, attach, leaving_nothing, share, strategies};

@@ -2,7 +2,10 @@
 
 use libtest_mimic::Trial;
 use ndarray::Ix2;
-use ndarray_shm::{Channel, ChannelListener, Error, FrozenArray, RefcountedArray, SharingStrategy};
+use ndarray_shm::{
+    Error, FrozenArray, RefcountedArray,
+    counted::{Channel, ChannelListener, SharingStrategy},
+};
 
 use super::meeting::{LONG, Meeting, all, assert_same_memory, attach, leaving_nothing, share, strategies};
 use crate::support::Place;
@@ -246,7 +249,7 @@ fn set_strategy(arguments: &[String]) {
             let strategy = strategies().nth(round % strategies().count()).unwrap();
             strategy.set_current().unwrap();
             assert_eq!(SharingStrategy::current().unwrap(), strategy);
-            arrays.push((strategy, ndarray_shm::to_shared(&ordinary).unwrap()));
+            arrays.push((strategy, ndarray_shm::counted::to_shared(&ordinary).unwrap()));
             assert!(arrays.iter().all(|(then, array)| array.strategy() == *then), "those that exist stay as they are");
         }
         let all: Vec<_> = arrays.iter().map(|(_, array)| array as _).collect();

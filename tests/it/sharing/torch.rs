@@ -2,13 +2,12 @@
 //! each five times (`NDSHM_TEST_ROUNDS` says more) and with both strategies, with a leak checker around all of them.
 
 use std::fmt::Debug;
-use std::sync::Arc;
 
 use libtest_mimic::Trial;
 use ndarray::{Array2, ArrayD, Ix2, IxDyn, ShapeBuilder};
 use ndarray_shm::{
-    Backend, Channel, DType, Element, Error, Order, RefcountedArray, Shareable, SharingStrategy, attached_in,
-    inspect_in,
+    DType, Directory, Element, Error, Order, RefcountedArray,
+    counted::{Channel, Shareable, SharingStrategy, inspect_in},
 };
 
 use super::meeting::{Meeting, all, assert_same_memory, attach, leaving_nothing, options, repeats, share, strategies};
@@ -182,7 +181,7 @@ fn is_shared_tells_what_others_can_reach(place: &Place) {
         assert_eq!(array.strategy(), strategy);
         assert_eq!(array.location().is_some(), strategy == SharingStrategy::FileSystem);
         if let Some(location) = array.location() {
-            assert!(attached_in(&*meeting.place.backend, location).unwrap());
+            assert!(meeting.place.backend.attached(location).unwrap());
             let inspection = inspect_in(&meeting.place.backend, location).unwrap();
             assert_eq!((inspection.refcount, inspection.is_orphaned()), (1, false));
         }
@@ -209,7 +208,7 @@ fn send_back(arguments: &[String]) {
 }
 
 /// Returns what was sent, in words.
-fn send_again<T: Element>(channel: &Channel, array: ndarray_shm::ReceivedArray) -> String {
+fn send_again<T: Element>(channel: &Channel, array: ndarray_shm::counted::ReceivedArray) -> String {
     let array = array.attach::<T, IxDyn>().unwrap();
     let message = format!("{} {:?} {}", array.dtype(), array.shape(), array.order());
     channel.send(&message, &[&array]).unwrap();
@@ -290,7 +289,7 @@ fn value<T: From<i16>>(at: (usize, usize)) -> T {
     T::from(i16::try_from(at.0 * 100 + at.1).expect("a small number") - 250)
 }
 
-fn sample<T: Element + From<i16>>(backend: &Arc<dyn Backend>, strategy: SharingStrategy) -> RefcountedArray<T, Ix2> {
+fn sample<T: Element + From<i16>>(backend: &Directory, strategy: SharingStrategy) -> RefcountedArray<T, Ix2> {
     let fill = |mut view: ndarray::ArrayViewMut2<'_, T>| view.indexed_iter_mut().for_each(|(at, v)| *v = value(at));
     options(backend).share_with(strategy, (6, 7).f(), fill).unwrap()
 }
@@ -318,7 +317,7 @@ fn paddle_values_of_four_types_arrive_and_no_file_stays(place: &Place) {
     repeatedly(place, |meeting, strategy| {
         let (child, channel) = meeting.child("send-values", &[strategy.as_str()]);
         let received = channel.receive::<String>().unwrap();
-        let types: Vec<DType> = received.arrays.iter().map(ndarray_shm::ReceivedArray::dtype).collect();
+        let types: Vec<DType> = received.arrays.iter().map(ndarray_shm::counted::ReceivedArray::dtype).collect();
         assert_eq!(types, [DType::F32, DType::F64, DType::I32, DType::I64]);
         let [a, b, c, d] = <[_; 4]>::try_from(received.arrays).unwrap();
         let (a, b) = (attach::<f32>(a), attach::<f64>(b));

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
 use ndarray_shm::{
-    Channel, Error, FrozenArray, IntoError, Pages, ReceivedArray, Reclaim, RefcountedArray, SharingStrategy,
+    Error, FrozenArray, IntoError, Pages, RefcountedArray,
+    counted::{Channel, ReceivedArray, Reclaim, SharingStrategy},
 };
 
 use super::meeting::{Meeting, all, attach, leaving_nothing, options, share, strategies};
@@ -74,7 +75,7 @@ fn a_handle_of_a_killed_sender_that_nobody_takes_expires(place: &Place) {
     let meeting = Meeting::new(place);
     let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
     let grace = Duration::from_millis(200);
-    let options = ndarray_shm::HandleOptions::new().grace(grace);
+    let options = ndarray_shm::counted::HandleOptions::new().grace(grace);
     let (here, there) = Channel::pair().unwrap();
     let begin = Instant::now();
     here.send(&array.handle_with(options).unwrap(), &[]).unwrap();
@@ -86,7 +87,7 @@ fn a_handle_of_a_killed_sender_that_nobody_takes_expires(place: &Place) {
         meeting.names() == 0
     });
     assert!(begin.elapsed() >= grace, "{:?}", begin.elapsed());
-    let handle = there.receive::<ndarray_shm::Handle>().unwrap().message;
+    let handle = there.receive::<ndarray_shm::counted::Handle>().unwrap().message;
     assert!(handle.attach::<f32, Ix2>().unwrap_err().is_not_found());
     meeting.is_clean();
 }
@@ -317,7 +318,7 @@ fn a_descriptor_from_a_directory_that_is_not_here_is_attached_all_the_same(place
     here.send(&(), &[&array, &array]).unwrap();
     // As in a container that does not have the sender's directory.
     let gone = tempfile::tempdir().unwrap().path().to_owned();
-    let nowhere = std::sync::Arc::new(ndarray_shm::Directory::new("nowhere", gone));
+    let nowhere = ndarray_shm::Directory::new("nowhere", gone);
     let received = there.receive::<()>().unwrap().arrays;
     let [one, other] = <[_; 2]>::try_from(received).unwrap().map(|received| received.backend(nowhere.clone()));
     let same = attach::<f32>(one);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, Handle, RefcountedArray, SharedArray};
+use ndarray_shm::{Arena, AttachOptions, RefcountedArray, SharedArray, arena::ArenaOptions, counted::Handle};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Name, Place, backend_of_child};
@@ -33,7 +33,7 @@ pub const ROLES: &[(&str, Role)] = &[
 
 /// Opens a counted array and says what became of it.
 fn open_frozen(arguments: &[String]) {
-    let options = RefcountedArray::<u8, Ix1>::attach_options().backend(backend_of_child());
+    let options = AttachOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend_of_child());
     match options.open(arguments[0].parse::<ndarray_shm::Location>().unwrap()) {
         Ok(array) => say(format!("attached, frozen: {}", array.is_frozen())),
         Err(error) => say(format!("refused: {}", error.is_not_counted())),
@@ -50,7 +50,7 @@ fn open_arena(arguments: &[String]) {
 
 /// Opens what is no plain array.
 fn open_plain(arguments: &[String]) {
-    let options = SharedArray::<u8, Ix1>::attach_options().backend(backend_of_child());
+    let options = AttachOptions::<SharedArray<u8, Ix1>>::new().backend(backend_of_child());
     let refused = options.open(arguments[0].parse::<ndarray_shm::Location>().unwrap(), 100).unwrap_err();
     say(format!("refused: {}", refused.is_reserved()));
 }
@@ -90,7 +90,7 @@ fn bytes_that_a_writer_has_as_elements_are_no_frozen_array(place: &Place) {
 fn bytes_that_a_writer_has_as_elements_are_no_arena(place: &Place) {
     let place = &place.private();
     let name = place.location("arena");
-    let arena = Arena::options().backend(place.backend.clone()).create(name.location(), 1 << 16).unwrap();
+    let arena = ArenaOptions::new().backend(place.backend.clone()).create(name.location(), 1 << 16).unwrap();
     let bytes = std::fs::read(place.path(&name)).unwrap();
     drop(arena);
     lookalike(place, &name, &bytes, "step-open-arena");
@@ -100,7 +100,7 @@ fn a_plain_open_that_passes_by_is_waited_for(place: &Place) {
     let place = &place.private();
     let (counted, arena) = (place.location("counted"), place.location("arena"));
     let array = place.counted::<u8, Ix1>().create(counted.location(), 100).unwrap();
-    let members = Arena::options().backend(place.backend.clone()).create(arena.location(), 1 << 16).unwrap();
+    let members = ArenaOptions::new().backend(place.backend.clone()).create(arena.location(), 1 << 16).unwrap();
     let handle = array.handle().unwrap().to_string();
     let cases = [
         (&counted, "step-open-frozen", counted.as_str(), "attached, frozen: false"),

@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Channel, RefcountedArray, SharingStrategy};
+use ndarray_shm::{
+    RefcountedArray,
+    counted::{Channel, SharingStrategy},
+};
 
 use crate::support::child::{Child, Role};
 use crate::support::{Name, Place};
@@ -47,7 +50,7 @@ fn received_array_is_dropped_without_waiting_for_a_process_that_stands(place: &P
     if place.has_hidden_drafts() {
         return; // replacing has no such step there
     }
-    place.backend.unlink(name.location(), None).unwrap();
+    place.backend.unlink(name.location()).unwrap();
     // The child has locked the name, which the last handle removes.
     let mut replacer = drop_beside(place, &name, array(), "step-replace", "replace: linked");
     replacer.expect("filled");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, SharedArray, default_backend};
+use ndarray_shm::{Arena, AttachOptions, SharedArray, arena::ArenaOptions, backend::Backend, default_backend};
 
 use crate::linux::rights::as_stranger;
 use crate::support::child::{Child, Role, say};
@@ -38,7 +38,8 @@ type Array = SharedArray<u8, Ix1>;
 
 /// Takes a guard of the kind that it is told, and says so.
 fn guard(arguments: &[String]) {
-    let array: Array = Array::attach_options().backend(backend_of_child()).open(arguments[1].as_str(), 10).unwrap();
+    let array: Array =
+        AttachOptions::<Array>::new().backend(backend_of_child()).open(arguments[1].as_str(), 10).unwrap();
     match arguments[0].as_str() {
         "read" => drop(array.read().unwrap()),
         "write" => drop(array.write().unwrap()),
@@ -139,7 +140,7 @@ fn seat_ends_with_its_process_although_a_child_was_forked_meanwhile(place: &Plac
     let place = &place.private();
     let name = place.location("arena");
     let go_on = place.location("go-on");
-    let arena = Arena::options().backend(place.backend.clone()).create(name.location(), 1 << 16).unwrap();
+    let arena = ArenaOptions::new().backend(place.backend.clone()).create(name.location(), 1 << 16).unwrap();
     let flag = place.path(&go_on).display().to_string();
     let mut child =
         Child::start_with_step(place, "step-join", &[name.as_str(), &flag], "seat: a child may have its lock");

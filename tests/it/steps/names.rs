@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{CreationMode, Location, SharedArray};
+use ndarray_shm::{CreateOptions, CreationMode, Location, SharedArray};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Place, backend_of_child};
@@ -16,7 +16,7 @@ pub const ROLES: &[(&str, Role)] = &[("step-replace", replace)];
 
 /// Replaces an array.
 fn replace(arguments: &[String]) {
-    let options = SharedArray::<u8, Ix1>::create_options().backend(backend_of_child()).mode(CreationMode::Replace);
+    let options = CreateOptions::<SharedArray<u8, Ix1>>::new().backend(backend_of_child()).mode(CreationMode::Replace);
     options
         .create_with(arguments[0].parse::<Location>().unwrap(), 100, |mut view| {
             view.fill(7);

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Location, NextClaim, RenderBuffer, RenderOptions, render};
+use ndarray_shm::{
+    Location, NextClaim, RenderBuffer,
+    render::{self, RenderOptions},
+};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Name, Place, backend_of_child};
@@ -59,7 +62,7 @@ fn finish_child(arguments: &[String]) {
 }
 
 fn discard_child(arguments: &[String]) {
-    say(render::discard(&*backend_of_child(), &location(arguments)).unwrap());
+    say(render::discard(&backend_of_child(), &location(arguments)).unwrap());
 }
 
 fn start(place: &Place, role: &str, name: &Name, step: &str) -> Child {
@@ -78,7 +81,7 @@ fn killed_finisher_with_a_viewer_blocks_no_beginner(place: &Place) {
     let viewer = painted(place, &name);
     let mut finisher = start(place, "step-render-finish", &name, "render: array named");
     finisher.kill();
-    assert!(place.backend.unlink(name.location(), None).unwrap());
+    assert!(place.backend.unlink(name.location()).unwrap());
     let mut next = Child::start(place, "step-render-begin", &[name.as_str()]);
     assert_eq!(next.line_within(PROMPT).as_deref(), Some("0 painted"), "the ledger is stale, attached or not");
     next.finish();
@@ -88,7 +91,7 @@ fn killed_finisher_with_a_viewer_blocks_no_beginner(place: &Place) {
 fn resumed_beginner_spares_what_another_began_meanwhile(place: &Place) {
     let name = place.location("resumed");
     let mut late = start(place, "step-render-begin", &name, "render: ledger published");
-    assert!(render::discard(&*place.backend, name.location()).unwrap());
+    assert!(render::discard(&place.backend, name.location()).unwrap());
     let other = painted(place, &name);
     late.resume();
     late.expect("1 painted");

@@ -10,14 +10,17 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{ArrayView, Dimension, Ix1, Ix2};
 use ndarray_shm::{
-    Arena, Backend, Channel, CreationMode, Directory, Error, NextClaim, Pool, PoolOptions, RefcountedArray,
-    RenderBuffer, RenderOptions, SharedArray, SharedWith, SharingStrategy,
+    Arena, AttachOptions, CreateOptions, CreationMode, Directory, Error, NextClaim, Pool, RefcountedArray,
+    RenderBuffer, SharedArray,
+    arena::ArenaOptions,
+    counted::{Channel, SharingStrategy},
+    pool::PoolOptions,
+    render::{RenderOptions, SharedWith},
 };
 
 use crate::support::child::{Child, ROLE, Role, copy_program, hear, program, say};
@@ -72,7 +75,7 @@ fn check<D: Dimension>(view: &ArrayView<'_, u64, D>, what: &str) {
 
 /// What a worker has.
 struct Worker {
-    backend: Arc<dyn Backend>,
+    backend: Directory,
     /// Of everything that it makes.
     permissions: u32,
     pool: Pool,
@@ -115,7 +118,8 @@ impl Worker {
         let (name, value) = (self.name(), self.choice.value());
         let mode =
             [CreationMode::CreateNew, CreationMode::OpenOrCreate, CreationMode::Replace][self.choice.next(3) as usize];
-        let options = SharedArray::create_options().backend(self.backend.clone()).permissions(self.permissions);
+        let options =
+            CreateOptions::<SharedArray<_, _>>::new().backend(self.backend.clone()).permissions(self.permissions);
         let options = options.mode(mode).keep_fd(self.choice.next(2) == 0);
         self.plain = Some(options.create_with(name, SHAPE, |mut view| view.fill(value))?);
         Ok(())
@@ -124,7 +128,7 @@ impl Worker {
     fn read(&mut self) -> ndarray_shm::Result<()> {
         let name = self.name();
         let array: SharedArray<u64, Ix2> =
-            SharedArray::attach_options().backend(self.backend.clone()).open(name, SHAPE)?;
+            AttachOptions::<SharedArray<_, _>>::new().backend(self.backend.clone()).open(name, SHAPE)?;
         check(&array.read_timeout(Duration::from_millis(50))?.view(), "a read guard");
         self.plain = Some(array);
         Ok(())
@@ -133,7 +137,7 @@ impl Worker {
     fn write(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (self.name(), self.choice.value());
         let array: SharedArray<u64, Ix2> =
-            SharedArray::attach_options().backend(self.backend.clone()).open(name, SHAPE)?;
+            AttachOptions::<SharedArray<_, _>>::new().backend(self.backend.clone()).open(name, SHAPE)?;
         let mut guard = array.write_timeout(Duration::from_millis(50))?;
         check(&guard.view(), "a write guard");
         guard.fill(value);
@@ -144,12 +148,13 @@ impl Worker {
 
     fn unlink(&mut self) -> ndarray_shm::Result<()> {
         let name: ndarray_shm::Location = self.name().parse()?;
-        self.backend.unlink(&name, None).map(drop)
+        self.backend.unlink(&name).map(drop)
     }
 
     fn count(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (self.name(), self.choice.value());
-        let options = RefcountedArray::create_options().backend(self.backend.clone()).permissions(self.permissions);
+        let options =
+            CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).permissions(self.permissions);
         let options = options.mode(CreationMode::OpenOrCreate);
         let array: RefcountedArray<u64, Ix2> = options.create_with(name, SHAPE, |mut view| view.fill(value))?;
         if self.choice.next(2) == 0 {
@@ -163,7 +168,7 @@ impl Worker {
     fn freeze(&mut self) -> ndarray_shm::Result<()> {
         let name = self.name();
         let array: RefcountedArray<u64, Ix2> =
-            RefcountedArray::attach_options().backend(self.backend.clone()).open(name)?;
+            AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).open(name)?;
         if self.choice.next(4) == 0 {
             array.freeze()?;
         }
@@ -173,14 +178,16 @@ impl Worker {
     /// Gives the elements of a plain array the bytes of a frozen one, for a moment.
     fn forge(&mut self) -> ndarray_shm::Result<()> {
         let (name, value) = (format!("{FORGED}-{}", self.name()), self.choice.value());
-        let options = RefcountedArray::create_options().backend(self.backend.clone()).mode(CreationMode::Replace);
+        let options =
+            CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).mode(CreationMode::Replace);
         let frozen: RefcountedArray<u64, Ix2> =
             options.create_with(name.as_str(), SHAPE, |mut view| view.fill(value))?;
         frozen.freeze()?;
-        let Ok(bytes) = std::fs::read(self.backend.directory().join(&name)) else { return Ok(()) };
+        let Ok(bytes) = std::fs::read(self.backend.path().join(&name)) else { return Ok(()) };
         drop(frozen);
         let bytes = bytes.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("8 bytes")));
-        let options = SharedArray::create_options().backend(self.backend.clone()).permissions(self.permissions);
+        let options =
+            CreateOptions::<SharedArray<_, _>>::new().backend(self.backend.clone()).permissions(self.permissions);
         let plain: SharedArray<u64, Ix1> = options.mode(CreationMode::OpenOrCreate).create(name, bytes.len())?;
         let mut guard = plain.write_timeout(Duration::from_millis(50))?;
         guard.iter_mut().zip(bytes).for_each(|(element, byte)| *element = byte);
@@ -194,11 +201,11 @@ impl Worker {
 
     fn look_at_forged(&mut self) -> ndarray_shm::Result<()> {
         let name = format!("{FORGED}-{}", self.name());
-        match RefcountedArray::attach_options().backend(self.backend.clone()).open(name.as_str()) {
+        match AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).open(name.as_str()) {
             Ok(array) => {
                 Self::watch(&array)?;
                 // Its maker was killed, or it is a lie; as long as it is there, no process can forge another one.
-                self.backend.unlink(&name.parse()?, None).map(drop)
+                self.backend.unlink(name).map(drop)
             }
             Err(Error::NotCounted { .. }) => Ok(()), // what it is
             Err(error) => Err(error),
@@ -218,7 +225,7 @@ impl Worker {
     fn send(&mut self) -> ndarray_shm::Result<()> {
         let value = self.choice.value();
         let strategy = [SharingStrategy::FileDescriptor, SharingStrategy::FileSystem][self.choice.next(2) as usize];
-        let options = RefcountedArray::create_options().backend(self.backend.clone());
+        let options = CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone());
         let array: RefcountedArray<u64, Ix2> = options.share_with(strategy, SHAPE, |mut view| view.fill(value))?;
         let (here, there) = Channel::pair()?;
         here.send(&value, &[&array])?;
@@ -234,7 +241,7 @@ impl Worker {
 
     fn allocate(&mut self) -> ndarray_shm::Result<()> {
         let value = self.choice.value();
-        let options = Arena::options().backend(self.backend.clone()).permissions(self.permissions);
+        let options = ArenaOptions::new().backend(self.backend.clone()).permissions(self.permissions);
         if self.arena.is_none() {
             self.arena = Some(
                 Arena::open_in(&self.backend, "stress-arena").or_else(|_| options.create("stress-arena", 1 << 20))?,
@@ -375,7 +382,7 @@ fn stay() {
 /// Does one thing after the other until it is told to end.
 fn work(arguments: &[String]) {
     let seed: u64 = arguments[0].parse().unwrap();
-    let backend = with_drafts_as_told(Arc::new(Directory::new("given", &arguments[3])));
+    let backend = with_drafts_as_told(Directory::new("given", &arguments[3]));
     let permissions = u32::from_str_radix(&arguments[2], 8).unwrap();
     let pool = PoolOptions::new().backend(backend.clone()).permissions(permissions).create().unwrap();
     let mut worker = Worker {

@@ -3,18 +3,25 @@
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ndarray_shm::{
-    Access, Backend, Directory, DraftFile, DraftOptions, Entry, FileId, Location, Pages, Publish, Result,
+    Access, Directory, Location, Pages, Result,
+    backend::{Backend, DirectoryEntry, DraftFile, DraftOptions, FileId, Publish},
 };
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
 /// Makes every draft under a hidden name; everything else is the directory's.
 #[derive(Debug)]
-pub struct HiddenDrafts(pub Directory);
+struct HiddenDrafts(Directory);
+
+/// Returns a directory in which every draft has a hidden name.
+pub fn directory(path: &Path) -> Directory {
+    Directory::from(Arc::new(HiddenDrafts(Directory::new("hidden", path))))
+}
 
 // SAFETY: a hidden name is made exclusively, and nobody else uses it; the rest is passed on.
 #[allow(unsafe_code)]
@@ -22,15 +29,15 @@ unsafe impl Backend for HiddenDrafts {
     fn name(&self) -> &'static str {
         "hidden"
     }
-    fn directory(&self) -> &Path {
-        self.0.directory()
+    fn path(&self) -> &Path {
+        self.0.path()
     }
     fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile> {
         if length > self.available()? {
             return self.0.draft(length, options); // which says so
         }
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let path = self.directory().join(format!(".ndshm-draft-{}-{number}", std::process::id()));
+        let path = self.path().join(format!(".ndshm-draft-{}-{number}", std::process::id()));
         let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a hidden file");
         file.set_permissions(std::fs::Permissions::from_mode(options.permissions)).expect("a mode");
         file.set_len(length).expect("a length");
@@ -59,12 +66,12 @@ unsafe impl Backend for HiddenDrafts {
         self.0.leads_to(at, id)
     }
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
-        self.0.unlink(at, id)
+        Backend::unlink(&self.0, at, id)
     }
     fn unlink_within(&self, at: &Location, id: Option<FileId>, limit: Duration) -> Result<bool> {
         self.0.unlink_within(at, id, limit)
     }
-    fn list(&self) -> Result<Vec<Entry>> {
+    fn list(&self) -> Result<Vec<DirectoryEntry>> {
         self.0.list()
     }
     fn available(&self) -> Result<u64> {

@@ -3,15 +3,17 @@
 use std::fmt;
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
 
-use ndarray_shm::{Access, Backend, DraftFile, DraftOptions, Entry, FileId, Location, Publish, Result};
+use ndarray_shm::{
+    Access, Directory, Location, Result,
+    backend::{Backend, DirectoryEntry, DraftFile, DraftOptions, FileId, Publish},
+};
 
 /// Called before each operation, with its name and the location it is about; and after opening, as "opened".
 pub type Before = dyn Fn(&'static str, Option<&Location>) -> Result<()> + Send + Sync;
 
 pub struct Meddling {
-    pub inner: Arc<dyn Backend>,
+    pub inner: Directory,
     pub before: Box<Before>,
 }
 
@@ -27,8 +29,8 @@ unsafe impl Backend for Meddling {
     fn name(&self) -> &'static str {
         "meddling"
     }
-    fn directory(&self) -> &Path {
-        self.inner.directory()
+    fn path(&self) -> &Path {
+        self.inner.path()
     }
     fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile> {
         (self.before)("draft", None)?;
@@ -58,9 +60,9 @@ unsafe impl Backend for Meddling {
     }
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool> {
         (self.before)("unlink", Some(at))?;
-        self.inner.unlink(at, id)
+        Backend::unlink(&self.inner, at, id)
     }
-    fn list(&self) -> Result<Vec<Entry>> {
+    fn list(&self) -> Result<Vec<DirectoryEntry>> {
         self.inner.list()
     }
     fn available(&self) -> Result<u64> {

@@ -18,9 +18,13 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use ndarray::Dimension;
 use ndarray_shm::{
-    Access, ArrayReader, ArrayWriter, AttachOptions, Backend, CreateOptions, Directory, Element, EntryKind, Inspection,
-    Location, PoolOptions, Reclaim, Reclaimed, RefcountedArray, RenderOptions, SharedArray, default_backend,
-    inspect_in, render,
+    Access, ArrayReader, ArrayWriter, AttachOptions, CreateOptions, Directory, Element, Location, RefcountedArray,
+    SharedArray,
+    backend::{Backend, EntryKind},
+    counted::{Inspection, Reclaim, Reclaimed, inspect_in},
+    default_backend,
+    pool::PoolOptions,
+    render::{self, RenderOptions},
 };
 
 use crate::topics::Run;
@@ -29,15 +33,15 @@ use crate::topics::Run;
 const HIDDEN: &str = "NDSHM_TEST_HIDDEN";
 
 /// In a child: the backend under test, with its way of making drafts.
-pub fn backend_of_child() -> Arc<dyn Backend> {
+pub fn backend_of_child() -> Directory {
     with_drafts_as_told(default_backend().expect("the parent chose one"))
 }
 
 /// In a child: this backend, with the way of making drafts that is under test.
-pub fn with_drafts_as_told(backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
+pub fn with_drafts_as_told(backend: Directory) -> Directory {
     #[cfg(target_os = "linux")]
     if std::env::var(HIDDEN).is_ok_and(|hidden| hidden == "1") {
-        return Arc::new(hidden::HiddenDrafts(Directory::new("hidden", backend.directory())));
+        return hidden::directory(backend.path());
     }
     backend
 }
@@ -49,7 +53,7 @@ pub type Test = fn(&Place);
 #[derive(Debug, Clone)]
 pub struct Place {
     pub name: &'static str,
-    pub backend: Arc<dyn Backend>,
+    pub backend: Directory,
     emulate: bool,
     _directory: Option<Arc<tempfile::TempDir>>,
 }
@@ -90,7 +94,7 @@ impl Place {
     /// Files in a fresh directory.
     fn emulated() -> Self {
         let directory = tempfile::Builder::new().prefix("ndshm-it-").tempdir().expect("a directory for tests");
-        let backend = Arc::new(Directory::new("emulated", directory.path()));
+        let backend = Directory::new("emulated", directory.path());
         Self { name: "emulated", backend, emulate: true, _directory: Some(Arc::new(directory)) }
     }
 
@@ -98,15 +102,14 @@ impl Place {
     #[cfg(target_os = "linux")]
     fn hidden() -> Self {
         let emulated = Self::emulated();
-        let directory = Directory::new("hidden", emulated.directory());
-        Self { name: "hidden", backend: Arc::new(hidden::HiddenDrafts(directory)), ..emulated }
+        Self { name: "hidden", backend: hidden::directory(emulated.directory()), ..emulated }
     }
 
     /// The same backend, with something done before each operation.
     pub fn meddling(
         &self,
         before: impl Fn(&'static str, Option<&Location>) -> ndarray_shm::Result<()> + Send + Sync + 'static,
-    ) -> Arc<dyn Backend> {
+    ) -> Directory {
         meddling(&self.backend, before)
     }
 
@@ -128,7 +131,7 @@ impl Place {
         }
         let prefix = format!("ndshm-it-{}-", std::process::id());
         let directory = tempfile::Builder::new().prefix(&prefix).tempdir_in(self.directory()).expect("a directory");
-        let backend = Arc::new(Directory::new("shm", directory.path()));
+        let backend = Directory::new("shm", directory.path());
         Self { name: "shm", backend, emulate: true, _directory: Some(Arc::new(directory)) }
     }
 
@@ -157,7 +160,7 @@ impl Place {
     }
 
     pub fn directory(&self) -> &Path {
-        self.backend.directory()
+        self.backend.path()
     }
 
     pub fn path(&self, name: &Name) -> PathBuf {
@@ -166,32 +169,32 @@ impl Place {
 
     /// Options for creating arrays here.
     pub fn options<T: Element, D: Dimension>(&self) -> CreateOptions<SharedArray<T, D>> {
-        SharedArray::create_options().backend(Arc::clone(&self.backend))
+        CreateOptions::<SharedArray<_, _>>::new().backend(self.backend.clone())
     }
 
     /// Options for creating counted arrays here.
     pub fn counted<T: Element, D: Dimension>(&self) -> CreateOptions<RefcountedArray<T, D>> {
-        RefcountedArray::create_options().backend(Arc::clone(&self.backend))
+        CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone())
     }
 
     /// Options for attaching to arrays here.
     pub fn attach<T: Element, D: Dimension>(&self) -> AttachOptions<SharedArray<T, D>> {
-        SharedArray::attach_options().backend(Arc::clone(&self.backend))
+        AttachOptions::<SharedArray<_, _>>::new().backend(self.backend.clone())
     }
 
     /// Options for attaching to counted arrays here.
     pub fn attach_counted<T: Element, D: Dimension>(&self) -> AttachOptions<RefcountedArray<T, D>> {
-        RefcountedArray::attach_options().backend(Arc::clone(&self.backend))
+        AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone())
     }
 
     /// Options for reading arrays here for long.
     pub fn reader<T: Element, D: Dimension>(&self) -> AttachOptions<ArrayReader<T, D>> {
-        ArrayReader::attach_options().backend(Arc::clone(&self.backend))
+        AttachOptions::<ArrayReader<_, _>>::new().backend(self.backend.clone())
     }
 
     /// Options for writing to arrays here for long.
     pub fn writer<T: Element, D: Dimension>(&self) -> AttachOptions<ArrayWriter<T, D>> {
-        ArrayWriter::attach_options().backend(Arc::clone(&self.backend))
+        AttachOptions::<ArrayWriter<_, _>>::new().backend(self.backend.clone())
     }
 
     /// What a counted array here says about itself.
@@ -211,12 +214,12 @@ impl Place {
 
     /// Options for pools here.
     pub fn pool_options(&self) -> PoolOptions {
-        PoolOptions::new().backend(Arc::clone(&self.backend))
+        PoolOptions::new().backend(self.backend.clone())
     }
 
     /// Options for renderbuffers here.
     pub fn render_options(&self) -> RenderOptions {
-        RenderOptions::new().backend(Arc::clone(&self.backend))
+        RenderOptions::new().backend(self.backend.clone())
     }
 
     /// The environment in which a child's default backend is this one.
@@ -233,7 +236,7 @@ impl Place {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let location = format!("ndshm-it-{}-{number}-{label}", std::process::id());
-        Name { location: location.parse().expect("a location"), backend: Arc::clone(&self.backend) }
+        Name { location: location.parse().expect("a location"), backend: self.backend.clone() }
     }
 
     /// Everything in the directory that belongs to the location, bookkeeping included.
@@ -265,17 +268,17 @@ impl Place {
 
 /// A backend with something done before each operation.
 pub fn meddling(
-    inner: &Arc<dyn Backend>,
+    inner: &Directory,
     before: impl Fn(&'static str, Option<&Location>) -> ndarray_shm::Result<()> + Send + Sync + 'static,
-) -> Arc<dyn Backend> {
-    Arc::new(meddling::Meddling { inner: Arc::clone(inner), before: Box::new(before) })
+) -> Directory {
+    Directory::from(Arc::new(meddling::Meddling { inner: inner.clone(), before: Box::new(before) }))
 }
 
 /// A location that is unlinked when it goes out of scope, also when the test fails.
 #[derive(Debug)]
 pub struct Name {
     location: Location,
-    backend: Arc<dyn Backend>,
+    backend: Directory,
 }
 
 impl Name {
@@ -290,8 +293,8 @@ impl Name {
 
 impl Drop for Name {
     fn drop(&mut self) {
-        let _gone = self.backend.unlink(&self.location, None);
-        let _gone = render::discard(&*self.backend, &self.location);
+        let _gone = self.backend.unlink(&self.location);
+        let _gone = render::discard(&self.backend, &self.location);
     }
 }
 

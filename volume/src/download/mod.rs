@@ -21,7 +21,8 @@ use std::time::Instant;
 
 use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
 use ndarray_shm::{
-    Backend, DType, Element, Location, Order, RenderBuffer, RenderOptions, SharedArray, default_backend, render,
+    AttachOptions, DType, Directory, Element, Location, Order, RenderBuffer, SharedArray, default_backend,
+    render::{self, RenderOptions},
     with_element,
 };
 
@@ -68,7 +69,7 @@ pub struct Downloaded {
     pub spent: Spent,
     /// What went wrong without stopping the work, such as the loss of a worker.
     pub warnings: Vec<String>,
-    backend: Arc<dyn Backend>,
+    backend: Directory,
     /// The array, if it is to go back to a pool when the last of these is dropped.
     _pooled: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -89,7 +90,7 @@ impl Downloaded {
             let (expected, found) = (format!("{:?} axes", D::NDIM), format!("{:?}", self.shape));
             return Err(ndarray_shm::Error::ShapeMismatch { location, expected, found }.into());
         };
-        let options = SharedArray::<T, D>::attach_options().backend(Arc::clone(&self.backend));
+        let options = AttachOptions::<SharedArray<T, D>>::new().backend(self.backend.clone());
         Ok(options.open(&self.location, dim.set_f(self.order == Order::F))?)
     }
 }
@@ -118,7 +119,7 @@ impl Downloaded {
 ///
 /// ```
 /// use ndarray::Ix3;
-/// use ndarray_shm::{DType, unlink};
+/// use ndarray_shm::{unlink, DType};
 /// use ndarray_shm_volume::demo::{self, DemoSpec};
 /// use ndarray_shm_volume::{Bbox, DownloadOptions, VolumeUrl, download_to_shared_memory, open_volume};
 ///
@@ -143,7 +144,7 @@ pub fn download_to_shared_memory(
     options: &DownloadOptions<'_>,
 ) -> Result<Downloaded> {
     let backend = match &options.backend {
-        Some(backend) => Arc::clone(backend),
+        Some(backend) => backend.clone(),
         None => default_backend()?,
     };
     download_as(source, bbox, location, options, &backend, options.keep_partial)
@@ -155,7 +156,7 @@ fn download_as(
     bbox: &Bbox,
     location: &Location,
     options: &DownloadOptions<'_>,
-    backend: &Arc<dyn Backend>,
+    backend: &Directory,
     keep_partial: bool,
 ) -> Result<Downloaded> {
     let meta = source.meta();
@@ -177,7 +178,7 @@ fn download_as(
 /// - [`Interrupted`](Error::Interrupted): the flag was raised before every chunk was done.
 pub fn paint_as_worker(
     source: &dyn ChunkSource,
-    backend: Arc<dyn Backend>,
+    backend: Directory,
     location: &Location,
     stop: &StopFlag,
 ) -> Result<usize> {
@@ -193,7 +194,7 @@ pub fn paint_as_worker(
 
 fn join<T: Element>(
     source: &dyn ChunkSource,
-    backend: Arc<dyn Backend>,
+    backend: Directory,
     location: &Location,
     wanted: &Wanted,
     line: &str,
@@ -253,7 +254,7 @@ struct Job<'a> {
     bbox: &'a Bbox,
     location: &'a Location,
     options: &'a DownloadOptions<'a>,
-    backend: &'a Arc<dyn Backend>,
+    backend: &'a Directory,
     keep_partial: bool,
 }
 
@@ -309,7 +310,7 @@ impl Job<'_> {
             Some(pool) => options.pool(pool),
             None => options,
         };
-        let options = options.backend(Arc::clone(self.backend));
+        let options = options.backend(self.backend.clone());
         Ok(options.chunk_offset(&offset).create(self.location, shape, IxDyn(&chunk), &line)?)
     }
 
@@ -349,7 +350,7 @@ impl Job<'_> {
                     fetched: watch.totals.fetched,
                     spent: watch.totals.spent,
                     warnings: watch.warnings,
-                    backend: Arc::clone(self.backend),
+                    backend: self.backend.clone(),
                     _pooled: pooled.map(|array| Arc::new(array) as Arc<dyn Any + Send + Sync>),
                 })
             }

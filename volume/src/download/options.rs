@@ -1,9 +1,8 @@
 //! How a download is done: what the caller may choose, and what is chosen otherwise.
 
 use std::fmt;
-use std::sync::Arc;
 
-use ndarray_shm::{Backend, Order, Pool, SharedWith};
+use ndarray_shm::{Directory, Order, Pool, render::SharedWith};
 
 use crate::download::processes::ProcessWorkers;
 use crate::missing::Missing;
@@ -32,7 +31,7 @@ pub struct DownloadOptions<'a> {
     pub(crate) requests: usize,
     pub(crate) in_flight: u64,
     pub(crate) replace: bool,
-    pub(crate) backend: Option<Arc<dyn Backend>>,
+    pub(crate) backend: Option<Directory>,
     pub(crate) progress: &'a dyn Progress,
     pub(crate) stop: StopFlag,
     pub(crate) keep_partial: bool,
@@ -102,7 +101,7 @@ impl<'a> DownloadOptions<'a> {
     }
 
     /// Paints into this backend instead of the [default](ndarray_shm::default_backend).
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+    pub fn backend(mut self, backend: Directory) -> Self {
         self.backend = Some(backend);
         self
     }
@@ -113,7 +112,7 @@ impl<'a> DownloadOptions<'a> {
     /// the pool as soon as nobody is attached any more. An array whose name is unlinked or replaced by other means gives nothing
     /// back.
     pub fn pool(mut self, pool: &Pool) -> Self {
-        self.backend = Some(Arc::clone(pool.backend()));
+        self.backend = Some(pool.backend().clone());
         self.pool = Some(pool.clone());
         self
     }

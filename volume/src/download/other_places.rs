@@ -1,12 +1,13 @@
 //! The same download to other places than a name that stays: an array that only its holder has, and a file at any path.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{Backend, Directory, Element, Location, Order, SharedArray, default_backend, render};
+use ndarray_shm::{
+    AttachOptions, Directory, Element, Location, Order, SharedArray, default_backend, render,
+};
 
 use super::{DownloadOptions, Downloaded, download_as};
 use crate::bbox::Bbox;
@@ -63,12 +64,12 @@ pub fn download<T: Element, D: Dimension>(
         return Err(ndarray_shm::Error::ShapeMismatch { location: source.identity(), expected, found }.into());
     };
     let backend = match &options.backend {
-        Some(backend) => Arc::clone(backend),
+        Some(backend) => backend.clone(),
         None => default_backend()?,
     };
-    let unnamed = Unnamed { backend: &*backend, location: &location };
+    let unnamed = Unnamed { backend: &backend, location: &location };
     let done = download_as(source, bbox, &location, options, &backend, false)?;
-    let arrays = SharedArray::<T, D>::attach_options().backend(Arc::clone(&backend)).keep_fd(true);
+    let arrays = AttachOptions::<SharedArray<T, D>>::new().backend(backend.clone()).keep_fd(true);
     let array = arrays.open(&location, dim.set_f(options.order == Order::F))?;
     drop((done, unnamed));
     Ok(array)
@@ -76,14 +77,14 @@ pub fn download<T: Element, D: Dimension>(
 
 /// Takes away what has a name, or had begun to get it, whatever happens.
 struct Unnamed<'a> {
-    backend: &'a dyn Backend,
+    backend: &'a Directory,
     location: &'a Location,
 }
 
 impl Drop for Unnamed<'_> {
     fn drop(&mut self) {
         // Where nothing can be removed, nothing could be made either.
-        let _gone = self.backend.unlink(self.location, None);
+        let _gone = self.backend.unlink(self.location);
         let _gone = render::discard(self.backend, self.location);
     }
 }
@@ -135,7 +136,7 @@ pub fn download_to_file(
     options: &DownloadOptions<'_>,
 ) -> Result<Downloaded> {
     if let Some(backend) = &options.backend {
-        let (setting, value) = ("the backend", backend.directory().display().to_string());
+        let (setting, value) = ("the backend", backend.path().display().to_string());
         let expected = "none: a file is made in its own directory";
         return Err(ndarray_shm::Error::InvalidSetting { setting, value, expected }.into());
     }
@@ -149,7 +150,7 @@ pub fn download_to_file(
 ///
 /// [`Io`](Error::Io): the directory is not there. [`Array`](Error::Array) (`InvalidLocation`, `Reserved`): the path has no last
 /// part, or that is not text, longer than 241 bytes, or begins with `.ndshm-`.
-pub fn file_location(path: &Path) -> Result<(Arc<dyn Backend>, Location)> {
+pub fn file_location(path: &Path) -> Result<(Directory, Location)> {
     let invalid = |reason| ndarray_shm::Error::InvalidLocation { location: path.display().to_string(), reason };
     let name = path.file_name().ok_or_else(|| invalid("the path of a file ends with its name"))?;
     let name = name.to_str().ok_or_else(|| invalid("the name of the file is not UTF-8"))?;
@@ -161,5 +162,5 @@ pub fn file_location(path: &Path) -> Result<(Arc<dyn Backend>, Location)> {
         let error = std::io::Error::from(std::io::ErrorKind::NotADirectory);
         return Err(Error::io("opening the directory", parent, error));
     }
-    Ok((Arc::new(Directory::new("file", directory)), location))
+    Ok((Directory::new("file", directory), location))
 }

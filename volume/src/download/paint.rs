@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use ndarray::IxDyn;
-use ndarray_shm::{ChunkClaim, Element, RenderBuffer};
+use ndarray_shm::{Element, RenderBuffer, render::ChunkClaim};
 
 use crate::bbox::{Bbox, ranges_text};
 use crate::copy::Copier;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use ndarray::IxDyn;
 use ndarray_shm::process::{ChildError, Ending, Processes, SpawnOptions};
-use ndarray_shm::{Element, Location, NextClaim, RenderBuffer, SharedWith};
+use ndarray_shm::{Element, Location, NextClaim, RenderBuffer, render::SharedWith};
 
 use crate::download::paint::{Work, in_volume, worker_count};
 use crate::download::report::{self, Ear};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use ndarray_shm::SharedWith;
+use ndarray_shm::render::SharedWith;
 
 use crate::download::options::{IN_FLIGHT, REQUESTS};
 use crate::download::spent::{Tally, Totals};

@@ -15,7 +15,7 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use ndarray::IxDyn;
-use ndarray_shm::{ChunkClaim, Element, RenderBuffer};
+use ndarray_shm::{Element, RenderBuffer, render::ChunkClaim};
 
 use crate::download::budget::{Budget, Reserved};
 use crate::download::paint::{self, Ended, Painter, Work, in_volume, worker_count};

@@ -9,7 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use ndarray::IxDyn;
-use ndarray_shm::{ChunkClaim, Claim, Element, RenderBuffer};
+use ndarray_shm::{
+    Element, RenderBuffer,
+    render::{ChunkClaim, Claim},
+};
 
 use crate::error::Result;
 use crate::progress::StopFlag;
@@ -117,10 +120,9 @@ fn visit_again<'a, T: Element>(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Instant;
 
-    use ndarray_shm::{Directory, RenderOptions};
+    use ndarray_shm::{Directory, render::RenderOptions};
 
     use super::*;
 
@@ -130,7 +132,7 @@ mod tests {
     #[test]
     fn only_what_others_had_is_asked_for_again() {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let backend = Arc::new(Directory::new("test", directory.path()));
+        let backend = Directory::new("test", directory.path());
         let options = RenderOptions::new().backend(backend);
         let buffer = options.create::<u8, _>("walk", IxDyn(&[CHUNKS]), IxDyn(&[1]), "a walk").expect("a buffer");
         let Claim::Chunk(of_another) = buffer.claim(7).expect("a claim") else { panic!("chunk 7 is free") };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use ndarray::IxDyn;
-use ndarray_shm::{Element, RenderBuffer, RenderProgress};
+use ndarray_shm::{Element, RenderBuffer, render::RenderProgress};
 
 use crate::download::spent::Totals;
 use crate::error::Error;

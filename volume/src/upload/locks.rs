@@ -10,7 +10,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use ndarray::Ix1;
-use ndarray_shm::{Backend, CreationMode, Directory, DraftOptions, Location, Pages, SharedArray};
+use ndarray_shm::{
+    AttachOptions, CreateOptions, CreationMode, Directory, Location, Pages, SharedArray,
+    backend::{Backend, DraftOptions},
+};
 
 use crate::bbox::ranges_text;
 use crate::error::{Error, Result};
@@ -69,7 +72,7 @@ impl Locks {
         if let Some(file) = &*known {
             return Ok(Some(Arc::clone(file)));
         }
-        let options = File::create_options().backend(place()?).permissions(PERMISSIONS);
+        let options = CreateOptions::<File>::new().backend(place()?).permissions(PERMISSIONS);
         match options.mode(CreationMode::OpenOrCreate).pages(Pages::Sparse).create(name(&self.volume)?, 1) {
             Ok(file) => Ok(Some(Arc::clone(known.insert(Arc::new(file))))),
             // Others make and remove it all the time, or look whether it is an orphan.
@@ -109,8 +112,8 @@ pub fn is_upload_lock(name: &str) -> bool {
 /// # Errors
 ///
 /// Those of opening and unlinking an array; `NotFound` if it is gone.
-pub fn remove_upload_lock(backend: &Arc<dyn Backend>, location: &Location, dry_run: bool) -> ndarray_shm::Result<bool> {
-    match File::attach_options().backend(Arc::clone(backend)).leave_holes(true).open(location.clone(), 1) {
+pub fn remove_upload_lock(backend: &Directory, location: &Location, dry_run: bool) -> ndarray_shm::Result<bool> {
+    match AttachOptions::<File>::new().backend(backend.clone()).leave_holes(true).open(location.clone(), 1) {
         Ok(file) => remove(&file, Duration::ZERO, dry_run),
         Err(error) if is_busy(&error) => Ok(false),
         Err(error) => Err(error),
@@ -144,17 +147,17 @@ fn cell(region: &[Range<i64>]) -> u32 {
 
 /// The same for every process that sees this `/dev/shm`, whatever its environment says about arrays. Only where no files can be made there,
 /// the emulated directory, which is this user's.
-fn place() -> ndarray_shm::Result<Arc<dyn Backend>> {
-    static PLACE: OnceLock<Arc<dyn Backend>> = OnceLock::new();
+fn place() -> ndarray_shm::Result<Directory> {
+    static PLACE: OnceLock<Directory> = OnceLock::new();
     if let Some(place) = PLACE.get() {
-        return Ok(Arc::clone(place));
+        return Ok(place.clone());
     }
     let options = DraftOptions { pages: Pages::Sparse, ..DraftOptions::default() };
-    let place: Arc<dyn Backend> = match Directory::shm() {
+    let place = match Directory::shm() {
         Ok(shm) if shm.draft(1, options).is_ok() => shm,
         _ => Directory::emulated()?,
     };
-    Ok(Arc::clone(PLACE.get_or_init(|| place)))
+    Ok(PLACE.get_or_init(|| place).clone())
 }
 
 #[cfg(test)]

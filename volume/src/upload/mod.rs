@@ -11,11 +11,10 @@ mod threads;
 mod units;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{ArrayReader, Backend, Directory, Element, Location, Order, default_backend, with_element};
+use ndarray_shm::{ArrayReader, AttachOptions, Directory, Element, Location, Order, default_backend, with_element};
 
 pub use self::locks::{is_upload_lock, remove_upload_lock};
 pub use self::options::{Alignment, UploadOptions};
@@ -74,7 +73,7 @@ pub fn upload_from_shared_memory(
 ) -> Result<Uploaded> {
     let units = Units::of(sink, bbox, options)?;
     let backend = match &options.backend {
-        Some(backend) => Arc::clone(backend),
+        Some(backend) => backend.clone(),
         None => default_backend()?,
     };
     with_element!(sink.meta().dtype, T => {
@@ -105,7 +104,7 @@ pub fn upload_from_file(
     };
     let location: Location = name.parse()?;
     // A directory of any kind is a backend; its arrays are files of exactly these bytes.
-    let backend: Arc<dyn Backend> = Arc::new(Directory::new("files", directory));
+    let backend: Directory = Directory::new("files", directory);
     with_element!(sink.meta().dtype, T => {
         let array = open::<T>(&backend, &location, bbox, &units, options)?;
         write(sink, &array.view(), bbox, &units, options)
@@ -158,7 +157,7 @@ pub fn upload_from_array<T: Element>(
 
 /// Attaches for reading; waits while somebody writes, until the flag is raised.
 fn open<T: Element>(
-    backend: &Arc<dyn Backend>,
+    backend: &Directory,
     location: &Location,
     bbox: &Bbox,
     units: &Units,
@@ -168,7 +167,7 @@ fn open<T: Element>(
         if options.stop.is_stopped() {
             return Err(Error::Interrupted { done: 0, total: units.total() });
         }
-        let readers = ArrayReader::<T, IxDyn>::attach_options().backend(Arc::clone(backend)).timeout(PATIENCE);
+        let readers = AttachOptions::<ArrayReader<T, IxDyn>>::new().backend(backend.clone()).timeout(PATIENCE);
         match readers.open(location.clone(), IxDyn(&bbox.shape()).set_f(options.order == Order::F)) {
             Err(ndarray_shm::Error::TimedOut { .. }) => {}
             other => return Ok(other?),

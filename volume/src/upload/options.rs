@@ -1,9 +1,8 @@
 //! How an upload is done: what the caller may choose, and what is chosen otherwise.
 
 use std::fmt;
-use std::sync::Arc;
 
-use ndarray_shm::{Backend, Order};
+use ndarray_shm::{Directory, Order};
 
 use crate::bbox::Bbox;
 use crate::progress::{Progress, StopFlag};
@@ -29,7 +28,7 @@ pub struct UploadOptions<'a> {
     pub(crate) skip_background: bool,
     pub(crate) workers: usize,
     pub(crate) requests: usize,
-    pub(crate) backend: Option<Arc<dyn Backend>>,
+    pub(crate) backend: Option<Directory>,
     pub(crate) progress: &'a dyn Progress,
     pub(crate) stop: StopFlag,
 }
@@ -97,7 +96,7 @@ impl<'a> UploadOptions<'a> {
     }
 
     /// Looks for the array in this backend instead of the [default](ndarray_shm::default_backend).
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+    pub fn backend(mut self, backend: Directory) -> Self {
         self.backend = Some(backend);
         self
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ndarray::{Ix2, IxDyn};
-use ndarray_shm::{DType, EntryKind, Order, render};
+use ndarray_shm::{DType, Order, backend::EntryKind, render};
 use ndarray_shm_volume::demo::{self, DemoSpec};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadOptions, Downloaded, Error, Fetched, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl,
@@ -114,12 +114,8 @@ fn a_download_that_only_lacks_its_name_is_finished() {
     let volume = place.volume(&spec());
     begin(&place, &*volume, 24, Order::C, true);
     // The last chunk is painted by a worker that does not finish.
-    let painted = ndarray_shm_volume::paint_as_worker(
-        &*volume,
-        std::sync::Arc::clone(&place.backend),
-        &place.location,
-        &StopFlag::new(),
-    );
+    let painted =
+        ndarray_shm_volume::paint_as_worker(&*volume, place.backend.clone(), &place.location, &StopFlag::new());
     assert_eq!(painted.expect("one chunk"), 1);
     assert_eq!(place.left(), PARTIAL);
     let done = place.download(&*volume, &all(), &place.options()).expect("its name");
@@ -149,12 +145,7 @@ fn another_region_order_or_volume_under_the_same_name_is_a_mismatch() {
     let anew = place.volume(&spec());
     assert_ne!(anew.identity(), volume.identity());
     refused(&*anew, "0:40,0:40", &place.options());
-    let error = ndarray_shm_volume::paint_as_worker(
-        &*anew,
-        std::sync::Arc::clone(&place.backend),
-        &place.location,
-        &StopFlag::new(),
-    );
+    let error = ndarray_shm_volume::paint_as_worker(&*anew, place.backend.clone(), &place.location, &StopFlag::new());
     assert!(matches!(error, Err(Error::Array(ndarray_shm::Error::Mismatch { .. }))));
 
     assert_eq!(place.left(), PARTIAL);
@@ -167,7 +158,7 @@ fn a_worker_needs_something_to_join() {
     let place = Place::new();
     let volume = place.volume(&spec());
     let join = || {
-        let backend = std::sync::Arc::clone(&place.backend);
+        let backend = place.backend.clone();
         ndarray_shm_volume::paint_as_worker(&*volume, backend, &place.location, &StopFlag::new())
     };
     assert!(matches!(join(), Err(Error::Array(ndarray_shm::Error::NotFound { .. }))));

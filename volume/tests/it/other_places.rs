@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ndarray::{Ix1, Ix2, IxDyn};
-use ndarray_shm::{DType, EntryKind, Order};
+use ndarray_shm::{DType, Order, backend::EntryKind};
 use ndarray_shm_volume::demo::DemoSpec;
 use ndarray_shm_volume::{Bbox, DownloadOptions, Error, StopFlag, download, download_to_file};
 
@@ -30,10 +30,10 @@ fn names(directory: &Path) -> Vec<String> {
 fn a_private_array_has_no_name_and_is_an_ordinary_array() {
     for (place, order) in Place::of_each_kind().into_iter().zip([Order::C, Order::F]) {
         let volume = place.volume(&spec());
-        let before = names(place.backend.directory());
+        let before = names(place.backend.path());
         let array = download::<u16, Ix2>(&*volume, &region(), &place.options().order(order)).expect("a download");
         let mine = |name: &String| name.contains(&format!("ndshm-download-{}-", std::process::id()));
-        let left: Vec<_> = names(place.backend.directory()).into_iter().filter(mine).collect();
+        let left: Vec<_> = names(place.backend.path()).into_iter().filter(mine).collect();
         assert!(left.is_empty(), "{left:?} beside {before:?}");
         let expected = spec().expected::<u16>(&region()).expect("the region");
         assert_eq!(array.read().expect("a guard without a name").view().into_dyn(), expected);
@@ -60,7 +60,7 @@ fn a_private_download_that_fails_leaves_nothing() {
     corrupt(&place.path("volume/c/2/1"));
     let options = place.options().keep_partial(true);
     download::<u16, IxDyn>(&*volume, &region(), &options).expect_err("a broken chunk");
-    assert_eq!(names(place.backend.directory()), [""; 0]);
+    assert_eq!(names(place.backend.path()), [""; 0]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Downloads into a pool: the results are right, the memory comes back, and so does the name.
 
 use ndarray::{Ix2, Ix3};
-use ndarray_shm::{DType, Directory, PoolOptions};
+use ndarray_shm::{DType, Directory, pool::PoolOptions};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{Bbox, Error};
 
@@ -64,7 +64,7 @@ fn a_pool_that_is_elsewhere_is_refused_and_a_failed_download_leaves_nothing() {
     let spec = DemoSpec::new(&[10, 10], &[5, 5], DType::I16);
     let source = place.volume(&spec);
     let pool = PoolOptions::new().backend(place.backend.clone()).create().expect("a pool");
-    let elsewhere = std::sync::Arc::new(Directory::new("elsewhere", place.path("")));
+    let elsewhere = Directory::new("elsewhere", place.path(""));
     let options = place.options().pool(&pool).backend(elsewhere);
     let refused = place.download(&*source, &Bbox::whole(&[10, 10]), &options);
     assert!(matches!(refused, Err(Error::Array(ndarray_shm::Error::InvalidSetting { .. }))), "{refused:?}");

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use ndarray::{Ix2, Ix3};
-use ndarray_shm::{DType, EntryKind, Order, SharedArray};
+use ndarray_shm::{DType, Order, SharedArray, backend::EntryKind};
 use ndarray_shm_volume::demo::{Codec, DemoSpec, Pattern};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadProgress, Error, Fetched, Progress, Result, Scratch, VolumeMeta, Workers,

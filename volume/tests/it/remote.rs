@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ndarray::IxDyn;
-use ndarray_shm::{DType, EntryKind};
+use ndarray_shm::{DType, backend::EntryKind};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{Bbox, ChunkSource, Error, Fetched, Result, Scratch, StopFlag, VolumeMeta, Workers};
 

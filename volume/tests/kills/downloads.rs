@@ -8,12 +8,11 @@ use std::io::Write as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use ndarray::Ix3;
-use ndarray_shm::{Backend, DType, Directory, EntryKind, Location, SharedArray, render};
+use ndarray_shm::{AttachOptions, DType, Directory, Location, SharedArray, backend::EntryKind, render};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{
     ChunkSource, DownloadOptions, Fetched, ProcessWorkers, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl, Workers,
@@ -67,7 +66,7 @@ struct Noting {
     is_remote: bool,
     log: fs::File,
     /// Where an array is of which no more is to be fetched when three quarters are painted.
-    held: Option<(Arc<dyn Backend>, Location)>,
+    held: Option<(Directory, Location)>,
 }
 
 impl ChunkSource for Noting {
@@ -104,7 +103,7 @@ fn variable(name: &str) -> PathBuf {
 fn run(command: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
     let location: Location = std::env::var(LOCATION)?.parse()?;
     let backend = Directory::shm()?;
-    let held = std::env::var_os(HELD).map(|_| (backend.clone() as Arc<dyn Backend>, location.clone()));
+    let held = std::env::var_os(HELD).map(|_| (backend.clone(), location.clone()));
     let source = Noting {
         volume: open_volume(&VolumeUrl::local(variable(VOLUME)))?,
         is_remote: command == "remote",
@@ -166,7 +165,7 @@ fn killed_in_the_middle(command: &str) {
     let said = again.said();
     assert_eq!(said, format!("painted {} resumed {kept} of {CHUNKS}\n", CHUNKS - kept));
     let array =
-        SharedArray::<u8, Ix3>::attach_options().backend(place.backend.clone()).open(&place.location, (48, 40, 64));
+        AttachOptions::<SharedArray<u8, Ix3>>::new().backend(place.backend.clone()).open(&place.location, (48, 40, 64));
     let expected = spec().expected::<u8>(&ndarray_shm_volume::Bbox::whole(&[48, 40, 64])).expect("all of it");
     assert!(array.expect("the array").read().expect("a guard").view().into_dyn() == expected);
     assert_eq!(place.left(), [EntryKind::Array]);

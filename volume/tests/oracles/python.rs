@@ -5,9 +5,9 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use ndarray_shm::{Backend, Directory, Location};
+use ndarray_shm::{Directory, Location};
 use serde_json::{Value, json};
 
 use crate::matrix::Kept;
@@ -25,7 +25,7 @@ pub(crate) const ENDPOINT: &str = "AWS_ENDPOINT_URL";
 pub(crate) struct World {
     oracles: Mutex<Option<Oracles>>,
     directory: tempfile::TempDir,
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) backend: Directory,
     outcomes: Mutex<Vec<Outcome>>,
     count: AtomicUsize,
     web: OnceLock<HttpServer>,
@@ -45,7 +45,7 @@ impl World {
         for folder in ["arrays", "home", "served"] {
             fs::create_dir(directory.path().join(folder)).expect("a folder");
         }
-        let backend: Arc<dyn Backend> = Arc::new(Directory::new("test", directory.path().join("arrays")));
+        let backend: Directory = Directory::new("test", directory.path().join("arrays"));
         Self {
             oracles: Mutex::new(None),
             directory,

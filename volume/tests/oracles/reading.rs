@@ -106,7 +106,7 @@ pub(crate) fn downloaded(
     // A single row has both orders.
     assert!(done.order == order || done.shape.iter().filter(|length| **length > 1).count() < 2, "order {}", done.order);
     let bytes = with_element!(done.dtype, T => elements::<T>(&done)?, else => unreachable!("volumes have other types"));
-    world.backend.unlink(&location, None).map_err(|error| error.to_string())?;
+    world.backend.unlink(&location).map_err(|error| error.to_string())?;
     Ok(bytes)
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use ndarray::{ArrayD, IxDyn, ShapeBuilder as _, SliceInfoElem};
-use ndarray_shm::{Element, Location, Order, SharedArray, with_element};
+use ndarray_shm::{CreateOptions, Element, Location, Order, SharedArray, with_element};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSink, Encoding, Error, NewVolume, UploadOptions, VolumeFormat, VolumeOptions, VolumeUrl,
     create_volume, upload_from_shared_memory,
@@ -129,7 +129,7 @@ impl Upload<'_> {
         let world = self.world;
         let location = world.location();
         let shape = IxDyn(elements.shape()).set_f(order == Order::F);
-        let array = SharedArray::<T, IxDyn>::create_options()
+        let array = CreateOptions::<SharedArray<T, IxDyn>>::new()
             .backend(world.backend.clone())
             .create_with(&location, shape, |mut view| view.assign(elements))
             .map_err(|error| error.to_string())?;
@@ -140,7 +140,7 @@ impl Upload<'_> {
             let kept = guard.view().iter().zip(elements).all(|(a, b)| bytemuck::bytes_of(a) == bytemuck::bytes_of(b));
             kept && is_there(world, &location)
         };
-        world.backend.unlink(&location, None).map_err(|error| error.to_string())?;
+        world.backend.unlink(&location).map_err(|error| error.to_string())?;
         if !kept {
             return Err(format!("{what}: the upload changed the array"));
         }

@@ -10,13 +10,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Output, Stdio};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use ndarray::{ArrayD, Axis, IxDyn};
-use ndarray_shm::{DType, Directory, Location, SharedArray};
+use ndarray_shm::{AttachOptions, DType, Directory, Location, SharedArray};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{
     Bbox, DownloadOptions, Encoding, NewVolume, UploadOptions, VolumeFormat, VolumeUrl, Workers, create_volume,
@@ -67,7 +66,7 @@ fn transfer(url: &str) -> ExitCode {
             return Ok(());
         }
         let volume = open_volume(&url)?;
-        let backend = Arc::new(Directory::new("test", std::env::var_os(ARRAYS).expect("a directory for arrays")));
+        let backend = Directory::new("test", std::env::var_os(ARRAYS).expect("a directory for arrays"));
         let options = DownloadOptions::new().backend(backend).workers(Workers::Threads(2)).keep_partial(true);
         let location = LOCATION.parse().expect("a location");
         let done = download_to_shared_memory(&*volume, &volume.meta().domain(), &location, &options)?;
@@ -173,8 +172,7 @@ impl Case {
         let backend = Directory::new("test", self.directory.path().join("arrays"));
         let location: Location = LOCATION.parse().expect("a location");
         let expected = self.expected();
-        let array =
-            SharedArray::<u16, IxDyn>::attach_options().backend(Arc::new(backend)).open(&location, expected.shape());
+        let array = AttachOptions::<SharedArray<u16, IxDyn>>::new().backend(backend).open(&location, expected.shape());
         let equal = array.expect("the array").read().expect("a guard").view() == expected;
         assert!(equal, "the array is not the volume");
         (numbers[0], numbers[1])

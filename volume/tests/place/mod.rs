@@ -1,11 +1,10 @@
 //! Where one test works: a volume and a backend of its own, which go away whatever the test does.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ndarray::{ArrayD, IxDyn};
-use ndarray_shm::{Backend, Directory, Element, EntryKind, Location, Order, render};
+use ndarray_shm::{Directory, Element, Location, Order, backend::EntryKind, render};
 use ndarray_shm_volume::demo::{self, DemoSpec};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadOptions, Downloaded, Result, VolumeUrl, download_to_shared_memory, open_volume,
@@ -15,7 +14,7 @@ use ndarray_shm_volume::{
 #[derive(Debug)]
 pub(crate) struct Place {
     directory: tempfile::TempDir,
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) backend: Directory,
     pub(crate) location: Location,
 }
 
@@ -27,7 +26,7 @@ impl Place {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let arrays = directory.path().join("arrays");
         std::fs::create_dir(&arrays).expect("a directory for arrays");
-        Self { directory, backend: Arc::new(Directory::new("test", arrays)), location: unique() }
+        Self { directory, backend: Directory::new("test", arrays), location: unique() }
     }
 
     /// Arrays are in real shared memory, which only Linux has.
@@ -60,7 +59,7 @@ impl Place {
 
     /// Returns options that paint into this place's backend.
     pub(crate) fn options(&self) -> DownloadOptions<'static> {
-        DownloadOptions::new().backend(Arc::clone(&self.backend))
+        DownloadOptions::new().backend(self.backend.clone())
     }
 
     /// Downloads to this place's location.
@@ -83,7 +82,7 @@ impl Place {
             let array = done.open::<T, IxDyn>().expect("the array");
             assert!(array.read().expect("a guard").view() == expected, "{spec:?}, region {bbox}, order {order}");
             drop(array);
-            assert!(self.backend.unlink(&self.location, None).expect("unlink"));
+            assert!(self.backend.unlink(&self.location).expect("unlink"));
         }
     }
 
@@ -100,8 +99,8 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let _gone = self.backend.unlink(&self.location, None);
-        let _gone = render::discard(&*self.backend, &self.location);
+        let _gone = self.backend.unlink(&self.location);
+        let _gone = render::discard(&self.backend, &self.location);
     }
 }
 

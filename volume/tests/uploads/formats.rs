@@ -1,11 +1,10 @@
 //! Uploads into real formats: new volumes, shards that two write at once, background.
 
 use std::fs;
-use std::sync::Arc;
 use std::thread;
 
 use ndarray::{Array3, ArrayD, Axis, IxDyn, Slice};
-use ndarray_shm::{DType, SharedArray};
+use ndarray_shm::{CreateOptions, DType, SharedArray};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSource, DownloadOptions, Encoding, NewVolume, UploadOptions, VolumeFormat, VolumeOptions,
     VolumeUrl, create_volume, download_to_shared_memory, open_volume, upload_from_array, upload_from_shared_memory,
@@ -23,7 +22,7 @@ pub(crate) fn counted(shape: [usize; 3]) -> Array3<u32> {
 
 pub(crate) fn downloaded(volume: &dyn ChunkSource, bbox: &Bbox) -> ArrayD<u32> {
     let place = Place::new();
-    let options = DownloadOptions::new().backend(Arc::clone(&place.backend));
+    let options = DownloadOptions::new().backend(place.backend.clone());
     let done = download_to_shared_memory(volume, bbox, &place.location, &options).expect("a download");
     let array = done.open::<u32, IxDyn>().expect("the array");
     array.read().expect("a guard").to_owned()
@@ -39,14 +38,14 @@ pub(crate) fn new_volume(shape: &[u64], shards: bool) -> NewVolume {
 pub(crate) fn a_new_volume_is_made_from_an_array_in_shared_memory() {
     let place = Place::new();
     let array = counted([20, 17, 40]).into_dyn();
-    let options = SharedArray::<u32, IxDyn>::create_options().backend(Arc::clone(&place.backend));
+    let options = CreateOptions::<SharedArray<u32, IxDyn>>::new().backend(place.backend.clone());
     let shared = options.create_with(place.location.clone(), IxDyn(&[20, 17, 40]), |mut to| to.assign(&array));
     let shared = shared.expect("an array");
     for (shards, objects) in [(false, 45), (true, 12)] {
         let url = VolumeUrl::local(place.path(&format!("new-{shards}")));
         let volume = create_volume(&url, &new_volume(&[20, 17, 40], shards)).expect("a new volume");
         let all = volume.meta().domain();
-        let options = UploadOptions::new().backend(Arc::clone(&place.backend));
+        let options = UploadOptions::new().backend(place.backend.clone());
         let done = upload_from_shared_memory(&*volume, &all, &place.location, &options).expect("an upload");
         assert_eq!((done.stored, done.bytes), (objects, 20 * 17 * 40 * 4));
         assert_eq!(downloaded(&*open_volume(&url).expect("the volume"), &all), array);

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 use std::process::{Child, Command};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ndarray::{ArrayD, IxDyn};
-use ndarray_shm::{DType, Directory, SharedArray};
+use ndarray_shm::{CreateOptions, DType, Directory, SharedArray};
 use ndarray_shm_volume::markers::{self, Marker};
 use ndarray_shm_volume::{
     Alignment, ChunkSource as _, Shard, UploadOptions, VolumeMeta, VolumeUrl, plan, upload_from_shared_memory,
@@ -58,7 +57,7 @@ pub(crate) fn task(volume_at: &Path, arrays: &Path, location: &str) -> u8 {
     let part = plan(&raw.meta, &all, TASKS).expect("a plan").swap_remove(shard.index());
     let (mut chunks, mut bytes) = (0, 0);
     if let Some(part) = &part {
-        let backend = Arc::new(Directory::new("test", arrays));
+        let backend = Directory::new("test", arrays);
         let options = UploadOptions::new().backend(backend).alignment(Alignment::ReadModifyWrite).cutout(part.clone());
         let done = upload_from_shared_memory(&raw, &all, &location.parse().expect("a location"), &options.workers(1));
         let done = done.expect("an upload");
@@ -77,7 +76,7 @@ fn prepare(place: &Place, task: usize) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.env(ROLE, "task").env("SLURM_ARRAY_TASK_ID", (4 + task).to_string());
     command.envs([("SLURM_ARRAY_TASK_MIN", "4"), ("SLURM_ARRAY_TASK_MAX", "7"), ("SLURM_ARRAY_TASK_COUNT", "4")]);
-    command.env(processes::VOLUME, place.path("volume")).env(processes::ARRAYS, place.backend.directory());
+    command.env(processes::VOLUME, place.path("volume")).env(processes::ARRAYS, place.backend.path());
     command.env(processes::LOCATION, place.location.as_str());
     command
 }
@@ -90,7 +89,7 @@ pub(crate) fn four_tasks_together_write_the_whole_in_any_order() {
     let place = Place::new();
     let raw = volume(&place.path("volume"));
     let array = array();
-    let options = SharedArray::<u16, IxDyn>::create_options().backend(Arc::clone(&place.backend));
+    let options = CreateOptions::<SharedArray<u16, IxDyn>>::new().backend(place.backend.clone());
     let shared = options.create_with(place.location.clone(), IxDyn(&[55, 17]), |mut to| to.assign(&array));
     let _shared = shared.expect("an array");
     let markers_at = VolumeUrl::local(place.path("volume/markers"));

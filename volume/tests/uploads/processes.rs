@@ -4,11 +4,10 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ndarray::{ArrayD, IxDyn};
-use ndarray_shm::{Backend as _, DType, Directory, SharedArray};
+use ndarray_shm::{CreateOptions, DType, Directory, SharedArray};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSource as _, DownloadProgress, Progress, StopFlag, UploadOptions, VolumeMeta,
     upload_from_array, upload_from_shared_memory,
@@ -76,7 +75,7 @@ fn actor(role: &str, place: &Place) -> Command {
     command
         .env(ROLE, role)
         .env(VOLUME, place.path("volume"))
-        .env(ARRAYS, place.backend.directory())
+        .env(ARRAYS, place.backend.path())
         .env(LOCATION, place.location.as_str());
     command
 }
@@ -251,7 +250,7 @@ fn array() -> ArrayD<u16> {
 fn upload_slowly() -> usize {
     let mut raw = slow(Path::new(&variable(VOLUME)));
     hold(&mut raw);
-    let backend = Arc::new(Directory::new("test", variable(ARRAYS)));
+    let backend = Directory::new("test", variable(ARRAYS));
     let location = variable(LOCATION).parse().expect("a location");
     let options = UploadOptions::new().backend(backend).alignment(Alignment::ReadModifyWrite).workers(2);
     let region = REGION.parse().expect("a box");
@@ -275,7 +274,7 @@ fn kill_at(place: &Place, raw: &Raw, objects: usize) {
 fn check_kills(place: &Place, at: &[usize]) {
     let raw = slow(&place.path("volume"));
     let array = array();
-    let options = SharedArray::<u16, IxDyn>::create_options().backend(Arc::clone(&place.backend));
+    let options = CreateOptions::<SharedArray<u16, IxDyn>>::new().backend(place.backend.clone());
     let shared = options.create_with(place.location.clone(), IxDyn(&[80, 6]), |mut to| to.assign(&array));
     let shared = shared.expect("an array");
     for objects in at {

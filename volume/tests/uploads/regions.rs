@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use ndarray::{ArrayD, ArrayViewD, Axis, IxDyn, ShapeBuilder as _, Slice};
-use ndarray_shm::{DType, Element, Location, Order, SharedArray};
+use ndarray_shm::{CreateOptions, DType, Element, Location, Order, SharedArray};
 use ndarray_shm_volume::{
     Alignment, Bbox, DownloadProgress, Error, Progress, Result, StopFlag, UploadOptions, Uploaded, VolumeMeta,
     upload_from_array, upload_from_file, upload_from_shared_memory,
@@ -30,7 +30,7 @@ fn meta() -> VolumeMeta {
 }
 
 fn options(place: &Place) -> UploadOptions<'static> {
-    UploadOptions::new().backend(Arc::clone(&place.backend))
+    UploadOptions::new().backend(place.backend.clone())
 }
 
 /// Elements that are all different, from `first` on, in C order of their places.
@@ -44,7 +44,7 @@ fn counted(shape: &[usize], first: u16) -> ArrayD<u16> {
 
 /// Puts an array in shared memory, in this order.
 fn share<T: Element>(place: &Place, array: &ArrayD<T>, order: Order) -> SharedArray<T, IxDyn> {
-    let options = SharedArray::<T, IxDyn>::create_options().backend(Arc::clone(&place.backend));
+    let options = CreateOptions::<SharedArray<T, IxDyn>>::new().backend(place.backend.clone());
     let shape = IxDyn(array.shape()).set_f(order == Order::F);
     options.create_with(place.location.clone(), shape, |mut to| to.assign(array)).expect("an array")
 }
@@ -124,7 +124,7 @@ fn check_many<T: Element + PartialEq>(numbers: &mut Numbers, dtype: DType, value
         to.assign(&window(&array, &all, &part));
         assert!(raw.read_all(&domain, fill) == expected, "{context}");
         assert!(shared.read().expect("the array is still there").view() == array, "{context}");
-        assert!(place.backend.unlink(&place.location, None).expect("unlink"));
+        assert!(place.backend.unlink(&place.location).expect("unlink"));
     }
 }
 
@@ -235,7 +235,7 @@ pub(crate) fn background_is_left_out_and_taken_away() {
 
     // A part of an object that becomes background is not all of it.
     drop(shared);
-    assert!(place.backend.unlink(&place.location, None).expect("unlink"));
+    assert!(place.backend.unlink(&place.location).expect("unlink"));
     share(&place, &ArrayD::from_elem(IxDyn(&[2, 2]), 7_u16), Order::C);
     let change = options(&place).alignment(Alignment::ReadModifyWrite).skip_background(true);
     let done = upload(&place, &raw, "-5:-3,101:103", &change).expect("a part of one object");

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use ndarray::{Ix3, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{Access, DType, EntryKind, Order, SharedArray};
+use ndarray_shm::{Access, AttachOptions, CreateOptions, DType, Order, SharedArray, backend::EntryKind};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, Error, Fetched, FillValue, Missing, Result, Scratch, StopFlag, VolumeMeta, Workers,
@@ -26,7 +26,7 @@ fn region() -> Bbox {
 
 /// Makes an array of another size under the place's name.
 fn taken(place: &Place) -> SharedArray<u8, Ix3> {
-    let options = SharedArray::create_options().backend(place.backend.clone());
+    let options = CreateOptions::<SharedArray<_, _>>::new().backend(place.backend.clone());
     options.create_with(&place.location, (3, 4, 5), |mut view| view.fill(5)).expect("an array")
 }
 
@@ -42,7 +42,7 @@ fn an_array_that_has_the_name_is_neither_resized_nor_cleared() {
         assert_eq!(place.left(), [EntryKind::Array]);
 
         // Replaced on request, it stays as it is for those who have it.
-        let options = SharedArray::<u8, Ix3>::attach_options().backend(place.backend.clone()).keep_fd(true);
+        let options = AttachOptions::<SharedArray<u8, Ix3>>::new().backend(place.backend.clone()).keep_fd(true);
         let kept = options.open(&place.location, (3, 4, 5)).expect("the array");
         place.download(&*volume, &region(), &place.options().replace(true)).expect("a download");
         #[cfg(target_os = "linux")]
@@ -57,7 +57,7 @@ fn what_is_opened_for_reading_cannot_be_written() {
     let place = Place::new();
     let volume = place.volume(&spec());
     place.download(&*volume, &region(), &place.options()).expect("a download");
-    let options = SharedArray::<u8, Ix3>::attach_options().backend(place.backend.clone());
+    let options = AttachOptions::<SharedArray<u8, Ix3>>::new().backend(place.backend.clone());
     let array = options.access(Access::Read).open(&place.location, (17, 17, 10)).expect("the array");
     assert!(array.is_readonly() && array.raw_view_mut().is_none());
     assert!(matches!(array.write(), Err(ndarray_shm::Error::PermissionDenied { .. })));
@@ -152,7 +152,7 @@ fn every_number_of_workers_paints_the_order_that_was_asked_for() {
             let done = place.download(&*volume, &region(), &options).expect("a download");
             assert!(done.open::<u8, IxDyn>().expect("the array").read().expect("a guard").view() == expected);
             // The bytes of the file, without this crate: element 0, 0, 1 comes next in one order, 1, 0, 0 in the other.
-            let bytes = std::fs::read(place.backend.directory().join(place.location.as_str())).expect("the file");
+            let bytes = std::fs::read(place.backend.path().join(place.location.as_str())).expect("the file");
             assert_eq!(bytes[1], if order == Order::C { expected[[0, 0, 1]] } else { expected[[1, 0, 0]] });
         }
     }
@@ -221,8 +221,8 @@ fn an_array_that_is_dropped_is_unmapped_and_can_be_unlinked() {
     assert!(is_mapped());
     drop(array);
     assert!(!is_mapped());
-    assert!(place.backend.unlink(&place.location, None).expect("unlink"));
-    assert!(!place.backend.unlink(&place.location, None).expect("unlink"), "it was there once");
+    assert!(place.backend.unlink(&place.location).expect("unlink"));
+    assert!(!place.backend.unlink(&place.location).expect("unlink"), "it was there once");
 }
 
 // 15: an array in C order is copied into private memory on its way to the caller.
@@ -238,7 +238,8 @@ fn an_array_in_either_order_is_the_shared_memory_itself() {
         one.write().expect("a guard")[[1, 2, 3]] = changed;
         assert_eq!(other.read().expect("a guard")[[1, 2, 3]], changed);
         let shape = (17, 17, 10).set_f(order == Order::F);
-        let anew = SharedArray::<u8, Ix3>::attach_options().backend(place.backend.clone()).open(&place.location, shape);
+        let anew =
+            AttachOptions::<SharedArray<u8, Ix3>>::new().backend(place.backend.clone()).open(&place.location, shape);
         assert_eq!(anew.expect("by its name").read().expect("a guard")[[1, 2, 3]], changed);
     }
 }

@@ -72,7 +72,7 @@ fn what_cloudvolume_and_tensorstore_write_is_read_element_for_element() {
         for order in [Order::C, Order::F] {
             let done = place.download(&*source, &domain, &place.options().order(order)).expect("a download");
             assert_eq!(done.bytes, expected.len() as u64);
-            assert!(place.backend.unlink(&place.location, None).expect("unlink"));
+            assert!(place.backend.unlink(&place.location).expect("unlink"));
         }
     }
     println!("{} volumes, JPEG decoders at most {furthest} apart", volumes.len());

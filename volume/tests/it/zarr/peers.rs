@@ -33,7 +33,7 @@ fn what_zarr_python_and_tensorstore_write_is_read_element_for_element() {
         let done = place.download(&*source, &meta.domain(), &place.options()).expect("a download");
         let expected = fs::metadata(volume["expected"].as_str().expect("elements")).expect("elements").len();
         assert_eq!(done.bytes, expected);
-        assert!(place.backend.unlink(&place.location, None).expect("unlink"));
+        assert!(place.backend.unlink(&place.location).expect("unlink"));
     }
     for name in ["ome-2", "ome-3"] {
         let scales = VolumeOptions::new().scales(&VolumeUrl::local(directory.join(name))).expect("scales");

@@ -20,7 +20,7 @@
 //! The cell at which the next message would go is marked *closed*; a mark is where the end of the queue is for ever, so
 //! whoever sends is either before it or refused. New memory, which is zero, is an empty queue.
 
-use super::slots::{SEATS, Word};
+use crate::arena::tables::slots::{SEATS, Word};
 
 /// The sender of a message whose sender has left or died: an estate keeps the block.
 pub(crate) const ESTATE_SENDER: u32 = SEATS + 1;

@@ -3,14 +3,13 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use ndarray::Dimension;
 
 use super::refcounted::RefcountedArray;
-use crate::array::Element;
-use crate::backend::{Access, Backend, Directory, Location, remembered};
+use crate::array::{AttachOptions, Element};
+use crate::backend::{Access, Directory, Location, remembered};
 use crate::error::{Error, Result};
 use crate::os;
 use crate::percent::{decode, encode};
@@ -67,9 +66,9 @@ impl HandleOptions {
 /// by attaching; a copy that comes second is [`HandleSpent`](Error::HandleSpent).
 ///
 /// ```
-/// use ndarray_shm::{Handle, RefcountedArray, SharingStrategy};
+/// use ndarray_shm::{counted::{Handle, SharingStrategy}, RefcountedArray};
 ///
-/// let array = RefcountedArray::<u16, _>::create_options().share(SharingStrategy::FileSystem, (2, 3))?;
+/// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
 /// let text = array.handle()?.to_string();
 /// drop(array);
 ///
@@ -105,7 +104,7 @@ impl Handle {
                 doing: "on their way",
             });
         }
-        let (backend, directory) = address(&*home.backend);
+        let (backend, directory) = address(&home.backend);
         Ok(Self { ticket, id, backend, directory, location: home.location.clone() })
     }
 
@@ -117,7 +116,7 @@ impl Handle {
     /// - [`NotFound`](Error::NotFound): the array has gone; nobody had it when the grace time was over.
     /// - those of [`RefcountedArray::open`]; after a wrong type or number of axes the handle is still good.
     pub fn attach<T: Element, D: Dimension>(&self) -> Result<RefcountedArray<T, D>> {
-        RefcountedArray::attach_options().attach(self)
+        AttachOptions::<RefcountedArray<_, _>>::new().attach(self)
     }
 
     /// Takes the handle back: it keeps the array no longer, and nobody can attach with it. `Ok(false)`: it was used already,
@@ -137,12 +136,12 @@ impl Handle {
 
     /// Takes the handle back without waiting for long; what cannot be had at once expires.
     #[cfg(feature = "channel")]
-    pub(super) fn give_up(&self, backend: Option<&Arc<dyn Backend>>) {
+    pub(super) fn give_up(&self, backend: Option<&Directory>) {
         let how = Attach { patience: DROP_WAIT, ..Attach::new(Access::Read) };
         let _left_when_dropped = self.take_back_in(backend, how);
     }
 
-    fn take_back_in(&self, backend: Option<&Arc<dyn Backend>>, how: Attach) -> Result<(bool, Option<CountedSegment>)> {
+    fn take_back_in(&self, backend: Option<&Directory>, how: Attach) -> Result<(bool, Option<CountedSegment>)> {
         let home = self.home(backend)?;
         let how = Attach { sparse: true, ..how };
         match CountedSegment::attach(&home, how, Entry::Array(self.id), |_| Ok(())) {
@@ -173,27 +172,27 @@ impl Handle {
     }
 
     /// Finds the place that the handle means, which need not be this process's default.
-    pub(super) fn home(&self, backend: Option<&Arc<dyn Backend>>) -> Result<Home> {
+    pub(super) fn home(&self, backend: Option<&Directory>) -> Result<Home> {
         let backend = backend.cloned().map_or_else(|| backend_at(&self.backend, &self.directory), Ok)?;
         Ok(Home { backend, location: self.location.clone() })
     }
 }
 
 /// Returns how another process finds a backend: by its name and its directory, wherever that process works.
-pub(super) fn address(backend: &dyn Backend) -> (String, PathBuf) {
-    let directory = backend.directory();
+pub(super) fn address(backend: &Directory) -> (String, PathBuf) {
+    let directory = backend.path();
     (backend.name().to_owned(), std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned()))
 }
 
 /// Returns the backend of a directory that another process named. The emulated directory is checked as always.
-pub(super) fn backend_at(name: &str, directory: &Path) -> Result<Arc<dyn Backend>> {
+pub(super) fn backend_at(name: &str, directory: &Path) -> Result<Directory> {
     if let Ok(real) = Directory::shm() {
-        if real.directory() == directory {
+        if real.path() == directory {
             return Ok(real);
         }
     }
     if Directory::emulated_path().is_ok_and(|path| path == directory) {
-        return Ok(Directory::emulated()?);
+        return Directory::emulated();
     }
     Ok(remembered(name, directory))
 }

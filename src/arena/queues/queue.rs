@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use ndarray::Dimension;
 
-use super::Arena;
-use super::array::ArenaArray;
-use super::block::{Block, Description};
-use super::event::Event;
-use super::ground::{Ground, QueueWords};
 use super::patience::Patience;
-use super::ring::Refused;
-use super::slots::SEATS;
+use crate::arena::Arena;
+use crate::arena::array::ArenaArray;
+use crate::arena::blocks::{Block, Description};
+use crate::arena::header::{ArenaHeader, QueueWords};
+use crate::arena::tables::event::Event;
+use crate::arena::tables::ring::Refused;
+use crate::arena::tables::slots::SEATS;
 use crate::array::{DType, Element, Order};
 use crate::error::{Error, IntoError, Result};
 
@@ -52,7 +52,7 @@ pub type ReceiveError = IntoError<Option<ArenaMessage>>;
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 pub struct Queue {
-    ground: Arc<Ground>,
+    header: Arc<ArenaHeader>,
     index: u32,
     /// What was learnt by waiting for messages, and for room.
     for_messages: Patience,
@@ -68,21 +68,21 @@ impl Arena {
     ///
     /// [`InvalidSetting`](Error::InvalidSetting): the arena was made with fewer queues.
     pub fn queue(&self, index: u32) -> Result<Queue> {
-        if self.ground.queue_words(index).is_none() {
+        if self.header.queue_words(index).is_none() {
             return Err(Error::InvalidSetting {
                 setting: "the number of the queue",
                 value: index.to_string(),
                 expected: "less than the number of queues that the arena was made with",
             });
         }
-        Ok(Queue::of(Arc::clone(&self.ground), index))
+        Ok(Queue::of(Arc::clone(&self.header), index))
     }
 }
 
 impl Queue {
-    fn of(ground: Arc<Ground>, index: u32) -> Self {
+    fn of(header: Arc<ArenaHeader>, index: u32) -> Self {
         let (for_messages, for_room) = (Patience::new(), Patience::new());
-        Self { ground, index, for_messages, for_room, checked: Mutex::new(Instant::now()) }
+        Self { header, index, for_messages, for_room, checked: Mutex::new(Instant::now()) }
     }
 
     /// Its number in the arena.
@@ -92,7 +92,7 @@ impl Queue {
 
     /// How many messages fit.
     pub fn capacity(&self) -> usize {
-        self.ground.geometry.cells as usize
+        self.header.geometry.cells as usize
     }
 
     /// How many messages wait, or did a moment ago.
@@ -124,7 +124,7 @@ impl Queue {
     ///
     /// [`QueueFull`](Error::QueueFull), and those of [`send`](Self::send).
     pub fn try_send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
-        let send = |slot| self.ground.send(self.index, slot).map_err(|refused| self.error(refused));
+        let send = |slot| self.header.send(self.index, slot).map_err(|refused| self.error(refused));
         self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array))
     }
 
@@ -139,7 +139,7 @@ impl Queue {
 
     fn send_within<A: Sendable>(&self, array: A, limit: Option<Duration>) -> Result<(), IntoError<A>> {
         let send = |slot| {
-            let attempt = || self.ground.send(self.index, slot);
+            let attempt = || self.header.send(self.index, slot);
             self.wait_while(Refused::Full, limit, &self.for_room, &self.words()?.emptied, attempt)
         };
         self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array))
@@ -157,18 +157,18 @@ impl Queue {
         let attempt = || Some(attempt()).filter(|result| !matches!(result, Err(refused) if *refused == reason));
         match patience.wait(event, limit, attempt, || self.check()) {
             Some(result) => result.map_err(|refused| self.error(refused)),
-            None => Err(Error::TimedOut { location: self.ground.name().to_owned(), waited: limit.unwrap_or_default() }),
+            None => Err(Error::TimedOut { location: self.header.name().to_owned(), waited: limit.unwrap_or_default() }),
         }
     }
 
     /// The slot of an array that may be sent.
     fn slot_of(&self, array: &impl Sendable) -> Result<u32> {
-        self.ground.check_process()?;
+        self.header.check_process()?;
         let block = array.block();
-        if !Arc::ptr_eq(&block.ground, &self.ground) {
+        if !Arc::ptr_eq(&block.header, &self.header) {
             return Err(Error::InvalidSetting {
                 setting: "the array to be sent",
-                value: block.ground.name().to_owned(),
+                value: block.header.name().to_owned(),
                 expected: "an array of the arena that the queue is in, had through the same `Arena`",
             });
         }
@@ -220,9 +220,9 @@ impl Queue {
     ///
     /// Those of [`recv_any`](Self::recv_any).
     pub fn try_recv_any(&self) -> Result<Option<ArenaMessage>> {
-        self.ground.check_process()?;
-        match self.ground.receive(self.index) {
-            Ok(slot) => ArenaMessage::of_held(&self.ground, slot).map(Some),
+        self.header.check_process()?;
+        match self.header.receive(self.index) {
+            Ok(slot) => ArenaMessage::of_held(&self.header, slot).map(Some),
             Err(Refused::Empty) => Ok(None),
             Err(refused) => Err(self.error(refused)),
         }
@@ -238,10 +238,10 @@ impl Queue {
     }
 
     fn recv_within(&self, limit: Option<Duration>) -> Result<ArenaMessage> {
-        self.ground.check_process()?;
-        let attempt = || self.ground.receive(self.index);
+        self.header.check_process()?;
+        let attempt = || self.header.receive(self.index);
         let slot = self.wait_while(Refused::Empty, limit, &self.for_messages, &self.words()?.filled, attempt)?;
-        ArenaMessage::of_held(&self.ground, slot)
+        ArenaMessage::of_held(&self.header, slot)
     }
 
     /// Ends the queue, for ever: nobody sends any more, and who receives gets what was sent before and then
@@ -254,7 +254,7 @@ impl Queue {
     ///
     /// [`Unsupported`](Error::Unsupported) in a forked child, [`Trailer`](Error::Trailer) if the queue's bytes are damaged.
     pub fn close(&self) -> Result<bool> {
-        self.ground.check_process()?;
+        self.header.check_process()?;
         let words = self.words()?;
         let was_open = words.ring.close().map_err(|refused| self.error(refused))?;
         // Also where somebody else closed it, who may have been killed before he called anybody.
@@ -269,7 +269,7 @@ impl Queue {
     }
 
     fn words(&self) -> Result<QueueWords<'_>> {
-        self.ground.queue_words(self.index).ok_or_else(|| self.error(Refused::Damaged))
+        self.header.queue_words(self.index).ok_or_else(|| self.error(Refused::Damaged))
     }
 
     /// Now and then settles what dead members have left, so that what they held can be had by those who are waited for.
@@ -280,16 +280,16 @@ impl Queue {
             return;
         }
         *checked = Instant::now();
-        self.ground.end_sent();
-        let has_died = |seat| self.ground.is_taken(seat) && self.ground.is_alive(seat).is_ok_and(|alive| !alive);
+        self.header.end_sent();
+        let has_died = |seat| self.header.is_taken(seat) && self.header.is_alive(seat).is_ok_and(|alive| !alive);
         if (0..SEATS).any(has_died) {
             // Another process may be doing it, and no waiting thread depends on the result.
-            let _ = self.ground.settle_estates(Duration::ZERO);
+            let _ = self.header.settle_estates(Duration::ZERO);
         }
     }
 
     fn error(&self, refused: Refused) -> Error {
-        let location = self.ground.name().to_owned();
+        let location = self.header.name().to_owned();
         match refused {
             Refused::Full => Error::QueueFull { location, queue: self.index, capacity: self.capacity() },
             Refused::Empty => Error::WouldBlock { location },
@@ -304,14 +304,14 @@ impl Queue {
 
 impl Clone for Queue {
     fn clone(&self) -> Self {
-        Self::of(Arc::clone(&self.ground), self.index)
+        Self::of(Arc::clone(&self.header), self.index)
     }
 }
 
 impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Queue");
-        shown.field("arena", &self.ground.name()).field("index", &self.index).field("len", &self.len());
+        shown.field("arena", &self.header.name()).field("index", &self.index).field("len", &self.len());
         shown.field("capacity", &self.capacity()).finish_non_exhaustive()
     }
 }
@@ -325,10 +325,10 @@ pub struct ArenaMessage {
 }
 
 impl ArenaMessage {
-    fn of_held(ground: &Arc<Ground>, slot: u32) -> Result<Self> {
-        let (block, description) = Block::of_held(ground, slot)?;
-        let serial = ground.slots().serial(slot).ok_or_else(|| Error::Trailer {
-            location: ground.name().to_owned(),
+    fn of_held(header: &Arc<ArenaHeader>, slot: u32) -> Result<Self> {
+        let (block, description) = Block::of_held(header, slot)?;
+        let serial = header.slots().serial(slot).ok_or_else(|| Error::Trailer {
+            location: header.name().to_owned(),
             reason: format!("the array in slot {slot} was sent before it was shared"),
         })?;
         Ok(Self { block, serial, description })

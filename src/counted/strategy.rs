@@ -25,7 +25,7 @@ pub enum SharingStrategy {
     /// left behind. Linux only.
     FileDescriptor,
     /// The array has a name that nobody guesses and that goes with its last holder. Any text channel carries its
-    /// [`Handle`](crate::Handle), and there can be more arrays than descriptors.
+    /// [`Handle`](crate::counted::Handle), and there can be more arrays than descriptors.
     FileSystem,
 }
 

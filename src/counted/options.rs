@@ -6,8 +6,10 @@ use super::handle::Handle;
 use super::refcounted::{RefcountedArray, read, share_as};
 use super::strategy::SharingStrategy;
 use crate::array::layout::Layout;
-use crate::array::{ArrayReader, AttachOptions, Creatable, CreateOptions, CreationMode, Draft, Element, NAMELESS};
-use crate::backend::{IntoLocation, Publish, default_backend};
+use crate::array::{
+    ArrayReader, AttachOptions, Attachable, Creatable, CreateOptions, CreationMode, Draft, Element, NAMELESS,
+};
+use crate::backend::{Access, IntoLocation, Publish, default_backend};
 use crate::error::{Error, IntoError, Result};
 use crate::manager_client;
 use crate::random;
@@ -35,6 +37,13 @@ impl<T: Element, D: Dimension> Creatable for RefcountedArray<T, D> {
 
     fn publish(draft: Draft<T, D>, home: &Home, mode: Publish) -> Result<Self, IntoError<Draft<T, D>>> {
         share_as(draft, home, Some(mode), random::number())
+    }
+}
+
+#[allow(private_interfaces)] // see the trait
+impl<T: Element, D: Dimension> Attachable for RefcountedArray<T, D> {
+    fn how() -> Attach {
+        Attach::new(Access::ReadWrite)
     }
 }
 
@@ -127,7 +136,7 @@ fn attach<T: Element, D: Dimension>(
     how: Attach,
     entry: Entry,
 ) -> Result<(CountedSegment, Layout<D>, u128)> {
-    manager_client::announce(&*home.backend); // before there is anything that our death could leave behind
+    manager_client::announce(&home.backend); // before there is anything that our death could leave behind
     let how = Attach { farewell: Some(manager_client::remind), ..how };
     let (memory, (layout, id)) = CountedSegment::attach(home, how, entry, |trailer| read::<T, D>(trailer, home))?;
     Ok((memory, layout, id))

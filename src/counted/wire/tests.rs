@@ -294,7 +294,7 @@ fn another_number_of_files_than_the_message_says_is_an_error_for_good() {
 
 #[test]
 fn a_receiver_without_descriptors_gets_the_same_message_when_it_has_some() {
-    if !alone("share::wire::tests::a_receiver_without_descriptors_gets_the_same_message_when_it_has_some") {
+    if !alone("counted::wire::tests::a_receiver_without_descriptors_gets_the_same_message_when_it_has_some") {
         return;
     }
     let (one, other) = pair();

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::counters::Counters;
-use super::ground::DROP_WAIT;
-use super::handle::CounterHandle;
+use crate::arena::handle::CounterHandle;
+use crate::arena::header::DROP_WAIT;
 use crate::error::{Error, IntoError, Result};
 
 /// How many may wait before somebody is warned.
@@ -40,7 +40,7 @@ impl<T: Memory + ?Sized> Memory for Box<T> {
 /// freed under their hands, and never by this process. Handles that nobody has received are void then.
 ///
 /// ```
-/// use ndarray_shm::{Counters, Limbo, Memory};
+/// use ndarray_shm::arena::loans::{Counters, Limbo, Memory};
 ///
 /// struct Buffer(Vec<u8>);
 /// impl Memory for Buffer {
@@ -102,11 +102,11 @@ impl<M: Memory> Limbo<M> {
     ///
     /// The error gives the memory back. [`Unsupported`](Error::Unsupported): this is a forked child, which is no member of the
     /// counters. Otherwise those of [`collect`](Self::collect).
-    pub fn lend(&self, memory: M) -> Result<Lent<M>, IntoError<M>> {
+    pub fn lend(&self, memory: M) -> Result<LentMemory<M>, IntoError<M>> {
         let is_too_much = self.len() > self.inner.limit.load(Ordering::Relaxed);
         let looks = if is_too_much { self.collect() } else { self.inner.sweep(LOOKS) };
         match looks {
-            Ok(_) => Ok(Lent { memory: Some(memory), loans: Mutex::default(), inner: Arc::clone(&self.inner) }),
+            Ok(_) => Ok(LentMemory { memory: Some(memory), loans: Mutex::default(), inner: Arc::clone(&self.inner) }),
             Err(error) => Err(IntoError::new(error, memory)),
         }
     }
@@ -141,7 +141,7 @@ impl<M: Memory> Limbo<M> {
 impl<M: Memory> Inner<M> {
     /// Refuses forked children, in which locks of their parent's threads stay locked.
     fn waiting(&self) -> Result<MutexGuard<'_, VecDeque<Waiting<M>>>> {
-        self.counters.ground().check_process()?;
+        self.counters.header().check_process()?;
         Ok(self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -189,7 +189,7 @@ impl<M: Memory> Drop for Inner<M> {
     fn drop(&mut self) {
         let _ = self.sweep(usize::MAX); // in a forked child nothing is freed
         if self.waiting().is_ok_and(|waiting| !waiting.is_empty()) {
-            let _others_are_at_it = self.counters.ground().settle_estates(DROP_WAIT);
+            let _others_are_at_it = self.counters.header().settle_estates(DROP_WAIT);
             let _ = self.sweep(usize::MAX);
         }
         // Not locked: in a forked child the lock may be one that nobody gives back.
@@ -198,7 +198,7 @@ impl<M: Memory> Drop for Inner<M> {
             return;
         }
         // Others are looking at it: it must not be freed, and nobody is left who could free it later.
-        if self.counters.ground().is_own_process() {
+        if self.counters.header().is_own_process() {
             log::warn!("{} memories are left as they are, because other processes still hold them", left.len());
         }
         left.into_iter().for_each(|waiting| std::mem::forget(waiting.memory));
@@ -212,13 +212,13 @@ impl<M: Memory> fmt::Debug for Limbo<M> {
 }
 
 /// Memory that others may have been told of. Dropped while they use it, it waits in the limbo.
-pub struct Lent<M: Memory> {
+pub struct LentMemory<M: Memory> {
     memory: Option<M>,
     loans: Mutex<Vec<CounterHandle>>,
     inner: Arc<Inner<M>>,
 }
 
-impl<M: Memory> Lent<M> {
+impl<M: Memory> LentMemory<M> {
     fn loans(&self) -> MutexGuard<'_, Vec<CounterHandle>> {
         self.loans.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -230,7 +230,7 @@ impl<M: Memory> Lent<M> {
     /// [`TooManyHandles`](Error::TooManyHandles): the file has no counter left. [`Unsupported`](Error::Unsupported): this is a
     /// forked child.
     pub fn send(&self) -> Result<CounterHandle> {
-        self.inner.counters.ground().check_process()?;
+        self.inner.counters.header().check_process()?;
         let mut loans = self.loans();
         // What was given back makes room.
         if loans.len() >= LOOKS {
@@ -247,7 +247,7 @@ impl<M: Memory> Lent<M> {
     ///
     /// [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn recall(&self, handle: &CounterHandle) -> Result<bool> {
-        self.inner.counters.ground().check_process()?;
+        self.inner.counters.header().check_process()?;
         let mut loans = self.loans();
         let recalled = loans.contains(handle) && self.inner.counters.recall(handle);
         self.inner.is_lent(&mut loans);
@@ -280,7 +280,7 @@ impl<M: Memory> Lent<M> {
     }
 }
 
-impl<M: Memory> Deref for Lent<M> {
+impl<M: Memory> Deref for LentMemory<M> {
     type Target = M;
 
     #[allow(clippy::missing_panics_doc)] // it is there until this is consumed
@@ -289,12 +289,12 @@ impl<M: Memory> Deref for Lent<M> {
     }
 }
 
-impl<M: Memory> Drop for Lent<M> {
+impl<M: Memory> Drop for LentMemory<M> {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         // A forked child cannot know, and must not free what its parent has lent; nor may it wait for locks that a thread of
         // its parent had.
-        if !self.inner.counters.ground().is_own_process() {
+        if !self.inner.counters.header().is_own_process() {
             std::mem::forget(memory);
             return;
         }
@@ -308,9 +308,9 @@ impl<M: Memory> Drop for Lent<M> {
     }
 }
 
-impl<M: Memory> fmt::Debug for Lent<M> {
+impl<M: Memory> fmt::Debug for LentMemory<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let loans = self.loans.try_lock().map(|loans| loans.len()); // in a forked child another's lock
-        f.debug_struct("Lent").field("loans", &loans.ok()).finish_non_exhaustive()
+        f.debug_struct("LentMemory").field("loans", &loans.ok()).finish_non_exhaustive()
     }
 }

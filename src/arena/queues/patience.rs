@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::event::Event;
+use crate::arena::tables::event::Event;
 use crate::os::Fact;
 
 /// The longest time for which it is ever worth looking.

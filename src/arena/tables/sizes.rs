@@ -3,7 +3,7 @@
 //! A small block is what so many equal blocks leave each other of a span, so little is lost at its end. The numbers are
 //! chosen so that a header of 64 bytes and elements of 256, 512, 1024, .. bytes fit, with about four steps per doubling.
 
-use super::geometry::{SLOTS_OF_SPAN, SPAN};
+use crate::arena::tables::geometry::{SLOTS_OF_SPAN, SPAN};
 
 /// Every block begins at a multiple of this, and so do its elements.
 pub(crate) const ALIGNMENT: u64 = 64;

@@ -1,11 +1,10 @@
 //! What a counted array says about itself and its users, without attaching to it.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::record::Record;
 use crate::array::{DType, Order};
-use crate::backend::{Access, Backend, IntoLocation, Location};
+use crate::backend::{Access, Backend, Directory, IntoLocation, Location};
 use crate::error::{Error, Result};
 use crate::os;
 use crate::segment::trailer::Trailer;
@@ -44,7 +43,7 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Whether nobody uses it and nobody will: [`reclaim`](crate::reclaim()) would remove it.
+    /// Whether nobody uses it and nobody will: [`reclaim`](crate::counted::reclaim()) would remove it.
     pub fn is_orphaned(&self) -> bool {
         !self.is_attached && !self.is_kept && self.in_flight == 0
     }
@@ -66,7 +65,7 @@ pub fn inspect(location: impl IntoLocation) -> Result<Inspection> {
 /// # Errors
 ///
 /// As [`inspect`].
-pub fn inspect_in(backend: &Arc<dyn Backend>, location: &Location) -> Result<Inspection> {
+pub fn inspect_in(backend: &Directory, location: &Location) -> Result<Inspection> {
     let file = backend.open(location, Access::Read)?;
     let facts = os::facts(&file).map_err(|error| Error::os("look at", location, error))?;
     let trailer = Trailer::read(&file, &facts, location.as_str())?;

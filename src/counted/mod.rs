@@ -30,3 +30,5 @@ pub use self::parcel::{By, ReceivedArray, Shareable};
 pub use self::reclaim::{Reclaim, Reclaimed, Removed, reclaim};
 pub use self::refcounted::{RefcountedArray, to_shared};
 pub use self::strategy::SharingStrategy;
+#[cfg(feature = "channel")]
+pub use crate::os::{Peer, Socket};

@@ -1,7 +1,6 @@
 //! What an array is on the way between two channels: what it says about itself, and a handle or a descriptor.
 
 use std::fs::File;
-use std::sync::Arc;
 
 use ndarray::Dimension;
 use serde::{Deserialize, Serialize};
@@ -11,8 +10,8 @@ use super::handle::{Handle, address, backend_at, path_of_text, path_to_text};
 use super::refcounted::{RefcountedArray, reader_of_descriptor};
 use super::strategy::SharingStrategy;
 use crate::array::layout::Layout;
-use crate::array::{ArrayReader, DType, Element, FrozenArray, NAMELESS, Order};
-use crate::backend::{Access, Backend, Location};
+use crate::array::{ArrayReader, AttachOptions, DType, Element, FrozenArray, NAMELESS, Order};
+use crate::backend::{Access, Directory, Location};
 use crate::error::{Error, IntoError, Result};
 use crate::os;
 use crate::segment::Home;
@@ -115,7 +114,7 @@ impl<T: Element, D: Dimension> Pack for By<'_, T, D> {
             SharingStrategy::FileDescriptor => {
                 let file = array.descriptor_to_send()?;
                 let Home { backend, location } = array.home();
-                let ((backend, directory), location) = (address(&**backend), location.clone());
+                let ((backend, directory), location) = (address(backend), location.clone());
                 (Way::FileDescriptor { backend, directory: path_to_text(&directory), location }, Some(file))
             }
         };
@@ -148,7 +147,7 @@ pub struct ReceivedArray {
     pending: bool,
     /// Of the process that received it: a forked child's copy gives nothing up.
     generation: u64,
-    backend: Option<Arc<dyn Backend>>,
+    backend: Option<Directory>,
 }
 
 impl ReceivedArray {
@@ -185,7 +184,7 @@ impl ReceivedArray {
     }
 
     /// Uses this backend instead of the one its sender names, which must be in the same directory.
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+    pub fn backend(mut self, backend: Directory) -> Self {
         self.backend = Some(backend);
         self
     }
@@ -199,7 +198,7 @@ impl ReceivedArray {
     pub fn attach<T: Element, D: Dimension>(self) -> Result<RefcountedArray<T, D>, IntoError<Self>> {
         self.take(|received| match &received.parcel.way {
             Way::FileSystem { handle } => {
-                let mut options = RefcountedArray::attach_options();
+                let mut options = AttachOptions::<RefcountedArray<_, _>>::new();
                 options.backend.clone_from(&received.backend);
                 options.attach(handle)
             }
@@ -220,7 +219,7 @@ impl ReceivedArray {
     pub fn reader<T: Element, D: Dimension>(self) -> Result<ArrayReader<T, D>, IntoError<Self>> {
         self.take(|received| match &received.parcel.way {
             Way::FileSystem { handle } => {
-                let mut options = ArrayReader::attach_options();
+                let mut options = AttachOptions::<ArrayReader<_, _>>::new();
                 options.backend.clone_from(&received.backend);
                 options.attach(handle)
             }

@@ -9,13 +9,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::estate::Collected;
-use super::geometry::{Geometry, SLOTS_OF_SPAN};
-use super::ground::{Ground, TURN_WAIT};
-use super::handle::CounterHandle;
-use super::slots::{Released, Slot};
-use super::spans::around;
-use crate::backend::{Backend, DraftOptions, IntoLocation, Location};
+use crate::arena::handle::CounterHandle;
+use crate::arena::header::{ArenaHeader, TURN_WAIT};
+use crate::arena::members::ReclaimedBlocks;
+use crate::arena::tables::geometry::{Geometry, SLOTS_OF_SPAN};
+use crate::arena::tables::slots::{Released, Slot};
+use crate::arena::tables::span::around;
+use crate::backend::{Directory, DraftOptions, IntoLocation, Location};
 use crate::error::{Error, Result};
 use crate::os;
 use crate::segment::Home;
@@ -35,7 +35,7 @@ pub struct Counters {
 }
 
 struct Inner {
-    ground: Ground,
+    header: ArenaHeader,
     /// The slot from which a free one is looked for.
     cursor: AtomicU32,
     /// Slots that this process has seen to be free.
@@ -49,7 +49,7 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// As [`Arena::create`](super::Arena::create).
+    /// As [`Arena::create`](crate::Arena::create).
     pub fn create(location: impl IntoLocation, counters: u32) -> Result<Self> {
         Self::make(Home::new(None, location)?, counters)
     }
@@ -58,9 +58,9 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// As [`Arena::open`](super::Arena::open).
+    /// As [`Arena::open`](crate::Arena::open).
     pub fn open(location: impl IntoLocation) -> Result<Self> {
-        Ok(Self::of(Ground::open(Home::new(None, location)?, Kind::Counters)?))
+        Ok(Self::of(ArenaHeader::open(Home::new(None, location)?, Kind::Counters)?))
     }
 
     /// Makes a file of counters in a given backend.
@@ -68,7 +68,7 @@ impl Counters {
     /// # Errors
     ///
     /// As [`create`](Self::create).
-    pub fn create_in(backend: &Arc<dyn Backend>, location: impl IntoLocation, counters: u32) -> Result<Self> {
+    pub fn create_in(backend: &Directory, location: impl IntoLocation, counters: u32) -> Result<Self> {
         Self::make(Home::new(Some(backend), location)?, counters)
     }
 
@@ -77,20 +77,20 @@ impl Counters {
     /// # Errors
     ///
     /// As [`open`](Self::open).
-    pub fn open_in(backend: &Arc<dyn Backend>, location: impl IntoLocation) -> Result<Self> {
-        Ok(Self::of(Ground::open(Home::new(Some(backend), location)?, Kind::Counters)?))
+    pub fn open_in(backend: &Directory, location: impl IntoLocation) -> Result<Self> {
+        Ok(Self::of(ArenaHeader::open(Home::new(Some(backend), location)?, Kind::Counters)?))
     }
 
     fn make(home: Home, counters: u32) -> Result<Self> {
         let spans = counters.div_ceil(SLOTS_OF_SPAN).clamp(1, u32::MAX / SLOTS_OF_SPAN);
         let maker = os::process_number();
         let geometry = Geometry { spans, queues: 0, cells: 0, sparse: false, counters: true, maker };
-        Ok(Self::of(Ground::create(home, Kind::Counters, geometry, DraftOptions::default(), false)?))
+        Ok(Self::of(ArenaHeader::create(home, Kind::Counters, geometry, DraftOptions::default(), false)?))
     }
 
-    fn of(ground: Ground) -> Self {
+    fn of(header: ArenaHeader) -> Self {
         let (cursor, free, received) = (AtomicU32::new(0), Mutex::default(), Mutex::default());
-        Self { inner: Arc::new(Inner { ground, cursor, free, received }) }
+        Self { inner: Arc::new(Inner { header, cursor, free, received }) }
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<u32>> {
@@ -101,18 +101,18 @@ impl Counters {
         self.inner.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn ground(&self) -> &Ground {
-        &self.inner.ground
+    pub(super) fn header(&self) -> &ArenaHeader {
+        &self.inner.header
     }
 
     /// Returns the file's name.
     pub fn location(&self) -> &Location {
-        &self.ground().home.location
+        &self.header().home.location
     }
 
     /// Returns how many loans can be out at once.
     pub fn capacity(&self) -> u32 {
-        self.ground().geometry.slots()
+        self.header().geometry.slots()
     }
 
     /// Takes over what a handle lends, once: whoever comes second gets an error.
@@ -122,16 +122,16 @@ impl Counters {
     /// [`HandleSpent`](Error::HandleSpent): it was received already, or its producer has gone.
     /// [`InvalidSetting`](Error::InvalidSetting): it is of other counters. [`Unsupported`](Error::Unsupported): this is a forked
     /// child.
-    pub fn receive(&self, handle: &CounterHandle) -> Result<Held> {
+    pub fn receive(&self, handle: &CounterHandle) -> Result<ReceivedLoan> {
         self.check(handle)?;
-        if !self.ground().slots().receive(handle.slot, handle.serial) {
-            return Err(self.ground().spent());
+        if !self.header().slots().receive(handle.slot, handle.serial) {
+            return Err(self.header().spent());
         }
         self.received().insert(*handle);
-        Ok(Held { counters: self.clone(), handle: *handle, released: false })
+        Ok(ReceivedLoan { counters: self.clone(), handle: *handle, released: false })
     }
 
-    /// Gives back what was received and then [kept by its handle](Held::into_handle).
+    /// Gives back what was received and then [kept by its handle](ReceivedLoan::into_handle).
     ///
     /// # Errors
     ///
@@ -140,9 +140,9 @@ impl Counters {
     pub fn release(&self, handle: &CounterHandle) -> Result<()> {
         self.check(handle)?;
         if !self.received().remove(handle) {
-            return Err(self.ground().spent());
+            return Err(self.header().spent());
         }
-        self.ground().release(handle.slot)
+        self.header().release(handle.slot)
     }
 
     /// How many other processes wait for a loan or hold it: 0 or 1. What dead processes held is subtracted first.
@@ -153,10 +153,10 @@ impl Counters {
     pub fn count(&self, handle: &CounterHandle) -> Result<u32> {
         self.check(handle)?;
         self.collect()?;
-        let slot = self.ground().slot_table().get(handle.slot as usize).filter(|slot| !slot.is_free());
+        let slot = self.header().slot_table().get(handle.slot as usize).filter(|slot| !slot.is_free());
         match slot {
-            Some(slot) if self.ground().slots().is_shared_as(handle.slot, handle.serial) => Ok(slot.borrowers()),
-            _ => Err(self.ground().spent()),
+            Some(slot) if self.header().slots().is_shared_as(handle.slot, handle.serial) => Ok(slot.borrowers()),
+            _ => Err(self.header().spent()),
         }
     }
 
@@ -164,9 +164,9 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// As [`Arena::collect`](super::Arena::collect).
-    pub fn collect(&self) -> Result<Collected> {
-        self.ground().settle_estates(TURN_WAIT)
+    /// As [`Arena::collect`](crate::Arena::collect).
+    pub fn collect(&self) -> Result<ReclaimedBlocks> {
+        self.header().settle_estates(TURN_WAIT)
     }
 
     /// Takes a counter for one loan.
@@ -175,22 +175,22 @@ impl Counters {
     ///
     /// [`Error::TooManyHandles`]: all are taken, even when what the dead had is not counted.
     pub(super) fn lend(&self) -> Result<CounterHandle> {
-        self.ground().check_process()?;
+        self.header().check_process()?;
         let mut taken = self.take();
         if taken.is_none() {
             self.collect()?;
             taken = self.take();
         }
         let slot = taken.ok_or_else(|| Error::TooManyHandles {
-            location: self.ground().name().to_owned(),
+            location: self.header().name().to_owned(),
             limit: self.capacity().into(),
             doing: "on their way",
         })?;
-        Ok(CounterHandle { owner: self.ground().tag(), slot, serial: self.ground().slots().share(slot) })
+        Ok(CounterHandle { owner: self.header().tag(), slot, serial: self.header().slots().share(slot) })
     }
 
     fn take(&self) -> Option<u32> {
-        let slots = self.ground().slots();
+        let slots = self.header().slots();
         let known = || self.free().pop();
         while let Some(slot) = known() {
             if slots.allocate_in_flight(slot) {
@@ -198,7 +198,7 @@ impl Counters {
             }
         }
         let found = around(self.capacity(), self.inner.cursor.load(Ordering::Relaxed)).find(|slot| {
-            self.ground().touch(slot / SLOTS_OF_SPAN + 1);
+            self.header().touch(slot / SLOTS_OF_SPAN + 1);
             slots.allocate_in_flight(*slot)
         })?;
         self.inner.cursor.store(found + 1, Ordering::Relaxed);
@@ -207,9 +207,9 @@ impl Counters {
 
     /// Ends a loan that this process made, if its receiver has given it back, or has died and was settled; else `false`.
     pub(super) fn end_if_over(&self, handle: &CounterHandle) -> bool {
-        let slots = self.ground().slots();
+        let slots = self.header().slots();
         let is_over = slots.is_held_by_us_alone(handle.slot);
-        if is_over && self.ground().is_own_process() && slots.release(handle.slot) == Released::Freed {
+        if is_over && self.header().is_own_process() && slots.release(handle.slot) == Released::Freed {
             self.free().push(handle.slot);
         }
         is_over
@@ -217,12 +217,12 @@ impl Counters {
 
     /// Takes back a loan that nobody has received; `false` if somebody has.
     pub(super) fn recall(&self, handle: &CounterHandle) -> bool {
-        self.ground().slot_table().get(handle.slot as usize).is_some_and(Slot::recall)
+        self.header().slot_table().get(handle.slot as usize).is_some_and(Slot::recall)
     }
 
     fn check(&self, handle: &CounterHandle) -> Result<()> {
         let expected = "one of these counters: this is of others, or of those that had the name before";
-        self.ground().check_handle(handle.owner, handle, expected)
+        self.header().check_handle(handle.owner, handle, expected)
     }
 }
 
@@ -234,13 +234,13 @@ impl fmt::Debug for Counters {
 
 /// What was received: as long as it lives, or its process, the producer keeps the memory as it is.
 #[derive(Debug)]
-pub struct Held {
+pub struct ReceivedLoan {
     counters: Counters,
     handle: CounterHandle,
     released: bool,
 }
 
-impl Held {
+impl ReceivedLoan {
     /// Returns the handle that it was received by.
     pub fn handle(&self) -> CounterHandle {
         self.handle
@@ -263,7 +263,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for ReceivedLoan {
     fn drop(&mut self) {
         if !self.released {
             let _a_forked_child_holds_nothing = self.counters.release(&self.handle);

@@ -1,11 +1,9 @@
 //! What is left of spans when somebody is killed between two of his exchanges, and how it is found.
 
-use std::sync::Arc;
-
 use super::*;
-use crate::arena::geometry::Geometry;
+use crate::arena::tables::geometry::Geometry;
 use crate::backend::lock_space::RECOVER;
-use crate::backend::{Backend, Directory, DraftOptions, Location};
+use crate::backend::{Directory, DraftOptions, Location};
 use crate::segment::Home;
 use crate::segment::footer::Kind;
 
@@ -16,23 +14,23 @@ fn geometry() -> Geometry {
 }
 
 /// An arena of two members, in a directory that goes with it.
-fn members() -> (tempfile::TempDir, Ground, Ground) {
+fn members() -> (tempfile::TempDir, ArenaHeader, ArenaHeader) {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let backend: Arc<dyn Backend> = Arc::new(Directory::new("test", directory.path()));
+    let backend = Directory::new("test", directory.path());
     let home = Home { backend, location: Location::new("spans").expect("a name") };
-    let one = Ground::create(home.clone(), Kind::Arena, geometry(), DraftOptions::default(), false).expect("room");
-    let two = Ground::open(home, Kind::Arena).expect("it is there");
+    let one = ArenaHeader::create(home.clone(), Kind::Arena, geometry(), DraftOptions::default(), false).expect("room");
+    let two = ArenaHeader::open(home, Kind::Arena).expect("it is there");
     (directory, one, two)
 }
 
-fn kinds(ground: &Ground) -> Vec<u64> {
-    (0..SPANS).map(|span| ground.span(span).expect("there are so many").kind()).collect()
+fn kinds(header: &ArenaHeader) -> Vec<u64> {
+    (0..SPANS).map(|span| header.span(span).expect("there are so many").kind()).collect()
 }
 
 /// Sets a span's word as one exchange of a member would have.
-fn set(ground: &Ground, span: u32, kind: u64, value: u64) {
-    let word = &ground.spans()[span as usize];
-    ground.touch(span + 1);
+fn set(header: &ArenaHeader, span: u32, kind: u64, value: u64) {
+    let word = &header.spans()[span as usize];
+    header.touch(span + 1);
     word.store(Span(word.load(Ordering::Relaxed)).become_(kind, value).0, Ordering::Relaxed);
 }
 
@@ -44,7 +42,7 @@ fn a_run_is_made_used_and_taken_apart() {
     assert_eq!(two.take_block(area, 0), Some(0));
     assert_eq!(one.take_block(area, 0), None);
     assert_eq!(one.free_unused_spans().expect("a turn"), 0, "somebody has it");
-    two.release(Ground::first_slot(area.span)).expect("it was held");
+    two.release(ArenaHeader::first_slot(area.span)).expect("it was held");
     assert_eq!(one.free_unused_spans().expect("a turn"), 3);
     assert_eq!(kinds(&one), [FREE; SPANS as usize]);
     assert_eq!(two.take_block(area, 0), None, "it is something else by now");
@@ -107,6 +105,6 @@ fn a_run_whose_parts_are_not_is_not_used() {
     set(&one, 3, BLOCKS, 0);
     let overlapping = Area { span: 2, word: one.span(2).expect("it is there") };
     assert_eq!(one.take_block(overlapping, 0), None);
-    assert!(one.slot_table().iter().all(super::super::slots::Slot::is_free));
-    assert_eq!(one.locate(Ground::first_slot(6)), None);
+    assert!(one.slot_table().iter().all(crate::arena::tables::slots::Slot::is_free));
+    assert_eq!(one.locate(ArenaHeader::first_slot(6)), None);
 }

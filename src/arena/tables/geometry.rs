@@ -12,7 +12,7 @@
 //! record: version 1 (4) | 1 = sparse, 2 = counters (4) | spans (8) | queues (4) | cells of a queue (4) | maker's process (4) | zeros
 //! ```
 
-use super::slots::SEATS;
+use crate::arena::tables::slots::SEATS;
 use crate::segment::footer::Kind;
 use crate::segment::trailer::{PAGE, RECORD};
 

@@ -27,7 +27,7 @@ const TRIES: u32 = 100;
 ///
 /// It describes itself: opening needs neither shape nor element type, and refuses the wrong ones. Behind the elements its
 /// file has one page more, with the number of handles; who subtracts himself last removes the name. A killed process cannot
-/// subtract itself, but the kernel knows that it is gone: the next one that leaves, [`reclaim`](crate::reclaim()), `ndshm gc`
+/// subtract itself, but the kernel knows that it is gone: the next one that leaves, [`reclaim`](crate::counted::reclaim()), `ndshm gc`
 /// or a running manager removes what only the dead have counted.
 ///
 /// Every handle is a mapping of its own; a forked child shares its parent's and is not counted.
@@ -57,11 +57,13 @@ pub struct RefcountedArray<T, D> {
 impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// Creates an array of zeros under a name that must be free, and reserves all its memory.
     ///
+    /// [`CreateOptions`] has everything that this decides by itself, and makes arrays without a name of the caller's choice.
+    ///
     /// # Errors
     ///
     /// As [`SharedArray::create`](crate::SharedArray::create).
     pub fn create(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
-        Self::create_options().create(location, shape)
+        CreateOptions::new().create(location, shape)
     }
 
     /// Creates an array and lets `fill` write it before anyone else can see it.
@@ -74,10 +76,13 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         shape: impl ShapeBuilder<Dim = D>,
         fill: impl FnOnce(ArrayViewMut<'_, T, D>),
     ) -> Result<Self> {
-        Self::create_options().create_with(location, shape, fill)
+        CreateOptions::new().create_with(location, shape, fill)
     }
 
     /// Attaches for reading and writing. An array that is frozen is attached for reading.
+    ///
+    /// [`AttachOptions`] has everything that this decides by itself. For reading that lasts, those of an [`ArrayReader`] have
+    /// [`open_counted`](AttachOptions::open_counted).
     ///
     /// # Errors
     ///
@@ -88,20 +93,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// - [`Trailer`](Error::Trailer): what it says about itself cannot be true.
     /// - [`PermissionDenied`](Error::PermissionDenied), [`TooManyHandles`](Error::TooManyHandles).
     pub fn open(location: impl IntoLocation) -> Result<Self> {
-        Self::attach_options().open(location)
-    }
-
-    /// Returns options for everything that creating decides by itself, and for arrays without a name of the caller's choice.
-    pub fn create_options() -> CreateOptions<Self> {
-        CreateOptions::new()
-    }
-
-    /// Returns options for everything that attaching decides by itself.
-    ///
-    /// For reading that lasts, see [`ArrayReader::attach_options`], which has
-    /// [`open_counted`](AttachOptions::open_counted).
-    pub fn attach_options() -> AttachOptions<Self> {
-        AttachOptions::new(Attach::new(Access::ReadWrite))
+        AttachOptions::<Self>::new().open(location)
     }
 
     pub(super) fn of(memory: CountedSegment, layout: Layout<D>, id: u128) -> Self {
@@ -133,7 +125,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     }
 
     /// Returns how many handles there are, in all processes. Those of processes that were killed count until somebody
-    /// notices; ask [`inspect`](crate::inspect) whether anybody is alive.
+    /// notices; ask [`inspect`](crate::counted::inspect) whether anybody is alive.
     pub fn refcount(&self) -> u32 {
         self.memory.counts().state().handles()
     }
@@ -236,7 +228,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     ///
     /// [`Unlinked`](Error::Unlinked): it had a name already, which has gone; the kernel gives none a second time.
     pub fn publish(&self) -> Result<()> {
-        manager_client::announce(&*self.home().backend);
+        manager_client::announce(&self.home().backend);
         self.memory.publish()
     }
 
@@ -252,7 +244,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
             return Self::of_descriptor(&file, &home, access);
         }
         let keep = self.segment().keeps_descriptor();
-        let options = Self::attach_options().backend(home.backend).access(access).keep_fd(keep);
+        let options = AttachOptions::<Self>::new().backend(home.backend).access(access).keep_fd(keep);
         match options.open(home.location) {
             Ok(again) if again.id == self.id => Ok(again),
             Ok(_) | Err(Error::NotFound { .. }) => Err(Error::Unlinked { location: self.home().location.to_string() }),
@@ -374,7 +366,7 @@ pub(super) fn share_as<T: Element, D: Dimension>(
         return Err(IntoError::new(error, Draft::from_parts(memory, layout, keep)));
     }
     if mode.is_some() {
-        manager_client::announce(&*home.backend); // before there is a name that our death could leave behind
+        manager_client::announce(&home.backend); // before there is a name that our death could leave behind
     }
     match memory.share(home, mode, keep, Some(manager_client::remind)) {
         Ok(memory) => Ok(RefcountedArray::of(memory, layout, id)),
@@ -388,7 +380,7 @@ pub(super) fn share_as<T: Element, D: Dimension>(
 /// ```
 /// use ndarray::array;
 ///
-/// let shared = ndarray_shm::to_shared(&array![[1.0, 2.0], [3.0, 4.0]])?;
+/// let shared = ndarray_shm::counted::to_shared(&array![[1.0, 2.0], [3.0, 4.0]])?;
 /// assert_eq!(shared.read()?[[1, 0]], 3.0);
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
@@ -398,5 +390,5 @@ pub(super) fn share_as<T: Element, D: Dimension>(
 /// [`NoSpace`](Error::NoSpace), and those of [`SharingStrategy::current`].
 pub fn to_shared<T: Element, D: Dimension>(array: &ArrayRef<T, D>) -> Result<RefcountedArray<T, D>> {
     let strategy = SharingStrategy::current()?;
-    RefcountedArray::create_options().share_with(strategy, shape_like(array), |mut view| view.assign(array))
+    CreateOptions::new().share_with(strategy, shape_like(array), |mut view| view.assign(array))
 }

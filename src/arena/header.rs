@@ -1,4 +1,4 @@
-//! The ground that an arena's members share: the mapped file as tables of atomics, and this process's place among the members.
+//! The header that an arena's members share: the mapped file as tables of atomics, and this process's place among the members.
 //!
 //! The one file of the arena that turns addresses into references. All references to tables are to atomics; the bytes of blocks
 //! are given away as pointers, and `array.rs` says who may look at them.
@@ -6,12 +6,12 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::allocate::Memory;
-use super::event::Event;
-use super::geometry::{Geometry, MEMBER, MEMBERS_AT, QUEUE_HEAD, SLOT, SLOTS_OF_SPAN, SPAN};
-use super::ring::Ring;
-use super::sent::SentList;
-use super::slots::{SEATS, Slot, Slots};
+use crate::arena::hints::BlockHints;
+use crate::arena::sent::SentList;
+use crate::arena::tables::event::Event;
+use crate::arena::tables::geometry::{Geometry, MEMBER, MEMBERS_AT, QUEUE_HEAD, SLOT, SLOTS_OF_SPAN, SPAN};
+use crate::arena::tables::ring::{Message, Refused, Ring};
+use crate::arena::tables::slots::{Released, SEATS, Slot, Slots};
 use crate::backend::DraftOptions;
 use crate::error::{Error, Result};
 use crate::manager_client;
@@ -73,7 +73,7 @@ pub(crate) type SharedSlots<'a> = Slots<'a, AtomicU64, AtomicU32>;
 
 /// A mapped arena and this process's place in it.
 #[derive(Debug)]
-pub(crate) struct Ground {
+pub(crate) struct ArenaHeader {
     pub(super) home: Home,
     pub(super) geometry: Geometry,
     /// Random number of the arena.
@@ -86,14 +86,14 @@ pub(crate) struct Ground {
     /// How often this process holds each block.
     held: Box<[AtomicU32]>,
     /// Where this process found free blocks.
-    pub(super) memory: Memory,
+    pub(super) hints: BlockHints,
     /// What this process has sent.
     pub(super) sent: Box<[SentList]>,
     /// `None` when it was left.
     segment: Option<Segment>,
 }
 
-impl Ground {
+impl ArenaHeader {
     /// Makes an arena under a name that must be free, or that only the dead have.
     pub(crate) fn create(
         home: Home,
@@ -102,11 +102,11 @@ impl Ground {
         options: DraftOptions,
         keep: bool,
     ) -> Result<Self> {
-        manager_client::announce(&*home.backend);
+        manager_client::announce(&home.backend);
         home.refuse_taken_by_the_living()?;
         let id = random::number();
         let make = || -> Result<Segment> {
-            let backend = std::sync::Arc::clone(&home.backend);
+            let backend = home.backend.clone();
             let mut draft = DraftSegment::new_counted(backend, geometry.payload(), options)?;
             let state = State::unattended(keep);
             draft.write_page(kind, id, state, &geometry.to_record(), home.location.as_str())?;
@@ -118,7 +118,7 @@ impl Ground {
 
     /// Opens an arena that somebody made.
     pub(crate) fn open(home: Home, kind: Kind) -> Result<Self> {
-        manager_client::announce(&*home.backend);
+        manager_client::announce(&home.backend);
         let name = home.location.as_str();
         let read = |trailer: &Trailer| {
             let geometry = Geometry::of_record(kind, &trailer.record, trailer.payload)
@@ -133,7 +133,7 @@ impl Ground {
         let held = bytemuck::allocation::try_zeroed_slice_box(geometry.slots() as usize).map_err(|()| {
             Error::TooLarge { location: home.location.to_string(), shape: vec![geometry.slots() as usize], item: 4 }
         })?;
-        let mut ground = Self {
+        let mut header = Self {
             home,
             geometry,
             id,
@@ -141,12 +141,12 @@ impl Ground {
             seat: SEATS,
             mark: None,
             held,
-            memory: Memory::default(),
+            hints: BlockHints::default(),
             sent: (0..geometry.queues).map(|_| SentList::default()).collect(),
             segment: Some(segment),
         };
-        ground.take_seat()?;
-        Ok(ground)
+        header.take_seat()?;
+        Ok(header)
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -292,6 +292,62 @@ impl Ground {
         if end > self.geometry.capacity() { &[] } else { self.table(self.geometry.data_at() + at, count) }
     }
 
+    /// Gives up one hold of a block.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::HandleSpent`]: this process does not hold it.
+    pub(crate) fn release(&self, slot: u32) -> Result<()> {
+        self.check_process()?;
+        if self.slots().release(slot) == Released::NotHeld { Err(self.spent()) } else { Ok(()) }
+    }
+
+    pub(super) fn spent(&self) -> Error {
+        Error::HandleSpent { location: self.name().to_owned() }
+    }
+
+    /// Sends a block that this process holds, and holds it once more until it is received.
+    pub(super) fn send(&self, queue: u32, slot: u32) -> Result<(), Refused> {
+        let (Some(words), Some(list)) = (self.queue_words(queue), self.sent.get(queue as usize)) else {
+            return Err(Refused::Damaged);
+        };
+        if !self.slots().hold_invited(slot) {
+            return Err(Refused::Damaged);
+        }
+        // Locked from before it has a position, so that they stand here in their order.
+        let mut messages = list.lock();
+        let sent = words.ring.push(Message { sender: self.seat, slot });
+        match sent {
+            Ok(position) => messages.push_back((position, slot)),
+            Err(_) => drop(self.release(slot)),
+        }
+        list.end_received(&words.ring, &mut messages, |slot| drop(self.release(slot)));
+        drop(messages);
+        if sent.is_ok() {
+            words.filled.notify();
+        }
+        sent.map(drop)
+    }
+
+    /// Receives a block, which this process holds from then on; returns its slot.
+    pub(super) fn receive(&self, queue: u32) -> Result<u32, Refused> {
+        let words = self.queue_words(queue).ok_or(Refused::Damaged)?;
+        let slots = self.slots();
+        let message = words.ring.pop(|slot| slots.hold_invited(slot), |slot| drop(self.release(slot)))?;
+        words.emptied.notify();
+        Ok(message.slot)
+    }
+
+    /// Gives up the holds on what was received since. Never waits, and costs next to nothing where nothing was sent.
+    pub(crate) fn end_sent(&self) {
+        for (queue, list) in (0u32..).zip(&self.sent) {
+            let Some(mut messages) = list.try_lock().filter(|_| self.is_own_process()) else { continue };
+            if let Some(words) = self.queue_words(queue) {
+                list.end_received(&words.ring, &mut messages, |slot| drop(self.release(slot)));
+            }
+        }
+    }
+
     /// Gives up the seat, unmaps, and removes the name if nobody else is here.
     pub(crate) fn close(mut self) -> Result<()> {
         self.leave(TURN_WAIT)
@@ -318,7 +374,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for ArenaHeader {
     fn drop(&mut self) {
         let _reported_by_close = self.leave(DROP_WAIT);
     }

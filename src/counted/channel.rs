@@ -26,7 +26,7 @@ const UNNAMED: &str = "(channel)";
 /// One end of a connection over which two processes send each other messages with arrays.
 ///
 /// A message is anything that `serde` writes as JSON, with any number of arrays beside it: counted arrays by descriptor or
-/// by name as their [strategy](crate::SharingStrategy) says, and frozen ones. Nothing is copied. Both ends can send and
+/// by name as their [strategy](crate::counted::SharingStrategy) says, and frozen ones. Nothing is copied. Both ends can send and
 /// receive, any number of threads can use one end, and a message arrives whole or not at all.
 ///
 /// Arrays that travel by name are kept for 30 seconds by the handle alone; send [`handle_with`] options of your own, or keep
@@ -35,7 +35,7 @@ const UNNAMED: &str = "(channel)";
 /// ```
 /// # #[cfg(target_os = "linux")] {
 /// use ndarray::array;
-/// use ndarray_shm::{Channel, to_shared};
+/// use ndarray_shm::counted::{Channel, to_shared};
 ///
 /// let (here, there) = Channel::pair()?;
 /// let weights = to_shared(&array![1.0, 2.0, 3.0])?;

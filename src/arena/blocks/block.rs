@@ -16,8 +16,8 @@ use std::sync::{Arc, LazyLock};
 use ndarray::{Dimension, IxDyn};
 
 use super::allocate::Taken;
-use super::ground::Ground;
-use super::sizes::ALIGNMENT;
+use crate::arena::header::ArenaHeader;
+use crate::arena::tables::sizes::ALIGNMENT;
 use crate::array::layout::Layout;
 use crate::array::{DType, Element, Order};
 use crate::error::{Error, Result};
@@ -30,7 +30,7 @@ const FIRST_LENGTH: usize = 2;
 const NO_SLOT: u32 = u32::MAX;
 
 /// Bytes before the elements of an array of so many axes.
-fn header_bytes(axes: usize) -> u64 {
+fn description_bytes(axes: usize) -> u64 {
     (((FIRST_LENGTH + axes) * 8) as u64).next_multiple_of(ALIGNMENT)
 }
 
@@ -60,8 +60,8 @@ pub(crate) struct Description {
 /// One hold on a block.
 #[derive(Debug)]
 pub(crate) struct Block {
-    pub(super) ground: Arc<Ground>,
-    pub(super) slot: u32,
+    pub(crate) header: Arc<ArenaHeader>,
+    pub(crate) slot: u32,
     /// Where the elements begin, in bytes from the first span.
     at: u64,
     bytes: u64,
@@ -69,7 +69,7 @@ pub(crate) struct Block {
 
 impl Block {
     /// Takes a block for an array, and writes down what it is.
-    pub(crate) fn allocate<T: Element, D: Dimension>(ground: &Arc<Ground>, layout: &Layout<D>) -> Result<Self> {
+    pub(crate) fn allocate<T: Element, D: Dimension>(header: &Arc<ArenaHeader>, layout: &Layout<D>) -> Result<Self> {
         let axes = layout.dim.ndim();
         if axes > MOST_AXES {
             return Err(Error::InvalidSetting {
@@ -78,21 +78,21 @@ impl Block {
                 expected: "at most 32 axes",
             });
         }
-        let (header, bytes) = (header_bytes(axes), layout.bytes::<T>());
-        let taken = ground.allocate(header.saturating_add(bytes))?;
-        let block = Self { ground: Arc::clone(ground), slot: taken.slot, at: taken.at + header, bytes };
+        let (ahead, bytes) = (description_bytes(axes), layout.bytes::<T>());
+        let taken = header.allocate(ahead.saturating_add(bytes))?;
+        let block = Self { header: Arc::clone(header), slot: taken.slot, at: taken.at + ahead, bytes };
         let words = [dtype_word(T::DTYPE), shape_word(layout.order, axes)];
         let lengths = layout.dim.slice().iter().map(|length| *length as u64);
-        for (word, value) in ground.header(&taken, axes).iter().zip(words.into_iter().chain(lengths)) {
+        for (word, value) in header.description_words(&taken, axes).iter().zip(words.into_iter().chain(lengths)) {
             word.store(value, Ordering::Relaxed);
         }
         Ok(block)
     }
 
     /// Takes over a hold that was just taken, and reads what the block is; a block that makes no sense is released.
-    pub(crate) fn of_held(ground: &Arc<Ground>, slot: u32) -> Result<(Self, Description)> {
-        let mut block = Self { ground: Arc::clone(ground), slot, at: 0, bytes: 0 };
-        let described = ground.describe(slot)?;
+    pub(crate) fn of_held(header: &Arc<ArenaHeader>, slot: u32) -> Result<(Self, Description)> {
+        let mut block = Self { header: Arc::clone(header), slot, at: 0, bytes: 0 };
+        let described = header.describe(slot)?;
         (block.at, block.bytes) = (described.at, described.bytes);
         Ok((block, described))
     }
@@ -104,33 +104,33 @@ impl Block {
     /// In a forked child, which holds nothing: what is there may be another array by now.
     pub(crate) fn pointer(&self) -> *mut u8 {
         assert!(
-            self.ground.is_own_process(),
+            self.header.is_own_process(),
             "`{}`: a forked child does not hold its parent's arrays: open the arena again in the child",
-            self.ground.name()
+            self.header.name()
         );
-        let pointer = self.ground.bytes_at(0, self.at, self.bytes);
+        let pointer = self.header.bytes_at(0, self.at, self.bytes);
         pointer.expect("it was located within the data, and the arena is not left while a block is held")
     }
 
     /// Gives up the hold, and says if there was none.
     pub(crate) fn release(mut self) -> Result<()> {
         let slot = std::mem::replace(&mut self.slot, NO_SLOT);
-        self.ground.release(slot)
+        self.header.release(slot)
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
         if self.slot != NO_SLOT {
-            let _a_forked_child_holds_nothing = self.ground.release(self.slot);
+            let _a_forked_child_holds_nothing = self.header.release(self.slot);
         }
-        self.ground.end_sent();
+        self.header.end_sent();
     }
 }
 
-impl Ground {
-    /// The header of a block for an array of so many axes.
-    fn header(&self, taken: &Taken, axes: usize) -> &[AtomicU64] {
+impl ArenaHeader {
+    /// The words that describe the array of a block, for an array of so many axes.
+    fn description_words(&self, taken: &Taken, axes: usize) -> &[AtomicU64] {
         self.words_at(taken.at, (FIRST_LENGTH + axes) as u64)
     }
 
@@ -142,14 +142,14 @@ impl Ground {
     pub(crate) fn describe(&self, slot: u32) -> Result<Description> {
         let read = || {
             let taken = self.locate(slot).ok_or("its span has no such block")?;
-            let [dtype, rest] = self.header(&taken, 0) else { return Err("it lies outside the data") };
+            let [dtype, rest] = self.description_words(&taken, 0) else { return Err("it lies outside the data") };
             let (dtype, rest) = (dtype.load(Ordering::Relaxed), rest.load(Ordering::Relaxed));
             let known = DTYPE_WORDS.iter().position(|known| *known == dtype);
             let dtype = known.map(|known| DType::ALL[known]).ok_or("its element type is unknown")?;
             let axes = usize::from(rest.to_le_bytes()[1]);
             let order = [Order::C, Order::F].into_iter().find(|order| shape_word(*order, axes) == rest);
             let order = order.filter(|_| axes <= MOST_AXES).ok_or("its order or number of axes cannot be")?;
-            let lengths = self.header(&taken, axes).get(FIRST_LENGTH..).ok_or("it lies outside the data")?;
+            let lengths = self.description_words(&taken, axes).get(FIRST_LENGTH..).ok_or("it lies outside the data")?;
             let mut shape = IxDyn::zeros(axes);
             let mut bytes = Some(dtype.size() as u64);
             for (word, to) in lengths.iter().zip(shape.slice_mut()) {
@@ -157,10 +157,10 @@ impl Ground {
                 bytes = bytes.and_then(|bytes| bytes.checked_mul(length));
                 *to = usize::try_from(length).map_err(|_| "an axis is longer than the address space")?;
             }
-            let header = header_bytes(axes);
-            let room = taken.bytes.checked_sub(header);
+            let ahead = description_bytes(axes);
+            let room = taken.bytes.checked_sub(ahead);
             let bytes = bytes.filter(|bytes| Some(*bytes) <= room).ok_or("its shape does not fit its block")?;
-            Ok(Description { dtype, order, shape, at: taken.at + header, bytes })
+            Ok(Description { dtype, order, shape, at: taken.at + ahead, bytes })
         };
         read().map_err(|reason| Error::Trailer {
             location: self.name().to_owned(),

@@ -1,11 +1,5 @@
 //! Spans: which are free, which are cut into blocks, which are one block together.
 //!
-//! ```text
-//! bits 63..32  epoch: counts the changes
-//! bits 31..28  0 = free, 1 = cut into blocks, 2 = head of a run, 3 = part of a run
-//! bits 27..0   the class; the number of spans of the run
-//! ```
-//!
 //! A free span is cut by one exchange. Everything else is done under SPANS. A run is put together from its parts, and the
 //! exchange that makes one of them the head is what makes it a run; it is taken apart the other way round. So parts that no
 //! head covers are what somebody was killed over, and free for whoever has SPANS next.
@@ -16,83 +10,26 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::geometry::{SLOTS_OF_SPAN, SPAN};
-use super::ground::{Ground, TURN_WAIT};
-use super::sizes::{CLASSES, Size};
-use super::slots::Slot;
+use crate::arena::header::{ArenaHeader, TURN_WAIT};
+use crate::arena::tables::geometry::{SLOTS_OF_SPAN, SPAN};
+use crate::arena::tables::sizes::Size;
+use crate::arena::tables::slots::Slot;
+use crate::arena::tables::span::{Area, BLOCKS, FREE, HEAD, PART, Span, around, exchange};
 use crate::backend::lock_space::SPANS;
 use crate::error::Result;
 
-const KIND_SHIFT: u32 = 28;
-const VALUE: u64 = (1 << KIND_SHIFT) - 1;
-const FREE: u64 = 0;
-const BLOCKS: u64 = 1;
-const HEAD: u64 = 2;
-const PART: u64 = 3;
-
-/// What a span is, as its word said at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Span(u64);
-
-impl Span {
-    fn kind(self) -> u64 {
-        self.0 >> KIND_SHIFT & 0xf
-    }
-
-    /// The word of the same span as something else.
-    fn become_(self, kind: u64, value: u64) -> Self {
-        Self((self.0 >> 32).wrapping_add(1) << 32 | kind << KIND_SHIFT | value & VALUE)
-    }
-
-    pub(super) fn is_free(self) -> bool {
-        self.kind() == FREE
-    }
-
-    fn is_part(self) -> bool {
-        self.kind() == PART
-    }
-
-    /// What its blocks are, if it has any.
-    #[allow(clippy::cast_possible_truncation)] // 28 bits
-    pub(super) fn size(self) -> Option<Size> {
-        let value = (self.0 & VALUE) as u32;
-        match self.kind() {
-            BLOCKS if (value as usize) < CLASSES => Some(Size::Small(value as u8)),
-            HEAD if value > 0 => Some(Size::Run(value)),
-            _ => None,
-        }
-    }
-}
-
-/// A span or run that has blocks, known by what its word was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Area {
-    pub(super) span: u32,
-    pub(super) word: Span,
-}
-
-/// The numbers below `count`, from `from` on and then from 0.
-pub(super) fn around(count: u32, from: u32) -> impl Iterator<Item = u32> {
-    let from = from.min(count);
-    (from..count).chain(0..from)
-}
-
-fn exchange(word: &AtomicU64, current: Span, new: Span) -> bool {
-    word.compare_exchange(current.0, new.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
-}
-
-impl Ground {
-    pub(super) fn span(&self, index: u32) -> Option<Span> {
+impl ArenaHeader {
+    pub(crate) fn span(&self, index: u32) -> Option<Span> {
         self.spans().get(index as usize).map(|word| Span(word.load(Ordering::Acquire)))
     }
 
     /// Number of the first slot of a span.
-    pub(super) fn first_slot(span: u32) -> u32 {
+    pub(crate) fn first_slot(span: u32) -> u32 {
         span * SLOTS_OF_SPAN
     }
 
     /// Takes a block of an area, looking from block `from` on; `None` if all are taken, or the area is something else by now.
-    pub(super) fn take_block(&self, area: Area, from: u32) -> Option<u32> {
+    pub(crate) fn take_block(&self, area: Area, from: u32) -> Option<u32> {
         let count = area.word.size()?.blocks();
         if self.span(area.span)? != area.word {
             return None;
@@ -115,7 +52,7 @@ impl Ground {
     }
 
     /// Cuts a free span into blocks, looking from span `from` on.
-    pub(super) fn cut_span(&self, class: u8, from: u32) -> Option<Area> {
+    pub(crate) fn cut_span(&self, class: u8, from: u32) -> Option<Area> {
         let words = self.spans();
         around(self.geometry.spans, from).find_map(|span| {
             let word = words.get(span as usize)?;
@@ -130,7 +67,7 @@ impl Ground {
     }
 
     /// Puts a run of free spans together, looking from span `from` on.
-    pub(super) fn join_spans(&self, spans: u32, from: u32) -> Result<Option<Area>> {
+    pub(crate) fn join_spans(&self, spans: u32, from: u32) -> Result<Option<Area>> {
         let words = self.spans();
         if spans as usize > words.len() || spans == 0 {
             return Ok(None);
@@ -170,7 +107,7 @@ impl Ground {
     }
 
     /// Looks for an area of a size among those that anybody has made, from span `from` on, and takes a block of it.
-    pub(super) fn search_block(&self, size: Size, from: u32) -> Option<(Area, u32)> {
+    pub(crate) fn search_block(&self, size: Size, from: u32) -> Option<(Area, u32)> {
         around(self.touched(), from).find_map(|span| {
             let word = self.span(span)?;
             if word.size() != Some(size) {
@@ -182,7 +119,7 @@ impl Ground {
     }
 
     /// Frees every span and run all of whose blocks are free. Returns how many spans that were.
-    pub(super) fn free_unused_spans(&self) -> Result<usize> {
+    pub(crate) fn free_unused_spans(&self) -> Result<usize> {
         let _turn = self.turn(SPANS, TURN_WAIT)?;
         let words = self.spans();
         let mut freed = 0;
@@ -223,7 +160,7 @@ impl Ground {
     }
 
     /// Frees parts of runs that have no head.
-    pub(super) fn free_loose_spans(&self, limit: Duration) -> Result<()> {
+    pub(crate) fn free_loose_spans(&self, limit: Duration) -> Result<()> {
         let _turn = self.turn(SPANS, limit)?;
         let mut covered = 0;
         for (span, word) in (0..self.touched()).zip(self.spans()) {
@@ -238,12 +175,12 @@ impl Ground {
     }
 
     /// A number that is another one as soon as any span has become something else.
-    pub(super) fn span_changes(&self) -> u64 {
+    pub(crate) fn span_changes(&self) -> u64 {
         self.spans().iter().fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Acquire) >> 32))
     }
 
     /// Bytes of the spans that are free now.
-    pub(super) fn unused(&self) -> u64 {
+    pub(crate) fn unused(&self) -> u64 {
         self.spans().iter().filter(|word| Span(word.load(Ordering::Relaxed)).is_free()).count() as u64 * SPAN
     }
 }

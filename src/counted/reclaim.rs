@@ -5,11 +5,10 @@
 //! no handle is on its way, and both are looked at again while nobody can attach.
 
 use std::fs::File;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::backend::lock_space::{BEGINNING, LEASE};
-use crate::backend::{Access, Backend, Companion, Directory, Entry, EntryKind, Location};
+use crate::backend::{Access, Backend, Companion, Directory, DirectoryEntry, EntryKind, Location};
 use crate::error::{Error, Result};
 use crate::os::{self, LockKind};
 use crate::segment::trailer::PAGE;
@@ -21,7 +20,7 @@ const DRAFT_AGE: Duration = Duration::from_secs(60);
 /// What to reclaim.
 ///
 /// ```
-/// use ndarray_shm::{Reclaim, default_backend};
+/// use ndarray_shm::{counted::Reclaim, default_backend};
 ///
 /// let found = Reclaim::new().dry_run(true).run(&default_backend()?)?;
 /// println!("{} arrays could be removed", found.removed.len());
@@ -78,7 +77,7 @@ pub struct Reclaimed {
 pub fn reclaim() -> Result<Vec<Reclaimed>> {
     let exists = Directory::emulated_path().is_ok_and(|path| path.is_dir());
     let emulated = exists.then(|| Directory::emulated().ok()).flatten();
-    let directories = Directory::shm().ok().into_iter().chain(emulated).map(|directory| directory as Arc<dyn Backend>);
+    let directories = Directory::shm().ok().into_iter().chain(emulated);
     directories.map(|backend| Reclaim::new().run(&backend)).collect()
 }
 
@@ -105,7 +104,7 @@ impl Reclaim {
     /// # Errors
     ///
     /// As [`reclaim`].
-    pub fn run(self, backend: &Arc<dyn Backend>) -> Result<Reclaimed> {
+    pub fn run(self, backend: &Directory) -> Result<Reclaimed> {
         let mut reclaimed = Reclaimed::default();
         for entry in backend.list()? {
             if !os::owns_files_of(entry.owner) {
@@ -128,7 +127,7 @@ impl Reclaim {
             };
             match done {
                 Ok(true) => {
-                    let Entry { name, allocated: bytes, kind, .. } = entry;
+                    let DirectoryEntry { name, allocated: bytes, kind, .. } = entry;
                     reclaimed.removed.push(Removed { name, bytes, kind });
                 }
                 // Whatever disappears while we look was not there, and what is not counted is not ours to judge.
@@ -139,9 +138,9 @@ impl Reclaim {
         Ok(reclaimed)
     }
 
-    fn array(self, backend: &Arc<dyn Backend>, entry: &Entry, reclaimed: &mut Reclaimed) -> Result<bool> {
+    fn array(self, backend: &Directory, entry: &DirectoryEntry, reclaimed: &mut Reclaimed) -> Result<bool> {
         let Ok(location) = Location::new(&entry.name) else { return Ok(false) };
-        let home = Home { backend: Arc::clone(backend), location };
+        let home = Home { backend: backend.clone(), location };
         match collect(&home, Some(entry.id), !self.dry_run)? {
             Found::Orphan => return Ok(true),
             Found::Gone => {}
@@ -157,45 +156,45 @@ impl Reclaim {
     }
 
     /// A living maker has a lease on its draft.
-    fn draft(self, backend: &Arc<dyn Backend>, entry: &Entry) -> Result<bool> {
+    fn draft(self, backend: &Directory, entry: &DirectoryEntry) -> Result<bool> {
         let Some(location) = Location::of_draft(&entry.name) else { return Ok(false) };
         let file = backend.open(&location, Access::Read)?;
         if is_leased(&file, &location)? {
             return Ok(false);
         }
-        Ok(self.dry_run || backend.unlink(&location, Some(entry.id))?)
+        Ok(self.dry_run || Backend::unlink(backend, &location, Some(entry.id))?)
     }
 
     /// A payload without a ledger is what a killed discard leaves. Its painters, if there are any, have a lease.
-    fn payload(self, backend: &Arc<dyn Backend>, entry: &Entry) -> Result<bool> {
+    fn payload(self, backend: &Directory, entry: &DirectoryEntry) -> Result<bool> {
         let Some((_, location)) = Location::of_companion(&entry.name) else { return Ok(false) };
         let partial = location.companion(Companion::Partial)?;
         let Some(file) = open_listed(backend, &partial, Access::ReadWrite, entry)? else { return Ok(false) };
         // A payload gets its name after its ledger: what is open and has no ledger now has lost it for ever.
-        if has_name(&**backend, &location.companion(Companion::Ledger)?)? || is_leased(&file, &partial)? {
+        if has_name(backend, &location.companion(Companion::Ledger)?)? || is_leased(&file, &partial)? {
             return Ok(false);
         }
         // Leased alone, so that no pool makes it the payload of another buffer.
         let lease = || os::try_lock(&file, LockKind::Exclusive, LEASE).map_err(|e| Error::os("lease", &partial, e));
-        Ok(self.dry_run || (lease()? && backend.unlink(&partial, Some(entry.id))?))
+        Ok(self.dry_run || (lease()? && Backend::unlink(backend, &partial, Some(entry.id))?))
     }
 
     /// A ledger without a payload is what a killed beginner or finisher leaves. A living beginner has its BEGINNING locked.
-    fn ledger(self, backend: &Arc<dyn Backend>, entry: &Entry) -> Result<bool> {
+    fn ledger(self, backend: &Directory, entry: &DirectoryEntry) -> Result<bool> {
         let Some((_, location)) = Location::of_companion(&entry.name) else { return Ok(false) };
         let ledger = location.companion(Companion::Ledger)?;
         let Some(file) = open_listed(backend, &ledger, Access::Read, entry)? else { return Ok(false) };
         // Asked before the payload is looked for: when the beginner gives it up, the payload has its name.
         let is_young = os::is_locked(&file, LockKind::Exclusive, BEGINNING)
             .map_err(|error| Error::os("ask for the beginner of", &ledger, error))?;
-        if is_young || has_name(&**backend, &location.companion(Companion::Partial)?)? {
+        if is_young || has_name(backend, &location.companion(Companion::Partial)?)? {
             return Ok(false);
         }
-        Ok(self.dry_run || backend.unlink(&ledger, Some(entry.id))?)
+        Ok(self.dry_run || Backend::unlink(backend, &ledger, Some(entry.id))?)
     }
 }
 
 /// Opens what has a name, if it is still the file that was listed.
-fn open_listed(backend: &Arc<dyn Backend>, at: &Location, access: Access, entry: &Entry) -> Result<Option<File>> {
-    Ok(pin(&**backend, at, access)?.and_then(|(file, facts)| (facts.id == entry.id).then_some(file)))
+fn open_listed(backend: &Directory, at: &Location, access: Access, entry: &DirectoryEntry) -> Result<Option<File>> {
+    Ok(pin(backend, at, access)?.and_then(|(file, facts)| (facts.id == entry.id).then_some(file)))
 }
