@@ -171,11 +171,11 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
             let (header, slot) = (&block.header, block.slot);
             // It may be kept only for a message of a dead member that was received long ago.
             let settle = || {
-                let _others_are_at_it = header.settle_estates(DROP_WAIT);
+                let _others_are_at_it = header.reclaim_dead(DROP_WAIT);
                 header.slots().take_back(slot)
             };
-            let is_in_estate = || header.slot_table().get(slot as usize).is_some_and(Slot::is_in_estate);
-            header.slots().take_back(slot) || is_in_estate() && settle()
+            let is_orphaned = || header.slot_table().get(slot as usize).is_some_and(Slot::is_orphaned);
+            header.slots().take_back(slot) || is_orphaned() && settle()
         });
         if is_taken { Ok(()) } else { Err(Error::WouldBlock { location: self.block.header.name().to_owned() }) }
     }

@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::arena::header::{ArenaHeader, TURN_WAIT};
-use crate::arena::tables::ring::{ESTATE_SENDER, Ring};
+use crate::arena::tables::ring::{ORPHAN_SENDER, Ring};
 use crate::arena::tables::slots::{SEATS, Slot};
 use crate::backend::lock_space::{self, RECOVER};
 use crate::backoff::Backoff;
@@ -83,7 +83,7 @@ impl ArenaHeader {
             // Asked when the lock is had: until then the state may change.
             if self.is_taken(seat) {
                 let turn = self.turn(RECOVER, TURN_WAIT)?;
-                self.settle_seat(seat, &turn, TURN_WAIT)?;
+                self.reclaim_seat(seat, &turn, TURN_WAIT)?;
             }
             let Some(member) = self.members().get(seat as usize) else { continue };
             member.process.store(std::process::id().into(), Ordering::Relaxed);
@@ -113,7 +113,7 @@ impl ArenaHeader {
     /// Settles this member's own estate: messages that nobody has received yet stay valid.
     pub(super) fn give_up_seat(&mut self, limit: Duration) -> Result<()> {
         let turn = self.turn(RECOVER, limit)?;
-        let settled = self.settle_seat(self.seat, &turn, limit);
+        let settled = self.reclaim_seat(self.seat, &turn, limit);
         self.seat = SEATS;
         settled.map(drop)
     }
@@ -121,10 +121,10 @@ impl ArenaHeader {
     /// Settles the estate of the member in `seat`, and returns how many blocks became free. The caller has that seat's lock.
     ///
     /// Waits no longer than this for those who change spans; the seat stays dead then, and is settled by whoever comes next.
-    pub(super) fn settle_seat(&self, seat: u32, _recover: &Turn, limit: Duration) -> Result<usize> {
+    pub(super) fn reclaim_seat(&self, seat: u32, _recover: &Turn, limit: Duration) -> Result<usize> {
         let slots = self.slot_table();
         for ring in self.rings() {
-            ring.inherit(seat, |slot| slots.get(slot as usize).is_some_and(Slot::keep_for_estate));
+            ring.orphan_messages(seat, |slot| slots.get(slot as usize).is_some_and(Slot::orphan));
         }
         let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
         self.free_loose_spans(limit)?;
@@ -137,9 +137,9 @@ impl ArenaHeader {
     /// Settles what dead members have left, and ends what their estates need not keep any more.
     ///
     /// Waits no longer than this for a process that does the same.
-    pub(crate) fn settle_estates(&self, limit: Duration) -> Result<ReclaimedBlocks> {
+    pub(crate) fn reclaim_dead(&self, limit: Duration) -> Result<ReclaimedBlocks> {
         self.check_process()?;
-        let mut collected = ReclaimedBlocks::default();
+        let mut reclaimed = ReclaimedBlocks::default();
         let recover = self.turn(RECOVER, limit)?;
         for seat in (0..SEATS).filter(|seat| *seat != self.seat) {
             let range = lock_space::seat(seat);
@@ -148,19 +148,19 @@ impl ArenaHeader {
             }
             // Asked again: it may have left, or been settled, before its lock was had.
             if self.is_taken(seat) {
-                collected.blocks += self.settle_seat(seat, &recover, limit)?;
-                collected.members += 1;
+                reclaimed.blocks += self.reclaim_seat(seat, &recover, limit)?;
+                reclaimed.members += 1;
             }
             recover.give_back(range);
         }
         // Estates get no message while RECOVER is locked: what is not found is not there.
-        let messages = self.rings().flat_map(Ring::messages).filter(|message| message.sender == ESTATE_SENDER);
+        let messages = self.rings().flat_map(Ring::messages).filter(|message| message.sender == ORPHAN_SENDER);
         let kept: HashSet<u32> = messages.map(|message| message.slot).collect();
-        for (index, slot) in (0u32..).zip(self.touched_slots()).filter(|(_, slot)| slot.is_in_estate()) {
-            if !kept.contains(&index) && slot.settle_estate() {
-                collected.blocks += 1;
+        for (index, slot) in (0u32..).zip(self.touched_slots()).filter(|(_, slot)| slot.is_orphaned()) {
+            if !kept.contains(&index) && slot.release_orphan() {
+                reclaimed.blocks += 1;
             }
         }
-        Ok(collected)
+        Ok(reclaimed)
     }
 }

@@ -41,7 +41,7 @@ use crate::segment::footer::Kind;
 /// Making, sharing, getting and releasing a small array takes well under a microsecond, no system call, no descriptor and no mapping:
 /// a million arrays are no more to the kernel than one. Each array is held by bits, one for each process that has it; whoever gives
 /// up the last one has freed it, and nothing else says that it is free. So a process may be killed at any instruction: what it
-/// held is free as soon as somebody looks ([`collect`](Self::collect), or whoever finds no memory otherwise).
+/// held is free as soon as somebody looks ([`reclaim`](Self::reclaim), or whoever finds no memory otherwise).
 ///
 /// The arena's name goes with the last process that has it open, unless it was made with [`keep`](ArenaOptions::keep); if all were
 /// killed, [`reclaim`](crate::counted::reclaim()) removes it. A forked child is no member: what it inherits answers errors, and it opens the
@@ -82,7 +82,7 @@ pub struct ArenaStats {
     /// Arrays and drafts that somebody holds, dead processes included.
     pub arrays: usize,
     /// Of these, arrays that a message of a process that has gone keeps.
-    pub estates: usize,
+    pub orphaned_messages: usize,
     /// Who has the arena open, by the number of the process, and how many arrays each holds.
     pub members: Vec<ArenaMember>,
 }
@@ -131,11 +131,6 @@ impl Arena {
     /// As [`open`](Self::open).
     pub fn open_in(backend: &Directory, location: impl IntoLocation) -> Result<Self> {
         Self::of(ArenaHeader::open(Home::new(Some(backend), location)?, Kind::Arena)?)
-    }
-
-    /// Begins with everything that can be chosen.
-    pub fn options() -> ArenaOptions {
-        ArenaOptions::new()
     }
 
     #[allow(clippy::unnecessary_wraps)] // ends a chain of results
@@ -204,9 +199,9 @@ impl Arena {
     ///
     /// [`TimedOut`](Error::TimedOut): somebody was stopped in the middle of the same. [`Unsupported`](Error::Unsupported): this is a
     /// forked child.
-    pub fn collect(&self) -> Result<ReclaimedBlocks> {
+    pub fn reclaim(&self) -> Result<ReclaimedBlocks> {
         self.header.end_sent();
-        self.header.settle_estates(TURN_WAIT)
+        self.header.reclaim_dead(TURN_WAIT)
     }
 
     /// Counts what is there. Looks through everything, and disturbs nobody.
@@ -256,7 +251,7 @@ impl ArenaHeader {
             ArenaStats { capacity: self.geometry.capacity(), unused: self.unused(), ..ArenaStats::default() };
         for slot in self.touched_slots().iter().filter(|slot| !slot.is_free()) {
             stats.arrays += 1;
-            stats.estates += usize::from(slot.is_in_estate());
+            stats.orphaned_messages += usize::from(slot.is_orphaned());
             for (seat, held) in (0..).zip(&mut held) {
                 *held += usize::from(slot.is_held_by(seat));
             }

@@ -211,7 +211,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::backend::{Directory};
+    use crate::backend::Directory;
 
     const SMALL: &str = "NDSHM_TEST_SMALL";
     const MIB: u64 = 1 << 20;

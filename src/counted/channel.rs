@@ -174,7 +174,7 @@ impl Channel {
             self.wire.send(&body, &files.iter().collect::<Vec<_>>(), limit)
         });
         // What no process will receive must not keep an array alive.
-        sent.inspect_err(|_| parcels.iter().for_each(Parcel::take_back))
+        sent.inspect_err(|_| parcels.iter().for_each(Parcel::revoke))
     }
 
     /// Waits for a message.

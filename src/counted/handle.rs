@@ -30,7 +30,7 @@ const SCHEME: &str = "ndshm1";
 #[must_use = "options do nothing until `handle_with` is called"]
 pub struct HandleOptions {
     grace: Duration,
-    many: bool,
+    reusable: bool,
 }
 
 impl Default for HandleOptions {
@@ -42,7 +42,7 @@ impl Default for HandleOptions {
 impl HandleOptions {
     /// Begins with a handle for one user that keeps the array for 30 seconds.
     pub fn new() -> Self {
-        Self { grace: GRACE, many: false }
+        Self { grace: GRACE, reusable: false }
     }
 
     /// Keeps the array for this long (a week at most) even if nobody is attached. A handle that comes later is still good
@@ -52,9 +52,9 @@ impl HandleOptions {
         self
     }
 
-    /// Lets any number of processes attach, until the handle is [taken back](Handle::take_back).
-    pub fn many(mut self) -> Self {
-        self.many = true;
+    /// Lets any number of processes attach, until the handle is [revoked](Handle::revoke).
+    pub fn reusable(mut self) -> Self {
+        self.reusable = true;
         self
     }
 }
@@ -92,7 +92,7 @@ pub struct Handle {
 impl Handle {
     /// Notes in the array that a handle is on its way, and returns it.
     pub(super) fn issue(memory: &CountedSegment, id: u128, options: HandleOptions) -> Result<Self> {
-        let ticket = Ticket::new(random::number(), options.many);
+        let ticket = Ticket::new(random::number(), options.reusable);
         let (home, counts) = (memory.home(), memory.counts());
         if counts.state().is_dead() {
             return Err(Error::Unlinked { location: home.location.to_string() });
@@ -127,8 +127,8 @@ impl Handle {
     /// # Errors
     ///
     /// [`PermissionDenied`](Error::PermissionDenied).
-    pub fn take_back(&self) -> Result<bool> {
-        self.take_back_in(None, Attach::new(Access::Read)).and_then(|(revoked, memory)| {
+    pub fn revoke(&self) -> Result<bool> {
+        self.revoke_in(None, Attach::new(Access::Read)).and_then(|(revoked, memory)| {
             memory.map_or(Ok(()), CountedSegment::close)?;
             Ok(revoked)
         })
@@ -138,10 +138,10 @@ impl Handle {
     #[cfg(feature = "channel")]
     pub(super) fn give_up(&self, backend: Option<&Directory>) {
         let how = Attach { patience: DROP_WAIT, ..Attach::new(Access::Read) };
-        let _left_when_dropped = self.take_back_in(backend, how);
+        let _left_when_dropped = self.revoke_in(backend, how);
     }
 
-    fn take_back_in(&self, backend: Option<&Directory>, how: Attach) -> Result<(bool, Option<CountedSegment>)> {
+    fn revoke_in(&self, backend: Option<&Directory>, how: Attach) -> Result<(bool, Option<CountedSegment>)> {
         let home = self.home(backend)?;
         let how = Attach { sparse: true, ..how };
         match CountedSegment::attach(&home, how, Entry::Array(self.id), |_| Ok(())) {
@@ -163,7 +163,7 @@ impl Handle {
     }
 
     /// Whether any number of processes can attach with it.
-    pub fn is_for_many(&self) -> bool {
+    pub fn is_reusable(&self) -> bool {
         self.ticket.is_many()
     }
 

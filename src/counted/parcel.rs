@@ -54,9 +54,9 @@ impl Parcel {
     }
 
     /// Nobody will receive it.
-    pub(super) fn take_back(&self) {
+    pub(super) fn revoke(&self) {
         if let Way::FileSystem { handle } = &self.way {
-            let _it_expires_otherwise = handle.take_back();
+            let _it_expires_otherwise = handle.revoke();
         }
     }
 }

@@ -213,7 +213,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// # Errors
     ///
     /// - [`Unsupported`](Error::Unsupported): it has no name; [`publish`](Self::publish) it, or send it by descriptor.
-    /// - [`TooManyHandles`](Error::TooManyHandles): 128 handles of this array are on their way; one for many users will do.
+    /// - [`TooManyHandles`](Error::TooManyHandles): 128 handles of this array are on their way; a reusable one will do.
     pub fn handle_with(&self, options: HandleOptions) -> Result<Handle> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Err(self.nameless("it has no name that could be sent; publish() it, or send its descriptor"));

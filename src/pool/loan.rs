@@ -59,7 +59,7 @@ fn give_array_back<T: Element, D: Dimension>(array: SharedArray<T, D>, pool: &Po
     if !pool.is_mine() {
         return; // neither the name nor the memory is this process's to take away
     }
-    if let Err(refused) = pool.take_back(array, DROP_WAIT) {
+    if let Err(refused) = pool.absorb(array, DROP_WAIT) {
         let (error, array) = refused.into_parts();
         // It cannot be used again. Its name goes all the same, unless that would mean waiting again.
         if !matches!(error, Error::TimedOut { .. }) {

@@ -121,7 +121,7 @@ pub struct PoolStats {
     /// Memory that can be taken.
     pub idle: PoolAmount,
     /// Memory that came back, but others are still attached to it.
-    pub limbo: PoolAmount,
+    pub draining: PoolAmount,
     /// [`PooledDraft`]s and [`PooledArray`]s that will come back.
     pub lent: PoolAmount,
 }
@@ -131,7 +131,7 @@ pub struct PoolStats {
 ///
 /// [`take`](Self::take) gives a draft. When it is dropped, or when the array that it was [published](PooledDraft::publish) as is
 /// dropped, its memory comes back, **and the array loses its name**. Processes that are attached keep the bytes: the memory waits
-/// in *limbo* until the kernel says that the last of them has gone, and only then can it be taken again.
+/// *draining* until the kernel says that the last of them has gone, and only then can it be taken again.
 ///
 /// A clone is the same pool. It has no thread: each call does what is due, such as dropping what is too old. What it keeps costs
 /// one descriptor each, and goes with its last clone. A process that is killed leaves hidden files at most, which
@@ -195,11 +195,6 @@ impl Pool {
         PoolOptions::new().create()
     }
 
-    /// Begins with the default options.
-    pub fn options() -> PoolOptions {
-        PoolOptions::new()
-    }
-
     /// Returns where its arrays live.
     pub fn backend(&self) -> &Directory {
         &self.shared.backend
@@ -250,7 +245,7 @@ impl Pool {
     /// [`TimedOut`](Error::TimedOut): somebody has been about to remove or replace the name for 10 s.
     /// [`Unsupported`](Error::Unsupported): the pool is that of a parent process.
     pub fn put<T: Element, D: Dimension>(&self, array: SharedArray<T, D>) -> Result<(), IntoError<SharedArray<T, D>>> {
-        self.require_own(array).and_then(|array| self.take_back(array, PUT_WAIT))
+        self.require_own(array).and_then(|array| self.absorb(array, PUT_WAIT))
     }
 
     /// Arranges that an array loses its name and gives its memory to this pool when it is dropped, as if it had been taken from
@@ -269,18 +264,18 @@ impl Pool {
 
     /// Gives up all idle memory.
     pub fn trim(&self) {
-        self.collect();
+        self.maintain();
         while let Some(_given_up) = self.with_shelf(Shelf::give_up_oldest).flatten() {}
     }
 
-    /// Looks who has left what is in limbo, and drops what is too old.
-    pub fn collect(&self) {
+    /// Does what is due: memory that has drained is idle again, and memory that is too old is dropped.
+    pub fn maintain(&self) {
         let _dropped_unlocked = self.with_shelf(|shelf| shelf.tidy(self.shared.limits));
     }
 
-    /// Returns what the pool has, after [collecting](Self::collect), and what it has done.
+    /// Returns what the pool has, after [maintenance](Self::maintain), and what it has done.
     pub fn stats(&self) -> PoolStats {
-        self.collect();
+        self.maintain();
         self.with_shelf(|shelf| shelf.stats()).unwrap_or_default()
     }
 
@@ -333,7 +328,7 @@ impl Pool {
     }
 
     /// Takes the name away and keeps the memory.
-    fn take_back<T: Element, D: Dimension>(
+    fn absorb<T: Element, D: Dimension>(
         &self,
         array: SharedArray<T, D>,
         limit: Duration,

@@ -1,4 +1,4 @@
-//! What a pool has at the moment: memory that is idle, and memory in limbo, which others are still attached to.
+//! What a pool has at the moment: memory that is idle, and memory that is draining: other processes are still attached to it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ struct Kept {
 #[derive(Debug, Default)]
 pub(super) struct Shelf {
     kept: VecDeque<Kept>,
-    /// What is idle and what is in limbo is found out when it is asked for.
+    /// What is idle and what is draining is found out when it is asked for.
     pub(super) stats: PoolStats,
 }
 
@@ -49,7 +49,7 @@ impl Shelf {
         self.kept.remove(at).map(|kept| kept.memory)
     }
 
-    /// Looks whether others have left what is in limbo, and takes out what is not to be kept any longer.
+    /// Looks which memory has drained, and takes out what is not to be kept any longer.
     pub(super) fn tidy(&mut self, limits: Limits) -> Vec<DraftSegment> {
         let mut out = Vec::new();
         let mut left: u64 = self.kept.iter().map(|kept| kept.memory.room()).sum();
@@ -71,12 +71,12 @@ impl Shelf {
 
     /// Returns what there is, and what was done.
     pub(super) fn stats(&self) -> PoolStats {
-        let (mut idle, mut limbo) = (PoolAmount::default(), PoolAmount::default());
+        let (mut idle, mut draining) = (PoolAmount::default(), PoolAmount::default());
         for kept in &self.kept {
-            let amount = if kept.memory.is_alone() { &mut idle } else { &mut limbo };
+            let amount = if kept.memory.is_alone() { &mut idle } else { &mut draining };
             amount.add(kept.memory.room());
         }
-        PoolStats { idle, limbo, ..self.stats }
+        PoolStats { idle, draining, ..self.stats }
     }
 }
 

@@ -20,7 +20,7 @@ const MARK: &str = "--ndarray-shm-process";
 /// A function that runs as a process of its own.
 ///
 /// `Ok` ends it with exit code 0, an error with 1, a panic with 101; the parent gets the error's words or the panic's.
-pub type Entry = fn(&Context) -> Result<(), Box<dyn StdError>>;
+pub type EntryPoint = fn(&Context) -> Result<(), Box<dyn StdError>>;
 
 /// What a child knows of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +71,7 @@ static ENTRIES: OnceLock<Vec<String>> = OnceLock::new();
 ///     Ok(())
 /// }
 /// ```
-pub fn init(entries: &[(&str, Entry)]) {
+pub fn init(entries: &[(&str, EntryPoint)]) {
     // Before an entry runs, since it may spawn processes itself.
     let _first = ENTRIES.set(entries.iter().map(|(name, _)| (*name).to_owned()).collect());
     let mut arguments = std::env::args_os().skip(1);
@@ -94,7 +94,7 @@ pub(super) fn command(entry: &str, index: usize, count: usize, arguments: &[&str
 }
 
 /// Runs an entry and returns the exit code.
-fn play(entries: &[(&str, Entry)], mut arguments: impl Iterator<Item = OsString>) -> i32 {
+fn play(entries: &[(&str, EntryPoint)], mut arguments: impl Iterator<Item = OsString>) -> i32 {
     let mut next = || arguments.next().unwrap_or_default();
     let (entry, index, count, report) = (next(), next(), next(), next());
     let number = |text: &OsStr| text.to_str().and_then(|text| text.parse::<usize>().ok());

@@ -65,7 +65,7 @@ mod processes;
 mod report;
 mod supervisor;
 
-pub use self::entry::{Context, Entry, init};
+pub use self::entry::{Context, EntryPoint, init};
 pub use self::failure::{ChildError, Ending};
 pub use self::options::SpawnOptions;
 pub use self::processes::Processes;

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use ndarray_shm::process::{self, ChildError, Context, Ending, Entry, Processes, SpawnOptions};
+use ndarray_shm::process::{self, ChildError, Context, Ending, EntryPoint, Processes, SpawnOptions};
 use tempfile::TempDir;
 
 use crate::support::child::Role;
@@ -80,7 +80,7 @@ pub fn trials() -> Vec<Trial> {
 }
 
 /// What the children of these tests do.
-pub const ENTRIES: &[(&str, Entry)] = &[
+pub const ENTRIES: &[(&str, EntryPoint)] = &[
     ("succeed", |_| Ok(())),
     ("note", note),
     ("wait", wait),

@@ -219,7 +219,7 @@ fn a_handle_on_its_way_protects_for_its_time() {
     assert!((3000..=3600).contains(&counted["protected_seconds"].as_u64().expect("a number")), "{counted:#}");
 
     // Without its handle, nothing protects it any longer.
-    assert!(long[0].take_back().expect("reachable"));
+    assert!(long[0].revoke().expect("reachable"));
     gc(&scene, &[]);
     assert_eq!(scene.files(), [""; 0]);
 }
@@ -338,7 +338,7 @@ fn ls_and_info_tell_what_a_counted_array_is() {
         assert!(text.contains("this platform does not say"), "{text}");
     }
 
-    assert!(first.handles[0].take_back().expect("reachable"));
+    assert!(first.handles[0].revoke().expect("reachable"));
     first.let_go();
     assert!(line(&scene, "grid").contains("  1  "));
     second.kill();

@@ -41,7 +41,7 @@ impl ArenaHeader {
         }
         if found.is_none() {
             // What is held by the dead, and what stands empty in another size, is room too.
-            self.settle_estates(TURN_WAIT)?;
+            self.reclaim_dead(TURN_WAIT)?;
             for _ in 0..TRIES {
                 // While others look for room they hold for a moment what is free, or cut it for themselves.
                 let before = self.span_changes();

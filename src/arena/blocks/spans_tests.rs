@@ -89,8 +89,8 @@ fn blocks_that_a_dead_member_had_while_it_freed_a_span_are_free() {
     assert_eq!(two.take_block(area, 0), Some(0));
     assert_eq!(one.free_unused_spans().expect("a turn"), 0);
     let turn = one.turn(RECOVER, std::time::Duration::from_secs(1)).expect("a turn");
-    assert_eq!(one.settle_seat(two.seat, &turn, TURN_WAIT).expect("a turn"), 1);
-    assert_eq!(one.settle_seat(two.seat, &turn, TURN_WAIT).expect("again"), 0);
+    assert_eq!(one.reclaim_seat(two.seat, &turn, TURN_WAIT).expect("a turn"), 1);
+    assert_eq!(one.reclaim_seat(two.seat, &turn, TURN_WAIT).expect("again"), 0);
     drop(turn);
     assert_eq!(one.free_unused_spans().expect("a turn"), 1);
 }

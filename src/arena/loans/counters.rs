@@ -149,10 +149,10 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): the loan is over, and its producer has seen it. As [`collect`](Self::collect).
+    /// [`HandleSpent`](Error::HandleSpent): the loan is over, and its producer has seen it. As [`reclaim`](Self::reclaim).
     pub fn count(&self, handle: &CounterHandle) -> Result<u32> {
         self.check(handle)?;
-        self.collect()?;
+        self.reclaim()?;
         let slot = self.header().slot_table().get(handle.slot as usize).filter(|slot| !slot.is_free());
         match slot {
             Some(slot) if self.header().slots().is_shared_as(handle.slot, handle.serial) => Ok(slot.borrowers()),
@@ -164,9 +164,9 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// As [`Arena::collect`](crate::Arena::collect).
-    pub fn collect(&self) -> Result<ReclaimedBlocks> {
-        self.header().settle_estates(TURN_WAIT)
+    /// As [`Arena::reclaim`](crate::Arena::reclaim).
+    pub fn reclaim(&self) -> Result<ReclaimedBlocks> {
+        self.header().reclaim_dead(TURN_WAIT)
     }
 
     /// Takes a counter for one loan.
@@ -178,7 +178,7 @@ impl Counters {
         self.header().check_process()?;
         let mut taken = self.take();
         if taken.is_none() {
-            self.collect()?;
+            self.reclaim()?;
             taken = self.take();
         }
         let slot = taken.ok_or_else(|| Error::TooManyHandles {
@@ -216,8 +216,8 @@ impl Counters {
     }
 
     /// Takes back a loan that nobody has received; `false` if somebody has.
-    pub(super) fn recall(&self, handle: &CounterHandle) -> bool {
-        self.header().slot_table().get(handle.slot as usize).is_some_and(Slot::recall)
+    pub(super) fn revoke(&self, handle: &CounterHandle) -> bool {
+        self.header().slot_table().get(handle.slot as usize).is_some_and(Slot::revoke)
     }
 
     fn check(&self, handle: &CounterHandle) -> Result<()> {

@@ -59,7 +59,7 @@ impl<T: Memory + ?Sized> Memory for Box<T> {
 /// let held = Counters::open("limbo-example")?.receive(&handle)?;
 /// held.release()?;
 ///
-/// assert_eq!(limbo.collect()?, 1);
+/// assert_eq!(limbo.reclaim()?, 1);
 /// assert_eq!(limbo.len(), 0);
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
@@ -101,10 +101,10 @@ impl<M: Memory> Limbo<M> {
     /// # Errors
     ///
     /// The error gives the memory back. [`Unsupported`](Error::Unsupported): this is a forked child, which is no member of the
-    /// counters. Otherwise those of [`collect`](Self::collect).
+    /// counters. Otherwise those of [`reclaim`](Self::reclaim).
     pub fn lend(&self, memory: M) -> Result<LentMemory<M>, IntoError<M>> {
         let is_too_much = self.len() > self.inner.limit.load(Ordering::Relaxed);
-        let looks = if is_too_much { self.collect() } else { self.inner.sweep(LOOKS) };
+        let looks = if is_too_much { self.reclaim() } else { self.inner.free_released(LOOKS) };
         match looks {
             Ok(_) => Ok(LentMemory { memory: Some(memory), loans: Mutex::default(), inner: Arc::clone(&self.inner) }),
             Err(error) => Err(IntoError::new(error, memory)),
@@ -116,10 +116,10 @@ impl<M: Memory> Limbo<M> {
     ///
     /// # Errors
     ///
-    /// As [`Counters::collect`].
-    pub fn collect(&self) -> Result<usize> {
-        self.inner.counters.collect()?;
-        self.inner.sweep(usize::MAX)
+    /// As [`Counters::reclaim`].
+    pub fn reclaim(&self) -> Result<usize> {
+        self.inner.counters.reclaim()?;
+        self.inner.free_released(usize::MAX)
     }
 
     /// Returns how many memories wait: in a forked child none.
@@ -152,7 +152,7 @@ impl<M: Memory> Inner<M> {
     }
 
     /// Looks at so many that wait, and frees those that are held no more.
-    fn sweep(&self, looks: usize) -> Result<usize> {
+    fn free_released(&self, looks: usize) -> Result<usize> {
         let mut free = Vec::new();
         let mut waiting = self.waiting()?;
         for _ in 0..looks.min(waiting.len()) {
@@ -187,10 +187,10 @@ impl<M: Memory> Inner<M> {
 
 impl<M: Memory> Drop for Inner<M> {
     fn drop(&mut self) {
-        let _ = self.sweep(usize::MAX); // in a forked child nothing is freed
+        let _ = self.free_released(usize::MAX); // in a forked child nothing is freed
         if self.waiting().is_ok_and(|waiting| !waiting.is_empty()) {
-            let _others_are_at_it = self.counters.header().settle_estates(DROP_WAIT);
-            let _ = self.sweep(usize::MAX);
+            let _others_are_at_it = self.counters.header().reclaim_dead(DROP_WAIT);
+            let _ = self.free_released(usize::MAX);
         }
         // Not locked: in a forked child the lock may be one that nobody gives back.
         let left = std::mem::take(self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner));
@@ -246,21 +246,21 @@ impl<M: Memory> LentMemory<M> {
     /// # Errors
     ///
     /// [`Unsupported`](Error::Unsupported): this is a forked child.
-    pub fn recall(&self, handle: &CounterHandle) -> Result<bool> {
+    pub fn revoke(&self, handle: &CounterHandle) -> Result<bool> {
         self.inner.counters.header().check_process()?;
         let mut loans = self.loans();
-        let recalled = loans.contains(handle) && self.inner.counters.recall(handle);
+        let revoked = loans.contains(handle) && self.inner.counters.revoke(handle);
         self.inner.is_lent(&mut loans);
-        Ok(recalled)
+        Ok(revoked)
     }
 
     /// Returns how many handles are held or on their way. What dead receivers held is subtracted first.
     ///
     /// # Errors
     ///
-    /// As [`Counters::collect`].
+    /// As [`Counters::reclaim`].
     pub fn count(&self) -> Result<usize> {
-        self.inner.counters.collect()?;
+        self.inner.counters.reclaim()?;
         let mut loans = self.loans();
         self.inner.is_lent(&mut loans);
         Ok(loans.len())
@@ -304,7 +304,7 @@ impl<M: Memory> Drop for LentMemory<M> {
         } else {
             drop(memory);
         }
-        let _ = self.inner.sweep(LOOKS); // this is no forked child
+        let _ = self.inner.free_released(LOOKS); // this is no forked child
     }
 }
 

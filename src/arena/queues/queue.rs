@@ -30,7 +30,7 @@ pub type ReceiveError = IntoError<Option<ArenaMessage>>;
 /// Every message is received once, by one of those who receive, and those of one sender in their order. Sending an array does
 /// not copy it: the message is one word, and whoever receives it holds the same block. Until then the sender's process keeps
 /// the block, also when the array itself is dropped; it lets go of what was received whenever it sends, allocates, drops an
-/// array, or [collects](Arena::collect).
+/// array, or [reclaims](Arena::reclaim).
 ///
 /// Anybody may be killed at any moment: nobody waits for the dead, what they have sent arrives, what they had received is
 /// released, and the next to receive gets the next message.
@@ -284,7 +284,7 @@ impl Queue {
         let has_died = |seat| self.header.is_taken(seat) && self.header.is_alive(seat).is_ok_and(|alive| !alive);
         if (0..SEATS).any(has_died) {
             // Another process may be doing it, and no waiting thread depends on the result.
-            let _ = self.header.settle_estates(Duration::ZERO);
+            let _ = self.header.reclaim_dead(Duration::ZERO);
         }
     }
 

@@ -23,7 +23,7 @@
 use crate::arena::tables::slots::{SEATS, Word};
 
 /// The sender of a message whose sender has left or died: an estate keeps the block.
-pub(crate) const ESTATE_SENDER: u32 = SEATS + 1;
+pub(crate) const ORPHAN_SENDER: u32 = SEATS + 1;
 
 const SLOT: u64 = u32::MAX as u64;
 const SENDER_SHIFT: u32 = 32;
@@ -35,7 +35,7 @@ const LAPS: u64 = u64::MAX >> LAP_SHIFT;
 /// What is in a queue: who sent it, and the block that it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// The seat of the member that sent it, or [`ESTATE_SENDER`].
+    /// The seat of the member that sent it, or [`ORPHAN_SENDER`].
     pub(crate) sender: u32,
     /// The number of the block's slot.
     pub(crate) slot: u32,
@@ -239,11 +239,11 @@ impl<'a, W: Word> Ring<'a, W> {
     ///
     /// `keep` is called for each block first, perhaps in vain, and keeps it until no message of an estate is
     /// [found](Self::messages) for it; one at a time may do either. Done in part, it can be done again.
-    pub(crate) fn inherit(&self, sender: u32, mut keep: impl FnMut(u32) -> bool) {
+    pub(crate) fn orphan_messages(&self, sender: u32, mut keep: impl FnMut(u32) -> bool) {
         for place in self.cells {
             let mut cell = Cell(place.load());
             while let Some(message) = cell.message().filter(|message| message.sender == sender) {
-                let heir = Message { sender: ESTATE_SENDER, ..message };
+                let heir = Message { sender: ORPHAN_SENDER, ..message };
                 // What cannot be kept was taken meanwhile, or was never anybody's.
                 let done = !keep(message.slot) || place.exchange(cell.0, cell.filled(heir).0).is_ok();
                 let now = Cell(place.load());

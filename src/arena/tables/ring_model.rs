@@ -218,7 +218,7 @@ fn a_sender_that_is_killed_at_any_step_stops_nobody_and_has_sent_or_not() {
                 let early = memory.receive(2);
                 let killed = killed.join().expect("it ends");
                 // What the dead one kept is inherited before it is taken from it.
-                memory.ring().inherit(0, |slot| memory.hold(slot, ESTATE_SENDER));
+                memory.ring().orphan_messages(0, |slot| memory.hold(slot, ORPHAN_SENDER));
                 memory.release(0, 0);
                 let received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
                 let times = |slot| received.iter().filter(|received| **received == slot).count();
@@ -270,7 +270,7 @@ fn what_is_inherited_while_it_is_taken_is_kept_all_the_time() {
             });
             let heir = spawn(&memory, move |memory| {
                 let inherit = |memory: &Memory<Mortal<'_>>| {
-                    memory.ring().inherit(0, |slot| memory.hold(slot, ESTATE_SENDER));
+                    memory.ring().orphan_messages(0, |slot| memory.hold(slot, ORPHAN_SENDER));
                     (0..2).for_each(|slot| memory.release(slot, 0));
                 };
                 if killed_after(steps, memory, inherit).is_none() {
@@ -283,7 +283,7 @@ fn what_is_inherited_while_it_is_taken_is_kept_all_the_time() {
             assert_eq!(drain(&memory, 2), [1]);
             assert_eq!(memory.ring().messages().count(), 0);
             for (slot, seat) in [(0, 1), (1, 2)] {
-                memory.release(slot, ESTATE_SENDER);
+                memory.release(slot, ORPHAN_SENDER);
                 assert_eq!(Word::load(&memory.blocks[slot as usize]), 1 << seat, "the receiver alone keeps it");
             }
         });

@@ -110,9 +110,9 @@ fn what_is_there_when_it_is_closed_can_be_had_and_nothing_else_comes() {
         assert_eq!((ring.is_closed(), ring.close()), (Ok(false), Ok(true)));
         assert_eq!((ring.is_closed(), ring.close()), (Ok(true), Ok(false)));
         assert_eq!((ring.push(message(1, 9)), ring.len()), (Err(Refused::Closed), sent as usize));
-        ring.inherit(1, |_| true);
+        ring.orphan_messages(1, |_| true);
         for slot in 0..sent {
-            assert_eq!(pop(&ring), Ok(message(ESTATE_SENDER, slot)));
+            assert_eq!(pop(&ring), Ok(message(ORPHAN_SENDER, slot)));
             assert_eq!(ring.push(message(1, 9)), Err(Refused::Closed));
         }
         assert_eq!((pop(&ring), ring.is_closed(), ring.len()), (Err(Refused::Closed), Ok(true), 0));
@@ -123,22 +123,22 @@ fn what_is_there_when_it_is_closed_can_be_had_and_nothing_else_comes() {
 fn what_one_sender_sent_is_inherited_and_stays_where_it_is() {
     let memory = plain(8);
     let ring = memory.ring();
-    let sent = [message(1, 10), message(2, 20), message(1, 11), message(ESTATE_SENDER, 30), message(0, 0)];
+    let sent = [message(1, 10), message(2, 20), message(1, 11), message(ORPHAN_SENDER, 30), message(0, 0)];
     for message in sent {
         ring.push(message).expect("room");
     }
     let mut kept = Vec::new();
-    ring.inherit(1, |slot| {
+    ring.orphan_messages(1, |slot| {
         kept.push(slot);
         true
     });
-    ring.inherit(1, |_| panic!("there is nothing left"));
+    ring.orphan_messages(1, |_| panic!("there is nothing left"));
     assert_eq!(kept, [10, 11]);
     let found: Vec<_> =
-        memory.ring().messages().filter(|message| message.sender == ESTATE_SENDER).map(|found| found.slot).collect();
+        memory.ring().messages().filter(|message| message.sender == ORPHAN_SENDER).map(|found| found.slot).collect();
     assert_eq!(found, [10, 11, 30]);
     let taken: Vec<_> = sent.iter().map(|_| pop(&ring).expect("a message")).collect();
-    let after = sent.map(|sent| if sent.sender == 1 { Message { sender: ESTATE_SENDER, ..sent } } else { sent });
+    let after = sent.map(|sent| if sent.sender == 1 { Message { sender: ORPHAN_SENDER, ..sent } } else { sent });
     assert_eq!(taken, after);
     assert_eq!(ring.messages().count(), 0);
 }
@@ -175,7 +175,7 @@ fn foreign_bytes_are_an_error_and_not_an_endless_loop() {
         damaged += u32::from(pop(&ring) == Err(Refused::Damaged));
         damaged += u32::from(ring.close().is_err());
         assert!(ring.len() <= 4);
-        ring.inherit(1, |_| true);
+        ring.orphan_messages(1, |_| true);
         assert!(!ring.messages().any(|message| message.sender == 1));
     }
     assert!(damaged > 1000, "{damaged}");

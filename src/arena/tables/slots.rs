@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! bits 63..48  generation: changes whenever somebody gets the block for himself
-//! bit  47      ESTATE: a message that a dead member sent keeps it
+//! bit  47      ORPHAN: a message that a dead member sent keeps it
 //! bit  46      FLIGHT: whoever has its handle may take it over, once
 //! bits 45..0   one for each member: it holds the block, once or many times
 //! ```
@@ -26,7 +26,7 @@ pub(crate) const SEATS: u32 = 46;
 
 const GENERATION: u32 = 48;
 const HOLDERS: u64 = (1 << GENERATION) - 1;
-const ESTATE: u64 = 1 << 47;
+const ORPHAN: u64 = 1 << 47;
 const FLIGHT: u64 = 1 << SEATS;
 
 /// Set in the number of holds while a thread sets or clears its process's bit.
@@ -320,8 +320,8 @@ impl<W: Word> Slot<W> {
     }
 
     /// Whether a message of a dead member keeps it.
-    pub(crate) fn is_in_estate(&self) -> bool {
-        self.word.load() & ESTATE != 0
+    pub(crate) fn is_orphaned(&self) -> bool {
+        self.word.load() & ORPHAN != 0
     }
 
     /// Changes the word in one step and returns the new one, unless `step` says that there is nothing to change.
@@ -337,13 +337,13 @@ impl<W: Word> Slot<W> {
     }
 
     /// Keeps a block that a dead member holds until its message is received. The caller has RECOVER locked.
-    pub(crate) fn keep_for_estate(&self) -> bool {
-        self.change(|word| (holders(word) != 0).then_some(word | ESTATE)).is_some()
+    pub(crate) fn orphan(&self) -> bool {
+        self.change(|word| (holders(word) != 0).then_some(word | ORPHAN)).is_some()
     }
 
     /// Ends that. Returns whether the block is free now.
-    pub(crate) fn settle_estate(&self) -> bool {
-        self.change(|word| (word & ESTATE != 0).then_some(word & !ESTATE)).map(holders) == Some(0)
+    pub(crate) fn release_orphan(&self) -> bool {
+        self.change(|word| (word & ORPHAN != 0).then_some(word & !ORPHAN)).map(holders) == Some(0)
     }
 
     /// Clears the bit of a member that is dead, or on its way out. Returns whether the block is free now; a handle in flight
@@ -358,7 +358,7 @@ impl<W: Word> Slot<W> {
     }
 
     /// Takes a handle in flight back; `false` if there is none any more.
-    pub(crate) fn recall(&self) -> bool {
+    pub(crate) fn revoke(&self) -> bool {
         self.change(|word| (word & FLIGHT != 0).then_some(word & !FLIGHT)).is_some()
     }
 }

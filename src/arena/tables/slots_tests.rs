@@ -145,7 +145,7 @@ fn its_maker_can_receive_a_handle_too_and_take_it_back() {
     assert!(one.receive(0, serial));
     assert_eq!((one.release(0), one.release(0)), (Released::Held, Released::Freed));
     assert!(one.allocate_in_flight(0));
-    assert!(table.slots[0].recall() && !table.slots[0].recall());
+    assert!(table.slots[0].revoke() && !table.slots[0].revoke());
     assert_eq!(one.release(0), Released::Freed);
 }
 
@@ -154,16 +154,16 @@ fn a_dead_members_estate_is_what_its_messages_keep() {
     let table = plain();
     let [one, two] = [table.seen_by(0), table.seen_by(1)];
     let slot = &table.slots[0];
-    assert!(!slot.keep_for_estate(), "nobody has it");
+    assert!(!slot.orphan(), "nobody has it");
     assert!(one.allocate(0));
     one.share(0);
-    assert!(slot.keep_for_estate());
+    assert!(slot.orphan());
     assert!(!slot.clear_seat(0));
-    assert!(slot.is_in_estate() && slot.members() == 0);
+    assert!(slot.is_orphaned() && slot.members() == 0);
     assert!(two.hold_invited(0), "its message is received");
-    assert!(!slot.settle_estate());
+    assert!(!slot.release_orphan());
     assert_eq!(two.release(0), Released::Freed);
-    assert!(!slot.settle_estate() && !slot.clear_seat(0), "again, and nothing happens");
+    assert!(!slot.release_orphan() && !slot.clear_seat(0), "again, and nothing happens");
 }
 
 #[test]
@@ -448,11 +448,11 @@ mod model {
         loom::model(|| {
             let (model, _) = Model::shared();
             let taker = beside(&model, |model| model.table.seen_by(1).allocate(0));
-            assert!(model.table.slots[0].keep_for_estate());
+            assert!(model.table.slots[0].orphan());
             model.table.slots[0].clear_seat(0);
             assert!(!taker.join().expect("it ends"));
             assert!(model.table.seen_by(1).hold_invited(0));
-            assert!(!model.table.slots[0].settle_estate());
+            assert!(!model.table.slots[0].release_orphan());
             assert_eq!(model.release(1), Released::Freed);
         });
     }

@@ -313,12 +313,12 @@ fn a_killed_process_holds_nothing(place: &Place) {
     assert_eq!((ours.members(), both.members()), (2, 2));
     let alive: Vec<bool> = arena.stats().unwrap().members.iter().map(|member| member.is_alive).collect();
     assert_eq!(alive, [true, false]);
-    let collected = arena.collect().unwrap();
+    let collected = arena.reclaim().unwrap();
     assert_eq!((collected.members, collected.blocks), (1, 1));
     assert_eq!((ours.members(), both.members()), (1, 1));
     assert!(arena.get::<u64, Ix1>(&theirs).unwrap_err().is_handle_spent());
     assert_eq!((both.view().sum(), arena.stats().unwrap().members.len()), (4950, 1));
-    assert_eq!(arena.collect().unwrap().members, 0);
+    assert_eq!(arena.reclaim().unwrap().members, 0);
 }
 
 /// A child that makes, shares, gets and drops arrays of all sizes as fast as it can, checking what it sees.
@@ -358,7 +358,7 @@ fn churn(arguments: &[String]) {
             held.clear();
         }
         if random() % 128 == 0 {
-            arena.collect().unwrap();
+            arena.reclaim().unwrap();
         }
     }
 }
@@ -384,14 +384,14 @@ fn processes_are_killed_at_it_and_nothing_is_lost(place: &Place) {
             *child = start();
         }
         if kill % 8 == 0 {
-            arena.collect().unwrap();
+            arena.reclaim().unwrap();
         }
     }
     children.iter_mut().for_each(Child::kill_alive);
     drop(children);
-    arena.collect().unwrap();
+    arena.reclaim().unwrap();
     let found = arena.stats().unwrap();
-    assert_eq!((found.arrays, found.estates, found.members.len()), (0, 0, 1), "{found:?}");
+    assert_eq!((found.arrays, found.orphaned_messages, found.members.len()), (0, 0, 1), "{found:?}");
     // Every byte can be had again, in whatever size.
     assert_eq!(all().unwrap().len(), 32);
     let small: Result<Vec<_>, _> = (0..32 * 204).map(|_| arena.draft::<u8, _>(256)).collect();
@@ -567,7 +567,7 @@ fn statistics_say_who_holds_how_many(place: &Place) {
         child.line();
     }
     let stats = arena.stats().unwrap();
-    assert_eq!((stats.capacity, stats.arrays, stats.estates), (MIB, 7, 0));
+    assert_eq!((stats.capacity, stats.arrays, stats.orphaned_messages), (MIB, 7, 0));
     assert_eq!(stats.unused, MIB - (1 << 16) * (1 + 2 * 2));
     let members: Vec<_> = stats.members.iter().map(|member| (member.process, member.arrays)).collect();
     assert_eq!(members, [(std::process::id(), 5), (child.id(), 2)]);

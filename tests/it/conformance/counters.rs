@@ -132,7 +132,7 @@ fn memory_waits_until_its_receiver_gives_it_back(place: &Place) {
     assert_eq!((scene.limbo.len(), scene.limbo.bytes(), scene.alive()), (1, 10, 10));
     child.tell(format!("receive {}", handles[1]));
     child.expect("held");
-    assert_eq!(scene.limbo.collect().unwrap(), 0);
+    assert_eq!(scene.limbo.reclaim().unwrap(), 0);
     child.tell("release");
     child.expect("released");
     // Whatever is lent or dropped next frees it.
@@ -155,9 +155,9 @@ fn a_killed_receiver_is_subtracted(place: &Place) {
     dies.kill();
     assert_eq!(lent.count().unwrap(), 1);
     drop(lent);
-    assert_eq!(scene.limbo.collect().unwrap(), 0);
+    assert_eq!(scene.limbo.reclaim().unwrap(), 0);
     lives.kill();
-    assert_eq!((scene.limbo.collect().unwrap(), scene.alive()), (1, 0));
+    assert_eq!((scene.limbo.reclaim().unwrap(), scene.alive()), (1, 0));
 }
 
 /// A child that lends something and waits.
@@ -175,7 +175,7 @@ fn what_a_killed_producer_lent_cannot_be_received(place: &Place) {
     let handles = [child.line(), child.line()].map(|line| line.parse::<CounterHandle>().unwrap());
     let held = scene.counters.receive(&handles[0]).unwrap();
     child.kill();
-    let collected = scene.counters.collect().unwrap();
+    let collected = scene.counters.reclaim().unwrap();
     assert_eq!((collected.members, collected.blocks), (1, 1));
     assert!(scene.counters.receive(&handles[1]).unwrap_err().is_handle_spent());
     held.release().unwrap();
@@ -224,11 +224,11 @@ fn what_nobody_received_can_be_taken_back(place: &Place) {
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
     let [first, second] = [lent.send().unwrap(), lent.send().unwrap()];
     let held = scene.counters.receive(&first).unwrap();
-    assert!(!lent.recall(&first).unwrap());
-    assert!(lent.recall(&second).unwrap() && !lent.recall(&second).unwrap());
+    assert!(!lent.revoke(&first).unwrap());
+    assert!(lent.revoke(&second).unwrap() && !lent.revoke(&second).unwrap());
     assert!(scene.counters.receive(&second).unwrap_err().is_handle_spent());
     let foreign = scene.limbo.lend(scene.memory(1)).unwrap();
-    assert!(!foreign.recall(&first).unwrap());
+    assert!(!foreign.revoke(&first).unwrap());
     drop(held);
     drop(lent);
     assert_eq!(scene.alive(), 1);
@@ -259,7 +259,7 @@ fn counters_are_used_again(place: &Place) {
         drop(lent);
         assert_eq!((scene.limbo.len(), scene.alive()), (256, 256));
         handles.iter().for_each(|handle| drop(scene.counters.receive(handle).unwrap()));
-        assert_eq!((scene.limbo.collect().unwrap(), scene.alive()), (256, 0));
+        assert_eq!((scene.limbo.reclaim().unwrap(), scene.alive()), (256, 0));
     }
 }
 
@@ -299,9 +299,9 @@ fn dropping_memory_may_lend_and_drop_more(place: &Place) {
     let outer_held = counters.receive(&outer.send().unwrap()).unwrap();
     drop(outer);
     drop(outer_held);
-    assert_eq!((limbo.collect().unwrap(), limbo.len()), (1, 1));
+    assert_eq!((limbo.reclaim().unwrap(), limbo.len()), (1, 1));
     drop(inner_held);
-    assert_eq!((limbo.collect().unwrap(), limbo.len()), (1, 0));
+    assert_eq!((limbo.reclaim().unwrap(), limbo.len()), (1, 0));
 }
 
 /// A child that receives what comes, and gives some of it back.
@@ -337,12 +337,12 @@ fn receivers_are_killed_at_it_and_every_memory_is_freed(place: &Place) {
         child.kill_alive();
         // What it was told of and had not received yet, its producer takes back.
         for (lent, [handle, also]) in loans {
-            lent.recall(&handle).unwrap();
-            kept.recall(&also).unwrap();
+            lent.revoke(&handle).unwrap();
+            kept.revoke(&also).unwrap();
         }
     }
     assert_eq!(kept.count().unwrap(), 0);
-    scene.limbo.collect().unwrap();
+    scene.limbo.reclaim().unwrap();
     assert_eq!((scene.limbo.len(), scene.alive()), (0, 1_000_000));
     drop(kept);
     assert_eq!(scene.alive(), 0);

@@ -51,7 +51,7 @@ fn a_handle_leads_another_process_to_the_array_once(place: &Place) {
     let name = place.location("once");
     let array = create(place, &name);
     let handle = array.handle().unwrap();
-    assert_eq!((handle.location(), handle.is_for_many()), (name.location(), false));
+    assert_eq!((handle.location(), handle.is_reusable()), (name.location(), false));
     assert_eq!(handle.directory(), std::path::absolute(place.directory()).unwrap());
     assert_eq!((array.in_flight(), array.refcount()), (1, 1));
     let text = handle.to_string();
@@ -102,8 +102,8 @@ fn a_handle_keeps_the_array_when_its_sender_has_left(place: &Place) {
 fn a_handle_for_many_is_good_until_it_is_taken_back(place: &Place) {
     let name = place.location("many");
     let array = create(place, &name);
-    let handle = array.handle_with(HandleOptions::new().many()).unwrap();
-    assert!(handle.is_for_many());
+    let handle = array.handle_with(HandleOptions::new().reusable()).unwrap();
+    assert!(handle.is_reusable());
     let text = handle.to_string();
     drop(array);
     let mut children = [(); 3].map(|()| Holder::with(place, &name, &format!("attach {text}")));
@@ -120,22 +120,22 @@ fn what_is_taken_back_cannot_be_used_and_keeps_nothing(place: &Place) {
     let name = place.location("taken-back");
     let array = create(place, &name);
     let handle = array.handle().unwrap();
-    assert!(handle.take_back().unwrap() && !handle.take_back().unwrap());
+    assert!(handle.revoke().unwrap() && !handle.revoke().unwrap());
     assert!(attach(place, &handle).unwrap_err().is_handle_spent());
     assert_eq!((array.refcount(), array.in_flight()), (1, 0));
     let used = array.handle().unwrap();
     drop(attach(place, &used).unwrap());
-    assert!(!used.take_back().unwrap());
+    assert!(!used.revoke().unwrap());
     let left = array.handle().unwrap();
     drop(array);
-    assert!(place.has(&name) && left.take_back().unwrap());
-    assert!(!place.has(&name) && !left.take_back().unwrap());
+    assert!(place.has(&name) && left.revoke().unwrap());
+    assert!(!place.has(&name) && !left.revoke().unwrap());
     // The name is a plain array's by now, or another counted one's.
     place.options::<u8, _>().create(name.location(), 4).unwrap();
-    assert!(!left.take_back().unwrap());
+    assert!(!left.revoke().unwrap());
     place.backend.unlink(name.location()).unwrap();
     let other = create(place, &name);
-    assert!(!left.take_back().unwrap());
+    assert!(!left.revoke().unwrap());
     assert_eq!(other.refcount(), 1);
 }
 

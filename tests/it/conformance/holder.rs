@@ -91,7 +91,7 @@ fn obey(name: &str, words: &[&str], stack: &mut Vec<Held>) -> Result<String> {
         }
         // By the directory that the handle names.
         ["attach", text] => return push(Held::Array(handle(text)?.attach()?)),
-        ["take-back", text] => return Ok(handle(text)?.take_back()?.to_string()),
+        ["take-back", text] => return Ok(handle(text)?.revoke()?.to_string()),
         ["drop"] => {
             drop(stack.pop());
             return Ok("ok".into());

@@ -98,7 +98,7 @@ impl Target {
     pub(super) fn honest(&self) -> Vec<u8> {
         let array = self.options().create(&self.location, SHAPE.f()).unwrap();
         array.write().unwrap().iter_mut().zip(0..).for_each(|(element, number)| *element = number);
-        array.handle_with(HandleOptions::new().many()).unwrap();
+        array.handle_with(HandleOptions::new().reusable()).unwrap();
         let bytes = std::fs::read(&self.path).unwrap();
         assert_eq!(bytes.len(), 2 * PAGE);
         assert!(self.backend.unlink(&self.location).unwrap());
@@ -157,7 +157,7 @@ impl Target {
                 guard.fill(read);
             }
             let _any = (array.refcount(), array.in_flight(), array.strategy(), array.is_kept(), array.view().is_ok());
-            let _any = array.handle().map(|handle| handle.take_back());
+            let _any = array.handle().map(|handle| handle.revoke());
             let _any = array.try_clone().map(RefcountedArray::close);
             let _any = array.close();
         });
@@ -414,7 +414,7 @@ fn count_wrongly(arguments: &[String]) {
     assert_eq!((inspect().in_flight, inspect().protected_for), (0, Duration::ZERO));
     let array = open().unwrap();
     assert_eq!(array.in_flight(), 0);
-    assert_eq!((array.handle().unwrap().take_back().unwrap(), array.refcount()), (true, 2));
+    assert_eq!((array.handle().unwrap().revoke().unwrap(), array.refcount()), (true, 2));
     drop(array);
     assert!(!is_there());
     // Deadlines of a machine that was started since are none, either.

@@ -101,9 +101,9 @@ impl Target {
                 let _any = array.try_into_draft();
             }
         }
-        let _any = arena.collect();
+        let _any = arena.reclaim();
         drop(held);
-        let _any = (arena.collect(), arena.stats());
+        let _any = (arena.reclaim(), arena.stats());
     }
 }
 

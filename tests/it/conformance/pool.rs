@@ -94,7 +94,7 @@ fn publish(pool: &Pool, name: &Name, value: u32) -> PooledArray<u32, Ix1> {
 /// How many arrays are idle, in limbo and lent.
 fn counts(pool: &Pool) -> (usize, usize, usize) {
     let stats = pool.stats();
-    (stats.idle.arrays, stats.limbo.arrays, stats.lent.arrays)
+    (stats.idle.arrays, stats.draining.arrays, stats.lent.arrays)
 }
 
 /// One where memory is used again, else none.
@@ -676,7 +676,7 @@ fn threads_share_a_pool(place: &Place) {
         }
     });
     let stats = pool.stats();
-    assert_eq!((stats.hits + stats.misses, stats.lent.arrays, stats.limbo.arrays), (800, 0, 0));
+    assert_eq!((stats.hits + stats.misses, stats.lent.arrays, stats.draining.arrays), (800, 0, 0));
     assert!(!Place::RECYCLES || stats.misses <= 4, "{stats:?}");
     drop(pool);
     assert_eq!(everything(place), [] as [&str; 0]);

@@ -201,7 +201,7 @@ impl Soak<'_> {
                 self.book.unheard += held;
             }
         }
-        self.arena.collect().expect("it can be collected");
+        self.arena.reclaim().expect("it can be collected");
         let next = self.start(receives);
         if receives { self.receivers.push(next) } else { self.senders.push(next) }
     }

@@ -70,9 +70,9 @@ fn numbered(arena: &Arena, number: u64) -> ArenaArray<u64, Ix1> {
 
 /// What must be after every test: nobody holds anything, and all of it can be had again.
 pub fn nothing_is_left(arena: &Arena) {
-    arena.collect().expect("it can be collected");
+    arena.reclaim().expect("it can be collected");
     let stats = arena.stats().expect("it can be counted");
-    assert_eq!((stats.arrays, stats.estates), (0, 0), "{stats:?}");
+    assert_eq!((stats.arrays, stats.orphaned_messages), (0, 0), "{stats:?}");
     let most = usize::try_from(arena.capacity()).expect("small") - 64;
     let all = arena.draft::<u8, _>(most).expect("everything is free");
     assert_eq!(all.shape(), [most]);
@@ -106,7 +106,7 @@ fn arrays_arrive_in_order_and_are_the_same_memory(place: &Place) {
         queue.send(array).unwrap();
         child.expect(&line);
         eventually("the receiver has dropped it too", || {
-            arena.collect().unwrap();
+            arena.reclaim().unwrap();
             arena.get::<f32, Ix2>(&handle).is_err_and(|error| error.is_handle_spent())
         });
     }
@@ -370,8 +370,8 @@ fn a_message_outlives_its_sender_however_that_ends(place: &Place) {
             }
             child.end();
         }
-        assert_eq!(arena.collect().unwrap().members, usize::from(end == "kill"), "{end}");
-        assert_eq!(arena.stats().unwrap().estates, 2, "{end}");
+        assert_eq!(arena.reclaim().unwrap().members, usize::from(end == "kill"), "{end}");
+        assert_eq!(arena.stats().unwrap().orphaned_messages, 2, "{end}");
         for number in 1..3 {
             let array = queue.recv::<u64, Ix1>().unwrap();
             assert_eq!(array.view()[0], number);
@@ -397,10 +397,10 @@ fn what_a_killed_receiver_had_is_free_and_what_waits_is_not(place: &Place) {
     queue.send(numbered(&arena, 2)).unwrap();
     let mut child = Child::start(place, "queue-receive-and-hold", &[name.as_str()]);
     child.expect("1");
-    arena.collect().unwrap();
+    arena.reclaim().unwrap();
     assert_eq!(arena.stats().unwrap().arrays, 2);
     child.kill();
-    let collected = arena.collect().unwrap();
+    let collected = arena.reclaim().unwrap();
     assert_eq!((collected.members, collected.blocks), (1, 1));
     assert_eq!(arena.stats().unwrap().arrays, 1);
     assert_eq!(queue.recv::<u64, Ix1>().unwrap().view()[0], 2);
@@ -419,7 +419,7 @@ fn a_sender_lets_go_of_what_was_received(place: &Place) {
     // By collecting, by dropping something, by sending, by allocating.
     queue.send(numbered(&arena, 1)).unwrap();
     receive(&mut child);
-    arena.collect().unwrap();
+    arena.reclaim().unwrap();
     assert_eq!(held(), 0);
     let other = numbered(&arena, 2);
     queue.send(numbered(&arena, 1)).unwrap();
@@ -510,7 +510,7 @@ fn damaged_queues_are_an_error_or_hold_arrays_and_nothing_else(place: &Place) {
     write_at(&file, &[0; 256 + 8 * CELLS as usize], QUEUES);
     drop((shared, draft));
     // What this process sent it cannot find any more: it has no way to say whether that was received.
-    arena.collect().unwrap();
+    arena.reclaim().unwrap();
     assert!(arena.stats().unwrap().arrays <= 1);
 }
 

@@ -220,7 +220,7 @@ fn python_maps_by_a_handle_and_holds_the_lease_without_being_counted(place: &Pla
     let inspection = inspect_in(&place.backend, &location).unwrap();
     assert_eq!((inspection.refcount, inspection.in_flight), (1, 1), "nothing was changed");
     // Python did not use the handle up: it may pass it on, or somebody takes it back.
-    assert!(handle.take_back().unwrap());
+    assert!(handle.revoke().unwrap());
     drop(array); // the last that is counted: the name goes, whoever has the lease
     assert!(inspect_in(&place.backend, &location).unwrap_err().is_not_found());
     python.expect(format!("kept {handle}"), &expected);
@@ -241,7 +241,7 @@ fn hold_and_show_handle(_: &[String]) {
     let handle = array.handle().unwrap();
     say(&handle);
     hear();
-    assert!(handle.take_back().unwrap());
+    assert!(handle.revoke().unwrap());
     say("taken back");
     hear();
 }

@@ -79,7 +79,7 @@ fn a_hundred_thousand_arrays_take_a_handful_of_descriptors_and_mappings(place: &
     };
     let (mut maker, mut getter) = (start(), start());
     maker.kill();
-    assert_eq!(arena.collect().unwrap().blocks, 0, "the other has all of them");
+    assert_eq!(arena.reclaim().unwrap().blocks, 0, "the other has all of them");
     getter.tell("end");
     getter.finish();
     assert_eq!(arena.stats().unwrap().arrays, 0);
@@ -100,7 +100,7 @@ fn fork_with_arena(arguments: &[String]) {
         let refused = [
             arena.draft::<u64, _>(1).map(drop),
             arena.get::<u64, Ix1>(&array.handle()).map(drop),
-            arena.collect().map(drop),
+            arena.reclaim().map(drop),
             arena.stats().map(drop),
             draft.share().map(drop).map_err(Into::into),
             array.clone().try_into_draft().map(drop).map_err(Into::into),
@@ -167,10 +167,10 @@ fn the_death_of_a_parent_is_noticed_while_its_forked_child_lives(place: &Place) 
     child.kill();
     // Where locks do not outlive descriptors, the forked child keeps its parent alive.
     if place.backend.lock_survives_close().unwrap() {
-        assert_eq!(arena.collect().unwrap().members, 1);
+        assert_eq!(arena.reclaim().unwrap().members, 1);
         assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().is_handle_spent());
     }
     // SAFETY: it is the process that the child has forked, which nobody else waits for: it was not given away again.
     unsafe { libc::kill(forked.parse().unwrap(), libc::SIGKILL) };
-    eventually("the forked child ends", || arena.collect().unwrap().members == 1 || arena.stats().unwrap().arrays == 0);
+    eventually("the forked child ends", || arena.reclaim().unwrap().members == 1 || arena.stats().unwrap().arrays == 0);
 }

@@ -121,15 +121,15 @@ fn fork_holds(arguments: &[String]) {
         let stats = pool.stats();
         // With the descriptor, the description is shared, and so are its locks; what keeps the child away are the cells.
         let is_shared = keep || !backend.lock_survives_close().unwrap();
-        assert_eq!((stats.idle.arrays, stats.limbo.arrays), if is_shared { (1, 0) } else { (0, 1) });
+        assert_eq!((stats.idle.arrays, stats.draining.arrays), if is_shared { (1, 0) } else { (0, 1) });
         let draft = pool.take::<u32, _>(LENGTH).unwrap();
         assert_eq!(draft.is_recycled(), is_shared);
         writer.write_all(b"x").unwrap();
         wait(child);
         drop(draft);
-        pool.collect();
+        pool.maintain();
         pool.trim();
-        assert_eq!(pool.stats().limbo.arrays, 0);
+        assert_eq!(pool.stats().draining.arrays, 0);
     }
     say("done");
     hear();

@@ -57,7 +57,7 @@ fn open_plain(arguments: &[String]) {
 
 /// Takes a handle back.
 fn take_back(arguments: &[String]) {
-    say(format!("{:?}", arguments[0].parse::<Handle>().unwrap().take_back()));
+    say(format!("{:?}", arguments[0].parse::<Handle>().unwrap().revoke()));
 }
 
 /// Has a child open a plain array as something that counts its users. While the child stands at a step, a writer attaches and makes
@@ -127,11 +127,11 @@ fn a_handle_was_not_used_because_a_plain_open_does_not_pass_by(place: &Place) {
     let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
     let handle = array.handle().unwrap();
     let mut plain = Child::start_until(place, "step-open-plain", &[name.as_str()], "attach: leased");
-    assert!(handle.take_back().unwrap_err().is_not_counted(), "unknown whether it was used");
+    assert!(handle.revoke().unwrap_err().is_not_counted(), "unknown whether it was used");
     plain.resume();
     plain.expect("refused: true");
     plain.finish();
-    assert!(handle.take_back().unwrap());
+    assert!(handle.revoke().unwrap());
 }
 
 fn memory_that_is_being_opened_as_a_counted_array_is_not_used_again(place: &Place) {
@@ -142,10 +142,10 @@ fn memory_that_is_being_opened_as_a_counted_array_is_not_used_again(place: &Plac
     let mut opener = Child::start_until(place, "step-open-frozen", &[name.as_str()], "attach: leased");
     drop(array);
     let stats = pool.stats();
-    assert_eq!((stats.idle.arrays, stats.limbo.arrays), (0, usize::from(Place::RECYCLES)));
+    assert_eq!((stats.idle.arrays, stats.draining.arrays), (0, usize::from(Place::RECYCLES)));
     opener.resume();
     opener.expect("refused: false"); // its name has gone
     opener.finish();
-    pool.collect();
+    pool.maintain();
     assert_eq!(pool.stats().idle.arrays, usize::from(Place::RECYCLES));
 }

@@ -156,13 +156,13 @@ fn seat_ends_with_its_process_although_a_child_was_forked_meanwhile(place: &Plac
     child.kill();
     let mut found = 0;
     if place.backend.lock_survives_close().unwrap() {
-        found = arena.collect().unwrap().members;
+        found = arena.reclaim().unwrap().members;
         assert_eq!(found, 1, "the kernel says that it is dead, although its child lives");
         assert!(found_fork, "the child had a copy of the seat's description");
     }
     child.end(); // of the child's child too, which reads the same input
     eventually("the member is found dead when its child has ended too", || {
-        found += arena.collect().unwrap().members;
+        found += arena.reclaim().unwrap().members;
         found == 1
     });
 }

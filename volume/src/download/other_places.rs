@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{
-    AttachOptions, Directory, Element, Location, Order, SharedArray, default_backend, render,
-};
+use ndarray_shm::{AttachOptions, Directory, Element, Location, Order, SharedArray, default_backend, render};
 
 use super::{DownloadOptions, Downloaded, download_as};
 use crate::bbox::Bbox;
