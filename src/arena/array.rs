@@ -158,24 +158,24 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     /// The error gives the array back. [`WouldBlock`](Error::WouldBlock): somebody else holds it, or a message about it waits.
     /// [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn try_into_draft(mut self) -> Result<ArenaDraft<T, D>, IntoError<Self>> {
-        match self.take_back() {
+        match self.make_exclusive() {
             Ok(()) => Ok(ArenaDraft { array: self }),
             Err(error) => Err(IntoError::new(error, self)),
         }
     }
 
     /// Makes the block this value's alone.
-    fn take_back(&mut self) -> Result<()> {
+    fn make_exclusive(&mut self) -> Result<()> {
         self.block.header.check_process()?;
         let is_taken = Arc::get_mut(&mut self.block).is_some_and(|block| {
             let (header, slot) = (&block.header, block.slot);
             // It may be kept only for a message of a dead member that was received long ago.
-            let settle = || {
+            let reclaim = || {
                 let _others_are_at_it = header.reclaim_dead(DROP_WAIT);
-                header.slots().take_back(slot)
+                header.slots().make_exclusive(slot)
             };
             let is_orphaned = || header.slot_table().get(slot as usize).is_some_and(Slot::is_orphaned);
-            header.slots().take_back(slot) || is_orphaned() && settle()
+            header.slots().make_exclusive(slot) || is_orphaned() && reclaim()
         });
         if is_taken { Ok(()) } else { Err(Error::WouldBlock { location: self.block.header.name().to_owned() }) }
     }

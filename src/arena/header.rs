@@ -10,7 +10,7 @@ use crate::arena::hints::BlockHints;
 use crate::arena::sent::SentList;
 use crate::arena::tables::event::Event;
 use crate::arena::tables::geometry::{Geometry, MEMBER, MEMBERS_AT, QUEUE_HEAD, SLOT, SLOTS_OF_SPAN, SPAN};
-use crate::arena::tables::ring::{Message, Refused, Ring};
+use crate::arena::tables::ring::{Message, Ring, RingRefusal};
 use crate::arena::tables::slots::{Released, SEATS, Slot, Slots};
 use crate::backend::DraftOptions;
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ use crate::random;
 use crate::segment::counts::State;
 use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
-use crate::segment::{DraftSegment, Home, Mark, Segment, Turn, collect};
+use crate::segment::{DraftSegment, Home, Mark, Segment, Turn, reclaim_if_orphaned};
 
 /// How long anybody waits for what everybody holds for moments only.
 pub(super) const TURN_WAIT: Duration = Duration::from_secs(10);
@@ -307,12 +307,12 @@ impl ArenaHeader {
     }
 
     /// Sends a block that this process holds, and holds it once more until it is received.
-    pub(super) fn send(&self, queue: u32, slot: u32) -> Result<(), Refused> {
+    pub(super) fn send(&self, queue: u32, slot: u32) -> Result<(), RingRefusal> {
         let (Some(words), Some(list)) = (self.queue_words(queue), self.sent.get(queue as usize)) else {
-            return Err(Refused::Damaged);
+            return Err(RingRefusal::Damaged);
         };
         if !self.slots().hold_invited(slot) {
-            return Err(Refused::Damaged);
+            return Err(RingRefusal::Damaged);
         }
         // Locked from before it has a position, so that they stand here in their order.
         let mut messages = list.lock();
@@ -330,8 +330,8 @@ impl ArenaHeader {
     }
 
     /// Receives a block, which this process holds from then on; returns its slot.
-    pub(super) fn receive(&self, queue: u32) -> Result<u32, Refused> {
-        let words = self.queue_words(queue).ok_or(Refused::Damaged)?;
+    pub(super) fn receive(&self, queue: u32) -> Result<u32, RingRefusal> {
+        let words = self.queue_words(queue).ok_or(RingRefusal::Damaged)?;
         let slots = self.slots();
         let message = words.ring.pop(|slot| slots.hold_invited(slot), |slot| drop(self.release(slot)))?;
         words.emptied.notify();
@@ -369,7 +369,7 @@ impl ArenaHeader {
         let id = Some(segment.id());
         segment.end_lease();
         drop(segment);
-        collect(&self.home, id, true)?;
+        reclaim_if_orphaned(&self.home, id, true)?;
         settled
     }
 }

@@ -76,7 +76,7 @@ impl ArenaHeader {
                 continue;
             }
             // A child that has the description too would hide this process's death.
-            if !mark.settle(range, forks) {
+            if !mark.confirm(range, forks) {
                 os::step("seat: a child may have its lock");
                 return Ok(None);
             }
@@ -151,7 +151,7 @@ impl ArenaHeader {
                 reclaimed.blocks += self.reclaim_seat(seat, &recover, limit)?;
                 reclaimed.members += 1;
             }
-            recover.give_back(range);
+            recover.unlock(range);
         }
         // Estates get no message while RECOVER is locked: what is not found is not there.
         let messages = self.rings().flat_map(Ring::messages).filter(|message| message.sender == ORPHAN_SENDER);

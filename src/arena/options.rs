@@ -91,7 +91,7 @@ impl ArenaOptions {
             cells: self.cells.next_power_of_two(),
             sparse: self.draft.pages == Pages::Sparse,
             counters: false,
-            maker: os::process_number(),
+            creator: os::process_number(),
         };
         Arena::of(ArenaHeader::create(home, Kind::Arena, geometry, self.draft, self.keep)?)
     }

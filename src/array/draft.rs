@@ -96,7 +96,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     /// In a forked child: the draft is its parent's.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
-        view::require_maker(self.memory.segment());
+        view::require_creator(self.memory.segment());
         // SAFETY: no other process can reach a file without a name, nor one that was recycled, whose locks keep everybody away
         // (segment/recycle.rs); in this one the borrow of `self` keeps writers out.
         unsafe { view::shared(self.memory.segment(), &self.layout) }
@@ -109,7 +109,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     /// In a forked child: the draft is its parent's.
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
-        view::require_maker(self.memory.segment());
+        view::require_creator(self.memory.segment());
         // SAFETY: no other process can reach a file without a name, nor one that was recycled, whose locks keep everybody away
         // (segment/recycle.rs); in this one `&mut self` keeps everyone else out.
         let view = unsafe { view::exclusive(self.memory.segment(), &self.layout) };

@@ -79,7 +79,7 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     /// In a forked child: the draft is its parent's.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
-        view::require_maker(&self.segment);
+        view::require_creator(&self.segment);
         // SAFETY: no other process has this descriptor, and in this one the borrow of `self` keeps writers out.
         unsafe { view::shared(&self.segment, &self.layout) }
     }
@@ -91,7 +91,7 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
     /// In a forked child: the draft is its parent's.
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
-        view::require_maker(&self.segment);
+        view::require_creator(&self.segment);
         // SAFETY: no other process has this descriptor, and in this one `&mut self` keeps everyone else out.
         let view = unsafe { view::exclusive(&self.segment, &self.layout) };
         view.expect("a draft is mapped for writing")
@@ -200,7 +200,7 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
                 location,
                 what:
                     "the descriptor is not sealed against writing, shrinking and growing (a memfd with F_SEAL_WRITE, \
-                       F_SEAL_SHRINK and F_SEAL_GROW); ask its maker to freeze it"
+                       F_SEAL_SHRINK and F_SEAL_GROW); ask its creator to freeze it"
                         .into(),
             });
         }

@@ -16,12 +16,12 @@ use crate::segment::{Attach, CountedSegment, Segment};
 
 /// What is held: a plain segment, or one of a counted array's handles.
 #[derive(Debug)]
-pub(crate) enum Memory {
+pub(crate) enum HeldSegment {
     Plain(Segment),
     Counted(CountedSegment),
 }
 
-impl Memory {
+impl HeldSegment {
     fn segment(&self) -> &Segment {
         match self {
             Self::Plain(segment) => segment,
@@ -30,13 +30,13 @@ impl Memory {
     }
 }
 
-impl From<Segment> for Memory {
+impl From<Segment> for HeldSegment {
     fn from(segment: Segment) -> Self {
         Self::Plain(segment)
     }
 }
 
-impl From<CountedSegment> for Memory {
+impl From<CountedSegment> for HeldSegment {
     fn from(counted: CountedSegment) -> Self {
         Self::Counted(counted)
     }
@@ -47,7 +47,7 @@ macro_rules! held {
         $(#[$attribute])*
         #[derive(Debug)]
         pub struct $name<T, D> {
-            memory: Memory,
+            memory: HeldSegment,
             location: Location,
             layout: Layout<D>,
             elements: PhantomData<T>,
@@ -63,7 +63,7 @@ macro_rules! held {
                 AttachOptions::<Self>::new().open(location, shape)
             }
 
-            pub(crate) fn of(memory: impl Into<Memory>, location: Location, layout: Layout<D>) -> Self {
+            pub(crate) fn of(memory: impl Into<HeldSegment>, location: Location, layout: Layout<D>) -> Self {
                 Self { memory: memory.into(), location, layout, elements: PhantomData }
             }
 

@@ -117,7 +117,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
 
     /// Closes the descriptor that would be needed to use the memory again, if it is needed for nothing else.
     pub(crate) fn without_recycling(mut self) -> Self {
-        self.segment.forget_recycling(&self.home.backend);
+        self.segment.stop_recycling(&self.home.backend);
         self
     }
 

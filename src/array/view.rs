@@ -37,7 +37,7 @@ fn pointer<T: Element, D: Dimension>(segment: &Segment, layout: &Layout<D>) -> *
 }
 
 /// Stops a forked child that looks into a draft of its parent, which goes on writing to the same memory.
-pub(crate) fn require_maker(draft: &Segment) {
+pub(crate) fn require_creator(draft: &Segment) {
     assert!(
         draft.is_own_process(),
         "the draft belongs to the process that this one was forked from: make another one here"

@@ -341,7 +341,7 @@ unsafe impl Backend for Files {
             (Some(hidden), Publish::New) => os::rename_new(hidden, &path).map_err(explain)?,
             (Some(hidden), Publish::Replace) => self.replace(hidden, at)?,
         }
-        draft.forget_path();
+        draft.clear_path();
         Ok(())
     }
 

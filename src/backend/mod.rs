@@ -249,7 +249,7 @@ impl DraftFile {
     }
 
     /// Notes that the hidden name has gone, because the file was renamed.
-    pub fn forget_path(&mut self) {
+    pub fn clear_path(&mut self) {
         self.hidden = None;
     }
 }

@@ -86,7 +86,7 @@ fn threads(windows: usize) -> usize {
 }
 
 fn take(windows: &HugeWindows<'_>, thrifty: bool, threads: usize) {
-    let work = Work::new(windows, thrifty, threads);
+    let work = HugePageWork::new(windows, thrifty, threads);
     thread::scope(|scope| {
         for _ in 1..threads {
             // A thread that cannot be had is not missed: the others do its work.
@@ -98,7 +98,7 @@ fn take(windows: &HugeWindows<'_>, thrifty: bool, threads: usize) {
 
 /// What the threads have to do together.
 #[derive(Debug)]
-struct Work<'a> {
+struct HugePageWork<'a> {
     windows: &'a HugeWindows<'a>,
     /// Where the next group begins.
     next: AtomicUsize,
@@ -132,7 +132,7 @@ impl Account {
     }
 }
 
-impl<'a> Work<'a> {
+impl<'a> HugePageWork<'a> {
     fn new(windows: &'a HugeWindows<'a>, thrifty: bool, threads: usize) -> Self {
         let times = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let price = PRICE_OF_BASE_PAGES.saturating_mul(u32::try_from(windows.size() >> 20).unwrap_or(u32::MAX));

@@ -17,7 +17,7 @@ use crate::random;
 #[cfg(feature = "channel")]
 use crate::segment::DROP_WAIT;
 use crate::segment::counts::{MOST_TICKETS, Ticket};
-use crate::segment::{Attach, CountedSegment, Entry, Home};
+use crate::segment::{Attach, CountedBy, CountedSegment, Home};
 
 /// How long a handle keeps its array if nothing else is said.
 const GRACE: Duration = Duration::from_secs(30);
@@ -144,7 +144,7 @@ impl Handle {
     fn revoke_in(&self, backend: Option<&Directory>, how: Attach) -> Result<(bool, Option<CountedSegment>)> {
         let home = self.home(backend)?;
         let how = Attach { sparse: true, ..how };
-        match CountedSegment::attach(&home, how, Entry::Array(self.id), |_| Ok(())) {
+        match CountedSegment::attach(&home, how, CountedBy::Array(self.id), |_| Ok(())) {
             Ok((memory, ())) => Ok((memory.counts().revoke(self.ticket), Some(memory))),
             // The name is another array's by now, or nothing's.
             Err(Error::NotFound { .. } | Error::Unlinked { .. } | Error::HandleSpent { .. }) => Ok((false, None)),
@@ -167,8 +167,8 @@ impl Handle {
         self.ticket.is_many()
     }
 
-    pub(super) fn entry(&self) -> Entry {
-        Entry::Ticket(self.ticket, self.id)
+    pub(super) fn entry(&self) -> CountedBy {
+        CountedBy::Ticket(self.ticket, self.id)
     }
 
     /// Finds the place that the handle means, which need not be this process's default.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::record::Record;
+use super::record::ArrayRecord;
 use crate::array::{DType, Order};
 use crate::backend::{Access, Backend, Directory, IntoLocation, Location};
 use crate::error::{Error, Result};
@@ -70,7 +70,7 @@ pub fn inspect_in(backend: &Directory, location: &Location) -> Result<Inspection
     let facts = os::facts(&file).map_err(|error| Error::os("look at", location, error))?;
     let trailer = Trailer::read(&file, &facts, location.as_str())?;
     trailer.refuse_copy(location.as_str())?;
-    let Record { dtype, order, shape, maker, created, .. } = Record::of(&trailer, location.as_str())?;
+    let ArrayRecord { dtype, order, shape, creator, created, .. } = ArrayRecord::of(&trailer, location.as_str())?;
     let (in_flight, protected_for) = trailer.in_flight(os::since_boot());
     Ok(Inspection {
         location: location.clone(),
@@ -84,7 +84,7 @@ pub fn inspect_in(backend: &Directory, location: &Location) -> Result<Inspection
         is_attached: is_leased(&file, location)?,
         is_kept: trailer.state.is_kept() || !trailer.is_original(),
         is_frozen: trailer.state.is_frozen(),
-        creator: maker,
+        creator,
         created,
     })
 }

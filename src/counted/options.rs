@@ -13,7 +13,7 @@ use crate::backend::{Access, IntoLocation, Publish, default_backend};
 use crate::error::{Error, IntoError, Result};
 use crate::manager_client;
 use crate::random;
-use crate::segment::{Attach, CountedSegment, Entry, Home};
+use crate::segment::{Attach, CountedBy, CountedSegment, Home};
 
 #[allow(private_interfaces)] // see the trait
 impl<T: Element, D: Dimension> Creatable for RefcountedArray<T, D> {
@@ -26,7 +26,7 @@ impl<T: Element, D: Dimension> Creatable for RefcountedArray<T, D> {
     }
 
     fn open_same(home: &Home, layout: &Layout<D>, how: Attach) -> Result<Self> {
-        let (memory, found, id) = attach::<T, D>(home, how, Entry::Name)?;
+        let (memory, found, id) = attach::<T, D>(home, how, CountedBy::Name)?;
         if found != *layout {
             let describe = |layout: &Layout<D>| format!("{:?} in {} order", layout.dim.slice(), layout.order);
             let (expected, found) = (describe(layout), describe(&found));
@@ -91,7 +91,8 @@ impl<T: Element, D: Dimension> AttachOptions<RefcountedArray<T, D>> {
     ///
     /// As [`RefcountedArray::open`].
     pub fn open(&self, location: impl IntoLocation) -> Result<RefcountedArray<T, D>> {
-        let (memory, layout, id) = attach::<T, D>(&Home::new(self.backend.as_ref(), location)?, self.how, Entry::Name)?;
+        let (memory, layout, id) =
+            attach::<T, D>(&Home::new(self.backend.as_ref(), location)?, self.how, CountedBy::Name)?;
         Ok(RefcountedArray::of(memory, layout, id))
     }
 
@@ -114,7 +115,7 @@ impl<T: Element, D: Dimension> AttachOptions<ArrayReader<T, D>> {
     /// As [`RefcountedArray::open`], and those that waiting has in [`open`](Self::open).
     pub fn open_counted(&self, location: impl IntoLocation) -> Result<ArrayReader<T, D>> {
         let home = Home::new(self.backend.as_ref(), location)?;
-        let (memory, layout, _) = attach::<T, D>(&home, self.how, Entry::Name)?;
+        let (memory, layout, _) = attach::<T, D>(&home, self.how, CountedBy::Name)?;
         Ok(ArrayReader::of(memory, home.location, layout))
     }
 
@@ -134,7 +135,7 @@ impl<T: Element, D: Dimension> AttachOptions<ArrayReader<T, D>> {
 fn attach<T: Element, D: Dimension>(
     home: &Home,
     how: Attach,
-    entry: Entry,
+    entry: CountedBy,
 ) -> Result<(CountedSegment, Layout<D>, u128)> {
     manager_client::announce(&home.backend); // before there is anything that our death could leave behind
     let how = Attach { farewell: Some(manager_client::remind), ..how };

@@ -12,7 +12,7 @@ use crate::backend::{Access, Backend, Companion, Directory, DirectoryEntry, Entr
 use crate::error::{Error, Result};
 use crate::os::{self, LockKind};
 use crate::segment::trailer::PAGE;
-use crate::segment::{Found, Home, collect, has_name, is_leased, pin};
+use crate::segment::{Home, Verdict, has_name, is_leased, pin, reclaim_if_orphaned};
 
 /// A draft without a lease may be one that is just being made: it is left alone until it is this old.
 const DRAFT_AGE: Duration = Duration::from_secs(60);
@@ -141,13 +141,13 @@ impl Reclaim {
     fn array(self, backend: &Directory, entry: &DirectoryEntry, reclaimed: &mut Reclaimed) -> Result<bool> {
         let Ok(location) = Location::new(&entry.name) else { return Ok(false) };
         let home = Home { backend: backend.clone(), location };
-        match collect(&home, Some(entry.id), !self.dry_run)? {
-            Found::Orphan => return Ok(true),
-            Found::Gone => {}
-            Found::Copy => reclaimed.copies += 1,
-            Found::Attached => reclaimed.attached += 1,
-            Found::Kept => reclaimed.kept += 1,
-            Found::InFlight(left) => {
+        match reclaim_if_orphaned(&home, Some(entry.id), !self.dry_run)? {
+            Verdict::Orphan => return Ok(true),
+            Verdict::Gone => {}
+            Verdict::Copy => reclaimed.copies += 1,
+            Verdict::Attached => reclaimed.attached += 1,
+            Verdict::Kept => reclaimed.kept += 1,
+            Verdict::InFlight(left) => {
                 reclaimed.in_flight += 1;
                 reclaimed.next = Some(reclaimed.next.map_or(left, |next| next.min(left)));
             }

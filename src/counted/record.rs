@@ -27,29 +27,29 @@ const DTYPE: usize = 16;
 
 /// What a counted array is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct ArrayRecord {
     pub(super) dtype: DType,
     pub(super) order: Order,
     pub(super) shape: Vec<usize>,
     /// Number of the process that made it.
-    pub(super) maker: u32,
+    pub(super) creator: u32,
     pub(super) created: SystemTime,
 }
 
-impl Record {
+impl ArrayRecord {
     /// Describes an array of this process.
     pub(super) fn new<T: Element, D: Dimension>(layout: &Layout<D>) -> Result<Self> {
         let shape = layout.dim.slice().to_vec();
         check_axes(&shape)?;
-        let (maker, created) = (std::process::id(), SystemTime::now());
-        Ok(Self { dtype: T::DTYPE, order: layout.order, shape, maker, created })
+        let (creator, created) = (std::process::id(), SystemTime::now());
+        Ok(Self { dtype: T::DTYPE, order: layout.order, shape, creator, created })
     }
 
     pub(super) fn to_bytes(&self) -> [u8; RECORD] {
         let created = self.created.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let created = u64::try_from(created.as_nanos()).unwrap_or(u64::MAX);
         let mut bytes = fields::head(DTYPE, self.dtype, self.order, self.shape.len());
-        bytes.extend(self.maker.to_le_bytes());
+        bytes.extend(self.creator.to_le_bytes());
         bytes.extend(created.to_le_bytes());
         bytes.extend(fields::lengths(&self.shape));
         let mut record = [0; RECORD];
@@ -66,7 +66,7 @@ impl Record {
     fn of_bytes(bytes: &[u8; RECORD], payload: u64) -> Result<Self, String> {
         let mut fields = Fields(bytes);
         let (dtype, order, axes) = fields.head::<DTYPE>()?;
-        let maker = u32::from_le_bytes(fields.take()?);
+        let creator = u32::from_le_bytes(fields.take()?);
         let created = SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(fields.number()?));
         let lengths: Vec<u64> = (0..MOST_AXES).map(|_| fields.number()).collect::<Result<_, _>>()?;
         let (lengths, rest) = lengths.split_at(axes);
@@ -79,7 +79,7 @@ impl Record {
         }
         let shape = lengths.iter().map(|length| usize::try_from(*length)).collect::<Result<_, _>>();
         let shape = shape.map_err(|_| "the shape is larger than the address space")?;
-        Ok(Self { dtype, order, shape, maker, created: created.unwrap_or(SystemTime::UNIX_EPOCH) })
+        Ok(Self { dtype, order, shape, creator, created: created.unwrap_or(SystemTime::UNIX_EPOCH) })
     }
 
     /// Returns the layout, if elements and number of axes are those asked for.
@@ -92,19 +92,19 @@ impl Record {
 mod tests {
     use super::*;
 
-    fn sample() -> Record {
+    fn sample() -> ArrayRecord {
         let created = SystemTime::UNIX_EPOCH + Duration::from_nanos(1_234_567_890_123_456_789);
-        Record { dtype: DType::F32, order: Order::F, shape: vec![2, 3, 4], maker: 4711, created }
+        ArrayRecord { dtype: DType::F32, order: Order::F, shape: vec![2, 3, 4], creator: 4711, created }
     }
 
     #[test]
     fn what_was_written_is_read() {
         let record = sample();
-        assert_eq!(Record::of_bytes(&record.to_bytes(), 96), Ok(record));
-        let record = Record { shape: Vec::new(), dtype: DType::Complex128, ..sample() };
-        assert_eq!(Record::of_bytes(&record.to_bytes(), 16), Ok(record));
-        let record = Record { shape: vec![0; 32], ..sample() };
-        assert_eq!(Record::of_bytes(&record.to_bytes(), 0), Ok(record));
+        assert_eq!(ArrayRecord::of_bytes(&record.to_bytes(), 96), Ok(record));
+        let record = ArrayRecord { shape: Vec::new(), dtype: DType::Complex128, ..sample() };
+        assert_eq!(ArrayRecord::of_bytes(&record.to_bytes(), 16), Ok(record));
+        let record = ArrayRecord { shape: vec![0; 32], ..sample() };
+        assert_eq!(ArrayRecord::of_bytes(&record.to_bytes(), 0), Ok(record));
     }
 
     /// Checksums would notice most of it, but whoever writes a lie can write its checksum too.
@@ -125,7 +125,7 @@ mod tests {
         for (at, lie) in lies {
             let mut bytes = sample().to_bytes();
             bytes[*at..at + lie.len()].copy_from_slice(lie);
-            assert!(Record::of_bytes(&bytes, 96).is_err(), "{lie:?} at {at}");
+            assert!(ArrayRecord::of_bytes(&bytes, 96).is_err(), "{lie:?} at {at}");
         }
     }
 }

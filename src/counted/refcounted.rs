@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::handle::{Handle, HandleOptions};
-use super::record::Record;
+use super::record::ArrayRecord;
 use super::strategy::SharingStrategy;
 use crate::array::access::guarded;
 use crate::array::layout::{Layout, shape_like};
@@ -308,7 +308,7 @@ pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(
 /// Reads what a trailer says: the layout, if it is that of elements `T` and axes `D`, and the array's random number.
 pub(super) fn read<T: Element, D: Dimension>(trailer: &Trailer, home: &Home) -> Result<(Layout<D>, u128)> {
     let name = home.location.as_str();
-    Ok((Record::of(trailer, name)?.layout::<T, D>(name)?, trailer.id))
+    Ok((ArrayRecord::of(trailer, name)?.layout::<T, D>(name)?, trailer.id))
 }
 
 guarded!(RefcountedArray);
@@ -360,7 +360,7 @@ pub(super) fn share_as<T: Element, D: Dimension>(
     id: u128,
 ) -> Result<RefcountedArray<T, D>, IntoError<Draft<T, D>>> {
     let (mut memory, layout, keep) = draft.into_parts();
-    let record = Record::new::<T, D>(&layout).map(|record| record.to_bytes());
+    let record = ArrayRecord::new::<T, D>(&layout).map(|record| record.to_bytes());
     let counted = record.and_then(|record| memory.count(id, mode.is_some(), &record, home.location.as_str()));
     if let Err(error) = counted {
         return Err(IntoError::new(error, Draft::from_parts(memory, layout, keep)));

@@ -21,7 +21,7 @@ impl<T> Turns<T> {
     }
 
     /// Waits for a turn; `None` when the time has run out.
-    pub(crate) fn take(&self, deadline: Option<Instant>) -> Option<Turn<'_, T>> {
+    pub(crate) fn take(&self, deadline: Option<Instant>) -> Option<Turned<'_, T>> {
         let taken = whole(self.taken.lock());
         let mut taken = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
             None => whole(self.free.wait_while(taken, |taken| *taken)),
@@ -32,7 +32,7 @@ impl<T> Turns<T> {
         }
         *taken = true;
         drop(taken);
-        Some(Turn { turns: self, thing: whole(self.thing.lock()) })
+        Some(Turned { turns: self, thing: whole(self.thing.lock()) })
     }
 
     /// Returns the thing, unless it was somebody's turn when this process was forked: then it may be in any state.
@@ -48,12 +48,12 @@ fn whole<T>(result: Result<T, PoisonError<T>>) -> T {
 
 /// Somebody's turn, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn<'a, T> {
+pub(crate) struct Turned<'a, T> {
     turns: &'a Turns<T>,
     pub(crate) thing: MutexGuard<'a, T>,
 }
 
-impl<T> Drop for Turn<'_, T> {
+impl<T> Drop for Turned<'_, T> {
     fn drop(&mut self) {
         *whole(self.turns.taken.lock()) = false;
         self.turns.free.notify_one();

@@ -74,7 +74,7 @@ pub struct Manager {
     path: PathBuf,
     bell: Bell,
     idle: Option<Duration>,
-    clients: BTreeMap<u64, Client>,
+    clients: BTreeMap<u64, Connection>,
     next_client: u64,
     places: Places,
     since: Instant,
@@ -94,7 +94,7 @@ impl Stopper {
 }
 
 #[derive(Debug)]
-struct Client {
+struct Connection {
     /// `None` once the other end is closed, or what came from it made no sense.
     talk: Option<Talk>,
     /// Its process, whose death will be seen. `None` where the kernel shows no deaths: the end of the connection is all there is.
@@ -153,7 +153,7 @@ impl Manager {
         let mut accept_from = Instant::now();
         let mut lonely = Some(Instant::now());
         loop {
-            self.places.sweep(Instant::now(), |backend| Reclaim::new().run(backend));
+            self.places.reclaim_due(Instant::now(), |backend| Reclaim::new().run(backend));
             let now = Instant::now();
             if now >= round {
                 round = now + if self.since.elapsed() < ROUND { FIRST_ROUNDS } else { ROUND };
@@ -272,7 +272,7 @@ impl Manager {
         });
         let number = self.next_client;
         self.next_client += 1;
-        let client = Client { talk: Some(talk), watch, process, greeted: false };
+        let client = Connection { talk: Some(talk), watch, process, greeted: false };
         self.clients.insert(number, client);
         // What it said before it was accepted.
         self.listen_to(number);
@@ -339,7 +339,7 @@ impl Manager {
         }
         self.places.mark_of(number, Instant::now());
         // It may come back, again and again: once is enough to wait for it. No two living processes have one number.
-        let is_twin = |(other, client): &(&u64, &Client)| {
+        let is_twin = |(other, client): &(&u64, &Connection)| {
             **other != number && client.process == process && process != 0 && client.watch.is_some()
         };
         if let Some((&twin, _)) = self.clients.iter().find(is_twin) {
@@ -359,7 +359,7 @@ impl Manager {
     /// Looks once more and closes the socket; `false` if a client came at the last moment.
     fn may_end(&mut self) -> Result<bool> {
         self.places.mark_all(Instant::now());
-        self.places.sweep(Instant::now(), |backend| Reclaim::new().run(backend));
+        self.places.reclaim_due(Instant::now(), |backend| Reclaim::new().run(backend));
         // Not for what only seems held: that may be by a process that tells no manager, and for ever.
         if self.places.is_waiting() {
             return Ok(false);

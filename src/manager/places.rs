@@ -37,7 +37,7 @@ type Client = u64;
 /// All of them, and which client uses which.
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    known: BTreeMap<Number, Place>,
+    known: BTreeMap<Number, WatchedDirectory>,
     next: Number,
     /// What each client uses; clients that use nothing are not here.
     pub(super) uses: BTreeMap<Client, BTreeSet<Number>>,
@@ -47,7 +47,7 @@ pub(super) struct Places {
     pub(super) reclaimed: u64,
 }
 
-struct Place {
+struct WatchedDirectory {
     used: Use,
     backend: Directory,
     /// When to look; `None`: not before somebody dies.
@@ -61,9 +61,12 @@ struct Place {
     seen: Option<Instant>,
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for WatchedDirectory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Place").field("path", &self.used.path).field("due", &self.due).finish_non_exhaustive()
+        f.debug_struct("WatchedDirectory")
+            .field("path", &self.used.path)
+            .field("due", &self.due)
+            .finish_non_exhaustive()
     }
 }
 
@@ -99,7 +102,7 @@ impl Places {
         let took = Duration::ZERO;
         // Who died before, while no manager knew of it, is found now.
         let (due, looks) = (Some(Instant::now()), PAUSES.len());
-        self.known.insert(number, Place { used, backend, due, looks, expiry: None, took, seen: None });
+        self.known.insert(number, WatchedDirectory { used, backend, due, looks, expiry: None, took, seen: None });
         Ok(number)
     }
 
@@ -113,7 +116,7 @@ impl Places {
     }
 
     /// The directories that a client uses.
-    fn of(&mut self, client: Client) -> impl Iterator<Item = &mut Place> {
+    fn of(&mut self, client: Client) -> impl Iterator<Item = &mut WatchedDirectory> {
         let uses = self.uses.get(&client);
         self.known.iter_mut().filter(move |(number, _)| uses.is_some_and(|uses| uses.contains(number))).map(|(_, p)| p)
     }
@@ -166,7 +169,7 @@ impl Places {
 
     /// When the next one is due.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.known.values().filter_map(Place::next).min()
+        self.known.values().filter_map(WatchedDirectory::next).min()
     }
 
     /// Whether there is something that must be looked at later, because it is protected until then.
@@ -175,7 +178,7 @@ impl Places {
     }
 
     /// Looks through every directory that is due. One that cannot be read is forgotten unless it is used.
-    pub(super) fn sweep(&mut self, now: Instant, look: impl Fn(&Directory) -> Result<Reclaimed>) {
+    pub(super) fn reclaim_due(&mut self, now: Instant, look: impl Fn(&Directory) -> Result<Reclaimed>) {
         let due: Vec<Number> =
             self.known.iter().filter(|(_, place)| place.next().is_some_and(|at| at <= now)).map(|(n, _)| *n).collect();
         for number in due {
@@ -214,7 +217,7 @@ impl Places {
     }
 }
 
-impl Place {
+impl WatchedDirectory {
     fn mark(&mut self, now: Instant) {
         self.looks = 0;
         self.due = Some(self.not_before(now));
@@ -271,13 +274,13 @@ mod tests {
         places.note(2, used(2)).expect("room");
         assert!(places.next().is_some_and(|next| next >= now), "one that is new is due");
         let now = now + Duration::from_secs(1);
-        places.sweep(now, |_| Ok(removed(0)));
+        places.reclaim_due(now, |_| Ok(removed(0)));
         assert_eq!((places.len(), places.sweeps, places.next()), (2, 2, None));
         places.mark_of(1, now);
-        places.sweep(now + Duration::from_secs(1), |_| Ok(removed(3)));
+        places.reclaim_due(now + Duration::from_secs(1), |_| Ok(removed(3)));
         assert_eq!((places.sweeps, places.reclaimed, places.next()), (3, 3, None));
         places.mark_all(now + Duration::from_secs(2));
-        places.sweep(now + Duration::from_secs(2), |_| Ok(removed(1)));
+        places.reclaim_due(now + Duration::from_secs(2), |_| Ok(removed(1)));
         assert_eq!((places.sweeps, places.reclaimed), (5, 5));
     }
 
@@ -289,12 +292,12 @@ mod tests {
         let begin = now;
         while let Some(next) = places.next() {
             now = next;
-            places.sweep(now, |_| Ok(held()));
+            places.reclaim_due(now, |_| Ok(held()));
         }
         assert_eq!(places.sweeps, 1 + PAUSES.len() as u64);
         assert!(now - begin >= Duration::from_millis(PAUSES.iter().sum()));
         places.go_round(now);
-        places.sweep(now + Duration::from_secs(1), |_| Ok(held()));
+        places.reclaim_due(now + Duration::from_secs(1), |_| Ok(held()));
         assert_eq!(places.next(), None, "nobody has died");
         places.mark_of(1, now + Duration::from_secs(2));
         assert!(places.next().is_some(), "another death begins anew");
@@ -318,14 +321,14 @@ mod tests {
         let (mut places, now) = (Places::default(), Instant::now() + Duration::from_secs(1));
         places.note(1, used(1)).expect("room");
         let id = used(1).id;
-        places.sweep(now, |_| Ok(removed(0)));
+        places.reclaim_due(now, |_| Ok(removed(0)));
         let [early, late] = [5, 9].map(|seconds| now + Duration::from_secs(seconds));
         [late, early, late].into_iter().for_each(|at| places.remind(1, id, at).expect("used"));
         for (client, id) in [(1, used(2).id), (2, id)] {
             assert!(places.remind(client, id, now).is_err(), "another directory, another client");
         }
         assert_eq!((places.next(), places.is_waiting()), (Some(early), true));
-        places.sweep(early, |_| Ok(removed(1)));
+        places.reclaim_due(early, |_| Ok(removed(1)));
         assert_eq!((places.next(), places.is_waiting()), (None, false));
     }
 
@@ -336,11 +339,11 @@ mod tests {
         places.leave(1, now);
         assert!(places.uses.is_empty());
         let flight = Duration::from_secs(30);
-        places.sweep(now, |_| Ok(Reclaimed { next: Some(flight), ..Reclaimed::default() }));
+        places.reclaim_due(now, |_| Ok(Reclaimed { next: Some(flight), ..Reclaimed::default() }));
         let next = places.next().expect("not forgotten");
         assert!(next >= now + flight && next < now + flight * 2);
         assert!(places.is_waiting());
-        places.sweep(next, |_| Ok(removed(1)));
+        places.reclaim_due(next, |_| Ok(removed(1)));
         assert_eq!((places.reclaimed, places.next(), places.is_waiting()), (1, None, false));
     }
 
@@ -350,19 +353,19 @@ mod tests {
         for number in 0..MOST as u64 {
             places.note(number, used(number)).expect("room");
         }
-        places.sweep(now + Duration::from_secs(1), |_| Ok(removed(0)));
+        places.reclaim_due(now + Duration::from_secs(1), |_| Ok(removed(0)));
         assert!(places.add(used(9999)).is_err());
         places.leave(5, now);
         places.hand_over(6, 7);
         assert_eq!((places.uses.len(), places.uses[&7].len()), (MOST - 2, 2));
         assert!(places.add(used(9999)).is_err(), "it is due");
-        places.sweep(now + Duration::from_secs(2), |_| Ok(removed(0)));
+        places.reclaim_due(now + Duration::from_secs(2), |_| Ok(removed(0)));
         assert!(places.add(used(9999)).is_ok());
         assert_eq!(places.len(), MOST);
         (0..MOST as u64).filter(|client| *client != 7).for_each(|client| places.leave(client, now));
         let now = now + Duration::from_secs(3);
         places.mark_all(now);
-        places.sweep(now, |_| Err(Error::NotFound { location: String::new() }));
+        places.reclaim_due(now, |_| Err(Error::NotFound { location: String::new() }));
         assert_eq!(places.len(), 2, "no client needs the directories that are gone");
     }
 

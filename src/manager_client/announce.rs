@@ -37,10 +37,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How long a manager that was started may take to listen.
 const START: Duration = Duration::from_secs(10);
 
-static STATE: PerProcess<State> = PerProcess::new();
+static STATE: PerProcess<Announcer> = PerProcess::new();
 
 #[derive(Debug, Default)]
-struct State {
+struct Announcer {
     known: Vec<Known>,
     connection: Option<Talk>,
     /// A thread is about to make the connection.
@@ -102,7 +102,7 @@ pub(crate) fn remind(home: &Home, after: Duration) {
     }
 }
 
-impl State {
+impl Announcer {
     fn known(&mut self, directory: &Path, backend: &str) -> Option<&mut Known> {
         self.known.iter_mut().find(|known| known.directory == directory && known.backend == backend)
     }

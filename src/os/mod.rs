@@ -20,7 +20,7 @@
 //! | `thread_time` | how long this thread was run, waiting not counted |
 //! | `available`, `available_memory` | how much `reserve` could take in a directory or in memory, and which limit is the nearest |
 //! | `try_lock`, `lock`, `unlock`, `is_locked` | byte-range locks that belong to the open file description |
-//! | `unlink`, `sweep` | take a name away while others use the file; remove what could not be removed then |
+//! | `unlink`, `finish_unlink` | take a name away while others use the file; remove what could not be removed then |
 //! | `seal`, `is_sealed`, `create_sealable` | memory that can never change again |
 //! | `temporary_directory` | where temporary files are, or `Unsupported` where there are no files |
 //! | `private_directory` | a directory only this user, or its own group, can write into |
@@ -72,18 +72,9 @@ macro_rules! never {
 
 cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))] {
-        mod credentials;
         mod fill;
-        #[cfg_attr(not(feature = "channel"), allow(dead_code))] // the manager needs less
-        mod listener;
         mod posix;
-        #[cfg_attr(not(feature = "channel"), allow(dead_code, unreachable_pub))] // the manager needs less
-        mod socket;
-        #[cfg(test)]
-        pub(crate) mod socket_testing;
-        pub(crate) use self::listener::{Listener, connect, listen};
-        #[cfg(feature = "channel")]
-        pub(crate) use self::socket::{SOCKETS_CARRY_FILES, pair};
+        pub(crate) mod sockets;
 
         /// Compiles what it is given where there are sockets, which is here: tests above this floor need some.
         #[cfg(all(test, feature = "channel"))]
@@ -91,16 +82,14 @@ cfg_if::cfg_if! {
             ($($item:item)*) => { $($item)* }
         }
     } else {
+        #[path = "lacking/not_unix.rs"]
         mod not_unix;
         #[cfg_attr(not(feature = "channel"), allow(dead_code, unreachable_pub))] // the manager needs less
-        #[path = "no_socket.rs"]
-        mod socket;
+        #[path = "lacking/sockets.rs"]
+        mod sockets;
         pub(crate) use self::not_unix::*;
-        pub(crate) use self::socket::{Listener, connect, listen};
-        #[cfg(feature = "channel")]
-        pub(crate) use self::socket::{SOCKETS_CARRY_FILES, pair};
 
-        /// Leaves out what needs sockets; `no_socket` tests what is here instead.
+        /// Leaves out what needs sockets; `lacking/sockets.rs` tests what is here instead.
         #[cfg(all(test, feature = "channel"))]
         macro_rules! with_sockets {
             ($($item:item)*) => {};
@@ -110,15 +99,12 @@ cfg_if::cfg_if! {
 
 cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android"))] {
-        pub(crate) mod daemon;
-        mod futex;
         mod linux;
-        mod room;
-        pub(crate) use self::futex::{wait_on, wake};
         pub(crate) use self::linux::*;
     } else {
-        #[path = "no_daemon.rs"]
+        #[path = "lacking/daemon.rs"]
         pub(crate) mod daemon;
+        #[path = "lacking/not_linux.rs"]
         mod not_linux;
         pub(crate) use self::not_linux::*;
 
@@ -131,15 +117,19 @@ cfg_if::cfg_if! {
                 mod windows;
                 pub(crate) use self::windows::*;
             } else {
-                mod stub;
-                pub(crate) use self::stub::*;
+                #[path = "lacking/unsupported.rs"]
+                mod unsupported;
+                pub(crate) use self::unsupported::*;
             }
         }
     }
 }
 
 #[cfg_attr(not(feature = "channel"), allow(unreachable_pub))]
-pub use self::socket::Socket;
+pub use self::sockets::Socket;
+pub(crate) use self::sockets::{Listener, connect, listen};
+#[cfg(feature = "channel")]
+pub(crate) use self::sockets::{SOCKETS_CARRY_FILES, pair};
 #[cfg(all(test, feature = "channel"))]
 pub(crate) use with_sockets;
 

@@ -16,26 +16,26 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(1);
 /// A value that each process has for itself, forked children too: one lock for each of eight generations of forks. A descendant
 /// goes without if its lock was locked when an ancestor eight generations before it forked.
 #[derive(Debug)]
-pub(crate) struct PerProcess<T>([Mutex<Slot<T>>; 8]);
+pub(crate) struct PerProcess<T>([Mutex<Generation<T>>; 8]);
 
 #[derive(Debug)]
-pub(crate) struct Slot<T> {
+pub(crate) struct Generation<T> {
     generation: u64,
     pub(crate) value: Option<T>,
 }
 
 impl<T> PerProcess<T> {
     pub(crate) const fn new() -> Self {
-        Self([const { Mutex::new(Slot { generation: 0, value: None }) }; 8])
+        Self([const { Mutex::new(Generation { generation: 0, value: None }) }; 8])
     }
 
     /// Locks this process's value; `None` if another thread has it for longer than that.
-    pub(crate) fn lock(&self, patience: Duration) -> Option<MutexGuard<'_, Slot<T>>> {
+    pub(crate) fn lock(&self, patience: Duration) -> Option<MutexGuard<'_, Generation<T>>> {
         self.lock_of(fork_generation(), patience)
     }
 
     #[allow(clippy::cast_possible_truncation)] // the remainder is small
-    fn lock_of(&self, generation: u64, patience: Duration) -> Option<MutexGuard<'_, Slot<T>>> {
+    fn lock_of(&self, generation: u64, patience: Duration) -> Option<MutexGuard<'_, Generation<T>>> {
         let own = &self.0[(generation % self.0.len() as u64) as usize];
         let mut backoff = Backoff::new(patience);
         loop {

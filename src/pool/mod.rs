@@ -86,7 +86,7 @@ impl PoolOptions {
         let backend = self.backend.map_or_else(default_backend, Ok)?;
         let Self { draft, limits, .. } = self;
         let generation = os::fork_generation();
-        Ok(Pool { shared: Arc::new(Shared { backend, draft, limits, generation, shelf: Mutex::default() }) })
+        Ok(Pool { shared: Arc::new(PoolState { backend, draft, limits, generation, shelf: Mutex::default() }) })
     }
 }
 
@@ -162,11 +162,11 @@ pub struct PoolStats {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct PoolState {
     backend: Directory,
     draft: DraftOptions,
     limits: Limits,
@@ -175,7 +175,7 @@ struct Shared {
     shelf: Mutex<Shelf>,
 }
 
-impl Drop for Shared {
+impl Drop for PoolState {
     fn drop(&mut self) {
         // Another thread may have been at work on it when this process was forked: then it is no use looking into.
         if self.generation != os::fork_generation() && self.shelf.try_lock().is_err() {

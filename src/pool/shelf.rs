@@ -15,7 +15,7 @@ pub(super) struct Limits {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct ShelvedMemory {
     memory: DraftSegment,
     since: Instant,
 }
@@ -23,14 +23,14 @@ struct Kept {
 /// Memory in the order in which it came back, and what was done so far.
 #[derive(Debug, Default)]
 pub(super) struct Shelf {
-    kept: VecDeque<Kept>,
+    kept: VecDeque<ShelvedMemory>,
     /// What is idle and what is draining is found out when it is asked for.
     pub(super) stats: PoolStats,
 }
 
 impl Shelf {
     pub(super) fn put(&mut self, memory: DraftSegment) {
-        self.kept.push_back(Kept { memory, since: Instant::now() });
+        self.kept.push_back(ShelvedMemory { memory, since: Instant::now() });
     }
 
     /// Takes idle memory of a size that will do: exactly the right one before others, what came back last before what has

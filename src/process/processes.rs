@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::failure::ChildError;
-use super::supervisor::{Pipes, Shared};
+use super::supervisor::{Pipes, Supervision};
 use crate::os::{self, Bell, Stop};
 
 /// How long a dropped handle waits for children that were killed. They are gone in a moment, unless the kernel itself waits for
@@ -21,7 +21,7 @@ const BURIAL: Duration = Duration::from_secs(2);
 pub struct Processes {
     pub(super) pids: Vec<u32>,
     pub(super) pipes: Vec<Pipes>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<Supervision>,
     pub(super) bell: Bell,
     pub(super) thread: Option<JoinHandle<()>>,
     /// Of the process that started them.

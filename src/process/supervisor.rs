@@ -32,14 +32,14 @@ type Ended = (usize, Result<(), ChildError>);
 
 /// What the supervisor and the handle tell each other.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
-    state: Mutex<State>,
+pub(super) struct Supervision {
+    state: Mutex<SupervisionState>,
     /// Notified of every end, and when all have ended.
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SupervisionState {
     /// How those that still run are to be stopped: by SIGKILL, or by SIGTERM and SIGKILL after the grace period. An order is
     /// never taken back.
     order: Option<Stop>,
@@ -51,8 +51,8 @@ struct State {
     all_ended: bool,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl Supervision {
+    fn state(&self) -> MutexGuard<'_, SupervisionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -75,9 +75,13 @@ impl Shared {
         })?
     }
 
-    fn wait_for<T>(&self, limit: Option<Duration>, mut answer: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+    fn wait_for<T>(
+        &self,
+        limit: Option<Duration>,
+        mut answer: impl FnMut(&mut SupervisionState) -> Option<T>,
+    ) -> Option<T> {
         let mut found = None;
-        let waits = |state: &mut State| {
+        let waits = |state: &mut SupervisionState| {
             found = answer(state);
             found.is_none()
         };
@@ -107,7 +111,7 @@ pub(super) struct Pipes {
 
 /// Starts the children; unless they are to keep going, all of them or none.
 pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Policy) -> Result<Processes> {
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(Supervision::default());
     let (sender, receiver) = mpsc::sync_channel(1);
     let end = End(Arc::clone(&shared));
     let body = move || {
@@ -136,7 +140,7 @@ pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Poli
 }
 
 /// Tells those who wait that there is nothing more to wait for, whatever happens to the thread.
-struct End(Arc<Shared>);
+struct End(Arc<Supervision>);
 
 impl Drop for End {
     fn drop(&mut self) {
@@ -166,7 +170,7 @@ impl Supervisor {
         commands: Vec<Command>,
         report: Option<Report>,
         policy: Policy,
-        shared: &Shared,
+        shared: &Supervision,
     ) -> Result<(Self, Started)> {
         let bell = Bell::new().map_err(|error| Error::os_elsewhere("watching processes", "eventfd", error))?;
         let mut started = Started { pids: Vec::new(), pipes: Vec::new(), bell: bell.clone() };
@@ -196,7 +200,7 @@ impl Supervisor {
     }
 
     /// Waits until all have ended, and does what the orders say.
-    fn run(mut self, shared: &Shared) {
+    fn run(mut self, shared: &Supervision) {
         let mut obeyed = None;
         let mut kill_at: Option<Instant> = None;
         loop {
@@ -218,7 +222,7 @@ impl Supervisor {
     }
 
     /// Waits for those that have ended, and tells how.
-    fn see_who_ended(&mut self, shared: &Shared) {
+    fn see_who_ended(&mut self, shared: &Supervision) {
         let Self { running, report, policy, .. } = self;
         running.retain_mut(|(index, Watched { child, .. })| {
             let status = match child.try_wait() {

@@ -51,7 +51,7 @@ const DONE: u8 = 1;
 
 /// What is painted: everything that must be the same for two painters to work on one buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Work {
+pub(crate) struct RenderSpec {
     pub(crate) dtype: DType,
     pub(crate) order: Order,
     pub(crate) shape: Vec<usize>,
@@ -60,7 +60,7 @@ pub(crate) struct Work {
     pub(crate) fingerprint: String,
 }
 
-impl Work {
+impl RenderSpec {
     /// Refuses what a ledger cannot write down.
     pub(crate) fn check(&self) -> Result<()> {
         if self.fingerprint.len() > LONGEST_FINGERPRINT {
@@ -116,8 +116,8 @@ impl Work {
 
 /// What a ledger says, beyond the states of the chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Record {
-    pub(crate) work: Work,
+pub(crate) struct LedgerRecord {
+    pub(crate) work: RenderSpec,
     /// The file that is painted.
     pub(crate) payload: FileId,
     /// The boot in which the states were written.
@@ -125,7 +125,7 @@ pub(crate) struct Record {
     pub(crate) chunks: usize,
 }
 
-impl Record {
+impl LedgerRecord {
     fn to_trailer(&self, state_bytes: u64, id: u128) -> Vec<u8> {
         let work = &self.work;
         let mut bytes = fields::head(DTYPE, work.dtype, work.order, work.shape.len());
@@ -157,7 +157,7 @@ impl Record {
             return Err(format!("a fingerprint of {fingerprint_length} bytes where {left} are left"));
         }
         let fingerprint = std::str::from_utf8(fields.0).map_err(|_| "the fingerprint is not UTF-8")?.to_owned();
-        let work = Work { dtype, order, shape, chunk_shape, chunk_offset, fingerprint };
+        let work = RenderSpec { dtype, order, shape, chunk_shape, chunk_offset, fingerprint };
         Ok(Self { work, payload, boot, chunks })
     }
 }
@@ -173,7 +173,7 @@ pub(crate) struct LedgerFile {
     home: Home,
     file: File,
     id: FileId,
-    pub(super) record: Record,
+    pub(super) record: LedgerRecord,
 }
 
 impl LedgerFile {
@@ -198,7 +198,7 @@ impl LedgerFile {
         if !raw.covers(&trailer) {
             return Err(invalid("the trailer's checksum is wrong".into()));
         }
-        let record = Record::parse(&trailer).map_err(invalid)?;
+        let record = LedgerRecord::parse(&trailer).map_err(invalid)?;
         let work = &record.work;
         let chunks = work.chunks();
         // It is not damaged: another process may have more address space.
@@ -255,7 +255,7 @@ impl LedgerFile {
             done += states.iter().filter(|state| **state == DONE).count();
             at += states.len();
         }
-        let Work { dtype, order, shape, chunk_shape, chunk_offset, fingerprint } = self.record.work.clone();
+        let RenderSpec { dtype, order, shape, chunk_shape, chunk_offset, fingerprint } = self.record.work.clone();
         Ok(Ledger { dtype, order, shape, chunk_shape, chunk_offset, fingerprint, done, total })
     }
 }
@@ -265,12 +265,12 @@ impl LedgerFile {
 pub(crate) struct LedgerSegment {
     pub(super) segment: Segment,
     pub(super) home: Home,
-    pub(super) record: Record,
+    pub(super) record: LedgerRecord,
 }
 
 impl LedgerSegment {
     /// Writes a ledger in which every chunk is pending, as a draft.
-    pub(crate) fn draft(home: &Home, record: &Record, options: DraftOptions) -> Result<DraftSegment> {
+    pub(crate) fn draft(home: &Home, record: &LedgerRecord, options: DraftOptions) -> Result<DraftSegment> {
         let states = state_bytes(record.chunks).ok_or_else(|| record.work.too_large(&home.location))?;
         let trailer = record.to_trailer(states, crate::random::number());
         let draft = DraftSegment::new(home.backend.clone(), states + trailer.len() as u64, options)?;
@@ -278,7 +278,7 @@ impl LedgerSegment {
         Ok(draft)
     }
 
-    pub(crate) fn record(&self) -> &Record {
+    pub(crate) fn record(&self) -> &LedgerRecord {
         &self.record
     }
 

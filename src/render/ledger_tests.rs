@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn sample() -> Record {
-    let work = Work {
+fn sample() -> LedgerRecord {
+    let work = RenderSpec {
         dtype: DType::Bf16,
         order: Order::F,
         shape: vec![10, 20],
@@ -11,20 +11,20 @@ fn sample() -> Record {
         chunk_offset: vec![1, 0],
         fingerprint: "a volume, ümlauts and all".into(),
     };
-    Record { work, payload: FileId { device: 1, number: 2 }, boot: [3; 16], chunks: 15 }
+    LedgerRecord { work, payload: FileId { device: 1, number: 2 }, boot: [3; 16], chunks: 15 }
 }
 
 #[test]
 fn what_was_written_is_read() {
     let bytes = sample().to_trailer(64, 9);
-    assert_eq!(Record::parse(&bytes[..bytes.len() - FOOTER]), Ok(sample()));
+    assert_eq!(LedgerRecord::parse(&bytes[..bytes.len() - FOOTER]), Ok(sample()));
 }
 
 #[test]
 fn a_trailer_cut_short_anywhere_is_an_error() {
     let bytes = sample().to_trailer(64, 9);
     for length in 0..bytes.len() - FOOTER {
-        assert!(Record::parse(&bytes[..length]).is_err(), "{length}");
+        assert!(LedgerRecord::parse(&bytes[..length]).is_err(), "{length}");
     }
 }
 
@@ -53,7 +53,7 @@ fn a_trailer_longer_than_any_is_refused_before_it_is_read() {
 fn lengths_beyond_the_address_space_are_too_large_and_no_damage() {
     assert!(matches!(open(&sample().to_trailer(64, 9)), Ok(Some(15))));
     // As 32 bits see what was made with 64: cut to the most that an axis can have.
-    let lengths: [fn(&mut Work) -> &mut usize; 3] =
+    let lengths: [fn(&mut RenderSpec) -> &mut usize; 3] =
         [|work| &mut work.shape[0], |work| &mut work.chunk_shape[1], |work| &mut work.chunk_offset[1]];
     for length in lengths {
         let mut large = sample();

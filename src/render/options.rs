@@ -6,7 +6,7 @@ use ndarray::{Dimension, IntoDimension, IxDyn, ShapeBuilder};
 
 use super::RenderBuffer;
 use super::grid::ChunkGrid;
-use super::ledger::Work;
+use super::ledger::RenderSpec;
 use super::pair::{Making, Pair};
 use super::sharing::SharedWith;
 use crate::array::layout::Layout;
@@ -127,7 +127,7 @@ impl RenderOptions {
             None => D::zeros(layout.dim.ndim()),
         };
         let grid = ChunkGrid::new(layout.dim.clone(), chunk_shape.into_dimension(), offset)?;
-        let work = Work {
+        let work = RenderSpec {
             dtype: T::DTYPE,
             order: layout.order,
             shape: grid.shape().to_vec(),

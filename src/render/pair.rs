@@ -12,7 +12,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use super::SharedWith;
-use super::ledger::{LedgerFile, LedgerSegment, Record, Work};
+use super::ledger::{LedgerFile, LedgerRecord, LedgerSegment, RenderSpec};
 use crate::backend::lock_space::{BEGINNING, LEASE, NAME};
 use crate::backend::{Access, Alone, Backend, Companion, Directory, DraftOptions, Location, Pages, Publish, lock_name};
 use crate::backoff::Backoff;
@@ -47,7 +47,7 @@ pub(super) struct Making<'a> {
 }
 
 /// What stands at a buffer's reserved names.
-enum Found {
+enum FoundPair {
     Pair(Box<Pair>),
     /// No process has begun.
     Nothing,
@@ -65,9 +65,9 @@ impl Pair {
         let mut backoff = Backoff::new(how.timeout);
         loop {
             match Self::find(home, how)? {
-                Found::Pair(pair) => return Ok(*pair),
-                Found::Nothing => return Err(Error::NotFound { location: home.location.to_string() }),
-                Found::Beginning => wait(&mut backoff, home, how)?,
+                FoundPair::Pair(pair) => return Ok(*pair),
+                FoundPair::Nothing => return Err(Error::NotFound { location: home.location.to_string() }),
+                FoundPair::Beginning => wait(&mut backoff, home, how)?,
             }
         }
     }
@@ -77,11 +77,11 @@ impl Pair {
     /// # Errors
     ///
     /// `Mismatch` if another work is being painted under the name; `AlreadyExists` if an array has it, unless `replace`.
-    pub(super) fn open_or_create(home: &Home, work: &Work, bytes: u64, how: &Making<'_>) -> Result<Self> {
+    pub(super) fn open_or_create(home: &Home, work: &RenderSpec, bytes: u64, how: &Making<'_>) -> Result<Self> {
         let mut backoff = Backoff::new(how.timeout);
         loop {
             let found = Self::find(home, how)?;
-            if let Found::Pair(pair) = &found {
+            if let FoundPair::Pair(pair) = &found {
                 work.require(&pair.ledger.record.work, &home.location)?;
             }
             if how.replace {
@@ -90,20 +90,20 @@ impl Pair {
                 home.refuse_taken()?;
             }
             match found {
-                Found::Pair(pair) => return Ok(*pair),
-                Found::Nothing => {
+                FoundPair::Pair(pair) => return Ok(*pair),
+                FoundPair::Nothing => {
                     if let Some(pair) = Self::create(home, work, bytes, how)? {
                         return Ok(pair);
                     }
                 }
-                Found::Beginning => {}
+                FoundPair::Beginning => {}
             }
             wait(&mut backoff, home, how)?;
         }
     }
 
     /// `Ok(None)`: another process was quicker, or has discarded what this one began.
-    fn create(home: &Home, work: &Work, bytes: u64, how: &Making<'_>) -> Result<Option<Self>> {
+    fn create(home: &Home, work: &RenderSpec, bytes: u64, how: &Making<'_>) -> Result<Option<Self>> {
         let Making { draft, replace, pool, shared_with, .. } = *how;
         let backend = &home.backend;
         let partial = home.companion(Companion::Partial)?;
@@ -117,7 +117,7 @@ impl Pair {
             None => (DraftSegment::new(backend.clone(), bytes, unreserved)?, false),
         };
         let (payload_id, boot, chunks) = (payload.segment().id(), os::boot_id(), work.chunks()?);
-        let record = Record { work: work.clone(), payload: payload_id, boot, chunks };
+        let record = LedgerRecord { work: work.clone(), payload: payload_id, boot, chunks };
         let ledger = LedgerSegment::draft(&ledger_home, &record, DraftOptions { pages: Pages::Base, ..draft })?;
         for file in [&payload, &ledger] {
             shared_with.open_to(file, home, draft.permissions)?;
@@ -157,13 +157,13 @@ impl Pair {
         }
     }
 
-    fn find(home: &Home, how: &Making<'_>) -> Result<Found> {
+    fn find(home: &Home, how: &Making<'_>) -> Result<FoundPair> {
         let admit = |facts: &os::Facts| how.shared_with.admit(facts, home, how.draft.permissions);
-        let Some(ledger) = LedgerFile::open(home, admit)? else { return Ok(Found::Nothing) };
+        let Some(ledger) = LedgerFile::open(home, admit)? else { return Ok(FoundPair::Nothing) };
         // Asked before the payload is looked for: when the beginner gives it up, the payload has its name.
         let is_young = ledger.is_young()?;
         let record = ledger.record.clone();
-        let stale = |ledger: &LedgerFile| ledger.unlink().map(|_| Found::Nothing);
+        let stale = |ledger: &LedgerFile| ledger.unlink().map(|_| FoundPair::Nothing);
         if record.boot != os::boot_id() {
             // What was in memory at another boot may not have reached the disk, whatever the ledger says. No process of
             // this boot leases such a ledger; another machine may.
@@ -182,23 +182,23 @@ impl Pair {
             }
             // Finished or discarded, and only the ledger was not cleared away; or its beginner has died.
             _ if !is_young => return stale(&ledger),
-            _ => return Ok(Found::Beginning),
+            _ => return Ok(FoundPair::Beginning),
         };
         let bytes = record.work.bytes().unwrap_or(u64::MAX);
         // Its room was taken by the one that began it, or was not to be taken.
         let attach = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
         match Segment::attach_file(payload, &partial, Expect::Payload(bytes), attach) {
             Ok(Some(payload)) => {
-                let Some(ledger) = ledger.attach()? else { return Ok(Found::Beginning) };
+                let Some(ledger) = ledger.attach()? else { return Ok(FoundPair::Beginning) };
                 // Finished or discarded while we attached?
                 if partial.leads_to(record.payload)? && ledger.is_current()? {
-                    return Ok(Found::Pair(Box::new(Self { payload, partial, ledger })));
+                    return Ok(FoundPair::Pair(Box::new(Self { payload, partial, ledger })));
                 }
-                Ok(Found::Beginning)
+                Ok(FoundPair::Beginning)
             }
             // Another file that has got the number of the one that died with its beginner.
             Err(Error::SizeMismatch { .. }) if !is_young => stale(&ledger),
-            Ok(None) | Err(Error::SizeMismatch { .. }) => Ok(Found::Beginning),
+            Ok(None) | Err(Error::SizeMismatch { .. }) => Ok(FoundPair::Beginning),
             // Another process may have more address space.
             Err(Error::TooLarge { .. }) => Err(record.work.too_large(&home.location)),
             Err(error) => Err(error),

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::locks::Wait;
 use super::mapping::{fill_holes, map};
-use super::{Farewell, Home, Kept, Segment, is_named, look, unlinked};
+use super::{Farewell, Home, KeptDescriptor, Segment, is_named, look, unlinked};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Backend, Location};
 use crate::backoff::Backoff;
@@ -81,7 +81,7 @@ pub(super) trait Subject {
     fn enter(&self, mapped: Segment, record: &Self::Record, home: &Home, how: &Attach) -> Result<Self::Memory>;
 
     /// Uses up what can be used once.
-    fn settle(&self, _memory: &Self::Memory, _location: &Location) -> Result<()> {
+    fn finish_attaching(&self, _memory: &Self::Memory, _location: &Location) -> Result<()> {
         Ok(())
     }
 }
@@ -131,7 +131,7 @@ pub(super) fn attach<S: Subject>(
     };
     let map = map(&file, 0, mapped, how.access, location.as_str())?;
     let mut segment = Segment::new(map, payload, &facts, how.access, location.as_str())?;
-    segment.descriptor = Some(Kept::new(file, backend));
+    segment.descriptor = Some(KeptDescriptor::new(file, backend));
     segment.guards_by_descriptor = how.keep_descriptor;
     os::step("attach: mapped");
     let mut memory = subject.enter(segment, &record, home, &how)?;
@@ -141,7 +141,7 @@ pub(super) fn attach<S: Subject>(
             return Ok(None);
         }
     }
-    subject.settle(&memory, location)?;
+    subject.finish_attaching(&memory, location)?;
     if survives && !how.keep_descriptor {
         memory.as_mut().descriptor = None;
     }

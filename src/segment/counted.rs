@@ -9,13 +9,13 @@ use std::fs::File;
 use std::time::Duration;
 
 use super::attach::{Attach, Subject, attach, by_name};
-use super::counts::{Counts, Left, Refused, State, Ticket};
+use super::counts::{CountRefusal, Counts, Left, State, Ticket};
 use super::draft::DraftSegment;
 use super::footer::Kind;
 use super::locks::{Hold, Wait};
 use super::mapping::{map, too_large};
 use super::trailer::{self, PAGE, RECORD, Trailer};
-use super::{Farewell, Found, Home, Segment, collect, unlinked};
+use super::{Farewell, Home, Segment, Verdict, reclaim_if_orphaned, unlinked};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Publish};
 use crate::error::{Error, Result};
@@ -57,16 +57,16 @@ struct Aftermath {
     home: Home,
     id: FileId,
     /// What is known already; else it is to be found out whether those who are still counted are alive.
-    found: Option<Found>,
+    found: Option<Verdict>,
     farewell: Option<Farewell>,
     is_done: bool,
 }
 
 impl Aftermath {
-    fn settle(&mut self) -> Result<Found> {
+    fn reclaim(&mut self) -> Result<Verdict> {
         self.is_done = true;
-        let found = self.found.map_or_else(|| collect(&self.home, Some(self.id), true), Ok)?;
-        if let (Found::InFlight(left), Some(farewell)) = (found, self.farewell) {
+        let found = self.found.map_or_else(|| reclaim_if_orphaned(&self.home, Some(self.id), true), Ok)?;
+        if let (Verdict::InFlight(left), Some(farewell)) = (found, self.farewell) {
             farewell(&self.home, left);
         }
         Ok(found)
@@ -76,14 +76,14 @@ impl Aftermath {
 impl Drop for Aftermath {
     fn drop(&mut self) {
         if !self.is_done {
-            let _others_find_it_too = self.settle();
+            let _others_find_it_too = self.reclaim();
         }
     }
 }
 
 /// How a handle comes to be counted.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Entry {
+pub(crate) enum CountedBy {
     /// By name.
     Name,
     /// By name, if it is the array with this random number.
@@ -162,7 +162,7 @@ impl DraftSegment {
 
 /// A counted segment to be attached, if `read` makes sense of its trailer.
 struct Counted<F> {
-    entry: Entry,
+    entry: CountedBy,
     /// Whether it is found by name.
     named: bool,
     read: F,
@@ -178,8 +178,10 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
     fn read(&self, file: &File, facts: &Facts, location: &Location) -> Result<Self::Record> {
         let name = location.as_str();
         let trailer = match (Trailer::read(file, facts, name), self.entry) {
-            (Ok(trailer), Entry::Ticket(_, id) | Entry::Array(id)) if id != trailer.id => return Err(spent(name)),
-            (Err(Error::NotCounted { .. }), Entry::Ticket(..) | Entry::Array(_)) => return Err(spent(name)),
+            (Ok(trailer), CountedBy::Ticket(_, id) | CountedBy::Array(id)) if id != trailer.id => {
+                return Err(spent(name));
+            }
+            (Err(Error::NotCounted { .. }), CountedBy::Ticket(..) | CountedBy::Array(_)) => return Err(spent(name)),
             (read, _) => read?,
         };
         // The sender of a descriptor does not choose the name either: under another one it could not be opened.
@@ -207,16 +209,16 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
         let mut memory = CountedSegment::of(mapped, page, home, false, how.farewell);
         match memory.counts().acquire() {
             Ok(()) => memory.counted = true,
-            Err(Refused::Dead) if self.named && !trailer.is_original() => {
+            Err(CountRefusal::Dead) if self.named && !trailer.is_original() => {
                 return Err(Error::NotFound { location: name.to_owned() });
             }
-            Err(Refused::Dead) if self.named => {
+            Err(CountRefusal::Dead) if self.named => {
                 let _others_are_at_it = home.backend.unlink_within(&home.location, Some(trailer.file), DROP_WAIT);
                 return Err(Error::NotFound { location: name.to_owned() });
             }
             // Its last handle went while the descriptor was on its way: the bytes are here, the name is gone for ever.
-            Err(Refused::Dead) => {}
-            Err(Refused::Full) => {
+            Err(CountRefusal::Dead) => {}
+            Err(CountRefusal::Full) => {
                 let (location, limit) = (name.to_owned(), u32::MAX.into());
                 return Err(Error::TooManyHandles { location, limit, doing: "attached" });
             }
@@ -227,9 +229,9 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
         Ok(memory)
     }
 
-    fn settle(&self, memory: &CountedSegment, location: &Location) -> Result<()> {
+    fn finish_attaching(&self, memory: &CountedSegment, location: &Location) -> Result<()> {
         match self.entry {
-            Entry::Ticket(ticket, _) if !memory.counts().redeem(ticket) => Err(spent(location.as_str())),
+            CountedBy::Ticket(ticket, _) if !memory.counts().redeem(ticket) => Err(spent(location.as_str())),
             _ => Ok(()),
         }
     }
@@ -250,7 +252,7 @@ impl CountedSegment {
     pub(crate) fn attach<R>(
         home: &Home,
         how: Attach,
-        entry: Entry,
+        entry: CountedBy,
         read: impl Fn(&Trailer) -> Result<R>,
     ) -> Result<(Self, R)> {
         let (memory, (_, found)) = by_name(home, how, &Counted { entry, named: true, read })?;
@@ -266,7 +268,7 @@ impl CountedSegment {
     ) -> Result<(Self, R)> {
         let failed = |error| Error::os("open again by descriptor", &home.location, error);
         let own = os::reopen(file, true).map_err(failed)?;
-        let attached = attach(own, false, home, how, &Counted { entry: Entry::Name, named: false, read })?;
+        let attached = attach(own, false, home, how, &Counted { entry: CountedBy::Name, named: false, read })?;
         let (memory, (_, found)) = attached.ok_or_else(|| unlinked(home))?; // which only names can be
         Ok((memory, found))
     }
@@ -400,7 +402,7 @@ impl CountedSegment {
                 self.segment.end_lease();
                 (remains(None), Ok(()))
             }
-            Left::InFlight => (remains(Some(Found::InFlight(self.counts().in_flight(now).1))), Ok(())),
+            Left::InFlight => (remains(Some(Verdict::InFlight(self.counts().in_flight(now).1))), Ok(())),
             _ => return Ok(()),
         };
         self.aftermath = Some(aftermath);
@@ -412,8 +414,8 @@ impl CountedSegment {
         let left = self.leave(CLOSE_WAIT);
         let aftermath = self.aftermath.take();
         drop(self); // and with it the lease
-        match aftermath.map(|mut remains| remains.settle()).transpose()? {
-            Some(Found::Orphan | Found::Gone) => Ok(()),
+        match aftermath.map(|mut remains| remains.reclaim()).transpose()? {
+            Some(Verdict::Orphan | Verdict::Gone) => Ok(()),
             _ => left,
         }
     }

@@ -75,7 +75,7 @@ impl Word for AtomicU64 {
 /// A handle on its way: its random number (0: none), and until when it protects the array.
 #[repr(C)]
 #[derive(Debug)]
-struct Slot<W> {
+struct TicketSlot<W> {
     number: W,
     until: W,
 }
@@ -86,7 +86,7 @@ struct Slot<W> {
 pub(crate) struct Counts<W = AtomicU64, const SLOTS: usize = MOST_TICKETS> {
     word: W,
     _rest_of_the_cache_line: [u64; 7],
-    slots: [Slot<W>; SLOTS],
+    slots: [TicketSlot<W>; SLOTS],
 }
 
 /// What the word says, as it was read at one moment.
@@ -145,7 +145,7 @@ impl State {
 
 /// Why nobody more is let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum CountRefusal {
     /// The last handle went; the name is about to go too, if its owner has not been killed before that.
     Dead,
     /// The number would not fit.
@@ -224,7 +224,7 @@ fn deadline(now: Duration, grace: Duration) -> u64 {
     boot() | u64::try_from(micros).unwrap_or(u64::MAX) & !(u64::MAX << BOOT_SHIFT)
 }
 
-impl<W: Word> Slot<W> {
+impl<W: Word> TicketSlot<W> {
     /// Puts a ticket here, if the number and whether its deadline has passed allow that.
     ///
     /// Each of the two words changes only from what was seen at first. A maker that is killed in between leaves a pending number,
@@ -264,13 +264,13 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
     }
 
     /// Counts one handle more.
-    pub(crate) fn acquire(&self) -> Result<(), Refused> {
+    pub(crate) fn acquire(&self) -> Result<(), CountRefusal> {
         self.change(|state| {
             let handles = u64::from(state.handles());
             if state.is_dead() {
-                Err(Err(Refused::Dead))
+                Err(Err(CountRefusal::Dead))
             } else if handles == HANDLES {
-                Err(Err(Refused::Full))
+                Err(Err(CountRefusal::Full))
             } else {
                 Ok((state.with_handles(handles + 1).with_arrival(), Ok(())))
             }

@@ -6,7 +6,7 @@ const NOW: Duration = Duration::from_secs(1000);
 const GRACE: Duration = Duration::from_secs(30);
 
 fn counts<W: Word, const SLOTS: usize>(word: fn(u64) -> W) -> Counts<W, SLOTS> {
-    let slots = std::array::from_fn(|_| Slot { number: word(0), until: word(0) });
+    let slots = std::array::from_fn(|_| TicketSlot { number: word(0), until: word(0) });
     Counts { word: word(State::new(true).0), _rest_of_the_cache_line: [0; 7], slots }
 }
 
@@ -25,7 +25,7 @@ fn the_last_one_out_is_told_and_nobody_comes_after_him() {
     assert_eq!(counts.state().handles(), 2);
     assert_eq!(counts.release(NOW), Left::Others);
     assert_eq!(counts.release(NOW), Left::Nothing);
-    assert_eq!(counts.acquire(), Err(Refused::Dead));
+    assert_eq!(counts.acquire(), Err(CountRefusal::Dead));
     assert_eq!((counts.state().handles(), counts.state().is_dead()), (0, true));
     // Whatever else is done to it, the number never wraps around.
     assert_eq!(counts.release(NOW), Left::Others);
@@ -39,14 +39,14 @@ fn what_has_no_name_does_not_die_while_its_descriptor_is_on_its_way() {
     counts.acquire().expect("the descriptor has arrived");
     counts.name();
     assert_eq!(counts.release(NOW), Left::Nothing, "and now it has a name to be removed");
-    assert_eq!(counts.acquire(), Err(Refused::Dead));
+    assert_eq!(counts.acquire(), Err(CountRefusal::Dead));
 }
 
 #[test]
 fn the_number_of_handles_does_not_overflow() {
     let counts = Counts { word: AtomicU64::new(NAMED | (HANDLES - 1)), ..plain() };
     counts.acquire().expect("the last that fits");
-    assert_eq!(counts.acquire(), Err(Refused::Full));
+    assert_eq!(counts.acquire(), Err(CountRefusal::Full));
     assert_eq!(counts.state().handles(), u32::MAX);
     assert!(counts.state().is_named() && !counts.state().is_dead());
 }
@@ -189,7 +189,7 @@ mod model {
             };
             let left = [counts.release(NOW), other.join().expect("it ends")];
             assert_eq!(left.iter().filter(|left| **left == Left::Nothing).count(), 1, "{left:?}");
-            assert_eq!(counts.acquire(), Err(Refused::Dead));
+            assert_eq!(counts.acquire(), Err(CountRefusal::Dead));
         });
     }
 
@@ -205,7 +205,7 @@ mod model {
             let left = leaver.join().expect("it ends");
             match (attached, left) {
                 (Ok(()), Left::Others) => assert_eq!(counts.release(NOW), Left::Nothing),
-                (Err(Refused::Dead), Left::Nothing) => assert!(counts.state().is_dead()),
+                (Err(CountRefusal::Dead), Left::Nothing) => assert!(counts.state().is_dead()),
                 other => panic!("{other:?}"),
             }
         });

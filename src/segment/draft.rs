@@ -2,7 +2,7 @@
 
 use super::attach::lease_own;
 use super::mapping::map;
-use super::{Home, Kept, Segment};
+use super::{Home, KeptDescriptor, Segment};
 use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Location, Pages, Publish, check_length};
 use crate::error::{Error, Result};
 use crate::os::{self, LockRange};
@@ -124,7 +124,7 @@ impl DraftSegment {
     /// Gives the draft its name together with whatever stands behind its bytes.
     #[allow(clippy::result_large_err)] // as above
     pub(super) fn publish_whole(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
-        let settled = self.settle(keep, at.as_str());
+        let settled = self.prepare_lease(keep, at.as_str());
         let published = settled.and_then(|()| self.backend.publish(&mut self.file, at, mode));
         os::step("publish: named");
         match published.and_then(|()| self.admit(at)) {
@@ -136,17 +136,17 @@ impl DraftSegment {
     /// Leaves the file without a name: its descriptor is the only way to it.
     #[allow(clippy::result_large_err)] // as above
     pub(crate) fn share_nameless(mut self, home: &Home) -> Result<Segment, (Error, Self)> {
-        match self.settle(true, home.location.as_str()) {
+        match self.prepare_lease(true, home.location.as_str()) {
             Ok(()) => Ok(self.segment),
             Err(error) => Err((error, self)),
         }
     }
 
     /// Gives the segment the draft's descriptor, where guards are to use it, its memory is to come back, or the lease depends on it.
-    fn settle(&mut self, for_guards: bool, name: &str) -> Result<()> {
+    fn prepare_lease(&mut self, for_guards: bool, name: &str) -> Result<()> {
         if for_guards || self.recyclable || !self.backend.lock_survives_close()? {
             let file = self.file.file().try_clone().map_err(|error| Error::os("keep the descriptor", name, error))?;
-            self.segment.descriptor = Some(Kept::new(file, &self.backend));
+            self.segment.descriptor = Some(KeptDescriptor::new(file, &self.backend));
             self.segment.guards_by_descriptor = for_guards;
         }
         Ok(())

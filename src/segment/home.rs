@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use super::{Found, collect};
+use super::{Verdict, reclaim_if_orphaned};
 use crate::backend::{Access, Backend, Companion, Directory, IntoLocation, Location, default_backend};
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId};
@@ -45,7 +45,7 @@ impl Home {
     pub(crate) fn refuse_taken_by_the_living(&self) -> Result<()> {
         let refused = self.refuse_taken();
         if refused.as_ref().is_err_and(Error::is_already_exists)
-            && matches!(collect(self, None, true), Ok(Found::Orphan))
+            && matches!(reclaim_if_orphaned(self, None, true), Ok(Verdict::Orphan))
         {
             return self.refuse_taken();
         }

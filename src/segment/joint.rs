@@ -128,19 +128,19 @@ impl Mark {
     }
 
     /// Gives back a lock that is not to be kept.
-    pub(crate) fn give_back(&self, range: LockRange) {
+    pub(crate) fn unlock(&self, range: LockRange) {
         let _goes_with_the_description = self.file.as_ref().map(|file| os::unlock(file, range));
     }
 
     /// Leaves the lock to the mapping, where there is one. `false`: a child was forked since [`os::forks`] was that number, and
     /// may have the description too, so that the lock would not end with this process.
-    pub(crate) fn settle(&mut self, range: LockRange, forks: u64) -> bool {
+    pub(crate) fn confirm(&mut self, range: LockRange, forks: u64) -> bool {
         if self.mapping.is_none() {
             return true;
         }
         // As long as the descriptor is open the lock can be taken from such a child as well.
         if os::forks() != Some(forks) {
-            self.give_back(range);
+            self.unlock(range);
             return false;
         }
         self.file = None;
@@ -165,7 +165,7 @@ impl Turn {
     }
 
     /// Gives the second lock back.
-    pub(crate) fn give_back(&self, range: LockRange) {
+    pub(crate) fn unlock(&self, range: LockRange) {
         let _goes_with_the_description = os::unlock(&self.file, range);
     }
 }

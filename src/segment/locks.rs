@@ -43,7 +43,7 @@ struct Closed {
 
 /// What this thread took and nobody dropped yet.
 #[derive(Debug)]
-struct Record {
+struct HeldLock {
     id: FileId,
     kind: LockKind,
     range: LockRange,
@@ -53,34 +53,34 @@ struct Record {
 
 // Both are used in this file only, which forks nowhere: a forked child inherits none of them borrowed.
 thread_local! {
-    static TAKEN: RefCell<Vec<Record>> = const { RefCell::new(Vec::new()) };
+    static TAKEN: RefCell<Vec<HeldLock>> = const { RefCell::new(Vec::new()) };
     static CLOSED: RefCell<Vec<Closed>> = const { RefCell::new(Vec::new()) };
 }
 
 /// How a request stands to what its own thread holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Own {
+enum Standing {
     Nothing,
     Compatible,
     Conflicting,
 }
 
-fn own(id: FileId, kind: LockKind, range: LockRange) -> Own {
+fn own(id: FileId, kind: LockKind, range: LockRange) -> Standing {
     let generation = os::fork_generation();
-    let look = |taken: &RefCell<Vec<Record>>| {
+    let look = |taken: &RefCell<Vec<HeldLock>>| {
         let mut taken = taken.borrow_mut();
         taken.retain(|record| record.alive.strong_count() > 0 && record.generation == generation);
-        taken.iter().filter(|record| record.id == id).fold(Own::Nothing, |so_far, record| {
+        taken.iter().filter(|record| record.id == id).fold(Standing::Nothing, |so_far, record| {
             let exclusive = kind == LockKind::Exclusive || record.kind == LockKind::Exclusive;
-            if so_far == Own::Conflicting || (exclusive && record.range.overlaps(range)) {
-                Own::Conflicting
+            if so_far == Standing::Conflicting || (exclusive && record.range.overlaps(range)) {
+                Standing::Conflicting
             } else {
-                Own::Compatible
+                Standing::Compatible
             }
         })
     };
     // A thread that is ending may have lost its list already: then it is on its own, and waits like any other.
-    TAKEN.try_with(look).unwrap_or(Own::Nothing)
+    TAKEN.try_with(look).unwrap_or(Standing::Nothing)
 }
 
 /// Says that something is held, for as long as it lives: how other requests of the same thread know.
@@ -90,7 +90,7 @@ pub(crate) struct Token(#[allow(dead_code)] Arc<()>);
 fn record(id: FileId, kind: LockKind, range: LockRange) -> Token {
     let alive = Arc::new(());
     let generation = os::fork_generation();
-    let record = Record { id, kind, range, generation, alive: Arc::downgrade(&alive) };
+    let record = HeldLock { id, kind, range, generation, alive: Arc::downgrade(&alive) };
     let _ending = TAKEN.try_with(|taken| taken.borrow_mut().push(record));
     Token(alive)
 }
@@ -103,10 +103,10 @@ fn record(id: FileId, kind: LockKind, range: LockRange) -> Token {
 /// [`Error::WouldDeadlock`].
 pub(crate) fn take(file: &File, id: FileId, kind: LockKind, range: LockRange, wait: Wait, name: &str) -> Result<Token> {
     let own = own(id, kind, range);
-    if own == Own::Conflicting && wait == Wait::Forever {
+    if own == Standing::Conflicting && wait == Wait::Forever {
         return Err(Error::WouldDeadlock { location: name.to_owned() });
     }
-    let gate = if own != Own::Nothing {
+    let gate = if own != Standing::Nothing {
         // Somebody may wait at the gate for what this thread holds already: to queue behind him would never end.
         Gate::Open
     } else if kind == LockKind::Exclusive && range == ALL_CELLS {
@@ -114,7 +114,7 @@ pub(crate) fn take(file: &File, id: FileId, kind: LockKind, range: LockRange, wa
     } else {
         Gate::Pass
     };
-    let request = Request { file, id, kind, range, gate };
+    let request = LockRequest { file, id, kind, range, gate };
     let taken = match wait {
         Wait::Forever => request.until_granted().map(|()| true),
         Wait::No => request.at_once(),
@@ -141,7 +141,7 @@ enum Gate {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Request<'a> {
+struct LockRequest<'a> {
     file: &'a File,
     id: FileId,
     kind: LockKind,
@@ -149,7 +149,7 @@ struct Request<'a> {
     gate: Gate,
 }
 
-impl Request<'_> {
+impl LockRequest<'_> {
     /// Waits at the gate within its bound, then for the cells as long as it takes.
     fn until_granted(self) -> std::io::Result<()> {
         let mut backoff = Backoff::new(Duration::MAX);

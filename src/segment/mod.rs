@@ -3,7 +3,6 @@
 //! Knows bytes, lengths and locks; knows no element types and hands out no references, only pointers.
 
 mod attach;
-mod collect;
 mod counted;
 pub(crate) mod counts;
 mod draft;
@@ -13,6 +12,7 @@ mod joint;
 pub(crate) mod locks;
 mod mapping;
 mod plain;
+mod reclaim;
 mod recycle;
 pub(crate) mod trailer;
 
@@ -21,10 +21,9 @@ use std::fs::File;
 use std::time::Duration;
 
 pub(crate) use self::attach::Attach;
-pub(crate) use self::collect::{Found, collect};
 #[cfg(feature = "channel")]
 pub(crate) use self::counted::DROP_WAIT;
-pub(crate) use self::counted::{CountedSegment, Entry};
+pub(crate) use self::counted::{CountedBy, CountedSegment};
 pub(crate) use self::draft::DraftSegment;
 use self::footer::{FOOTER, RawFooter};
 pub(crate) use self::home::{Home, has_name, pin};
@@ -33,6 +32,7 @@ pub(crate) use self::locks::Turn;
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{map, map_length};
 pub(crate) use self::plain::Expect;
+pub(crate) use self::reclaim::{Verdict, reclaim_if_orphaned};
 pub(crate) use self::recycle::{is_possible as can_recycle, recycle};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse};
@@ -54,7 +54,7 @@ pub(crate) struct Segment {
     id: FileId,
     access: Access,
     /// It goes after the mapping.
-    descriptor: Option<Kept>,
+    descriptor: Option<KeptDescriptor>,
     /// Guards go through the descriptor instead of the name.
     guards_by_descriptor: bool,
     /// Keeps the thread that took the cells from waiting for itself.
@@ -67,20 +67,20 @@ pub(crate) struct Segment {
 ///
 /// Some systems do not remove what is mapped: what was unlinked meanwhile goes with the last of these.
 #[derive(Debug)]
-struct Kept {
+struct KeptDescriptor {
     file: File,
     backend: Directory,
 }
 
-impl Kept {
+impl KeptDescriptor {
     fn new(file: File, backend: &Directory) -> Self {
         Self { file, backend: backend.clone() }
     }
 }
 
-impl Drop for Kept {
+impl Drop for KeptDescriptor {
     fn drop(&mut self) {
-        os::sweep(&self.file, self.backend.path());
+        os::finish_unlink(&self.file, self.backend.path());
     }
 }
 

@@ -66,7 +66,7 @@ pub(crate) fn recycle(
 
 impl Segment {
     /// Closes the descriptor that is kept for recycling, where nothing else depends on it.
-    pub(crate) fn forget_recycling(&mut self, backend: &Directory) {
+    pub(crate) fn stop_recycling(&mut self, backend: &Directory) {
         if !self.guards_by_descriptor && backend.lock_survives_close().unwrap_or(false) {
             self.descriptor = None;
         }
@@ -74,25 +74,25 @@ impl Segment {
 }
 
 /// A descriptor of the description that shall have the memory alone.
-struct Own {
+struct LeaseDescriptor {
     file: File,
     /// It is that of the mapping. Otherwise the mapping has another one, with a lease that cannot be changed.
     is_mapped: bool,
 }
 
-fn own_description(segment: &Segment, home: &Home) -> Result<Own> {
+fn own_description(segment: &Segment, home: &Home) -> Result<LeaseDescriptor> {
     let failed = |error| Error::os("keep the descriptor", &home.location, error);
     // What a forked child has was made by its parent, who may have the same locks changed.
     let kept = segment.descriptor.as_ref().filter(|_| segment.is_own_process());
     if let (Some(kept), Access::ReadWrite) = (kept, segment.access) {
-        return Ok(Own { file: kept.file.try_clone().map_err(failed)?, is_mapped: true });
+        return Ok(LeaseDescriptor { file: kept.file.try_clone().map_err(failed)?, is_mapped: true });
     }
     let file = segment.open_by_name(home, Access::ReadWrite)?;
     lease_own(&file, LEASE, home.location.as_str())?;
-    Ok(Own { file, is_mapped: false })
+    Ok(LeaseDescriptor { file, is_mapped: false })
 }
 
-impl Own {
+impl LeaseDescriptor {
     /// Refuses memory of which a new draft could not be made, while it still has its name.
     fn check(&self, segment: &Segment, home: &Home, options: DraftOptions) -> Result<()> {
         let facts = look(&self.file, &home.location)?;

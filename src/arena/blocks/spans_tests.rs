@@ -10,7 +10,7 @@ use crate::segment::footer::Kind;
 const SPANS: u32 = 8;
 
 fn geometry() -> Geometry {
-    Geometry { spans: SPANS, queues: 0, cells: 0, sparse: false, counters: false, maker: 0 }
+    Geometry { spans: SPANS, queues: 0, cells: 0, sparse: false, counters: false, creator: 0 }
 }
 
 /// An arena of two members, in a directory that goes with it.

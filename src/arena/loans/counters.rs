@@ -31,10 +31,10 @@ use crate::segment::footer::Kind;
 /// Cloning is cheap and stays the same member.
 #[derive(Clone)]
 pub struct Counters {
-    inner: Arc<Inner>,
+    inner: Arc<CountersState>,
 }
 
-struct Inner {
+struct CountersState {
     header: ArenaHeader,
     /// The slot from which a free one is looked for.
     cursor: AtomicU32,
@@ -83,14 +83,14 @@ impl Counters {
 
     fn make(home: Home, counters: u32) -> Result<Self> {
         let spans = counters.div_ceil(SLOTS_OF_SPAN).clamp(1, u32::MAX / SLOTS_OF_SPAN);
-        let maker = os::process_number();
-        let geometry = Geometry { spans, queues: 0, cells: 0, sparse: false, counters: true, maker };
+        let creator = os::process_number();
+        let geometry = Geometry { spans, queues: 0, cells: 0, sparse: false, counters: true, creator };
         Ok(Self::of(ArenaHeader::create(home, Kind::Counters, geometry, DraftOptions::default(), false)?))
     }
 
     fn of(header: ArenaHeader) -> Self {
         let (cursor, free, received) = (AtomicU32::new(0), Mutex::default(), Mutex::default());
-        Self { inner: Arc::new(Inner { header, cursor, free, received }) }
+        Self { inner: Arc::new(CountersState { header, cursor, free, received }) }
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<u32>> {

@@ -64,10 +64,10 @@ impl<T: Memory + ?Sized> Memory for Box<T> {
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 pub struct Limbo<M: Memory> {
-    inner: Arc<Inner<M>>,
+    inner: Arc<LimboState<M>>,
 }
 
-struct Inner<M: Memory> {
+struct LimboState<M: Memory> {
     counters: Counters,
     waiting: Mutex<VecDeque<Waiting<M>>>,
     limit: AtomicUsize,
@@ -85,7 +85,7 @@ impl<M: Memory> Limbo<M> {
     /// Makes a limbo whose loans are counted here.
     pub fn new(counters: &Counters) -> Self {
         let (limit, warned) = (AtomicUsize::new(LIMIT), AtomicBool::new(false));
-        Self { inner: Arc::new(Inner { counters: counters.clone(), waiting: Mutex::default(), limit, warned }) }
+        Self { inner: Arc::new(LimboState { counters: counters.clone(), waiting: Mutex::default(), limit, warned }) }
     }
 
     /// Sets how many memories may wait before a warning is logged, once; 1000 otherwise.
@@ -138,7 +138,7 @@ impl<M: Memory> Limbo<M> {
     }
 }
 
-impl<M: Memory> Inner<M> {
+impl<M: Memory> LimboState<M> {
     /// Refuses forked children, in which locks of their parent's threads stay locked.
     fn waiting(&self) -> Result<MutexGuard<'_, VecDeque<Waiting<M>>>> {
         self.counters.header().check_process()?;
@@ -185,7 +185,7 @@ impl<M: Memory> Inner<M> {
     }
 }
 
-impl<M: Memory> Drop for Inner<M> {
+impl<M: Memory> Drop for LimboState<M> {
     fn drop(&mut self) {
         let _ = self.free_released(usize::MAX); // in a forked child nothing is freed
         if self.waiting().is_ok_and(|waiting| !waiting.is_empty()) {
@@ -215,7 +215,7 @@ impl<M: Memory> fmt::Debug for Limbo<M> {
 pub struct LentMemory<M: Memory> {
     memory: Option<M>,
     loans: Mutex<Vec<CounterHandle>>,
-    inner: Arc<Inner<M>>,
+    inner: Arc<LimboState<M>>,
 }
 
 impl<M: Memory> LentMemory<M> {

@@ -14,7 +14,7 @@ use crate::arena::array::ArenaArray;
 use crate::arena::blocks::{Block, Description};
 use crate::arena::header::{ArenaHeader, QueueWords};
 use crate::arena::tables::event::Event;
-use crate::arena::tables::ring::Refused;
+use crate::arena::tables::ring::RingRefusal;
 use crate::arena::tables::slots::SEATS;
 use crate::array::{DType, Element, Order};
 use crate::error::{Error, IntoError, Result};
@@ -140,7 +140,7 @@ impl Queue {
     fn send_within<A: Sendable>(&self, array: A, limit: Option<Duration>) -> Result<(), IntoError<A>> {
         let send = |slot| {
             let attempt = || self.header.send(self.index, slot);
-            self.wait_while(Refused::Full, limit, &self.for_room, &self.words()?.emptied, attempt)
+            self.wait_while(RingRefusal::Full, limit, &self.for_room, &self.words()?.emptied, attempt)
         };
         self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array))
     }
@@ -148,11 +148,11 @@ impl Queue {
     /// Tries until it is not refused for this reason.
     fn wait_while<R>(
         &self,
-        reason: Refused,
+        reason: RingRefusal,
         limit: Option<Duration>,
         patience: &Patience,
         event: &Event<'_>,
-        attempt: impl Fn() -> Result<R, Refused>,
+        attempt: impl Fn() -> Result<R, RingRefusal>,
     ) -> Result<R> {
         let attempt = || Some(attempt()).filter(|result| !matches!(result, Err(refused) if *refused == reason));
         match patience.wait(event, limit, attempt, || self.check()) {
@@ -223,7 +223,7 @@ impl Queue {
         self.header.check_process()?;
         match self.header.receive(self.index) {
             Ok(slot) => ArenaMessage::of_held(&self.header, slot).map(Some),
-            Err(Refused::Empty) => Ok(None),
+            Err(RingRefusal::Empty) => Ok(None),
             Err(refused) => Err(self.error(refused)),
         }
     }
@@ -240,7 +240,7 @@ impl Queue {
     fn recv_within(&self, limit: Option<Duration>) -> Result<ArenaMessage> {
         self.header.check_process()?;
         let attempt = || self.header.receive(self.index);
-        let slot = self.wait_while(Refused::Empty, limit, &self.for_messages, &self.words()?.filled, attempt)?;
+        let slot = self.wait_while(RingRefusal::Empty, limit, &self.for_messages, &self.words()?.filled, attempt)?;
         ArenaMessage::of_held(&self.header, slot)
     }
 
@@ -269,7 +269,7 @@ impl Queue {
     }
 
     fn words(&self) -> Result<QueueWords<'_>> {
-        self.header.queue_words(self.index).ok_or_else(|| self.error(Refused::Damaged))
+        self.header.queue_words(self.index).ok_or_else(|| self.error(RingRefusal::Damaged))
     }
 
     /// Now and then settles what dead members have left, so that what they held can be had by those who are waited for.
@@ -288,13 +288,13 @@ impl Queue {
         }
     }
 
-    fn error(&self, refused: Refused) -> Error {
+    fn error(&self, refused: RingRefusal) -> Error {
         let location = self.header.name().to_owned();
         match refused {
-            Refused::Full => Error::QueueFull { location, queue: self.index, capacity: self.capacity() },
-            Refused::Empty => Error::WouldBlock { location },
-            Refused::Closed => Error::Closed { location },
-            Refused::Damaged => {
+            RingRefusal::Full => Error::QueueFull { location, queue: self.index, capacity: self.capacity() },
+            RingRefusal::Empty => Error::WouldBlock { location },
+            RingRefusal::Closed => Error::Closed { location },
+            RingRefusal::Damaged => {
                 let reason = format!("queue {} has bytes that no member wrote", self.index);
                 Error::Trailer { location, reason }
             }
@@ -370,34 +370,34 @@ fn nothing(error: Error) -> ReceiveError {
 }
 
 /// What can be sent: an [`ArenaArray`], an [`ArenaMessage`], or a reference to one.
-pub trait Sendable: sealed::Sendable {}
+pub trait Sendable: sealed::HoldsBlock {}
 
 mod sealed {
-    pub trait Sendable {
+    pub trait HoldsBlock {
         #[allow(private_interfaces)] // outside of the crate a block has no methods
         fn block(&self) -> &super::Block;
     }
 }
 
-impl<T: Element, D: Dimension> sealed::Sendable for ArenaArray<T, D> {
+impl<T: Element, D: Dimension> sealed::HoldsBlock for ArenaArray<T, D> {
     #[allow(private_interfaces)]
     fn block(&self) -> &Block {
         &self.block
     }
 }
 
-impl sealed::Sendable for ArenaMessage {
+impl sealed::HoldsBlock for ArenaMessage {
     #[allow(private_interfaces)]
     fn block(&self) -> &Block {
         &self.block
     }
 }
 
-impl<A: sealed::Sendable> sealed::Sendable for &A {
+impl<A: sealed::HoldsBlock> sealed::HoldsBlock for &A {
     #[allow(private_interfaces)]
     fn block(&self) -> &Block {
         (**self).block()
     }
 }
 
-impl<A: sealed::Sendable> Sendable for A {}
+impl<A: sealed::HoldsBlock> Sendable for A {}

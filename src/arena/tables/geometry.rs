@@ -49,7 +49,7 @@ pub(crate) struct Geometry {
     /// Slots only: what they count lies elsewhere.
     pub(crate) counters: bool,
     /// Number of the process that made it.
-    pub(crate) maker: u32,
+    pub(crate) creator: u32,
 }
 
 impl Geometry {
@@ -93,7 +93,7 @@ impl Geometry {
         let mut record = [0; RECORD];
         let flags = if self.sparse { SPARSE } else { 0 } | if self.counters { COUNTERS } else { 0 };
         // The upper half of the number of spans is always zero.
-        let fields = [VERSION, flags, self.spans, 0, self.queues, self.cells, self.maker];
+        let fields = [VERSION, flags, self.spans, 0, self.queues, self.cells, self.creator];
         for (bytes, field) in record.chunks_exact_mut(4).zip(fields) {
             bytes.copy_from_slice(&field.to_le_bytes());
         }
@@ -107,7 +107,7 @@ impl Geometry {
     /// What is wrong, in words.
     pub(crate) fn of_record(kind: Kind, record: &[u8; RECORD], payload: u64) -> Result<Self, String> {
         let field = |field: usize| u32::from_le_bytes(std::array::from_fn(|byte| record[field * 4 + byte]));
-        let [version, flags, spans, more_spans, queues, cells, maker] = std::array::from_fn(field);
+        let [version, flags, spans, more_spans, queues, cells, creator] = std::array::from_fn(field);
         if version != VERSION {
             return Err(format!("its record is of version {version}, and this program reads {VERSION}"));
         }
@@ -126,7 +126,7 @@ impl Geometry {
         if !(1..=MOST_SPANS).contains(&all_spans) {
             return Err(format!("{all_spans} spans cannot be"));
         }
-        let geometry = Self { spans, queues, cells, sparse: flags & SPARSE != 0, counters, maker };
+        let geometry = Self { spans, queues, cells, sparse: flags & SPARSE != 0, counters, creator };
         if geometry.payload() != payload {
             return Err(format!("{spans} spans, {queues} queues of {cells} cells do not make {payload} bytes"));
         }
@@ -138,12 +138,12 @@ impl Geometry {
 mod tests {
     use super::*;
 
-    const SAMPLE: Geometry = Geometry { spans: 10, queues: 8, cells: 1024, sparse: true, counters: false, maker: 7 };
+    const SAMPLE: Geometry = Geometry { spans: 10, queues: 8, cells: 1024, sparse: true, counters: false, creator: 7 };
 
     #[test]
     fn what_was_written_is_read() {
         assert_eq!(Geometry::of_record(Kind::Arena, &SAMPLE.to_record(), SAMPLE.payload()), Ok(SAMPLE));
-        let least = Geometry { spans: 1, queues: 0, cells: 0, sparse: false, counters: false, maker: 0 };
+        let least = Geometry { spans: 1, queues: 0, cells: 0, sparse: false, counters: false, creator: 0 };
         assert_eq!(Geometry::of_record(Kind::Arena, &least.to_record(), least.payload()), Ok(least));
         let counters = Geometry { counters: true, ..least };
         let (record, payload) = (counters.to_record(), counters.payload());

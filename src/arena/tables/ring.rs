@@ -43,7 +43,7 @@ pub(crate) struct Message {
 
 /// Why a message cannot be put there or taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum RingRefusal {
     /// There is no room for another message.
     Full,
     /// There is no message.
@@ -125,14 +125,14 @@ impl<'a, W: Word> Ring<'a, W> {
     /// Puts a message at the end; returns its position.
     ///
     /// Until it [is consumed](Self::is_consumed) the caller keeps the block.
-    pub(crate) fn push(&self, message: Message) -> Result<u64, Refused> {
+    pub(crate) fn push(&self, message: Message) -> Result<u64, RingRefusal> {
         loop {
             let (tail, place, cell) = self.end()?;
             if cell.is_closed() {
-                return Err(Refused::Closed);
+                return Err(RingRefusal::Closed);
             }
             if cell.message().is_some() {
-                return Err(Refused::Full);
+                return Err(RingRefusal::Full);
             }
             if place.exchange(cell.0, cell.filled(message).0).is_ok() {
                 Self::advance(self.tail, tail);
@@ -150,7 +150,7 @@ impl<'a, W: Word> Ring<'a, W> {
         &self,
         mut hold: impl FnMut(u32) -> bool,
         mut release: impl FnMut(u32),
-    ) -> Result<Message, Refused> {
+    ) -> Result<Message, RingRefusal> {
         loop {
             let head = self.head.load();
             let (place, cell, lead) = self.at(head);
@@ -159,7 +159,7 @@ impl<'a, W: Word> Ring<'a, W> {
                     if !hold(message.slot) {
                         // Who sends keeps the block as long as the message is there.
                         if place.load() == cell.0 {
-                            return Err(Refused::Damaged);
+                            return Err(RingRefusal::Damaged);
                         }
                         continue;
                     }
@@ -169,8 +169,8 @@ impl<'a, W: Word> Ring<'a, W> {
                     }
                     release(message.slot);
                 }
-                (0, None) if cell.is_closed() => return Err(Refused::Closed),
-                (0, None) => return Err(Refused::Empty),
+                (0, None) if cell.is_closed() => return Err(RingRefusal::Closed),
+                (0, None) => return Err(RingRefusal::Empty),
                 // Somebody took the message, and may never come to say so; there may even be another.
                 (1, _) => Self::advance(self.head, head),
                 _ => Self::unless_damaged(self.head, head)?,
@@ -179,8 +179,8 @@ impl<'a, W: Word> Ring<'a, W> {
     }
 
     /// A cell that is laps away from a position means that the position has moved on; else nobody here wrote it.
-    fn unless_damaged(position: &W, was: u64) -> Result<(), Refused> {
-        if position.load() == was { Err(Refused::Damaged) } else { Ok(()) }
+    fn unless_damaged(position: &W, was: u64) -> Result<(), RingRefusal> {
+        if position.load() == was { Err(RingRefusal::Damaged) } else { Ok(()) }
     }
 
     /// Whether the message that got this position has been taken.
@@ -192,7 +192,7 @@ impl<'a, W: Word> Ring<'a, W> {
     /// Marks where the queue ends: nobody sends any more, and who receives gets what is there and then the end.
     ///
     /// Returns whether that was news.
-    pub(crate) fn close(&self) -> Result<bool, Refused> {
+    pub(crate) fn close(&self) -> Result<bool, RingRefusal> {
         loop {
             let (_, place, cell) = self.end()?;
             if cell.is_closed() {
@@ -205,12 +205,12 @@ impl<'a, W: Word> Ring<'a, W> {
     }
 
     /// Whether nobody can send any more.
-    pub(crate) fn is_closed(&self) -> Result<bool, Refused> {
+    pub(crate) fn is_closed(&self) -> Result<bool, RingRefusal> {
         self.end().map(|(.., cell)| cell.is_closed())
     }
 
     /// The position that the next message would get, its cell, and what is in that: another message if the queue is full.
-    fn end(&self) -> Result<(u64, &'a W, Cell), Refused> {
+    fn end(&self) -> Result<(u64, &'a W, Cell), RingRefusal> {
         loop {
             let tail = self.tail.load();
             let (place, cell, lead) = self.at(tail);

@@ -102,7 +102,7 @@ impl<W: Word> Memory<W> {
     fn receive(&self, seat: u32) -> Option<u32> {
         match self.ring().pop(|slot| self.hold(slot, seat), |slot| self.release(slot, seat)) {
             Ok(message) => Some(message.slot),
-            Err(Refused::Empty | Refused::Closed) => None,
+            Err(RingRefusal::Empty | RingRefusal::Closed) => None,
             Err(other) => panic!("{other:?}"),
         }
     }
@@ -112,7 +112,7 @@ impl<W: Word> Memory<W> {
         self.keep(slot, seat);
         match self.ring().push(message(seat, slot)) {
             Ok(position) => Some(position),
-            Err(Refused::Full | Refused::Closed) => {
+            Err(RingRefusal::Full | RingRefusal::Closed) => {
                 self.release(slot, seat);
                 None
             }
@@ -202,7 +202,7 @@ fn laps_tell_one_message_from_the_next_with_the_same_block() {
         let received = [own[0], own[1], other.join().expect("it ends"), pop(&memory.ring()).is_ok()];
         let count = |of: &[bool]| of.iter().filter(|is| **is).count();
         assert_eq!(count(&sent), count(&received), "{sent:?} {received:?}");
-        assert_eq!((memory.ring().len(), pop(&memory.ring())), (0, Err(Refused::Empty)));
+        assert_eq!((memory.ring().len(), pop(&memory.ring())), (0, Err(RingRefusal::Empty)));
     });
 }
 
@@ -308,7 +308,7 @@ fn who_sends_while_it_is_closed_is_either_received_or_refused() {
                 let received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
                 let expected: Vec<u32> = (0..sent_before).chain(sent.then_some(2)).collect();
                 assert_eq!(received, expected);
-                assert_eq!(pop(&memory.ring()), Err(Refused::Closed));
+                assert_eq!(pop(&memory.ring()), Err(RingRefusal::Closed));
             });
         }
     }

@@ -34,7 +34,7 @@ fn message(sender: u32, slot: u32) -> Message {
 }
 
 /// Takes a message whose block nobody counts.
-fn pop<W: Word>(ring: &Ring<'_, W>) -> Result<Message, Refused> {
+fn pop<W: Word>(ring: &Ring<'_, W>) -> Result<Message, RingRefusal> {
     ring.pop(|_| true, |_| ())
 }
 
@@ -43,18 +43,18 @@ fn messages_come_in_their_order_around_and_around() {
     for (capacity, count) in [(1, 1), (2, 2), (4, 4)] {
         let memory = plain(capacity);
         let ring = memory.ring();
-        assert_eq!((ring.len(), pop(&ring)), (0, Err(Refused::Empty)));
+        assert_eq!((ring.len(), pop(&ring)), (0, Err(RingRefusal::Empty)));
         for round in 0..10 {
             let slots = || (0..count).map(|slot| message(round, slot + round));
             for (index, message) in slots().enumerate() {
                 assert_eq!(ring.len(), index);
                 assert_eq!(ring.push(message), Ok(u64::from(round) * capacity as u64 + index as u64));
             }
-            assert_eq!((ring.len(), ring.push(message(0, 0))), (capacity, Err(Refused::Full)));
+            assert_eq!((ring.len(), ring.push(message(0, 0))), (capacity, Err(RingRefusal::Full)));
             for message in slots() {
                 assert_eq!(pop(&ring), Ok(message));
             }
-            assert_eq!((ring.len(), pop(&ring)), (0, Err(Refused::Empty)));
+            assert_eq!((ring.len(), pop(&ring)), (0, Err(RingRefusal::Empty)));
         }
     }
 }
@@ -77,10 +77,10 @@ fn laps_are_counted_around_and_around() {
     for slot in 0..10 {
         memory.ring().push(message(1, slot)).expect("room");
         memory.ring().push(message(2, slot)).expect("room");
-        assert_eq!(memory.ring().push(message(3, slot)), Err(Refused::Full));
+        assert_eq!(memory.ring().push(message(3, slot)), Err(RingRefusal::Full));
         assert_eq!(pop(&memory.ring()), Ok(message(1, slot)));
         assert_eq!(pop(&memory.ring()), Ok(message(2, slot)));
-        assert_eq!(pop(&memory.ring()), Err(Refused::Empty));
+        assert_eq!(pop(&memory.ring()), Err(RingRefusal::Empty));
     }
 }
 
@@ -109,13 +109,13 @@ fn what_is_there_when_it_is_closed_can_be_had_and_nothing_else_comes() {
         }
         assert_eq!((ring.is_closed(), ring.close()), (Ok(false), Ok(true)));
         assert_eq!((ring.is_closed(), ring.close()), (Ok(true), Ok(false)));
-        assert_eq!((ring.push(message(1, 9)), ring.len()), (Err(Refused::Closed), sent as usize));
+        assert_eq!((ring.push(message(1, 9)), ring.len()), (Err(RingRefusal::Closed), sent as usize));
         ring.orphan_messages(1, |_| true);
         for slot in 0..sent {
             assert_eq!(pop(&ring), Ok(message(ORPHAN_SENDER, slot)));
-            assert_eq!(ring.push(message(1, 9)), Err(Refused::Closed));
+            assert_eq!(ring.push(message(1, 9)), Err(RingRefusal::Closed));
         }
-        assert_eq!((pop(&ring), ring.is_closed(), ring.len()), (Err(Refused::Closed), Ok(true), 0));
+        assert_eq!((pop(&ring), ring.is_closed(), ring.len()), (Err(RingRefusal::Closed), Ok(true), 0));
     }
 }
 
@@ -149,7 +149,7 @@ fn a_block_that_cannot_be_held_stays_in_the_queue() {
     let ring = memory.ring();
     ring.push(message(1, 7)).expect("room");
     let refused = ring.pop(|_| false, |_| panic!("it was not held"));
-    assert_eq!(refused, Err(Refused::Damaged), "who sent it did not keep it");
+    assert_eq!(refused, Err(RingRefusal::Damaged), "who sent it did not keep it");
     assert_eq!(pop(&ring), Ok(message(1, 7)));
 }
 
@@ -171,8 +171,8 @@ fn foreign_bytes_are_an_error_and_not_an_endless_loop() {
             word.store(next(), Ordering::Relaxed);
         }
         let ring = memory.ring();
-        damaged += u32::from(ring.push(message(1, 1)) == Err(Refused::Damaged));
-        damaged += u32::from(pop(&ring) == Err(Refused::Damaged));
+        damaged += u32::from(ring.push(message(1, 1)) == Err(RingRefusal::Damaged));
+        damaged += u32::from(pop(&ring) == Err(RingRefusal::Damaged));
         damaged += u32::from(ring.close().is_err());
         assert!(ring.len() <= 4);
         ring.orphan_messages(1, |_| true);
@@ -206,8 +206,8 @@ fn nothing_is_lost_doubled_or_overtaken_among_many_threads() {
                 loop {
                     match pop(ring) {
                         Ok(message) => received.push(message),
-                        Err(Refused::Closed) => return received,
-                        Err(Refused::Empty) => thread::yield_now(),
+                        Err(RingRefusal::Closed) => return received,
+                        Err(RingRefusal::Empty) => thread::yield_now(),
                         Err(other) => panic!("{other:?}"),
                     }
                 }

@@ -174,7 +174,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
     }
 
     /// Takes a shared block that nobody else holds, and this process once, for this member alone again.
-    pub(crate) fn take_back(&self, index: u32) -> bool {
+    pub(crate) fn make_exclusive(&self, index: u32) -> bool {
         let Some((slot, held)) = self.at(index) else { return false };
         if !held.exchange(1, CHANGING) {
             return false;

@@ -96,11 +96,11 @@ fn only_who_holds_a_block_alone_and_once_takes_it_back() {
     let [one, two] = [table.seen_by(0), table.seen_by(1)];
     assert!(one.allocate(0));
     let serial = one.share(0);
-    assert!(two.hold(0, serial) && !one.take_back(0) && !two.take_back(0));
+    assert!(two.hold(0, serial) && !one.make_exclusive(0) && !two.make_exclusive(0));
     assert_eq!(two.release(0), Released::Held);
-    assert!(one.hold(0, serial) && !one.take_back(0));
+    assert!(one.hold(0, serial) && !one.make_exclusive(0));
     assert_eq!(one.release(0), Released::Held);
-    assert!(one.take_back(0));
+    assert!(one.make_exclusive(0));
     assert!(!two.hold(0, serial) && one.serial(0).is_none());
     let again = one.share(0);
     assert!(again > serial && !two.hold(0, serial) && two.hold(0, again));
@@ -332,7 +332,7 @@ mod model {
                     model.release(1);
                 }
             });
-            if model.table.seen_by(0).take_back(0) {
+            if model.table.seen_by(0).make_exclusive(0) {
                 model.write();
             }
             model.release(0);
@@ -351,7 +351,7 @@ mod model {
                     model.release(0);
                 }
             });
-            if model.table.seen_by(0).take_back(0) {
+            if model.table.seen_by(0).make_exclusive(0) {
                 model.write();
             }
             model.release(0);

@@ -4,7 +4,7 @@ use std::io::{Read, Seek, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::os::socket_testing::{alone, file, leave_all_room, leave_room_for, no_children, open_descriptors};
+use crate::os::sockets::testing::{alone, file, leave_all_room, leave_room_for, no_children, open_descriptors};
 
 const SOON: Duration = Duration::from_millis(20);
 const LATE: Duration = Duration::from_secs(20);

@@ -11,7 +11,7 @@ use rustix::fs::{self, FallocateFlags};
 
 use super::Mapping;
 use crate::os::Fact;
-use crate::os::room::is_on_tmpfs;
+use super::room::is_on_tmpfs;
 
 /// No kernel has huge pages of files that are smaller than this.
 pub(super) const SMALLEST_HUGE_PAGE: usize = 2 << 20;

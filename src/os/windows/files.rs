@@ -3,7 +3,7 @@
 //!
 //! Windows does not remove what is mapped, and while it removes a file, opening the name is refused as if a right were
 //! missing. So a name is taken away in two steps: the file moves *aside*, to a hidden name that no location can have, and
-//! is removed there, at once if nobody maps it, else by the last one who leaves ([`sweep`]). If all who map it are
+//! is removed there, at once if nobody maps it, else by the last one who leaves ([`finish_unlink`]). If all who map it are
 //! killed, the hidden file stays until somebody collects it.
 
 use std::fs::{File, OpenOptions};
@@ -155,7 +155,7 @@ pub(crate) fn unlink(path: &Path) -> io::Result<()> {
 }
 
 /// Removes a file of `directory` that was moved aside, if this was its last mapping; does nothing for any other.
-pub(crate) fn sweep(file: &File, directory: &Path) {
+pub(crate) fn finish_unlink(file: &File, directory: &Path) {
     if let Ok(facts) = facts(file) {
         let aside = directory.join(aside_name(facts.id.number));
         let _mapped_or_gone = open_to_remove(&aside).and_then(|file| remove(&file));
@@ -322,11 +322,11 @@ mod tests {
         std::fs::write(&path, b"2").expect("the name is free");
         assert_eq!((first_byte(&first), first_byte(&second)), (b'1', b'1'));
         drop(first);
-        sweep(&one, directory.path());
+        finish_unlink(&one, directory.path());
         drop(one);
         assert_eq!(first_byte(&second), b'1');
         drop(second);
-        sweep(&two, directory.path());
+        finish_unlink(&two, directory.path());
         drop(two);
         assert_eq!(names(directory.path()), ["one"]);
     }
@@ -346,7 +346,7 @@ mod tests {
         read_exact_at(&again, &mut byte, 0).expect("a byte");
         assert_eq!(byte, *b"1");
         drop((mapping, again));
-        sweep(&file, directory.path());
+        finish_unlink(&file, directory.path());
         drop(file);
         assert_eq!(names(directory.path()), ["one"]);
     }

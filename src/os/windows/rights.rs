@@ -61,7 +61,7 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError
     let refuse = |reason| Err(PrivateDirectoryError::Unsafe { reason, owner: facts.owner, mode: facts.mode });
     match facts.other {
         Some("a directory") => {}
-        Some(_) => return refuse("it is a link or another reparse point, which its maker could point elsewhere"),
+        Some(_) => return refuse("it is a link or another reparse point, which its creator could point elsewhere"),
         None => return refuse("it is not a directory"),
     }
     let rights = Rights::of(&directory)?;

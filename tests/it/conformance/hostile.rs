@@ -39,7 +39,7 @@ pub const ROLES: &[(&str, Role)] = &[
 ];
 
 pub(super) const PAGE: usize = 4096;
-// Where what is in the page, as src/segment/trailer.rs and src/share/record.rs have it.
+// Where what is in the page, as src/segment/trailer.rs and src/counted/record.rs have it.
 const TICKETS: usize = 64;
 const SPARE: usize = 2112;
 pub(super) const FILE: usize = 3440;

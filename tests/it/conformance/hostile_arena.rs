@@ -32,7 +32,7 @@ pub const ROLES: &[(&str, Role)] =
 
 const RECORD: usize = 3728;
 const SPANS: u64 = 4;
-// As src/arena/geometry.rs has it, for one queue of 24 cells.
+// As src/arena/tables/geometry.rs has it, for one queue of 24 cells.
 const MEMBERS_AT: usize = PAGE;
 const QUEUES_AT: usize = 2 * PAGE;
 const SPANS_AT: usize = 3 * PAGE;

@@ -23,7 +23,7 @@ pub(crate) use self::children::{create_report, inherited_report, is_abort};
 pub(crate) use self::facts::{facts, facts_at};
 pub(crate) use self::files::{
     available, create_hidden, is_writable_directory, open, read_exact_at, rename_new, rename_over, reopen, reserve,
-    sweep, unlink, write_all_at,
+    finish_unlink, unlink, write_all_at,
 };
 pub(crate) use self::locks::{is_locked, lock, try_lock, unlock};
 pub(crate) use self::names::forbidden_name;

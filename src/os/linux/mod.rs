@@ -2,8 +2,11 @@
 
 mod bell;
 mod children;
+pub(crate) mod daemon;
+mod futex;
 mod huge;
 mod mapping;
+mod room;
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -18,11 +21,12 @@ use rustix::time::ClockId;
 
 pub(crate) use self::bell::Bell;
 pub(crate) use self::children::{Watched, create_report, own_program, prepare_child, wait_for_end};
+pub(crate) use self::futex::{wait_on, wake};
 pub(crate) use self::huge::HugeWindows;
 pub(crate) use self::mapping::Mapping;
+pub(crate) use self::room::{available, available_memory, holes_take_memory};
 use super::fill::fill;
 pub(crate) use super::posix::*;
-pub(crate) use super::room::{available, available_memory, holes_take_memory};
 use super::{Fact, is_user};
 
 /// fallocate(2) is called for this many bytes at a time, so that a signal interrupts little and nothing is done twice.

@@ -13,7 +13,7 @@ use crate::os::{self, FileId, LockKind};
 
 /// What collecting found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum Verdict {
     /// The name has gone, or leads to another file.
     Gone,
     /// Somebody is attached.
@@ -31,58 +31,58 @@ pub(crate) enum Found {
 /// Finds out whether a counted array, or an arena, is still of use to anybody, and if it is not, removes its name.
 ///
 /// With an `id`, only what leads to that file is looked at. Without `remove`, nothing is changed or locked.
-pub(crate) fn collect(home: &Home, id: Option<FileId>, remove: bool) -> Result<Found> {
+pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool) -> Result<Verdict> {
     let open = |access| match home.backend.open(&home.location, access) {
         Err(Error::NotFound { .. } | Error::NotAnArray { .. }) => Ok(None),
         other => other.map(Some),
     };
-    let Some(file) = open(Access::Read)? else { return Ok(Found::Gone) };
+    let Some(file) = open(Access::Read)? else { return Ok(Verdict::Gone) };
     let (found, id) = judge(&file, id, home)?;
-    if found != Found::Gone && is_leased(&file, &home.location)? {
-        return Ok(Found::Attached);
+    if found != Verdict::Gone && is_leased(&file, &home.location)? {
+        return Ok(Verdict::Attached);
     }
-    if found != Found::Orphan || !remove {
+    if found != Verdict::Orphan || !remove {
         return Ok(found);
     }
     // From here on nobody can attach, and only those who are attached change anything: what is seen now stays.
-    let Some(alone) = open(Access::ReadWrite)? else { return Ok(Found::Gone) };
+    let Some(alone) = open(Access::ReadWrite)? else { return Ok(Verdict::Gone) };
     let lease = os::try_lock(&alone, LockKind::Exclusive, COUNTED);
     if !lease.map_err(|error| Error::os("lease", &home.location, error))? {
-        return Ok(Found::Attached);
+        return Ok(Verdict::Attached);
     }
     os::step("collect: alone");
     let (found, _) = judge(&alone, Some(id), home)?;
-    if found != Found::Orphan {
+    if found != Verdict::Orphan {
         return Ok(found);
     }
     match home.backend.unlink_within(&home.location, Some(id), Duration::ZERO) {
         Ok(true) => Ok(found),
-        Ok(false) => Ok(Found::Gone),
+        Ok(false) => Ok(Verdict::Gone),
         // Somebody is about to remove or replace it, or pretends to. It is not waited for: attachers wait for us.
-        Err(Error::TimedOut { .. }) => Ok(Found::Attached),
+        Err(Error::TimedOut { .. }) => Ok(Verdict::Attached),
         Err(error) => Err(error),
     }
 }
 
 /// What is to become of an array to which nothing is attached, and which file has it. With an `id`, only that file is judged.
-fn judge(file: &File, id: Option<FileId>, home: &Home) -> Result<(Found, FileId)> {
+fn judge(file: &File, id: Option<FileId>, home: &Home) -> Result<(Verdict, FileId)> {
     let name = home.location.as_str();
     let facts = look(file, name)?;
     if id.is_some_and(|id| id != facts.id) {
-        return Ok((Found::Gone, facts.id));
+        return Ok((Verdict::Gone, facts.id));
     }
     let trailer = Trailer::read_any(file, &facts, name)?;
     let in_flight = trailer.in_flight(os::since_boot());
     let found = if trailer.refuse_copy(name).is_err() || !trailer.is_original() {
-        Found::Copy
+        Verdict::Copy
     } else if trailer.state.is_dead() {
-        Found::Orphan // the last handle's process was killed before it could remove the name
+        Verdict::Orphan // the last handle's process was killed before it could remove the name
     } else if trailer.state.is_kept() {
-        Found::Kept
+        Verdict::Kept
     } else if let (1.., left) = in_flight {
-        Found::InFlight(left)
+        Verdict::InFlight(left)
     } else {
-        Found::Orphan
+        Verdict::Orphan
     };
     Ok((found, facts.id))
 }

@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use std::path::Path;
 use std::time::Instant;
 
-use super::Peer;
+use crate::os::Peer;
 
 pub(crate) const SOCKETS_CARRY_FILES: bool = false;
 

@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::Peer;
+use crate::os::Peer;
 
 cfg_if::cfg_if! {
     if #[cfg(any(target_os = "linux", target_os = "android"))] {
@@ -16,7 +16,7 @@ cfg_if::cfg_if! {
         const SO_PEERPIDFD: libc::c_int = if cfg!(any(target_arch = "sparc", target_arch = "sparc64")) { 0x56 } else { 77 };
 
         /// Asks for `SO_PEERCRED`. See <https://man7.org/linux/man-pages/man7/unix.7.html>.
-        pub(super) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+        pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
             let mut answer = libc::ucred { pid: 0, uid: 0, gid: 0 };
             option(socket, libc::SO_PEERCRED, &mut answer)?;
             Ok(Peer { user: answer.uid, process: u32::try_from(answer.pid).ok().filter(|number| *number != 0) })
@@ -27,7 +27,7 @@ cfg_if::cfg_if! {
         /// # Errors
         ///
         /// `ENOPROTOOPT` before Linux 6.5; `ESRCH` or `EINVAL`, as kernels differ, if the process has been waited for.
-        pub(super) fn pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        pub(crate) fn pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
             let mut descriptor: libc::c_int = -1;
             option(socket, SO_PEERPIDFD, &mut descriptor)?;
             if descriptor < 0 {
@@ -51,7 +51,7 @@ cfg_if::cfg_if! {
     } else {
         /// Asks getpeereid(3), which knows users and no processes.
         #[allow(unsafe_code)]
-        pub(super) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+        pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
             let (mut user, mut group) = (0, 0);
             // SAFETY: the descriptor is open for the whole call, and both numbers can be written to.
             let status = unsafe { libc::getpeereid(socket.as_raw_fd(), &raw mut user, &raw mut group) };

@@ -17,8 +17,9 @@ use rustix::net::{
     SendFlags, Shutdown, SocketType,
 };
 
-use super::{Peer, credentials};
+use super::credentials;
 use crate::backoff::Backoff;
+use crate::os::Peer;
 
 /// Whether open files can be received without ever losing one: where looking at a message (`MSG_PEEK`) gives copies of the
 /// files in it and leaves it where it is.

@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::Room;
 use crate::backoff::Backoff;
+use crate::os::Room;
 
 /// Whether a file of that owner is certainly this user's: numbers of users are believed.
-pub(crate) use super::is_user as is_surely_user;
+pub(crate) use crate::os::is_user as is_surely_user;
 
 /// How long the end of a child may go unnoticed.
 const LOOK: Duration = Duration::from_millis(10);

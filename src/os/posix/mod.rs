@@ -67,7 +67,7 @@ pub(crate) use std::fs::remove_file as unlink;
 pub(crate) use std::fs::rename as rename_over;
 
 /// Finishes an `unlink` that had to wait for the last mapping; here none has to.
-pub(crate) fn sweep(_file: &File, _directory: &Path) {}
+pub(crate) fn finish_unlink(_file: &File, _directory: &Path) {}
 
 /// Reads identity, links, length, owner, group and mode.
 pub(crate) fn facts(file: &File) -> io::Result<Facts> {
@@ -116,7 +116,7 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError
     let metadata = std::fs::symlink_metadata(path)?;
     let mode = metadata.mode();
     let reason = if metadata.file_type().is_symlink() {
-        "it is a symbolic link, which its maker could point elsewhere; set NDSHM_EMULATED_DIR to a directory of yours"
+        "it is a symbolic link, which its creator could point elsewhere; set NDSHM_EMULATED_DIR to a directory of yours"
     } else if !metadata.is_dir() {
         "it is not a directory; remove it, or set NDSHM_EMULATED_DIR to a directory of yours"
     } else if metadata.uid() != user_id() {

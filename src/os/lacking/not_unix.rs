@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 
-use super::{Stop, Watched};
+use crate::os::{Stop, Watched};
 
 answers! {
     /// Returns a number that a forked child does not share with its parent: there are no forks.

@@ -19,8 +19,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
 use super::socket::{Socket, left, when_ready};
-use super::{FileId, fork_generation, user_id};
 use crate::backoff::Backoff;
+use crate::os::{FileId, fork_generation, user_id};
 
 /// The longest path that fits `sun_path` with its NUL.
 const LONGEST: usize = size_of::<libc::sockaddr_un>() - offset_of!(libc::sockaddr_un, sun_path) - 1;
@@ -50,7 +50,7 @@ pub(crate) fn connect(path: &Path, deadline: Option<Instant>) -> io::Result<Sock
     let address = if fits(path) {
         SocketAddrUnix::new(path)?
     } else {
-        place = Place::of(path)?;
+        place = SocketName::of(path)?;
         place.address.clone()
     };
     let socket = stream_socket()?;
@@ -76,7 +76,7 @@ pub(crate) fn connect(path: &Path, deadline: Option<Instant>) -> io::Result<Sock
 /// `AlreadyExists` if somebody listens there; `PermissionDenied` if the socket is another user's; `InvalidInput` if
 /// something else stands there or the path is too long; `TimedOut` if somebody keeps the directory locked.
 pub(crate) fn listen(path: &Path) -> io::Result<Listener> {
-    let place = Place::of(path)?;
+    let place = SocketName::of(path)?;
     let lock = lock(&place.directory)?;
     let listener = place.make_way().and_then(|()| place.bind());
     // By hand: a child that another thread is just spawning has a copy of the description.
@@ -88,7 +88,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<Listener> {
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: UnixListener,
-    place: Place,
+    place: SocketName,
     /// Of the name; the open socket keeps the number from being used again.
     id: FileId,
     generation: u64,
@@ -143,14 +143,14 @@ fn fits(path: &Path) -> bool {
 
 /// Where a socket has its name, or is to have it.
 #[derive(Debug)]
-struct Place {
+struct SocketName {
     /// If the path is too long, the address leads through it.
     directory: OwnedFd,
     name: OsString,
     address: SocketAddrUnix,
 }
 
-impl Place {
+impl SocketName {
     fn of(path: &Path) -> io::Result<Self> {
         let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "the path of a socket must end with a name");
         // "a/.." has none, and of "a/" Rust would see one.

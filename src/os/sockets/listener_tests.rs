@@ -4,8 +4,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 
-use super::super::socket_testing::no_children;
 use super::*;
+use crate::os::sockets::testing::no_children;
 
 fn late() -> Instant {
     Instant::now() + Duration::from_secs(20)

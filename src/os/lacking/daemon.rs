@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Bell, Listener, Socket};
+use crate::os::{Bell, Listener, Socket};
 
 fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "this platform cannot wait for the death of another process"))

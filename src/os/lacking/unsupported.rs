@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use super::{Facts, LockKind, LockRange, PrivateDirectoryError, Room};
+use crate::os::{Facts, LockKind, LockRange, PrivateDirectoryError, Room};
 
 /// What every function answers that could fail.
 fn unsupported<T>() -> io::Result<T> {
@@ -29,7 +29,7 @@ answers! {
     fn rename_new(&Path, &Path) -> io::Result<()> = unsupported();
     fn rename_over(&Path, &Path) -> io::Result<()> = unsupported();
     fn unlink(&Path) -> io::Result<()> = unsupported();
-    fn sweep(&File, &Path) -> () = ();
+    fn finish_unlink(&File, &Path) -> () = ();
     fn reopen(&File, bool) -> io::Result<File> = unsupported();
     fn read_exact_at(&File, &mut [u8], u64) -> io::Result<()> = unsupported();
     fn write_all_at(&File, &[u8], u64) -> io::Result<()> = unsupported();

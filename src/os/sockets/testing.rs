@@ -8,7 +8,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::Socket;
+use super::socket::Socket;
 
 /// Held by whoever starts a process, until it runs its own program.
 static STARTING: RwLock<()> = RwLock::new(());

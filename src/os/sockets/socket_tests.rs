@@ -3,10 +3,10 @@
 use std::io::{ErrorKind, IoSlice, Read, Seek, Write};
 use std::time::Duration;
 
-use super::super::socket_testing::{
+use super::*;
+use crate::os::sockets::testing::{
     alone, child, file, inherited, leave_all_room, leave_room_for, no_children, open_descriptors,
 };
-use super::*;
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_millis(20)
@@ -78,13 +78,13 @@ fn a_socket_that_is_no_stream_is_told_apart() {
 fn the_other_end_of_a_pair_is_this_process() {
     let (one, _other) = pair().unwrap();
     let peer = one.peer().unwrap();
-    assert_eq!(peer.user, super::super::user_id());
+    assert_eq!(peer.user, crate::os::user_id());
     assert!(peer.process.is_none_or(|process| process == std::process::id()));
 }
 
 #[test]
 fn another_process_gets_the_files_and_answers() {
-    const NAME: &str = "os::socket::tests::another_process_gets_the_files_and_answers";
+    const NAME: &str = "os::sockets::socket::tests::another_process_gets_the_files_and_answers";
     if let Some(socket) = inherited() {
         let files = socket.receive_files(3, Some(late())).unwrap();
         let numbers: Vec<usize> = files.iter().map(number).collect();
@@ -113,7 +113,7 @@ fn another_process_gets_the_files_and_answers() {
 
 #[test]
 fn files_that_cannot_be_had_stay_in_the_socket() {
-    if !alone("os::socket::tests::files_that_cannot_be_had_stay_in_the_socket") {
+    if !alone("os::sockets::socket::tests::files_that_cannot_be_had_stay_in_the_socket") {
         return;
     }
     let (one, other) = pair().unwrap();
@@ -125,7 +125,7 @@ fn files_that_cannot_be_had_stay_in_the_socket() {
     for room in [0, 1, 40, 63] {
         leave_room_for(room);
         let error = other.receive_files(64, Some(late())).unwrap_err();
-        assert!(super::super::is_out_of_descriptors(&error), "{error}");
+        assert!(crate::os::is_out_of_descriptors(&error), "{error}");
         leave_all_room();
         assert_eq!(open_descriptors(), before, "with room for {room}");
     }
@@ -179,7 +179,7 @@ fn another_number_of_files_than_announced_is_not_taken() {
 
 #[test]
 fn a_crowd_of_files_under_way_is_waited_for() {
-    if !alone("os::socket::tests::a_crowd_of_files_under_way_is_waited_for") {
+    if !alone("os::sockets::socket::tests::a_crowd_of_files_under_way_is_waited_for") {
         return;
     }
     // Only users without privileges have this limit; for others the socket is full at some time.
@@ -195,7 +195,7 @@ fn a_crowd_of_files_under_way_is_waited_for() {
         }
     };
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert!(sent <= 3 || super::super::user_id() == 0, "{sent} messages: the limit is not there");
+    assert!(sent <= 3 || crate::os::user_id() == 0, "{sent} messages: the limit is not there");
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| one.send(&[IoSlice::new(&[32])], &files, Some(late())));
         for _ in 0..=sent {

@@ -13,8 +13,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use super::posix::children::number;
-use super::{Bell, Listener, Socket, credentials, user_id};
+use crate::os::posix::children::number;
+use crate::os::sockets::credentials;
+use crate::os::{Bell, Listener, Socket, user_id};
 
 /// Marks of an end of a connection, as poll(2) reports it.
 const HUNG_UP: PollFlags = PollFlags::HUP.union(PollFlags::RDHUP).union(PollFlags::ERR);
@@ -146,9 +147,9 @@ pub(crate) fn keep_descriptors() {
 mod tests {
     use std::time::Instant;
 
-    use super::super::socket_testing::no_children;
-    use super::super::{Peer, connect, listen};
     use super::*;
+    use crate::os::sockets::testing::no_children;
+    use crate::os::{Peer, connect, listen};
 
     #[test]
     fn the_other_end_is_watched_and_its_closing_seen() {
