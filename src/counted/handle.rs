@@ -5,10 +5,6 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use ndarray::Dimension;
-
-use super::refcounted::RefcountedArray;
-use crate::array::{AttachOptions, Element};
 use crate::backend::{Access, Directory, Location, remembered};
 use crate::error::{Error, Result};
 use crate::os;
@@ -106,17 +102,6 @@ impl Handle {
         }
         let (backend, directory) = address(&home.backend);
         Ok(Self { ticket, id, backend, directory, location: home.location.clone() })
-    }
-
-    /// Attaches, and uses the handle up if it is for one.
-    ///
-    /// # Errors
-    ///
-    /// - [`HandleSpent`](Error::HandleSpent): it was used or taken back, or the name is another array's by now.
-    /// - [`NotFound`](Error::NotFound): the array has gone; nobody had it when the grace time was over.
-    /// - those of [`RefcountedArray::open`]; after a wrong type or number of axes the handle is still good.
-    pub fn attach<T: Element, D: Dimension>(&self) -> Result<RefcountedArray<T, D>> {
-        AttachOptions::<RefcountedArray<_, _>>::new().attach(self)
     }
 
     /// Takes the handle back: it keeps the array no longer, and nobody can attach with it. `Ok(false)`: it was used already,

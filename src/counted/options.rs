@@ -107,6 +107,19 @@ impl<T: Element, D: Dimension> AttachOptions<RefcountedArray<T, D>> {
     }
 }
 
+impl Handle {
+    /// Attaches, and uses the handle up if it is for one.
+    ///
+    /// # Errors
+    ///
+    /// - [`HandleSpent`](Error::HandleSpent): it was used or taken back, or the name is another array's by now.
+    /// - [`NotFound`](Error::NotFound): the array has gone; nobody had it when the grace time was over.
+    /// - those of [`RefcountedArray::open`]; after a wrong type or number of axes the handle is still good.
+    pub fn attach<T: Element, D: Dimension>(&self) -> Result<RefcountedArray<T, D>> {
+        AttachOptions::<RefcountedArray<_, _>>::new().attach(self)
+    }
+}
+
 impl<T: Element, D: Dimension> AttachOptions<ArrayReader<T, D>> {
     /// Attaches to the counted array that has the name, as soon as the lock can be had.
     ///

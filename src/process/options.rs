@@ -119,7 +119,7 @@ impl<'a> SpawnOptions<'a> {
             (self.configure)(index, command);
             os::prepare_child(command, report.as_ref().map(|report| Arc::clone(&report.file)));
         }
-        supervisor::start(commands, report, self.policy)
+        supervisor::start(commands, report, self.policy).map(Processes::of)
     }
 }
 

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::failure::ChildError;
-use super::supervisor::{Pipes, Supervision};
+use super::supervisor::{Pipes, Supervised, Supervision};
 use crate::os::{self, Bell, Stop};
 
 /// How long a dropped handle waits for children that were killed. They are gone in a moment, unless the kernel itself waits for
@@ -19,16 +19,21 @@ const BURIAL: Duration = Duration::from_secs(2);
 /// It can be used by several threads at once. Dropped, it kills what still runs; [`join`](Self::join) first if that is not meant.
 #[derive(Debug)]
 pub struct Processes {
-    pub(super) pids: Vec<u32>,
-    pub(super) pipes: Vec<Pipes>,
-    pub(super) shared: Arc<Supervision>,
-    pub(super) bell: Bell,
-    pub(super) thread: Option<JoinHandle<()>>,
+    pids: Vec<u32>,
+    pipes: Vec<Pipes>,
+    shared: Arc<Supervision>,
+    bell: Bell,
+    thread: Option<JoinHandle<()>>,
     /// Of the process that started them.
-    pub(super) generation: u64,
+    generation: u64,
 }
 
 impl Processes {
+    pub(super) fn of(started: Supervised) -> Self {
+        let Supervised { pids, pipes, shared, bell, thread } = started;
+        Self { pids, pipes, shared, bell, thread: Some(thread), generation: os::fork_generation() }
+    }
+
     /// Returns the numbers of the processes, by index. One that has ended may have lost its number to another; one that could
     /// not be started has 0, which to kill(2) is the caller's own group.
     pub fn pids(&self) -> &[u32] {

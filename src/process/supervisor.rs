@@ -9,11 +9,10 @@ use std::io;
 use std::path::Path;
 use std::process::{ChildStderr, ChildStdin, ChildStdout, Command};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::failure::ChildError;
-use super::processes::Processes;
 use super::report::Report;
 use crate::error::{Error, Result};
 use crate::os::{self, Bell, Stop, Watched};
@@ -109,8 +108,18 @@ pub(super) struct Pipes {
     pub(super) stderr: Option<ChildStderr>,
 }
 
+/// Children that were started, and what their handle needs.
+#[derive(Debug)]
+pub(super) struct Supervised {
+    pub(super) pids: Vec<u32>,
+    pub(super) pipes: Vec<Pipes>,
+    pub(super) shared: Arc<Supervision>,
+    pub(super) bell: Bell,
+    pub(super) thread: JoinHandle<()>,
+}
+
 /// Starts the children; unless they are to keep going, all of them or none.
-pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Policy) -> Result<Processes> {
+pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Policy) -> Result<Supervised> {
     let shared = Arc::new(Supervision::default());
     let (sender, receiver) = mpsc::sync_channel(1);
     let end = End(Arc::clone(&shared));
@@ -129,9 +138,7 @@ pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Poli
     let thread = thread.map_err(|error| Error::os_elsewhere("starting a thread for processes", "children", error))?;
     let died = |_| Error::os_elsewhere("starting processes", "children", io::Error::other("their thread died"));
     match receiver.recv().map_err(died).and_then(|answer| answer) {
-        Ok(Started { pids, pipes, bell }) => {
-            Ok(Processes { pids, pipes, shared, bell, thread: Some(thread), generation: os::fork_generation() })
-        }
+        Ok(Started { pids, pipes, bell }) => Ok(Supervised { pids, pipes, shared, bell, thread }),
         Err(error) => {
             let _ended = thread.join();
             Err(error)

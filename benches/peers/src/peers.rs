@@ -11,7 +11,20 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, fallocate, linkat, 
 
 use crate::Failable;
 use crate::machine::Source;
-use crate::segments::Segments;
+
+/// How one library makes segments and finds them again.
+pub trait Segments {
+    /// Makes a segment that others can find, and copies the source into it.
+    fn create(&self, name: &str, source: &Source) -> Failable<Box<dyn Any>>;
+
+    /// Attaches, lets `look` see the bytes, and detaches.
+    fn read(&self, name: &str, bytes: usize, look: &mut dyn FnMut(&[u8])) -> Failable<()>;
+
+    /// Removes the name, where dropping the segment does not.
+    fn remove(&self, _name: &str) -> Failable<()> {
+        Ok(())
+    }
+}
 
 pub fn of(case: &str) -> Failable<Box<dyn Segments>> {
     Ok(match case {

@@ -1,6 +1,5 @@
 //! What is measured of segments: making, filling, attaching, taking down; a large one, small ones, many at once.
 
-use std::any::Any;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -9,20 +8,6 @@ use serde_json::{Value, json};
 
 use crate::machine::{Source, floats, sum};
 use crate::{Failable, fresh_name, peers};
-
-/// How one library makes segments and finds them again.
-pub trait Segments {
-    /// Makes a segment that others can find, and copies the source into it.
-    fn create(&self, name: &str, source: &Source) -> Failable<Box<dyn Any>>;
-
-    /// Attaches, lets `look` see the bytes, and detaches.
-    fn read(&self, name: &str, bytes: usize, look: &mut dyn FnMut(&[u8])) -> Failable<()>;
-
-    /// Removes the name, where dropping the segment does not.
-    fn remove(&self, _name: &str) -> Failable<()> {
-        Ok(())
-    }
-}
 
 /// One segment at a time: seconds until it is made and filled, and seconds until it is gone.
 pub fn fill(case: &str, bytes: usize, threads: usize) -> Failable<()> {

@@ -10,8 +10,8 @@ use std::ops::Range;
 use rustix::fs::{self, FallocateFlags};
 
 use super::Mapping;
-use crate::os::Fact;
 use super::room::is_on_tmpfs;
+use crate::os::Fact;
 
 /// No kernel has huge pages of files that are smaller than this.
 pub(super) const SMALLEST_HUGE_PAGE: usize = 2 << 20;
