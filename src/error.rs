@@ -427,6 +427,21 @@ impl From<Error> for io::Error {
 /// An error that gives back the value that could not be consumed.
 ///
 /// A draft that could not be published still holds the filled array: publish it elsewhere, or copy it.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::{Draft, SharedArray, unlink};
+///
+/// SharedArray::<u8, _>::create("into-error-example", 3)?;
+/// let error = Draft::<u8, _>::new(3)?.publish("into-error-example").unwrap_err();
+/// assert!(error.error().is_already_exists());
+/// let draft = error.into_inner(); // nothing of it is lost
+/// unlink("into-error-example")?;
+/// draft.publish("into-error-example")?;
+/// # unlink("into-error-example")?;
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
 pub struct IntoError<A> {
     error: Error,
     value: Box<A>,

@@ -83,7 +83,7 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     }
 }
 
-/// An array in an arena. It never changes while anybody has it, so looking at it needs no lock.
+/// An array in an [`Arena`](crate::Arena). It never changes while any process holds it, so looking at it needs no lock.
 ///
 /// Cloning is cheap, and holds the same hold. The memory is free for others when the last hold, in whatever process, has gone;
 /// a killed process holds nothing as soon as somebody notices, at the latest when memory is needed.

@@ -81,14 +81,15 @@ macro_rules! handle {
 }
 
 handle! {
-    /// What an array of an arena can be got by, in any process that has the arena open.
+    /// A 24-byte reference to an array in an arena, for any process that has the arena open.
     ///
-    /// It is 24 bytes, or one line of text. It keeps nothing alive: somebody has to hold the array until it is used, or
+    /// It can also be written as one line of text. It keeps nothing alive: a process has to hold the array until the handle is used, or
     /// [`Arena::get`](crate::Arena::get) answers [`HandleSpent`](Error::HandleSpent). A handle never leads to another array than the
     /// one it was made for, however often its memory was used again.
     ///
     /// ```
-    /// use ndarray_shm::{arena::ArenaHandle, Arena};
+    /// use ndarray_shm::arena::ArenaHandle;
+    /// use ndarray_shm::Arena;
     ///
     /// let arena = Arena::create("arena-handle-example", 1 << 20)?;
     /// let array = arena.from_array(&ndarray::array![1.0f32, 2.0, 3.0])?;
@@ -104,10 +105,10 @@ handle! {
 }
 
 handle! {
-    /// What lent memory is counted by, in any process that has the counters open: 24 bytes, or one line of text.
+    /// A 24-byte reference to one loan, for any process that has the counters open. It can also be written as one line of text.
     ///
-    /// It stands for one loan to one receiver. Until it is received, or its producer goes, it keeps the memory; it can be received
-    /// once.
+    /// It stands for one loan to one receiver, and can be received once. Until then, or until its producer goes, it keeps the memory.
+    /// [`Limbo`](crate::arena::loans::Limbo) has an example.
     CounterHandle, "ndshm-counter1:", "ndshm-counter1:COUNTERS:SLOT:SERIAL, in hexadecimal"
 }
 

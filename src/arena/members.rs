@@ -33,7 +33,8 @@ use crate::segment::Turn;
 /// How long a member that joins waits for seats that others are just settling, and for a moment in which no thread forks.
 const JOIN_WAIT: Duration = Duration::from_secs(5);
 
-/// Result of reclaiming the holds of dead members.
+/// Result of reclaiming the holds of dead members, by [`Arena::reclaim`](crate::Arena::reclaim) or
+/// [`Counters::reclaim`](crate::arena::loans::Counters::reclaim).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReclaimedBlocks {

@@ -1,7 +1,34 @@
-//! Arenas: many arrays in one segment and one mapping, counted by those who hold them.
+//! Many arrays in one file and one mapping, and queues that pass them on in a microsecond.
 //!
-//! Floor 5, beside renderbuffers. Whatever several processes change is one word at a time, or a bit that may be set or cleared
-//! again: nobody's death leaves a state between two, and there is no journal.
+//! An [`Arena`] is for thousands to millions of arrays that up to 46 processes make, share and release: none of it takes a
+//! system call, a descriptor or a mapping of its own. A [`Queue`] passes an array to another process as one word.
+//!
+//! ```
+//! use ndarray::Ix1;
+//! use ndarray_shm::Arena;
+//!
+//! let arena = Arena::create("arena-room-example", 1 << 20)?;
+//! arena.queue(0)?.send(arena.from_array(&ndarray::arr1(&[1.0, 2.0]))?)?;
+//!
+//! // in another process
+//! let received = Arena::open("arena-room-example")?.queue(0)?.recv::<f64, Ix1>()?;
+//! assert_eq!(received.view().sum(), 3.0);
+//! # Ok::<(), ndarray_shm::Error>(())
+//! ```
+//!
+//! | to | use |
+//! |---|---|
+//! | make an array, fill it, share it | [`Arena::draft`], [`ArenaDraft::share`] |
+//! | send a reference to one by other means | [`ArenaHandle`], 24 bytes |
+//! | pass arrays on between processes | [`Queue`] |
+//! | see and free what killed members held | [`Arena::stats`], [`Arena::reclaim`] |
+//! | lend memory that lies elsewhere | [`loans`] |
+//!
+//! Not for arrays that other programs open by name (numpy, CloudVolume): those are [`SharedArray`](crate::SharedArray)s. Not for more
+//! than 46 processes. All members trust one another: each of them can write to all of the memory.
+//!
+//! Whatever several processes change is one word at a time, or a bit that may be set or cleared again. So a process may be killed
+//! at any instruction, and there is no journal.
 
 mod array;
 mod blocks;

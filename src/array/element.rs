@@ -12,6 +12,19 @@ use crate::error::Error;
 /// same everywhere.
 ///
 /// The trait is sealed: structured elements are not a goal of this crate.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::{DType, Element};
+///
+/// fn describe<T: Element>() -> String {
+///     format!("{} bytes, numpy's {}", size_of::<T>(), T::DTYPE)
+/// }
+/// assert_eq!(describe::<f32>(), "4 bytes, numpy's <f4");
+/// assert_eq!("<u2".parse::<DType>()?, DType::U16);
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
 pub trait Element: bytemuck::Pod + fmt::Debug + Send + Sync + sealed::Sealed {
     /// How the type is written down.
     const DTYPE: DType;
@@ -140,6 +153,7 @@ impl From<DType> for String {
 /// assert_eq!(size, 4);
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
+#[doc(hidden)] // it is shown in the room, whose re-export names it
 #[macro_export]
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => {

@@ -29,9 +29,24 @@ pub struct WriteGuard<'a, T: Element, D: Dimension> {
     _hold: Hold,
 }
 
-/// One of an array's cells, locked: it gives no access to elements, and is between those who mean the same by its number.
+/// An advisory lock on one of an array's numbered cells. Processes agree on what each number protects.
 ///
-/// Whoever has the whole array for writing has all cells.
+/// It gives no access to elements. A writer of the whole array has all cells. It comes from
+/// [`SharedArray::lock_cell`](crate::SharedArray::lock_cell).
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use ndarray_shm::{SharedArray, unlink};
+///
+/// let array = SharedArray::<u8, _>::create("cell-example", 100)?;
+/// let row = array.lock_cell(7, Duration::from_secs(1))?; // by agreement: the seventh row
+/// drop(row);
+/// unlink("cell-example")?;
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
 #[must_use = "the cell is unlocked when this is dropped"]
 #[derive(Debug)]
 pub struct CellGuard {

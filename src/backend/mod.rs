@@ -206,7 +206,7 @@ pub enum Publish {
     Replace,
 }
 
-/// A file that nobody else can reach yet.
+/// A file of a [`Backend`] that no other process can reach yet: a [`Draft`](crate::Draft) before it knows its elements.
 ///
 /// Dropped unpublished, it leaves nothing: it either has no name at all, or a hidden one that goes with it.
 #[derive(Debug)]
@@ -262,7 +262,7 @@ impl Drop for DraftFile {
     }
 }
 
-/// One file of a backend.
+/// One file of a directory, as [`Directory::list`] returns it.
 #[derive(Debug, Clone)]
 pub struct DirectoryEntry {
     /// File name.

@@ -2,7 +2,7 @@
 
 use super::Pages;
 
-/// How a draft is made.
+/// How a [`Backend`](super::Backend) makes the file of a [`Draft`](crate::Draft).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DraftOptions {
     /// Permission bits, exact (no umask).

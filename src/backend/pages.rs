@@ -30,6 +30,8 @@ impl Pages {
 }
 
 /// How many bytes of an array are on huge pages, as this process has it mapped. Together they are the array.
+///
+/// [`SharedArray::pages`](crate::SharedArray::pages) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct PageUse {

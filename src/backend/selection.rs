@@ -20,6 +20,16 @@ static CHOICE: AtomicU8 = AtomicU8::new(0);
 /// Chooses for this process between real and emulated shared memory; `None` leaves it to `EMULATE_SHM` again.
 ///
 /// Arrays that are attached already stay where they are.
+///
+/// # Examples
+///
+/// ```standalone_crate
+/// use ndarray_shm::{default_backend, set_emulate_shm};
+///
+/// set_emulate_shm(Some(true)); // as EMULATE_SHM=1
+/// assert_eq!(default_backend()?.name(), "emulated");
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
 pub fn set_emulate_shm(emulate: Option<bool>) {
     CHOICE.store(emulate.map_or(0, |emulate| 1 + u8::from(emulate)), Ordering::Relaxed);
 }
@@ -28,6 +38,16 @@ pub fn set_emulate_shm(emulate: Option<bool>) {
 ///
 /// The first of these that applies: what [`set_emulate_shm`] said; the environment variable `EMULATE_SHM` (1, true, yes
 /// or 0, false, no); real shared memory if this process can write to it, which is asked until it can; emulation by files.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::default_backend;
+///
+/// let directory = default_backend()?;
+/// println!("arrays are files in {}: {} bytes are free", directory.path().display(), directory.available()?);
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
 ///
 /// # Errors
 ///

@@ -57,7 +57,7 @@ pub struct Channel {
     wire: Wire,
 }
 
-/// A message and the arrays that came with it, in the order in which they were sent.
+/// A message of a [`Channel`] and the arrays that came with it, in the order in which they were sent.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Received<M> {
@@ -226,7 +226,7 @@ impl From<Channel> for Socket {
     }
 }
 
-/// Waits at a path for others to connect; the path is removed when this is dropped.
+/// Waits at a path for other processes to connect, each of which gets a [`Channel`]; the path is removed when this is dropped.
 #[derive(Debug)]
 pub struct ChannelListener {
     listener: os::Listener,

@@ -62,7 +62,8 @@ impl HandleOptions {
 /// by attaching; a copy that comes second is [`HandleSpent`](Error::HandleSpent).
 ///
 /// ```
-/// use ndarray_shm::{counted::{Handle, SharingStrategy}, RefcountedArray};
+/// use ndarray_shm::counted::{Handle, SharingStrategy};
+/// use ndarray_shm::{CreateOptions, RefcountedArray};
 ///
 /// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
 /// let text = array.handle()?.to_string();

@@ -10,7 +10,7 @@ use crate::os;
 use crate::segment::trailer::Trailer;
 use crate::segment::{Home, is_leased};
 
-/// What a counted array said about itself and its users at one moment.
+/// What a counted array said about itself and its users at one moment, as [`inspect()`] found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
@@ -51,6 +51,18 @@ impl Inspection {
 
 /// Looks at a counted array in the default backend, whatever its type and shape, without attaching to it.
 ///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::RefcountedArray;
+/// use ndarray_shm::counted::inspect;
+///
+/// let array = RefcountedArray::<u16, _>::create("inspect-example", (3, 4))?;
+/// let found = inspect("inspect-example")?;
+/// assert_eq!((found.refcount, found.shape, found.is_attached), (1, vec![3, 4], true));
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`NotFound`](crate::Error::NotFound); [`NotCounted`](crate::Error::NotCounted): it is a plain array;
@@ -60,7 +72,7 @@ pub fn inspect(location: impl IntoLocation) -> Result<Inspection> {
     inspect_in(&home.backend, &home.location)
 }
 
-/// Looks at a counted array in a given backend.
+/// Looks at a counted array in a given directory, as [`inspect()`] does in the default one.
 ///
 /// # Errors
 ///

@@ -1,8 +1,38 @@
-//! Floor 4: arrays that count who uses them, and how they get from process to process.
+//! Arrays that count their handles, and the ways in which they travel between processes.
 //!
-//! `record.rs` is what such an array says about itself, `fields.rs` how parts of it are written; `refcounted.rs` and `options.rs` make, open and leave them;
-//! `strategy.rs` decides whether they travel by descriptor or by name, `handle.rs` is the name on its way;
-//! `inspect.rs` and `reclaim.rs` look after what others left behind.
+//! A [`RefcountedArray`] describes itself and needs no name of the caller's choice. Its name goes with its last handle. If all
+//! processes that had one were killed, [`reclaim()`], the [`manager`](crate::manager) or `ndshm gc` removes it.
+//!
+//! ```
+//! use ndarray::Ix2;
+//! use ndarray_shm::RefcountedArray;
+//! use ndarray_shm::counted::Handle;
+//!
+//! let array = RefcountedArray::<f64, _>::create("counted-room-example", (2, 2))?;
+//! array.write()?.fill(2.5);
+//! let text = array.handle()?.to_string(); // one line, for an argument or a message
+//!
+//! // in another process, which needs neither shape nor name
+//! let same = text.parse::<Handle>()?.attach::<f64, Ix2>()?;
+//! assert_eq!(same.read()?.sum(), 10.0);
+//! # Ok::<(), ndarray_shm::Error>(())
+//! ```
+//!
+//! | to | use |
+//! |---|---|
+//! | hand an array to another process as text | [`RefcountedArray::handle`], [`Handle`] |
+//! | send arrays in messages over a socket | `Channel`, with the feature `channel` |
+//! | choose between descriptors and names, per array or for the program | [`SharingStrategy`] |
+//! | look at an array without attaching to it | [`inspect()`], [`inspect_in`] |
+//! | remove what killed processes left | [`reclaim()`], [`Reclaim`] |
+//!
+//! Not here: an array that other programs map as plain bytes is a [`SharedArray`](crate::SharedArray), whose file has no trailer.
+//! For many small arrays a message of an [`arena::Queue`](crate::arena::Queue) costs less than a handle each.
+//!
+//! # Source
+//!
+//! The two strategies, handles that are counted while they travel, and the manager are those of `torch.multiprocessing`; counts
+//! here survive a kill, because the kernel's locks say which handles are alive.
 
 #[cfg(feature = "channel")]
 mod channel;

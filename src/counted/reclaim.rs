@@ -20,7 +20,8 @@ const DRAFT_AGE: Duration = Duration::from_secs(60);
 /// What to reclaim.
 ///
 /// ```
-/// use ndarray_shm::{counted::Reclaim, default_backend};
+/// use ndarray_shm::counted::Reclaim;
+/// use ndarray_shm::default_backend;
 ///
 /// let found = Reclaim::new().dry_run(true).run(&default_backend()?)?;
 /// println!("{} arrays could be removed", found.removed.len());
@@ -45,7 +46,7 @@ pub struct Removed {
     pub kind: EntryKind,
 }
 
-/// What reclaiming a directory found.
+/// What reclaiming a directory by [`Reclaim::run`] found.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Reclaimed {
@@ -69,7 +70,8 @@ pub struct Reclaimed {
 
 /// Removes, from every directory that arrays live in, what only the dead have left, and says what it was.
 ///
-/// Safe at any time, by anyone: living holders, handles on their way and what is not ours are never touched.
+/// Safe at any time, in any process: living holders, handles in flight and other programs' files are never touched. [`Reclaim`] does it
+/// in one directory, or only says what it would remove.
 ///
 /// # Errors
 ///

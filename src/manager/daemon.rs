@@ -40,7 +40,7 @@ const FIRST_ROUNDS: Duration = Duration::from_millis(500);
 /// How long nobody is accepted after that failed.
 const REST: Duration = Duration::from_millis(100);
 
-/// What a manager is told when it begins.
+/// Options for starting a manager. The [room's page](crate::manager) has an example.
 #[derive(Debug, Clone, Default)]
 pub struct ManagerOptions {
     socket: Option<PathBuf>,
@@ -67,6 +67,18 @@ impl ManagerOptions {
 }
 
 /// The one manager of a socket, listening.
+///
+/// # Examples
+///
+/// ```no_run
+/// use ndarray_shm::manager::{Manager, ManagerOptions};
+///
+/// if let Some(manager) = Manager::start(&ManagerOptions::new())? {
+///     println!("listening at {}", manager.socket().display());
+///     manager.run()?; // until it is stopped, or no client has come for a minute
+/// }
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Manager {
     // First, so that when a client sees the end of its connection the socket is gone.
@@ -82,7 +94,7 @@ pub struct Manager {
     is_stopping: bool,
 }
 
-/// Ends a manager from another thread.
+/// Ends a [`Manager`] from another thread.
 #[derive(Debug, Clone)]
 pub struct Stopper(Bell);
 

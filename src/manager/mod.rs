@@ -1,11 +1,24 @@
-//! Floor 5: the manager, a process that removes what killed processes leave, as soon as they are dead.
+//! The manager: a process that removes what killed processes leave, as soon as they are dead.
 //!
-//! Nothing needs it. Counted arrays whose holders are all dead are found by the kernel's locks, by anybody and at any
-//! time; the manager only makes that prompt. Clients tell it which *directories* they use, one line for each, and it waits for
-//! their deaths: a pidfd, which becomes readable when the process has let go of everything, however it ended.
+//! Nothing needs it. Counted arrays whose holders are all dead are found by the kernel's locks, at any time and by any process;
+//! the manager only makes that prompt. Clients tell it which *directories* they use, one line for each, and it waits for
+//! their deaths by pidfds.
 //!
-//! It is `ndshm manager`, started when it is first missed and gone when nobody has needed it for a minute; or [`run`]
-//! inside any program. There is one for each user and socket. [`Program`] says which program is started.
+//! It is the program `ndshm manager`, started when a process first misses it and gone when no process has needed it for a minute. A
+//! program that cannot have `ndshm` beside it runs it itself:
+//!
+//! ```no_run
+//! use ndarray_shm::manager::{self, ManagerOptions};
+//!
+//! let was_first = manager::run(&ManagerOptions::new())?; // in a process of its own
+//! println!("{}", if was_first { "ended" } else { "there is one already" });
+//! # Ok::<(), ndarray_shm::Error>(())
+//! ```
+//!
+//! Not for plain arrays, which stay until they are unlinked, nor needed by programs that end in good order: their last handle
+//! removes the name. [`set_program`] with [`Program::Off`] does without.
+//!
+//! There is one manager for each user and socket.
 //!
 //! | | |
 //! |---|---|
@@ -28,7 +41,7 @@ use crate::os;
 /// Runs this user's manager in the calling thread; `Ok(false)` if there is one already.
 ///
 /// It ends when [`stop`] is called by any process of the user, or when it has had no client for the time given in the
-/// options. [`Manager::start`] gives more control.
+/// options. [`Manager::start`] gives more control. The [room's page](self) has an example.
 ///
 /// # Errors
 ///
@@ -40,7 +53,7 @@ pub fn run(options: &ManagerOptions) -> Result<bool> {
     }
 }
 
-/// Starts a command in the background for a process that is about to end: in a session of its own once it calls
+/// Starts a command in the background, such as a [manager](self), for a process that is about to end: in a session of its own once it calls
 /// [`leave_session`], in the root directory, with no descriptor of this process, which can give none to any child any more.
 ///
 /// # Errors
@@ -53,7 +66,8 @@ pub fn spawn_detached(command: &mut Command) -> Result<Child> {
     command.spawn().map_err(|source| Error::Os { op: "starting it", location: name, source })
 }
 
-/// Leaves the session and terminal that this process was started in, so that their end is not its own.
+/// Leaves the session and terminal that this process was started in, so that their end is not its own: a
+/// [manager](self) in the background does so.
 ///
 /// # Errors
 ///

@@ -15,7 +15,7 @@ const SOCKET: &str = "NDSHM_MANAGER_SOCKET";
 /// The socket's name in a directory that has other things too.
 const NAME: &str = "ndshm-manager.sock";
 
-/// Returns where this user's manager listens, if there is one: `explicit`, or what the environment and the system say.
+/// Returns where this user's [manager](crate::manager) listens, if there is one: `explicit`, or what the environment and the system say.
 ///
 /// # Errors
 ///

@@ -64,7 +64,7 @@ struct Known {
 
 /// Tells the manager that this process uses counted arrays of a backend, and starts one if there is none.
 ///
-/// Counted arrays do this by themselves. It never fails and never waits: what it cannot do at once is left to a thread that
+/// [Counted arrays](crate::counted) do this by themselves. It never fails and never waits: what it cannot do at once is left to a thread that
 /// ends within seconds.
 pub fn announce(backend: &Directory) {
     let choice = program::choice();

@@ -30,7 +30,15 @@ static CHOICE: PerProcess<Program> = PerProcess::new();
 /// How long a choice waits for others of the same process.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Chooses for this process which program is started when there is no manager.
+/// Chooses for this process which program is started when there is no [manager](crate::manager).
+///
+/// # Examples
+///
+/// ```standalone_crate
+/// use ndarray_shm::manager::{Program, set_program};
+///
+/// set_program(Program::Off); // leftovers are reclaimed by other means
+/// ```
 pub fn set_program(program: Program) {
     if let Some(mut slot) = CHOICE.lock(PATIENCE) {
         slot.value = Some(program);

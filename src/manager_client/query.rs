@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// How long a manager may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Asks this user's manager how it is; `None` if there is none.
+/// Asks this user's [manager](crate::manager) how it is; `None` if there is none.
 ///
 /// `socket` is where it listens, if not where `NDSHM_MANAGER_SOCKET` or the system says.
 ///
@@ -26,7 +26,7 @@ pub fn status(socket: Option<&Path>) -> Result<Option<Status>> {
     Ok(Some(status))
 }
 
-/// Asks this user's manager to end, and waits until its socket is gone; `false` if there is none.
+/// Asks this user's [manager](crate::manager) to end, and waits until its socket is gone; `false` if there is none.
 ///
 /// # Errors
 ///

@@ -1,8 +1,23 @@
-//! Pools: memory that stays reserved and mapped from one array to the next.
+//! Memory that is used again from one array to the next, for programs that make large arrays one after the other.
 //!
-//! Floor 4. New shared memory is slow: the kernel clears each page and maps it at its first touch. A pool keeps what an array
-//! leaves behind and gives it to the next one, as soon as the kernel says that nobody else has it (segment/recycle.rs).
-//! It has no thread: whatever is to be done is done by the next call.
+//! New shared memory is slow: the kernel clears each page and maps it at its first touch. A [`Pool`] keeps the memory that an
+//! array leaves, and gives it to the next one as soon as the kernel says that no other process is attached.
+//!
+//! ```
+//! use ndarray_shm::Pool;
+//!
+//! let pool = Pool::new()?;
+//! for frame in 0..3u8 {
+//!     let mut draft = pool.take::<u8, _>((480, 640))?; // its elements are those of an earlier frame
+//!     draft.view_mut().fill(frame);
+//!     let array = draft.publish("pool-room-example")?;
+//!     assert_eq!(array.read()?[[7, 7]], frame);
+//! } // the name goes, the memory comes back
+//! # Ok::<(), ndarray_shm::Error>(())
+//! ```
+//!
+//! Not for arrays that outlive the program, for memory that programs map without this crate's locks, or for many small arrays:
+//! those live in an [`Arena`](crate::Arena). A pool has no thread; each call does what is due.
 
 mod loan;
 mod shelf;

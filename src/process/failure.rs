@@ -56,7 +56,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// The failure of a child: which one it was, how it ended, and why, if it could say so.
+/// The failure of a child of [`spawn`](super::spawn()): which one it was, how it ended, and why, if it could say so.
 ///
 /// `Display` says all of it: "process 2 (pid 4711) was killed by SIGKILL", "process 0 (pid 4711) failed: " and the message, or
 /// "process 1 could not be started: " and why.

@@ -1,8 +1,24 @@
-//! Floor 4: child processes that fail together, are ended together, and leave nothing behind.
+//! Child processes that fail together, are ended together, and leave nothing behind.
 //!
 //! What `torch.multiprocessing.spawn` is for Python: [`spawn`] runs one function of this program in several processes, and
 //! [`join`](Processes::join) waits for all of them. An error or panic in one of them comes back in words, with the index and
 //! number of the process, and ends the others. [`SpawnOptions::spawn_commands`] does the same with arbitrary programs.
+//!
+//! ```standalone_crate
+//! use ndarray_shm::process;
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     process::init(&[("greet", |context| {
+//!         println!("process {} of {}", context.index(), context.count());
+//!         Ok(())
+//!     })]);
+//!     process::spawn(3, "greet", &[])?.join()?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Not for threads, which share memory anyway, and not for processes on other machines. Programs that start their workers by other
+//! means (MPI, a batch system, `multiprocessing`) need nothing of this room: arrays are opened by name in any process.
 //!
 //! # How a program starts itself
 //!

@@ -10,7 +10,7 @@ use crate::array::Element;
 use crate::error::Result;
 use crate::segment::locks::Hold;
 
-/// A chunk that only its holder may paint.
+/// A chunk of a [`RenderBuffer`](crate::RenderBuffer) that only its holder may paint.
 ///
 /// Others find it busy until it is [committed](Self::commit) or dropped. If the holder dies, the kernel frees the chunk,
 /// and someone else paints it again. Costs one descriptor while it lives.

@@ -13,6 +13,18 @@ use crate::error::{Error, Result};
 ///
 /// The first chunk of an axis may begin before the array, by the axis's *offset*: a region cut out of a larger chunked
 /// volume keeps the volume's own chunk boundaries that way.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray::Ix2;
+/// use ndarray_shm::render::ChunkGrid;
+///
+/// let grid = ChunkGrid::new(Ix2(6, 8), Ix2(4, 4), Ix2(2, 0))?;
+/// assert_eq!(grid.len(), 4);
+/// assert_eq!(grid.region(0), [0..2, 0..4]); // the first chunk of the first axis begins before the array
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkGrid<D> {
     shape: D,

@@ -329,7 +329,7 @@ fn write_trailer(draft: &Segment, trailer: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(trailer.as_ptr(), to, trailer.len()) };
 }
 
-/// What the ledger of an unfinished renderbuffer says, for programs that do not know its type.
+/// What the ledger of an unfinished renderbuffer says, for programs that do not know its type: [`ledger`](super::ledger()) reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ledger {

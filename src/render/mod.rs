@@ -1,6 +1,28 @@
-//! Renderbuffers: arrays that many workers paint at once.
+//! Arrays that many workers paint at once, chunk by chunk, and that survive the death of any of them.
 //!
-//! Floor 5. Uses segments, locks and views of the floors below; adds the ledger of finished chunks and nothing else that lasts.
+//! A [`RenderBuffer`] has its public name only when all chunks are finished. Until then workers *claim* chunks: the claim is a lock
+//! that the kernel releases when its process dies, so that another worker paints the chunk. A run that was interrupted is
+//! resumed by the next one with the same fingerprint.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use ndarray_shm::{NextClaim, RenderBuffer, unlink};
+//!
+//! // Every worker does the same: one of them begins the buffer, the others join it.
+//! let buffer = RenderBuffer::<u8, _>::create("render-example", (6, 8), (4, 4), "an image, version 1")?;
+//! while let NextClaim::Chunk(mut chunk) = buffer.claim_next_wait(Duration::from_secs(10))? {
+//!     chunk.view_mut().fill(7);
+//!     chunk.commit()?;
+//! }
+//! let array = buffer.finish()?;
+//! assert_eq!(array.read()?.iter().filter(|element| **element == 7).count(), 48);
+//! unlink("render-example")?;
+//! # Ok::<(), ndarray_shm::Error>(())
+//! ```
+//!
+//! Not for one writer, for which [`SharedArray::write`](crate::SharedArray::write) is simpler, and not for chunks that change again:
+//! a committed chunk stays as it is.
 
 mod buffer;
 mod claim;
@@ -23,7 +45,22 @@ use crate::segment::{Home, is_attached};
 
 /// Reads the ledger of an unfinished renderbuffer, for programs that do not know the type of its elements.
 ///
-/// Looking is not attaching: nobody notices.
+/// Looking is not attaching: no process notices.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::{RenderBuffer, default_backend, render};
+///
+/// let buffer = RenderBuffer::<u8, _>::create("ledger-example", (6, 8), (4, 4), "an example")?;
+/// let (directory, name) = (default_backend()?, "ledger-example".parse()?);
+/// assert_eq!(render::ledger(&directory, &name)?.shape, [6, 8]);
+/// assert!(render::attached(&directory, &name)?);
+///
+/// drop(buffer); // unfinished: it stays, to be resumed
+/// assert!(render::discard(&directory, &name)?);
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
 ///
 /// # Errors
 ///
@@ -36,7 +73,7 @@ pub fn ledger(backend: &Directory, location: &Location) -> Result<Ledger> {
     found.and_then(|found| found.map_or_else(not_found, |ledger| ledger.look())).map_err(|error| error.about(location))
 }
 
-/// Whether any process is attached to an unfinished renderbuffer: painting it, waiting for it, or looking on.
+/// Whether any process is attached to an unfinished renderbuffer: painting it, waiting for it, or looking on. [`ledger`] has an example.
 ///
 /// # Errors
 ///
@@ -47,7 +84,7 @@ pub fn attached(backend: &Directory, location: &Location) -> Result<bool> {
 
 /// Removes what an unfinished renderbuffer left, damaged or not; `Ok(false)`: there was nothing.
 ///
-/// Painters that are still at work notice at their next claim.
+/// Painters that are still at work notice at their next claim. [`ledger`] has an example.
 ///
 /// # Errors
 ///

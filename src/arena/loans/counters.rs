@@ -232,7 +232,9 @@ impl fmt::Debug for Counters {
     }
 }
 
-/// What was received: as long as it lives, or its process, the producer keeps the memory as it is.
+/// A received loan. The producer keeps the memory until this value is dropped or its process dies.
+///
+/// [`Limbo`](super::Limbo) has an example of lending and receiving.
 #[derive(Debug)]
 pub struct ReceivedLoan {
     counters: Counters,

@@ -211,7 +211,9 @@ impl<M: Memory> fmt::Debug for Limbo<M> {
     }
 }
 
-/// Memory that others may have been told of. Dropped while they use it, it waits in the limbo.
+/// Lent memory, of which other processes can be told by [`send`](Self::send). Dropped while they use it, it waits in the limbo.
+///
+/// [`Limbo`] has an example.
 pub struct LentMemory<M: Memory> {
     memory: Option<M>,
     loans: Mutex<Vec<CounterHandle>>,

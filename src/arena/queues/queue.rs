@@ -316,7 +316,7 @@ impl fmt::Debug for Queue {
     }
 }
 
-/// An array that was received, before it is said of which type it is.
+/// An array received from a [`Queue`], before its element type is known.
 #[derive(Debug)]
 pub struct ArenaMessage {
     block: Block,
@@ -369,7 +369,7 @@ fn nothing(error: Error) -> ReceiveError {
     IntoError::new(error, None)
 }
 
-/// What can be sent: an [`ArenaArray`], an [`ArenaMessage`], or a reference to one.
+/// What a [`Queue`] sends: an [`ArenaArray`], an [`ArenaMessage`], or a reference to one.
 pub trait Sendable: sealed::HoldsBlock {}
 
 mod sealed {
