@@ -53,7 +53,7 @@ impl ArenaHeader {
                 self.seat = seat;
                 return Ok(());
             }
-            // Some may be free at any moment: of members that leave, or whose estate is being settled.
+            // Some may be free at any moment: of members that leave, or whose holds are being reclaimed.
             let all_alive = (0..SEATS).all(|seat| self.is_taken(seat) && self.is_alive(seat).unwrap_or(true));
             let location = || self.name().to_owned();
             if all_alive {
@@ -111,7 +111,7 @@ impl ArenaHeader {
         process.and_then(|process| u32::try_from(process).ok()).unwrap_or(0)
     }
 
-    /// Settles this member's own estate: messages that nobody has received yet stay valid.
+    /// Gives up this member's holds; messages not yet received stay valid.
     pub(super) fn give_up_seat(&mut self, limit: Duration) -> Result<()> {
         let turn = self.turn(RECOVER, limit)?;
         let settled = self.reclaim_seat(self.seat, &turn, limit);
@@ -119,7 +119,7 @@ impl ArenaHeader {
         settled.map(drop)
     }
 
-    /// Settles the estate of the member in `seat`, and returns how many blocks became free. The caller has that seat's lock.
+    /// Reclaims the holds of the member in `seat`, and returns how many blocks became free. The caller has that seat's lock.
     ///
     /// Waits no longer than this for those who change spans; the seat stays dead then, and is settled by whoever comes next.
     pub(super) fn reclaim_seat(&self, seat: u32, _recover: &Turn, limit: Duration) -> Result<usize> {
@@ -135,7 +135,7 @@ impl ArenaHeader {
         Ok(freed)
     }
 
-    /// Settles what dead members have left, and ends what their estates need not keep any more.
+    /// Reclaims the holds of dead members, and frees the blocks of orphaned messages received since.
     ///
     /// Waits no longer than this for a process that does the same.
     pub(crate) fn reclaim_dead(&self, limit: Duration) -> Result<ReclaimedBlocks> {

@@ -3,7 +3,7 @@
 //! A message says who sent it, not how to undo that: the receiver holds the block before he takes the message, but he cannot
 //! take away a hold that is the sender's. So each process remembers the positions of its messages, and gives up its holds on
 //! blocks that were received when it next comes by: whenever it sends, allocates, drops an array, or collects. What is left when
-//! it leaves or dies is inherited by an estate (`estate.rs`), and messages stay valid.
+//! it leaves or dies becomes orphaned (`members.rs`), and messages stay valid.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

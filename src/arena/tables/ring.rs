@@ -13,8 +13,8 @@
 //! a cell:  | lap: 25 bits | closed: 1 | sender + 1: 6, or 0: empty | block: 32 |
 //!
 //!    empty(lap) ──push──▶ full(lap, sender, block) ──pop──▶ empty(lap + 1)
-//!                                │ inherit ▲
-//!                                └─────────┘ the sender is an estate now
+//!                                │ orphan  ▲
+//!                                └─────────┘ the message is orphaned now
 //! ```
 //!
 //! The cell at which the next message would go is marked *closed*; a mark is where the end of the queue is for ever, so
@@ -22,7 +22,7 @@
 
 use crate::arena::tables::slots::{SEATS, Word};
 
-/// The sender of a message whose sender has left or died: an estate keeps the block.
+/// The sender of an orphaned message, whose sender has left or died: the ORPHAN bit keeps the block.
 pub(crate) const ORPHAN_SENDER: u32 = SEATS + 1;
 
 const SLOT: u64 = u32::MAX as u64;
@@ -235,9 +235,9 @@ impl<'a, W: Word> Ring<'a, W> {
         self.tail.load().wrapping_sub(head).min(self.cells.len() as u64) as usize
     }
 
-    /// Makes an estate of what is left of a sender who sends no more.
+    /// Makes the messages of a member that sends no more orphaned ones.
     ///
-    /// `keep` is called for each block first, perhaps in vain, and keeps it until no message of an estate is
+    /// `keep` is called for each block first, perhaps in vain, and keeps it until no orphaned message is
     /// [found](Self::messages) for it; one at a time may do either. Done in part, it can be done again.
     pub(crate) fn orphan_messages(&self, sender: u32, mut keep: impl FnMut(u32) -> bool) {
         for place in self.cells {

@@ -217,7 +217,7 @@ fn a_sender_that_is_killed_at_any_step_stops_nobody_and_has_sent_or_not() {
                 let sent = memory.send(1, 1);
                 let early = memory.receive(2);
                 let killed = killed.join().expect("it ends");
-                // What the dead one kept is inherited before it is taken from it.
+                // What the dead one kept is orphaned before it is taken from it.
                 memory.ring().orphan_messages(0, |slot| memory.hold(slot, ORPHAN_SENDER));
                 memory.release(0, 0);
                 let received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
@@ -257,7 +257,7 @@ fn a_receiver_that_is_killed_at_any_step_stops_nobody_and_loses_what_it_took_onl
 }
 
 #[test]
-fn what_is_inherited_while_it_is_taken_is_kept_all_the_time() {
+fn message_orphaned_while_it_is_taken_is_kept_all_the_time() {
     for steps in [u32::MAX, 0, 1, 2, 3, 4, 5, 6] {
         model(3, move || {
             let memory = memory(2, 2);
@@ -269,12 +269,12 @@ fn what_is_inherited_while_it_is_taken_is_kept_all_the_time() {
                 received
             });
             let heir = spawn(&memory, move |memory| {
-                let inherit = |memory: &Memory<Mortal<'_>>| {
+                let orphan = |memory: &Memory<Mortal<'_>>| {
                     memory.ring().orphan_messages(0, |slot| memory.hold(slot, ORPHAN_SENDER));
                     (0..2).for_each(|slot| memory.release(slot, 0));
                 };
-                if killed_after(steps, memory, inherit).is_none() {
-                    killed_after(u32::MAX, memory, inherit);
+                if killed_after(steps, memory, orphan).is_none() {
+                    killed_after(u32::MAX, memory, orphan);
                 }
             });
             let received = taker.join().expect("it ends");

@@ -120,7 +120,7 @@ fn what_is_there_when_it_is_closed_can_be_had_and_nothing_else_comes() {
 }
 
 #[test]
-fn what_one_sender_sent_is_inherited_and_stays_where_it_is() {
+fn messages_of_one_sender_are_orphaned_where_they_are() {
     let memory = plain(8);
     let ring = memory.ring();
     let sent = [message(1, 10), message(2, 20), message(1, 11), message(ORPHAN_SENDER, 30), message(0, 0)];

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A block is free when nobody holds it, and there is nothing else that says so: whoever clears the last bit has freed it. A
-//! bit says the same however often it is set or cleared, so whoever settles a dead member's estate may begin anew.
+//! bit says the same however often it is set or cleared, so reclaiming a dead member's holds may begin anew.
 //!
 //! Beside the word stands the *serial*, which never repeats. A block can be had by its handle only while the serial's low
 //! bits are the generation. They are not while somebody has it for himself, to fill it: storing the serial is what shares it.
@@ -292,7 +292,7 @@ impl<W: Word> Slot<W> {
         Self { word, serial }
     }
 
-    /// How many members hold the block, estates and flights not counted.
+    /// How many members hold the block, orphaned messages and flights not counted.
     pub(crate) fn members(&self) -> u32 {
         (self.word.load() & (FLIGHT - 1)).count_ones()
     }

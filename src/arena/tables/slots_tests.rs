@@ -150,7 +150,7 @@ fn its_maker_can_receive_a_handle_too_and_take_it_back() {
 }
 
 #[test]
-fn a_dead_members_estate_is_what_its_messages_keep() {
+fn orphaned_messages_keep_their_blocks() {
     let table = plain();
     let [one, two] = [table.seen_by(0), table.seen_by(1)];
     let slot = &table.slots[0];
@@ -420,9 +420,9 @@ mod model {
         });
     }
 
-    /// Two settle the same estate, as if one had been killed at it at any step, while the block is received and used again.
+    /// Two processes reclaim the same holds, as if one had been killed at it at any step, while the block is received and used again.
     #[test]
-    fn an_estate_may_be_settled_again_while_others_go_on() {
+    fn holds_may_be_reclaimed_again_while_others_go_on() {
         loom::model(|| {
             let (model, serial) = Model::shared();
             let user = beside(&model, move |model| {
@@ -442,9 +442,9 @@ mod model {
         });
     }
 
-    /// What keeps the block changes hands from the dead to the estate, while a consumer takes it and others want the memory.
+    /// What keeps the block changes hands from the dead member to the ORPHAN bit, while a consumer takes it and others want the memory.
     #[test]
-    fn what_an_estate_keeps_is_never_free_in_between() {
+    fn orphaned_block_is_never_free_in_between() {
         loom::model(|| {
             let (model, _) = Model::shared();
             let taker = beside(&model, |model| model.table.seen_by(1).allocate(0));
