@@ -69,6 +69,9 @@
 //! `bool`, `char`, `usize` and structured elements; resizing; arrays over a network; protection against a writer that does not
 //! take the locks.
 
+// The documentation says which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod arena;
 pub mod array;
 pub mod backend;

@@ -58,6 +58,10 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Remove what killed processes leave as soon as they are dead; arrays that are counted start it by themselves
     Manager(ManagerArgs),
+    /// Print what completes this program's commands and options in a shell
+    Completions(CompletionsArgs),
+    /// Print the manual page of the program or of a command
+    Man(ManArgs),
     /// Paint chunks for the `download` that started this process
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -80,9 +84,27 @@ impl Command {
             Self::Doctor(args) => args.json,
             Self::Demo(args) => args.json,
             Self::Manager(args) => matches!(&args.command, Some(ManagerCommand::Status { json: true, .. })),
-            Self::Worker(_) => false,
+            Self::Completions(_) | Self::Man(_) | Self::Worker(_) => false,
         }
     }
+}
+
+/// Arguments of `ndshm completions`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::COMPLETIONS)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Arguments of `ndshm man`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::MAN)]
+pub(crate) struct ManArgs {
+    /// A command [default: the program]
+    #[arg(value_name = "COMMAND")]
+    pub(crate) command: Option<String>,
 }
 
 /// Arguments of `ndshm ls`.

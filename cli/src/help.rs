@@ -58,6 +58,27 @@ Of a part with nothing to do: shard, bbox (or null), state (\"already done\" or 
     };
 }
 
+pub(crate) const COMPLETIONS: &str = concat!(
+    "\
+Where shells look for it:
+  bash   ndshm completions bash > ~/.local/share/bash-completion/completions/ndshm
+  zsh    ndshm completions zsh > DIRECTORY/_ndshm, for a directory in $fpath
+  fish   ndshm completions fish > ~/.config/fish/completions/ndshm.fish
+
+",
+    codes!()
+);
+
+pub(crate) const MAN: &str = concat!(
+    "\
+The page is in roff, as man(1) reads it:
+  ndshm man > ~/.local/share/man/man1/ndshm.1
+  ndshm man download > ~/.local/share/man/man1/ndshm-download.1
+
+",
+    codes!()
+);
+
 pub(crate) const DOWNLOAD: &str = concat!(
     "\
 The array has its name only when every chunk is painted. A run that was killed leaves what it painted under a reserved

@@ -21,6 +21,7 @@ mod interrupt;
 mod list;
 mod logind;
 mod manager;
+mod manual;
 mod npy;
 mod output;
 mod part;
@@ -91,6 +92,8 @@ fn run(command: &Command, out: &mut dyn Write) -> Result<Exit, Failure> {
         Command::Doctor(args) => doctor::run(args, out),
         Command::Demo(args) => demo::run(args, out),
         Command::Manager(args) => manager::run(args, out),
+        Command::Completions(args) => manual::completions(args, out),
+        Command::Man(args) => manual::man(args, out),
         Command::Worker(args) => worker::run(args),
     }
 }

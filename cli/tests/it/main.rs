@@ -13,6 +13,7 @@ mod interrupting;
 mod listing;
 #[cfg(target_os = "linux")]
 mod managing;
+mod manuals;
 mod npy_files;
 mod parts;
 mod pictures;
