@@ -12,9 +12,9 @@
 //! | `manager` | the process that waits for deaths | Linux |
 //! | `tidy` | the architecture's rules, by reading the source; what `scripts/test-platforms` counts | where the source is |
 //!
-//! Tests are named `suite::backend::file::test`. Started with `NDSHM_TEST_ROLE` set, the program is not a test run but a
-//! child that plays that role in a test; `NDSHM_TEST_PROGRAM` names another build of it for the children, so that processes
-//! of 64 and of 32 bits meet.
+//! Tests are named `suite::backend::topic::test`; a topic is a file of a suite, and a large one has its parts in a folder. Started
+//! with `NDSHM_TEST_ROLE` set, the program is not a test run but a child that plays that role in a test; `NDSHM_TEST_PROGRAM` names
+//! another build of it for the children, so that processes of 64 and of 32 bits meet.
 //!
 //! The emulated backend's files are in a fresh temporary directory, so that `TMPDIR` chooses the file system. With
 //! `EMULATE_SHM=1` real shared memory is not tested. Not every topic is tested in every place: `topics` has the table.

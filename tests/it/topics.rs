@@ -1,7 +1,7 @@
 //! Which places each topic is tested in. CONTRIBUTING.md shows the same table, with the reasons.
 //!
-//! A topic is a file of a suite, or a suite that is about no place. The first place of an ordinary run has every topic, so that a
-//! platform with one place misses none.
+//! A topic is a file of a suite with its folder of parts, or a suite that is about no place. The first place of an ordinary run has
+//! every topic, so that a platform with one place misses none.
 
 /// Names the place of this whole run, where the environment around it makes the place: a file system (`scripts/in-place`) or a user.
 /// `first` is the first place of an ordinary run.

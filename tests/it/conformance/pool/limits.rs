@@ -1,0 +1,77 @@
+//! What a pool keeps idle: so many bytes, so many arrays, for so long, and nothing that new memory needs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use ndarray_shm::{Error, Pool, pool::PoolOptions};
+
+use super::{counts, everything, one};
+use crate::support::Place;
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "pool",
+        tests![capacity_number_and_age_are_kept, what_does_not_fit_makes_idle_memory_go],
+    )
+}
+
+fn capacity_number_and_age_are_kept(place: &Place) {
+    let private = &place.private();
+    let make = |pool: &Pool, count: usize| {
+        let drafts: Vec<_> = (0..count).map(|_| pool.take::<u8, _>(1000).unwrap()).collect();
+        drop(drafts);
+    };
+    let pool = private.pool_options().capacity(2500).create().unwrap();
+    make(&pool, 5);
+    let stats = pool.stats();
+    assert_eq!((stats.idle.arrays, stats.idle.bytes), (2 * one(), 2000 * one() as u64));
+    assert_eq!((stats.misses, stats.dropped), (5, 5 - 2 * one() as u64));
+    drop(pool);
+    let pool = private.pool_options().max_arrays(3).create().unwrap();
+    make(&pool, 5);
+    assert_eq!(counts(&pool), (3 * one(), 0, 0));
+    drop(pool);
+    let pool = private.pool_options().max_age(Duration::ZERO).create().unwrap();
+    make(&pool, 5);
+    assert_eq!(counts(&pool), (0, 0, 0));
+    let age = Duration::from_millis(200);
+    let pool = private.pool_options().max_age(age).create().unwrap();
+    make(&pool, 5);
+    std::thread::sleep(age + Duration::from_millis(50));
+    let draft = pool.take::<u8, _>(1000).unwrap();
+    assert!(!draft.is_recycled());
+    let begin = Instant::now();
+    drop(draft);
+    let counts = counts(&pool);
+    assert!(counts == (one(), 0, 0) || begin.elapsed() > age, "what just came back is young: {counts:?}");
+    drop(pool);
+    assert_eq!(everything(private), [] as [&str; 0]);
+}
+
+fn what_does_not_fit_makes_idle_memory_go(place: &Place) {
+    let refusals = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&refusals);
+    let backend = place.meddling(move |operation, _| {
+        let left = counted.load(Ordering::Relaxed);
+        if operation != "draft" || left == 0 {
+            return Ok(());
+        }
+        counted.store(left - 1, Ordering::Relaxed);
+        Err(Error::NoSpace { location: "here".into(), needed: 1, available: 0, advice: "make room" })
+    });
+    let pool = PoolOptions::new().backend(backend).create().unwrap();
+    let drafts: Vec<_> = (0..4).map(|_| pool.take::<u8, _>(1000).unwrap()).collect();
+    drop(drafts);
+    if Place::RECYCLES {
+        refusals.store(3, Ordering::Relaxed);
+        drop(pool.take::<u8, _>(5000).unwrap());
+        assert_eq!(counts(&pool), (2, 0, 0), "three of four went, and the new one came");
+    }
+    refusals.store(100, Ordering::Relaxed);
+    assert!(pool.take::<u8, _>(50_000).unwrap_err().is_no_space());
+    assert_eq!(counts(&pool), (0, 0, 0));
+}

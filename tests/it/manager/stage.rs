@@ -1,0 +1,125 @@
+//! A socket and a directory of arrays for one test, and the words that the test says to its clients.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use ndarray_shm::manager::{self, Status};
+
+use crate::support::child::{Child, ROLE, program};
+use crate::support::eventually;
+
+/// A socket, and a directory for arrays. Dropped, no manager serves there any more.
+pub struct Stage {
+    pub base: tempfile::TempDir,
+    pub socket: PathBuf,
+}
+
+impl Stage {
+    pub fn new() -> Self {
+        let base = tempfile::Builder::new().prefix("ndshm-it-manager-").tempdir().unwrap();
+        std::fs::create_dir(base.path().join("arrays")).unwrap();
+        let socket = base.path().join("s");
+        Self { base, socket }
+    }
+
+    pub fn arrays(&self) -> PathBuf {
+        self.base.path().join("arrays")
+    }
+
+    pub fn command(&self, program: &Path, role: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env(ROLE, role).env("NDSHM_MANAGER_SOCKET", &self.socket).env("NDSHM_MANAGER", program);
+        command.env("NDSHM_EMULATED_DIR", self.base.path().join("none"));
+        command
+    }
+
+    pub fn role(&self, role: &str) -> Command {
+        self.command(&program(), role)
+    }
+
+    /// A manager in the foreground.
+    pub fn manager(&self, arguments: &[&str]) -> Child {
+        let mut command = self.role("manager");
+        command.args(arguments);
+        let mut manager = Child::spawn(command);
+        manager.expect("listens");
+        manager
+    }
+
+    /// A client that has said nothing yet.
+    pub fn client(&self) -> Child {
+        let mut command = self.role("manager-client");
+        command.arg(self.arrays());
+        Child::spawn(command)
+    }
+
+    /// A client that the manager knows, and that holds an array.
+    pub fn client_with(&self, name: &str, clients: usize) -> Child {
+        let mut client = self.client();
+        announce(&mut client);
+        self.wait_for_clients(clients);
+        hold(&mut client, name);
+        assert!(self.has(name));
+        client
+    }
+
+    pub fn status(&self) -> Option<Status> {
+        manager::status(Some(&self.socket)).unwrap()
+    }
+
+    pub fn wait_for_clients(&self, clients: usize) {
+        eventually("the manager knows its clients", || self.status().is_some_and(|status| status.clients == clients));
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.arrays().join(name).exists()
+    }
+
+    /// Waits until an array has gone, which must not take long, and says how long it took.
+    pub fn wait_until_gone(&self, name: &str, since: Instant) {
+        eventually("the array goes", || !self.has(name));
+        let took = since.elapsed();
+        println!("{name} was gone after {took:?}");
+        // Without a word of the death, the look that is taken every ten seconds would find it.
+        assert!(took < Duration::from_secs(8), "{took:?}");
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Ok(Some(status)) = manager::status(Some(&self.socket)) {
+            if !matches!(manager::stop(Some(&self.socket)), Ok(true)) {
+                kill("KILL", &status.pid.to_string());
+            }
+        }
+    }
+}
+
+pub fn announce(client: &mut Child) -> Duration {
+    client.tell("announce");
+    let took = Duration::from_micros(client.line().parse().unwrap());
+    // One that is being started may take ten seconds until it listens.
+    assert!(took < Duration::from_secs(8), "an announcement waits for no manager: {took:?}");
+    took
+}
+
+pub fn hold(client: &mut Child, name: &str) {
+    client.tell(format!("hold {name}"));
+    client.expect("held");
+}
+
+pub fn kill(signal: &str, whom: &str) {
+    let status = Command::new("kill").args(["-s", signal, "--", whom]).status().unwrap();
+    assert!(status.success(), "kill -s {signal} {whom}");
+}
+
+/// A copy of this program that everybody can reach. Made by another process: a descriptor of ours would be in every child
+/// that is just being spawned, and what somebody may write to cannot be executed.
+pub fn reachable(stage: &Stage) -> PathBuf {
+    std::fs::set_permissions(stage.base.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let copy = stage.base.path().join("program");
+    assert!(Command::new("install").args(["-m", "755"]).arg(program()).arg(&copy).status().unwrap().success());
+    copy
+}

@@ -1,0 +1,169 @@
+//! How a manager is started: by the first client, once, from the right program, and again after a kill.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use ndarray_shm::manager;
+
+use super::stage::{Stage, announce, hold, kill, reachable};
+use crate::support::child::{Child, program};
+use crate::support::{self, eventually};
+use crate::tests;
+
+pub fn trials() -> Vec<Trial> {
+    support::trials(
+        "manager",
+        tests![
+            the_first_client_starts_it_and_nothing_of_the_client_stays_open,
+            clients_that_begin_together_start_one,
+            it_is_found_beside_the_program_and_in_path,
+            after_a_kill_the_next_announcement_starts_another,
+            of_two_that_begin_together_one_is_the_manager,
+            switched_off_it_is_neither_started_nor_told,
+            one_that_cannot_be_started_is_one_warning,
+        ],
+    )
+}
+
+fn the_first_client_starts_it_and_nothing_of_the_client_stays_open() {
+    let stage = Stage::new();
+    let mut client = stage.client();
+    println!("announcing took {:?}", announce(&mut client));
+    stage.wait_for_clients(1);
+    println!("announcing again took {:?}", announce(&mut client));
+    let status = stage.status().unwrap();
+    let process = PathBuf::from(format!("/proc/{}", status.pid));
+    assert_eq!(std::fs::read_link(process.join("cwd")).unwrap(), Path::new("/"));
+    let open: Vec<PathBuf> = std::fs::read_dir(process.join("fd"))
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        .collect();
+    let is_own = |path: &&PathBuf| {
+        let text = path.to_string_lossy();
+        !(Some(path.as_path()) == stage.socket.parent()
+            || *text == *"/dev/null"
+            || text.starts_with("socket:")
+            || text.starts_with("anon_inode"))
+    };
+    let foreign: Vec<&PathBuf> = open.iter().filter(is_own).collect();
+    assert!(foreign.is_empty(), "{foreign:?} of {open:?}");
+    let stat = std::fs::read_to_string(process.join("stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    let (parent, session) = (fields[1], fields[3]);
+    assert_ne!(parent, client.id().to_string());
+    assert_eq!(session, status.pid.to_string(), "a session of its own");
+    assert_eq!(std::fs::metadata(&stage.socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", client.id())).unwrap_or_default();
+    assert_eq!(children.trim(), "", "no zombie");
+}
+
+fn clients_that_begin_together_start_one() {
+    let stage = Stage::new();
+    let mut clients: Vec<Child> = (0..6).map(|_| stage.client()).collect();
+    clients.iter_mut().for_each(|client| client.tell("announce"));
+    stage.wait_for_clients(6);
+    let status = stage.status().unwrap();
+    for (number, mut client) in clients.into_iter().enumerate() {
+        client.line();
+        hold(&mut client, &format!("held-{number}"));
+        client.kill();
+    }
+    (0..6).for_each(|number| stage.wait_until_gone(&format!("held-{number}"), Instant::now()));
+    assert_eq!(stage.status().unwrap().pid, status.pid);
+}
+
+fn it_is_found_beside_the_program_and_in_path() {
+    for how in ["beside", "in PATH"] {
+        let stage = Stage::new();
+        let folder = stage.base.path().join("bin");
+        std::fs::create_dir(&folder).unwrap();
+        std::os::unix::fs::symlink(program(), folder.join("ndshm")).unwrap();
+        let mut command = if how == "beside" {
+            let copy = reachable(&stage);
+            std::fs::rename(copy, folder.join("client")).unwrap();
+            stage.command(&folder.join("client"), "manager-client")
+        } else {
+            stage.role("manager-client")
+        };
+        command.env_remove("NDSHM_MANAGER").arg(stage.arrays());
+        command.env("PATH", if how == "beside" { stage.base.path() } else { &folder });
+        let mut client = Child::spawn(command);
+        announce(&mut client);
+        stage.wait_for_clients(1);
+    }
+}
+
+fn after_a_kill_the_next_announcement_starts_another() {
+    let stage = Stage::new();
+    let mut client = stage.client_with("held-x", 1);
+    let first = stage.status().unwrap().pid;
+    kill("KILL", &first.to_string());
+    eventually("it is dead", || stage.status().is_none());
+    assert!(stage.socket.exists(), "a dead manager's socket stays");
+    // How often the connection is looked at is bounded.
+    eventually("the next announcement starts another", || {
+        announce(&mut client);
+        std::thread::sleep(Duration::from_millis(100));
+        stage.status().is_some_and(|status| status.clients == 1)
+    });
+    assert_ne!(stage.status().unwrap().pid, first);
+    client.kill();
+    stage.wait_until_gone("held-x", Instant::now());
+}
+
+fn of_two_that_begin_together_one_is_the_manager() {
+    for _ in 0..10 {
+        let stage = Stage::new();
+        let mut both: Vec<Child> = (0..2).map(|_| Child::spawn(stage.role("manager"))).collect();
+        let mut words: Vec<String> = both.iter_mut().map(Child::line).collect();
+        words.sort();
+        assert_eq!(words, ["another", "listens"]);
+        // One ends and one begins at the same time: there must be no moment in which neither can.
+        assert!(manager::stop(Some(&stage.socket)).unwrap());
+        let mut next = Child::spawn(stage.role("manager"));
+        next.expect("listens");
+    }
+}
+
+fn switched_off_it_is_neither_started_nor_told() {
+    let stage = Stage::new();
+    let _manager = stage.manager(&[]);
+    let mut command = stage.role("manager-client");
+    command.arg(stage.arrays()).env("NDSHM_MANAGER", "off");
+    let mut client = Child::spawn(command);
+    announce(&mut client);
+    client.tell("warnings");
+    client.expect("0");
+    assert_eq!(stage.status().unwrap().clients, 0);
+}
+
+fn one_that_cannot_be_started_is_one_warning() {
+    let stage = Stage::new();
+    let mut clients = ["/nonexistent/ndshm", "/bin/false"].map(|path| {
+        let mut command = stage.role("manager-client");
+        command.arg(stage.arrays()).env("NDSHM_MANAGER", path);
+        Child::spawn(command)
+    });
+    for (number, client) in clients.iter_mut().enumerate() {
+        announce(client);
+        eventually("the warning", || {
+            client.tell("warnings");
+            client.line() == "1"
+        });
+        hold(client, &format!("works-without-{number}"));
+    }
+    // It is tried again after a second.
+    std::thread::sleep(Duration::from_millis(1100));
+    for client in &mut clients {
+        announce(client);
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    for client in &mut clients {
+        client.tell("warnings");
+        client.expect("1");
+        client.kill();
+    }
+    assert!(!stage.socket.exists());
+}

@@ -1,0 +1,121 @@
+//! What children cost and leave: descriptors, threads, processes, files and processor time.
+
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use ndarray_shm::process::{Context, SpawnOptions};
+
+use super::entries::{Outcome, directory};
+use super::{Scene, end, failure};
+use crate::support;
+use crate::tests;
+
+pub fn trials() -> Vec<Trial> {
+    support::trials(
+        "processes",
+        tests![what_a_child_starts_has_nothing_of_the_report, nothing_of_them_stays, waiting_takes_no_processor_time],
+    )
+}
+
+/// Sees whether what a child starts has more open than it should.
+pub fn look_around(context: &Context) -> Outcome {
+    let open = |name: &str| -> Result<String, Box<dyn Error>> {
+        let output = Command::new("ls").args(["-l", name]).stderr(Stdio::null()).output()?;
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let own = open(&format!("/proc/{}/fd", std::process::id()))?;
+    assert!(own.contains("memfd:"), "there is a report: {own}");
+    let others = open("/proc/self/fd")?;
+    fs::write(directory(context).join("open"), others)?;
+    Ok(())
+}
+
+fn what_a_child_starts_has_nothing_of_the_report() {
+    let scene = Scene::new();
+    end(&scene.spawn(1, "look-around")).unwrap();
+    let open = scene.read("open");
+    assert!(open.contains("/proc/") && !open.contains("memfd"), "{open}");
+}
+
+/// Descriptors, threads and children of this process: names of the first, numbers of the others.
+fn belongings() -> (Vec<String>, usize, String) {
+    let listed = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let mut descriptors: Vec<String> = listed
+        .filter_map(|path| Some(format!("{} -> {}", path.display(), fs::read_link(&path).ok()?.display())))
+        .filter(|line| !line.ends_with("/fd"))
+        .collect();
+    descriptors.sort();
+    let threads: Vec<PathBuf> = fs::read_dir("/proc/self/task").unwrap().map(|entry| entry.unwrap().path()).collect();
+    let children = threads.iter().map(|thread| fs::read_to_string(thread.join("children")).unwrap_or_default());
+    (descriptors, threads.len(), children.collect())
+}
+
+/// Every way in which children end, in a process that nobody disturbs, and a look at what is left of each.
+pub fn leave_nothing(context: &Context) -> Outcome {
+    let scene = Scene(tempfile::tempdir_in(directory(context))?);
+    let missing = |index: usize| Command::new(if index < 2 { "yes" } else { "/no/such/program" });
+    let silent = || {
+        SpawnOptions::new().configure(|_, command| {
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+        })
+    };
+    let ways: &[(&str, &dyn Fn())] = &[
+        ("success", &|| end(&scene.spawn(3, "succeed")).unwrap()),
+        ("failure", &|| drop(failure(&scene.spawn(3, "fail")))),
+        ("panic", &|| drop(failure(&scene.spawn(3, "panic")))),
+        ("drop", &|| drop(scene.spawn(3, "wait"))),
+        ("a program that is missing", &|| drop(silent().spawn_commands(4, missing).unwrap_err())),
+        ("an entry that is missing", &|| drop(silent().spawn(1, "unheard-of", &[]).unwrap_err())),
+        ("kill", &|| {
+            let processes = scene.spawn(3, "wait");
+            let killed = Command::new("kill").args(["-KILL", &processes.pids()[1].to_string()]).status().unwrap();
+            assert!(killed.success());
+            drop(failure(&processes));
+        }),
+        ("terminate", &|| {
+            let processes = silent().spawn_commands(3, |_| Command::new("yes")).unwrap();
+            processes.terminate();
+            end(&processes).unwrap();
+        }),
+    ];
+    let temporary = std::env::temp_dir();
+    let files = || fs::read_dir(&temporary).unwrap().count();
+    let (before, files_before) = (belongings(), files());
+    for (way, go) in ways {
+        for _ in 0..3 {
+            go();
+            assert_eq!(belongings(), before, "after {way}");
+            assert_eq!(files(), files_before, "after {way}");
+        }
+    }
+    Ok(())
+}
+
+fn nothing_of_them_stays() {
+    let (scene, temporary) = (Scene::new(), tempfile::tempdir().unwrap());
+    let alone = SpawnOptions::new().configure(|_, command| {
+        command.env("TMPDIR", temporary.path());
+    });
+    end(&alone.spawn(1, "leave-nothing", &[scene.path()]).unwrap()).unwrap();
+}
+
+/// How much processor time this process has used, in clock ticks.
+fn ticks(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+fn waiting_takes_no_processor_time() {
+    let scene = Scene::new();
+    let processes = scene.spawn(1, "spawn");
+    scene.wait_for(&["inner/here-0", "inner/here-1"]);
+    let before = ticks(processes.pids()[0]);
+    std::thread::sleep(Duration::from_secs(1));
+    let used = ticks(processes.pids()[0]) - before;
+    assert!(used < 10, "waiting for two of three took {used} hundredths of a second");
+}
