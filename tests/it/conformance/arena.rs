@@ -6,11 +6,12 @@ use libtest_mimic::Trial;
 use ndarray::{Array, ArrayD, Ix1, Ix2, IxDyn, ShapeBuilder};
 use ndarray_shm::{
     Arena, DType, Error, Order, RefcountedArray, SharedArray,
-    arena::{ArenaArray, ArenaHandle, ArenaOptions},
+    arena::{ArenaArray, ArenaHandle},
 };
 
 use crate::support::child::{Child, Role, hear, say};
-use crate::support::{Name, Place, backend_of_child, rounds};
+use crate::support::random::{Random, random};
+use crate::support::{Name, Place, arena_of_child, rounds};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -50,29 +51,20 @@ pub const ROLES: &[(&str, Role)] = &[
 
 const MIB: u64 = 1 << 20;
 
-fn options(place: &Place) -> ArenaOptions {
-    ArenaOptions::new().backend(place.backend.clone())
-}
-
 fn create(place: &Place, name: &Name, capacity: u64) -> Arena {
-    options(place).create(name.as_str(), capacity).unwrap()
-}
-
-fn open_in_child(arguments: &[String]) -> Arena {
-    Arena::open_in(&backend_of_child(), arguments[0].as_str()).unwrap()
+    place.arena_options().create(name.as_str(), capacity).unwrap()
 }
 
 /// A child that has one draft at a time, of ever another size, and counts how often there was no room.
 fn seeker(arguments: &[String]) {
-    let arena = open_in_child(arguments);
+    let arena = arena_of_child(arguments);
     let sizes = [100, 900, 3000, 9000, 14_000, 20_000, 30_000, 60_000];
-    let mut state: u64 = arguments[1].parse::<u64>().unwrap() + 12_345;
+    let mut random = Random::new(arguments[1].parse().unwrap());
     say("open");
     hear();
     let mut refused = 0;
     for _ in 0..rounds(10_000) {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        match arena.draft::<u8, _>(sizes[(state >> 61) as usize]) {
+        match arena.draft::<u8, _>(sizes[random.below(sizes.len())]) {
             Ok(_dropped_at_once) => {}
             Err(error) if error.is_no_space() => refused += 1,
             Err(error) => panic!("{error}"),
@@ -95,7 +87,7 @@ fn room_is_found_while_others_look_for_it_too(place: &Place) {
 
 /// A child that gets what it is told to and holds it until it is told to let go.
 fn peer(arguments: &[String]) {
-    let arena = open_in_child(arguments);
+    let arena = arena_of_child(arguments);
     let mut held: Vec<ArenaArray<u64, Ix1>> = Vec::new();
     say("open");
     loop {
@@ -138,8 +130,7 @@ fn a_second_process_gets_what_the_first_shared(place: &Place) {
     child.tell(format!("get {}", array.handle()));
     child.expect("499500");
     assert_eq!(array.members(), 2);
-    child.tell("make 10");
-    let handle: ArenaHandle = child.line().parse().unwrap();
+    let handle: ArenaHandle = child.ask("make 10").parse().unwrap();
     let theirs = arena.get::<u64, Ix1>(&handle).unwrap();
     child.tell("release");
     child.expect("released");
@@ -176,7 +167,7 @@ fn a_handle_leads_nowhere_when_nobody_holds_the_array(place: &Place) {
     for ahead in 0..3000 {
         assert!(arena.get::<u64, Ix1>(&next(ahead)).unwrap_err().is_handle_spent());
     }
-    let other = options(place).create(place.location("another").as_str(), MIB).unwrap();
+    let other = place.arena_options().create(place.location("another").as_str(), MIB).unwrap();
     assert!(matches!(other.get::<u64, Ix1>(&handle), Err(Error::InvalidSetting { .. })));
 }
 
@@ -261,8 +252,11 @@ fn a_full_arena_says_so_and_recovers(place: &Place) {
     assert!(arena.draft::<u8, _>((1 << 16) - 63).unwrap_err().is_no_space());
     assert!(arena.draft::<u8, _>((1 << 16) - 64).is_ok());
     assert!(matches!(arena.draft::<u64, _>((usize::MAX, 2)), Err(Error::TooLarge { .. })));
-    assert!(matches!(options(place).create("ndshm-it-never", u64::MAX), Err(Error::TooLarge { .. })));
-    assert!(matches!(options(place).queue_capacity(0).create("ndshm-it-never", 1), Err(Error::InvalidSetting { .. })));
+    assert!(matches!(place.arena_options().create("ndshm-it-never", u64::MAX), Err(Error::TooLarge { .. })));
+    assert!(matches!(
+        place.arena_options().queue_capacity(0).create("ndshm-it-never", 1),
+        Err(Error::InvalidSetting { .. })
+    ));
 }
 
 fn who_is_the_only_holder_can_fill_it_again(place: &Place) {
@@ -304,10 +298,8 @@ fn a_killed_process_holds_nothing(place: &Place) {
     let mut child = peer_of(place, &name);
     child.tell(format!("get {}", ours.handle()));
     child.expect("10");
-    child.tell("make 100000");
-    let theirs: ArenaHandle = child.line().parse().unwrap();
-    child.tell("make 100");
-    let both: ArenaHandle = child.line().parse().unwrap();
+    let theirs: ArenaHandle = child.ask("make 100000").parse().unwrap();
+    let both: ArenaHandle = child.ask("make 100").parse().unwrap();
     let both = arena.get::<u64, Ix1>(&both).unwrap();
     child.kill();
     assert_eq!((ours.members(), both.members()), (2, 2));
@@ -323,14 +315,7 @@ fn a_killed_process_holds_nothing(place: &Place) {
 
 /// A child that makes, shares, gets and drops arrays of all sizes as fast as it can, checking what it sees.
 fn churn(arguments: &[String]) {
-    let arena = open_in_child(arguments);
-    let mut state = u64::from(std::process::id()) << 1 | 1;
-    let mut random = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let arena = arena_of_child(arguments);
     let mut held: Vec<ArenaArray<u64, Ix1>> = Vec::new();
     say("open");
     loop {
@@ -375,11 +360,10 @@ fn processes_are_killed_at_it_and_nothing_is_lost(place: &Place) {
         child
     };
     let mut children: Vec<Child> = (0..3).map(|_| start()).collect();
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = Random::new(1);
     for kill in 0..kills / 3 {
         for child in &mut children {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            std::thread::sleep(std::time::Duration::from_micros(state >> 33 & 0x3fff));
+            std::thread::sleep(std::time::Duration::from_micros(random.below(0x4000) as u64));
             child.kill_alive();
             *child = start();
         }
@@ -400,7 +384,7 @@ fn processes_are_killed_at_it_and_nothing_is_lost(place: &Place) {
 
 /// A child that gets many arrays, whose handles it is told in a file, and says what is in them.
 fn many(arguments: &[String]) {
-    let arena = open_in_child(arguments);
+    let arena = arena_of_child(arguments);
     let bytes = std::fs::read(&arguments[1]).unwrap();
     let handles = bytes.chunks_exact(24).map(|bytes| ArenaHandle::from_bytes(bytes.try_into().unwrap()).unwrap());
     let arrays: Vec<_> = handles.map(|handle| arena.get::<u64, Ix1>(&handle).unwrap()).collect();
@@ -437,7 +421,7 @@ fn many_small_arrays_are_held_in_two_processes(place: &Place) {
 
 /// A child that has the arena open until it is told to end.
 fn member(arguments: &[String]) {
-    let _arena = open_in_child(arguments);
+    let _arena = arena_of_child(arguments);
     say("open");
     hear();
 }
@@ -471,7 +455,7 @@ fn forty_six_can_have_it_open_and_a_dead_ones_seat_is_free(place: &Place) {
 fn the_last_one_out_removes_the_name(place: &Place) {
     let name = place.location("last");
     let arena = create(place, &name, 1);
-    assert!(matches!(options(place).create(name.as_str(), 1), Err(Error::AlreadyExists { .. })));
+    assert!(matches!(place.arena_options().create(name.as_str(), 1), Err(Error::AlreadyExists { .. })));
     let mut child = peer_of(place, &name);
     let draft = arena.draft::<u8, _>(10).unwrap();
     arena.close().unwrap();
@@ -507,7 +491,7 @@ fn an_arena_of_the_dead_is_reclaimed(place: &Place) {
 fn what_is_kept_stays(place: &Place) {
     let place = &place.private();
     let name = place.location("kept");
-    options(place).keep(true).create(name.as_str(), 1).unwrap().close().unwrap();
+    place.arena_options().keep(true).create(name.as_str(), 1).unwrap().close().unwrap();
     assert_eq!(place.reclaim().kept, 1);
     let arena = Arena::open_in(&place.backend, name.as_str()).unwrap();
     drop(arena.draft::<u8, _>(1).unwrap());

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant, SystemTime};
 use libtest_mimic::Trial;
 use ndarray::{Array2, Ix1, Ix2, IxDyn, ShapeBuilder};
 use ndarray_shm::{
-    Access, CreationMode, Element, Error, Order, RefcountedArray,
+    Access, CreationMode, Element, Error, Order,
     counted::{SharingStrategy, inspect_in},
 };
 
 use super::holder::Holder;
-use crate::support::{Name, Place, eventually};
+use crate::support::counted::{create, open};
+use crate::support::{Place, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -37,14 +38,6 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             shapes_that_cannot_be_written_down_are_refused,
         ],
     )
-}
-
-fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
-    place.counted().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap()
-}
-
-fn open(place: &Place, name: &Name) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
-    place.attach_counted().open(name.location())
 }
 
 fn a_counted_array_says_what_it_is(place: &Place) {

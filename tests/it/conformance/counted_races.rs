@@ -1,6 +1,5 @@
 //! Many processes that create, attach to, leave and reclaim counted arrays under one name.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -12,6 +11,7 @@ use ndarray_shm::{
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;
+use crate::support::random::random;
 use crate::support::{Place, backend_of_child};
 use crate::tests;
 
@@ -35,17 +35,6 @@ pub const ROLES: &[(&str, Role)] = &[
 
 /// The longest that a handle protects an array here.
 const LONGEST_GRACE: Duration = Duration::from_millis(2);
-
-/// Numbers that are different in every process, and from call to call.
-fn random() -> u64 {
-    static STATE: AtomicU64 = AtomicU64::new(0);
-    let mut state = STATE.load(Ordering::Relaxed).max(u64::from(std::process::id()));
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    STATE.store(state, Ordering::Relaxed);
-    state
-}
 
 /// What racing processes may meet, and nothing else.
 fn is_usual(error: &Error) -> bool {

@@ -10,6 +10,7 @@ use ndarray_shm::{
 };
 
 use crate::support::child::{Child, Role, hear, say};
+use crate::support::random::Random;
 use crate::support::{Name, Place, backend_of_child};
 use crate::tests;
 
@@ -320,7 +321,7 @@ fn churn(arguments: &[String]) {
 fn receivers_are_killed_at_it_and_every_memory_is_freed(place: &Place) {
     let scene = Scene::new(place, 2000);
     let kept = scene.limbo.lend(scene.memory(1_000_000)).unwrap();
-    let mut state = 12345u64;
+    let mut random = Random::new(1);
     for _ in 0..20 {
         let mut child = Child::start(place, "counters-churn", &[scene.name.as_str()]);
         child.expect("open");
@@ -332,8 +333,7 @@ fn receivers_are_killed_at_it_and_every_memory_is_freed(place: &Place) {
                 (lent, handles)
             })
             .collect();
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        std::thread::sleep(std::time::Duration::from_micros(state >> 33 & 0x7ff));
+        std::thread::sleep(std::time::Duration::from_micros(random.below(0x800) as u64));
         child.kill_alive();
         // What it was told of and had not received yet, its producer takes back.
         for (lent, [handle, also]) in loans {

@@ -43,13 +43,12 @@ fn fill_slowly(arguments: &[String]) {
 fn a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing(place: &Place) {
     let place = &place.fresh(); // where every hidden draft is this test's
     let name = place.location("half-way");
-    let names = || -> Vec<String> { place.backend.list().unwrap().into_iter().map(|entry| entry.name).collect() };
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
     child.expect("half-way");
     child.stop();
     let open = || place.attach::<u8, _>().open(name.location(), 1 << 20);
     assert!(open().unwrap_err().is_not_found());
-    assert!(names().iter().all(|file| !file.contains(name.as_str())));
+    assert!(place.everything().iter().all(|file| !file.contains(name.as_str())));
     // The name is free for somebody else meanwhile.
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(array.unlink().unwrap());
@@ -60,7 +59,7 @@ fn a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing(place: &Place
     assert_eq!(hidden_drafts(), hidden);
     child.kill();
     assert!(open().unwrap_err().is_not_found());
-    assert!(names().iter().all(|file| !file.contains(name.as_str())));
+    assert!(place.everything().iter().all(|file| !file.contains(name.as_str())));
     assert_eq!(hidden_drafts(), hidden, "a hidden name is all that a killed maker can leave");
 
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);

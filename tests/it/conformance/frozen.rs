@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, IxDyn};
-use ndarray_shm::{CreationMode, RefcountedArray};
+use ndarray_shm::CreationMode;
 
 use super::holder::Holder;
-use crate::support::{Name, Place};
+use crate::support::Place;
+use crate::support::counted::create;
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -23,10 +24,6 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_frozen_array_goes_with_its_last_holder_as_any_other,
         ],
     )
-}
-
-fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
-    place.counted().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap()
 }
 
 fn what_is_not_frozen_is_not_looked_at_without_a_guard(place: &Place) {

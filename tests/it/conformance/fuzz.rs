@@ -8,6 +8,7 @@ use super::holder::variant;
 use super::hostile::{NAME, PAGE, Target, run, seal};
 use crate::support::Place;
 use crate::support::child::{Role, say};
+use crate::support::random::Random;
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -16,46 +17,31 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] = &[("fuzz", fuzz)];
 
-/// xorshift64*, which is random enough to spoil bytes, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn number(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        ((self.number() >> 33) as usize) % limit
-    }
-
-    fn mutate(&mut self, bytes: &mut Vec<u8>) {
-        for _ in 0..=self.below(6) {
-            let length = bytes.len().max(1);
-            // Mostly in the last page, and there mostly in record and footer.
-            let at = match self.below(8) {
-                0 => self.below(length),
-                1 | 2 => length.saturating_sub(PAGE) + self.below(PAGE),
-                _ => length.saturating_sub(PAGE - NAME) + self.below(PAGE - NAME),
-            };
-            let special = [0, 1, 2, 30, 60, 4096, 1 << 31, 1 << 32, 1 << 60, 1 << 61, 1 << 62, 1 << 63, u64::MAX];
-            match self.below(7) {
-                0 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << (self.0 % 8)),
-                1 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = self.0 as u8),
-                2..=4 => {
-                    let value = special[self.below(special.len())].to_le_bytes();
-                    bytes.iter_mut().skip(at & !7).zip(value).for_each(|(byte, value)| *byte = value);
-                }
-                5 => {
-                    let (from, count) = (self.below(length), self.below(64));
-                    let copied: Vec<u8> = bytes.iter().skip(from).take(count).copied().collect();
-                    bytes.iter_mut().skip(at).zip(copied).for_each(|(byte, value)| *byte = value);
-                }
-                _ if self.below(4) == 0 => bytes.resize(self.below(4 * PAGE), self.0 as u8),
-                _ => {}
+/// Changes a few bytes, or the length.
+fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
+    for _ in 0..=random.below(6) {
+        let length = bytes.len().max(1);
+        // Mostly in the last page, and there mostly in record and footer.
+        let at = match random.below(8) {
+            0 => random.below(length),
+            1 | 2 => length.saturating_sub(PAGE) + random.below(PAGE),
+            _ => length.saturating_sub(PAGE - NAME) + random.below(PAGE - NAME),
+        };
+        let special = [0, 1, 2, 30, 60, 4096, 1 << 31, 1 << 32, 1 << 60, 1 << 61, 1 << 62, 1 << 63, u64::MAX];
+        match random.below(7) {
+            0 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << (random.number() % 8)),
+            1 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = random.number() as u8),
+            2..=4 => {
+                let value = special[random.below(special.len())].to_le_bytes();
+                bytes.iter_mut().skip(at & !7).zip(value).for_each(|(byte, value)| *byte = value);
             }
+            5 => {
+                let (from, count) = (random.below(length), random.below(64));
+                let copied: Vec<u8> = bytes.iter().skip(from).take(count).copied().collect();
+                bytes.iter_mut().skip(at).zip(copied).for_each(|(byte, value)| *byte = value);
+            }
+            _ if random.below(4) == 0 => bytes.resize(random.below(4 * PAGE), random.number() as u8),
+            _ => {}
         }
     }
 }
@@ -74,9 +60,9 @@ fn fuzz(arguments: &[String]) {
     while start.elapsed() < limit {
         // Each attempt has a seed of its own, so that the one that fails can be tried alone.
         let own = seed.wrapping_add(tried);
-        let mut random = Random(own.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut random = Random::new(own);
         let mut bytes = honest.clone();
-        random.mutate(&mut bytes);
+        mutate(&mut random, &mut bytes);
         if random.below(4) != 0 {
             seal(&mut bytes);
         }

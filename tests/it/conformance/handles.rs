@@ -10,7 +10,8 @@ use ndarray_shm::{
 };
 
 use super::holder::Holder;
-use crate::support::{Name, Place, eventually};
+use crate::support::counted::create;
+use crate::support::{Place, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -34,10 +35,6 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 }
 
 const SHORT: Duration = Duration::from_millis(40);
-
-fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
-    place.counted().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap()
-}
 
 fn attach(place: &Place, handle: &Handle) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
     place.attach_counted().attach(handle)

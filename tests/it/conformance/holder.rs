@@ -32,8 +32,7 @@ impl Holder {
 
     /// Tells it to do something, and returns what it answers: a value, `ok`, or the error's variant.
     pub fn ask(&mut self, request: &str) -> String {
-        self.0.tell(request);
-        self.0.line()
+        self.0.ask(request)
     }
 }
 

@@ -12,6 +12,7 @@ use ndarray_shm::{
 
 use super::hostile::{PAGE, run, seal};
 use crate::support::child::{Role, say};
+use crate::support::random::Random;
 use crate::support::{Place, backend_of_child};
 use crate::tests;
 
@@ -169,13 +170,7 @@ fn spoil_tables(arguments: &[String]) {
     .into_iter()
     .flat_map(|part| part.step_by(8))
     .collect();
-    let mut state = 1u64;
-    let mut random = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut random = Random::new(1);
     let mut turn = 0;
     // As many attempts are made at a word as no multiple of this is: what is left out is another bit each time.
     let is_soak = std::env::var_os("NDSHM_TEST_ROUNDS").is_some();
@@ -208,7 +203,7 @@ fn spoil_tables(arguments: &[String]) {
         say("alive");
     }
     for _ in 0..300 {
-        let changes: Vec<_> = (0..5).map(|_| (words[random() as usize % words.len()], random())).collect();
+        let changes: Vec<_> = (0..5).map(|_| (words[random.below(words.len())], random.number())).collect();
         attempt(&changes);
     }
     say("done");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, AttachOptions, Error, RefcountedArray, arena::ArenaOptions, counted::HandleOptions};
+use ndarray_shm::{Arena, AttachOptions, Error, RefcountedArray, counted::HandleOptions};
 
 use crate::support::{Place, eventually};
 use crate::tests;
@@ -65,7 +65,7 @@ fn a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed(place: &Plac
     std::fs::copy(&path, &copy).unwrap();
     let arena_name = here.location("arena");
     let (arena_path, arena_copy) = (here.path(&arena_name), there.path(&arena_name));
-    let arena = ArenaOptions::new().backend(here.backend.clone()).create(arena_name.location(), 1 << 16).unwrap();
+    let arena = here.arena_options().create(arena_name.location(), 1 << 16).unwrap();
     std::fs::copy(&arena_path, &arena_copy).unwrap();
 
     let reclaimed = there.reclaim();

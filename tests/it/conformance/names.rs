@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, ShapeBuilder};
-use ndarray_shm::{CreationMode, Error, RefcountedArray, counted::SharingStrategy};
+use ndarray_shm::{CreationMode, Error, counted::SharingStrategy};
 
 use super::holder::Holder;
-use crate::support::{Name, Place, eventually};
+use crate::support::counted::{create, open};
+use crate::support::{Place, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -24,14 +25,6 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             shared_by_name_it_has_a_name_that_goes_with_it,
         ],
     )
-}
-
-fn create(place: &Place, name: &Name) -> RefcountedArray<u32, Ix1> {
-    place.counted().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap()
-}
-
-fn open(place: &Place, name: &Name) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
-    place.attach_counted().open(name.location())
 }
 
 fn open_or_create_counts_what_is_there_and_refuses_what_is_other(place: &Place) {

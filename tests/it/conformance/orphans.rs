@@ -1,7 +1,6 @@
 //! Holders that are killed: what they counted is removed by whoever comes next, and nothing else ever is.
 
-use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
@@ -13,6 +12,8 @@ use ndarray_shm::{
 
 use super::holder::Holder;
 use crate::support::child::{Child, Role, hear, say};
+use crate::support::counted::open;
+use crate::support::files::age;
 use crate::support::{Name, Place, backend_of_child, eventually, meddling};
 use crate::tests;
 
@@ -50,10 +51,6 @@ fn orphan(place: &Place, name: &Name, value: u32) {
 
 fn names(removed: &[Removed]) -> Vec<&str> {
     removed.iter().map(|removed| removed.name.as_str()).collect()
-}
-
-fn open(place: &Place, name: &Name) -> ndarray_shm::Result<RefcountedArray<u32, Ix1>> {
-    place.attach_counted().open(name.location())
 }
 
 fn dry_run(place: &Place) -> Reclaimed {
@@ -265,12 +262,6 @@ fn what_was_made_a_moment_ago_can_be_left_alone(place: &Place) {
     assert_eq!(names(&reclaim(3600).removed), [name.as_str()]);
 }
 
-/// Makes a file look as if nobody had changed it for so many seconds.
-fn age(path: &PathBuf, seconds: u64) {
-    let file = std::fs::File::options().write(true).open(path).unwrap();
-    file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
-}
-
 fn nothing_but_orphans_is_ever_reclaimed(place: &Place) {
     let place = &place.private();
     let [plain, page, pages, buffer] = ["plain", "page", "pages", "buffer"].map(|label| place.location(label));
@@ -307,7 +298,7 @@ fn nothing_but_orphans_is_ever_reclaimed(place: &Place) {
     for name in place.backend.list().unwrap().into_iter().filter(|entry| entry.kind == EntryKind::Array) {
         age(&place.directory().join(name.name), 100_000);
     }
-    let before: Vec<String> = place.backend.list().unwrap().into_iter().map(|entry| entry.name).collect();
+    let before = place.everything();
     for reclaimed in [dry_run(place), place.reclaim()] {
         assert!(reclaimed.removed.is_empty(), "{reclaimed:?}");
         assert_eq!((reclaimed.attached, reclaimed.kept, reclaimed.in_flight), (0, 0, 0));
@@ -316,8 +307,7 @@ fn nothing_but_orphans_is_ever_reclaimed(place: &Place) {
         assert!(reclaimed.failed.iter().all(|(_, error)| matches!(error, Error::Trailer { .. })), "{reclaimed:?}");
         assert_eq!(reclaimed.failed.len(), 4, "the damaged ones, and the trailer without its array: {reclaimed:?}");
     }
-    let after: Vec<String> = place.backend.list().unwrap().into_iter().map(|entry| entry.name).collect();
-    assert_eq!(before, after);
+    assert_eq!(place.everything(), before);
 }
 
 fn old_drafts_of_the_dead_are_reclaimed_and_no_others(place: &Place) {

@@ -7,14 +7,13 @@ mod ownership;
 mod painting;
 mod recycling;
 
-use std::time::{Duration, SystemTime};
-
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::{AttachOptions, Pool, SharedArray, pool::PooledArray};
 
 use super::holder::variant;
-use crate::support::child::{Child, Role, hear, say};
+use crate::support::child::{Role, hear, say};
+use crate::support::files::age;
 use crate::support::{Name, Place, backend_of_child};
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -34,17 +33,9 @@ pub const ROLES: &[(&str, Role)] = &[
 
 const LENGTH: usize = 5000;
 
-/// Every file of the directory.
-fn everything(place: &Place) -> Vec<String> {
-    place.backend.list().unwrap().into_iter().map(|entry| entry.name).collect()
-}
-
 /// Makes every file of the directory look as if it was last written so long ago.
-fn age(place: &Place, seconds: u64) {
-    for file in everything(place) {
-        let file = std::fs::File::options().write(true).open(place.directory().join(file)).unwrap();
-        file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
-    }
+fn age_all(place: &Place, seconds: u64) {
+    place.everything().iter().for_each(|file| age(&place.directory().join(file), seconds));
 }
 
 fn pool(place: &Place) -> Pool {
@@ -100,11 +91,6 @@ fn attacher(arguments: &[String]) {
     drop(array);
     say("dropped");
     hear();
-}
-
-fn ask(child: &mut Child, question: &str) -> String {
-    child.tell(question);
-    child.line()
 }
 
 fn unlink_in(place: &Place, name: &Name) {

@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -20,9 +19,11 @@ use ndarray_shm::{
     arena::{ArenaArray, Queue},
 };
 
-use super::queues::{nothing_is_left, opened, options};
+use super::queues::nothing_is_left;
 use crate::support::Place;
+use crate::support::arena_of_child;
 use crate::support::child::{Child, Role, hear};
+use crate::support::random::random;
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -54,21 +55,6 @@ fn kills() -> usize {
     std::env::var("NDSHM_TEST_KILLS").map_or(12, |text| text.parse().expect("a number"))
 }
 
-/// Numbers that differ in every process and from call to call; which ones is chance.
-fn random() -> u64 {
-    static STATE: AtomicU64 = AtomicU64::new(0);
-    let seed = || u64::from(std::process::id()) << 20 ^ std::time::Instant::now().elapsed().as_nanos() as u64;
-    let mut state = STATE.load(Ordering::Relaxed);
-    if state == 0 {
-        state = seed() | 1;
-    }
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    STATE.store(state, Ordering::Relaxed);
-    state
-}
-
 /// Tells the parent something in one write(2): a line is there, or it is not.
 fn report(line: &str) {
     std::io::stdout().write_all(format!("{line}\n").as_bytes()).expect("the parent listens");
@@ -91,7 +77,7 @@ fn filled(arena: &Arena, number: u64) -> ArenaArray<u64, Ix1> {
 
 /// A child that sends numbers from the second argument on until it is told to end.
 fn soak_send(arguments: &[String]) {
-    let arena = opened(arguments);
+    let arena = arena_of_child(arguments);
     let queue = arena.queue(0).expect("the first");
     let ends = std::thread::spawn(hear);
     let mut number: u64 = arguments[1].parse().expect("a number");
@@ -113,7 +99,7 @@ fn soak_send(arguments: &[String]) {
 
 /// A child that receives until the queue has ended.
 fn soak_receive(arguments: &[String]) {
-    let arena = opened(arguments);
+    let arena = arena_of_child(arguments);
     let queue = arena.queue(0).expect("the first");
     loop {
         report("wait");
@@ -210,7 +196,7 @@ impl Soak<'_> {
 /// Kills so many, each time one of those that may be.
 fn soak(place: &Place, label: &str, kills: usize, kinds: &[bool]) {
     let name = place.location(label);
-    let arena = options(place).queue_capacity(64).create(name.location(), CAPACITY).expect("room");
+    let arena = place.arena_options().queue_capacity(64).create(name.location(), CAPACITY).expect("room");
     let queue: Queue = arena.queue(0).expect("the first");
     let (senders, receivers) = (Vec::new(), Vec::new());
     let (name, book) = (name.as_str().to_owned(), Book::default());

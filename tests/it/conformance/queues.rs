@@ -7,11 +7,13 @@ use libtest_mimic::Trial;
 use ndarray::{Array, Ix1, Ix2, arr1};
 use ndarray_shm::{
     Arena, DType, Error,
-    arena::{ArenaArray, ArenaOptions, Queue},
+    arena::{ArenaArray, Queue},
 };
 
+use crate::support::arena_of_child;
 use crate::support::child::{Child, Role, hear, say};
-use crate::support::{Name, Place, backend_of_child, eventually};
+use crate::support::random::Random;
+use crate::support::{Name, Place, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -48,18 +50,9 @@ pub const ROLES: &[(&str, Role)] = &[
 const CAPACITY: u64 = 4 << 20;
 const SOON: Duration = Duration::from_secs(60);
 
-pub fn options(place: &Place) -> ArenaOptions {
-    ArenaOptions::new().backend(place.backend.clone())
-}
-
-/// In a child: the arena that the first argument names.
-pub fn opened(arguments: &[String]) -> Arena {
-    Arena::open_in(&backend_of_child(), arguments[0].as_str()).expect("the parent made it")
-}
-
 fn made(place: &Place, label: &str) -> (Name, Arena, Queue) {
     let name = place.location(label);
-    let arena = options(place).create(name.location(), CAPACITY).expect("room");
+    let arena = place.arena_options().create(name.location(), CAPACITY).expect("room");
     let queue = arena.queue(0).expect("the first of eight");
     (name, arena, queue)
 }
@@ -80,7 +73,7 @@ pub fn nothing_is_left(arena: &Arena) {
 
 /// A child that answers every array with its sum and its handle.
 fn sums(arguments: &[String]) {
-    let queue = opened(arguments).queue(0).unwrap();
+    let queue = arena_of_child(arguments).queue(0).unwrap();
     say("ready");
     loop {
         match queue.recv::<f32, Ix2>() {
@@ -120,7 +113,7 @@ const EACH: u64 = 2000;
 
 /// A child that sends numbers, of which the first is the argument.
 fn produce(arguments: &[String]) {
-    let arena = opened(arguments);
+    let arena = arena_of_child(arguments);
     let queue = arena.queue(0).unwrap();
     let first: u64 = arguments[1].parse().unwrap();
     say("ready");
@@ -132,7 +125,7 @@ fn produce(arguments: &[String]) {
 
 /// A child that says all numbers that it receives.
 fn consume(arguments: &[String]) {
-    let queue = opened(arguments).queue(0).unwrap();
+    let queue = arena_of_child(arguments).queue(0).unwrap();
     say("ready");
     let mut received = Vec::new();
     while let Ok(array) = queue.recv::<u64, Ix1>() {
@@ -145,7 +138,7 @@ fn consume(arguments: &[String]) {
 fn every_message_is_received_once_and_those_of_one_sender_in_order(place: &Place) {
     for cells in [1, 64] {
         let name = place.location("queue-many");
-        let arena = options(place).queue_capacity(cells).create(name.location(), CAPACITY).unwrap();
+        let arena = place.arena_options().queue_capacity(cells).create(name.location(), CAPACITY).unwrap();
         let queue = arena.queue(0).unwrap();
         assert_eq!(queue.capacity(), cells as usize);
         let mut consumers: Vec<Child> =
@@ -178,7 +171,7 @@ fn every_message_is_received_once_and_those_of_one_sender_in_order(place: &Place
 
 /// A child that waits, and says what for and what came of it.
 fn wait(arguments: &[String]) {
-    let arena = opened(arguments);
+    let arena = arena_of_child(arguments);
     let queue = arena.queue(0).unwrap();
     say("ready");
     loop {
@@ -210,7 +203,7 @@ fn let_it_sleep() {
 
 fn whoever_waits_is_woken_by_a_message_and_by_room_and_by_the_end(place: &Place) {
     let name = place.location("queue-woken");
-    let arena = options(place).queue_capacity(1).create(name.location(), CAPACITY).unwrap();
+    let arena = place.arena_options().queue_capacity(1).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(0).unwrap();
     let mut children: Vec<Child> = (0..2).map(|_| Child::start(place, "queue-wait", &[name.as_str()])).collect();
     children.iter_mut().for_each(|child| child.expect("ready"));
@@ -265,7 +258,7 @@ fn what_was_sent_before_the_end_is_received_and_the_rest_comes_back(place: &Plac
 
 fn waiting_ends_when_the_time_is_over(place: &Place) {
     let name = place.location("queue-times");
-    let arena = options(place).queue_capacity(1).create(name.location(), CAPACITY).unwrap();
+    let arena = place.arena_options().queue_capacity(1).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(7).unwrap();
     let limit = Duration::from_millis(20);
     let begin = Instant::now();
@@ -284,7 +277,7 @@ fn waiting_ends_when_the_time_is_over(place: &Place) {
 
 fn a_full_queue_gives_the_array_back(place: &Place) {
     let name = place.location("queue-full");
-    let arena = options(place).queue_capacity(3).create(name.location(), CAPACITY).unwrap();
+    let arena = place.arena_options().queue_capacity(3).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(0).unwrap();
     assert_eq!((queue.capacity(), queue.len(), queue.is_empty()), (4, 0, true));
     for number in 0..4 {
@@ -340,7 +333,7 @@ fn what_was_received_can_be_sent_on_without_saying_what_it_is(place: &Place) {
 
 /// A child that sends three numbers and ends as it is told.
 fn send_and_end(arguments: &[String]) {
-    let arena = opened(arguments);
+    let arena = arena_of_child(arguments);
     let queue = arena.queue(0).unwrap();
     let arrays: Vec<_> = (0..3).map(|number| numbered(&arena, number)).collect();
     for array in &arrays {
@@ -384,7 +377,7 @@ fn a_message_outlives_its_sender_however_that_ends(place: &Place) {
 
 /// A child that receives one array and holds it.
 fn receive_and_hold(arguments: &[String]) {
-    let queue = opened(arguments).queue(0).unwrap();
+    let queue = arena_of_child(arguments).queue(0).unwrap();
     let array = queue.recv::<u64, Ix1>().unwrap();
     say(array.view()[0]);
     hear();
@@ -447,7 +440,7 @@ fn arrays_of_other_arenas_and_queues_that_are_not_there_are_refused(place: &Plac
     assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
     drop(array);
     let name = place.location("queue-none");
-    let none = options(place).queues(0).create(name.location(), CAPACITY).unwrap();
+    let none = place.arena_options().queues(0).create(name.location(), CAPACITY).unwrap();
     assert!(none.queue(0).is_err());
     for arena in [arena, other, none] {
         nothing_is_left(&arena);
@@ -459,15 +452,10 @@ const QUEUES: u64 = 8192;
 const CELLS: u32 = 8;
 
 fn damaged_queues_are_an_error_or_hold_arrays_and_nothing_else(place: &Place) {
-    let mut random = 0x2545_f491_4f6c_dd1d_u64;
-    let mut next = || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
+    let mut random = Random::new(1);
+    let mut next = || random.number();
     let name = place.location("queue-damaged");
-    let arena = options(place).queues(1).queue_capacity(CELLS).create(name.location(), CAPACITY).unwrap();
+    let arena = place.arena_options().queues(1).queue_capacity(CELLS).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(0).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(place.path(&name)).unwrap();
     // Nobody but their makers may see drafts, and nobody at all what is free.

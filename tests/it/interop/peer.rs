@@ -53,8 +53,7 @@ impl Peer {
 
     /// Tells the script something and waits for its answer.
     pub fn ask(&mut self, question: impl Display) -> String {
-        self.child.tell(question);
-        self.child.line()
+        self.child.ask(question)
     }
 
     /// Asks, and insists on the answer.

@@ -2,15 +2,13 @@
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
-use ndarray_shm::{
-    Arena,
-    arena::{ArenaArray, ArenaHandle, ArenaOptions},
-};
+use ndarray_shm::arena::{ArenaArray, ArenaHandle};
 
 use super::sandbox;
+use crate::support::arena_of_child;
 use crate::support::child::{Child, Role, say};
 use crate::support::forks::in_forked_child;
-use crate::support::{Place, backend_of_child, eventually};
+use crate::support::{Place, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -29,13 +27,9 @@ pub const ROLES: &[(&str, Role)] = &[("arena-crowd", crowd), ("arena-fork", fork
 
 const CROWD: u64 = 100_000;
 
-fn open_in_child(arguments: &[String]) -> Arena {
-    Arena::open_in(&backend_of_child(), arguments[0].as_str()).unwrap()
-}
-
 /// A child with few descriptors that makes arrays, or gets those of another.
 fn crowd(arguments: &[String]) {
-    let arena = open_in_child(arguments);
+    let arena = arena_of_child(arguments);
     let path = &arguments[1];
     let arrays: Vec<ArenaArray<u64, Ix1>> = if std::path::Path::new(path).exists() {
         let bytes = std::fs::read(path).unwrap();
@@ -69,7 +63,7 @@ fn crowd(arguments: &[String]) {
 fn a_hundred_thousand_arrays_take_a_handful_of_descriptors_and_mappings(place: &Place) {
     let place = &place.private();
     let (name, file) = (place.location("crowd"), place.location("crowd-handles"));
-    let options = ArenaOptions::new().backend(place.backend.clone());
+    let options = place.arena_options();
     let arena = options.create(name.as_str(), (CROWD / 60 + 1) << 16).unwrap();
     let path = place.path(&file).display().to_string();
     let start = || {
@@ -87,7 +81,7 @@ fn a_hundred_thousand_arrays_take_a_handful_of_descriptors_and_mappings(place: &
 
 /// A process whose forked children try everything with what they inherited.
 fn fork_with_arena(arguments: &[String]) {
-    let arena = open_in_child(arguments);
+    let arena = arena_of_child(arguments);
     let array = arena.from_array(&Array::from_elem(10, 1u64)).unwrap();
     let draft = arena.draft::<u64, _>(10).unwrap();
     let queue = arena.queue(0).unwrap();
@@ -109,7 +103,7 @@ fn fork_with_arena(arguments: &[String]) {
             queue.recv_any().map(drop),
             queue.close().map(drop),
         ];
-        let again = open_in_child(arguments);
+        let again = arena_of_child(arguments);
         let same = again.get::<u64, Ix1>(&array.handle()).unwrap();
         let fine = same.view().sum() == 10 && same.members() == 2 && again.queue(0).unwrap().len() == 1;
         drop((array, arena, same, again));
@@ -129,7 +123,7 @@ fn fork_with_arena(arguments: &[String]) {
 
 fn a_forked_child_is_refused_and_disturbs_nothing(place: &Place) {
     let name = place.location("forked");
-    let arena = ArenaOptions::new().backend(place.backend.clone()).create(name.as_str(), 1 << 20).unwrap();
+    let arena = place.arena_options().create(name.as_str(), 1 << 20).unwrap();
     let mut child = Child::start(place, "arena-fork", &[name.as_str()]);
     child.expect("done");
     child.finish();
@@ -142,7 +136,7 @@ fn a_forked_child_is_refused_and_disturbs_nothing(place: &Place) {
 /// A process that holds an array, forks a child that lives on, and waits to be killed.
 #[allow(unsafe_code)]
 fn orphan(arguments: &[String]) {
-    let arena = open_in_child(arguments);
+    let arena = arena_of_child(arguments);
     let array = arena.from_array(&Array::from_elem(10, 1u64)).unwrap();
     // SAFETY: this process has one thread, and the child only sleeps.
     let child = unsafe { libc::fork() };
@@ -158,7 +152,7 @@ fn orphan(arguments: &[String]) {
 #[allow(unsafe_code)]
 fn the_death_of_a_parent_is_noticed_while_its_forked_child_lives(place: &Place) {
     let name = place.location("orphan");
-    let arena = ArenaOptions::new().backend(place.backend.clone()).create(name.as_str(), 1 << 20).unwrap();
+    let arena = place.arena_options().create(name.as_str(), 1 << 20).unwrap();
     let mut child = Child::start(place, "arena-orphan", &[name.as_str()]);
     let line = child.line();
     let (forked, handle) = line.split_once(' ').unwrap();

@@ -100,8 +100,7 @@ fn a_forked_child_takes_and_gives_nothing_of_its_parents_pool(place: &Place) {
     child.expect("done");
     child.tell("end");
     child.finish();
-    let left: Vec<String> = place.backend.list().unwrap().into_iter().map(|entry| entry.name).collect();
-    assert_eq!(left, [] as [&str; 0]);
+    assert_eq!(place.everything(), [] as [&str; 0]);
 }
 
 /// A process whose forked child has an array that the parent puts into a pool.

@@ -39,7 +39,7 @@ fn permissions_are_exact(place: &Place) {
     let shared = place.location("permissions-shared");
     drop(place.options::<u8, _>().permissions(0o666).create(shared.location(), 4).unwrap());
     let arena = place.location("permissions-arena");
-    let options = ndarray_shm::arena::ArenaOptions::new().backend(place.backend.clone()).permissions(0o6660).keep(true);
+    let options = place.arena_options().permissions(0o6660).keep(true);
     drop(options.create(arena.location(), 1).unwrap());
     assert_eq!(mode(&arena) & 0o7777, 0o660, "bits that change whom a program runs as are left out");
     assert_eq!(mode(&shared) & 0o7777, 0o666, "whatever the umask");

@@ -58,8 +58,7 @@ fn a_death_is_seen_though_a_forked_child_keeps_the_socket() {
     let mut client = stage.client();
     announce(&mut client);
     stage.wait_for_clients(1);
-    client.tell("fork");
-    let forked = client.line();
+    let forked = client.ask("fork");
     // Only now, so that the forked child does not hold it.
     hold(&mut client, "held-x");
     let since = Instant::now();
@@ -73,8 +72,7 @@ fn a_forked_child_is_a_client_of_its_own() {
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
     let mut client = stage.client_with("held-parent", 1);
-    client.tell("fork-announce held-child");
-    let forked = client.line();
+    let forked = client.ask("fork-announce held-child");
     stage.wait_for_clients(2);
     eventually("the child holds an array", || stage.has("held-child"));
     kill("KILL", &forked);

@@ -98,8 +98,7 @@ impl Drop for Stage {
 }
 
 pub fn announce(client: &mut Child) -> Duration {
-    client.tell("announce");
-    let took = Duration::from_micros(client.line().parse().unwrap());
+    let took = Duration::from_micros(client.ask("announce").parse().unwrap());
     // One that is being started may take ten seconds until it listens.
     assert!(took < Duration::from_secs(8), "an announcement waits for no manager: {took:?}");
     took

@@ -148,10 +148,7 @@ fn one_that_cannot_be_started_is_one_warning() {
     });
     for (number, client) in clients.iter_mut().enumerate() {
         announce(client);
-        eventually("the warning", || {
-            client.tell("warnings");
-            client.line() == "1"
-        });
+        eventually("the warning", || client.ask("warnings") == "1");
         hold(client, &format!("works-without-{number}"));
     }
     // It is tried again after a second.

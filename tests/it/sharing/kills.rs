@@ -18,6 +18,8 @@ use ndarray_shm::{
 use super::managed::{self, Outcome, Stopwatch};
 use super::meeting::{LONG, Meeting, all, names, repeats, share};
 use crate::support::child::{Child, Role, hear, say};
+use crate::support::files::age;
+use crate::support::random::Random;
 use crate::support::{Place, backend_of_child, eventually};
 use crate::tests;
 
@@ -51,28 +53,21 @@ struct Row {
     after: usize,
 }
 
+/// The seed of a run: what the environment says, or the time.
+fn seed() -> u64 {
+    let seed = std::env::var("NDSHM_TEST_SEED").ok().map(|seed| seed.parse().expect("a number"));
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    seed.unwrap_or_else(|| now().as_nanos() as u64)
+}
+
 /// Times at which processes are killed.
 #[derive(Debug)]
-pub struct Moments(pub u64);
+pub struct Moments(pub Random);
 
 impl Moments {
-    fn new() -> Self {
-        let seed = std::env::var("NDSHM_TEST_SEED").ok().map(|seed| seed.parse().expect("a number"));
-        let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
-        Self(seed.unwrap_or_else(|| now().as_nanos() as u64) | 1)
-    }
-
-    /// A number below a limit (xorshift64).
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-
     /// Kills a child that has just begun something.
     pub fn kill(&mut self, child: &mut Child) {
-        let (begin, after) = (Instant::now(), Duration::from_nanos(self.below(LATEST.as_nanos() as u64)));
+        let (begin, after) = (Instant::now(), Duration::from_nanos(self.0.below(LATEST.as_nanos() as usize) as u64));
         while begin.elapsed() < after {
             std::hint::spin_loop();
         }
@@ -372,16 +367,15 @@ fn play(place: &Place, moments: &mut Moments, (scenario, rounds): (&'static str,
 fn age_drafts(backend: &Directory) {
     for entry in backend.list().unwrap() {
         if entry.kind == ndarray_shm::backend::EntryKind::Draft {
-            let file = std::fs::File::options().write(true).open(backend.path().join(entry.name)).unwrap();
-            file.set_modified(SystemTime::now() - Duration::from_secs(90)).unwrap();
+            age(&backend.path().join(entry.name), 90);
         }
     }
     assert!(names(backend) > 0, "the array that is held through everything");
 }
 
 fn whoever_is_killed_leaves_nothing_for_long(place: &Place) {
-    let mut moments = Moments::new();
-    let seed = moments.0;
+    let seed = seed();
+    let mut moments = Moments(Random::new(seed));
     let rounds = repeats(10);
     println!("kills on {}: NDSHM_TEST_SEED={seed}", place.name);
     let rows = SCENARIOS.map(|(scenario, all_rounds)| play(place, &mut moments, (scenario, rounds), all_rounds));

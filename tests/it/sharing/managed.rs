@@ -21,6 +21,7 @@ use ndarray_shm::{
 use super::kills::{Game, Moments, Rounds, SCENARIOS, connect, named, one_by_one};
 use super::meeting::{Meeting, all};
 use crate::support::child::{Child, ROLE, Role, hear, program, say};
+use crate::support::random::Random;
 use crate::support::{Place, Test, eventually};
 use crate::tests;
 
@@ -173,7 +174,7 @@ pub fn play_all(place: &Place, moments: &mut Moments, rounds: usize) -> Vec<Outc
 fn play(place: &Place, moments: &mut Moments, (scenario, number): (&'static str, usize), rounds: usize) -> Outcome {
     let stage = Stage::new(place);
     let mut outcome = Outcome { scenario, rounds, left: 0, after: None, late: 0, times: Vec::new() };
-    let seed = moments.below(u64::MAX) | 1;
+    let seed = moments.0.number();
     println!("{scenario}, with a manager: seed {seed}");
     let arguments = [place.name.to_owned(), number.to_string(), rounds.to_string(), seed.to_string()];
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -209,7 +210,7 @@ fn director(arguments: &[String]) {
     let meeting = Meeting::of_parent(Place::of_parent(place), socket.parent().unwrap());
     let backend = meeting.place.backend.clone();
     let (_, all_rounds) = *SCENARIOS.iter().chain(&OTHERS).nth(scenario as usize).unwrap();
-    let mut moments = Moments(seed);
+    let mut moments = Moments(Random::new(seed));
     let managed = Some(Stopwatch::default());
     let mut game = Game { meeting: &meeting, moments: &mut moments, removed: 0, managed };
     // Except where all clients are killed, its own process is one.
@@ -264,7 +265,7 @@ fn manager_is_killed(game: &mut Game<'_>, round: usize) {
     let (mut child, channel) = game.meeting.child("kill-creator", &[&value.to_string()]);
     let array: RefcountedArray<f32, Ix2> = channel.receive::<Handle>().unwrap().message.attach().unwrap();
     child.tell("begin");
-    std::thread::sleep(Duration::from_micros(game.moments.below(5000)));
+    std::thread::sleep(Duration::from_micros(game.moments.0.below(5000) as u64));
     // Either of the two may be the first.
     if round % 3 == 0 {
         game.kill(&mut child);
@@ -304,7 +305,7 @@ fn all_are_killed(game: &mut Game<'_>, round: usize) {
     }
     all.iter_mut().skip(1).for_each(|child| child.tell("begin"));
     while !all.is_empty() {
-        let next = game.moments.below(all.len() as u64) as usize;
+        let next = game.moments.0.below(all.len());
         game.moments.kill(&mut all.swap_remove(next));
     }
     let stopwatch = game.managed.as_mut().unwrap();

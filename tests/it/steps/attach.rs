@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, AttachOptions, RefcountedArray, SharedArray, arena::ArenaOptions, counted::Handle};
+use ndarray_shm::{Arena, AttachOptions, RefcountedArray, SharedArray, counted::Handle};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Name, Place, backend_of_child};
@@ -90,7 +90,7 @@ fn bytes_that_a_writer_has_as_elements_are_no_frozen_array(place: &Place) {
 fn bytes_that_a_writer_has_as_elements_are_no_arena(place: &Place) {
     let place = &place.private();
     let name = place.location("arena");
-    let arena = ArenaOptions::new().backend(place.backend.clone()).create(name.location(), 1 << 16).unwrap();
+    let arena = place.arena_options().create(name.location(), 1 << 16).unwrap();
     let bytes = std::fs::read(place.path(&name)).unwrap();
     drop(arena);
     lookalike(place, &name, &bytes, "step-open-arena");
@@ -100,7 +100,7 @@ fn a_plain_open_that_passes_by_is_waited_for(place: &Place) {
     let place = &place.private();
     let (counted, arena) = (place.location("counted"), place.location("arena"));
     let array = place.counted::<u8, Ix1>().create(counted.location(), 100).unwrap();
-    let members = ArenaOptions::new().backend(place.backend.clone()).create(arena.location(), 1 << 16).unwrap();
+    let members = place.arena_options().create(arena.location(), 1 << 16).unwrap();
     let handle = array.handle().unwrap().to_string();
     let cases = [
         (&counted, "step-open-frozen", counted.as_str(), "attached, frozen: false"),

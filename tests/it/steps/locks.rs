@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, AttachOptions, SharedArray, arena::ArenaOptions, backend::Backend, default_backend};
+use ndarray_shm::{Arena, AttachOptions, SharedArray, backend::Backend, default_backend};
 
 use crate::linux::rights::as_stranger;
 use crate::support::child::{Child, Role, say};
@@ -140,7 +140,7 @@ fn seat_ends_with_its_process_although_a_child_was_forked_meanwhile(place: &Plac
     let place = &place.private();
     let name = place.location("arena");
     let go_on = place.location("go-on");
-    let arena = ArenaOptions::new().backend(place.backend.clone()).create(name.location(), 1 << 16).unwrap();
+    let arena = place.arena_options().create(name.location(), 1 << 16).unwrap();
     let flag = place.path(&go_on).display().to_string();
     let mut child =
         Child::start_with_step(place, "step-join", &[name.as_str(), &flag], "seat: a child may have its lock");

@@ -24,6 +24,7 @@ use ndarray_shm::{
 };
 
 use crate::support::child::{Child, ROLE, Role, copy_program, hear, program, say};
+use crate::support::random::Random;
 use crate::support::{Place, forks, with_drafts_as_told};
 use crate::tests;
 
@@ -38,7 +39,7 @@ const SECONDS: &str = "NDSHM_TEST_STRESS_SECONDS";
 /// What a worker says at last. Before it says what it could do, each thing once.
 const END: &str = "end";
 const WORKERS: usize = 5;
-const NAMES: u64 = 4;
+const NAMES: usize = 4;
 /// Begins the names of what is sometimes a frozen array by its bytes.
 const FORGED: &str = "stress-forged";
 const SHAPE: (usize, usize) = (64, 16);
@@ -47,22 +48,6 @@ const STRANGER: u32 = 41_003;
 /// Rows of a block; chunks have a multiple of it.
 const ROWS: usize = 8;
 const BLOCK: usize = ROWS * SHAPE.1;
-
-/// A small generator: the same seed makes the same choices.
-struct Choice(u64);
-
-impl Choice {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % below
-    }
-
-    fn value(&mut self) -> u64 {
-        self.next(u64::MAX) | 1
-    }
-}
 
 /// Ends the process if a block has more than one value.
 fn check<D: Dimension>(view: &ArrayView<'_, u64, D>, what: &str) {
@@ -79,7 +64,7 @@ struct Worker {
     /// Of everything that it makes.
     permissions: u32,
     pool: Pool,
-    choice: Choice,
+    random: Random,
     arena: Option<Arena>,
     /// What is kept for a while, and is inherited by children.
     plain: Option<SharedArray<u64, Ix2>>,
@@ -111,16 +96,15 @@ const ACTS: [(&str, Act); 15] = [
 
 impl Worker {
     fn name(&mut self) -> String {
-        format!("stress-{}", self.choice.next(NAMES))
+        format!("stress-{}", self.random.below(NAMES))
     }
 
     fn create(&mut self) -> ndarray_shm::Result<()> {
-        let (name, value) = (self.name(), self.choice.value());
-        let mode =
-            [CreationMode::CreateNew, CreationMode::OpenOrCreate, CreationMode::Replace][self.choice.next(3) as usize];
+        let (name, value) = (self.name(), self.random.number());
+        let mode = [CreationMode::CreateNew, CreationMode::OpenOrCreate, CreationMode::Replace][self.random.below(3)];
         let options =
             CreateOptions::<SharedArray<_, _>>::new().backend(self.backend.clone()).permissions(self.permissions);
-        let options = options.mode(mode).keep_fd(self.choice.next(2) == 0);
+        let options = options.mode(mode).keep_fd(self.random.below(2) == 0);
         self.plain = Some(options.create_with(name, SHAPE, |mut view| view.fill(value))?);
         Ok(())
     }
@@ -135,7 +119,7 @@ impl Worker {
     }
 
     fn write(&mut self) -> ndarray_shm::Result<()> {
-        let (name, value) = (self.name(), self.choice.value());
+        let (name, value) = (self.name(), self.random.number());
         let array: SharedArray<u64, Ix2> =
             AttachOptions::<SharedArray<_, _>>::new().backend(self.backend.clone()).open(name, SHAPE)?;
         let mut guard = array.write_timeout(Duration::from_millis(50))?;
@@ -152,12 +136,12 @@ impl Worker {
     }
 
     fn count(&mut self) -> ndarray_shm::Result<()> {
-        let (name, value) = (self.name(), self.choice.value());
+        let (name, value) = (self.name(), self.random.number());
         let options =
             CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).permissions(self.permissions);
         let options = options.mode(CreationMode::OpenOrCreate);
         let array: RefcountedArray<u64, Ix2> = options.create_with(name, SHAPE, |mut view| view.fill(value))?;
-        if self.choice.next(2) == 0 {
+        if self.random.below(2) == 0 {
             array.write_timeout(Duration::from_millis(50))?.fill(value);
         }
         check(&array.read_timeout(Duration::from_millis(50))?.view(), "a counted array");
@@ -169,7 +153,7 @@ impl Worker {
         let name = self.name();
         let array: RefcountedArray<u64, Ix2> =
             AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).open(name)?;
-        if self.choice.next(4) == 0 {
+        if self.random.below(4) == 0 {
             array.freeze()?;
         }
         Self::watch(&array)
@@ -177,7 +161,7 @@ impl Worker {
 
     /// Gives the elements of a plain array the bytes of a frozen one, for a moment.
     fn forge(&mut self) -> ndarray_shm::Result<()> {
-        let (name, value) = (format!("{FORGED}-{}", self.name()), self.choice.value());
+        let (name, value) = (format!("{FORGED}-{}", self.name()), self.random.number());
         let options =
             CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone()).mode(CreationMode::Replace);
         let frozen: RefcountedArray<u64, Ix2> =
@@ -223,8 +207,8 @@ impl Worker {
     }
 
     fn send(&mut self) -> ndarray_shm::Result<()> {
-        let value = self.choice.value();
-        let strategy = [SharingStrategy::FileDescriptor, SharingStrategy::FileSystem][self.choice.next(2) as usize];
+        let value = self.random.number();
+        let strategy = [SharingStrategy::FileDescriptor, SharingStrategy::FileSystem][self.random.below(2)];
         let options = CreateOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone());
         let array: RefcountedArray<u64, Ix2> = options.share_with(strategy, SHAPE, |mut view| view.fill(value))?;
         let (here, there) = Channel::pair()?;
@@ -240,7 +224,7 @@ impl Worker {
     }
 
     fn allocate(&mut self) -> ndarray_shm::Result<()> {
-        let value = self.choice.value();
+        let value = self.random.number();
         let options = ArenaOptions::new().backend(self.backend.clone()).permissions(self.permissions);
         if self.arena.is_none() {
             self.arena = Some(
@@ -253,14 +237,14 @@ impl Worker {
         let array = draft.share()?;
         std::thread::yield_now();
         assert!(array.view().iter().all(|element| *element == value), "a block of an arena was not alone");
-        if self.choice.next(4) > 0 {
+        if self.random.below(4) > 0 {
             self.arena = Some(arena);
         }
         Ok(())
     }
 
     fn recycle(&mut self) -> ndarray_shm::Result<()> {
-        let (name, value) = (self.name(), self.choice.value());
+        let (name, value) = (self.name(), self.random.number());
         let mut draft = self.pool.take::<u64, _>(SHAPE)?;
         check(&draft.view(), "recycled memory");
         draft.view_mut().fill(value);
@@ -268,7 +252,7 @@ impl Worker {
         assert!(draft.view().iter().all(|element| *element == value), "a draft was not alone");
         let array = draft.publish(name)?;
         check(&array.read_timeout(Duration::from_millis(50))?.view(), "a pool's array");
-        if self.choice.next(2) == 0 {
+        if self.random.below(2) == 0 {
             self.plain = Some(array.into_array());
         }
         Ok(())
@@ -276,15 +260,15 @@ impl Worker {
 
     fn begin(&mut self) -> ndarray_shm::Result<()> {
         let name = self.name();
-        let rows = ROWS << self.choice.next(3);
+        let rows = ROWS << self.random.below(3);
         let options = self.render_options();
-        let options = if self.choice.next(2) == 0 { options.pool(&self.pool) } else { options };
+        let options = if self.random.below(2) == 0 { options.pool(&self.pool) } else { options };
         self.buffer = Some(options.create(name, SHAPE, (rows, SHAPE.1), "stress")?);
         Ok(())
     }
 
     fn paint(&mut self) -> ndarray_shm::Result<()> {
-        let value = self.choice.value();
+        let value = self.random.number();
         let Some(buffer) = &self.buffer else { return Ok(()) };
         if let NextClaim::Chunk(mut chunk) = buffer.claim_next()? {
             chunk.view_mut().fill(value);
@@ -301,13 +285,13 @@ impl Worker {
 
     fn finish(&mut self) -> ndarray_shm::Result<()> {
         let Some(buffer) = self.buffer.take() else { return Ok(()) };
-        match self.choice.next(8) {
+        match self.random.below(8) {
             0 => return buffer.discard(),
             _ if !buffer.progress().is_complete() => self.buffer = Some(buffer),
             _ => {
                 let array = buffer.finish().map_err(|refused| refused.into_parts().0)?;
                 check(&array.read_timeout(Duration::from_millis(50))?.view(), "a finished buffer");
-                if self.choice.next(2) == 0 {
+                if self.random.below(2) == 0 {
                     self.pool.put(array).map_err(|refused| refused.into_parts().0)?;
                 }
             }
@@ -320,7 +304,7 @@ impl Worker {
         if self.forked.len() == 2 {
             forks::wait(self.forked.remove(0));
         }
-        let rounds = self.choice.next(40);
+        let rounds = self.random.below(40);
         let child = forks::fork(|| {
             stay();
             for _ in 0..rounds {
@@ -344,7 +328,7 @@ impl Worker {
     /// Finishes the buffer that children may have inherited, and uses its memory for another one of the same name, in other chunks.
     fn turn_over(&mut self) -> ndarray_shm::Result<()> {
         let Some(buffer) = self.buffer.take() else { return Ok(()) };
-        let value = self.choice.value();
+        let value = self.random.number();
         while let NextClaim::Chunk(mut chunk) = buffer.claim_next()? {
             chunk.view_mut().fill(value);
             chunk.commit()?;
@@ -352,7 +336,7 @@ impl Worker {
         let name = buffer.location().clone();
         let array = buffer.finish().map_err(|refused| refused.into_parts().0)?;
         self.pool.put(array).map_err(|refused| refused.into_parts().0)?;
-        let rows = ROWS << self.choice.next(3);
+        let rows = ROWS << self.random.below(3);
         let options = self.render_options().pool(&self.pool);
         let buffer = options.create(&name, SHAPE, (rows, SHAPE.1), "stress")?;
         if let NextClaim::Chunk(mut chunk) = buffer.claim_next()? {
@@ -389,7 +373,7 @@ fn work(arguments: &[String]) {
         backend,
         permissions,
         pool,
-        choice: Choice(seed),
+        random: Random::new(seed),
         arena: None,
         plain: None,
         counted: None,
@@ -399,11 +383,11 @@ fn work(arguments: &[String]) {
     };
     let end = Instant::now() + Duration::from_millis(arguments[1].parse().unwrap());
     while Instant::now() < end {
-        let act = worker.choice.next(ACTS.len() as u64) as usize;
+        let act = worker.random.below(ACTS.len());
         if ACTS[act].1(&mut worker).is_ok() && !std::mem::replace(&mut worker.done[act], true) {
             say(ACTS[act].0);
         }
-        if worker.choice.next(8) == 0 {
+        if worker.random.below(8) == 0 {
             (worker.plain, worker.counted) = (None, None);
         }
     }
@@ -415,19 +399,19 @@ fn work(arguments: &[String]) {
 }
 
 /// Starts a worker; if there is a program for other users, every second one is another user's.
-fn start(place: &Place, choice: &mut Choice, lifetime: Duration, of_others: Option<&Path>) -> Child {
+fn start(place: &Place, random: &mut Random, lifetime: Duration, of_others: Option<&Path>) -> Child {
     let mut command = Command::new(program());
-    if let Some(program) = of_others.filter(|_| choice.next(2) == 0) {
+    if let Some(program) = of_others.filter(|_| random.below(2) == 0) {
         command = Command::new("setpriv");
         command
             .args([format!("--reuid={STRANGER}"), format!("--regid={STRANGER}"), "--clear-groups".into()])
             .arg(program);
     }
     // Stops itself at every so manieth step.
-    command.env("NDSHM_STEP", format!("every {}", 20 + choice.next(200)));
+    command.env("NDSHM_STEP", format!("every {}", 20 + random.below(200)));
     command.env(ROLE, "stress-worker").envs(place.environment());
     let permissions = if of_others.is_some() { "666" } else { "600" };
-    command.args([choice.value().to_string(), lifetime.as_millis().to_string(), permissions.to_owned()]);
+    command.args([random.number().to_string(), lifetime.as_millis().to_string(), permissions.to_owned()]);
     command.arg(place.directory());
     Child::spawn(command)
 }
@@ -445,22 +429,22 @@ fn no_process_reads_what_another_kind_of_array_has_written(place: &Place) {
     let seconds = std::env::var(SECONDS).map_or(5, |seconds| seconds.parse().expect("a number of seconds"));
     let seed = std::process::id().into();
     println!("seed {seed}");
-    let mut choice = Choice(seed);
+    let mut random = Random::new(seed);
     let end = Instant::now() + Duration::from_secs(seconds);
     let left = || end.saturating_duration_since(Instant::now());
-    let mut workers: Vec<Child> = (0..WORKERS).map(|_| start(place, &mut choice, left(), of_others)).collect();
+    let mut workers: Vec<Child> = (0..WORKERS).map(|_| start(place, &mut random, left(), of_others)).collect();
     let (mut kills, mut stops) = (0, 0);
     let mut done = BTreeSet::new();
     while !left().is_zero() {
-        std::thread::sleep(Duration::from_millis(1 + choice.next(10)));
+        std::thread::sleep(Duration::from_millis(1 + random.below(10) as u64));
         for worker in &mut workers {
             if worker.is_stopped() {
                 stops += 1;
-                match choice.next(6) {
+                match random.below(6) {
                     0 => {
                         worker.kill();
                         done.extend(worker.rest());
-                        *worker = start(place, &mut choice, left(), of_others);
+                        *worker = start(place, &mut random, left(), of_others);
                         kills += 1;
                     }
                     1 => {} // for longer

@@ -127,6 +127,12 @@ impl Child {
         }
     }
 
+    /// Tells the child something, and waits for its answer.
+    pub fn ask(&mut self, question: impl std::fmt::Display) -> String {
+        self.tell(question);
+        self.line()
+    }
+
     /// Waits for a line within a time; `None` if there is none.
     pub fn line_within(&mut self, limit: Duration) -> Option<String> {
         self.lines.recv_timeout(limit).ok()

@@ -1,6 +1,8 @@
 //! What tests stand on: places to test in, names that clean up after themselves, children.
 
 pub mod child;
+pub mod counted;
+pub mod files;
 #[cfg(target_os = "linux")]
 pub mod forks;
 #[cfg(all(target_os = "linux", ndshm_steps))]
@@ -9,6 +11,7 @@ pub mod held_fork;
 mod hidden;
 pub mod machine;
 mod meddling;
+pub mod random;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,8 +21,9 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use ndarray::Dimension;
 use ndarray_shm::{
-    Access, ArrayReader, ArrayWriter, AttachOptions, CreateOptions, Directory, Element, Location, RefcountedArray,
-    SharedArray,
+    Access, Arena, ArrayReader, ArrayWriter, AttachOptions, CreateOptions, Directory, Element, Location,
+    RefcountedArray, SharedArray,
+    arena::ArenaOptions,
     backend::{Backend, EntryKind},
     counted::{Inspection, Reclaim, Reclaimed, inspect_in},
     default_backend,
@@ -44,6 +48,11 @@ pub fn with_drafts_as_told(backend: Directory) -> Directory {
         return hidden::directory(backend.path());
     }
     backend
+}
+
+/// In a child: the arena that the first argument names.
+pub fn arena_of_child(arguments: &[String]) -> Arena {
+    Arena::open_in(&backend_of_child(), arguments[0].as_str()).expect("the parent made it")
 }
 
 /// A test that runs in every place.
@@ -217,6 +226,11 @@ impl Place {
         PoolOptions::new().backend(self.backend.clone())
     }
 
+    /// Options for arenas here.
+    pub fn arena_options(&self) -> ArenaOptions {
+        ArenaOptions::new().backend(self.backend.clone())
+    }
+
     /// Options for renderbuffers here.
     pub fn render_options(&self) -> RenderOptions {
         RenderOptions::new().backend(self.backend.clone())
@@ -239,11 +253,14 @@ impl Place {
         Name { location: location.parse().expect("a location"), backend: self.backend.clone() }
     }
 
+    /// Every name in the directory, hidden ones included.
+    pub fn everything(&self) -> Vec<String> {
+        self.backend.list().expect("a listing").into_iter().map(|entry| entry.name).collect()
+    }
+
     /// Everything in the directory that belongs to the location, bookkeeping included.
     pub fn files_of(&self, location: &Name) -> Vec<String> {
-        let entries = self.backend.list().expect("a listing");
-        let own = |name: &String| name.ends_with(location.as_str());
-        entries.into_iter().map(|entry| entry.name).filter(own).collect()
+        self.everything().into_iter().filter(|name| name.ends_with(location.as_str())).collect()
     }
 
     /// Wraps the tests of one file of a suite, once for this place.
@@ -261,8 +278,7 @@ impl Place {
     /// What tests left here, bookkeeping included.
     pub fn left(&self) -> Vec<String> {
         let own = format!("ndshm-it-{}-", std::process::id());
-        let entries = self.backend.list().expect("a listing").into_iter().map(|entry| entry.name);
-        entries.filter(|name| self.name != "shm" || name.contains(&own)).collect()
+        self.everything().into_iter().filter(|name| self.name != "shm" || name.contains(&own)).collect()
     }
 }
 

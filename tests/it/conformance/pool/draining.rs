@@ -4,7 +4,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::{ArrayWriter, AttachOptions, pool::PoolOptions};
 
-use super::{LENGTH, age, ask, counts, everything, expected, one, pool, publish};
+use super::{LENGTH, age_all, counts, expected, one, pool, publish};
 use crate::support::child::{Child, hear, say};
 use crate::support::{Place, backend_of_child, eventually};
 use crate::tests;
@@ -32,21 +32,21 @@ fn a_dropped_array_has_no_name_and_its_readers_keep_the_bytes(place: &Place) {
     let array = publish(&pool, &name, 7);
     let mut child = Child::start(place, "pool-attacher", &[name.as_str()]);
     child.expect("attached");
-    assert_eq!(ask(&mut child, "read"), "7");
+    assert_eq!(child.ask("read"), "7");
     drop(array);
     assert!(!place.has(&name) && place.files_of(&name).is_empty());
     let late = place.attach::<u32, Ix1>().open(name.location(), LENGTH);
     assert!(late.unwrap_err().is_not_found());
-    assert_eq!(ask(&mut child, "read"), "Unlinked");
+    assert_eq!(child.ask("read"), "Unlinked");
     // What is taken now is not what the child has.
     let mut other = pool.take::<u32, _>(LENGTH).unwrap();
     assert!(!other.is_recycled());
     other.view_mut().fill(8);
-    assert_eq!(ask(&mut child, "look"), "7");
+    assert_eq!(child.ask("look"), "7");
     let array = other.publish(name.location()).unwrap();
-    assert_eq!(ask(&mut child, "read"), "Unlinked", "the name leads to another array");
-    assert_eq!((ask(&mut child, "look"), array.read().unwrap()[0]), ("7".into(), 8));
-    assert_eq!(ask(&mut child, "drop"), "dropped");
+    assert_eq!(child.ask("read"), "Unlinked", "the name leads to another array");
+    assert_eq!((child.ask("look"), array.read().unwrap()[0]), ("7".into(), 8));
+    assert_eq!(child.ask("drop"), "dropped");
 }
 
 fn memory_that_others_have_waits_until_the_last_has_gone(place: &Place) {
@@ -64,8 +64,8 @@ fn memory_that_others_have_waits_until_the_last_has_gone(place: &Place) {
         pool.trim(); // of what was just dropped
         for child in &mut children {
             assert_eq!(counts(&pool), (0, one(), 0), "one is still attached");
-            assert_eq!(ask(child, "look"), "7");
-            assert_eq!(ask(child, "drop"), "dropped");
+            assert_eq!(child.ask("look"), "7");
+            assert_eq!(child.ask("drop"), "dropped");
         }
         assert_eq!(counts(&pool), (one(), 0, 0), "looked at by whatever call comes next");
         let draft = pool.take::<u32, _>(LENGTH).unwrap();
@@ -92,10 +92,10 @@ fn a_stopped_process_is_waited_for_and_a_killed_one_is_not(place: &Place) {
     assert_eq!(pool.take::<u32, _>(LENGTH).unwrap().view()[0], expected(7));
     drop(pool);
     // Windows kept what the killed process had mapped, under a hidden name.
-    age(place, 100);
+    age_all(place, 100);
     eventually("the memory is reclaimed", || {
         place.reclaim();
-        everything(place).is_empty()
+        place.everything().is_empty()
     });
 }
 
@@ -157,7 +157,7 @@ fn memory_whose_hidden_name_was_removed_is_not_used_again(place: &Place) {
     let name = place.location("hidden");
     let pool = pool(place);
     drop(publish(&pool, &name, 7));
-    for file in everything(place) {
+    for file in place.everything() {
         std::fs::remove_file(place.directory().join(file)).unwrap();
     }
     let draft = pool.take::<u32, _>(LENGTH).unwrap();
@@ -183,18 +183,18 @@ fn a_killed_owner_leaves_hidden_files_that_are_reclaimed(place: &Place) {
     let mut child = Child::start(place, "pool-owner", &[name.as_str()]);
     child.expect(&(2 * one()).to_string());
     let hidden = 3 * one() + if Place::RECYCLES { 0 } else { place.hidden_drafts() };
-    assert_eq!((everything(place).len(), place.hidden_drafts()), (hidden + 1, hidden));
-    age(place, 100);
+    assert_eq!((place.everything().len(), place.hidden_drafts()), (hidden + 1, hidden));
+    age_all(place, 100);
     assert!(place.reclaim().removed.is_empty(), "the living have a lease on theirs");
     child.kill();
-    age(place, 30);
+    age_all(place, 30);
     assert!(place.reclaim().removed.is_empty(), "it might just be made");
-    age(place, 100);
+    age_all(place, 100);
     eventually("they are reclaimed", || {
         place.reclaim();
         place.hidden_drafts() == 0
     });
     let public = format!("{}-0", name.as_str());
-    assert_eq!(everything(place), [public.as_str()], "a public name is never removed by itself");
+    assert_eq!(place.everything(), [public.as_str()], "a public name is never removed by itself");
     place.backend.unlink(&public).unwrap();
 }

@@ -9,7 +9,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::{ArrayReader, AttachOptions, Error, SharedArray};
 
-use super::{LENGTH, ask, counts, pool, publish};
+use super::{LENGTH, counts, pool, publish};
 use crate::support::child::Child;
 use crate::support::{Name, Place};
 use crate::tests;
@@ -140,7 +140,7 @@ fn a_refused_name_gives_the_draft_back_and_nobody_got_in(place: &Place) {
     let array = draft.publish(free.location()).unwrap();
     let mut child = Child::start(place, "pool-attacher", &[free.as_str()]);
     child.expect("attached");
-    assert_eq!(ask(&mut child, "read"), "8");
+    assert_eq!(child.ask("read"), "8");
     drop(array);
-    assert_eq!(ask(&mut child, "drop"), "dropped");
+    assert_eq!(child.ask("drop"), "dropped");
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use ndarray_shm::{Error, Pool, pool::PoolOptions};
 
-use super::{counts, everything, one};
+use super::{counts, one};
 use crate::support::Place;
 use crate::tests;
 
@@ -49,7 +49,7 @@ fn capacity_number_and_age_are_kept(place: &Place) {
     let counts = counts(&pool);
     assert!(counts == (one(), 0, 0) || begin.elapsed() > age, "what just came back is young: {counts:?}");
     drop(pool);
-    assert_eq!(everything(private), [] as [&str; 0]);
+    assert_eq!(private.everything(), [] as [&str; 0]);
 }
 
 fn what_does_not_fit_makes_idle_memory_go(place: &Place) {

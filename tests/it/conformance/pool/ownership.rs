@@ -4,7 +4,7 @@ use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::{Access, AttachOptions, Error, RefcountedArray, SharedArray, counted::SharingStrategy};
 
-use super::{LENGTH, ask, counts, everything, expected, one, pool, publish, unlink_in};
+use super::{LENGTH, counts, expected, one, pool, publish, unlink_in};
 use crate::support::child::{Child, say};
 use crate::support::{Place, backend_of_child, eventually};
 use crate::tests;
@@ -101,7 +101,7 @@ fn what_leaves_the_pool_is_like_any_other(place: &Place) {
     let mut child = Child::start(place, "pool-attacher", &[name.as_str()]);
     child.expect("attached");
     drop(array);
-    assert_eq!(ask(&mut child, "read"), expected(7).to_string());
+    assert_eq!(child.ask("read"), expected(7).to_string());
     drop(child);
     assert_eq!(counts(&pool), (0, 0, 0));
     unlink_in(place, &name);
@@ -117,7 +117,7 @@ fn what_leaves_the_pool_is_like_any_other(place: &Place) {
     assert_eq!((counted.refcount(), other.read().unwrap()[9]), (2, expected(5)));
     drop((counted, other));
     drop(pool);
-    assert_eq!(everything(place), [] as [&str; 0]);
+    assert_eq!(place.everything(), [] as [&str; 0]);
 }
 
 /// The trailer is looked for at the end of the file, wherever the memory ended before.
@@ -137,10 +137,10 @@ fn longer_memory_becomes_a_counted_array_like_any_other(place: &Place) {
         child.end();
         assert_eq!(counted.refcount(), 1);
         drop(counted);
-        assert!(!everything(place).contains(&location.to_string()), "{before}");
+        assert!(!place.everything().contains(&location.to_string()), "{before}");
     }
     drop(pool);
-    assert_eq!(everything(place), [] as [&str; 0]);
+    assert_eq!(place.everything(), [] as [&str; 0]);
 }
 
 pub fn counted(arguments: &[String]) {

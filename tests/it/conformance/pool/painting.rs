@@ -10,7 +10,7 @@ use ndarray_shm::{
     render::{self, RenderOptions},
 };
 
-use super::{ask, counts, expected, one, pool, unlink_in};
+use super::{counts, expected, one, pool, unlink_in};
 use crate::support::child::{Child, hear, say};
 use crate::support::{Name, Place, backend_of_child};
 use crate::tests;
@@ -91,7 +91,7 @@ fn a_painter_in_another_process_keeps_the_memory(place: &Place) {
     assert_eq!(counts(&pool), (0, one(), 0));
     assert!(!pool.take::<u32, _>((60, 50)).unwrap().is_recycled());
     pool.trim();
-    assert_eq!(ask(&mut child, "leave"), "left");
+    assert_eq!(child.ask("leave"), "left");
     assert_eq!(counts(&pool), (one(), 0, 0));
     assert_eq!(pool.take::<u32, _>((60, 50)).unwrap().view()[[9, 9]], expected(4));
 }

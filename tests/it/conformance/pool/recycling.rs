@@ -4,7 +4,7 @@ use libtest_mimic::Trial;
 use ndarray::{Ix1, ShapeBuilder};
 use ndarray_shm::{Order, pool::PoolOptions};
 
-use super::{LENGTH, counts, everything, expected, one, pool};
+use super::{LENGTH, counts, expected, one, pool};
 use crate::support::child::{Child, say};
 use crate::support::machine::open_files;
 use crate::support::{Place, backend_of_child, eventually};
@@ -116,7 +116,7 @@ fn threads_share_a_pool(place: &Place) {
     assert_eq!((stats.hits + stats.misses, stats.lent.arrays, stats.draining.arrays), (800, 0, 0));
     assert!(!Place::RECYCLES || stats.misses <= 4, "{stats:?}");
     drop(pool);
-    assert_eq!(everything(place), [] as [&str; 0]);
+    assert_eq!(place.everything(), [] as [&str; 0]);
 }
 
 /// How many mappings of files in the directory this process has, where that can be known.
@@ -152,5 +152,5 @@ fn a_thousand_rounds_leave_nothing(place: &Place) {
     let mut child = Child::start(place, "pool-rounds", &[name.as_str()]);
     child.expect("done");
     child.finish();
-    assert_eq!(everything(place), [] as [&str; 0]);
+    assert_eq!(place.everything(), [] as [&str; 0]);
 }
