@@ -1,5 +1,7 @@
 //! Arenas under the limits of a process, and in forked children.
 
+use std::path::PathBuf;
+
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
 use ndarray_shm::arena::{ArenaArray, ArenaHandle};
@@ -8,6 +10,7 @@ use super::sandbox;
 use crate::support::arena_of_child;
 use crate::support::child::{Child, Role, say};
 use crate::support::forks::in_forked_child;
+use crate::support::machine::{mappings, open_paths};
 use crate::support::{Place, eventually};
 use crate::tests;
 
@@ -49,14 +52,10 @@ fn crowd(arguments: &[String]) {
     for (number, array) in (0..).zip(&arrays) {
         assert!(array.view().iter().all(|value| *value == number));
     }
-    let mappings = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let own = mappings.lines().filter(|line| line.contains(arguments[0].as_str())).count();
-    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-    let files = descriptors.filter(|entry| {
-        std::fs::read_link(entry.path())
-            .is_ok_and(|target| target.display().to_string().contains(arguments[0].as_str()))
-    });
-    say(format!("{} {} {}", arrays.len(), own <= 2, files.count() <= 2));
+    let name = arguments[0].as_str();
+    let is_own = |path: &&PathBuf| path.display().to_string().contains(name);
+    let files = open_paths("self").iter().filter(is_own).count();
+    say(format!("{} {} {}", arrays.len(), mappings(name).len() <= 2, files <= 2));
     crate::support::child::hear();
 }
 

@@ -14,7 +14,7 @@ use ndarray_shm::{
 
 use super::sandbox;
 use crate::support::child::{self, Child, ROLE, Role, hear, say};
-use crate::support::machine::open_files;
+use crate::support::machine::{mappings, open_files};
 use crate::support::{Place, backend_of_child};
 use crate::tests;
 
@@ -152,10 +152,6 @@ fn many_rounds(arguments: &[String]) {
     let attach = || AttachOptions::<RefcountedArray<u32, Ix1>>::new().backend(backend.clone());
     let reader = AttachOptions::<ArrayReader<u32, Ix1>>::new().backend(backend.clone());
     let directory = backend.path().display().to_string();
-    let mappings = || {
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        maps.lines().filter(|line| line.contains(&directory)).count()
-    };
     let round = |number: usize| {
         let name = format!("{}-{}", arguments[0], number % 3);
         let array = options().create(name.as_str(), 4).unwrap();
@@ -186,9 +182,9 @@ fn many_rounds(arguments: &[String]) {
     };
     round(0);
     let before = open_files();
-    assert_eq!(mappings(), 0);
+    assert_eq!(mappings(&directory).len(), 0);
     (1..rounds).for_each(round);
-    assert_eq!((open_files(), mappings()), (before, 0));
+    assert_eq!((open_files(), mappings(&directory).len()), (before, 0));
     assert!(backend.list().unwrap().is_empty());
     say("nothing");
 }

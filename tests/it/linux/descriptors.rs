@@ -13,7 +13,7 @@ use ndarray_shm::{CreateOptions, Directory, Error, FrozenArray, SharedArray, def
 use super::sandbox;
 use crate::support::Place;
 use crate::support::child::{Child, Role, hear, say};
-use crate::support::machine::open_files;
+use crate::support::machine::{mappings, open_files};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -50,8 +50,7 @@ pub(super) fn descriptors_of(place: &Place, inode: u64) -> usize {
 /// How many mappings of this process are of that file.
 pub(super) fn mappings_of(place: &Place, inode: u64) -> usize {
     let (inode, directory) = (inode.to_string(), place.directory().display().to_string());
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc");
-    maps.lines().filter(|line| line.contains(&directory) && line.split_whitespace().nth(4) == Some(&inode)).count()
+    mappings(&directory).iter().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
 }
 
 fn locks_survive_close_except_on_overlayfs(place: &Place) {

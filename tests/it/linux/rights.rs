@@ -97,11 +97,8 @@ pub fn as_stranger(place: &Place, program: &Name, role: &str, arguments: &[&str]
     let reach = Command::new("setpriv").args(stranger).args(["test", "-x", &directory]).output();
     let mut command = Command::new("setpriv");
     if reach.is_ok_and(|output| output.status.success()) {
-        // Copied by another process: a descriptor of ours would be in every child that is just being spawned, and what
-        // may be written to cannot be executed.
         let copy = place.path(program);
-        let copied = Command::new("install").args(["-m", "755"]).arg(child::program()).arg(&copy).status().unwrap();
-        assert!(copied.success());
+        child::copy_program(&copy);
         command.args(stranger).arg(copy);
     } else {
         command.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(child::program());

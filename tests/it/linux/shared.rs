@@ -15,6 +15,7 @@ use super::descriptors::{descriptors_of, mappings_of};
 use super::sandbox;
 use crate::support::Place;
 use crate::support::child::{self, Child, ROLE, Role, say};
+use crate::support::machine::mappings;
 use crate::tests;
 
 use SharingStrategy::{FileDescriptor, FileSystem};
@@ -50,8 +51,7 @@ where
 {
     // The payload is the first mapping with an address that is the array's.
     let address = array.raw_view().as_ptr() as usize;
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let line = maps.lines().find(|line| {
+    let line = mappings("").into_iter().find(|line| {
         let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
         let number = |text| usize::from_str_radix(text, 16).unwrap();
         (number(start)..number(end)).contains(&address)

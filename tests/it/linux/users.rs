@@ -86,7 +86,7 @@ impl Stage {
         for (path, mode) in [(place.directory(), 0o755), (directory.path(), mode)] {
             std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         }
-        child::copy_program(place.directory());
+        child::copy_program(&place.directory().join("it"));
         let name = place.location("users");
         Self { place, directory, name }
     }

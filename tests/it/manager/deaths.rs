@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use libtest_mimic::Trial;
 
-use super::stage::{Stage, announce, hold, kill};
+use super::stage::{Stage, announce, hold};
 use crate::support::child::Child;
+use crate::support::machine::send_signal;
 use crate::support::{self, eventually};
 use crate::tests;
 
@@ -65,7 +66,7 @@ fn a_death_is_seen_though_a_forked_child_keeps_the_socket() {
     client.kill();
     stage.wait_until_gone("held-x", since);
     assert!(Path::new(&format!("/proc/{forked}/fd")).exists(), "the child lives, and its copy of the socket with it");
-    kill("KILL", &forked);
+    send_signal("KILL", &forked);
 }
 
 fn a_forked_child_is_a_client_of_its_own() {
@@ -75,7 +76,7 @@ fn a_forked_child_is_a_client_of_its_own() {
     let forked = client.ask("fork-announce held-child");
     stage.wait_for_clients(2);
     eventually("the child holds an array", || stage.has("held-child"));
-    kill("KILL", &forked);
+    send_signal("KILL", &forked);
     stage.wait_until_gone("held-child", Instant::now());
     stage.wait_for_clients(1);
     announce(&mut client);

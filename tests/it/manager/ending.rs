@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 
-use super::stage::{Stage, announce, hold, kill};
+use super::stage::{Stage, announce, hold};
 use crate::support;
 use crate::support::child::Child;
+use crate::support::machine::send_signal;
 use crate::tests;
 
 pub fn trials() -> Vec<Trial> {
@@ -32,7 +33,7 @@ fn it_survives_what_ends_its_clients_group() {
         stage.wait_for_clients(1);
         hold(&mut client, "held-x");
         let status = stage.status().unwrap();
-        kill(signal, &format!("-{}", client.id()));
+        send_signal(signal, format!("-{}", client.id()));
         stage.wait_until_gone("held-x", Instant::now());
         assert_eq!(stage.status().unwrap().pid, status.pid, "SIG{signal}");
     }

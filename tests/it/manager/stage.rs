@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use ndarray_shm::manager::{self, Status};
 
-use crate::support::child::{Child, ROLE, program};
+use crate::support::child::{Child, ROLE, copy_program, program};
 use crate::support::eventually;
+use crate::support::machine::send_signal;
 
 /// A socket, and a directory for arrays. Dropped, no manager serves there any more.
 pub struct Stage {
@@ -91,7 +92,7 @@ impl Drop for Stage {
     fn drop(&mut self) {
         if let Ok(Some(status)) = manager::status(Some(&self.socket)) {
             if !matches!(manager::stop(Some(&self.socket)), Ok(true)) {
-                kill("KILL", &status.pid.to_string());
+                send_signal("KILL", status.pid);
             }
         }
     }
@@ -109,16 +110,10 @@ pub fn hold(client: &mut Child, name: &str) {
     client.expect("held");
 }
 
-pub fn kill(signal: &str, whom: &str) {
-    let status = Command::new("kill").args(["-s", signal, "--", whom]).status().unwrap();
-    assert!(status.success(), "kill -s {signal} {whom}");
-}
-
-/// A copy of this program that everybody can reach. Made by another process: a descriptor of ours would be in every child
-/// that is just being spawned, and what somebody may write to cannot be executed.
+/// A copy of this program that other users can reach.
 pub fn reachable(stage: &Stage) -> PathBuf {
     std::fs::set_permissions(stage.base.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let copy = stage.base.path().join("program");
-    assert!(Command::new("install").args(["-m", "755"]).arg(program()).arg(&copy).status().unwrap().success());
+    copy_program(&copy);
     copy
 }

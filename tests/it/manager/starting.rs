@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use ndarray_shm::manager;
 
-use super::stage::{Stage, announce, hold, kill, reachable};
+use super::stage::{Stage, announce, hold, reachable};
 use crate::support::child::{Child, program};
+use crate::support::machine::{open_paths, send_signal};
 use crate::support::{self, eventually};
 use crate::tests;
 
@@ -36,10 +37,7 @@ fn the_first_client_starts_it_and_nothing_of_the_client_stays_open() {
     let status = stage.status().unwrap();
     let process = PathBuf::from(format!("/proc/{}", status.pid));
     assert_eq!(std::fs::read_link(process.join("cwd")).unwrap(), Path::new("/"));
-    let open: Vec<PathBuf> = std::fs::read_dir(process.join("fd"))
-        .unwrap()
-        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
-        .collect();
+    let open = open_paths(&status.pid.to_string());
     let is_own = |path: &&PathBuf| {
         let text = path.to_string_lossy();
         !(Some(path.as_path()) == stage.socket.parent()
@@ -99,7 +97,7 @@ fn after_a_kill_the_next_announcement_starts_another() {
     let stage = Stage::new();
     let mut client = stage.client_with("held-x", 1);
     let first = stage.status().unwrap().pid;
-    kill("KILL", &first.to_string());
+    send_signal("KILL", first);
     eventually("it is dead", || stage.status().is_none());
     assert!(stage.socket.exists(), "a dead manager's socket stays");
     // How often the connection is looked at is bounded.

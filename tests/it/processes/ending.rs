@@ -1,8 +1,8 @@
 //! Children that are ended: by a signal with a grace period, by dropping their handle, and with their parent.
 
-use std::time::{Duration, Instant};
 #[cfg(target_os = "linux")]
-use std::{fs, process::Command};
+use std::fs;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 #[cfg(unix)]
@@ -14,6 +14,8 @@ use super::{Scene, end, exists};
 use crate::support;
 #[cfg(target_os = "linux")]
 use crate::support::eventually;
+#[cfg(target_os = "linux")]
+use crate::support::machine::send_signal;
 use crate::tests;
 
 pub fn trials() -> Vec<Trial> {
@@ -118,8 +120,7 @@ fn killing_the_middle_kills_the_grandchildren() {
     let inner: Vec<u32> =
         ["inner/here-0", "inner/here-1"].iter().map(|name| scene.read(name).parse().unwrap()).collect();
     assert!(inner.iter().all(|pid| runs(*pid)));
-    let killed = Command::new("kill").args(["-KILL", &processes.pids()[0].to_string()]).status().unwrap();
-    assert!(killed.success());
+    send_signal("KILL", processes.pids()[0]);
     let error = failure(&processes);
     assert!(error.to_string().ends_with("was killed by SIGKILL"), "{error}");
     eventually("the grandchildren end", || !inner.iter().any(|pid| runs(*pid)));

@@ -8,6 +8,8 @@ use ndarray_shm::process::{Ending, SpawnOptions};
 
 use super::{Scene, end, exists, failing_program, failure, next, three_that_take_turns};
 use crate::support;
+#[cfg(unix)]
+use crate::support::machine::send_signal;
 use crate::tests;
 
 pub fn trials() -> Vec<Trial> {
@@ -92,8 +94,7 @@ fn what_keeps_going_is_killed_when_it_is_dropped() {
 fn one_that_is_killed_does_not_disturb_those_that_keep_going() {
     let scene = Scene::new();
     let processes = three_that_take_turns(&scene);
-    let killed = Command::new("kill").args(["-KILL", &processes.pids()[1].to_string()]).status().unwrap();
-    assert!(killed.success());
+    send_signal("KILL", processes.pids()[1]);
     let (index, how) = next(&processes);
     let error = how.unwrap_err();
     assert_eq!((index, error.ending().signal_name().as_deref()), (1, Some("SIGKILL")));

@@ -12,6 +12,7 @@ use ndarray_shm::process::{Context, SpawnOptions};
 use super::entries::{Outcome, directory};
 use super::{Scene, end, failure};
 use crate::support;
+use crate::support::machine::send_signal;
 use crate::tests;
 
 pub fn trials() -> Vec<Trial> {
@@ -72,8 +73,7 @@ pub fn leave_nothing(context: &Context) -> Outcome {
         ("an entry that is missing", &|| drop(silent().spawn(1, "unheard-of", &[]).unwrap_err())),
         ("kill", &|| {
             let processes = scene.spawn(3, "wait");
-            let killed = Command::new("kill").args(["-KILL", &processes.pids()[1].to_string()]).status().unwrap();
-            assert!(killed.success());
+            send_signal("KILL", processes.pids()[1]);
             drop(failure(&processes));
         }),
         ("terminate", &|| {

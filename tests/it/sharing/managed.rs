@@ -21,6 +21,7 @@ use ndarray_shm::{
 use super::kills::{Game, Moments, Rounds, SCENARIOS, connect, named, one_by_one};
 use super::meeting::{Meeting, all};
 use crate::support::child::{Child, ROLE, Role, hear, program, say};
+use crate::support::machine::send_signal;
 use crate::support::random::Random;
 use crate::support::{Place, Test, eventually};
 use crate::tests;
@@ -154,15 +155,10 @@ impl Drop for Stage {
         let socket = self.socket();
         if let Ok(Some(status)) = manager::status(Some(&socket)) {
             if !matches!(manager::stop(Some(&socket)), Ok(true)) {
-                kill(&status);
+                send_signal("KILL", status.pid);
             }
         }
     }
-}
-
-fn kill(manager: &Status) {
-    let status = Command::new("kill").args(["-s", "KILL", &manager.pid.to_string()]).status().unwrap();
-    assert!(status.success(), "kill -s KILL {}", manager.pid);
 }
 
 /// Has every scenario played; none where there are no managers.
@@ -269,9 +265,9 @@ fn manager_is_killed(game: &mut Game<'_>, round: usize) {
     // Either of the two may be the first.
     if round % 3 == 0 {
         game.kill(&mut child);
-        kill(&manager);
+        send_signal("KILL", manager.pid);
     } else {
-        kill(&manager);
+        send_signal("KILL", manager.pid);
         game.kill(&mut child);
     }
     assert!(all(&array, value), "who lives loses nothing");

@@ -11,6 +11,7 @@ use ndarray_shm::{
 
 use crate::support::child::Child;
 use crate::support::machine::open_files;
+use crate::support::machine::{mappings, open_paths};
 use crate::support::{Place, backend_of_child};
 
 /// How long anything may take that happens at once on an idle machine.
@@ -137,13 +138,10 @@ impl Traces {
 
     /// What leads from this process to arrays in the directory, named or not.
     fn of_process(backend: &Directory) -> Self {
-        let directory = backend.path().display().to_string();
-        let links = std::fs::read_dir("/proc/self/fd").into_iter().flatten().filter_map(Result::ok);
-        let links = links.filter_map(|entry| std::fs::read_link(entry.path()).ok());
-        let is_ours = |line: &String| line.contains(&format!("{directory}/"));
-        let descriptors = links.map(|path| path.display().to_string()).filter(is_ours).collect();
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        Self { names: Vec::new(), descriptors, mappings: maps.lines().map(Into::into).filter(is_ours).collect() }
+        let directory = format!("{}/", backend.path().display());
+        let paths = open_paths("self").into_iter().map(|path| path.display().to_string());
+        let descriptors = paths.filter(|path| path.contains(&directory)).collect();
+        Self { names: Vec::new(), descriptors, mappings: mappings(&directory) }
     }
 }
 

@@ -422,7 +422,9 @@ fn no_process_reads_what_another_kind_of_array_has_written(place: &Place) {
     let of_others = rustix::process::geteuid().is_root().then(|| {
         std::fs::set_permissions(programs.path(), Permissions::from_mode(0o755)).unwrap();
         std::fs::set_permissions(place.directory(), Permissions::from_mode(0o777)).unwrap();
-        copy_program(programs.path())
+        let program = programs.path().join("it");
+        copy_program(&program);
+        program
     });
     let of_others = of_others.as_deref();
     println!("{} users", 1 + u32::from(of_others.is_some()));

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use super::Place;
+use super::machine::send_signal;
 
 pub const ROLE: &str = "NDSHM_TEST_ROLE";
 
@@ -21,16 +22,14 @@ pub fn program() -> PathBuf {
     other.unwrap_or_else(|| std::env::current_exe().expect("this program's path"))
 }
 
-/// Puts a copy of the program into a directory, for children of other users.
+/// Copies the program, for children of other users.
 #[cfg(target_os = "linux")]
-pub fn copy_program(directory: &Path) -> PathBuf {
-    let copy = directory.join("it");
+pub fn copy_program(to: &Path) {
     // Copied by another process: a descriptor of ours would be in every child that is just being spawned, and what a process may
     // write to cannot be executed.
     let mut install = Command::new("install");
-    install.args(["-m", "755"]).arg(program()).arg(&copy);
-    assert!(install.status().unwrap().success());
-    copy
+    install.args(["-m", "755"]).arg(program()).arg(to);
+    assert!(install.status().expect("install runs").success());
 }
 
 /// What a child does: gets its arguments, and speaks through `say` and `hear`.
@@ -152,8 +151,7 @@ impl Child {
     /// something and is to hear an answer waits anyway.
     pub fn stop(&self) {
         if cfg!(unix) {
-            let status = Command::new("kill").args(["-s", "STOP", &self.id().to_string()]).status().expect("kill runs");
-            assert!(status.success(), "kill -s STOP");
+            send_signal("STOP", self.id());
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the system shows of this process.
+//! What the system shows of processes, and signals to them.
 
 /// How many descriptors or handles this process has open.
 #[cfg(unix)]
@@ -18,4 +18,28 @@ pub fn open_files() -> usize {
     let done = unsafe { GetProcessHandleCount(process, &raw mut count) };
     assert_ne!(done, 0, "{}", std::io::Error::last_os_error());
     count as usize
+}
+
+/// The mappings of this process, as the system lists them, whose line contains this; none where there is no list.
+pub fn mappings(containing: &str) -> Vec<String> {
+    let list = if cfg!(target_os = "linux") {
+        std::fs::read_to_string("/proc/self/maps").expect("a list of mappings")
+    } else {
+        String::new()
+    };
+    list.lines().filter(|line| line.contains(containing)).map(Into::into).collect()
+}
+
+/// What the descriptors of a process lead to. It is `self`, or the process with this number.
+#[cfg(target_os = "linux")]
+pub fn open_paths(process: &str) -> Vec<std::path::PathBuf> {
+    let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).expect("a list of descriptors").flatten();
+    descriptors.filter_map(|descriptor| std::fs::read_link(descriptor.path()).ok()).collect()
+}
+
+/// Sends a signal to a process, or to the group with the number after a minus sign. Where there are no signals it fails.
+pub fn send_signal(signal: &str, process: impl std::fmt::Display) {
+    let to = process.to_string();
+    let status = std::process::Command::new("kill").args(["-s", signal, "--", &to]).status().expect("kill runs");
+    assert!(status.success(), "kill -s {signal} {to}");
 }
