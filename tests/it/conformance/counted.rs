@@ -12,7 +12,7 @@ use ndarray_shm::{
 use super::holder::Holder;
 use crate::support::counted::{create, open};
 use crate::support::{Place, eventually};
-use crate::tests;
+use crate::{for_every_element_type, tests};
 
 pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
@@ -103,26 +103,7 @@ fn every_element_type_describes_itself(place: &Place) {
         let array = place.attach_counted::<T, Ix1>().access(Access::Read).open(name.location()).unwrap();
         assert_eq!(array.read().unwrap().to_vec(), values, "{}", T::DTYPE);
     }
-    round_trip(place, [0u8, 1, u8::MAX]);
-    round_trip(place, [0u16, 1, u16::MAX]);
-    round_trip(place, [0u32, 1, u32::MAX]);
-    round_trip(place, [0u64, 1, u64::MAX]);
-    round_trip(place, [i8::MIN, -1, i8::MAX]);
-    round_trip(place, [i16::MIN, -1, i16::MAX]);
-    round_trip(place, [i32::MIN, -1, i32::MAX]);
-    round_trip(place, [i64::MIN, -1, i64::MAX]);
-    round_trip(place, [f32::MIN, -0.5, f32::INFINITY]);
-    round_trip(place, [f64::MIN, -0.5, f64::INFINITY]);
-    #[cfg(feature = "half")]
-    {
-        round_trip(place, [half::f16::MIN, half::f16::ONE, half::f16::INFINITY]);
-        round_trip(place, [half::bf16::MIN, half::bf16::ONE, half::bf16::INFINITY]);
-    }
-    #[cfg(feature = "num-complex")]
-    {
-        round_trip(place, [1.0f32, 2.0, 3.0].map(|re| num_complex::Complex { re, im: -re }));
-        round_trip(place, [1.0f64, 2.0, 3.0].map(|re| num_complex::Complex { re, im: -re }));
-    }
+    for_every_element_type!(round_trip(place));
 }
 
 fn arrays_of_no_elements_and_of_no_axes_are_counted_too(place: &Place) {

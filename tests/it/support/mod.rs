@@ -2,6 +2,7 @@
 
 pub mod child;
 pub mod counted;
+mod elements;
 pub mod files;
 #[cfg(target_os = "linux")]
 pub mod forks;
