@@ -1,0 +1,162 @@
+//! Arrays that several processes hold: by handle, as long as one of them holds the array.
+
+use libtest_mimic::Trial;
+use ndarray::{Array, Ix1};
+use ndarray_shm::{Error, arena::ArenaHandle};
+
+use super::{MIB, create, peer_of};
+use crate::support::child::{Child, hear, say};
+use crate::support::{Place, arena_of_child};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "arena",
+        tests![
+            a_second_process_gets_what_the_first_shared,
+            a_handle_leads_nowhere_when_nobody_holds_the_array,
+            who_is_the_only_holder_can_fill_it_again,
+            many_small_arrays_are_held_in_two_processes,
+            statistics_say_who_holds_how_many,
+        ],
+    )
+}
+
+fn a_second_process_gets_what_the_first_shared(place: &Place) {
+    let name = place.location("arena");
+    let arena = create(place, &name, MIB);
+    let mut child = peer_of(place, &name);
+    let array = arena.from_array(&Array::from_iter(0..1000u64)).unwrap();
+    assert_eq!(array.members(), 1);
+    child.tell(format!("get {}", array.handle()));
+    child.expect("499500");
+    assert_eq!(array.members(), 2);
+    let handle: ArenaHandle = child.ask("make 10").parse().unwrap();
+    let theirs = arena.get::<u64, Ix1>(&handle).unwrap();
+    child.tell("release");
+    child.expect("released");
+    assert_eq!((theirs.members(), theirs.view().sum(), array.members()), (1, 45, 1));
+    child.tell("end");
+    child.finish();
+}
+
+fn a_handle_leads_nowhere_when_nobody_holds_the_array(place: &Place) {
+    let name = place.location("spent");
+    let arena = create(place, &name, MIB);
+    let array = arena.from_array(&Array::from_elem(100, 1u64)).unwrap();
+    let handle = array.handle();
+    let bytes = ArenaHandle::from_bytes(handle.to_bytes()).unwrap();
+    let again = arena.get::<u64, Ix1>(&bytes).unwrap();
+    drop(array);
+    assert_eq!(again.clone().view().sum(), 100);
+    again.release().unwrap();
+    for _ in 0..1000 {
+        assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().is_handle_spent());
+        let other = arena.from_array(&Array::from_elem(100, 2u64)).unwrap();
+        assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().is_handle_spent());
+        assert_ne!(other.handle(), handle);
+    }
+    // What its next handle will be is no secret; a draft cannot be had by it.
+    let mut draft = arena.draft::<u64, _>(100).unwrap();
+    let next = |ahead: u64| {
+        let mut bytes = handle.to_bytes();
+        let serial = u64::from_le_bytes(bytes[16..].try_into().unwrap()) + ahead;
+        bytes[16..].copy_from_slice(&serial.to_le_bytes());
+        ArenaHandle::from_bytes(bytes).unwrap()
+    };
+    draft.view_mut().fill(3);
+    for ahead in 0..3000 {
+        assert!(arena.get::<u64, Ix1>(&next(ahead)).unwrap_err().is_handle_spent());
+    }
+    let other = place.arena_options().create(place.location("another").as_str(), MIB).unwrap();
+    assert!(matches!(other.get::<u64, Ix1>(&handle), Err(Error::InvalidSetting { .. })));
+}
+
+fn who_is_the_only_holder_can_fill_it_again(place: &Place) {
+    let name = place.location("again");
+    let arena = create(place, &name, MIB);
+    let array = arena.from_array(&Array::from_elem(10, 1u64)).unwrap();
+    let handle = array.handle();
+    let mut child = peer_of(place, &name);
+    child.tell(format!("get {handle}"));
+    child.expect("10");
+    let refused = array.try_into_draft().unwrap_err();
+    assert!(matches!(refused.error(), Error::WouldBlock { .. }));
+    let array = refused.into_inner();
+    child.tell("release");
+    child.expect("released");
+    let clone = array.clone();
+    let array = array.try_into_draft().unwrap_err().into_inner();
+    drop(clone);
+    let second = arena.get::<u64, Ix1>(&handle).unwrap();
+    let array = array.try_into_draft().unwrap_err().into_inner();
+    drop(second);
+    let mut draft = array.try_into_draft().unwrap();
+    child.tell(format!("get {handle}"));
+    child.expect("true");
+    draft.view_mut().fill(2);
+    let array = draft.share().unwrap();
+    child.tell(format!("get {handle}"));
+    child.expect("true");
+    child.tell(format!("get {}", array.handle()));
+    child.expect("20");
+    child.tell("end");
+    child.finish();
+}
+
+/// A child that gets many arrays, whose handles it is told in a file, and says what is in them.
+pub fn many(arguments: &[String]) {
+    let arena = arena_of_child(arguments);
+    let bytes = std::fs::read(&arguments[1]).unwrap();
+    let handles = bytes.chunks_exact(24).map(|bytes| ArenaHandle::from_bytes(bytes.try_into().unwrap()).unwrap());
+    let arrays: Vec<_> = handles.map(|handle| arena.get::<u64, Ix1>(&handle).unwrap()).collect();
+    let sum: u64 = arrays.iter().map(|array| array.view()[0]).sum();
+    say(format!("{} {sum}", arrays.len()));
+    hear();
+}
+
+fn many_small_arrays_are_held_in_two_processes(place: &Place) {
+    const MANY: u64 = 20_000;
+    let place = &place.private();
+    let name = place.location("many");
+    let arena = create(place, &name, (MANY / 60 + 1) << 16);
+    let arrays: Vec<_> = (0..MANY)
+        .map(|number| {
+            let mut draft = arena.draft::<u64, _>(128).unwrap();
+            draft.view_mut().fill(number);
+            draft.share().unwrap()
+        })
+        .collect();
+    let handles: Vec<u8> = arrays.iter().flat_map(|array| array.handle().to_bytes()).collect();
+    let file = place.location("handles");
+    std::fs::write(place.path(&file), handles).unwrap();
+    let path = place.path(&file).display().to_string();
+    let mut child = Child::start(place, "arena-many", &[name.as_str(), &path]);
+    child.expect(&format!("{MANY} {}", MANY * (MANY - 1) / 2));
+    assert!(arrays.iter().all(|array| array.members() == 2));
+    drop(arrays);
+    assert_eq!(arena.stats().unwrap().arrays, MANY as usize);
+    child.tell("end");
+    child.finish();
+    assert_eq!(arena.stats().unwrap().arrays, 0);
+}
+
+fn statistics_say_who_holds_how_many(place: &Place) {
+    let name = place.location("stats");
+    let arena = create(place, &name, MIB);
+    let mut child = peer_of(place, &name);
+    let ours: Vec<_> = (0..5).map(|_| arena.draft::<u8, _>(100).unwrap().share().unwrap()).collect();
+    for _ in 0..2 {
+        child.tell("make 10000");
+        child.line();
+    }
+    let stats = arena.stats().unwrap();
+    assert_eq!((stats.capacity, stats.arrays, stats.orphaned_messages), (MIB, 7, 0));
+    assert_eq!(stats.unused, MIB - (1 << 16) * (1 + 2 * 2));
+    let members: Vec<_> = stats.members.iter().map(|member| (member.process, member.arrays)).collect();
+    assert_eq!(members, [(std::process::id(), 5), (child.id(), 2)]);
+    drop(ours);
+    child.tell("end");
+    child.finish();
+}

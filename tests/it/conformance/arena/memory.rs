@@ -1,0 +1,170 @@
+//! The memory of an arena: arrays of every size and type, room that is found and used again, and a full arena.
+
+use std::collections::BTreeSet;
+
+use libtest_mimic::Trial;
+use ndarray::{Array, ArrayD, Ix1, Ix2, IxDyn, ShapeBuilder};
+use ndarray_shm::{DType, Error, Order};
+
+use super::{MIB, create};
+use crate::support::child::{Child, hear, say};
+use crate::support::random::Random;
+use crate::support::{Place, arena_of_child, rounds};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "arena",
+        tests![
+            room_is_found_while_others_look_for_it_too,
+            every_size_from_nothing_to_megabytes_is_kept_as_it_was_written,
+            elements_and_axes_are_what_was_asked_for_or_an_error,
+            memory_is_used_again_for_other_sizes,
+            a_full_arena_says_so_and_recovers,
+            threads_share_one_arena,
+        ],
+    )
+}
+
+/// A child that has one draft at a time, of ever another size, and counts how often there was no room.
+pub fn seeker(arguments: &[String]) {
+    let arena = arena_of_child(arguments);
+    let sizes = [100, 900, 3000, 9000, 14_000, 20_000, 30_000, 60_000];
+    let mut random = Random::new(arguments[1].parse().unwrap());
+    say("open");
+    hear();
+    let mut refused = 0;
+    for _ in 0..rounds(10_000) {
+        match arena.draft::<u8, _>(sizes[random.below(sizes.len())]) {
+            Ok(_dropped_at_once) => {}
+            Err(error) if error.is_no_space() => refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    say(refused);
+}
+
+/// Four spans, of which three processes have one at most each.
+fn room_is_found_while_others_look_for_it_too(place: &Place) {
+    let name = place.location("arena-seekers");
+    let arena = create(place, &name, MIB / 4);
+    let mut seekers = [1, 2, 3].map(|seed| Child::start(place, "arena-seeker", &[name.as_str(), &seed.to_string()]));
+    seekers.iter_mut().for_each(|seeker| seeker.expect("open"));
+    seekers.iter_mut().for_each(|seeker| seeker.tell("go"));
+    seekers.iter_mut().for_each(|seeker| seeker.expect("0"));
+    drop(seekers);
+    assert_eq!(arena.stats().unwrap().arrays, 0);
+}
+
+fn every_size_from_nothing_to_megabytes_is_kept_as_it_was_written(place: &Place) {
+    let name = place.location("sizes");
+    let arena = create(place, &name, 32 * MIB);
+    let sizes =
+        [0, 1, 63, 64, 65, 191, 192, 193, 1000, 1024, 4096, 20_000, 32_704, 32_705, 65_472, 65_473, 1 << 20, 5_000_000];
+    let arrays: Vec<_> = sizes
+        .into_iter()
+        .map(|size| arena.from_array(&Array::from_shape_fn(size, |at| (at * 7 + size) as u8)).unwrap())
+        .collect();
+    for (size, array) in sizes.into_iter().zip(&arrays) {
+        assert_eq!(array.shape(), [size]);
+        assert!(array.view().iter().enumerate().all(|(at, value)| *value == (at * 7 + size) as u8), "{size}");
+        let same = arena.get::<u8, Ix1>(&array.handle()).unwrap();
+        assert_eq!(same.view(), array.view());
+    }
+    let axes = IxDyn(&[1; 32]);
+    let deep = arena.from_array(&ArrayD::from_elem(axes, 1.5f64)).unwrap();
+    assert_eq!(arena.get::<f64, IxDyn>(&deep.handle()).unwrap().view().sum(), 1.5);
+    assert!(matches!(arena.draft::<u8, _>(IxDyn(&[1; 33])), Err(Error::InvalidSetting { .. })));
+    let fortran = arena.from_array(&Array::from_shape_fn((3, 5).f(), |(i, j)| (i * 10 + j) as i16)).unwrap();
+    let same = arena.get::<i16, Ix2>(&fortran.handle()).unwrap();
+    assert_eq!((same.order(), same.view()[[2, 4]]), (Order::F, 24));
+    assert!(arena.zeroed::<u32, _>(1000).unwrap().view().iter().all(|value| *value == 0));
+}
+
+fn elements_and_axes_are_what_was_asked_for_or_an_error(place: &Place) {
+    let name = place.location("types");
+    let arena = create(place, &name, MIB);
+    let array = arena.from_array(&Array::from_elem((2, 3), 1.0f32)).unwrap();
+    let handle = array.handle();
+    assert!(matches!(arena.get::<u32, Ix2>(&handle), Err(Error::DTypeMismatch { .. })));
+    assert!(matches!(arena.get::<f32, Ix1>(&handle), Err(Error::ShapeMismatch { .. })));
+    assert_eq!(array.members(), 1);
+    assert_eq!(arena.get::<f32, IxDyn>(&handle).unwrap().shape(), [2, 3]);
+    drop(array);
+    assert_eq!(arena.stats().unwrap().arrays, 0, "what could not be had is not held");
+    assert_eq!(DType::F32.size(), 4);
+}
+
+fn memory_is_used_again_for_other_sizes(place: &Place) {
+    let name = place.location("classes");
+    let arena = create(place, &name, 4 * MIB);
+    for _ in 0..3 {
+        let fill = |bytes: usize| {
+            let mut held = Vec::new();
+            loop {
+                match arena.draft::<u8, _>(bytes) {
+                    Ok(draft) => held.push(draft.share().unwrap()),
+                    Err(Error::NoSpace { needed, .. }) => {
+                        assert!(needed > bytes as u64);
+                        break held;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        assert_eq!(fill(1024).len(), 64 * 60);
+        assert_eq!(fill((1 << 20) - 64).len(), 4);
+        assert_eq!(fill(300).len(), 64 * 170);
+        assert_eq!(fill(100_000).len(), 32);
+        let mixed: Vec<_> = (0..40).map(|at| arena.draft::<u8, _>(1000 + at * 1500).unwrap()).collect();
+        let seen: BTreeSet<*const u8> = mixed.iter().map(|draft| draft.view().as_ptr()).collect();
+        assert_eq!(seen.len(), mixed.len());
+    }
+    assert_eq!(arena.stats().unwrap().arrays, 0);
+}
+
+fn a_full_arena_says_so_and_recovers(place: &Place) {
+    let name = place.location("full");
+    let arena = create(place, &name, 1);
+    assert_eq!(arena.capacity(), 1 << 16);
+    let all = arena.draft::<u8, _>((1 << 16) - 64).unwrap();
+    match arena.draft::<u8, _>(0) {
+        Err(Error::NoSpace { needed: 64, available: 0, advice, .. }) => assert!(advice.contains("full"), "{advice}"),
+        other => panic!("{other:?}"),
+    }
+    drop(all);
+    drop(arena.draft::<u8, _>(0).unwrap());
+    assert!(arena.draft::<u8, _>((1 << 16) - 63).unwrap_err().is_no_space());
+    assert!(arena.draft::<u8, _>((1 << 16) - 64).is_ok());
+    assert!(matches!(arena.draft::<u64, _>((usize::MAX, 2)), Err(Error::TooLarge { .. })));
+    assert!(matches!(place.arena_options().create("ndshm-it-never", u64::MAX), Err(Error::TooLarge { .. })));
+    assert!(matches!(
+        place.arena_options().queue_capacity(0).create("ndshm-it-never", 1),
+        Err(Error::InvalidSetting { .. })
+    ));
+}
+
+fn threads_share_one_arena(place: &Place) {
+    let name = place.location("threads");
+    let arena = create(place, &name, 8 * MIB);
+    let shared = arena.from_array(&Array::from_elem(100, 1u64)).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (arena, handle) = (arena.clone(), shared.handle());
+            scope.spawn(move || {
+                for round in 0..3000 {
+                    let tag = thread << 32 | round;
+                    let mut draft = arena.draft::<u64, _>((round % 300) as usize + 1).unwrap();
+                    draft.view_mut().fill(tag);
+                    let array = draft.share().unwrap();
+                    assert_eq!(arena.get::<u64, Ix1>(&handle).unwrap().view().sum(), 100);
+                    assert!(array.view().iter().all(|value| *value == tag));
+                }
+            });
+        }
+    });
+    assert_eq!((shared.members(), arena.stats().unwrap().arrays), (1, 1));
+    drop(shared);
+    assert_eq!(arena.stats().unwrap().arrays, 0);
+}
