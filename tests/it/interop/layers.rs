@@ -8,7 +8,7 @@ use ndarray::{Dimension, IntoDimension, Ix4, ShapeBuilder};
 use ndarray_shm::{NextClaim, Order, RenderBuffer, SharedArray};
 
 use super::peer::{Peer, axes};
-use super::sample::{assert_same, create, element, open};
+use super::sample::{self, assert_same, create, element, open};
 use crate::support::child::{Child, hear, say};
 use crate::support::{Name, Place};
 use crate::tests;
@@ -56,13 +56,8 @@ pub fn paint_layer(arguments: &[String]) {
     say("claimed");
     hear();
     let mut painted = 0;
-    while let NextClaim::Chunk(mut chunk) = next {
-        let first: Vec<usize> = chunk.region().iter().map(|range| range.start).collect();
-        for (at, value) in chunk.view_mut().indexed_iter_mut() {
-            let at: Vec<usize> = at.into_dimension().slice().iter().zip(&first).map(|(at, first)| at + first).collect();
-            *value = element(&SHAPE, &at, seed);
-        }
-        chunk.commit().unwrap();
+    while let NextClaim::Chunk(chunk) = next {
+        sample::paint(chunk, &SHAPE, seed);
         painted += 1;
         next = buffer.claim_next_wait(Duration::from_secs(60)).unwrap();
     }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use ndarray::{Dimension, IntoDimension, Ix3, ShapeBuilder};
+use ndarray::{Ix3, ShapeBuilder};
 use ndarray_shm::{NextClaim, RenderBuffer, render::Claim};
 
 use super::peer::Peer;
-use super::sample::{assert_same, element};
+use super::sample::{assert_same, paint};
 use crate::support::{Name, Place, eventually};
 use crate::tests;
 
@@ -46,15 +46,6 @@ fn join(place: &Place, name: &Name) -> Peer {
     python
 }
 
-fn paint(mut chunk: ndarray_shm::render::ChunkClaim<'_, u16, Ix3>, seed: usize) {
-    let first: Vec<usize> = chunk.region().iter().map(|range| range.start).collect();
-    for (at, value) in chunk.view_mut().indexed_iter_mut() {
-        let at: Vec<usize> = at.into_dimension().slice().iter().zip(&first).map(|(at, first)| at + first).collect();
-        *value = element(&SHAPE, &at, seed);
-    }
-    chunk.commit().unwrap();
-}
-
 fn python_reads_what_the_ledger_says(place: &Place) {
     let name = place.location("painter-joins");
     let buffer = begin(place, &name);
@@ -76,10 +67,10 @@ fn python_and_we_paint_one_buffer_together(place: &Place) {
     python.expect(format!("paint {} 1 3", name.as_str()), "8");
     assert_eq!(buffer.progress().done, 8);
     assert!(matches!(buffer.claim(3).unwrap(), Claim::Done));
-    paint(ours, 1);
+    paint(ours, &SHAPE, 1);
     let mut painted = 0;
     while let NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() {
-        paint(chunk, 1);
+        paint(chunk, &SHAPE, 1);
         painted += 1;
         if painted == 5 {
             break;
@@ -103,7 +94,7 @@ fn a_chunk_that_python_paints_is_busy_until_it_is_killed(place: &Place) {
     assert!(matches!(buffer.claim(4).unwrap(), Claim::Chunk(_)));
     python.kill();
     let Claim::Chunk(claim) = buffer.claim(5).unwrap() else { panic!("its painter is dead") };
-    paint(claim, 1);
+    paint(claim, &SHAPE, 1);
     assert_eq!(buffer.progress().done, 1);
 }
 
@@ -128,7 +119,7 @@ fn python_begins_what_we_paint(place: &Place) {
     let buffer = begin(place, &name);
     assert_eq!((buffer.grid().len(), buffer.progress().done), (CHUNKS, 0));
     while let NextClaim::Chunk(chunk) = buffer.claim_next().unwrap() {
-        paint(chunk, 1);
+        paint(chunk, &SHAPE, 1);
     }
     assert_same(&buffer.finish().unwrap(), 1);
 }

@@ -4,7 +4,7 @@
 //! array is noticed; values fill their type, so that a wrong width, sign or byte order is.
 
 use ndarray::{ArrayD, ArrayViewMutD, Dimension, IntoDimension, IxDyn, ShapeBuilder};
-use ndarray_shm::{Element, Order, SharedArray};
+use ndarray_shm::{Element, Order, SharedArray, render::ChunkClaim};
 
 use crate::support::{Name, Place};
 
@@ -95,6 +95,16 @@ pub fn fill<T: Sample, D: Dimension>(array: &SharedArray<T, D>, seed: usize) {
     let shape = array.shape().to_vec();
     let mut guard = array.write().unwrap();
     guard.indexed_iter_mut().for_each(|(at, value)| *value = element(&shape, at.into_dimension().slice(), seed));
+}
+
+/// Paints a chunk of a buffer of this shape, and commits it.
+pub fn paint<T: Sample, D: Dimension>(mut chunk: ChunkClaim<'_, T, D>, shape: &[usize], seed: usize) {
+    let first: Vec<usize> = chunk.region().iter().map(|range| range.start).collect();
+    for (at, value) in chunk.view_mut().indexed_iter_mut() {
+        let at: Vec<usize> = at.into_dimension().slice().iter().zip(&first).map(|(at, first)| at + first).collect();
+        *value = element(shape, &at, seed);
+    }
+    chunk.commit().unwrap();
 }
 
 /// Insists on every element.
