@@ -55,7 +55,7 @@ fn without_clients_it_ends_and_leaves_nothing() {
     client.kill();
     manager.expect("ended");
     manager.finish();
-    let mut left: Vec<PathBuf> = std::fs::read_dir(stage.base.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut left: Vec<PathBuf> = std::fs::read_dir(stage.base()).unwrap().map(|e| e.unwrap().path()).collect();
     left.retain(|path| *path != stage.arrays());
     assert!(left.is_empty(), "{left:?}");
     assert!(!stage.has("held-x"));
@@ -64,7 +64,7 @@ fn without_clients_it_ends_and_leaves_nothing() {
 fn one_whose_socket_was_removed_makes_way() {
     let stage = Stage::new();
     let mut first = stage.manager(&[]);
-    std::fs::remove_file(&stage.socket).unwrap();
+    std::fs::remove_file(&stage.socket.path).unwrap();
     let _second = stage.manager(&[]);
     // It looks every ten seconds.
     first.expect("ended");

@@ -34,10 +34,10 @@ pub fn trials() -> Vec<Trial> {
 
 fn paths_of_any_length_will_do() {
     let mut stage = Stage::new();
-    let runtime = stage.base.path().join("r".repeat(200));
+    let runtime = stage.base().join("r".repeat(200));
     std::fs::create_dir(&runtime).unwrap();
     std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700)).unwrap();
-    stage.socket = runtime.join("ndshm-manager.sock");
+    stage.socket.path = runtime.join("ndshm-manager.sock");
     let mut command = stage.role("manager");
     command.env_remove("NDSHM_MANAGER_SOCKET").env("XDG_RUNTIME_DIR", &runtime);
     let mut manager = Child::spawn(command);
@@ -47,10 +47,10 @@ fn paths_of_any_length_will_do() {
     stage.wait_until_gone("held-x", Instant::now());
     drop(manager);
     // No runtime directory: one in the temporary directory.
-    let temporary = stage.base.path().join("t".repeat(200));
+    let temporary = stage.base().join("t".repeat(200));
     std::fs::create_dir(&temporary).unwrap();
     let user = rustix::process::geteuid().as_raw();
-    stage.socket = temporary.join(format!("ndshm-manager-{user}")).join("ndshm-manager.sock");
+    stage.socket.path = temporary.join(format!("ndshm-manager-{user}")).join("ndshm-manager.sock");
     let mut command = stage.role("manager");
     command.env_remove("NDSHM_MANAGER_SOCKET").env_remove("XDG_RUNTIME_DIR").env("TMPDIR", &temporary);
     Child::spawn(command).expect("listens");
@@ -63,17 +63,17 @@ fn paths_of_any_length_will_do() {
 
 fn something_else_at_the_socket_is_left_alone() {
     let stage = Stage::new();
-    std::fs::write(&stage.socket, b"a file").unwrap();
-    let start = || Manager::start(&ManagerOptions::new().socket(&stage.socket)).unwrap_err();
+    std::fs::write(&stage.socket.path, b"a file").unwrap();
+    let start = || Manager::start(&ManagerOptions::new().socket(&stage.socket.path)).unwrap_err();
     assert!(matches!(start(), Error::Manager { reason, .. } if reason.contains("a file stands where")));
-    assert_eq!(std::fs::read(&stage.socket).unwrap(), b"a file");
-    std::fs::remove_file(&stage.socket).unwrap();
-    std::os::unix::fs::symlink("elsewhere", &stage.socket).unwrap();
+    assert_eq!(std::fs::read(&stage.socket.path).unwrap(), b"a file");
+    std::fs::remove_file(&stage.socket.path).unwrap();
+    std::os::unix::fs::symlink("elsewhere", &stage.socket.path).unwrap();
     assert!(matches!(start(), Error::Manager { reason, .. } if reason.contains("symbolic link")), "it is not followed");
-    std::fs::remove_file(&stage.socket).unwrap();
-    let _datagrams = UnixDatagram::bind(&stage.socket).unwrap();
+    std::fs::remove_file(&stage.socket.path).unwrap();
+    let _datagrams = UnixDatagram::bind(&stage.socket.path).unwrap();
     assert!(matches!(start(), Error::Os { .. }), "it is not taken for a manager");
-    assert!(stage.socket.exists());
+    assert!(stage.socket.path.exists());
 }
 
 fn nonsense_is_answered_and_ends_the_connection() {
@@ -90,7 +90,7 @@ fn nonsense_is_answered_and_ends_the_connection() {
         (&[greeting, b"\xff\n"].concat(), "text"),
         (&long, "16384"),
     ] {
-        let mut stream = UnixStream::connect(&stage.socket).unwrap();
+        let mut stream = UnixStream::connect(&stage.socket.path).unwrap();
         let _refused_half_way = stream.write_all(line);
         let mut answer = String::new();
         // What was not read any more resets the connection, perhaps before its answer.
@@ -98,7 +98,7 @@ fn nonsense_is_answered_and_ends_the_connection() {
         assert!(answer.contains(reason) || (line.len() > 10_000 && end.is_err()), "{answer:?}");
     }
     assert_eq!(stage.status().unwrap().clients, 0);
-    let mut stream = UnixStream::connect(&stage.socket).unwrap();
+    let mut stream = UnixStream::connect(&stage.socket.path).unwrap();
     stream.write_all(b"ndshm-manager 1\nstatus\n").unwrap();
     let mut lines = BufReader::new(stream).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ndshm-manager 1");
@@ -108,7 +108,7 @@ fn nonsense_is_answered_and_ends_the_connection() {
 fn a_directory_that_is_another_one_is_not_watched() {
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
-    let mut stream = UnixStream::connect(&stage.socket).unwrap();
+    let mut stream = UnixStream::connect(&stage.socket.path).unwrap();
     stream.write_all(b"ndshm-manager 1\nuse 1 2 shm /dev/shm\nlook 5 1 2\nstatus\n").unwrap();
     let mut lines = BufReader::new(stream).lines().skip(1);
     let answer = lines.next().unwrap().unwrap();
@@ -127,7 +127,7 @@ fn with_all_clients_it_can_serve_it_still_answers() {
     let facts = std::fs::metadata(stage.arrays()).unwrap();
     let path = stage.arrays().canonicalize().unwrap();
     let connect = || {
-        let mut stream = UnixStream::connect(&stage.socket).unwrap();
+        let mut stream = UnixStream::connect(&stage.socket.path).unwrap();
         write!(stream, "ndshm-manager 1\nuse {} {} x {}\n", facts.dev(), facts.ino(), path.display()).unwrap();
         let answer = BufReader::new(stream.try_clone().unwrap()).lines().nth(1).unwrap().unwrap();
         (stream, answer)
@@ -143,7 +143,7 @@ fn with_all_clients_it_can_serve_it_still_answers() {
     assert!(refusal.starts_with("error there are too many clients"), "{refusal}");
     assert!(clients.len() > 20, "{}", clients.len());
     assert_eq!(stage.status().unwrap().clients, clients.len());
-    assert!(manager::stop(Some(&stage.socket)).unwrap());
+    assert!(manager::stop(Some(&stage.socket.path)).unwrap());
 }
 
 fn a_client_in_python_is_one_too() {
@@ -167,7 +167,7 @@ sys.stdin.readline()
     let mut command = Command::new(python());
     command.args(["-B", "-c", SCRIPT]).arg(of_package("tests/it/python")).arg(stage.arrays());
     let mut client = Child::spawn({
-        command.env("NDSHM_MANAGER_SOCKET", &stage.socket);
+        command.env("NDSHM_MANAGER_SOCKET", &stage.socket.path);
         command
     });
     let said = client.line();

@@ -9,30 +9,33 @@ use ndarray_shm::manager::{self, Status};
 
 use crate::support::child::{Child, ROLE, copy_program, program};
 use crate::support::eventually;
-use crate::support::machine::send_signal;
+use crate::support::manager_socket::ManagerSocket;
 
-/// A socket, and a directory for arrays. Dropped, no manager serves there any more.
+/// A socket, and a directory for arrays.
 pub struct Stage {
-    pub base: tempfile::TempDir,
-    pub socket: PathBuf,
+    pub socket: ManagerSocket,
 }
 
 impl Stage {
     pub fn new() -> Self {
-        let base = tempfile::Builder::new().prefix("ndshm-it-manager-").tempdir().unwrap();
-        std::fs::create_dir(base.path().join("arrays")).unwrap();
-        let socket = base.path().join("s");
-        Self { base, socket }
+        let stage = Self { socket: ManagerSocket::new() };
+        std::fs::create_dir(stage.arrays()).unwrap();
+        stage
+    }
+
+    /// The directory of everything that the test makes.
+    pub fn base(&self) -> &Path {
+        self.socket.directory.path()
     }
 
     pub fn arrays(&self) -> PathBuf {
-        self.base.path().join("arrays")
+        self.base().join("arrays")
     }
 
     pub fn command(&self, program: &Path, role: &str) -> Command {
         let mut command = Command::new(program);
-        command.env(ROLE, role).env("NDSHM_MANAGER_SOCKET", &self.socket).env("NDSHM_MANAGER", program);
-        command.env("NDSHM_EMULATED_DIR", self.base.path().join("none"));
+        command.env(ROLE, role).env("NDSHM_MANAGER_SOCKET", &self.socket.path).env("NDSHM_MANAGER", program);
+        command.env("NDSHM_EMULATED_DIR", self.base().join("none"));
         command
     }
 
@@ -67,7 +70,7 @@ impl Stage {
     }
 
     pub fn status(&self) -> Option<Status> {
-        manager::status(Some(&self.socket)).unwrap()
+        manager::status(Some(&self.socket.path)).unwrap()
     }
 
     pub fn wait_for_clients(&self, clients: usize) {
@@ -88,16 +91,6 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
-    fn drop(&mut self) {
-        if let Ok(Some(status)) = manager::status(Some(&self.socket)) {
-            if !matches!(manager::stop(Some(&self.socket)), Ok(true)) {
-                send_signal("KILL", status.pid);
-            }
-        }
-    }
-}
-
 pub fn announce(client: &mut Child) -> Duration {
     let took = Duration::from_micros(client.ask("announce").parse().unwrap());
     // One that is being started may take ten seconds until it listens.
@@ -112,8 +105,8 @@ pub fn hold(client: &mut Child, name: &str) {
 
 /// A copy of this program that other users can reach.
 pub fn reachable(stage: &Stage) -> PathBuf {
-    std::fs::set_permissions(stage.base.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-    let copy = stage.base.path().join("program");
+    std::fs::set_permissions(stage.base(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let copy = stage.base().join("program");
     copy_program(&copy);
     copy
 }

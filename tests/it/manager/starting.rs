@@ -40,7 +40,7 @@ fn the_first_client_starts_it_and_nothing_of_the_client_stays_open() {
     let open = open_paths(&status.pid.to_string());
     let is_own = |path: &&PathBuf| {
         let text = path.to_string_lossy();
-        !(Some(path.as_path()) == stage.socket.parent()
+        !(Some(path.as_path()) == stage.socket.path.parent()
             || *text == *"/dev/null"
             || text.starts_with("socket:")
             || text.starts_with("anon_inode"))
@@ -52,7 +52,7 @@ fn the_first_client_starts_it_and_nothing_of_the_client_stays_open() {
     let (parent, session) = (fields[1], fields[3]);
     assert_ne!(parent, client.id().to_string());
     assert_eq!(session, status.pid.to_string(), "a session of its own");
-    assert_eq!(std::fs::metadata(&stage.socket).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::metadata(&stage.socket.path).unwrap().permissions().mode() & 0o777, 0o600);
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", client.id())).unwrap_or_default();
     assert_eq!(children.trim(), "", "no zombie");
 }
@@ -75,7 +75,7 @@ fn clients_that_begin_together_start_one() {
 fn it_is_found_beside_the_program_and_in_path() {
     for how in ["beside", "in PATH"] {
         let stage = Stage::new();
-        let folder = stage.base.path().join("bin");
+        let folder = stage.base().join("bin");
         std::fs::create_dir(&folder).unwrap();
         std::os::unix::fs::symlink(program(), folder.join("ndshm")).unwrap();
         let mut command = if how == "beside" {
@@ -86,7 +86,7 @@ fn it_is_found_beside_the_program_and_in_path() {
             stage.role("manager-client")
         };
         command.env_remove("NDSHM_MANAGER").arg(stage.arrays());
-        command.env("PATH", if how == "beside" { stage.base.path() } else { &folder });
+        command.env("PATH", if how == "beside" { stage.base() } else { &folder });
         let mut client = Child::spawn(command);
         announce(&mut client);
         stage.wait_for_clients(1);
@@ -99,7 +99,7 @@ fn after_a_kill_the_next_announcement_starts_another() {
     let first = stage.status().unwrap().pid;
     send_signal("KILL", first);
     eventually("it is dead", || stage.status().is_none());
-    assert!(stage.socket.exists(), "a dead manager's socket stays");
+    assert!(stage.socket.path.exists(), "a dead manager's socket stays");
     // How often the connection is looked at is bounded.
     eventually("the next announcement starts another", || {
         announce(&mut client);
@@ -119,7 +119,7 @@ fn of_two_that_begin_together_one_is_the_manager() {
         words.sort();
         assert_eq!(words, ["another", "listens"]);
         // One ends and one begins at the same time: there must be no moment in which neither can.
-        assert!(manager::stop(Some(&stage.socket)).unwrap());
+        assert!(manager::stop(Some(&stage.socket.path)).unwrap());
         let mut next = Child::spawn(stage.role("manager"));
         next.expect("listens");
     }
@@ -160,5 +160,5 @@ fn one_that_cannot_be_started_is_one_warning() {
         client.expect("1");
         client.kill();
     }
-    assert!(!stage.socket.exists());
+    assert!(!stage.socket.path.exists());
 }

@@ -39,19 +39,19 @@ fn a_stranger_is_refused_on_both_sides() {
     let said = asker.line();
     assert!(said.starts_with("denied 0: this user may not connect"), "{said}");
     // .. and if everybody may, it is refused by the one side,
-    std::fs::set_permissions(&stage.socket, std::fs::Permissions::from_mode(0o666)).unwrap();
+    std::fs::set_permissions(&stage.socket.path, std::fs::Permissions::from_mode(0o666)).unwrap();
     let said = as_stranger(stage.command(&program, "manager-ask")).line();
     assert!(said.starts_with("denied 0: another user's program listens"), "{said}");
     drop(manager);
-    std::fs::remove_file(&stage.socket).unwrap();
+    std::fs::remove_file(&stage.socket.path).unwrap();
     // and by the other.
     let mut manager = as_stranger(stage.command(&program, "manager"));
     manager.expect("listens");
-    let mut stream = UnixStream::connect(&stage.socket).unwrap();
+    let mut stream = UnixStream::connect(&stage.socket.path).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert_eq!(answer, "error this manager serves another user, not user 0\n");
-    match manager::status(Some(&stage.socket)) {
+    match manager::status(Some(&stage.socket.path)) {
         Err(Error::PermissionDenied { owner, reason, .. }) => {
             assert_eq!(owner, STRANGER);
             assert!(reason.contains("another user's program"), "{reason}");
@@ -66,9 +66,9 @@ fn a_stranger_is_refused_on_both_sides() {
 
 fn a_strangers_socket_is_left_alone() {
     let stage = Stage::new();
-    let start = || Manager::start(&ManagerOptions::new().socket(&stage.socket)).unwrap_err();
-    drop(UnixListener::bind(&stage.socket).unwrap());
-    chown(&stage.socket, Some(STRANGER), None).unwrap();
+    let start = || Manager::start(&ManagerOptions::new().socket(&stage.socket.path)).unwrap_err();
+    drop(UnixListener::bind(&stage.socket.path).unwrap());
+    chown(&stage.socket.path, Some(STRANGER), None).unwrap();
     assert!(matches!(start(), Error::PermissionDenied { owner: STRANGER, .. }));
-    assert!(stage.socket.exists());
+    assert!(stage.socket.path.exists());
 }

@@ -22,6 +22,7 @@ use super::kills::{Game, Moments, Rounds, SCENARIOS, connect, named, one_by_one}
 use super::meeting::{Meeting, all};
 use crate::support::child::{Child, ROLE, Role, hear, program, say};
 use crate::support::machine::send_signal;
+use crate::support::manager_socket::ManagerSocket;
 use crate::support::random::Random;
 use crate::support::{Place, Test, eventually};
 use crate::tests;
@@ -124,40 +125,27 @@ fn arrays(backend: &Directory) -> usize {
     backend.list().unwrap().iter().filter(|entry| entry.kind == EntryKind::Array).count()
 }
 
-/// A directory for arrays, and a socket for a manager. Dropped, no manager serves there any more.
+/// A directory for arrays, and a socket for a manager.
 struct Stage {
+    socket: ManagerSocket, // its manager ends before the arrays go
     place: Place,
-    base: tempfile::TempDir,
 }
 
 impl Stage {
     fn new(place: &Place) -> Self {
-        let base = tempfile::Builder::new().prefix("ndshm-it-managed-").tempdir().unwrap();
-        Self { place: place.private(), base }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.base.path().join("s")
+        Self { socket: ManagerSocket::new(), place: place.private() }
     }
 
     /// A child whose manager is this stage's; with `starts` it starts one if there is none.
     fn child(&self, role: &str, arguments: &[&str], starts: bool) -> Child {
         let mut command = Command::new(program());
         command.env(ROLE, role).envs(self.place.environment()).args(arguments);
-        command.env(MANAGED, "1").env("NDSHM_MANAGER_SOCKET", self.socket());
-        command.env("NDSHM_MANAGER", if starts { self.base.path().join("ndshm") } else { "/nonexistent".into() });
+        command.env(MANAGED, "1").env("NDSHM_MANAGER_SOCKET", &self.socket.path);
+        command.env(
+            "NDSHM_MANAGER",
+            if starts { self.socket.directory.path().join("ndshm") } else { "/nonexistent".into() },
+        );
         Child::spawn(command)
-    }
-}
-
-impl Drop for Stage {
-    fn drop(&mut self) {
-        let socket = self.socket();
-        if let Ok(Some(status)) = manager::status(Some(&socket)) {
-            if !matches!(manager::stop(Some(&socket)), Ok(true)) {
-                send_signal("KILL", status.pid);
-            }
-        }
     }
 }
 

@@ -11,6 +11,8 @@ pub mod held_fork;
 #[cfg(target_os = "linux")]
 mod hidden;
 pub mod machine;
+#[cfg(target_os = "linux")]
+pub mod manager_socket;
 mod meddling;
 pub mod random;
 
