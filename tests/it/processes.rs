@@ -67,7 +67,7 @@ impl Scene {
         fs::read_to_string(self.file(name)).unwrap()
     }
 
-    /// Spawns children whose words on standard error nobody needs to see.
+    /// Spawns children whose words on standard error are not needed.
     fn spawn(&self, count: usize, entry: &str) -> Processes {
         quietly().spawn(count, entry, &[self.path()]).unwrap()
     }

@@ -49,7 +49,7 @@ fn publish(pool: &Pool, name: &Name, value: u32) -> PooledArray<u32, Ix1> {
     draft.publish(name.location()).unwrap()
 }
 
-/// How many arrays are idle, in limbo and lent.
+/// How many arrays are idle, draining and lent.
 fn counts(pool: &Pool) -> (usize, usize, usize) {
     let stats = pool.stats();
     (stats.idle.arrays, stats.draining.arrays, stats.lent.arrays)
@@ -76,10 +76,10 @@ fn attacher(arguments: &[String]) {
                 Ok(guard) => say(guard.iter().fold(0, |so_far: u32, value| so_far.max(*value))),
                 Err(error) => say(variant(&error)),
             },
-            // Without asking the name, which has gone: nobody writes to it, says the parent.
+            // Without asking the name, which has gone: the parent says that nothing writes to it.
             "look" => {
                 #[allow(unsafe_code)]
-                // SAFETY: the parent promises that nobody writes.
+                // SAFETY: the parent promises that nothing writes.
                 let seen = unsafe { array.view() };
                 assert!(seen.iter().all(|value| *value == seen[0]));
                 say(seen[0]);

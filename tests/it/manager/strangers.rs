@@ -22,7 +22,7 @@ pub fn trials() -> Vec<Trial> {
     unless("only root can be two users", is_root, support::trials("manager", tests))
 }
 
-/// Runs a program as somebody else.
+/// The user that programs of strangers run as.
 const STRANGER: u32 = 65534;
 
 fn as_stranger(mut command: Command) -> Child {
@@ -38,7 +38,7 @@ fn a_stranger_is_refused_on_both_sides() {
     let mut asker = as_stranger(stage.command(&program, "manager-ask"));
     let said = asker.line();
     assert!(said.starts_with("denied 0: this user may not connect"), "{said}");
-    // .. and if everybody may, it is refused by the one side,
+    // .. and if every user may, it is refused by the one side,
     std::fs::set_permissions(&stage.socket.path, std::fs::Permissions::from_mode(0o666)).unwrap();
     let said = as_stranger(stage.command(&program, "manager-ask")).line();
     assert!(said.starts_with("denied 0: another user's program listens"), "{said}");

@@ -107,7 +107,7 @@ fn a_group_that_a_child_leads_ends_with_it() {
     assert!(exists(grandchild));
     processes.terminate();
     end(&processes).unwrap();
-    // Somebody else waits for it, some time.
+    // Another process waits for it, some time.
     #[cfg(target_os = "linux")]
     eventually("the grandchild ends", || !runs(grandchild));
 }

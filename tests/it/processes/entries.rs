@@ -40,11 +40,11 @@ pub fn directory(context: &Context) -> &Path {
     Path::new(&context.arguments()[0])
 }
 
-/// Says that this child has come so far, and who it is.
+/// Says that this child has come so far, and its number.
 fn arrive(context: &Context) -> std::io::Result<()> {
     let name = |stage| directory(context).join(format!("{stage}-{}", context.index()));
     fs::write(name("coming"), std::process::id().to_string())?;
-    // Whoever sees the name can read the number.
+    // A process that sees the name can read the number.
     fs::rename(name("coming"), name("here"))
 }
 

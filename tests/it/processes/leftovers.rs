@@ -55,7 +55,7 @@ fn belongings() -> (Vec<String>, usize, String) {
     (descriptors, threads.len(), children.collect())
 }
 
-/// Every way in which children end, in a process that nobody disturbs, and a look at what is left of each.
+/// Every way in which children end, in a process that no other test disturbs, and a look at what is left of each.
 pub fn leave_nothing(context: &Context) -> Outcome {
     let scene = Scene(tempfile::tempdir_in(directory(context))?);
     let missing = |index: usize| Command::new(if index < 2 { "yes" } else { "/no/such/program" });

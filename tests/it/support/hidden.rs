@@ -23,7 +23,7 @@ pub fn directory(path: &Path) -> Directory {
     Directory::from(Arc::new(HiddenDrafts(Directory::new("hidden", path))))
 }
 
-// SAFETY: a hidden name is made exclusively, and nobody else uses it; the rest is passed on.
+// SAFETY: a hidden name is made exclusively, and no other process uses it; the rest is passed on.
 #[allow(unsafe_code)]
 unsafe impl Backend for HiddenDrafts {
     fn name(&self) -> &'static str {

@@ -1,4 +1,4 @@
-//! A backend that somebody meddles with: before each operation a test may fail it, or do what another process might.
+//! A backend that a test meddles with: before each operation a test may fail it, or do what another process might.
 
 use std::fmt;
 use std::fs::File;

@@ -248,7 +248,7 @@ impl Place {
         ]
     }
 
-    /// A location nobody else uses; what it names is gone when it goes out of scope.
+    /// A location that no other test uses; what it names is gone when it goes out of scope.
     pub fn location(&self, label: &str) -> Name {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);

@@ -180,7 +180,7 @@ fn an_arena_of_the_dead_is_reclaimed(place: &Place) {
     assert!(reclaimed.failed.is_empty(), "{reclaimed:?}");
     let names: Vec<&str> = reclaimed.removed.iter().map(|removed| removed.name.as_str()).collect();
     assert_eq!(names, [name.as_str()]);
-    // A dead one's name is free for the next, without anybody having reclaimed it.
+    // A dead one's name is free for the next, without a reclaim.
     let arena = create(place, &name, MIB);
     let mut child = peer_of(place, &name);
     drop(arena);

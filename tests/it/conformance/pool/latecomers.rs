@@ -80,7 +80,7 @@ fn who_opened_the_old_name_never_gets_the_next_array(place: &Place) {
         assert!(got.as_ref().is_err_and(Error::is_not_found), "{got:?}");
         assert_eq!(array.read().unwrap()[0], 8);
     }
-    // He had it open for all that time, and no lease: the memory was used again.
+    // The latecomer had it open for all that time, and no lease: the memory was used again.
     assert_eq!(pool.stats().misses, if Place::RECYCLES { 1 } else { 4 });
 }
 

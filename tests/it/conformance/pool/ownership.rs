@@ -54,7 +54,7 @@ fn any_array_can_be_put(place: &Place) {
         drop(draft);
         pool.trim();
     }
-    // One that somebody else has, one that is adopted, and one that has lost its name.
+    // One that another handle has, one that is adopted, and one that has lost its name.
     let (array, other) = (create(), open(false));
     drop(pool.adopt(array).unwrap());
     assert_eq!((place.has(&name), counts(&pool)), (false, (0, one(), 0)));

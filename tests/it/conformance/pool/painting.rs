@@ -103,7 +103,7 @@ fn a_buffer_begun_anew_in_the_same_memory_is_not_discarded_for_the_old_one(place
         RenderOptions::new().pool(pool).create::<u32, Ix2>(name.clone(), (60, 50), (60, 50), "anew").unwrap()
     };
     let (old, anew) = (begin(&pool, name.location()), Arc::new(Mutex::new(None)));
-    // What its owner does while somebody else is about to discard it: finish it, give it back, begin again.
+    // What its owner does while another process is about to discard it: finish it, give it back, begin again.
     let (old, made) = (Mutex::new(Some(old)), Arc::clone(&anew));
     let (owners, location) = (pool.clone(), name.location().clone());
     let backend = place.meddling(move |operation, at| {
