@@ -17,7 +17,8 @@ use crate::segment::{Attach, Home, Segment};
 ///
 /// The file behind it holds the elements and nothing else, `len * size_of::<T>()` bytes from offset 0, so any program that
 /// can map a file can use it. The handle holds no descriptor (on overlayfs: one). Dropping it detaches; the name and the
-/// bytes stay until someone [unlinks](crate::unlink) them.
+/// bytes stay until some process [unlinks](crate::unlink) them. After that no guard can be had, unless the array [keeps its
+/// descriptor](crate::CreateOptions::keep_fd).
 ///
 /// Access is through guards that the kernel keeps for this process and releases when it dies:
 /// [`read`](Self::read), [`write`](Self::write). Everything else is `unsafe` and says why.

@@ -28,7 +28,8 @@
 //! that the kernel holds, so a worker that is killed costs the one chunk it had, and a download that was cut off is resumed by
 //! the same call.
 //!
-//! The way back is [`upload_from_shared_memory`], into volumes that exist or that [`create_volume`] makes. [`plan`] divides a region among
+//! The way back is [`upload_from_shared_memory`], into volumes that exist
+//! ([`VolumeOptions::open_writable`]) or that [`create_volume`] makes. [`plan`] divides a region among
 //! machines, [`Shard`] says which part is this process's, and [`markers`] which ones are done.
 //!
 //! Formats: Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, crc32c, gzip, sharding, transpose,
