@@ -10,7 +10,8 @@ mod yardstick;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ndarray::{Array3, Ix1};
-use ndarray_shm::{Directory, Draft, RefcountedArray, RenderBuffer, SharedArray, render::Claim, unlink};
+use ndarray_shm::render::Claim;
+use ndarray_shm::{Directory, Draft, RefcountedArray, RenderBuffer, SharedArray, unlink};
 #[cfg(target_os = "linux")]
 use yardstick::calls;
 

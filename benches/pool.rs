@@ -9,7 +9,8 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use ndarray_shm::{Directory, Draft, Pool, SharedArray, pool::PoolOptions, unlink};
+use ndarray_shm::pool::PoolOptions;
+use ndarray_shm::{Directory, Draft, Pool, SharedArray, unlink};
 
 fn main() {
     let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();

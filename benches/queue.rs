@@ -17,10 +17,8 @@ mod linux {
 
     use memmap2::MmapRaw;
     use ndarray::Ix1;
-    use ndarray_shm::{
-        Arena,
-        arena::{ArenaArray, Queue},
-    };
+    use ndarray_shm::Arena;
+    use ndarray_shm::arena::{ArenaArray, Queue};
     use rustix::process::{Signal, set_parent_process_death_signal};
     use rustix::thread::{CpuSet, Pid, futex, sched_getaffinity, sched_setaffinity};
 

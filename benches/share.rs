@@ -9,10 +9,8 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use ndarray::Ix1;
-use ndarray_shm::{
-    CreateOptions, RefcountedArray, Result,
-    counted::{Channel, ChannelListener, SharingStrategy},
-};
+use ndarray_shm::counted::{Channel, ChannelListener, SharingStrategy};
+use ndarray_shm::{CreateOptions, RefcountedArray, Result};
 
 const ARRAYS: usize = 4000;
 const ELEMENTS: usize = 1024;

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use libtest_mimic::Trial;
-use ndarray_shm::{CreateOptions, Directory, SharedArray, backend::SUPPORTED, default_backend};
+use ndarray_shm::backend::SUPPORTED;
+use ndarray_shm::{CreateOptions, Directory, SharedArray, default_backend};
 
 use crate::support::child::{Child, ROLE, Role, program, say};
 use crate::tests;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ndarray_shm::Pool;
+use ndarray_shm::pool::PoolOptions;
 use serde_json::json;
 
 use crate::Failable;

@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use memmap2::MmapMut;
 use ndarray::Ix1;
-use ndarray_shm::{CreateOptions, arena::{ArenaArray, Queue}, counted::{Channel, ChannelListener, SharingStrategy}, Arena, RefcountedArray};
+use ndarray_shm::arena::{ArenaArray, Queue};
+use ndarray_shm::counted::{Channel, ChannelListener, SharingStrategy};
+use ndarray_shm::{CreateOptions, Arena, RefcountedArray};
 use rustix::thread::futex;
 use serde_json::json;
 

@@ -6,10 +6,8 @@ mod memory;
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
-use ndarray_shm::{
-    Arena,
-    arena::{ArenaArray, ArenaHandle},
-};
+use ndarray_shm::Arena;
+use ndarray_shm::arena::{ArenaArray, ArenaHandle};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, arena_of_child};

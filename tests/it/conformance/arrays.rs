@@ -2,10 +2,8 @@
 
 use libtest_mimic::Trial;
 use ndarray::{Array3, IxDyn, ShapeBuilder};
-use ndarray_shm::{
-    Access, CreationMode, Draft, Element, Error, Location, Order, Pages, SharedArray,
-    backend::{Backend, DirectoryEntry, Publish},
-};
+use ndarray_shm::backend::{Backend, DirectoryEntry, Publish};
+use ndarray_shm::{Access, CreationMode, Draft, Element, Error, Location, Order, Pages, SharedArray};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Place, eventually};

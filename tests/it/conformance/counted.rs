@@ -4,10 +4,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use libtest_mimic::Trial;
 use ndarray::{Array2, Ix1, Ix2, IxDyn, ShapeBuilder};
-use ndarray_shm::{
-    Access, CreationMode, Element, Error, Order,
-    counted::{SharingStrategy, inspect_in},
-};
+use ndarray_shm::counted::{SharingStrategy, inspect_in};
+use ndarray_shm::{Access, CreationMode, Element, Error, Order};
 
 use super::holder::Holder;
 use crate::support::counted::{create, open};

@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{
-    Access, AttachOptions, CreateOptions, CreationMode, Error, ReadGuard, RefcountedArray,
-    counted::{HandleOptions, Reclaim},
-};
+use ndarray_shm::counted::{HandleOptions, Reclaim};
+use ndarray_shm::{Access, AttachOptions, CreateOptions, CreationMode, Error, ReadGuard, RefcountedArray};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::machine::open_files;

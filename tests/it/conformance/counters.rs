@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libtest_mimic::Trial;
-use ndarray_shm::{
-    Error,
-    arena::loans::{CounterHandle, Counters, Limbo, Memory, ReceivedLoan},
-};
+use ndarray_shm::Error;
+use ndarray_shm::arena::loans::{CounterHandle, Counters, Limbo, Memory, ReceivedLoan};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::random::Random;

@@ -4,10 +4,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
-use ndarray_shm::{
-    Access, CreationMode, Error, RefcountedArray,
-    counted::{Handle, HandleOptions},
-};
+use ndarray_shm::counted::{Handle, HandleOptions};
+use ndarray_shm::{Access, CreationMode, Error, RefcountedArray};
 
 use super::holder::Holder;
 use crate::support::counted::create;

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use ndarray::IxDyn;
-use ndarray_shm::{
-    Access, ArrayReader, AttachOptions, CreateOptions, CreationMode, Error, RefcountedArray, Result,
-    counted::{Handle, HandleOptions},
-};
+use ndarray_shm::counted::{Handle, HandleOptions};
+use ndarray_shm::{Access, ArrayReader, AttachOptions, CreateOptions, CreationMode, Error, RefcountedArray, Result};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::{Name, Place, backend_of_child};

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix2, IxDyn, ShapeBuilder};
+use ndarray_shm::counted::{HandleOptions, Reclaim, inspect_in};
 use ndarray_shm::{
     Access, ArrayReader, AttachOptions, CreateOptions, Directory, Error, Location, RefcountedArray, SharedArray,
-    counted::{HandleOptions, Reclaim, inspect_in},
 };
 
 use crate::support::child::{Child, Role, say};

@@ -4,11 +4,9 @@ use std::path::PathBuf;
 
 use libtest_mimic::Trial;
 use ndarray::{Array, ArrayView, Dimension, Ix1, Ix2};
-use ndarray_shm::{
-    Arena, Directory, Error, Location,
-    arena::{ArenaHandle, ArenaOptions, loans::Counters},
-    counted::Reclaim,
-};
+use ndarray_shm::arena::{ArenaHandle, ArenaOptions, loans::Counters};
+use ndarray_shm::counted::Reclaim;
+use ndarray_shm::{Arena, Directory, Error, Location};
 
 use super::hostile::{PAGE, run, seal};
 use crate::support::child::{Role, say};

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, AttachOptions, Error, RefcountedArray, counted::HandleOptions};
+use ndarray_shm::counted::HandleOptions;
+use ndarray_shm::{Arena, AttachOptions, Error, RefcountedArray};
 
 use crate::support::{Place, eventually};
 use crate::tests;

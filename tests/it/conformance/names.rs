@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, ShapeBuilder};
-use ndarray_shm::{CreationMode, Error, counted::SharingStrategy};
+use ndarray_shm::counted::SharingStrategy;
+use ndarray_shm::{CreationMode, Error};
 
 use super::holder::Holder;
 use crate::support::counted::{create, open};

@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{
-    CreateOptions, CreationMode, Error, RefcountedArray,
-    backend::EntryKind,
-    counted::{Handle, Reclaim, Reclaimed, Removed},
-};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::counted::{Handle, Reclaim, Reclaimed, Removed};
+use ndarray_shm::{CreateOptions, CreationMode, Error, RefcountedArray};
 
 use super::holder::Holder;
 use crate::support::child::{Child, Role, hear, say};

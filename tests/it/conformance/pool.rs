@@ -9,7 +9,8 @@ mod recycling;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{AttachOptions, Pool, SharedArray, pool::PooledArray};
+use ndarray_shm::pool::PooledArray;
+use ndarray_shm::{AttachOptions, Pool, SharedArray};
 
 use super::holder::variant;
 use crate::support::child::{Role, hear, say};

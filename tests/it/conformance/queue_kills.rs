@@ -14,10 +14,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{
-    Arena,
-    arena::{ArenaArray, Queue},
-};
+use ndarray_shm::Arena;
+use ndarray_shm::arena::{ArenaArray, Queue};
 
 use super::queues::nothing_is_left;
 use crate::support::Place;

@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1, Ix2, arr1};
-use ndarray_shm::{
-    Arena, DType, Error,
-    arena::{ArenaArray, Queue},
-};
+use ndarray_shm::arena::{ArenaArray, Queue};
+use ndarray_shm::{Arena, DType, Error};
 
 use crate::support::arena_of_child;
 use crate::support::child::{Child, Role, hear, say};

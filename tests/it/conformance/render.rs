@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Array;
-use ndarray_shm::{
-    Directory, Error, Location, NextClaim, Pages, RenderBuffer,
-    render::{self, Claim, RenderOptions},
-};
+use ndarray_shm::render::{self, Claim, RenderOptions};
+use ndarray_shm::{Directory, Error, Location, NextClaim, Pages, RenderBuffer};
 
 use crate::support::{Name, Place, eventually, rounds};
 use crate::tests;

@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, IxDyn, ShapeBuilder};
-use ndarray_shm::{
-    CreateOptions, FrozenArray, Order, RefcountedArray,
-    counted::{Channel, ChannelListener, Reclaim, Shareable, SharingStrategy, inspect_in},
-};
+use ndarray_shm::counted::{Channel, ChannelListener, Reclaim, Shareable, SharingStrategy, inspect_in};
+use ndarray_shm::{CreateOptions, FrozenArray, Order, RefcountedArray};
 
 use super::peer::{Peer, axes};
 use super::sample::{Sample, sample};

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix3, ShapeBuilder};
-use ndarray_shm::{NextClaim, RenderBuffer, render::Claim};
+use ndarray_shm::render::Claim;
+use ndarray_shm::{NextClaim, RenderBuffer};
 
 use super::peer::Peer;
 use super::sample::{assert_same, paint};

@@ -4,7 +4,8 @@
 //! array is noticed; values fill their type, so that a wrong width, sign or byte order is.
 
 use ndarray::{ArrayD, ArrayViewMutD, Dimension, IntoDimension, IxDyn, ShapeBuilder};
-use ndarray_shm::{Element, Order, SharedArray, render::ChunkClaim};
+use ndarray_shm::render::ChunkClaim;
+use ndarray_shm::{Element, Order, SharedArray};
 
 use crate::support::{Name, Place};
 

@@ -6,10 +6,11 @@ use std::str::FromStr;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, IxDyn};
+use ndarray_shm::backend::Backend;
 use ndarray_shm::counted::SharingStrategy::{FileDescriptor, FileSystem};
+use ndarray_shm::counted::inspect_in;
 use ndarray_shm::{
-    Access, ArrayReader, AttachOptions, CreateOptions, CreationMode, Error, Location, RefcountedArray,
-    backend::Backend, counted::inspect_in, default_backend,
+    Access, ArrayReader, AttachOptions, CreateOptions, CreationMode, Error, Location, RefcountedArray, default_backend,
 };
 
 use super::sandbox;

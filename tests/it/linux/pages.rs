@@ -7,9 +7,12 @@ use std::process::Command;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
+use ndarray_shm::array::SealableDraft;
+use ndarray_shm::backend::PageUse;
+use ndarray_shm::render::Claim;
 use ndarray_shm::{
     Access, AttachOptions, CreateOptions, Draft, Error, FrozenArray, Pages, RenderBuffer, Result, SharedArray,
-    array::SealableDraft, backend::PageUse, default_backend, render::Claim,
+    default_backend,
 };
 use rustix::fs::FallocateFlags;
 use rustix::thread::CpuSet;

@@ -4,12 +4,10 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use libtest_mimic::Trial;
-use ndarray_shm::{
-    CreateOptions, Error, SharedArray,
-    counted::SharingStrategy,
-    pool::PoolOptions,
-    render::{Claim, RenderOptions},
-};
+use ndarray_shm::counted::SharingStrategy;
+use ndarray_shm::pool::PoolOptions;
+use ndarray_shm::render::{Claim, RenderOptions};
+use ndarray_shm::{CreateOptions, Error, SharedArray};
 
 use crate::support::child::{Child, Role, hear, say};
 use crate::support::forks::{fork, wait};

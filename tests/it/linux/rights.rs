@@ -7,10 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use ndarray_shm::{
-    Access, AttachOptions, CreationMode, Directory, Error, SharedArray,
-    backend::{Backend, Publish},
-};
+use ndarray_shm::backend::{Backend, Publish};
+use ndarray_shm::{Access, AttachOptions, CreationMode, Directory, Error, SharedArray};
 
 use crate::support::child::{self, Child, ROLE, Role, say};
 use crate::support::{Name, Place};

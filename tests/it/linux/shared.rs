@@ -5,11 +5,8 @@ use std::str::FromStr;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, array};
-use ndarray_shm::{
-    Draft, Error, Location, RefcountedArray, SharedArray,
-    counted::{SharingStrategy, inspect_in, to_shared},
-    default_backend,
-};
+use ndarray_shm::counted::{SharingStrategy, inspect_in, to_shared};
+use ndarray_shm::{Draft, Error, Location, RefcountedArray, SharedArray, default_backend};
 
 use super::descriptors::{descriptors_of, mappings_of};
 use super::sandbox;

@@ -7,10 +7,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{
-    Directory, Error, Location, NextClaim, RenderBuffer,
-    render::{RenderOptions, SharedWith},
-};
+use ndarray_shm::render::{RenderOptions, SharedWith};
+use ndarray_shm::{Directory, Error, Location, NextClaim, RenderBuffer};
 
 use super::sandbox::unless;
 use crate::support::child::{self, Child, ROLE, Role, hear, say};

@@ -10,10 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use libtest_mimic::Trial;
 use ndarray::Ix2;
-use ndarray_shm::{
-    Directory, RefcountedArray,
-    counted::{Channel, ChannelListener, Handle, HandleOptions, Reclaim, SharingStrategy},
-};
+use ndarray_shm::counted::{Channel, ChannelListener, Handle, HandleOptions, Reclaim, SharingStrategy};
+use ndarray_shm::{Directory, RefcountedArray};
 
 use super::managed::{self, Outcome, Stopwatch};
 use super::meeting::{LONG, Meeting, all, names, repeats, share};

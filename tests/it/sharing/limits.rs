@@ -5,10 +5,8 @@ use std::fs::File;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
-use ndarray_shm::{
-    Error, FrozenArray, RefcountedArray,
-    counted::{Channel, ChannelListener, Shareable, SharingStrategy},
-};
+use ndarray_shm::counted::{Channel, ChannelListener, Shareable, SharingStrategy};
+use ndarray_shm::{Error, FrozenArray, RefcountedArray};
 
 use super::meeting::{LONG, Meeting, all, attach, leaving_nothing, options, share};
 use crate::support::Place;

@@ -11,12 +11,10 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::Ix2;
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::counted::{Handle, HandleOptions, Reclaim};
 use ndarray_shm::manager::{self, Program, Status};
-use ndarray_shm::{
-    Directory, RefcountedArray,
-    backend::EntryKind,
-    counted::{Handle, HandleOptions, Reclaim},
-};
+use ndarray_shm::{Directory, RefcountedArray};
 
 use super::kills::{Game, Moments, Rounds, SCENARIOS, connect, named, one_by_one};
 use super::meeting::{Meeting, all};

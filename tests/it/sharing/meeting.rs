@@ -4,10 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ndarray::{Dimension, Ix2};
-use ndarray_shm::{
-    CreateOptions, Directory, Element, RefcountedArray,
-    counted::{Channel, ChannelListener, ReceivedArray, SharingStrategy},
-};
+use ndarray_shm::counted::{Channel, ChannelListener, ReceivedArray, SharingStrategy};
+use ndarray_shm::{CreateOptions, Directory, Element, RefcountedArray};
 
 use crate::support::child::Child;
 use crate::support::machine::open_files;

@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2, Ix3};
-use ndarray_shm::{
-    Error, RefcountedArray,
-    counted::{Channel, Handle, Shareable, SharingStrategy},
-};
+use ndarray_shm::counted::{Channel, Handle, Shareable, SharingStrategy};
+use ndarray_shm::{Error, RefcountedArray};
 use serde::de::IgnoredAny;
 
 use super::meeting::{LONG, Meeting, all, attach, leaving_nothing, share, strategies};

@@ -2,10 +2,8 @@
 
 use libtest_mimic::Trial;
 use ndarray::Ix2;
-use ndarray_shm::{
-    Error, FrozenArray, RefcountedArray,
-    counted::{Channel, ChannelListener, SharingStrategy},
-};
+use ndarray_shm::counted::{Channel, ChannelListener, SharingStrategy};
+use ndarray_shm::{Error, FrozenArray, RefcountedArray};
 
 use super::meeting::{LONG, Meeting, all, assert_same_memory, attach, leaving_nothing, share, strategies};
 use crate::support::Place;

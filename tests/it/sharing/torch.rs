@@ -5,10 +5,8 @@ use std::fmt::Debug;
 
 use libtest_mimic::Trial;
 use ndarray::{Array2, ArrayD, Ix2, IxDyn, ShapeBuilder};
-use ndarray_shm::{
-    DType, Directory, Element, Error, Order, RefcountedArray,
-    counted::{Channel, Shareable, SharingStrategy, inspect_in},
-};
+use ndarray_shm::counted::{Channel, Shareable, SharingStrategy, inspect_in};
+use ndarray_shm::{DType, Directory, Element, Error, Order, RefcountedArray};
 
 use super::meeting::{Meeting, all, assert_same_memory, attach, leaving_nothing, options, repeats, share, strategies};
 use crate::support::Place;

@@ -4,10 +4,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
-use ndarray_shm::{
-    Error, FrozenArray, IntoError, Pages, RefcountedArray,
-    counted::{Channel, ReceivedArray, Reclaim, SharingStrategy},
-};
+use ndarray_shm::counted::{Channel, ReceivedArray, Reclaim, SharingStrategy};
+use ndarray_shm::{Error, FrozenArray, IntoError, Pages, RefcountedArray};
 
 use super::meeting::{Meeting, all, attach, leaving_nothing, options, share, strategies};
 use crate::support::child::{Role, hear, say};

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, AttachOptions, RefcountedArray, SharedArray, counted::Handle};
+use ndarray_shm::counted::Handle;
+use ndarray_shm::{Arena, AttachOptions, RefcountedArray, SharedArray};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Name, Place, backend_of_child};

@@ -4,10 +4,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{
-    RefcountedArray,
-    counted::{Channel, SharingStrategy},
-};
+use ndarray_shm::RefcountedArray;
+use ndarray_shm::counted::{Channel, SharingStrategy};
 
 use crate::support::child::{Child, Role};
 use crate::support::{Name, Place};

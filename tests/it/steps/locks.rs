@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Arena, AttachOptions, SharedArray, backend::Backend, default_backend};
+use ndarray_shm::backend::Backend;
+use ndarray_shm::{Arena, AttachOptions, SharedArray, default_backend};
 
 use crate::linux::rights::as_stranger;
 use crate::support::child::{Child, Role, say};

@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{
-    Location, NextClaim, RenderBuffer,
-    render::{self, RenderOptions},
-};
+use ndarray_shm::render::{self, RenderOptions};
+use ndarray_shm::{Location, NextClaim, RenderBuffer};
 
 use crate::support::child::{Child, Role, say};
 use crate::support::{Name, Place, backend_of_child};

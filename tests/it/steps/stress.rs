@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use ndarray::{ArrayView, Dimension, Ix1, Ix2};
+use ndarray_shm::arena::ArenaOptions;
+use ndarray_shm::counted::{Channel, SharingStrategy};
+use ndarray_shm::pool::PoolOptions;
+use ndarray_shm::render::{RenderOptions, SharedWith};
 use ndarray_shm::{
     Arena, AttachOptions, CreateOptions, CreationMode, Directory, Error, NextClaim, Pool, RefcountedArray,
     RenderBuffer, SharedArray,
-    arena::ArenaOptions,
-    counted::{Channel, SharingStrategy},
-    pool::PoolOptions,
-    render::{RenderOptions, SharedWith},
 };
 
 use crate::support::child::{Child, ROLE, Role, copy_program, hear, program, say};

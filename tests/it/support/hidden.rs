@@ -7,10 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use ndarray_shm::{
-    Access, Directory, Location, Pages, Result,
-    backend::{Backend, DirectoryEntry, DraftFile, DraftOptions, FileId, Publish},
-};
+use ndarray_shm::backend::{Backend, DirectoryEntry, DraftFile, DraftOptions, FileId, Publish};
+use ndarray_shm::{Access, Directory, Location, Pages, Result};
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 

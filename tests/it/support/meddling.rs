@@ -4,10 +4,8 @@ use std::fmt;
 use std::fs::File;
 use std::path::Path;
 
-use ndarray_shm::{
-    Access, Directory, Location, Result,
-    backend::{Backend, DirectoryEntry, DraftFile, DraftOptions, FileId, Publish},
-};
+use ndarray_shm::backend::{Backend, DirectoryEntry, DraftFile, DraftOptions, FileId, Publish};
+use ndarray_shm::{Access, Directory, Location, Result};
 
 /// Called before each operation, with its name and the location it is about; and after opening, as "opened".
 pub type Before = dyn Fn(&'static str, Option<&Location>) -> Result<()> + Send + Sync;

@@ -23,15 +23,14 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
 use ndarray::Dimension;
+use ndarray_shm::arena::ArenaOptions;
+use ndarray_shm::backend::{Backend, EntryKind};
+use ndarray_shm::counted::{Inspection, Reclaim, Reclaimed, inspect_in};
+use ndarray_shm::pool::PoolOptions;
+use ndarray_shm::render::{self, RenderOptions};
 use ndarray_shm::{
     Access, Arena, ArrayReader, ArrayWriter, AttachOptions, CreateOptions, Directory, Element, Location,
-    RefcountedArray, SharedArray,
-    arena::ArenaOptions,
-    backend::{Backend, EntryKind},
-    counted::{Inspection, Reclaim, Reclaimed, inspect_in},
-    default_backend,
-    pool::PoolOptions,
-    render::{self, RenderOptions},
+    RefcountedArray, SharedArray, default_backend,
 };
 
 use crate::topics::Run;

@@ -2,7 +2,8 @@
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
-use ndarray_shm::{Error, arena::ArenaHandle};
+use ndarray_shm::Error;
+use ndarray_shm::arena::ArenaHandle;
 
 use super::{MIB, create, peer_of};
 use crate::support::child::{Child, hear, say};

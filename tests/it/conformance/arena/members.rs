@@ -2,10 +2,8 @@
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
-use ndarray_shm::{
-    Arena, Error, RefcountedArray, SharedArray,
-    arena::{ArenaArray, ArenaHandle},
-};
+use ndarray_shm::arena::{ArenaArray, ArenaHandle};
+use ndarray_shm::{Arena, Error, RefcountedArray, SharedArray};
 
 use super::{MIB, create, peer_of};
 use crate::support::child::{Child, hear, say};

@@ -2,7 +2,8 @@
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{ArrayWriter, AttachOptions, pool::PoolOptions};
+use ndarray_shm::pool::PoolOptions;
+use ndarray_shm::{ArrayWriter, AttachOptions};
 
 use super::{LENGTH, age_all, counts, expected, one, pool, publish};
 use crate::support::child::{Child, hear, say};

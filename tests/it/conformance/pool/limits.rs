@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use ndarray_shm::{Error, Pool, pool::PoolOptions};
+use ndarray_shm::pool::PoolOptions;
+use ndarray_shm::{Error, Pool};
 
 use super::{counts, one};
 use crate::support::Place;

@@ -2,7 +2,8 @@
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
-use ndarray_shm::{Access, AttachOptions, Error, RefcountedArray, SharedArray, counted::SharingStrategy};
+use ndarray_shm::counted::SharingStrategy;
+use ndarray_shm::{Access, AttachOptions, Error, RefcountedArray, SharedArray};
 
 use super::{LENGTH, counts, expected, one, pool, publish, unlink_in};
 use crate::support::child::{Child, say};

@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, Ix2};
-use ndarray_shm::{
-    Error, Location, NextClaim, Pool, SharedArray,
-    render::{self, RenderOptions},
-};
+use ndarray_shm::render::{self, RenderOptions};
+use ndarray_shm::{Error, Location, NextClaim, Pool, SharedArray};
 
 use super::{counts, expected, one, pool, unlink_in};
 use crate::support::child::{Child, hear, say};

@@ -2,7 +2,8 @@
 
 use libtest_mimic::Trial;
 use ndarray::{Ix1, ShapeBuilder};
-use ndarray_shm::{Order, pool::PoolOptions};
+use ndarray_shm::Order;
+use ndarray_shm::pool::PoolOptions;
 
 use super::{LENGTH, counts, expected, one, pool};
 use crate::support::child::{Child, say};
