@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use ndarray::Ix1;
-use ndarray_shm::arena::{ArenaArray, ArenaHandle};
 use ndarray_shm::Arena;
+use ndarray_shm::arena::{ArenaArray, ArenaHandle};
 use serde_json::{Value, json};
 
 use crate::segments::costs;

@@ -10,7 +10,7 @@ use memmap2::MmapMut;
 use ndarray::Ix1;
 use ndarray_shm::arena::{ArenaArray, Queue};
 use ndarray_shm::counted::{Channel, ChannelListener, SharingStrategy};
-use ndarray_shm::{CreateOptions, Arena, RefcountedArray};
+use ndarray_shm::{Arena, CreateOptions, RefcountedArray};
 use rustix::thread::futex;
 use serde_json::json;
 
