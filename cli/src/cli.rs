@@ -11,14 +11,15 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use ndarray_shm::{DType, Location, Order, render::SharedWith};
+use clap::{Args, Parser, Subcommand};
+use ndarray_shm::render::SharedWith;
+use ndarray_shm::{DType, Location, Order};
 use ndarray_shm_volume::VolumeUrl;
 
 pub(crate) use self::volumes::{
     DownloadArgs, EncodingChoice, FormatChoice, MissingChoice, PartArgs, PlanArgs, UploadArgs,
 };
-use crate::words::{self, Cut, Numbers, Span};
+use crate::words::{self, AxisCut, BackendChoice, PerAxis, ValueRange};
 use crate::{help, units};
 
 /// Arrays in shared memory: fill them from volumes, list, inspect and remove them.
@@ -128,7 +129,7 @@ pub(crate) struct ListArgs {
 pub(crate) struct InfoArgs {
     /// Name of an array, or of a renderbuffer that is not finished; with a / or ://, the path or URL of a volume
     #[arg(value_name = "NAME|SOURCE")]
-    pub(crate) subject: Subject,
+    pub(crate) subject: InfoSubject,
     /// Look only here [default: what EMULATE_SHM says, else everywhere]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
@@ -139,14 +140,14 @@ pub(crate) struct InfoArgs {
 
 /// What `ndshm info` is asked about.
 #[derive(Debug, Clone)]
-pub(crate) enum Subject {
+pub(crate) enum InfoSubject {
     /// A name in shared memory.
     Name(Location),
     /// A volume.
     Volume(VolumeUrl),
 }
 
-impl FromStr for Subject {
+impl FromStr for InfoSubject {
     type Err = String;
 
     /// The text alone decides, not what is there at the moment: names have no separators, so what has one is a path.
@@ -166,7 +167,7 @@ pub(crate) struct LayoutArgs {
     pub(crate) dtype: Option<DType>,
     /// Elements along each axis, such as 64,128,128 [plain arrays only]
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths)]
-    pub(crate) shape: Option<Numbers<u64>>,
+    pub(crate) shape: Option<PerAxis<u64>>,
     /// Memory order: c (last axis contiguous) or f (first axis contiguous) [plain arrays only, and not if at most one axis is longer
     /// than 1]
     #[arg(long, value_name = "c|f")]
@@ -185,7 +186,7 @@ pub(crate) struct ViewArgs {
     pub(crate) location: Location,
     /// Where to cut an axis, by letter or number: z=10 or 2=10 [default: in the middle]
     #[arg(long, short, value_name = "AXIS=INDEX", value_parser = words::cut)]
-    pub(crate) slice: Vec<Cut>,
+    pub(crate) slice: Vec<AxisCut>,
     /// Letters of the axes, first to last [default: x is the one that is contiguous in memory, then y, z, c]
     #[arg(long, value_name = "LETTERS")]
     pub(crate) axes: Option<String>,
@@ -198,8 +199,8 @@ pub(crate) struct ViewArgs {
     #[arg(long, value_name = "WITH", default_value_t)]
     pub(crate) share: SharedWith,
     /// Values that become black and white [default: the least and the greatest of the plane]
-    #[arg(long, value_name = "LOW:HIGH", value_parser = words::span, allow_hyphen_values = true)]
-    pub(crate) range: Option<Span>,
+    #[arg(long, value_name = "LOW:HIGH", value_parser = words::value_range, allow_hyphen_values = true)]
+    pub(crate) range: Option<ValueRange>,
     /// Values are names, not quantities: each gets a colour of its own, 0 is black
     #[arg(long, conflicts_with = "range")]
     pub(crate) labels: bool,
@@ -402,15 +403,6 @@ pub(crate) struct WorkerArgs {
     pub(crate) directory: PathBuf,
 }
 
-/// A place that arrays live in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BackendChoice {
-    /// The system's shared memory, /dev/shm
-    Shm,
-    /// The emulated directory
-    Emulated,
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
@@ -433,12 +425,12 @@ mod tests {
     #[test]
     fn what_has_a_separator_is_a_volume_and_what_has_none_is_a_name() {
         for text in ["./x", "a/b", "/a", ".", "s3://bucket/key", "precomputed://file:///x"] {
-            assert!(matches!(text.parse(), Ok(Subject::Volume(_))), "{text}");
+            assert!(matches!(text.parse(), Ok(InfoSubject::Volume(_))), "{text}");
         }
         for text in ["x", "volume.zarr", if std::path::MAIN_SEPARATOR == '/' { "..." } else { "..x" }] {
-            assert!(matches!(text.parse(), Ok(Subject::Name(_))), "{text}");
+            assert!(matches!(text.parse(), Ok(InfoSubject::Name(_))), "{text}");
         }
-        assert!("ftp://x/y".parse::<Subject>().is_err());
+        assert!("ftp://x/y".parse::<InfoSubject>().is_err());
     }
 
     #[test]

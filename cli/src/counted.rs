@@ -2,11 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::{
-    Directory, Error,
-    backend::{DirectoryEntry, EntryKind},
-    counted::{Inspection, SharingStrategy, inspect_in},
-};
+use ndarray_shm::backend::{DirectoryEntry, EntryKind};
+use ndarray_shm::counted::{Inspection, SharingStrategy, inspect_in};
+use ndarray_shm::{Directory, Error};
 use serde::Serialize;
 
 use crate::exit::Failure;
@@ -19,7 +17,7 @@ const LONGEST_SHAPE: usize = 12;
 #[derive(Debug)]
 pub(crate) enum Look {
     /// It is a counted array.
-    Counted(Box<Counted>),
+    Counted(Box<CountedReport>),
     /// It is one, or was, but what it says about itself cannot be true.
     Damaged(String),
     /// It is something else, or gone.
@@ -33,7 +31,7 @@ impl Look {
     pub(crate) fn at(backend: &Directory, entry: &DirectoryEntry) -> Self {
         let Some(location) = entry.location().filter(|_| entry.kind == EntryKind::Array) else { return Self::Other };
         match inspect_in(backend, &location) {
-            Ok(inspection) => Self::Counted(Box::new(Counted::new(&inspection))),
+            Ok(inspection) => Self::Counted(Box::new(CountedReport::new(&inspection))),
             // Arenas and counters are reserved: they are no array.
             Err(
                 Error::NotCounted { .. } | Error::NotFound { .. } | Error::NotAnArray { .. } | Error::Reserved { .. },
@@ -47,7 +45,7 @@ impl Look {
 /// A counted array, as `ls --json` and `info --json` print it.
 #[derive(Debug, Serialize)]
 #[expect(clippy::struct_excessive_bools, reason = "any combination of them may be true")]
-pub(crate) struct Counted {
+pub(crate) struct CountedReport {
     /// The element type as `NumPy` writes it: "<u2".
     pub(crate) dtype: String,
     pub(crate) shape: Vec<usize>,
@@ -75,7 +73,7 @@ pub(crate) struct Counted {
     pub(crate) attached: bool,
 }
 
-impl Counted {
+impl CountedReport {
     fn new(inspection: &Inspection) -> Self {
         Self {
             dtype: inspection.dtype.to_string(),
@@ -142,7 +140,7 @@ impl Counted {
         let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH + made).unwrap_or_default();
         vec![
             ("dtype", self.dtype.clone()),
-            ("shape", format!("{}, {} order", units::shape(&self.shape), self.order)),
+            ("shape", units::shape_in_order(&self.shape, &self.order)),
             ("strategy", format!("{} (shared by name)", self.strategy)),
             (
                 "refcount",
@@ -161,8 +159,8 @@ impl Counted {
 mod tests {
     use super::*;
 
-    fn counted(attached: bool, refcount: u32, in_flight: usize, kept: bool) -> Counted {
-        Counted {
+    fn counted(attached: bool, refcount: u32, in_flight: usize, kept: bool) -> CountedReport {
+        CountedReport {
             dtype: "<f4".to_owned(),
             shape: vec![2, 3],
             order: "C".to_owned(),
@@ -193,10 +191,10 @@ mod tests {
 
     #[test]
     fn a_long_shape_becomes_a_number_of_axes() {
-        let summary = |shape: &[usize]| Counted { shape: shape.to_vec(), ..counted(true, 1, 0, false) }.summary();
+        let summary = |shape: &[usize]| CountedReport { shape: shape.to_vec(), ..counted(true, 1, 0, false) }.summary();
         assert_eq!(summary(&[512, 512, 128]), "counted <f4 512x512x128");
         assert_eq!(summary(&[4096, 4096, 4096]), "counted <f4 3 axes");
         assert_eq!(summary(&[]), "counted <f4 one value");
-        assert_eq!(Counted { frozen: true, ..counted(true, 1, 0, false) }.summary(), "frozen <f4 2x3");
+        assert_eq!(CountedReport { frozen: true, ..counted(true, 1, 0, false) }.summary(), "frozen <f4 2x3");
     }
 }

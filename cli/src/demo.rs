@@ -9,19 +9,18 @@ use std::ops::Range;
 use std::path::Path;
 
 use ndarray::{ArrayViewD, Axis, IxDyn, ShapeBuilder as _, Slice};
-use ndarray_shm::{
-    Access, AttachOptions, Directory, Element, Location, Order, SharedArray, backend::EntryKind, render, with_element,
-};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{Access, AttachOptions, Directory, Element, Location, Order, SharedArray, render, with_element};
 use ndarray_shm_volume::demo::{DemoSpec, write_volume};
 use ndarray_shm_volume::{Bbox, ChunkSource, Elements, Missing, Scratch, StopFlag, VolumeUrl, open_volume};
 use serde::Serialize;
 
 use crate::cli::{DEMO_LOCATION, DemoArgs};
-use crate::download::{self, Job, Report};
+use crate::download_request::{DownloadReport, DownloadRequest};
 use crate::exit::{Exit, Failure};
 use crate::progress::Display;
 use crate::report::{self, Column, Table};
-use crate::{host, interrupt, places, units};
+use crate::{destination, host, interrupt, places, units};
 
 /// Elements along each axis of the part that is held against the formula.
 const SAMPLE: i64 = 8;
@@ -32,11 +31,11 @@ struct Demonstration {
     /// Whether the array is gone again.
     cleaned: bool,
     /// One for each volume; the array of the last one is the one that stays.
-    downloads: Vec<Download>,
+    downloads: Vec<DemoDownload>,
 }
 
 #[derive(Debug, Serialize)]
-struct Download {
+struct DemoDownload {
     /// What the volume is called in the gallery.
     volume: String,
     /// Its format, for people.
@@ -46,13 +45,13 @@ struct Download {
     /// Whether every element was what an independent read gives; anything else ends the demo.
     verified: bool,
     #[serde(flatten)]
-    report: Report,
+    report: DownloadReport,
 }
 
 /// Runs `ndshm demo`.
 pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
-    let backend = download::backend(args.emulate)?;
+    let backend = destination::backend(args.emulate)?;
     let directory = tempfile::Builder::new().prefix("ndshm-demo-").tempdir().map_err(|error| {
         Failure::new(Exit::Failed, format!("cannot make a temporary directory: {error}"))
             .advice(format!("set {} to a directory that you can write to", host::TEMPORARY_DIRECTORY))
@@ -62,7 +61,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     if is_default {
         discard_leftovers(&backend, &args.location)?;
     }
-    let stage = Stage { args, backend: &backend, stop: &stop };
+    let stage = DemoRun { args, backend: &backend, stop: &stop };
     let mut array = None;
     let mut downloads = Vec::new();
     for (number, (name, spec)) in DemoSpec::gallery().into_iter().enumerate().rev() {
@@ -116,13 +115,13 @@ impl Drop for Made<'_> {
 
 /// What is the same for every volume.
 #[derive(Debug)]
-struct Stage<'a> {
+struct DemoRun<'a> {
     args: &'a DemoArgs,
     backend: &'a Directory,
     stop: &'a StopFlag,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> DemoRun<'a> {
     /// Makes one volume, downloads it, checks the array, and removes the volume.
     fn download(
         &self,
@@ -132,16 +131,16 @@ impl<'a> Stage<'a> {
         order: Order,
         replace: bool,
         made: &mut Option<Made<'a>>,
-    ) -> Result<Download, Failure> {
+    ) -> Result<DemoDownload, Failure> {
         let location = &self.args.location;
-        self.check_stop()?;
+        interrupt::check(self.stop)?;
         write_volume(path, spec)?;
-        self.check_stop()?;
+        interrupt::check(self.stop)?;
         let url = VolumeUrl::local(path);
         let source = open_volume(&url)?;
         let bbox = Bbox::whole(&source.meta().shape);
         let display = Display::new(name, "chunk", self.args.json);
-        let job = Job {
+        let request = DownloadRequest {
             url: &url,
             mip: 0,
             source: &*source,
@@ -157,26 +156,24 @@ impl<'a> Stage<'a> {
             keep_partial: false,
             share: &self.args.share,
         };
-        let report = job.run(&display, self.stop)?;
+        let report = request.run(&display, self.stop)?;
         *made = match made.take() {
             None => Some(Made { backend: self.backend, location, keep: false }),
             same => same,
         };
-        self.check_stop()?;
-        verify(&*source, spec, self.backend, location, order)
-            .map_err(|failure| failure.while_doing(format!("the array of the volume `{name}` is wrong")))?;
+        interrupt::check(self.stop)?;
+        let dtype = source.meta().dtype;
+        let compared = with_element!(
+            dtype,
+            T => compare::<T>(&*source, spec, self.backend, location, order),
+            else => Err(Failure::no_elements(dtype))
+        );
+        compared.map_err(|failure| failure.while_doing(format!("the array of the volume `{name}` is wrong")))?;
         let meta = source.meta();
         let (format, chunk_shape) = (meta.description.clone(), meta.chunk_shape.clone());
         // A volume that stays until the end would do no harm, but the temporary directory may be small.
         let _ = std::fs::remove_dir_all(path);
-        Ok(Download { volume: name.to_owned(), format, chunk_shape, verified: true, report })
-    }
-
-    fn check_stop(&self) -> Result<(), Failure> {
-        if self.stop.is_stopped() {
-            return Err(Failure::new(Exit::Interrupted, "interrupted; nothing was left behind"));
-        }
-        Ok(())
+        Ok(DemoDownload { volume: name.to_owned(), format, chunk_shape, verified: true, report })
     }
 }
 
@@ -192,21 +189,6 @@ fn discard_leftovers(backend: &Directory, location: &Location) -> Result<(), Fai
 }
 
 /// Compares an array with its volume.
-fn verify(
-    source: &dyn ChunkSource,
-    spec: &DemoSpec,
-    backend: &Directory,
-    location: &Location,
-    order: Order,
-) -> Result<(), Failure> {
-    let dtype = source.meta().dtype;
-    with_element!(
-        dtype,
-        T => compare::<T>(source, spec, backend, location, order),
-        else => Err(Failure::new(Exit::Failed, format!("there are no elements of type {dtype} here")))
-    )
-}
-
 fn compare<T: Element + PartialEq>(
     source: &dyn ChunkSource,
     spec: &DemoSpec,
@@ -280,7 +262,7 @@ fn write(demonstration: &Demonstration, args: &DemoArgs, out: &mut dyn Write) ->
         Column::Right("SIZE"),
         Column::Right("TIME"),
     ]);
-    for Download { volume, format, chunk_shape, report, .. } in &demonstration.downloads {
+    for DemoDownload { volume, format, chunk_shape, report, .. } in &demonstration.downloads {
         table.row([
             volume.clone(),
             format.clone(),
@@ -298,7 +280,7 @@ fn write(demonstration: &Demonstration, args: &DemoArgs, out: &mut dyn Write) ->
     };
     writeln!(out, "painted by {workers}, every element as in an independent read:\n")?;
     table.write(out)?;
-    let Some(Download { report, .. }) = demonstration.downloads.last() else { return Ok(()) };
+    let Some(DemoDownload { report, .. }) = demonstration.downloads.last() else { return Ok(()) };
     writeln!(out)?;
     report.write_python(out)?;
     let location = &args.location;

@@ -7,19 +7,18 @@ use std::io::Write as _;
 use std::mem;
 
 use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{
-    Access, ArrayReader, AttachOptions, DType, Directory, Element, Location, Order, SharedArray, backend::EntryKind,
-};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{Access, ArrayReader, AttachOptions, DType, Directory, Element, Location, Order, SharedArray};
 
 use crate::cli::LayoutArgs;
 use crate::counted::Look;
 use crate::exit::{Exit, Failure};
-use crate::places::{self, Found, Search};
+use crate::places::{self, NameMatch, Search};
 use crate::units;
 
 /// What kind of array it is, which says how it is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ArrayKind {
     /// Nothing but elements.
     Plain,
     /// One that describes itself and counts its users.
@@ -36,7 +35,7 @@ pub(crate) enum Kind {
 pub(crate) struct Described {
     pub(crate) backend: Directory,
     pub(crate) location: Location,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ArrayKind,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
     pub(crate) order: Order,
@@ -53,11 +52,11 @@ impl Described {
                 Err(_) => failure,
             }
         })?;
-        let Found { backend, array, partial } = found;
+        let NameMatch { backend, array, partial } = found;
         let (kind, dtype, shape, order) = match (array, partial) {
             (Some(entry), _) => match Look::at(&backend, &entry) {
                 Look::Counted(counted) => {
-                    let kind = Kind::Counted { orphaned: counted.orphaned };
+                    let kind = ArrayKind::Counted { orphaned: counted.orphaned };
                     (kind, counted.dtype.parse()?, counted.shape, counted.order.parse()?)
                 }
                 Look::Damaged(error) | Look::Unknown(error) => {
@@ -68,12 +67,12 @@ impl Described {
                 Look::Other => {
                     let (dtype, shape) = args.both(location, entry.len)?;
                     let order = plain_order(location, args.order, shape.iter().map(|length| *length as u64))?;
-                    (Kind::Plain, dtype, shape, order)
+                    (ArrayKind::Plain, dtype, shape, order)
                 }
             },
             (None, Some(entry)) => {
                 let ledger = places::ledger(&backend, &entry)?;
-                (Kind::Partial, ledger.dtype, ledger.shape, ledger.order)
+                (ArrayKind::Partial, ledger.dtype, ledger.shape, ledger.order)
             }
             (None, None) => return Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}`"))),
         };
@@ -114,7 +113,7 @@ impl Described {
         &self,
         look: impl FnOnce(ArrayViewD<'_, T>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        if let Kind::Counted { orphaned } = self.kind {
+        if let ArrayKind::Counted { orphaned } = self.kind {
             let options = AttachOptions::<ArrayReader<T, IxDyn>>::new().backend(self.backend.clone());
             let reader = options.open_counted(&self.location)?;
             let result = look(reader.view());

@@ -6,12 +6,14 @@
 use std::io::Write;
 use std::path::Path;
 
-use ndarray_shm::{Directory, Error, array::SealableDraft, backend::EntryKind, default_backend};
+use ndarray_shm::array::SealableDraft;
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{Directory, Error, default_backend};
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
 use crate::exit::{Exit, Failure};
-use crate::host::{self, Room};
+use crate::host::{self, FileSystemSpace};
 use crate::places::{self, EMULATE_SHM, NDSHM_EMULATED_DIR};
 use crate::{logind, report, units};
 
@@ -37,7 +39,7 @@ const MORE_SHARED_MEMORY: &str = "enlarge it: `docker run --shm-size=8g` (or --i
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Status {
+enum CheckStatus {
     Ok,
     Warning,
     Problem,
@@ -48,7 +50,7 @@ enum Status {
 struct Check {
     /// A stable name.
     name: &'static str,
-    status: Status,
+    status: CheckStatus,
     /// What was found.
     found: String,
     /// What to do about it, if anything.
@@ -57,15 +59,15 @@ struct Check {
 
 impl Check {
     fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, status: Status::Ok, found: found.into(), advice: None }
+        Self { name, status: CheckStatus::Ok, found: found.into(), advice: None }
     }
 
     fn warning(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { name, status: Status::Warning, found: found.into(), advice: Some(advice.into()) }
+        Self { name, status: CheckStatus::Warning, found: found.into(), advice: Some(advice.into()) }
     }
 
     fn problem(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { name, status: Status::Problem, found: found.into(), advice: Some(advice.into()) }
+        Self { name, status: CheckStatus::Problem, found: found.into(), advice: Some(advice.into()) }
     }
 
     /// An error of the library as a problem; its text says what to do.
@@ -85,7 +87,7 @@ struct Diagnosis {
 /// Runs `ndshm doctor`.
 pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checks = examine();
-    let healthy = checks.iter().all(|check| check.status != Status::Problem);
+    let healthy = checks.iter().all(|check| check.status != CheckStatus::Problem);
     let diagnosis = Diagnosis { healthy, checks };
     if args.json {
         report::json(out, &diagnosis)?;
@@ -101,12 +103,12 @@ fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> Result<(), Failure> {
     let mut problems = 0;
     for Check { name, status, found, advice } in &diagnosis.checks {
         let word = match status {
-            Status::Ok => "ok",
-            Status::Warning => {
+            CheckStatus::Ok => "ok",
+            CheckStatus::Warning => {
                 warnings += 1;
                 "warning"
             }
-            Status::Problem => {
+            CheckStatus::Problem => {
                 problems += 1;
                 "PROBLEM"
             }
@@ -143,7 +145,7 @@ fn examine() -> Vec<Check> {
             } else {
                 let found = format!("{} is not there", shm.path().display());
                 let advice = "mount a tmpfs on it, or use files: unset EMULATE_SHM or set it to 1";
-                let status = if matters { Status::Problem } else { Status::Warning };
+                let status = if matters { CheckStatus::Problem } else { CheckStatus::Warning };
                 checks.push(Check { status, ..Check::warning("shm-room", found, advice) });
             }
         }
@@ -211,7 +213,7 @@ fn shared_memory(shm: &Directory, matters: bool) -> Check {
     }
 }
 
-fn inodes(name: &'static str, found: String, room: &Room) -> Check {
+fn inodes(name: &'static str, found: String, room: &FileSystemSpace) -> Check {
     match room.free_inodes {
         Some(0) => Check::problem(
             name,
@@ -308,15 +310,15 @@ fn probe(place: &str, backend: &Directory, matters: bool, checks: &mut Vec<Check
         Err(error) => {
             let advice = format!("see that you can make files in {} and that it supports locks", path.display());
             let check = Check::error(locks, error, advice);
-            (if matters { check } else { Check { status: Status::Warning, ..check } }, false)
+            (if matters { check } else { Check { status: CheckStatus::Warning, ..check } }, false)
         }
     };
     checks.push(check);
     checks.push(match host::makes_nameless_files(path) {
-        Some(true) => Check::ok(drafts, "files can be nameless (O_TMPFILE): a killed maker leaves nothing"),
+        Some(true) => Check::ok(drafts, "files can be nameless (O_TMPFILE): a killed creator leaves nothing"),
         Some(false) => Check::ok(
             drafts,
-            "files cannot be nameless (no O_TMPFILE): drafts have hidden names, which a killed maker leaves behind",
+            "files cannot be nameless (no O_TMPFILE): drafts have hidden names, which a killed creator leaves behind",
         ),
         None => Check::ok(drafts, "this platform has no nameless files: drafts have hidden names"),
     });

@@ -1,46 +1,36 @@
-//! `ndshm download`: paints a region of a volume into an array, shows how far it is, and says how to open the result.
+//! `ndshm download`: paints a region of a volume, or one part of it, into an array, and says how to open the result.
 
 use std::fs::Metadata;
 use std::io::Write;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use ndarray_shm::{Directory, Location, Order, default_backend, render::SharedWith, set_emulate_shm};
-use ndarray_shm_volume::{
-    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, FillValue, Missing, ProcessWorkers, Spent, StopFlag,
-    VolumeMeta, VolumeOptions, VolumeUrl, Workers, download_to_shared_memory, file_location,
-};
-use serde::Serialize;
+use ndarray_shm_volume::{FillValue, Missing, VolumeMeta, VolumeOptions};
 
 use crate::cli::{DownloadArgs, MissingChoice};
+use crate::download_request::DownloadRequest;
 use crate::exit::{Exit, Failure};
-use crate::list::display;
-use crate::part::Part;
+use crate::part::{IdlePart, Part};
 use crate::progress::Display;
-use crate::{host, interrupt, python, report, units, worker};
-
-/// What the directory of a file is called as a backend.
-const FILES: &str = "file";
+use crate::{destination, host, interrupt, region, report};
 
 /// Runs `ndshm download`.
 pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
-    let (backend, location) = place(args)?;
+    let (backend, location) = destination::of_download(args)?;
     let source = interrupt::opening(&stop, &args.source, || VolumeOptions::new().mip(args.mip).open(&args.source))?;
     let meta = source.meta();
-    let whole = region(meta, args.bbox.as_deref(), args.channels.as_deref())?;
+    let whole = region::parse(meta, args.bbox.as_deref(), args.channels.as_deref())?;
     let missing = missing(args, meta)?;
     // Where to belongs to it: an array of the same size in another place is not this one.
     let path = backend.path().join(location.as_str());
     let work =
-        format!("download of {} to {} order={} missing={missing:?}", source.identity(), display(&path), args.order);
+        format!("download of {} to {} order={} missing={missing:?}", source.identity(), path.display(), args.order);
     let part = Part::choose(&args.part, meta, &whole, work)?;
     let bbox = match &part {
         None => &whole,
         Some(Part { region: Some(region), .. }) => region,
         Some(part) => {
             part.mark(None, 0, 0)?;
-            return Idle::write(part, None, "nothing", args.json, out);
+            return IdlePart::write(part, None, "nothing", args.json, out);
         }
     };
     let made = || path.metadata().ok().filter(Metadata::is_file);
@@ -50,11 +40,11 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
         // A mark outlives the memory of the machine that made it, and somebody else may have made an array of that name since.
         let found = made().filter(|found| found.len() == bytes).as_ref().map(host::mark);
         if part.is_marked(found.as_deref())? && found.is_some() {
-            return Idle::write(part, Some(display(&path)), "already done", args.json, out);
+            return IdlePart::write(part, Some(path.display().to_string()), "already done", args.json, out);
         }
     }
     let display = Display::new(location.as_str(), "chunk", args.quiet);
-    let job = Job {
+    let request = DownloadRequest {
         url: &args.source,
         mip: args.mip,
         source: &*source,
@@ -70,7 +60,7 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
         keep_partial: args.keep_partial,
         share: &args.share,
     };
-    let mut result = job.run(&display, &stop)?;
+    let mut result = request.run(&display, &stop)?;
     if let Some(part) = &part {
         part.mark(made().as_ref().map(host::mark).as_deref(), result.chunks as u64, result.bytes)?;
         result.shard = Some(part.shard.to_string());
@@ -83,62 +73,6 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
     Ok(Exit::Done)
 }
 
-/// A part for which there was nothing to do, as `download --json` and `upload --json` print it.
-#[derive(Debug, Serialize)]
-pub(crate) struct Idle {
-    shard: String,
-    /// The part's region; `null` if there are more parts than stored objects and none was left for it.
-    bbox: Option<String>,
-    /// "already done" or "nothing".
-    state: &'static str,
-    /// Where the array is; `null` where there is none.
-    path: Option<String>,
-}
-
-impl Idle {
-    pub(crate) fn write(
-        part: &Part<'_>,
-        path: Option<String>,
-        state: &'static str,
-        json: bool,
-        out: &mut dyn Write,
-    ) -> Result<Exit, Failure> {
-        let idle =
-            Self { shard: part.shard.to_string(), bbox: part.region.as_ref().map(ToString::to_string), state, path };
-        if json {
-            report::json(out, &idle)?;
-        } else {
-            let what = if idle.bbox.is_some() { "already done" } else { "nothing is left for it" };
-            writeln!(out, "part {}: {what}", idle.shard)?;
-        }
-        Ok(Exit::Done)
-    }
-}
-
-/// Reads the region that is meant, in which channels may be left out or chosen apart.
-pub(crate) fn region(meta: &VolumeMeta, bbox: Option<&str>, channels: Option<&str>) -> Result<Bbox, Failure> {
-    let domain = meta.domain();
-    let parsed = match (bbox, channels) {
-        (None, None) => return Ok(domain),
-        (Some(text), None) => meta.parse_bbox(text),
-        (bbox, Some(channels)) => {
-            let axes = meta.shape.len();
-            if !meta.axes.last().is_some_and(|name| matches!(name.as_str(), "c" | "channel" | "channels")) || axes < 2 {
-                let message = "the last axis of this volume are not its channels: --channels means nothing here";
-                return Err(Failure::new(Exit::Usage, message).advice("choose them by --bbox, one range for each axis"));
-            }
-            let others = bbox.map_or_else(|| vec![":"; axes - 1].join(","), str::to_owned);
-            Bbox::parse(&format!("{others},{channels}"), &domain)
-        }
-    };
-    parsed.map_err(|error| {
-        Failure::from(error).advice(format!(
-            "the volume is {domain}: give --bbox one START:STOP within it for each of its axes, or leave \
-             --bbox away for all of it"
-        ))
-    })
-}
-
 /// Reads what is to be done about chunks that are not stored.
 fn missing(args: &DownloadArgs, meta: &VolumeMeta) -> Result<Missing, Failure> {
     Ok(match (args.missing, &args.fill) {
@@ -147,258 +81,4 @@ fn missing(args: &DownloadArgs, meta: &VolumeMeta) -> Result<Missing, Failure> {
         (Some(MissingChoice::Fill), None) => Missing::Fill,
         (_, Some(value)) => Missing::FillWith(FillValue::parse(value, meta.dtype)?),
     })
-}
-
-/// Returns where the array is to be, and what it is to be called there.
-fn place(args: &DownloadArgs) -> Result<(Directory, Location), Failure> {
-    match (&args.location, &args.file) {
-        (Some(location), _) => Ok((backend(args.emulate)?, location.clone())),
-        (None, Some(path)) => Ok(file_location(path)?),
-        (None, None) => Err(Failure::new(Exit::Usage, "say where to: --location NAME, or --file PATH")),
-    }
-}
-
-/// Returns the backend to paint into, and makes everything else in this process use it too.
-pub(crate) fn backend(emulate: bool) -> Result<Directory, Failure> {
-    if emulate {
-        set_emulate_shm(Some(true));
-        return Ok(Directory::emulated()?);
-    }
-    Ok(default_backend()?)
-}
-
-/// One download, with everything decided.
-#[derive(Debug)]
-pub(crate) struct Job<'a> {
-    /// What a worker process opens; the same volume as `source`.
-    pub(crate) url: &'a VolumeUrl,
-    pub(crate) mip: usize,
-    pub(crate) source: &'a dyn ChunkSource,
-    pub(crate) bbox: &'a Bbox,
-    pub(crate) location: &'a Location,
-    pub(crate) backend: &'a Directory,
-    pub(crate) order: Order,
-    /// 0: one for each processor.
-    pub(crate) workers: usize,
-    /// 0: the library's choice.
-    pub(crate) requests: usize,
-    pub(crate) missing: Missing,
-    pub(crate) processes: bool,
-    pub(crate) replace: bool,
-    pub(crate) keep_partial: bool,
-    pub(crate) share: &'a SharedWith,
-}
-
-impl Job<'_> {
-    /// Downloads, and tells what came of it.
-    pub(crate) fn run(&self, display: &Display, stop: &StopFlag) -> Result<Report, Failure> {
-        let program = std::env::current_exe().map_err(|error| {
-            Failure::new(Exit::Failed, format!("cannot find this program to start workers: {error}"))
-        })?;
-        let count = match self.workers {
-            0 => thread::available_parallelism().map_or(1, usize::from),
-            count => count,
-        };
-        let workers = if self.processes {
-            let (source, mip, location) = (self.url.clone(), self.mip, self.location.clone());
-            let backend = self.backend.clone();
-            Workers::Processes(ProcessWorkers::new(count, move || {
-                worker::command(&program, &source, mip, &backend, &location)
-            }))
-        } else {
-            Workers::Threads(count)
-        };
-        let options = DownloadOptions::new()
-            .order(self.order)
-            .workers(workers)
-            .requests(self.requests)
-            .missing(self.missing.clone())
-            .replace(self.replace)
-            .backend(self.backend.clone())
-            .progress(display)
-            .stop(stop)
-            .keep_partial(self.keep_partial)
-            .shared_with(self.share.clone());
-        let start = Instant::now();
-        let result = download_to_shared_memory(self.source, self.bbox, self.location, &options);
-        display.clear();
-        let downloaded = result.map_err(|error| self.explain(error))?;
-        Ok(Report::new(&downloaded, self.bbox, self.backend, start.elapsed()))
-    }
-
-    /// Says what is left after a failure and what to do.
-    fn explain(&self, error: Error) -> Failure {
-        let location = self.location;
-        let is_file = self.backend.name() == FILES;
-        let discard = if is_file {
-            let path = self.backend.path().join(format!(".ndshm-*-{location}"));
-            format!("removing {} removes it", path.display())
-        } else {
-            format!("`ndshm unlink --partial {location}` removes it")
-        };
-        let advice = match &error {
-            Error::Interrupted { .. } if self.keep_partial => {
-                Some(format!("what is painted was kept: the same command continues, {discard}"))
-            }
-            Error::Interrupted { .. } => {
-                Some("nothing was left behind; `download --keep-partial` keeps what is painted".to_owned())
-            }
-            Error::Worker { .. } => Some(format!("what is painted was kept: the same command continues, {discard}")),
-            Error::Store { .. } => Some(format!(
-                "what is painted was kept: the same command continues, {discard}. A larger NDSHM_RETRY_SECONDS waits longer for a server"
-            )),
-            Error::Missing { .. } => Some(
-                "--missing fill makes background of such chunks, which is right if the volume leaves background out"
-                    .to_owned(),
-            ),
-            Error::Array(ndarray_shm::Error::AlreadyExists { .. }) if is_file => {
-                Some("--replace replaces it; or choose another --file".to_owned())
-            }
-            Error::Array(ndarray_shm::Error::AlreadyExists { .. }) => Some(format!(
-                "--replace replaces it, `ndshm unlink {location}` removes it, or choose another --location"
-            )),
-            Error::Array(ndarray_shm::Error::PermissionDenied { .. }) => {
-                Some("choose another place, or ask the owner to make way".to_owned())
-            }
-            Error::Array(ndarray_shm::Error::ForeignOwner { owner, .. }) => Some(format!(
-                "--share users:{owner} joins files of that user, if you trust it; --share group:GID is for all of a group; or choose \
-                 another place"
-            )),
-            Error::Array(ndarray_shm::Error::TimedOut { .. }) => {
-                Some(format!("another download begins this array and does not get on: wait for it; {discard}"))
-            }
-            Error::Array(ndarray_shm::Error::Mismatch { .. }) => {
-                Some(format!("another download of this name was begun: wait for it; {discard}"))
-            }
-            _ => None,
-        };
-        let failure = Failure::from(error);
-        match advice {
-            Some(advice) => failure.advice(advice),
-            None => failure,
-        }
-    }
-}
-
-/// A finished download, as `download --json` prints it.
-#[derive(Debug, Serialize)]
-pub(crate) struct Report {
-    location: String,
-    backend: String,
-    path: String,
-    pub(crate) dtype: String,
-    pub(crate) shape: Vec<usize>,
-    pub(crate) order: String,
-    /// The region of the volume.
-    bbox: String,
-    /// Which part of a larger region it is; `null` if it is all of it.
-    shard: Option<String>,
-    /// Bytes of the array.
-    pub(crate) bytes: u64,
-    chunks: usize,
-    /// Chunks painted by this run.
-    painted: usize,
-    /// Chunks that earlier runs had painted.
-    resumed: usize,
-    pub(crate) seconds: f64,
-    /// Bytes of the array that this run painted, by its time.
-    bytes_per_second: u64,
-    /// Bytes that this run fetched, as they are stored; 0 where the volume is fetched while it is decoded.
-    fetched: u64,
-    /// Where the time went, in seconds, summed over all workers.
-    spent: SpentReport,
-    /// What went wrong without stopping the work, such as the loss of a worker process.
-    warnings: Vec<String>,
-    /// Lines that open the array.
-    python: Vec<String>,
-}
-
-/// Where the time of a download went, in seconds.
-#[derive(Debug, Serialize)]
-struct SpentReport {
-    making: f64,
-    claiming: f64,
-    fetching: f64,
-    decoding: f64,
-    copying: f64,
-    waiting: f64,
-}
-
-impl From<Spent> for SpentReport {
-    fn from(spent: Spent) -> Self {
-        Self {
-            making: spent.making.as_secs_f64(),
-            claiming: spent.claiming.as_secs_f64(),
-            fetching: spent.fetching.as_secs_f64(),
-            decoding: spent.decoding.as_secs_f64(),
-            copying: spent.copying.as_secs_f64(),
-            waiting: spent.waiting.as_secs_f64(),
-        }
-    }
-}
-
-impl Report {
-    fn new(downloaded: &Downloaded, bbox: &Bbox, backend: &Directory, time: Duration) -> Self {
-        let path = display(&backend.path().join(downloaded.location.as_str()));
-        let (chunks, painted) = (downloaded.chunks as u64, downloaded.painted as u64);
-        // Chunks differ at the edges; their mean is near enough for a rate.
-        let bytes_here = u128::from(downloaded.bytes) * u128::from(painted) / u128::from(chunks.max(1));
-        Self {
-            location: downloaded.location.to_string(),
-            backend: backend.name().to_owned(),
-            python: python::lines(&path, downloaded.dtype, &downloaded.shape, downloaded.order),
-            path,
-            dtype: downloaded.dtype.to_string(),
-            shape: downloaded.shape.clone(),
-            order: downloaded.order.to_string(),
-            bbox: bbox.to_string(),
-            shard: None,
-            bytes: downloaded.bytes,
-            chunks: downloaded.chunks,
-            painted: downloaded.painted,
-            resumed: downloaded.resumed,
-            seconds: time.as_secs_f64(),
-            fetched: downloaded.fetched,
-            spent: downloaded.spent.into(),
-            warnings: downloaded.warnings.clone(),
-            bytes_per_second: units::rate(u64::try_from(bytes_here).unwrap_or(u64::MAX), time),
-        }
-    }
-
-    /// Writes it for people.
-    pub(crate) fn write(&self, out: &mut dyn Write) -> Result<(), Failure> {
-        let chunks = units::count(self.chunks, "chunk");
-        writeln!(out, "painted {} of {chunks}; {} were already done", self.painted, self.resumed)?;
-        let SpentReport { making, claiming, fetching, decoding, copying, waiting } = &self.spent;
-        let mut facts = vec![
-            ("array", format!("{} ({}: {})", self.location, self.backend, units::printable(&self.path))),
-            ("region", self.bbox.clone()),
-            ("dtype", self.dtype.clone()),
-            ("shape", format!("{}, {} order", units::shape(&self.shape), self.order)),
-            ("size", units::size(self.bytes)),
-            ("time", format!("{:.2} s, {}/s", self.seconds, units::size(self.bytes_per_second))),
-            (
-                "spent",
-                format!(
-                    "fetch {fetching:.2} s, decode {decoding:.2} s, copy {copying:.2} s, claim {claiming:.2} s, wait \
-                     {waiting:.2} s (all workers), make the array {making:.2} s"
-                ),
-            ),
-        ];
-        if let Some(shard) = &self.shard {
-            facts.insert(1, ("part", shard.clone()));
-        }
-        if self.fetched > 0 {
-            facts.push(("fetched", units::size(self.fetched)));
-        }
-        report::facts(out, &facts)?;
-        report::python(out, &self.python)?;
-        Ok(())
-    }
-
-    /// Writes the Python lines that open the array.
-    pub(crate) fn write_python(&self, out: &mut dyn Write) -> Result<(), Failure> {
-        report::python(out, &self.python)?;
-        Ok(())
-    }
 }

@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use ndarray_shm::DType;
 use ndarray_shm_volume::{self as volume, ErrorKind};
 use serde::Serialize;
 
@@ -59,6 +60,16 @@ impl Failure {
     /// A failure of our own words.
     pub(crate) fn new(exit: Exit, message: impl Display) -> Self {
         Self { exit, messages: vec![message.to_string()], advice: None }
+    }
+
+    /// There is no type of elements for what an array or volume says it has.
+    pub(crate) fn no_elements(dtype: DType) -> Self {
+        Self::new(Exit::Failed, format!("there are no elements of type {dtype} here"))
+    }
+
+    /// An array of ours has gaps between its elements.
+    pub(crate) fn not_contiguous() -> Self {
+        Self::new(Exit::Failed, "the array is not contiguous").advice("this is a fault of ndshm: please report it")
     }
 
     /// Ends the program with this code and without a word.

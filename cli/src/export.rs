@@ -3,7 +3,8 @@
 use std::io::Write;
 
 use bytemuck::cast_slice;
-use ndarray_shm::{DType, Element, backend::EntryKind, with_element};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{DType, Element, with_element};
 use ndarray_shm_volume::StopFlag;
 use serde::Serialize;
 
@@ -41,7 +42,7 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failur
     file.reserve(header.len() as u64 + array.bytes())?;
     file.put(&header)?;
     with_element!(array.dtype, T => write::<T>(&array, &mut file, &stop)?, else => {
-        return Err(Failure::new(Exit::Failed, format!("there are no elements of type {} here", array.dtype)));
+        return Err(Failure::no_elements(array.dtype));
     });
     file.finish()?;
     let name = serde_json::Value::from(args.file.display().to_string());
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failur
         &[
             ("file", units::printable(file)),
             ("dtype", dtype.clone()),
-            ("shape", format!("{}, {order} order", units::shape(shape))),
+            ("shape", units::shape_in_order(shape, order)),
             ("size", units::size(*bytes)),
         ],
     )?;
@@ -80,14 +81,9 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failur
 
 fn write<T: Element>(array: &Described, file: &mut Output, stop: &StopFlag) -> Result<(), Failure> {
     array.read::<T, _>(|view| {
-        let elements = view.as_slice_memory_order().ok_or_else(|| {
-            Failure::new(Exit::Failed, "the array is not contiguous")
-                .advice("this is a fault of ndshm: please report it")
-        })?;
+        let elements = view.as_slice_memory_order().ok_or_else(Failure::not_contiguous)?;
         for block in cast_slice::<T, u8>(elements).chunks(BLOCK) {
-            if stop.is_stopped() {
-                return Err(Failure::new(Exit::Interrupted, "interrupted; nothing was left behind"));
-            }
+            interrupt::check(stop)?;
             file.put(block)?;
         }
         Ok(())

@@ -7,26 +7,23 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::{
-    Directory, Error,
-    backend::{DirectoryEntry, EntryKind},
-    counted::{Reclaim, Removed},
-};
+use ndarray_shm::backend::{DirectoryEntry, EntryKind};
+use ndarray_shm::counted::{Reclaim, Removed};
+use ndarray_shm::{Directory, Error};
 use ndarray_shm_volume::remove_upload_lock;
 use serde::Serialize;
 
 use crate::cli::GcArgs;
 use crate::counted::Look;
 use crate::exit::{Exit, Failure};
-use crate::list::display;
 use crate::{host, places, report, units};
 
 /// What was done, as `gc --json` prints it.
 #[derive(Debug, Default, Serialize)]
-struct Collection {
+struct GcReport {
     dry_run: bool,
     /// What was removed, or would have been.
-    removed: Vec<Gone>,
+    removed: Vec<RemovedFile>,
     /// Bytes of all that.
     bytes: u64,
     /// Counted arrays that somebody is attached to.
@@ -46,7 +43,7 @@ struct Collection {
 }
 
 #[derive(Debug, Serialize)]
-struct Gone {
+struct RemovedFile {
     name: String,
     backend: String,
     path: String,
@@ -68,35 +65,35 @@ struct Refusal {
 
 /// Runs `ndshm gc`.
 pub(crate) fn run(args: &GcArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let mut collection = Collection { dry_run: args.dry_run, ..Collection::default() };
+    let mut gc = GcReport { dry_run: args.dry_run, ..GcReport::default() };
     let mut exit = Exit::Done;
     for backend in places::existing(args.backend)? {
-        if let Err(failure) = collection.collect(&backend, args) {
+        if let Err(failure) = gc.reclaim(&backend, args) {
             exit = Exit::Failed;
-            failure.while_doing(format!("not looked at: {}", display(backend.path()))).print(&mut io::stderr());
+            failure.while_doing(format!("not looked at: {}", backend.path().display())).print(&mut io::stderr());
         }
     }
-    collection.bytes = collection.removed.iter().map(|gone| gone.bytes).sum();
-    if !collection.failed.is_empty() {
+    gc.bytes = gc.removed.iter().map(|gone| gone.bytes).sum();
+    if !gc.failed.is_empty() {
         exit = Exit::Failed;
     }
     if args.json {
-        report::json(out, &collection)?;
+        report::json(out, &gc)?;
     } else {
-        collection.write(args, out)?;
+        gc.write(args, out)?;
     }
     Ok(exit)
 }
 
-impl Collection {
+impl GcReport {
     /// Goes through one place.
-    fn collect(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
+    fn reclaim(&mut self, backend: &Directory, args: &GcArgs) -> Result<(), Failure> {
         let owners: HashMap<String, u32> = backend.list()?.into_iter().map(|entry| (entry.name, entry.owner)).collect();
         let owner_of = |name: &str| owners.get(name).copied().filter(|_| host::FILES_HAVE_OWNERS);
         let reclaim = Reclaim::new().dry_run(args.dry_run).older_than(args.older_than.unwrap_or_default());
         let reclaimed = reclaim.run(backend)?;
         for Removed { name, bytes, kind, .. } in reclaimed.removed {
-            let path = display(&backend.path().join(&name));
+            let path = backend.path().join(&name).display().to_string();
             let owner = owner_of(&name);
             if args.dry_run && !may_remove(owner) {
                 let error = "it is another user's to remove".to_owned();
@@ -109,7 +106,7 @@ impl Collection {
                 EntryKind::Ledger => "ledger",
                 _ => "counted",
             };
-            self.removed.push(Gone { name, backend: backend.name().to_owned(), path, kind, bytes });
+            self.removed.push(RemovedFile { name, backend: backend.name().to_owned(), path, kind, bytes });
         }
         for (name, error) in reclaimed.failed {
             self.refuse(backend, owner_of(&name), name, error);
@@ -126,8 +123,8 @@ impl Collection {
             let (false, true, Some(location)) = (is_young, may_remove(owner), entry.location()) else { continue };
             match remove_upload_lock(backend, &location, args.dry_run) {
                 Ok(false) | Err(Error::NotFound { .. }) => {}
-                Ok(true) => self.removed.push(Gone {
-                    path: display(&backend.path().join(&entry.name)),
+                Ok(true) => self.removed.push(RemovedFile {
+                    path: backend.path().join(&entry.name).display().to_string(),
                     name: entry.name,
                     backend: backend.name().to_owned(),
                     kind: "lock",
@@ -141,7 +138,7 @@ impl Collection {
 
     /// Notes what could not be done; only what is ours could have been.
     fn refuse(&mut self, backend: &Directory, owner: Option<u32>, name: String, error: Error) {
-        let path = display(&backend.path().join(&name));
+        let path = backend.path().join(&name).display().to_string();
         let is_damaged = matches!(error, Error::Trailer { .. });
         let mut failure = Failure::from(error);
         let error = failure.to_string();
@@ -178,7 +175,7 @@ impl Collection {
     /// Writes it for people.
     fn write(&self, args: &GcArgs, out: &mut dyn Write) -> Result<(), Failure> {
         let done = if self.dry_run { "would remove" } else { "removed" };
-        for Gone { name, backend, kind, bytes, .. } in &self.removed {
+        for RemovedFile { name, backend, kind, bytes, .. } in &self.removed {
             let what = match *kind {
                 "draft" => ", a draft",
                 "partial" => ", a renderbuffer without ledger",

@@ -20,7 +20,7 @@ pub(crate) const TEMPORARY_DIRECTORY: &str = if cfg!(windows) { "TMP" } else { "
 
 /// Size of a file system, in bytes and inodes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Room {
+pub(crate) struct FileSystemSpace {
     pub(crate) total: u64,
     /// Bytes that an ordinary user may still take.
     pub(crate) free: u64,
@@ -35,12 +35,12 @@ mod imp {
 
     use rustix::process::Resource;
 
-    use super::Room;
+    use super::FileSystemSpace;
 
     /// Asks `statvfs(3)` about the file system that a path is on.
-    pub(crate) fn room(path: &Path) -> Option<Room> {
+    pub(crate) fn room(path: &Path) -> Option<FileSystemSpace> {
         let facts = rustix::fs::statvfs(path).ok()?;
-        Some(Room {
+        Some(FileSystemSpace {
             total: facts.f_blocks.saturating_mul(facts.f_frsize),
             free: facts.f_bavail.saturating_mul(facts.f_frsize),
             free_inodes: (facts.f_files > 0).then_some(facts.f_favail),
@@ -116,9 +116,9 @@ mod imp {
 mod imp {
     use std::path::Path;
 
-    use super::Room;
+    use super::FileSystemSpace;
 
-    pub(crate) fn room(_path: &Path) -> Option<Room> {
+    pub(crate) fn room(_path: &Path) -> Option<FileSystemSpace> {
         None
     }
 

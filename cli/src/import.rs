@@ -12,9 +12,8 @@ use serde::Serialize;
 
 use crate::cli::ImportArgs;
 use crate::exit::{Exit, Failure};
-use crate::list::display;
-use crate::npy::{Header, Stored};
-use crate::{download, interrupt, python, report, units};
+use crate::npy::{Header, NpyElements};
+use crate::{destination, interrupt, python, report, units};
 
 /// Bytes that are read at a time; a multiple of every element's size.
 const BLOCK: usize = 1 << 22;
@@ -39,16 +38,16 @@ struct Imported {
 /// Runs `ndshm import`.
 pub(crate) fn run(args: &ImportArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
-    let backend = download::backend(args.emulate)?;
-    let source = Source::open(&args.file, args.dtype)?;
+    let backend = destination::backend(args.emulate)?;
+    let source = NpyFile::open(&args.file, args.dtype)?;
     let dtype = source.stored.dtype;
     let (shape, order) = (source.shape.clone(), source.header.order);
     with_element!(dtype, T => source.import::<T>(args, &backend, &stop)?, else => {
-        return Err(Failure::new(Exit::Failed, format!("there are no elements of type {dtype} here")));
+        return Err(Failure::no_elements(dtype));
     });
-    let path = display(&backend.path().join(args.location.as_str()));
+    let path = backend.path().join(args.location.as_str()).display().to_string();
     let imported = Imported {
-        file: display(&args.file),
+        file: args.file.display().to_string(),
         location: args.location.to_string(),
         backend: backend.name().to_owned(),
         python: python::lines(&path, dtype, &shape, order),
@@ -69,7 +68,7 @@ pub(crate) fn run(args: &ImportArgs, out: &mut dyn Write) -> Result<Exit, Failur
         &[
             ("array", format!("{location} ({backend}: {})", units::printable(path))),
             ("dtype", dtype.clone()),
-            ("shape", format!("{}, {order} order", units::shape(shape))),
+            ("shape", units::shape_in_order(shape, order)),
             ("size", units::size(*bytes)),
         ],
     )?;
@@ -78,15 +77,15 @@ pub(crate) fn run(args: &ImportArgs, out: &mut dyn Write) -> Result<Exit, Failur
 }
 
 /// A file whose header was read and found to be true.
-struct Source<'a> {
+struct NpyFile<'a> {
     path: &'a Path,
     file: BufReader<File>,
     header: Header,
-    stored: Stored,
+    stored: NpyElements,
     shape: Vec<usize>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> NpyFile<'a> {
     fn open(path: &'a Path, taken_for: Option<DType>) -> Result<Self, Failure> {
         let cannot = |error: &io::Error| cannot_read(path, error);
         // Opening anything else than a file may wait for ever.
@@ -123,14 +122,9 @@ impl<'a> Source<'a> {
     }
 
     fn fill<T: Element>(&mut self, mut view: ArrayViewMutD<'_, T>, stop: &StopFlag) -> Result<(), Failure> {
-        let elements = view.as_slice_memory_order_mut().ok_or_else(|| {
-            Failure::new(Exit::Failed, "the array is not contiguous")
-                .advice("this is a fault of ndshm: please report it")
-        })?;
+        let elements = view.as_slice_memory_order_mut().ok_or_else(Failure::not_contiguous)?;
         for block in cast_slice_mut::<T, u8>(elements).chunks_mut(BLOCK) {
-            if stop.is_stopped() {
-                return Err(Failure::new(Exit::Interrupted, "interrupted; nothing was left behind"));
-            }
+            interrupt::check(stop)?;
             self.file.read_exact(block).map_err(|error| cannot_read(self.path, &error))?;
             if let Some(width) = self.stored.turned {
                 block.chunks_exact_mut(width).for_each(<[u8]>::reverse);

@@ -3,23 +3,21 @@
 use std::io::Write;
 use std::path::Path;
 
-use ndarray_shm::{
-    backend::{DirectoryEntry, EntryKind},
-    render::Ledger,
-};
+use ndarray_shm::backend::{DirectoryEntry, EntryKind};
+use ndarray_shm::render::Ledger;
 use serde::Serialize;
 
-use crate::cli::{InfoArgs, Subject};
-use crate::counted::Counted;
+use crate::cli::{InfoArgs, InfoSubject};
+use crate::counted::CountedReport;
 use crate::exit::{Exit, Failure};
 use crate::holders::Holders;
-use crate::list::Item;
+use crate::item::Item;
 use crate::places::{self, Search};
 use crate::{report, scales, units};
 
 /// A name, as `info --json` prints it.
 #[derive(Debug, Serialize)]
-struct Info {
+struct InfoReport {
     name: String,
     backend: String,
     /// The array that has the name, or `null`.
@@ -84,8 +82,8 @@ impl From<Ledger> for LedgerInfo {
 /// Runs `ndshm info`.
 pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let location = match &args.subject {
-        Subject::Volume(url) => return scales::run(url, args.json, out),
-        Subject::Name(location) => location,
+        InfoSubject::Volume(url) => return scales::run(url, args.json, out),
+        InfoSubject::Name(location) => location,
     };
     let found = Search::new(args.backend)?.find(location, &[EntryKind::Array, EntryKind::Partial]);
     let found = found.map_err(|failure| {
@@ -97,7 +95,7 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     })?;
     let backend = &found.backend;
     let holders = |entry: &DirectoryEntry| Holders::of(&backend.path().join(&entry.name), entry.id);
-    let info = Info {
+    let info = InfoReport {
         name: location.to_string(),
         backend: backend.name().to_owned(),
         array: found.array.as_ref().map(|entry| ArrayInfo {
@@ -121,7 +119,7 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     Ok(Exit::Done)
 }
 
-fn write(info: &Info, out: &mut dyn Write) -> Result<(), Failure> {
+fn write(info: &InfoReport, out: &mut dyn Write) -> Result<(), Failure> {
     if let Some(array) = &info.array {
         let item = &array.item;
         let what = match (&item.counted, &item.counted_error) {
@@ -133,7 +131,7 @@ fn write(info: &Info, out: &mut dyn Write) -> Result<(), Failure> {
         writeln!(out, "{}: {what}", info.name)?;
         let mut facts = facts(item);
         facts.insert(2, ("room taken", room(item, array.sparse)));
-        facts.extend(item.counted.iter().flat_map(Counted::facts));
+        facts.extend(item.counted.iter().flat_map(CountedReport::facts));
         facts.extend(item.counted_error.iter().map(|error| ("error", error.clone())));
         facts.push(("holders", array.holders.describe()));
         report::facts(out, &facts)?;
@@ -180,7 +178,7 @@ fn ledger_facts(ledger: &LedgerInfo) -> Vec<(&'static str, String)> {
     let LedgerInfo { chunks_done: done, chunks_total: total, .. } = ledger;
     vec![
         ("dtype", ledger.dtype.clone()),
-        ("shape", format!("{}, {} order", units::shape(&ledger.shape), ledger.order)),
+        ("shape", units::shape_in_order(&ledger.shape, &ledger.order)),
         ("chunk shape", units::shape(&ledger.chunk_shape)),
         ("painted", format!("{done} of {}", units::count(*total, "chunk"))),
         ("fingerprint", units::printable(&ledger.fingerprint)),

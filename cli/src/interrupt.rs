@@ -58,6 +58,15 @@ pub(crate) fn flag() -> Result<StopFlag, Failure> {
     Ok(stop)
 }
 
+/// Fails if the flag is raised, in a command that leaves nothing behind then.
+pub(crate) fn check(stop: &StopFlag) -> Result<(), Failure> {
+    if stop.is_stopped() {
+        Err(Failure::new(Exit::Interrupted, "interrupted; nothing was left behind"))
+    } else {
+        Ok(())
+    }
+}
+
 /// Calls `action` once, from a thread of its own, when any of the signals of [`flag`] comes.
 #[cfg(unix)]
 pub(crate) fn call(action: impl FnOnce() + Send + 'static) -> Result<(), Failure> {

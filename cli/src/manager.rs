@@ -11,7 +11,6 @@ use serde::Serialize;
 
 use crate::cli::{ManagerArgs, ManagerCommand};
 use crate::exit::{Exit, Failure};
-use crate::list::display;
 use crate::{host, interrupt, report, units};
 
 /// How long a manager in the background stays without a client.
@@ -22,15 +21,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What `manager status --json` prints.
 #[derive(Debug, Serialize)]
-struct Report {
+struct ManagerReport {
     running: bool,
     socket: String,
     #[serde(flatten)]
-    facts: Option<Facts>,
+    facts: Option<ManagerFacts>,
 }
 
 #[derive(Debug, Serialize)]
-struct Facts {
+struct ManagerFacts {
     pid: u32,
     version: String,
     uptime_seconds: f64,
@@ -116,10 +115,10 @@ fn detach(args: &ManagerArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
 
 fn status(json: bool, socket: Option<&Path>, out: &mut dyn Write) -> Result<Exit, Failure> {
     let status = manager::status(socket)?;
-    let path = display(&manager::socket_path(socket)?);
+    let path = manager::socket_path(socket)?.display().to_string();
     let exit = if status.is_some() { Exit::Done } else { Exit::NotFound };
     if json {
-        let facts = status.map(|status| Facts {
+        let facts = status.map(|status| ManagerFacts {
             pid: status.pid,
             version: status.version,
             uptime_seconds: status.uptime.as_secs_f64(),
@@ -128,7 +127,7 @@ fn status(json: bool, socket: Option<&Path>, out: &mut dyn Write) -> Result<Exit
             sweeps: status.sweeps,
             reclaimed: status.reclaimed,
         });
-        report::json(out, &Report { running: facts.is_some(), socket: path, facts })?;
+        report::json(out, &ManagerReport { running: facts.is_some(), socket: path, facts })?;
         return Ok(exit);
     }
     let Some(status) = status else { return Err(none(&path)) };
@@ -148,7 +147,7 @@ fn status(json: bool, socket: Option<&Path>, out: &mut dyn Write) -> Result<Exit
 
 fn stop(socket: Option<&Path>, out: &mut dyn Write) -> Result<Exit, Failure> {
     if !manager::stop(socket)? {
-        return Err(none(&display(&manager::socket_path(socket)?)));
+        return Err(none(&manager::socket_path(socket)?.display().to_string()));
     }
     writeln!(out, "the manager has ended")?;
     Ok(Exit::Done)

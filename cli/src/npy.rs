@@ -31,7 +31,7 @@ pub(crate) struct Header {
 
 /// What the elements of a file are in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stored {
+pub(crate) struct NpyElements {
     pub(crate) dtype: DType,
     /// Bytes of each number that is to be turned round, if the file has them the other way.
     pub(crate) turned: Option<usize>,
@@ -99,7 +99,7 @@ impl Header {
     /// Returns what the elements are in memory; `taken_for` says what those are taken for that NumPy has no name for, or another.
     ///
     /// The error names the type and says what to do.
-    pub(crate) fn elements(&self, taken_for: Option<DType>) -> Result<Stored, String> {
+    pub(crate) fn elements(&self, taken_for: Option<DType>) -> Result<NpyElements, String> {
         let descr = self.descr.as_str();
         let (byte_order, kind) = match descr.split_at_checked(1) {
             Some((order @ ("<" | ">" | "|" | "="), kind)) => (order, kind),
@@ -118,7 +118,7 @@ impl Header {
             _ => dtype.size(),
         };
         let is_other = if cfg!(target_endian = "big") { byte_order == "<" } else { byte_order == ">" };
-        Ok(Stored { dtype, turned: (is_other && number > 1).then_some(number) })
+        Ok(NpyElements { dtype, turned: (is_other && number > 1).then_some(number) })
     }
 
     /// Returns how many bytes the elements take, if so many can be counted.
@@ -290,7 +290,7 @@ mod tests {
             let header = read(&bytes).expect("our own");
             assert_eq!((header.offset, header.order), (bytes.len() as u64, order));
             assert!(header.shape.iter().copied().eq(shape.iter().map(|length| *length as u64)));
-            assert_eq!(header.elements(None), Ok(Stored { dtype, turned: None }));
+            assert_eq!(header.elements(None), Ok(NpyElements { dtype, turned: None }));
         }
         let long = header(DType::U8, Order::C, &vec![usize::MAX; 8000]);
         assert_eq!(long[6..8], [2, 0]);
@@ -300,11 +300,11 @@ mod tests {
     fn other_byte_orders_are_told() {
         let header = |descr: &str| read(&file(&format!("{{'descr':'{descr}','fortran_order':False,'shape':(3L,)}}")));
         let stored = |descr: &str, wanted| header(descr).and_then(|header| header.elements(wanted));
-        assert_eq!(stored(">u4", None), Ok(Stored { dtype: DType::U32, turned: Some(4) }));
-        assert_eq!(stored(">c16", None), Ok(Stored { dtype: DType::Complex128, turned: Some(8) }));
-        assert_eq!(stored("=i2", None), Ok(Stored { dtype: DType::I16, turned: None }));
-        assert_eq!(stored("|b1", Some(DType::U8)), Ok(Stored { dtype: DType::U8, turned: None }));
-        assert_eq!(stored("<V2", Some(DType::Bf16)), Ok(Stored { dtype: DType::Bf16, turned: None }));
+        assert_eq!(stored(">u4", None), Ok(NpyElements { dtype: DType::U32, turned: Some(4) }));
+        assert_eq!(stored(">c16", None), Ok(NpyElements { dtype: DType::Complex128, turned: Some(8) }));
+        assert_eq!(stored("=i2", None), Ok(NpyElements { dtype: DType::I16, turned: None }));
+        assert_eq!(stored("|b1", Some(DType::U8)), Ok(NpyElements { dtype: DType::U8, turned: None }));
+        assert_eq!(stored("<V2", Some(DType::Bf16)), Ok(NpyElements { dtype: DType::Bf16, turned: None }));
         for (descr, says) in
             [("|O", "objects"), ("|b1", "bool"), ("<U3", "<U3"), ("<M8[ns]", "M8"), ("", "\"\""), ("é", "é")]
         {

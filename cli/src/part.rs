@@ -2,11 +2,15 @@
 //!
 //! Nothing runs between the machines: all of them divide the region in the same way, and each knows its own number.
 
+use std::io::Write;
+
 use ndarray_shm_volume::markers::{self, Marker};
 use ndarray_shm_volume::{Bbox, Shard, VolumeMeta, VolumeUrl, plan};
+use serde::Serialize;
 
 use crate::cli::PartArgs;
 use crate::exit::{Exit, Failure};
+use crate::report;
 use crate::words::Which;
 
 /// One part of a region.
@@ -67,5 +71,37 @@ impl<'a> Part<'a> {
         written.map_err(|error| {
             Failure::from(error).while_doing(format!("part {} is done, but cannot be marked", self.shard))
         })
+    }
+}
+
+/// A part for which there was nothing to do, as `download --json` and `upload --json` print it.
+#[derive(Debug, Serialize)]
+pub(crate) struct IdlePart {
+    shard: String,
+    /// The part's region; `null` if there are more parts than stored objects and none was left for it.
+    bbox: Option<String>,
+    /// "already done" or "nothing".
+    state: &'static str,
+    /// Where the array is; `null` where there is none.
+    path: Option<String>,
+}
+
+impl IdlePart {
+    pub(crate) fn write(
+        part: &Part<'_>,
+        path: Option<String>,
+        state: &'static str,
+        json: bool,
+        out: &mut dyn Write,
+    ) -> Result<Exit, Failure> {
+        let idle =
+            Self { shard: part.shard.to_string(), bbox: part.region.as_ref().map(ToString::to_string), state, path };
+        if json {
+            report::json(out, &idle)?;
+        } else {
+            let what = if idle.bbox.is_some() { "already done" } else { "nothing is left for it" };
+            writeln!(out, "part {}: {what}", idle.shard)?;
+        }
+        Ok(Exit::Done)
     }
 }

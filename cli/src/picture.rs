@@ -5,7 +5,7 @@ use std::io::Write;
 
 use crate::exit::{Exit, Failure};
 use crate::plane::Plane;
-use crate::words::Span;
+use crate::words::ValueRange;
 
 /// A picture, row by row.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ enum Pixels {
 
 impl Picture {
     /// Makes shades of numbers: what is not in the span is black or white; so are infinities, and what is no number is black.
-    pub(crate) fn shades(plane: &Plane, span: Span) -> Self {
+    pub(crate) fn shades(plane: &Plane, span: ValueRange) -> Self {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within 0 to 255; NaN becomes 0")]
         let shade = |number: f64| {
             // Halves, because the difference of two numbers may be no number.
@@ -104,14 +104,14 @@ impl Picture {
 }
 
 /// Returns the least and the greatest number that is finite; where there is only one, it is black.
-pub(crate) fn span(plane: &Plane) -> Span {
+pub(crate) fn span(plane: &Plane) -> ValueRange {
     let finite = plane.numbers().filter(|number| number.is_finite());
     let (low, high) = finite.fold((f64::MAX, f64::MIN), |(low, high), number| (low.min(number), high.max(number)));
     match (low < high, low > high) {
-        (true, _) => Span { low, high },
-        (_, true) => Span { low: 0.0, high: 1.0 },
+        (true, _) => ValueRange { low, high },
+        (_, true) => ValueRange { low: 0.0, high: 1.0 },
         // A span needs a width, also beside a number to which 1 makes no difference.
-        _ => Span { low, high: low + low.abs().max(1.0) },
+        _ => ValueRange { low, high: low + low.abs().max(1.0) },
     }
 }
 

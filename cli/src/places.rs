@@ -6,16 +6,13 @@
 use std::io::Write;
 use std::path::Path;
 
-use ndarray_shm::{
-    Directory, Error, Location,
-    backend::{DirectoryEntry, EntryKind},
-    default_backend,
-    render::{self, Ledger},
-};
+use ndarray_shm::backend::{DirectoryEntry, EntryKind};
+use ndarray_shm::render::{self, Ledger};
+use ndarray_shm::{Directory, Error, Location, default_backend};
 use ndarray_shm_volume::is_upload_lock;
 
-use crate::cli::BackendChoice;
 use crate::exit::{Exit, Failure};
+use crate::words::BackendChoice;
 
 /// Chooses between real and emulated shared memory when it is set.
 pub(crate) const EMULATE_SHM: &str = "EMULATE_SHM";
@@ -59,7 +56,7 @@ fn searched(choice: Option<BackendChoice>) -> Result<Vec<Directory>, Failure> {
 
 /// What a name leads to in one place.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct NameMatch {
     pub(crate) backend: Directory,
     /// The array that has the name.
     pub(crate) array: Option<DirectoryEntry>,
@@ -87,15 +84,15 @@ impl Search {
     /// Finds the place where a name leads to something of the wanted kinds.
     ///
     /// Fails if nothing has it, or if it means different things in two places.
-    pub(crate) fn find(&self, location: &Location, wanted: &[EntryKind]) -> Result<Found, Failure> {
-        let mut found: Vec<Found> = self
+    pub(crate) fn find(&self, location: &Location, wanted: &[EntryKind]) -> Result<NameMatch, Failure> {
+        let mut found: Vec<NameMatch> = self
             .places
             .iter()
             .filter_map(|(backend, entries)| {
                 let of_kind = |kind| entries.iter().find(|e| e.kind == kind && e.location().as_ref() == Some(location));
                 let (array, partial) = (of_kind(EntryKind::Array), of_kind(EntryKind::Partial));
                 let is_wanted = |entry: &DirectoryEntry| wanted.contains(&entry.kind);
-                (array.is_some_and(is_wanted) || partial.is_some_and(is_wanted)).then(|| Found {
+                (array.is_some_and(is_wanted) || partial.is_some_and(is_wanted)).then(|| NameMatch {
                     backend: backend.clone(),
                     array: array.cloned(),
                     partial: partial.cloned(),

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::cli::PlanArgs;
 use crate::exit::{Exit, Failure};
 use crate::report::{self, Column, Table};
-use crate::{download, interrupt, units};
+use crate::{interrupt, region, units};
 
 /// A region in parts, as `plan --json` prints it.
 #[derive(Debug, Serialize)]
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     let open = || VolumeOptions::new().mip(args.mip).open(&args.source);
     let source = interrupt::opening(&StopFlag::new(), &args.source, open)?;
     let meta = source.meta();
-    let bbox = download::region(meta, args.bbox.as_deref(), None)?;
+    let bbox = region::parse(meta, args.bbox.as_deref(), None)?;
     let parts = plan(meta, &bbox, args.shards)?;
     let planned = parts.iter().enumerate().map(|(index, part)| {
         let elements =

@@ -7,15 +7,12 @@ use std::ops::Range;
 use bytemuck::bytes_of;
 use half::{bf16, f16};
 use ndarray::{ArrayViewD, Axis, IxDyn, Slice};
-use ndarray_shm::{
-    DType, Element, Order,
-    render::{RenderOptions, SharedWith},
-    with_element,
-};
+use ndarray_shm::render::{RenderOptions, SharedWith};
+use ndarray_shm::{DType, Element, Order, with_element};
 
-use crate::described::{Described, Kind};
+use crate::described::{ArrayKind, Described};
 use crate::exit::{Exit, Failure};
-use crate::words::Cut;
+use crate::words::AxisCut;
 
 /// Letters that axes have where nobody names them, the one that is contiguous in memory first.
 const LETTERS: &str = "xyzc";
@@ -37,7 +34,12 @@ pub(crate) struct Section {
 
 impl Section {
     /// Decides which plane is meant: axes that are not cut and not needed for the picture are cut in the middle.
-    pub(crate) fn choose(shape: &[usize], order: Order, names: Option<&str>, cuts: &[Cut]) -> Result<Self, Failure> {
+    pub(crate) fn choose(
+        shape: &[usize],
+        order: Order,
+        names: Option<&str>,
+        cuts: &[AxisCut],
+    ) -> Result<Self, Failure> {
         let usage = |message: String| Failure::new(Exit::Usage, message);
         let axes = shape.len();
         let letters: Vec<String> = if let Some(names) = names {
@@ -56,7 +58,7 @@ impl Section {
             return Err(usage(message).advice("give one letter for each axis, all different: --axes zyx"));
         }
         let mut at: Vec<Option<usize>> = vec![None; axes];
-        for Cut { axis, index } in cuts {
+        for AxisCut { axis, index } in cuts {
             let number = letters.iter().position(|letter| letter == axis).or_else(|| axis.parse().ok());
             let Some(number) = number.filter(|number| *number < axes) else {
                 let message = format!("the array has no axis `{axis}`");
@@ -117,7 +119,7 @@ impl Plane {
     pub(crate) fn read(array: &Described, section: &Section, step: usize, share: &SharedWith) -> Result<Self, Failure> {
         let dtype = array.dtype;
         with_element!(dtype, T => Self::copy::<T>(array, section, step, share), else => {
-            Err(Failure::new(Exit::Failed, format!("there are no elements of type {dtype} here")))
+            Err(Failure::no_elements(dtype))
         })
     }
 
@@ -138,7 +140,7 @@ impl Plane {
         };
         let mut plane = Self { dtype: T::DTYPE, width, height, bytes: vec![0; elements * size_of::<T>()] };
         let whole: Vec<Range<usize>> = array.shape.iter().map(|length| 0..*length).collect();
-        if array.kind == Kind::Partial {
+        if array.kind == ArrayKind::Partial {
             let options = RenderOptions::new().backend(array.backend.clone()).shared_with(share.clone());
             let buffer = options.open::<T, IxDyn>(&array.location)?;
             for index in 0..buffer.grid().len() {
@@ -252,7 +254,7 @@ fn number(dtype: DType, element: &[u8]) -> f64 {
 mod tests {
     use super::*;
 
-    fn cuts(texts: &[&str]) -> Vec<Cut> {
+    fn cuts(texts: &[&str]) -> Vec<AxisCut> {
         texts.iter().map(|text| crate::words::cut(text).expect("a cut")).collect()
     }
 

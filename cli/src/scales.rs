@@ -11,14 +11,14 @@ use crate::{interrupt, units};
 
 /// A volume, as `info --json` prints it.
 #[derive(Debug, Serialize)]
-struct Volume {
+struct VolumeReport {
     volume: String,
-    scales: Vec<Scale>,
+    scales: Vec<ScaleReport>,
 }
 
 /// One scale of it.
 #[derive(Debug, Serialize)]
-struct Scale {
+struct ScaleReport {
     /// What `--mip` takes.
     mip: usize,
     key: String,
@@ -41,7 +41,7 @@ struct Scale {
     bytes: u64,
 }
 
-impl From<(usize, ScaleInfo)> for Scale {
+impl From<(usize, ScaleInfo)> for ScaleReport {
     fn from((mip, scale): (usize, ScaleInfo)) -> Self {
         let meta = scale.meta;
         let size = meta.dtype.size() as u64;
@@ -65,7 +65,10 @@ impl From<(usize, ScaleInfo)> for Scale {
 /// Prints the scales of a volume.
 pub(crate) fn run(url: &VolumeUrl, json: bool, out: &mut dyn Write) -> Result<Exit, Failure> {
     let scales = interrupt::opening(&StopFlag::new(), url, || VolumeOptions::new().scales(url))?;
-    let volume = Volume { volume: url.to_string(), scales: scales.into_iter().enumerate().map(Scale::from).collect() };
+    let volume = VolumeReport {
+        volume: url.to_string(),
+        scales: scales.into_iter().enumerate().map(ScaleReport::from).collect(),
+    };
     if json {
         report::json(out, &volume)?;
         return Ok(Exit::Done);

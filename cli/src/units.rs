@@ -83,6 +83,11 @@ pub(crate) fn shape(shape: &[usize]) -> String {
     shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ")
 }
 
+/// Writes a shape and the order of its elements in memory: `"128 x 128 x 64, C order"`.
+pub(crate) fn shape_in_order(lengths: &[usize], order: &str) -> String {
+    format!("{}, {order} order", shape(lengths))
+}
+
 /// Writes a count with its noun: `"1 chunk"`, `"2 chunks"`.
 pub(crate) fn count(number: usize, noun: &str) -> String {
     count_of(number, noun, &format!("{noun}s"))

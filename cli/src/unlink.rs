@@ -2,18 +2,19 @@
 
 use std::io::{self, Write};
 
-use ndarray_shm::{Location, backend::EntryKind, render};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{Location, render};
 use serde::Serialize;
 
 use crate::cli::UnlinkArgs;
 use crate::counted::Look;
 use crate::exit::{Exit, Failure};
-use crate::places::{self, Found, Search};
+use crate::places::{self, NameMatch, Search};
 use crate::{report, units};
 
 /// What became of one name, as `unlink --json` prints it.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct UnlinkReport {
     name: String,
     /// Whether the name was there and is gone.
     unlinked: bool,
@@ -41,7 +42,7 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
                     exit = failure.exit();
                 }
                 failure.print(&mut io::stderr());
-                Outcome {
+                UnlinkReport {
                     name: location.to_string(),
                     unlinked: false,
                     backend: None,
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
     Ok(exit)
 }
 
-fn remove(search: &Search, location: &Location, partial: bool) -> Result<Outcome, Failure> {
+fn remove(search: &Search, location: &Location, partial: bool) -> Result<UnlinkReport, Failure> {
     let (wanted, other) =
         if partial { (EntryKind::Partial, EntryKind::Array) } else { (EntryKind::Array, EntryKind::Partial) };
     let found = search.find(location, &[wanted]).map_err(|failure| {
@@ -86,7 +87,7 @@ fn remove(search: &Search, location: &Location, partial: bool) -> Result<Outcome
             (false, _) => failure,
         }
     })?;
-    let Found { backend, array, partial: half } = &found;
+    let NameMatch { backend, array, partial: half } = &found;
     let entry = if partial { half } else { array };
     let in_flight = entry.as_ref().and_then(|entry| match Look::at(backend, entry) {
         Look::Counted(counted) => Some(counted.in_flight),
@@ -97,7 +98,7 @@ fn remove(search: &Search, location: &Location, partial: bool) -> Result<Outcome
     if !unlinked {
         return Err(Failure::new(Exit::NotFound, format!("`{location}` was removed by somebody else just now")));
     }
-    Ok(Outcome {
+    Ok(UnlinkReport {
         name: location.to_string(),
         unlinked,
         backend: Some(backend.name().to_owned()),

@@ -5,7 +5,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use ndarray_shm::{DType, Directory, Location, Order, backend::EntryKind, with_element};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{DType, Directory, Location, Order, with_element};
 use ndarray_shm_volume::{
     Alignment, Bbox, ChunkSink, Encoding, Error, ErrorKind, NewVolume, UploadOptions, Uploaded, VolumeFormat,
     VolumeOptions, create_volume, upload_from_array, upload_from_file, upload_from_shared_memory,
@@ -15,17 +16,16 @@ use serde::Serialize;
 use crate::cli::{EncodingChoice, FormatChoice, LayoutArgs, UploadArgs};
 use crate::counted::Look;
 use crate::described::{Described, plain_order};
-use crate::download::{self, Idle};
 use crate::exit::{Exit, Failure};
-use crate::part::Part;
+use crate::part::{IdlePart, Part};
 use crate::places::Search;
 use crate::progress::Display;
-use crate::words::Numbers;
-use crate::{interrupt, report, units};
+use crate::words::PerAxis;
+use crate::{interrupt, region, report, units};
 
 /// Where the elements come from.
 #[derive(Debug)]
-enum Source<'a> {
+enum UploadSource<'a> {
     /// An array that says itself what it is.
     Described(Described),
     /// An array that is nothing but its elements.
@@ -37,7 +37,7 @@ enum Source<'a> {
 /// Runs `ndshm upload`.
 pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
-    let source = Source::find(args)?;
+    let source = UploadSource::find(args)?;
     let sink = if args.create {
         interrupt::opening(&stop, &args.destination, || create(args, &source))?
     } else {
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         })?
     };
     let meta = sink.meta();
-    let bbox = download::region(meta, args.bbox.as_deref(), None)?;
+    let bbox = region::parse(meta, args.bbox.as_deref(), None)?;
     let whole = match &args.cutout {
         Some(text) => meta.parse_bbox(text)?,
         None => bbox.clone(),
@@ -65,10 +65,10 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         Some(part) => {
             let Some(region) = part.region.clone() else {
                 part.mark(None, 0, 0)?;
-                return Idle::write(part, None, "nothing", args.json, out);
+                return IdlePart::write(part, None, "nothing", args.json, out);
             };
             if part.is_marked(None)? {
-                return Idle::write(part, None, "already done", args.json, out);
+                return IdlePart::write(part, None, "already done", args.json, out);
             }
             region
         }
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
     if let Some(part) = &part {
         part.mark(None, (uploaded.stored + uploaded.background) as u64, uploaded.bytes)?;
     }
-    let report = Report {
+    let report = UploadReport {
         source: name.into_owned(),
         destination: args.destination.to_string(),
         bbox: uploaded.bbox.to_string(),
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
     Ok(Exit::Done)
 }
 
-impl<'a> Source<'a> {
+impl<'a> UploadSource<'a> {
     fn find(args: &'a UploadArgs) -> Result<Self, Failure> {
         if args.file {
             return Ok(Self::File(Path::new(&args.source)));
@@ -208,7 +208,7 @@ impl<'a> Source<'a> {
             Self::Described(array) => with_element!(
                 array.dtype,
                 T => array.read::<T, _>(|view| Ok(upload_from_array(sink, bbox, &view, &options)?))?,
-                else => return Err(Failure::new(Exit::Failed, format!("there are no elements of type {} here", array.dtype)))
+                else => return Err(Failure::no_elements(array.dtype))
             ),
         })
     }
@@ -222,7 +222,7 @@ fn location(name: &OsStr) -> Result<Location, Failure> {
 }
 
 /// Makes the volume, or opens one that is there and just like it: the same command may be given again.
-fn create(args: &UploadArgs, source: &Source<'_>) -> Result<Box<dyn ChunkSink>, Failure> {
+fn create(args: &UploadArgs, source: &UploadSource<'_>) -> Result<Box<dyn ChunkSink>, Failure> {
     let new = new_volume(args, source)?;
     let error = match create_volume(&args.destination, &new) {
         Err(error) if error.kind() == Some(ErrorKind::AlreadyExists) => error,
@@ -238,7 +238,7 @@ fn create(args: &UploadArgs, source: &Source<'_>) -> Result<Box<dyn ChunkSink>, 
     }
 }
 
-fn new_volume(args: &UploadArgs, source: &Source<'_>) -> Result<NewVolume, Failure> {
+fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, Failure> {
     let usage = |message: &str| Failure::new(Exit::Usage, message);
     let (format, version) = match (args.format, args.destination.expected_format()) {
         (Some(FormatChoice::Zarr2), _) => (VolumeFormat::Zarr, 2),
@@ -253,7 +253,7 @@ fn new_volume(args: &UploadArgs, source: &Source<'_>) -> Result<NewVolume, Failu
         }
     };
     let described = match source {
-        Source::Described(array) => Some(array),
+        UploadSource::Described(array) => Some(array),
         _ => None,
     };
     let dtype: DType = args
@@ -263,7 +263,7 @@ fn new_volume(args: &UploadArgs, source: &Source<'_>) -> Result<NewVolume, Failu
     // A region without a volume has no open ends.
     let region: Option<Bbox> = args.bbox.as_ref().map(|text| text.parse()).transpose()?;
     let shape = match (&args.shape, described, &region) {
-        (Some(Numbers(shape)), ..) => shape.clone(),
+        (Some(PerAxis(shape)), ..) => shape.clone(),
         (None, Some(array), _) => array.shape.iter().map(|length| *length as u64).collect(),
         (None, None, Some(region)) => region.shape().iter().map(|length| *length as u64).collect(),
         (None, None, None) => {
@@ -272,13 +272,13 @@ fn new_volume(args: &UploadArgs, source: &Source<'_>) -> Result<NewVolume, Failu
     };
     let array = region.as_ref().map(|region| region.shape().iter().map(|length| *length as u64).collect());
     source.order(args, array.unwrap_or_else(|| shape.clone()))?;
-    let Some(Numbers(chunk)) = &args.chunk else {
+    let Some(PerAxis(chunk)) = &args.chunk else {
         return Err(usage("--create needs --chunk, such as --chunk 64,64,64"));
     };
     let mut new = NewVolume::new(format, &shape, chunk, dtype);
     new.version = version;
     new.origin = match (&args.origin, &args.shape, region) {
-        (Some(Numbers(origin)), ..) => origin.clone(),
+        (Some(PerAxis(origin)), ..) => origin.clone(),
         // Without a shape of its own the volume is the region.
         (None, None, Some(region)) => region.ranges().iter().map(|range| range.start).collect(),
         _ => vec![0; shape.len()],
@@ -299,7 +299,7 @@ fn new_volume(args: &UploadArgs, source: &Source<'_>) -> Result<NewVolume, Failu
 
 /// A finished upload, as `upload --json` prints it.
 #[derive(Debug, Serialize)]
-struct Report {
+struct UploadReport {
     source: String,
     destination: String,
     /// The region that was written.
@@ -325,7 +325,7 @@ struct Report {
     warnings: Vec<String>,
 }
 
-impl Report {
+impl UploadReport {
     fn write(&self, out: &mut dyn Write) -> Result<(), Failure> {
         let objects = units::count(self.stored, "object");
         writeln!(out, "stored {objects}; {} held nothing but background and were left out", self.background)?;

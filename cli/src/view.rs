@@ -8,7 +8,7 @@ use ndarray_shm::backend::EntryKind;
 use serde::Serialize;
 
 use crate::cli::ViewArgs;
-use crate::described::{Described, Kind};
+use crate::described::{ArrayKind, Described};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::picture::{self, Picture};
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     };
     let array = Described::find(&args.location, &args.layout, &[EntryKind::Array, EntryKind::Partial])?;
     let mut cuts = args.slice.clone();
-    cuts.extend(args.channel.map(|index| crate::words::Cut { axis: "c".to_owned(), index }));
+    cuts.extend(args.channel.map(|index| crate::words::AxisCut { axis: "c".to_owned(), index }));
     let section = Section::choose(&array.shape, array.order, args.axes.as_deref(), &cuts)?;
     let (right, down) = section.lengths(&array.shape);
     let every = match (args.every, columns) {
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         down: section.down,
         every,
         range,
-        partial: array.kind == Kind::Partial,
+        partial: array.kind == ArrayKind::Partial,
         file: args.out.as_ref().map(|path| path.display().to_string()),
         shape: array.shape,
     };

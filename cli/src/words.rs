@@ -1,97 +1,90 @@
-//! Words of the command line that are read into values: element types, shapes, slices, ranges, parts.
+//! Words of the command line that are read into values: element types, shapes, slices, ranges, places, parts.
 
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use ndarray_shm::DType;
-use ndarray_shm_volume::Shard;
-
-/// The long names that NumPy has, for those who prefer them.
-const LONG: &[(&str, DType)] = &[
-    ("uint8", DType::U8),
-    ("uint16", DType::U16),
-    ("uint32", DType::U32),
-    ("uint64", DType::U64),
-    ("int8", DType::I8),
-    ("int16", DType::I16),
-    ("int32", DType::I32),
-    ("int64", DType::I64),
-    ("float16", DType::F16),
-    ("float32", DType::F32),
-    ("float64", DType::F64),
-    ("complex64", DType::Complex64),
-    ("complex128", DType::Complex128),
-];
+use ndarray_shm_volume::{DTYPE_NAMES, Shard};
 
 /// Reads an element type as NumPy writes it: `uint16`, `<u2` or `u2`.
 pub(crate) fn dtype(text: &str) -> Result<DType, String> {
-    let long = LONG.iter().find(|(name, _)| *name == text).map(|(_, dtype)| *dtype);
+    let long = DTYPE_NAMES.iter().find(|(name, _)| *name == text).map(|(_, dtype)| *dtype);
     let short = || DType::ALL.iter().copied().find(|dtype| dtype.as_str().trim_start_matches(['<', '|']) == text);
     long.or_else(|| text.parse().ok()).or_else(short).ok_or_else(|| {
-        let names: Vec<&str> = LONG.iter().map(|(name, _)| *name).chain(["bfloat16"]).collect();
+        let names: Vec<&str> = DTYPE_NAMES.iter().map(|(name, _)| *name).collect();
         format!("write one of {}, or as NumPy does: <u2", names.join(", "))
     })
 }
 
 /// Numbers with commas between, one for each axis: a shape, a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Numbers<T>(pub(crate) Vec<T>);
+pub(crate) struct PerAxis<T>(pub(crate) Vec<T>);
 
 /// Reads numbers of elements along each axis: `64,64,32`; empty for no axes.
-pub(crate) fn lengths(text: &str) -> Result<Numbers<u64>, String> {
+pub(crate) fn lengths(text: &str) -> Result<PerAxis<u64>, String> {
     numbers(text, "write a number of elements for each axis, with commas between: 64,64,32")
 }
 
 /// Reads coordinates: `0,-16,128`.
-pub(crate) fn coordinates(text: &str) -> Result<Numbers<i64>, String> {
+pub(crate) fn coordinates(text: &str) -> Result<PerAxis<i64>, String> {
     numbers(text, "write a coordinate for each axis, with commas between: 0,-16,128")
 }
 
 /// Reads sizes of an element along each axis: `4,4,40.5`.
-pub(crate) fn sizes(text: &str) -> Result<Numbers<f64>, String> {
-    let sizes: Numbers<f64> = numbers(text, "write a size for each axis, with commas between: 4,4,40")?;
+pub(crate) fn sizes(text: &str) -> Result<PerAxis<f64>, String> {
+    let sizes: PerAxis<f64> = numbers(text, "write a size for each axis, with commas between: 4,4,40")?;
     let are_sizes = sizes.0.iter().all(|size| size.is_finite() && *size > 0.0);
     if are_sizes { Ok(sizes) } else { Err("sizes are greater than 0".to_owned()) }
 }
 
-fn numbers<T: std::str::FromStr>(text: &str, advice: &str) -> Result<Numbers<T>, String> {
+fn numbers<T: std::str::FromStr>(text: &str, advice: &str) -> Result<PerAxis<T>, String> {
     if text.trim().is_empty() {
-        return Ok(Numbers(Vec::new()));
+        return Ok(PerAxis(Vec::new()));
     }
     let numbers: Option<Vec<T>> = text.split(',').map(|part| part.trim().parse().ok()).collect();
-    numbers.map(Numbers).ok_or_else(|| advice.to_owned())
+    numbers.map(PerAxis).ok_or_else(|| advice.to_owned())
 }
 
 /// Where an array is cut: the axis, by name or number, and the index on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Cut {
+pub(crate) struct AxisCut {
     pub(crate) axis: String,
     pub(crate) index: usize,
 }
 
 /// Reads `z=10` or `2=10`.
-pub(crate) fn cut(text: &str) -> Result<Cut, String> {
+pub(crate) fn cut(text: &str) -> Result<AxisCut, String> {
     let parts = text.split_once('=').and_then(|(axis, index)| Some((axis.trim(), index.trim().parse().ok()?)));
     match parts {
-        Some((axis, index)) if !axis.is_empty() => Ok(Cut { axis: axis.to_owned(), index }),
+        Some((axis, index)) if !axis.is_empty() => Ok(AxisCut { axis: axis.to_owned(), index }),
         _ => Err("write AXIS=INDEX: z=10, or by number 2=10".to_owned()),
     }
 }
 
 /// Values that become black and white.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Span {
+pub(crate) struct ValueRange {
     pub(crate) low: f64,
     pub(crate) high: f64,
 }
 
 /// Reads `0:4095` or `-1.5:2e3`.
-pub(crate) fn span(text: &str) -> Result<Span, String> {
+pub(crate) fn value_range(text: &str) -> Result<ValueRange, String> {
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|number| number.is_finite());
     let parts = text.split_once(':').and_then(|(low, high)| Some((number(low)?, number(high)?)));
     match parts {
-        Some((low, high)) if low < high => Ok(Span { low, high }),
+        Some((low, high)) if low < high => Ok(ValueRange { low, high }),
         _ => Err("write LOW:HIGH, the lower first: 0:4095".to_owned()),
     }
+}
+
+/// A place that arrays live in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendChoice {
+    /// The system's shared memory, /dev/shm
+    Shm,
+    /// The emulated directory
+    Emulated,
 }
 
 /// Which part is meant, before the environment is asked.
@@ -130,14 +123,14 @@ mod tests {
 
     #[test]
     fn words_are_read_or_say_how_they_are_written() {
-        assert_eq!(lengths("3, 4"), Ok(Numbers(vec![3, 4])));
-        assert_eq!(lengths(""), Ok(Numbers(vec![])));
+        assert_eq!(lengths("3, 4"), Ok(PerAxis(vec![3, 4])));
+        assert_eq!(lengths(""), Ok(PerAxis(vec![])));
         assert!(lengths("3,,4").is_err() && lengths("-3").is_err() && lengths("3x4").is_err());
-        assert_eq!(coordinates("-3,4"), Ok(Numbers(vec![-3, 4])));
+        assert_eq!(coordinates("-3,4"), Ok(PerAxis(vec![-3, 4])));
         assert!(sizes("4,0").is_err() && sizes("nan").is_err());
-        assert_eq!(cut("z=10"), Ok(Cut { axis: "z".to_owned(), index: 10 }));
+        assert_eq!(cut("z=10"), Ok(AxisCut { axis: "z".to_owned(), index: 10 }));
         assert!(cut("z").is_err() && cut("=1").is_err() && cut("z=-1").is_err());
-        assert_eq!(span("-1.5:2e3"), Ok(Span { low: -1.5, high: 2000.0 }));
-        assert!(span("1:1").is_err() && span("nan:1").is_err() && span("5").is_err());
+        assert_eq!(value_range("-1.5:2e3"), Ok(ValueRange { low: -1.5, high: 2000.0 }));
+        assert!(value_range("1:1").is_err() && value_range("nan:1").is_err() && value_range("5").is_err());
     }
 }

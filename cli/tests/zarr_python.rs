@@ -1,32 +1,19 @@
 //! Volumes that zarr-python wrote, downloaded by the real program and compared by zarr-python, element for element: Zarr v2
 //! and v3, whole and cut out, in both orders, in real and in emulated shared memory.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
-/// Runs the Python side; `scripts/test` makes the environment that it needs.
-fn python(arguments: &[&str], input: &str) -> String {
-    let interpreter = std::env::var_os("NDSHM_TEST_PYTHON")
-        .expect("NDSHM_TEST_PYTHON names a Python with zarr: run scripts/test, which makes one");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/zarr_peer.py");
-    let mut child = Command::new(interpreter)
-        .arg(script)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("Python starts");
-    child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("Python listens");
-    succeeded(&child.wait_with_output().expect("Python ends"))
-}
+use self::python::succeeded;
 
-fn succeeded(output: &Output) -> String {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    text(&output.stdout)
+#[path = "python/mod.rs"]
+mod python;
+
+/// Runs the Python side.
+fn python(arguments: &[&str], input: &str) -> String {
+    python::run("zarr_peer.py", "zarr", arguments, input)
 }
 
 /// Where arrays are put: a directory as the program finds it, and names in it that go when this is dropped.

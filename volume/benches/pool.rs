@@ -7,7 +7,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use ndarray::Ix3;
-use ndarray_shm::{DType, Pool, pool::PoolOptions, unlink};
+use ndarray_shm::pool::PoolOptions;
+use ndarray_shm::{DType, Pool, unlink};
 use ndarray_shm_volume::demo::{self, Codec, DemoSpec};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadOptions, VolumeUrl, Workers, download_to_shared_memory, open_volume,

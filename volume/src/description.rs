@@ -5,6 +5,34 @@ use ndarray_shm::DType;
 use crate::store::url::VolumeFormat;
 use crate::volume::VolumeMeta;
 
+/// What NumPy and the formats of volumes call the types of elements.
+pub const DTYPE_NAMES: &[(&str, DType)] = &[
+    ("uint8", DType::U8),
+    ("uint16", DType::U16),
+    ("uint32", DType::U32),
+    ("uint64", DType::U64),
+    ("int8", DType::I8),
+    ("int16", DType::I16),
+    ("int32", DType::I32),
+    ("int64", DType::I64),
+    ("float16", DType::F16),
+    ("float32", DType::F32),
+    ("float64", DType::F64),
+    ("complex64", DType::Complex64),
+    ("complex128", DType::Complex128),
+    ("bfloat16", DType::Bf16),
+];
+
+/// Returns what a type is called.
+pub(crate) fn dtype_name(dtype: DType) -> Option<&'static str> {
+    DTYPE_NAMES.iter().find(|(_, known)| *known == dtype).map(|(name, _)| *name)
+}
+
+/// Returns the type of a name.
+pub(crate) fn dtype_named(name: &str) -> Option<DType> {
+    DTYPE_NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
+}
+
 /// One scale of a volume, also called mip or level: the same picture at one resolution.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]

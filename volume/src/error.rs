@@ -2,6 +2,7 @@
 //!
 //! Errors of the array itself are the core's and pass through unchanged.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -214,6 +215,12 @@ pub enum ErrorKind {
     NotBuiltIn,
     /// A volume was to be made where something else is already.
     AlreadyExists,
+}
+
+/// Returns what a thread said when it panicked.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message").to_owned()
 }
 
 const SUPPORTED: &str = "8 to 64 bit integers, float16, bfloat16, float32, float64, complex64, complex128";

@@ -64,7 +64,7 @@ mod volume;
 mod zarr;
 
 pub use crate::bbox::Bbox;
-pub use crate::description::{Encoding, NewVolume, ScaleInfo};
+pub use crate::description::{DTYPE_NAMES, Encoding, NewVolume, ScaleInfo};
 pub use crate::download::{
     DownloadOptions, Downloaded, ProcessWorkers, Spent, Workers, download, download_to_file, download_to_shared_memory,
     file_location, paint_as_worker,

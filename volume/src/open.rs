@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::description::{Encoding, NewVolume, ScaleInfo};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::url::{Place, VolumeFormat, VolumeUrl};
+use crate::store::url::{StorePlace, VolumeFormat, VolumeUrl};
 use crate::store::{self, Store};
 use crate::volume::{ChunkSink, ChunkSource};
 use crate::{precomputed, zarr};
@@ -135,7 +135,7 @@ fn found(url: &VolumeUrl) -> Result<(VolumeFormat, Arc<dyn Store>)> {
 
 /// Returns the URL of a volume that is there, without links: every process has to call it the same.
 fn existing(url: &VolumeUrl) -> Result<VolumeUrl> {
-    let Place::Local(path) = url.place() else { return Ok(url.clone()) };
+    let StorePlace::Local(path) = url.place() else { return Ok(url.clone()) };
     // Without the `\\?\` that Windows would put in front: people read it in messages.
     match dunce::canonicalize(path) {
         Ok(root) if root.is_dir() => Ok(VolumeUrl::local(root)),
@@ -155,7 +155,7 @@ fn existing(url: &VolumeUrl) -> Result<VolumeUrl> {
 
 /// Returns the URL of a volume that need not be there yet.
 fn absolute(url: &VolumeUrl) -> Result<VolumeUrl> {
-    let Place::Local(path) = url.place() else { return Ok(url.clone()) };
+    let StorePlace::Local(path) = url.place() else { return Ok(url.clone()) };
     if path.is_dir() {
         return existing(url);
     }

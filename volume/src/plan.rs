@@ -63,7 +63,7 @@ fn cells(numbers: &[Range<u64>]) -> u128 {
 
 /// One way to cut a box: before layer `at` of `axis`, with so many parts before it.
 #[derive(Debug, Clone, Copy)]
-struct Cut {
+struct BoxCut {
     axis: usize,
     at: u64,
     parts: usize,
@@ -71,7 +71,7 @@ struct Cut {
     fullest: (u128, u128),
 }
 
-impl Cut {
+impl BoxCut {
     fn is_better(&self, other: &Self) -> bool {
         // Exact; with more than 2^64 cells it saturates, and any cut will do.
         self.fullest.0.saturating_mul(other.fullest.1) < other.fullest.0.saturating_mul(self.fullest.1)
@@ -90,8 +90,8 @@ fn divide(numbers: Vec<Range<u64>>, parts: usize, axes: &[usize], found: &mut im
     divide(behind, parts - cut.parts, axes, found);
 }
 
-fn best(numbers: &[Range<u64>], parts: usize, axes: &[usize]) -> Option<Cut> {
-    let mut best: Option<Cut> = None;
+fn best(numbers: &[Range<u64>], parts: usize, axes: &[usize]) -> Option<BoxCut> {
+    let mut best: Option<BoxCut> = None;
     for &axis in axes {
         let Range { start, end } = numbers[axis];
         let layers = end - start;
@@ -113,7 +113,7 @@ fn best(numbers: &[Range<u64>], parts: usize, axes: &[usize]) -> Option<Cut> {
             let halves = [(before_cells, given as u128), (behind_cells, (parts - given) as u128)];
             let first = halves[0].0.saturating_mul(halves[1].1) > halves[1].0.saturating_mul(halves[0].1);
             let cut =
-                Cut { axis, at: start + offset, parts: given, fullest: if first { halves[0] } else { halves[1] } };
+                BoxCut { axis, at: start + offset, parts: given, fullest: if first { halves[0] } else { halves[1] } };
             if best.is_none_or(|best| cut.is_better(&best)) {
                 best = Some(cut);
             }
@@ -138,16 +138,16 @@ mod tests {
     use super::*;
 
     /// Numbers that look random and are the same in every run.
-    struct Numbers(u64);
+    struct RandomNumbers(u64);
 
-    impl Numbers {
+    impl RandomNumbers {
         fn below(&mut self, limit: u64) -> u64 {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (self.0 >> 33) % limit
         }
     }
 
-    fn volume(numbers: &mut Numbers) -> (VolumeMeta, Bbox) {
+    fn volume(numbers: &mut RandomNumbers) -> (VolumeMeta, Bbox) {
         let axes = 1 + numbers.below(4);
         let chunk: Vec<u64> = (0..axes).map(|_| 1 + numbers.below(9)).collect();
         let shape: Vec<u64> = chunk.iter().map(|length| 1 + numbers.below(length * 12)).collect();
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn parts_are_disjoint_aligned_balanced_and_all_of_the_region() {
-        let mut numbers = Numbers(7);
+        let mut numbers = RandomNumbers(7);
         for _ in 0..2000 {
             let (meta, bbox) = volume(&mut numbers);
             let objects = meta.stored(&bbox).total();

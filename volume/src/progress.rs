@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+/// Progress is told at most this often, the first and last time excepted.
+pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+
 /// How far a download is, or an upload; its chunks are the objects it stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DownloadProgress {
@@ -107,6 +110,27 @@ impl StopFlag {
             }
             flag.stop();
         });
+    }
+}
+
+/// Raises a flag when it is dropped: a thread that fails, or panics, stops the others that work on the same.
+#[derive(Debug)]
+pub(crate) struct StopOnDrop<'a>(&'a StopFlag);
+
+impl<'a> StopOnDrop<'a> {
+    pub(crate) fn new(flag: &'a StopFlag) -> Self {
+        Self(flag)
+    }
+
+    /// Leaves the flag as it is.
+    pub(crate) fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
     }
 }
 

@@ -14,11 +14,9 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use ndarray::{Ix3, IxDyn};
-use ndarray_shm::{
-    DType, Directory, Location, NextClaim, Order,
-    backend::EntryKind,
-    render::{self, RenderOptions},
-};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::render::{self, RenderOptions};
+use ndarray_shm::{DType, Directory, Location, NextClaim, Order};
 use ndarray_shm_volume::demo::{Codec, DemoSpec};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, Error, Fetched, ProcessWorkers, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl, Workers,

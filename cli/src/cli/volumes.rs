@@ -6,12 +6,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ndarray_shm::{DType, Location, Order, render::SharedWith};
+use ndarray_shm::render::SharedWith;
+use ndarray_shm::{DType, Location, Order};
 use ndarray_shm_volume::VolumeUrl;
 
-use super::BackendChoice;
 use crate::help;
-use crate::words::{self, Numbers, Which};
+use crate::words::{self, BackendChoice, PerAxis, Which};
 
 /// Arguments of `ndshm download`.
 #[derive(Debug, Args)]
@@ -149,10 +149,10 @@ pub(crate) struct UploadArgs {
     pub(crate) format: Option<FormatChoice>,
     /// Elements along each axis of a chunk: 64,64,64
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths, requires = "create", help_heading = "New volumes")]
-    pub(crate) chunk: Option<Numbers<u64>>,
+    pub(crate) chunk: Option<PerAxis<u64>>,
     /// Elements along each axis of a shard of many chunks (zarr3)
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths, requires = "create", help_heading = "New volumes")]
-    pub(crate) shard_shape: Option<Numbers<u64>>,
+    pub(crate) shard_shape: Option<PerAxis<u64>>,
     /// How chunks are encoded; which of them a format has, it says
     #[arg(long, value_name = "ENCODING", default_value = "raw", help_heading = "New volumes")]
     pub(crate) encoding: EncodingChoice,
@@ -161,16 +161,16 @@ pub(crate) struct UploadArgs {
     pub(crate) dtype: Option<DType>,
     /// Elements along each axis of the volume [default: the array's, else those of --bbox]
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths, requires = "create", help_heading = "New volumes")]
-    pub(crate) shape: Option<Numbers<u64>>,
+    pub(crate) shape: Option<PerAxis<u64>>,
     /// Coordinates of its first element [default: where --bbox begins if there is no --shape, else 0]
     #[arg(
         long, value_name = "N,N,..", value_parser = words::coordinates, allow_hyphen_values = true, requires = "create",
         help_heading = "New volumes"
     )]
-    pub(crate) origin: Option<Numbers<i64>>,
+    pub(crate) origin: Option<PerAxis<i64>>,
     /// Size of an element along each axis, in nanometres [default: 1]
     #[arg(long, value_name = "N,N,..", value_parser = words::sizes, requires = "create", help_heading = "New volumes")]
-    pub(crate) resolution: Option<Numbers<f64>>,
+    pub(crate) resolution: Option<PerAxis<f64>>,
     /// No progress
     #[arg(long, short)]
     pub(crate) quiet: bool,

@@ -1,9 +1,25 @@
 //! Downloads compared, byte by byte, with the formula that made the volume.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
-use crate::scene::{Scene, run};
+use crate::scene::{Scene, run, text};
 use crate::volume::{self, CHUNKS, SHAPE};
+
+/// Downloads the volume of the scene.
+pub(crate) fn download(scene: &Scene, name: &str, arguments: &[&str]) -> Command {
+    let mut command = scene.ndshm(["download", "--location", name, "--json", "--quiet"]);
+    command.args(arguments).arg(scene.volume());
+    command
+}
+
+/// Demands that a volume holds what it should, by downloading it.
+#[track_caller]
+pub(crate) fn assert_whole(scene: &Scene, volume: &Path) {
+    run(&mut scene.ndshm(["download", text(volume), "--location", "again", "--replace", "--quiet"])).expect_code(0);
+    assert!(fs::read(scene.emulated().join("again")).expect("there") == volume::expected_whole());
+}
 
 #[test]
 fn threads_paint_the_whole_volume_in_c_order() {
@@ -81,4 +97,45 @@ fn processes_paint_into_real_shared_memory() {
     assert_eq!(scene.files(), [""; 0]);
     let text = run(&mut scene.ndshm_in_shm(["unlink", &name])).expect_code(0).out;
     assert_eq!(text, format!("unlinked {name}\n"));
+}
+
+#[test]
+fn a_region_can_become_a_file_in_any_directory() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let file = scene.temporary().join("region.raw");
+    let get = |more: &[&str]| {
+        let mut command = scene.ndshm(["download", "--file", text(&file), "--bbox", "30:90,40:100,50:120", "--json"]);
+        run(command.args(more).arg(scene.volume()))
+    };
+    let report = get(&["--processes", "--workers", "2"]).expect_code(0).json();
+    assert!(report["path"].as_str().expect("a path").ends_with("region.raw"), "{report:#}");
+    assert!(fs::read(&file).expect("there") == volume::expected(&[30..90, 40..100, 50..120], true));
+    let finished = get(&[]).expect_code(1);
+    assert!(finished.json()["advice"].as_str().expect("advice").contains("--replace"), "{finished:?}");
+    get(&["--replace"]).expect_code(0);
+    assert_eq!(scene.files(), [""; 0]);
+    assert_eq!(crate::scene::names_in(&scene.temporary()), ["region.raw"]);
+}
+
+#[test]
+fn missing_chunks_are_what_is_said() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    fs::remove_file(scene.volume().join("0.0.0")).expect("it is stored");
+    let get =
+        |more: &[&str]| run(&mut download(&scene, "x", &[&["--bbox", "0:4,0:4,0:4", "--replace"], more].concat()));
+    let bytes = || fs::read(scene.emulated().join("x")).expect("there");
+    get(&[]).expect_code(0);
+    assert_eq!(bytes(), 4242u16.to_le_bytes().repeat(64));
+    get(&["--fill", "7", "--processes", "--workers", "2"]).expect_code(0);
+    assert_eq!(bytes(), 7u16.to_le_bytes().repeat(64));
+    let finished = get(&["--missing", "error"]).expect_code(1);
+    assert!(finished.err.contains("not stored"), "{finished:?}");
+    for value in ["65536", "-1", "x"] {
+        get(&["--fill", value]).expect_code(2);
+    }
+    get(&["--missing", "maybe"]).expect_code(2);
+    get(&["--channels", "0:1"]).expect_code(2);
+    get(&["--mip", "9"]).expect_code(2);
 }

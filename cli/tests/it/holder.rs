@@ -5,10 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use ndarray_shm::{
-    AttachOptions, CreateOptions, Directory, RefcountedArray, SharedArray,
-    counted::{Handle, HandleOptions},
-};
+use ndarray_shm::counted::{Handle, HandleOptions};
+use ndarray_shm::{AttachOptions, CreateOptions, Directory, RefcountedArray, SharedArray};
 use sysinfo::Pid;
 
 /// The environment variable that makes `the_role_of_a_holder` one; its value says what to hold.

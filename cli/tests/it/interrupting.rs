@@ -4,7 +4,8 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
 
-use ndarray_shm::{CreateOptions, SharedArray, ndarray::Ix1};
+use ndarray_shm::ndarray::Ix1;
+use ndarray_shm::{CreateOptions, SharedArray};
 use sysinfo::{Pid, Signal};
 
 use crate::scene::{Scene, names_in, run, signal, wait_until};

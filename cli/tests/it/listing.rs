@@ -1,10 +1,13 @@
 //! `ls`, `info` and `unlink` on arrays that the library made.
 
+use std::fs;
 use std::process::Stdio;
 
-use ndarray_shm::{CreateOptions, SharedArray, render::RenderOptions};
+use ndarray_shm::render::RenderOptions;
+use ndarray_shm::{CreateOptions, SharedArray};
 
 use crate::scene::{Scene, names_in, run};
+use crate::volume;
 
 fn array(scene: &Scene, name: &str) -> SharedArray<f32, ndarray::Ix2> {
     CreateOptions::<SharedArray<_, _>>::new().backend(scene.backend()).create(name, (30, 40)).expect("created")
@@ -178,4 +181,19 @@ fn a_closed_output_is_no_error() {
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
         assert!(output.stderr.is_empty(), "{arguments:?}: {output:?}");
     }
+}
+
+#[test]
+fn info_of_a_name_stays_what_it_is() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    fs::write(scene.emulated().join("volume"), b"an array").expect("written");
+    let here = scene.volume().parent().expect("a directory").to_owned();
+    let info = |what: &str| run(scene.ndshm(["info", what]).current_dir(&here));
+    assert!(info("volume").expect_code(0).out.contains("an array"));
+    assert!(info("./volume").expect_code(0).out.contains("1 scale"));
+    fs::remove_file(scene.emulated().join("volume")).expect("ours");
+    assert!(info("volume").expect_code(3).err.contains("./volume"));
+    info("./nowhere").expect_code(1);
+    info("ftp://host/x").expect_code(2);
 }

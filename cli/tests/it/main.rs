@@ -2,11 +2,12 @@
 //!
 //! Every test has a scene of its own (see `scene.rs`), which is gone afterwards, also when the test fails.
 
-mod collecting;
+mod counted;
 mod crashes;
 mod demonstration;
 mod diagnosis;
 mod downloading;
+mod gc;
 mod holder;
 #[cfg(unix)] // signals
 mod interrupting;
@@ -21,4 +22,5 @@ mod refusals;
 #[cfg(unix)] // shell scripts
 mod scaling;
 mod scene;
+mod uploading;
 mod volume;

@@ -141,7 +141,8 @@ fn what_cannot_be_shown_says_what_is_missing() {
 
 #[test]
 fn arrays_that_say_what_they_are_need_no_words() {
-    use ndarray_shm::{CreateOptions, CreationMode, RefcountedArray, render::RenderOptions};
+    use ndarray_shm::render::RenderOptions;
+    use ndarray_shm::{CreateOptions, CreationMode, RefcountedArray};
 
     let scene = Scene::new();
     let options = CreateOptions::<RefcountedArray<u8, _>>::new().backend(scene.backend()).mode(CreationMode::CreateNew);

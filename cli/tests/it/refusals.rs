@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::scene::{Scene, run};
+use crate::scene::{Scene, run, text};
 use crate::volume;
 
 #[test]
@@ -190,4 +190,18 @@ fn a_url_that_this_program_cannot_reach_says_how_to_build_one_that_can() {
         let finished = run(&mut scene.ndshm(["download", url, "--location", "x"])).expect_code(2);
         assert!(finished.err.contains("--features remote"), "{finished:?}");
     }
+}
+
+#[test]
+fn failures_are_json_where_json_was_asked_for() {
+    let scene = Scene::new();
+    let finished = run(&mut scene.ndshm(["info", "nowhere", "--json"])).expect_code(3);
+    let told = finished.json();
+    assert!(told["error"].as_str().expect("words").contains("nowhere"), "{told:#}");
+    assert!(told["because"].as_array().is_some_and(Vec::is_empty), "{told:#}");
+    assert!(told["advice"].as_str().expect("words").contains("ndshm ls"), "{told:#}");
+    assert!(finished.err.contains("nowhere"), "people are told too: {finished:?}");
+    let nowhere = scene.volume();
+    let told = run(&mut scene.ndshm(["plan", text(&nowhere), "--shards", "2", "--json"])).expect_code(1).json();
+    assert!(told["error"].as_str().expect("words").contains(text(&nowhere)), "{told:#}");
 }

@@ -285,3 +285,8 @@ pub(crate) fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
         thread::sleep(Duration::from_micros(500));
     }
 }
+
+/// Returns a path as text.
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}

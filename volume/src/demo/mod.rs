@@ -13,8 +13,9 @@ use zarrs::array::{Array, ArrayMetadata, CodecOptions};
 use zarrs::filesystem::FilesystemStore;
 
 use crate::bbox::{Bbox, to_usize};
+use crate::description::dtype_name;
 use crate::error::{Error, Result};
-use crate::zarr::name_v3;
+use crate::zarr::sharding_codec;
 
 mod pattern;
 
@@ -278,18 +279,13 @@ impl DemoSpec {
             Codec::Gzip => Some(json!({"name": "gzip", "configuration": {"level": 5}})),
         });
         if self.shard_shape.is_some() {
-            codecs = vec![json!({"name": "sharding_indexed", "configuration": {
-                "chunk_shape": self.chunk_shape,
-                "codecs": codecs,
-                "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-                "index_location": "end",
-            }})];
+            codecs = vec![sharding_codec(&self.chunk_shape, &codecs)];
         }
         json!({
             "zarr_format": 3,
             "node_type": "array",
             "shape": self.shape,
-            "data_type": name_v3(self.dtype).unwrap_or(self.dtype.as_str()),
+            "data_type": dtype_name(self.dtype).unwrap_or(self.dtype.as_str()),
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": self.file_shape()}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": self.fill_value(),

@@ -1,4 +1,4 @@
-//! How many bytes may be on their way: fetched, or about to be, and not yet decoded.
+//! What may be asked of a remote volume at a time: requests, and bytes that are fetched, or about to be, and not yet decoded.
 //!
 //! Nobody knows how long a stored chunk is before it is fetched. So a fetch reserves what the largest one so far took, and corrects
 //! that when it knows.
@@ -8,6 +8,12 @@ use std::time::Duration;
 
 use crate::progress::StopFlag;
 
+/// Fetches at a time, unless something else is said: what a browser allows for one server, twice.
+pub(crate) const REQUESTS: usize = 16;
+
+/// Bytes on their way at a time, unless something else is said.
+pub(crate) const IN_FLIGHT: u64 = 32 << 20;
+
 /// How long the flags may go unnoticed.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -15,12 +21,12 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: u64,
-    state: Mutex<State>,
+    state: Mutex<BudgetState>,
     freed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct BudgetState {
     used: u64,
     /// What a fetch is expected to bring.
     expected: u64,
@@ -31,11 +37,11 @@ struct State {
 impl Budget {
     /// Allows `limit` bytes at a time, and one fetch whatever it brings; `guess` is what the first ones reserve.
     pub(crate) fn new(limit: u64, guess: u64) -> Self {
-        let state = State { used: 0, expected: guess, is_known: false };
+        let state = BudgetState { used: 0, expected: guess, is_known: false };
         Self { limit, state: Mutex::new(state), freed: Condvar::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BudgetState> {
         // Numbers only: they are right at every moment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -20,10 +20,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
+use ndarray_shm::render::{self, RenderOptions};
 use ndarray_shm::{
-    AttachOptions, DType, Directory, Element, Location, Order, RenderBuffer, SharedArray, default_backend,
-    render::{self, RenderOptions},
-    with_element,
+    AttachOptions, DType, Directory, Element, Location, Order, RenderBuffer, SharedArray, default_backend, with_element,
 };
 
 pub use self::options::{DownloadOptions, Workers};
@@ -34,11 +33,11 @@ use crate::bbox::{Bbox, to_usize};
 use crate::error::{Error, Result};
 
 use crate::download::fingerprint::Wanted;
-use crate::download::paint::{Ended, Work};
-use crate::download::report::Voice;
-use crate::download::spent::{Tally, Totals};
-use crate::download::walk::Walk;
-use crate::download::watch::{Outcome, Watch};
+use crate::download::paint::PaintWork;
+use crate::download::report::ParentLink;
+use crate::download::spent::{DownloadTally, Totals};
+use crate::download::walk::{Walk, WalkEnd};
+use crate::download::watch::{PaintOutcome, Watch};
 use crate::progress::StopFlag;
 use crate::volume::ChunkSource;
 
@@ -162,7 +161,7 @@ fn download_as(
     let meta = source.meta();
     meta.check(&source.identity())?;
     bbox.check_within(&meta.domain())?;
-    let job = Job { source, bbox, location, options, backend, keep_partial };
+    let job = DownloadRun { source, bbox, location, options, backend, keep_partial };
     with_element!(meta.dtype, T => job.run::<T>(), else => Err(unsupported(source)))
 }
 
@@ -200,26 +199,26 @@ fn join<T: Element>(
     line: &str,
     stop: &StopFlag,
 ) -> Result<usize> {
-    let voice = Voice::of_this_process();
-    let options = RenderOptions::new().backend(backend).shared_with(voice.shared_with());
+    let parent = ParentLink::of_this_process();
+    let options = RenderOptions::new().backend(backend).shared_with(parent.shared_with());
     let buffer = options.open::<T, IxDyn>(location)?;
     if buffer.fingerprint() != line {
         // Between the two looks one download ended and another began.
         let (location, expected, found) = (location.to_string(), line.to_owned(), buffer.fingerprint().to_owned());
         return Err(ndarray_shm::Error::Mismatch { location, what: "fingerprint", expected, found }.into());
     }
-    let tally = Tally::default();
-    let work = Work {
+    let tally = DownloadTally::default();
+    let work = PaintWork {
         source,
         bbox: &wanted.bbox,
         missing: wanted.missing.as_deref(),
-        requests: voice.requests(),
-        in_flight: voice.in_flight(),
+        requests: parent.requests(),
+        in_flight: parent.in_flight(),
         stop,
         abort: &StopFlag::new(),
         walk: &Walk::default(),
         tally: &tally,
-        heard: &|| voice.tell(&tally),
+        heard: &|| parent.tell(&tally),
     };
     // The number of processes is the parallelism.
     let ends = if source.is_remote() {
@@ -227,16 +226,16 @@ fn join<T: Element>(
     } else {
         vec![paint::paint(&buffer, &work)]
     };
-    voice.tell(&tally);
-    let mut ended = Ended::Complete;
+    parent.tell(&tally);
+    let mut ended = WalkEnd::Complete;
     for end in ends {
-        if end? == Ended::Stopped {
-            ended = Ended::Stopped;
+        if end? == WalkEnd::Stopped {
+            ended = WalkEnd::Stopped;
         }
     }
     match ended {
-        Ended::Complete => Ok(usize::try_from(tally.totals().painted).unwrap_or(usize::MAX)),
-        Ended::Stopped => {
+        WalkEnd::Complete => Ok(usize::try_from(tally.totals().painted).unwrap_or(usize::MAX)),
+        WalkEnd::Stopped => {
             let progress = buffer.progress();
             Err(Error::Interrupted { done: progress.done, total: progress.total })
         }
@@ -249,7 +248,7 @@ fn unsupported(source: &dyn ChunkSource) -> Error {
 
 /// One download.
 #[derive(Debug)]
-struct Job<'a> {
+struct DownloadRun<'a> {
     source: &'a dyn ChunkSource,
     bbox: &'a Bbox,
     location: &'a Location,
@@ -258,14 +257,14 @@ struct Job<'a> {
     keep_partial: bool,
 }
 
-impl Job<'_> {
+impl DownloadRun<'_> {
     fn run<T: Element>(&self) -> Result<Downloaded> {
         let missing = self.options.missing.element(self.source.meta())?;
         let start = Instant::now();
         let buffer = self.begin::<T>(missing.as_deref())?;
         let making = start.elapsed();
-        let (walk, tally, abort) = (Walk::default(), Tally::default(), StopFlag::new());
-        let work = Work {
+        let (walk, tally, abort) = (Walk::default(), DownloadTally::default(), StopFlag::new());
+        let work = PaintWork {
             source: self.source,
             bbox: self.bbox,
             missing: missing.as_deref(),
@@ -279,7 +278,7 @@ impl Job<'_> {
         };
         let mut watch = Watch::new(self.options.progress, &buffer);
         let outcome = match &self.options.workers {
-            _ if watch.tell(&buffer, Totals::default()).is_complete() => Outcome::Complete,
+            _ if watch.tell(&buffer, Totals::default()).is_complete() => PaintOutcome::Complete,
             Workers::Threads(count) => threads::paint(&buffer, &work, *count, &mut watch),
             Workers::Processes(workers) => {
                 processes::paint(&buffer, &work, workers, &self.options.shared_with, &mut watch)
@@ -317,13 +316,13 @@ impl Job<'_> {
     fn end<T: Element>(
         &self,
         buffer: RenderBuffer<T, IxDyn>,
-        outcome: Outcome,
+        outcome: PaintOutcome,
         watch: Watch<'_>,
     ) -> Result<Downloaded> {
         let progress = buffer.progress();
         let (done, total) = (progress.done, progress.total);
         match outcome {
-            Outcome::Complete => {
+            PaintOutcome::Complete => {
                 let (shape, order) = (buffer.shape().to_vec(), buffer.order());
                 let array = match buffer.finish() {
                     Ok(array) => array,
@@ -354,21 +353,21 @@ impl Job<'_> {
                     _pooled: pooled.map(|array| Arc::new(array) as Arc<dyn Any + Send + Sync>),
                 })
             }
-            Outcome::Stopped => {
+            PaintOutcome::Stopped => {
                 self.leave(buffer);
                 Err(Error::Interrupted { done, total })
             }
             // The server is gone, not the work: what it gave need not be asked for again.
-            Outcome::Failed(error @ Error::Store { .. }) if done > 0 => Err(error),
-            Outcome::Failed(error) => {
+            PaintOutcome::Failed(error @ Error::Store { .. }) if done > 0 => Err(error),
+            PaintOutcome::Failed(error) => {
                 self.leave(buffer);
                 Err(error)
             }
-            Outcome::Lost { report } if done == 0 => {
+            PaintOutcome::Lost { report } if done == 0 => {
                 self.leave(buffer);
                 Err(Error::Painting { report, done, total })
             }
-            Outcome::Lost { report } => Err(Error::Worker { report, done, total }),
+            PaintOutcome::Lost { report } => Err(Error::Worker { report, done, total }),
         }
     }
 

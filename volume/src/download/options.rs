@@ -2,17 +2,13 @@
 
 use std::fmt;
 
-use ndarray_shm::{Directory, Order, Pool, render::SharedWith};
+use ndarray_shm::render::SharedWith;
+use ndarray_shm::{Directory, Order, Pool};
 
+use crate::download::budget::{IN_FLIGHT, REQUESTS};
 use crate::download::processes::ProcessWorkers;
 use crate::missing::Missing;
 use crate::progress::{Progress, StopFlag};
-
-/// Fetches at a time, unless something else is said: what a browser allows for one server, twice.
-pub(crate) const REQUESTS: usize = 16;
-
-/// Bytes on their way at a time, unless something else is said.
-pub(crate) const IN_FLIGHT: u64 = 32 << 20;
 
 /// Who decodes and paints.
 #[derive(Debug)]

@@ -6,12 +6,13 @@
 use std::ops::Range;
 
 use ndarray::IxDyn;
-use ndarray_shm::{Element, RenderBuffer, render::ChunkClaim};
+use ndarray_shm::render::ChunkClaim;
+use ndarray_shm::{Element, RenderBuffer};
 
 use crate::bbox::{Bbox, ranges_text};
 use crate::copy::Copier;
-use crate::download::spent::{Phase, Stopwatch, Tally};
-use crate::download::walk::{Step, Walk};
+use crate::download::spent::{DownloadTally, Phase, Stopwatch};
+use crate::download::walk::{Step, Walk, WalkEnd};
 use crate::error::{Error, Result};
 use crate::progress::StopFlag;
 use crate::scratch::{Elements, Scratch};
@@ -24,7 +25,7 @@ pub(crate) fn worker_count(asked: usize) -> usize {
 
 /// What the workers of one process need to know and have in common.
 #[derive(Clone, Copy)]
-pub(crate) struct Work<'a> {
+pub(crate) struct PaintWork<'a> {
     pub(crate) source: &'a dyn ChunkSource,
     pub(crate) bbox: &'a Bbox,
     /// The bytes of each element of a missing chunk; `None` if that is an error.
@@ -38,35 +39,25 @@ pub(crate) struct Work<'a> {
     /// Raised by a worker that failed, for its colleagues.
     pub(crate) abort: &'a StopFlag,
     pub(crate) walk: &'a Walk,
-    pub(crate) tally: &'a Tally,
+    pub(crate) tally: &'a DownloadTally,
     /// Is called after each chunk.
     pub(crate) heard: &'a (dyn Fn() + Sync),
 }
 
-impl<'a> Work<'a> {
+impl<'a> PaintWork<'a> {
     pub(crate) fn flags(&self) -> [&'a StopFlag; 2] {
         [self.stop, self.abort]
     }
 }
 
-/// Why a worker's loop ended without an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// Every chunk is painted, or being painted by a colleague of the same process.
-    Complete,
-    /// A flag was raised.
-    Stopped,
-}
-
 /// Fetches, decodes and paints until nothing is left, or a flag is raised: the whole work of a worker whose source is near.
-pub(crate) fn paint<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &Work<'_>) -> Result<Ended> {
+pub(crate) fn paint<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &PaintWork<'_>) -> Result<WalkEnd> {
     let mut painter = Painter::new(work);
     let mut watch = Stopwatch::start(work.tally);
     loop {
         let claim = match work.walk.next(buffer, work.flags())? {
             Step::Chunk(claim) => claim,
-            Step::Complete => return Ok(Ended::Complete),
-            Step::Stopped => return Ok(Ended::Stopped),
+            Step::End(end) => return Ok(end),
         };
         watch.was(Phase::Claiming);
         let region = in_volume(claim.region(), work.bbox);
@@ -79,13 +70,13 @@ pub(crate) fn paint<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &Work<'_>
 
 /// Paints one chunk after the other, with the same memory.
 pub(crate) struct Painter<'a, T> {
-    work: Work<'a>,
+    work: PaintWork<'a>,
     scratch: Scratch,
     copier: Copier<T>,
 }
 
 impl<'a, T: Element> Painter<'a, T> {
-    pub(crate) fn new(work: &Work<'a>) -> Self {
+    pub(crate) fn new(work: &PaintWork<'a>) -> Self {
         Self { work: *work, scratch: Scratch::new(), copier: Copier::new() }
     }
 

@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use ndarray::IxDyn;
 use ndarray_shm::process::{ChildError, Ending, Processes, SpawnOptions};
-use ndarray_shm::{Element, Location, NextClaim, RenderBuffer, render::SharedWith};
+use ndarray_shm::render::SharedWith;
+use ndarray_shm::{Element, Location, NextClaim, RenderBuffer};
 
-use crate::download::paint::{Work, in_volume, worker_count};
-use crate::download::report::{self, Ear};
+use crate::download::paint::{PaintWork, in_volume, worker_count};
+use crate::download::report::{self, TotalsReader};
 use crate::download::spent::Totals;
-use crate::download::watch::{Outcome, Watch};
+use crate::download::watch::{PaintOutcome, Watch};
 use crate::error::Error;
 use crate::scratch::Scratch;
 use crate::store::wanted::while_wanted;
@@ -74,16 +75,16 @@ impl fmt::Debug for ProcessWorkers {
 /// Paints with worker processes. The loss of some of them is a warning; the others paint their chunks.
 pub(crate) fn paint<T: Element>(
     buffer: &RenderBuffer<T, IxDyn>,
-    work: &Work<'_>,
+    work: &PaintWork<'_>,
     workers: &ProcessWorkers,
     shared_with: &SharedWith,
     watch: &mut Watch<'_>,
-) -> Outcome {
+) -> PaintOutcome {
     let left = buffer.progress();
     let count = worker_count(workers.count).min(left.total - left.done).max(1);
-    let mut crew = match Crew::start(count, workers, work, shared_with, buffer.location()) {
+    let mut crew = match ProcessCrew::start(count, workers, work, shared_with, buffer.location()) {
         Ok(crew) => crew,
-        Err(error) => return Outcome::Lost { report: format!("no worker could be started: {error}") },
+        Err(error) => return PaintOutcome::Lost { report: format!("no worker could be started: {error}") },
     };
     let (mut losses, mut kills, mut gave_up) = (Vec::new(), 0, false);
     loop {
@@ -93,7 +94,7 @@ pub(crate) fn paint<T: Element>(
         if let Some(end) = end.filter(|end| !(complete && end.is_good())) {
             kills += u64::from(end.may_be_a_kill());
             gave_up |= !end.is_death();
-            let message = crew.obituary(&end);
+            let message = crew.describe_exit(&end);
             watch.warn(message.clone());
             losses.push(message);
         }
@@ -103,15 +104,15 @@ pub(crate) fn paint<T: Element>(
             while let Some(end) = crew.next_end(Duration::ZERO) {
                 if end.is_death() {
                     kills += 1;
-                    watch.warn(crew.obituary(&end));
+                    watch.warn(crew.describe_exit(&end));
                 }
             }
             watch.credit(kills);
-            return Outcome::Complete;
+            return PaintOutcome::Complete;
         }
         if work.stop.is_stopped() {
             watch.totals = crew.dismiss();
-            return Outcome::Stopped;
+            return PaintOutcome::Stopped;
         }
         if crew.present == 0 {
             break;
@@ -119,14 +120,14 @@ pub(crate) fn paint<T: Element>(
         watch.tell_now_and_then(buffer, crew.totals());
     }
     if gave_up && let Some(error) = broken_chunk(buffer, work) {
-        return Outcome::Failed(error);
+        return PaintOutcome::Failed(error);
     }
-    Outcome::Lost { report: losses.join("; ") }
+    PaintOutcome::Lost { report: losses.join("; ") }
 }
 
 /// Finds out whether the workers gave up because of the volume: a chunk that cannot be decoded there cannot be decoded
 /// here, and then the error is the same as with threads.
-fn broken_chunk<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &Work<'_>) -> Option<Error> {
+fn broken_chunk<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &PaintWork<'_>) -> Option<Error> {
     let Ok(NextClaim::Chunk(claim)) = buffer.claim_next() else { return None };
     let region = in_volume(claim.region(), work.bbox);
     while_wanted([work.stop, work.stop], || work.source.read(&region, &mut Scratch::new()).err())
@@ -134,21 +135,21 @@ fn broken_chunk<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &Work<'_>) ->
 
 /// The workers. Dropped, it kills those that have not been dismissed, which is safe, and waits until they are gone.
 #[derive(Debug)]
-struct Crew {
+struct ProcessCrew {
     processes: Processes,
     /// Letting go of them tells the workers to end.
-    leashes: Vec<ChildStdin>,
-    ears: Vec<Ear>,
-    voices: Vec<Voice>,
+    stdin_pipes: Vec<ChildStdin>,
+    totals_readers: Vec<TotalsReader>,
+    stderr_tails: Vec<StderrTail>,
     /// How many have not been seen to end.
     present: usize,
 }
 
-impl Crew {
+impl ProcessCrew {
     fn start(
         count: usize,
         workers: &ProcessWorkers,
-        work: &Work<'_>,
+        work: &PaintWork<'_>,
         shared_with: &SharedWith,
         location: &Location,
     ) -> ndarray_shm::Result<Self> {
@@ -159,20 +160,20 @@ impl Crew {
             keep_from_ctrl_c(command);
         });
         let mut processes = options.spawn_commands(count, |_| (workers.command)(location))?;
-        let leashes = (0..count).filter_map(|index| processes.take_stdin(index)).collect();
-        let ears = (0..count).map(|index| Ear::listen(processes.take_stdout(index))).collect();
-        let voices = (0..count).map(|index| Voice::listen(processes.take_stderr(index))).collect();
-        Ok(Self { processes, leashes, ears, voices, present: count })
+        let stdin_pipes = (0..count).filter_map(|index| processes.take_stdin(index)).collect();
+        let totals_readers = (0..count).map(|index| TotalsReader::listen(processes.take_stdout(index))).collect();
+        let stderr_tails = (0..count).map(|index| StderrTail::listen(processes.take_stderr(index))).collect();
+        Ok(Self { processes, stdin_pipes, totals_readers, stderr_tails, present: count })
     }
 
-    fn next_end(&mut self, limit: Duration) -> Option<End> {
+    fn next_end(&mut self, limit: Duration) -> Option<ProcessExit> {
         let (index, how) = self.processes.next_end(Some(limit))?;
         self.present -= 1;
-        Some(End { index, how })
+        Some(ProcessExit { index, how })
     }
 
     /// Says what became of a worker, and what it said last.
-    fn obituary(&self, End { index, how }: &End) -> String {
+    fn describe_exit(&self, ProcessExit { index, how }: &ProcessExit) -> String {
         let number = index + 1;
         let how = match how {
             Err(error) if error.ending() == Ending::NotStarted => {
@@ -181,33 +182,33 @@ impl Crew {
             Err(error) => error.status().map_or_else(|| error.ending().to_string(), |status| status.to_string()),
             Ok(()) => ExitStatus::default().to_string(),
         };
-        format!("worker {number} ended before the work was done ({how}){}", self.voices[*index].last_words())
+        format!("worker {number} ended before the work was done ({how}){}", self.stderr_tails[*index].last_words())
     }
 
     /// Returns what all of them did, as far as they told.
     fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        self.ears.iter().for_each(|ear| totals.add(&ear.totals()));
+        self.totals_readers.iter().for_each(|reader| totals.add(&reader.totals()));
         totals
     }
 
     /// Tells all to end, and gives them time to; returns what they did.
     fn dismiss(&mut self) -> Totals {
-        self.leashes.clear();
+        self.stdin_pipes.clear();
         let _ended = self.processes.join_timeout(DISMISSAL);
         // One after the other, but all of them have ended: only a process that one left behind makes this wait.
-        let _all_silent = self.ears.iter().all(|ear| ear.wait(LAST_WORDS));
+        let _all_silent = self.totals_readers.iter().all(|reader| reader.wait(LAST_WORDS));
         self.totals()
     }
 }
 
 /// The end of a worker.
-struct End {
+struct ProcessExit {
     index: usize,
     how: Result<(), ChildError>,
 }
 
-impl End {
+impl ProcessExit {
     fn ending(&self) -> Ending {
         self.how.as_ref().map_or_else(ChildError::ending, |()| Ending::Exited(0))
     }
@@ -247,13 +248,13 @@ fn keep_from_ctrl_c(command: &mut Command) {
 
 /// The last lines that a worker said.
 #[derive(Debug)]
-struct Voice {
+struct StderrTail {
     lines: Arc<Mutex<VecDeque<String>>>,
     /// Disconnected when the worker can say no more.
     silence: mpsc::Receiver<()>,
 }
 
-impl Voice {
+impl StderrTail {
     fn listen(stderr: Option<impl Read + Send + 'static>) -> Self {
         let lines = Arc::new(Mutex::new(VecDeque::new()));
         let (sender, silence) = mpsc::channel::<()>();

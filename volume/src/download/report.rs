@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use ndarray_shm::render::SharedWith;
 
-use crate::download::options::{IN_FLIGHT, REQUESTS};
-use crate::download::spent::{Tally, Totals};
+use crate::download::budget::{IN_FLIGHT, REQUESTS};
+use crate::download::spent::{DownloadTally, Totals};
 
 /// What a worker may ask of a remote volume, as two numbers: requests and bytes at a time; then the users it paints with. Where it is
 /// set, the standard output is
@@ -27,11 +27,11 @@ const LINE_BYTES: u64 = 300;
 
 /// Tells the parent what this process does, if it has one that listens.
 #[derive(Debug)]
-pub(crate) struct Voice {
+pub(crate) struct ParentLink {
     told: Option<(usize, u64, SharedWith)>,
 }
 
-impl Voice {
+impl ParentLink {
     pub(crate) fn of_this_process() -> Self {
         let told = std::env::var(VARIABLE).ok().and_then(|value| {
             let mut words = value.split(' ');
@@ -52,7 +52,7 @@ impl Voice {
         self.told.as_ref().map_or(SharedWith::OnlyMe, |told| told.2.clone())
     }
 
-    pub(crate) fn tell(&self, tally: &Tally) {
+    pub(crate) fn tell(&self, tally: &DownloadTally) {
         if self.told.is_some() {
             // Whether anybody listens is no concern of the painter.
             let _heard = io::stdout().lock().write_all(tally.totals().to_line().as_bytes());
@@ -68,13 +68,13 @@ pub(crate) fn brief(command: &mut Command, requests: usize, in_flight: u64, shar
 
 /// Hears what a worker process tells.
 #[derive(Debug)]
-pub(crate) struct Ear {
+pub(crate) struct TotalsReader {
     latest: Arc<Mutex<Totals>>,
     /// Disconnected when the worker can tell no more.
     silence: mpsc::Receiver<()>,
 }
 
-impl Ear {
+impl TotalsReader {
     pub(crate) fn listen(stdout: Option<impl Read + Send + 'static>) -> Self {
         let latest = Arc::new(Mutex::new(Totals::default()));
         let (sender, silence) = mpsc::channel::<()>();

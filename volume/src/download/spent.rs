@@ -27,7 +27,7 @@ pub struct Spent {
 
 /// What the workers did so far.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct DownloadTally {
     painted: AtomicU64,
     fetched: AtomicU64,
     claiming: AtomicU64,
@@ -47,7 +47,7 @@ pub(crate) enum Phase {
     Waiting,
 }
 
-impl Tally {
+impl DownloadTally {
     /// Adds a painted chunk.
     pub(crate) fn painted(&self) {
         self.painted.fetch_add(1, Ordering::Relaxed);
@@ -140,12 +140,12 @@ impl Totals {
 /// Looks at the clock between two phases.
 #[derive(Debug)]
 pub(crate) struct Stopwatch<'a> {
-    tally: &'a Tally,
+    tally: &'a DownloadTally,
     last: Instant,
 }
 
 impl<'a> Stopwatch<'a> {
-    pub(crate) fn start(tally: &'a Tally) -> Self {
+    pub(crate) fn start(tally: &'a DownloadTally) -> Self {
         Self { tally, last: Instant::now() }
     }
 
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn what_a_worker_tells_is_what_it_did() {
-        let tally = Tally::default();
+        let tally = DownloadTally::default();
         tally.painted();
         tally.fetched(77);
         tally.spent(Phase::Fetching, Duration::from_nanos(5));

@@ -15,15 +15,16 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use ndarray::IxDyn;
-use ndarray_shm::{Element, RenderBuffer, render::ChunkClaim};
+use ndarray_shm::render::ChunkClaim;
+use ndarray_shm::{Element, RenderBuffer};
 
 use crate::download::budget::{Budget, Reserved};
-use crate::download::paint::{self, Ended, Painter, Work, in_volume, worker_count};
+use crate::download::paint::{self, PaintWork, Painter, in_volume, worker_count};
 use crate::download::spent::{Phase, Stopwatch};
-use crate::download::walk::Step;
-use crate::download::watch::{Outcome, Watch};
-use crate::error::{Error, Result};
-use crate::progress::StopFlag;
+use crate::download::walk::{Step, WalkEnd};
+use crate::download::watch::{PaintOutcome, Watch};
+use crate::error::{Error, Result, panic_message};
+use crate::progress::{StopFlag, StopOnDrop};
 use crate::store::wanted::while_wanted;
 use crate::volume::Fetched;
 
@@ -33,19 +34,19 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// Paints with `count` threads, 0 for one on each processor, and tells `watch` how far it is.
 pub(crate) fn paint<T: Element>(
     buffer: &RenderBuffer<T, IxDyn>,
-    work: &Work<'_>,
+    work: &PaintWork<'_>,
     count: usize,
     watch: &mut Watch<'_>,
-) -> Outcome {
+) -> PaintOutcome {
     let ends = run(buffer, work, count, &mut |event| match event {
-        Event::Time => watch.tell_now_and_then(buffer, work.tally.totals()),
-        Event::Warning(message) => watch.warn(message),
+        CrewEvent::Time => watch.tell_now_and_then(buffer, work.tally.totals()),
+        CrewEvent::Warning(message) => watch.warn(message),
     });
     outcome(buffer, ends)
 }
 
 /// What the thread that waits for the others may want to know.
-pub(crate) enum Event {
+pub(crate) enum CrewEvent {
     /// A moment has passed.
     Time,
     /// Something went wrong that does not stop the work.
@@ -55,16 +56,16 @@ pub(crate) enum Event {
 /// Paints with `count` threads, and says how each of them ended.
 pub(crate) fn run<T: Element>(
     buffer: &RenderBuffer<T, IxDyn>,
-    work: &Work<'_>,
+    work: &PaintWork<'_>,
     count: usize,
-    tell: &mut dyn FnMut(Event),
-) -> Vec<Result<Ended>> {
+    tell: &mut dyn FnMut(CrewEvent),
+) -> Vec<Result<WalkEnd>> {
     let left = buffer.progress();
     let left = (left.total - left.done).max(1);
     let count = worker_count(count).min(left);
     if !work.source.is_remote() {
         return thread::scope(|scope| {
-            let mut crew = Crew::new(scope, work.abort);
+            let mut crew = ThreadCrew::new(scope, work.abort);
             for number in 0..count {
                 crew.start("paint", number, tell, move || paint::paint(buffer, work));
             }
@@ -79,7 +80,7 @@ pub(crate) fn run<T: Element>(
         // Dropped by the last decoder, so that no fetcher waits for a queue that nobody empties.
         let (sender, receiver) = mpsc::sync_channel(count);
         let receiver = std::sync::Arc::new(Mutex::new(receiver));
-        let mut crew = Crew::new(scope, work.abort);
+        let mut crew = ThreadCrew::new(scope, work.abort);
         for number in 0..count {
             let receiver = std::sync::Arc::clone(&receiver);
             crew.start("decode", number, tell, move || decode(&receiver, work));
@@ -97,7 +98,7 @@ pub(crate) fn run<T: Element>(
 }
 
 /// A chunk on its way from who fetched it to who decodes it.
-struct Parcel<'a, T: Element> {
+struct FetchedChunk<'a, T: Element> {
     claim: ChunkClaim<'a, T, IxDyn>,
     region: Vec<Range<i64>>,
     fetched: Fetched,
@@ -107,71 +108,75 @@ struct Parcel<'a, T: Element> {
 /// Fetches until nothing is left, or a flag is raised.
 fn fetch<'a, T: Element>(
     buffer: &'a RenderBuffer<T, IxDyn>,
-    work: &Work<'_>,
+    work: &PaintWork<'_>,
     budget: &'a Budget,
-    queue: &SyncSender<Parcel<'a, T>>,
-) -> Result<Ended> {
+    queue: &SyncSender<FetchedChunk<'a, T>>,
+) -> Result<WalkEnd> {
     let mut watch = Stopwatch::start(work.tally);
     loop {
         // Room first: a claim that waits for it would keep the chunk from others.
-        let Some(mut reserved) = budget.reserve(work.flags()) else { return Ok(Ended::Stopped) };
+        let Some(mut reserved) = budget.reserve(work.flags()) else { return Ok(WalkEnd::Stopped) };
         watch.was(Phase::Waiting);
         let claim = match work.walk.next(buffer, work.flags())? {
             Step::Chunk(claim) => claim,
-            Step::Complete => return Ok(Ended::Complete),
-            Step::Stopped => return Ok(Ended::Stopped),
+            Step::End(end) => return Ok(end),
         };
         watch.was(Phase::Claiming);
         let region = in_volume(claim.region(), work.bbox);
         let fetched = match work.source.fetch(&region) {
             // Who is stopped while a server is silent has nothing to say about the server.
-            Err(Error::Store { .. }) if work.flags().iter().any(|flag| flag.is_stopped()) => return Ok(Ended::Stopped),
+            Err(Error::Store { .. }) if work.flags().iter().any(|flag| flag.is_stopped()) => {
+                return Ok(WalkEnd::Stopped);
+            }
             answer => answer?,
         };
         work.tally.fetched(fetched.len());
         reserved.correct(fetched.len() as u64);
         watch.was(Phase::Fetching);
-        if queue.send(Parcel { claim, region, fetched, reserved }).is_err() {
-            return Ok(Ended::Stopped);
+        if queue.send(FetchedChunk { claim, region, fetched, reserved }).is_err() {
+            return Ok(WalkEnd::Stopped);
         }
         watch.was(Phase::Waiting);
     }
 }
 
 /// Decodes and paints what was fetched, to the end also after an error: it need not be fetched again.
-fn decode<T: Element>(queue: &Mutex<Receiver<Parcel<'_, T>>>, work: &Work<'_>) -> Result<Ended> {
+fn decode<T: Element>(queue: &Mutex<Receiver<FetchedChunk<'_, T>>>, work: &PaintWork<'_>) -> Result<WalkEnd> {
     let mut painter = Painter::new(work);
     let mut watch = Stopwatch::start(work.tally);
     let mut first = None;
     loop {
         // Whoever panics does not hold this lock.
-        let parcel = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let chunk = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         watch.was(Phase::Waiting);
-        let Ok(Parcel { claim, region, fetched, reserved }) = parcel else { break };
+        let Ok(FetchedChunk { claim, region, fetched, reserved }) = chunk else { break };
         if let Err(error) = painter.paint(claim, &region, fetched, &mut watch) {
             work.abort.stop();
             first.get_or_insert(error);
         }
         drop(reserved);
     }
-    first.map_or(Ok(Ended::Complete), Err)
+    first.map_or(Ok(WalkEnd::Complete), Err)
 }
 
 /// Threads that work on the same, and are told when one of them fails.
-struct Crew<'scope, 'env, 'work> {
+struct ThreadCrew<'scope, 'env, 'work> {
     scope: &'scope thread::Scope<'scope, 'env>,
     abort: &'work StopFlag,
-    members: Vec<ScopedJoinHandle<'scope, Result<Ended>>>,
+    members: Vec<ScopedJoinHandle<'scope, Result<WalkEnd>>>,
     refused: Option<Error>,
     /// Disconnected when the last member ends.
     sender: Option<mpsc::Sender<()>>,
     silence: Receiver<()>,
 }
 
-impl<'scope, 'work: 'scope> Crew<'scope, '_, 'work> {
-    fn new<'env>(scope: &'scope thread::Scope<'scope, 'env>, abort: &'work StopFlag) -> Crew<'scope, 'env, 'work> {
+impl<'scope, 'work: 'scope> ThreadCrew<'scope, '_, 'work> {
+    fn new<'env>(
+        scope: &'scope thread::Scope<'scope, 'env>,
+        abort: &'work StopFlag,
+    ) -> ThreadCrew<'scope, 'env, 'work> {
         let (sender, silence) = mpsc::channel();
-        Crew { scope, abort, members: Vec::new(), refused: None, sender: Some(sender), silence }
+        ThreadCrew { scope, abort, members: Vec::new(), refused: None, sender: Some(sender), silence }
     }
 
     /// Starts one of its kind; that it cannot be started is a warning while there are others.
@@ -179,17 +184,17 @@ impl<'scope, 'work: 'scope> Crew<'scope, '_, 'work> {
         &mut self,
         kind: &str,
         number: usize,
-        tell: &mut dyn FnMut(Event),
-        job: impl FnOnce() -> Result<Ended> + Send + 'scope,
+        tell: &mut dyn FnMut(CrewEvent),
+        job: impl FnOnce() -> Result<WalkEnd> + Send + 'scope,
     ) {
         let (abort, sender) = (self.abort, self.sender.clone());
         let name = format!("{kind}-{number}");
         let member = thread::Builder::new().name(name.clone()).spawn_scoped(self.scope, move || {
             let _silence = sender;
-            let alarm = Alarm(abort);
+            let alarm = StopOnDrop::new(abort);
             let end = job();
             if end.is_ok() {
-                std::mem::forget(alarm);
+                alarm.disarm();
             }
             end
         });
@@ -199,50 +204,36 @@ impl<'scope, 'work: 'scope> Crew<'scope, '_, 'work> {
                 self.abort.stop();
                 self.refused = Some(Error::io("starting a thread for", name, error));
             }
-            Err(error) => tell(Event::Warning(format!("worker thread {name} could not be started: {error}"))),
+            Err(error) => tell(CrewEvent::Warning(format!("worker thread {name} could not be started: {error}"))),
         }
     }
 
     /// Waits for all, and says how each of them ended.
-    fn wait(mut self, tell: &mut dyn FnMut(Event)) -> Vec<Result<Ended>> {
+    fn wait(mut self, tell: &mut dyn FnMut(CrewEvent)) -> Vec<Result<WalkEnd>> {
         self.sender = None;
         // Nothing is ever sent: this is a clock that stops when the last one ends.
         while let Err(RecvTimeoutError::Timeout) = self.silence.recv_timeout(PATIENCE) {
-            tell(Event::Time);
+            tell(CrewEvent::Time);
         }
         let ends = self.members.into_iter().map(|member| member.join().unwrap_or_else(|panic| Err(panicked(&*panic))));
         self.refused.map(Err).into_iter().chain(ends).collect()
     }
 }
 
-/// Stops the colleagues of a worker that fails or panics.
-struct Alarm<'a>(&'a StopFlag);
-
-impl Drop for Alarm<'_> {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
-fn outcome<T: Element>(buffer: &RenderBuffer<T, IxDyn>, ends: Vec<Result<Ended>>) -> Outcome {
+fn outcome<T: Element>(buffer: &RenderBuffer<T, IxDyn>, ends: Vec<Result<WalkEnd>>) -> PaintOutcome {
     let progress = buffer.progress();
     if progress.is_complete() {
-        return Outcome::Complete;
+        return PaintOutcome::Complete;
     }
     match ends.into_iter().find_map(Result::err) {
         Some(Error::Painting { report, .. }) => {
-            Outcome::Failed(Error::Painting { report, done: progress.done, total: progress.total })
+            PaintOutcome::Failed(Error::Painting { report, done: progress.done, total: progress.total })
         }
-        Some(error) => Outcome::Failed(error),
-        None => Outcome::Stopped,
+        Some(error) => PaintOutcome::Failed(error),
+        None => PaintOutcome::Stopped,
     }
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> Error {
-    let message = panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "without a message".to_owned());
-    Error::Painting { report: format!("a worker thread panicked: {message}"), done: 0, total: 0 }
+    Error::Painting { report: format!("a worker thread panicked: {}", panic_message(panic)), done: 0, total: 0 }
 }

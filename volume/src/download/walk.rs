@@ -9,10 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use ndarray::IxDyn;
-use ndarray_shm::{
-    Element, RenderBuffer,
-    render::{ChunkClaim, Claim},
-};
+use ndarray_shm::render::{ChunkClaim, Claim};
+use ndarray_shm::{Element, RenderBuffer};
 
 use crate::error::Result;
 use crate::progress::StopFlag;
@@ -36,7 +34,14 @@ pub(crate) struct Walk {
 pub(crate) enum Step<'a, T: Element> {
     /// A chunk to paint.
     Chunk(ChunkClaim<'a, T, IxDyn>),
-    /// Nothing is left that is not finished or being painted by a colleague of this process.
+    /// There is nothing more to do.
+    End(WalkEnd),
+}
+
+/// Why a worker's way through the chunks ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WalkEnd {
+    /// Every chunk is finished, or being painted by a colleague of the same process.
     Complete,
     /// A flag was raised.
     Stopped,
@@ -52,7 +57,7 @@ impl Walk {
         let mut pause = FIRST_PAUSE;
         loop {
             if flags.iter().any(|flag| flag.is_stopped()) {
-                return Ok(Step::Stopped);
+                return Ok(Step::End(WalkEnd::Stopped));
             }
             if let Some(chunk) = self.first_visit(buffer)? {
                 return Ok(Step::Chunk(chunk));
@@ -64,7 +69,7 @@ impl Walk {
                         return Ok(Step::Chunk(chunk));
                     }
                     if busy.is_empty() {
-                        return Ok(Step::Complete);
+                        return Ok(Step::End(WalkEnd::Complete));
                     }
                 }
                 Err(TryLockError::WouldBlock) => {}
@@ -122,7 +127,8 @@ fn visit_again<'a, T: Element>(
 mod tests {
     use std::time::Instant;
 
-    use ndarray_shm::{Directory, render::RenderOptions};
+    use ndarray_shm::Directory;
+    use ndarray_shm::render::RenderOptions;
 
     use super::*;
 

@@ -1,21 +1,19 @@
 //! What the caller hears while the work goes on, and how it ended.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ndarray::IxDyn;
-use ndarray_shm::{Element, RenderBuffer, render::RenderProgress};
+use ndarray_shm::render::RenderProgress;
+use ndarray_shm::{Element, RenderBuffer};
 
 use crate::download::spent::Totals;
 use crate::error::Error;
-use crate::progress::{DownloadProgress, Progress};
-
-/// Progress is told at most this often, the first and last time excepted.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+use crate::progress::{DownloadProgress, PROGRESS_INTERVAL, Progress};
 
 /// How the painting ended.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum PaintOutcome {
     /// Every chunk is painted.
     Complete,
     /// The caller's flag was raised.

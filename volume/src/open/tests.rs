@@ -62,7 +62,7 @@ fn made(new: &[NewVolume]) -> (Vec<bool>, Vec<f64>) {
     let gate: Arc<dyn Store> =
         Arc::new(Gate { files: store::open(&url).expect("a store"), others: Barrier::new(new.len()) });
     let ends: Vec<_> = thread::scope(|scope| {
-        let makers: Vec<_> = new
+        let creators: Vec<_> = new
             .iter()
             .map(|new| {
                 let gate = Arc::clone(&gate);
@@ -72,7 +72,7 @@ fn made(new: &[NewVolume]) -> (Vec<bool>, Vec<f64>) {
                 })
             })
             .collect();
-        makers.into_iter().map(|maker| maker.join().expect("no panic")).collect()
+        creators.into_iter().map(|creator| creator.join().expect("no panic")).collect()
     });
     let there = VolumeOptions::new().open(&url).expect("a volume");
     for (new, end) in new.iter().zip(&ends) {
@@ -97,8 +97,8 @@ fn of_several_who_make_different_volumes_one_has_made_it() {
             });
             let (ends, resolution) = made(&new);
             assert_eq!(ends.iter().filter(|end| **end).count(), 1, "{format:?} {version}");
-            let maker = ends.iter().position(|end| *end).expect("one of them");
-            assert_eq!(resolution, new[maker].resolution, "{format:?} {version}");
+            let creator = ends.iter().position(|end| *end).expect("one of them");
+            assert_eq!(resolution, new[creator].resolution, "{format:?} {version}");
         }
     }
 }

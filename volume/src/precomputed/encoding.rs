@@ -23,7 +23,7 @@ pub(super) enum ChunkEncoding {
 
 /// A chunk, cut off where the volume ends.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Layout {
+pub(super) struct ChunkLayout {
     /// Lengths along x, y, z and channels.
     pub(super) shape: [usize; 4],
     pub(super) dtype: DType,
@@ -32,7 +32,7 @@ pub(super) struct Layout {
 /// Most bytes of a chunk's numbers that its blocks make longer than its labels, whatever a description says of them.
 const MOST_OF_BLOCKS: usize = 1 << 30;
 
-impl Layout {
+impl ChunkLayout {
     /// Returns the bytes of all elements. That this is no more than there can be was checked when the volume was opened.
     pub(super) fn bytes(self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
@@ -43,14 +43,14 @@ impl Layout {
         self.bytes().saturating_mul(4).saturating_add(1 << 16)
     }
 
-    fn picture(self) -> pictures::Layout {
-        pictures::Layout { shape: self.shape, size: self.dtype.size() }
+    fn picture(self) -> pictures::PictureLayout {
+        pictures::PictureLayout { shape: self.shape, size: self.dtype.size() }
     }
 }
 
 impl ChunkEncoding {
     /// Returns how long a chunk may be as it is stored.
-    pub(super) fn most_packed_bytes(self, layout: Layout) -> usize {
+    pub(super) fn most_packed_bytes(self, layout: ChunkLayout) -> usize {
         let Self::Segmentation { block } = self else { return layout.most_packed_bytes() };
         // Numbers fill whole blocks, also where the chunk cuts them: a flat chunk of large blocks is longer than its labels.
         let blocks = layout.shape.iter().zip(block.iter().chain([&1]));
@@ -108,7 +108,7 @@ impl ChunkEncoding {
     }
 
     /// Decodes a chunk that may be a gzip stream around the encoding; `spare` is memory that may be used.
-    pub(super) fn decode(self, packed: Vec<u8>, layout: Layout, mut spare: Vec<u8>) -> Result<Vec<u8>, Cause> {
+    pub(super) fn decode(self, packed: Vec<u8>, layout: ChunkLayout, mut spare: Vec<u8>) -> Result<Vec<u8>, Cause> {
         // No encoding begins like gzip, but elements may. They are not wrapped if there are as many as there should be; see
         // `must_unpack` for a stream that happens to be that long.
         let is_plain = self == Self::Raw && packed.len() == layout.bytes();
@@ -132,7 +132,7 @@ impl ChunkEncoding {
             Self::Jpeg { .. } => pictures::decode_jpeg(&bytes, layout.picture(), &mut spare)?,
             Self::Png => pictures::decode_png(&bytes, layout.picture(), &mut spare)?,
             Self::Segmentation { block } => {
-                let segments = segmentation::Layout { shape: layout.shape, block };
+                let segments = segmentation::LabelLayout { shape: layout.shape, block };
                 segmentation::decode(&bytes, segments, layout.dtype.size(), &mut spare)?;
             }
         }
@@ -141,12 +141,12 @@ impl ChunkEncoding {
     }
 
     /// Whether a gzip stream of this length must be unpacked now, since `decode` would take it for elements.
-    pub(super) fn must_unpack(self, packed: &[u8], layout: Layout) -> bool {
+    pub(super) fn must_unpack(self, packed: &[u8], layout: ChunkLayout) -> bool {
         self == Self::Raw && packed.len() == layout.bytes()
     }
 
     /// Encodes a chunk.
-    pub(super) fn encode(self, mut bytes: Vec<u8>, layout: Layout) -> Result<Vec<u8>, Cause> {
+    pub(super) fn encode(self, mut bytes: Vec<u8>, layout: ChunkLayout) -> Result<Vec<u8>, Cause> {
         if bytes.len() != layout.bytes() {
             return Err(format!("{} bytes of elements instead of {}", bytes.len(), layout.bytes()).into());
         }
@@ -157,9 +157,11 @@ impl ChunkEncoding {
             }
             Self::Jpeg { quality } => pictures::encode_jpeg(&bytes, layout.picture(), quality),
             Self::Png => pictures::encode_png(&bytes, layout.picture()),
-            Self::Segmentation { block } => {
-                segmentation::encode(&bytes, segmentation::Layout { shape: layout.shape, block }, layout.dtype.size())
-            }
+            Self::Segmentation { block } => segmentation::encode(
+                &bytes,
+                segmentation::LabelLayout { shape: layout.shape, block },
+                layout.dtype.size(),
+            ),
         }
     }
 }
@@ -178,7 +180,7 @@ mod tests {
     #[test]
     fn flat_chunks_of_large_blocks_are_within_their_bound() {
         for (shape, block) in [([64, 64, 1, 1], [64, 64, 64]), ([1, 1, 4096, 1], [8, 8, 8])] {
-            let layout = Layout { shape, dtype: DType::U32 };
+            let layout = ChunkLayout { shape, dtype: DType::U32 };
             let encoding = ChunkEncoding::Segmentation { block };
             let labels: Vec<u8> = (0..4096_u32).flat_map(|number| (number % 1000 * 77).to_le_bytes()).collect();
             let packed = encoding.encode(labels.clone(), layout).expect("encoded");

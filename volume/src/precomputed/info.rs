@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::key;
 use super::sharding::Sharding;
+use crate::description::{dtype_name, dtype_named};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gzip;
 use crate::store::{Object, Store};
@@ -79,7 +80,7 @@ impl Info {
             .map_err(|error| Error::volume(ErrorKind::Damaged, &file, "this is no JSON document").because(error))?;
         let checksum = crc32fast::hash(text);
         let mark = format!("info {} bytes, crc32 {checksum:08x}, version {version}", text.len());
-        let document = Document { json: &json, file: &file };
+        let document = InfoParser { json: &json, file: &file };
         Ok(Self { scales: document.scales()?, file, mark })
     }
 
@@ -94,12 +95,12 @@ impl Info {
 }
 
 /// The document while it is being read.
-struct Document<'a> {
+struct InfoParser<'a> {
     json: &'a Value,
     file: &'a str,
 }
 
-impl Document<'_> {
+impl InfoParser<'_> {
     fn wrong(&self, reason: impl Into<String>) -> Error {
         Error::volume(ErrorKind::Damaged, self.file, reason)
     }
@@ -229,25 +230,13 @@ impl Document<'_> {
 
 /// Returns the name that the format has for an element type, if it has it.
 pub(super) fn name_of(dtype: DType) -> Option<&'static str> {
-    NAMES.iter().find(|(_, known)| *known == dtype).map(|(name, _)| *name)
+    let is_known = !matches!(dtype, DType::F16 | DType::Bf16 | DType::F64 | DType::Complex64 | DType::Complex128);
+    is_known.then(|| dtype_name(dtype)).flatten()
 }
 
-const NAMES: &[(&str, DType)] = &[
-    ("uint8", DType::U8),
-    ("uint16", DType::U16),
-    ("uint32", DType::U32),
-    ("uint64", DType::U64),
-    ("int8", DType::I8),
-    ("int16", DType::I16),
-    ("int32", DType::I32),
-    ("int64", DType::I64),
-    ("float32", DType::F32),
-];
-
+/// Returns the element type of a name. Some of them are not in the specification, but leave no doubt what they are.
 fn dtype(name: &str) -> Option<DType> {
-    // Others than these are not in the specification, but leave no doubt what they are.
-    let more = [("float16", DType::F16), ("float64", DType::F64), ("bfloat16", DType::Bf16)];
-    NAMES.iter().chain(&more).find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
+    dtype_named(name).filter(|dtype| !matches!(dtype, DType::Complex64 | DType::Complex128))
 }
 
 fn positive(value: &Value) -> Option<u64> {

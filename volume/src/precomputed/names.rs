@@ -90,13 +90,13 @@ mod tests {
 
     /// The files of a web server, and what it was asked for.
     #[derive(Debug, Default)]
-    struct Web {
+    struct FakeWebServer {
         files: HashMap<String, Vec<u8>>,
         asked: Mutex<Vec<String>>,
         refuses_to_look: bool,
     }
 
-    impl Web {
+    impl FakeWebServer {
         fn of(files: &[String]) -> Self {
             Self { files: files.iter().map(|name| (name.clone(), vec![1])).collect(), ..Self::default() }
         }
@@ -111,7 +111,7 @@ mod tests {
         }
     }
 
-    impl Store for Web {
+    impl Store for FakeWebServer {
         fn locate(&self, key: &str) -> String {
             key.to_owned()
         }
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_healthy_volume_costs_one_request_for_each_chunk() {
         for (suffix, first) in [("", 1), (PACKED, 2)] {
-            let (web, names) = (Web::of(&chunks(0, 50, suffix)), Names::default());
+            let (web, names) = (FakeWebServer::of(&chunks(0, 50, suffix)), Names::default());
             for number in 0..50 {
                 let object = names.get(&web, &number.to_string(), 9).expect("an answer").expect("it is there");
                 assert_eq!(object.gzip, suffix == PACKED);
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn missing_chunks_cost_two_requests() {
         for suffix in ["", PACKED] {
-            let (web, names) = (Web::of(&chunks(0, 1, suffix)), Names::default());
+            let (web, names) = (FakeWebServer::of(&chunks(0, 1, suffix)), Names::default());
             assert!(names.get(&web, "0", 9).expect("an answer").is_some());
             let _first = web.asked();
             for number in 1..=100 {
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn a_volume_with_both_kinds_of_names_is_read() {
         let files = [chunks(0, 20, ""), chunks(520, 20, PACKED), chunks(540, 20, "")].concat();
-        let (web, names) = (Web::of(&files), Names::default());
+        let (web, names) = (FakeWebServer::of(&files), Names::default());
         for number in 0..560 {
             let object = names.get(&web, &number.to_string(), 9).expect("an answer");
             let expected = (!(20..520).contains(&number)).then(|| (520..540).contains(&number));
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_server_that_refuses_to_look_is_asked_once() {
-        let (mut web, names) = (Web::of(&[]), Names::default());
+        let (mut web, names) = (FakeWebServer::of(&[]), Names::default());
         web.refuses_to_look = true;
         for number in 0..5 {
             assert_eq!(names.other(&web, &number.to_string()).expect("an answer"), None);
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_packing_that_cannot_be_read_is_looked_for_a_few_times() {
-        let (web, names) = (Web::of(&chunks(0, 1, ".br")), Names::default());
+        let (web, names) = (FakeWebServer::of(&chunks(0, 1, ".br")), Names::default());
         assert_eq!(names.other(&web, "0").expect("an answer"), Some((".br", "brotli")));
         let _first = web.asked();
         for number in 1..100 {

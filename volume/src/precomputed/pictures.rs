@@ -20,12 +20,12 @@ const PNG_ROOM: usize = 1 << 20;
 
 /// A chunk: its lengths along x, y, z and its channels, and bytes of an element.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Layout {
+pub(super) struct PictureLayout {
     pub(super) shape: [usize; 4],
     pub(super) size: usize,
 }
 
-impl Layout {
+impl PictureLayout {
     fn pixels(self) -> usize {
         self.shape[..3].iter().product()
     }
@@ -64,7 +64,7 @@ impl Layout {
 /// # Errors
 ///
 /// It is damaged, or is not a picture of this chunk.
-pub(super) fn decode_jpeg(bytes: &[u8], layout: Layout, into: &mut Vec<u8>) -> Result<(), Cause> {
+pub(super) fn decode_jpeg(bytes: &[u8], layout: PictureLayout, into: &mut Vec<u8>) -> Result<(), Cause> {
     let colours = match (layout.channels(), layout.size) {
         (1, 1) => ColorSpace::Luma,
         (3, 1) => ColorSpace::RGB,
@@ -94,7 +94,7 @@ pub(super) fn decode_jpeg(bytes: &[u8], layout: Layout, into: &mut Vec<u8>) -> R
 /// # Errors
 ///
 /// No JPEG holds such a chunk.
-pub(super) fn encode_jpeg(bytes: &[u8], layout: Layout, quality: u8) -> Result<Vec<u8>, Cause> {
+pub(super) fn encode_jpeg(bytes: &[u8], layout: PictureLayout, quality: u8) -> Result<Vec<u8>, Cause> {
     let (width, height) = layout.sides(LONGEST_SIDE)?;
     let (width, height) = (u16::try_from(width)?, u16::try_from(height)?);
     let mut packed = Vec::new();
@@ -114,7 +114,7 @@ pub(super) fn encode_jpeg(bytes: &[u8], layout: Layout, quality: u8) -> Result<V
 /// # Errors
 ///
 /// It is damaged, or is not a picture of this chunk.
-pub(super) fn decode_png(bytes: &[u8], layout: Layout, into: &mut Vec<u8>) -> Result<(), Cause> {
+pub(super) fn decode_png(bytes: &[u8], layout: PictureLayout, into: &mut Vec<u8>) -> Result<(), Cause> {
     let limits = png::Limits { bytes: layout.bytes().saturating_add(PNG_ROOM) };
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), limits);
     decoder.set_transformations(png::Transformations::IDENTITY);
@@ -157,7 +157,7 @@ pub(super) fn decode_png(bytes: &[u8], layout: Layout, into: &mut Vec<u8>) -> Re
 /// # Errors
 ///
 /// No PNG holds such a chunk.
-pub(super) fn encode_png(bytes: &[u8], layout: Layout) -> Result<Vec<u8>, Cause> {
+pub(super) fn encode_png(bytes: &[u8], layout: PictureLayout) -> Result<Vec<u8>, Cause> {
     let (width, height) = layout.sides(i32::MAX as usize)?;
     let colours = match layout.channels() {
         1 => ColorType::Grayscale,
@@ -186,7 +186,7 @@ pub(super) fn encode_png(bytes: &[u8], layout: Layout) -> Result<Vec<u8>, Cause>
 }
 
 /// From colours that stand together to one channel after the other.
-fn apart(picture: &[u8], layout: Layout, into: &mut Vec<u8>) {
+fn apart(picture: &[u8], layout: PictureLayout, into: &mut Vec<u8>) {
     let pixel = layout.channels() * layout.size;
     into.resize(layout.bytes(), 0);
     for (channel, plane) in into.chunks_exact_mut((layout.pixels() * layout.size).max(1)).enumerate() {
@@ -197,7 +197,7 @@ fn apart(picture: &[u8], layout: Layout, into: &mut Vec<u8>) {
 }
 
 /// From one channel after the other to colours that stand together.
-fn together(bytes: &[u8], layout: Layout) -> Vec<u8> {
+fn together(bytes: &[u8], layout: PictureLayout) -> Vec<u8> {
     let pixel = layout.channels() * layout.size;
     let mut picture = vec![0; bytes.len()];
     for (channel, plane) in bytes.chunks_exact((layout.pixels() * layout.size).max(1)).enumerate() {

@@ -29,20 +29,20 @@ const HEADER: usize = 2;
 
 /// A chunk: its lengths along x, y, z and its channels, and its blocks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Layout {
+pub(super) struct LabelLayout {
     pub(super) shape: [usize; 4],
     pub(super) block: [usize; 3],
 }
 
-impl Layout {
+impl LabelLayout {
     /// Walks the blocks, x fastest, each as the ranges it covers.
-    fn blocks(self) -> impl Iterator<Item = Block> {
+    fn blocks(self) -> impl Iterator<Item = LabelBlock> {
         let [nx, ny, nz] = self.grid();
         let cells = (0..nz).flat_map(move |z| (0..ny).flat_map(move |y| (0..nx).map(move |x| [x, y, z])));
         cells.map(move |cell| {
             let start = [0, 1, 2].map(|axis| cell[axis] * self.block[axis]);
             let length = [0, 1, 2].map(|axis| self.block[axis].min(self.shape[axis] - start[axis]));
-            Block { start, length }
+            LabelBlock { start, length }
         })
     }
 
@@ -55,7 +55,7 @@ impl Layout {
     }
 
     /// Returns where in a channel the rows of a block begin, and where their numbers do.
-    fn rows(self, block: Block) -> impl Iterator<Item = (usize, usize)> {
+    fn rows(self, block: LabelBlock) -> impl Iterator<Item = (usize, usize)> {
         let [width, height, ..] = self.shape;
         (0..block.length[2]).flat_map(move |z| {
             (0..block.length[1]).map(move |y| {
@@ -85,7 +85,7 @@ impl Layout {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Block {
+struct LabelBlock {
     start: [usize; 3],
     length: [usize; 3],
 }
@@ -95,7 +95,7 @@ struct Block {
 /// # Errors
 ///
 /// The chunk ends before what it refers to, or refers to what cannot be.
-pub(super) fn decode(bytes: &[u8], layout: Layout, size: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
+pub(super) fn decode(bytes: &[u8], layout: LabelLayout, size: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
     match size {
         4 => decode_labels::<1>(bytes, layout, into),
         8 => decode_labels::<2>(bytes, layout, into),
@@ -103,7 +103,7 @@ pub(super) fn decode(bytes: &[u8], layout: Layout, size: usize, into: &mut Vec<u
     }
 }
 
-fn decode_labels<const WORDS: usize>(bytes: &[u8], layout: Layout, into: &mut Vec<u8>) -> Result<(), Cause> {
+fn decode_labels<const WORDS: usize>(bytes: &[u8], layout: LabelLayout, into: &mut Vec<u8>) -> Result<(), Cause> {
     let layout = layout.checked()?;
     let words: Vec<u32> = bytes.chunks_exact(4).map(|word| word.try_into().map_or(0, u32::from_le_bytes)).collect();
     let channels = layout.shape[3];
@@ -138,7 +138,7 @@ fn decode_labels<const WORDS: usize>(bytes: &[u8], layout: Layout, into: &mut Ve
     Ok(())
 }
 
-fn fill<const WORDS: usize>(table: &[u32], layout: Layout, block: Block, into: &mut [u8]) -> Option<()> {
+fn fill<const WORDS: usize>(table: &[u32], layout: LabelLayout, block: LabelBlock, into: &mut [u8]) -> Option<()> {
     let label: [u32; WORDS] = table.get(..WORDS)?.try_into().ok()?;
     for (voxel, _) in layout.rows(block) {
         row_of::<WORDS>(into, voxel, block)?.for_each(|place| put(place, label));
@@ -150,8 +150,8 @@ fn look_up<const WORDS: usize>(
     table: &[u32],
     numbers: &[u32],
     width: u32,
-    layout: Layout,
-    block: Block,
+    layout: LabelLayout,
+    block: LabelBlock,
     into: &mut [u8],
 ) -> Option<()> {
     let (labels, _) = table.as_chunks::<WORDS>();
@@ -172,7 +172,7 @@ fn look_up<const WORDS: usize>(
 fn row_of<const WORDS: usize>(
     into: &mut [u8],
     voxel: usize,
-    block: Block,
+    block: LabelBlock,
 ) -> Option<std::slice::ChunksExactMut<'_, u8>> {
     let size = WORDS * size_of::<u32>();
     Some(into.get_mut(voxel * size..(voxel + block.length[0]) * size)?.chunks_exact_mut(size))
@@ -191,7 +191,7 @@ fn put<const WORDS: usize>(place: &mut [u8], label: [u32; WORDS]) {
 /// # Errors
 ///
 /// The chunk has so many labels that the format cannot say where a table is.
-pub(super) fn encode(bytes: &[u8], layout: Layout, size: usize) -> Result<Vec<u8>, Cause> {
+pub(super) fn encode(bytes: &[u8], layout: LabelLayout, size: usize) -> Result<Vec<u8>, Cause> {
     let layout = layout.checked()?;
     let labels: Vec<u64> = match size {
         4 => bytes.as_chunks().0.iter().map(|label| u64::from(u32::from_ne_bytes(*label))).collect(),
@@ -207,7 +207,7 @@ pub(super) fn encode(bytes: &[u8], layout: Layout, size: usize) -> Result<Vec<u8
     Ok(words.iter().flat_map(|word| word.to_le_bytes()).collect())
 }
 
-fn encode_channel(labels: &[u64], layout: Layout, label_words: usize, words: &mut Vec<u32>) -> Result<(), Cause> {
+fn encode_channel(labels: &[u64], layout: LabelLayout, label_words: usize, words: &mut Vec<u32>) -> Result<(), Cause> {
     let headers = layout.block_count() * HEADER;
     // All tables stand in front of all numbers, since less can be said about where they are.
     let (mut tables, mut numbers) = (Vec::new(), Vec::new());
@@ -257,8 +257,8 @@ fn encode_channel(labels: &[u64], layout: Layout, label_words: usize, words: &mu
 
 fn number_labels(
     labels: &[u64],
-    layout: Layout,
-    block: Block,
+    layout: LabelLayout,
+    block: LabelBlock,
     (distinct, width): (&[u64], usize),
     numbers: &mut Vec<u32>,
 ) {
@@ -286,8 +286,8 @@ fn number_labels(
 mod tests {
     use super::*;
 
-    fn layout(shape: [usize; 4], block: [usize; 3]) -> Layout {
-        Layout { shape, block }
+    fn layout(shape: [usize; 4], block: [usize; 3]) -> LabelLayout {
+        LabelLayout { shape, block }
     }
 
     /// Labels in lumps, of as many kinds as asked for.

@@ -28,7 +28,7 @@ const CHUNK_ENTRY: usize = 24;
 
 /// The shards of one scale.
 #[derive(Debug)]
-pub(super) struct Shards {
+pub(super) struct ShardReader {
     store: Arc<dyn Store>,
     prefix: String,
     pub(super) sharding: Sharding,
@@ -51,26 +51,26 @@ enum Key {
 
 #[derive(Debug)]
 struct Cached {
-    slot: Slot,
+    slot: IndexSlot,
     /// 0 while it is being read.
     bytes: usize,
     used: u64,
 }
 
 /// One thread reads, with the lock held; others wait for it here. `None` is not read yet.
-type Slot = Arc<Mutex<Option<Index>>>;
+type IndexSlot = Arc<Mutex<Option<IndexEntries>>>;
 
 /// Offset and length of what is in a shard, by its number, in order of numbers; `None` where the shard is not stored.
-type Index = Option<Arc<Vec<Entry>>>;
+type IndexEntries = Option<Arc<Vec<IndexEntry>>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
+struct IndexEntry {
     id: u64,
     start: u64,
     end: u64,
 }
 
-impl Shards {
+impl ShardReader {
     pub(super) fn new(store: Arc<dyn Store>, prefix: &str, sharding: Sharding) -> Self {
         Self { store, prefix: prefix.to_owned(), sharding, cache: Mutex::default() }
     }
@@ -89,7 +89,7 @@ impl Shards {
         let address = self.sharding.address(numbers);
         let Some(index) = self.minishard(address)? else { return Ok(None) };
         let Ok(found) = index.binary_search_by_key(&address.id, |entry| entry.id) else { return Ok(None) };
-        let Entry { start, end, .. } = index[found];
+        let IndexEntry { start, end, .. } = index[found];
         if end - start > most as u64 {
             let what = format!(
                 "its index says that chunk {} has {} bytes: none has more than {most}",
@@ -101,13 +101,13 @@ impl Shards {
         self.store.get_range(&self.key_of(address.shard), start..end)
     }
 
-    fn minishard(&self, address: Address) -> Result<Index> {
+    fn minishard(&self, address: Address) -> Result<IndexEntries> {
         self.cached(Key::Minishard { shard: address.shard, number: address.minishard }, || {
             let Some(page) = self.page(address)? else { return Ok(None) };
             let Ok(found) = page.binary_search_by_key(&address.minishard, |entry| entry.id) else {
                 return Ok(Some(Arc::default()));
             };
-            let Entry { start, end, .. } = page[found];
+            let IndexEntry { start, end, .. } = page[found];
             let damaged =
                 |what: String| self.damaged(address.shard, format!("minishard {}: {what}", address.minishard));
             if end - start > LONGEST_INDEX as u64 {
@@ -127,7 +127,7 @@ impl Shards {
     }
 
     /// Returns the part of a shard's index that has this minishard, without the empty ones.
-    fn page(&self, address: Address) -> Result<Index> {
+    fn page(&self, address: Address) -> Result<IndexEntries> {
         let first = address.minishard / PAGE * PAGE;
         self.cached(Key::Page { shard: address.shard, first }, || {
             let behind = first.saturating_add(PAGE).min(self.index_length() / SHARD_ENTRY);
@@ -145,7 +145,7 @@ impl Shards {
         SHARD_ENTRY << self.sharding.minishard_bits
     }
 
-    fn cached(&self, key: Key, read: impl FnOnce() -> Result<Index>) -> Result<Index> {
+    fn cached(&self, key: Key, read: impl FnOnce() -> Result<IndexEntries>) -> Result<IndexEntries> {
         let slot = lock(&self.cache).slot(key);
         let mut content = lock(&slot);
         if let Some(index) = &*content {
@@ -155,7 +155,7 @@ impl Shards {
         let index = read()?;
         *content = Some(index.clone());
         drop(content);
-        lock(&self.cache).account(key, index.as_ref().map_or(0, |index| index.len() * size_of::<Entry>()));
+        lock(&self.cache).account(key, index.as_ref().map_or(0, |index| index.len() * size_of::<IndexEntry>()));
         Ok(index)
     }
 
@@ -167,9 +167,10 @@ impl Shards {
 }
 
 impl Cache {
-    fn slot(&mut self, key: Key) -> Slot {
+    fn slot(&mut self, key: Key) -> IndexSlot {
         self.clock += 1;
-        let cached = self.indexes.entry(key).or_insert_with(|| Cached { slot: Slot::default(), bytes: 0, used: 0 });
+        let cached =
+            self.indexes.entry(key).or_insert_with(|| Cached { slot: IndexSlot::default(), bytes: 0, used: 0 });
         cached.used = self.clock;
         Arc::clone(&cached.slot)
     }
@@ -177,7 +178,7 @@ impl Cache {
     /// Counts what was read, and forgets what was not used for the longest time.
     fn account(&mut self, key: Key, bytes: usize) {
         // Even an empty index takes room.
-        let bytes = bytes + size_of::<(Key, Cached)>() + size_of::<Entry>();
+        let bytes = bytes + size_of::<(Key, Cached)>() + size_of::<IndexEntry>();
         if let Some(cached) = self.indexes.get_mut(&key) {
             self.bytes = self.bytes - cached.bytes + bytes;
             cached.bytes = bytes;
@@ -207,7 +208,7 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 /// Reads a part of a shard's index; the error is the minishard that is wrong.
-fn page_entries(bytes: &[u8], first: u64, base: u64) -> Result<Vec<Entry>, u64> {
+fn page_entries(bytes: &[u8], first: u64, base: u64) -> Result<Vec<IndexEntry>, u64> {
     let mut entries = Vec::new();
     for (id, entry) in (first..).zip(bytes.chunks_exact(16)) {
         let (start, end) = (number(&entry[..8]), number(&entry[8..]));
@@ -216,20 +217,20 @@ fn page_entries(bytes: &[u8], first: u64, base: u64) -> Result<Vec<Entry>, u64> 
         }
         let range = start.checked_add(base).zip(end.checked_add(base)).filter(|(start, end)| start < end);
         let (start, end) = range.ok_or(id)?;
-        entries.push(Entry { id, start, end });
+        entries.push(IndexEntry { id, start, end });
     }
     Ok(entries)
 }
 
 /// Reads the index of a minishard: all numbers, all offsets, all lengths; numbers and offsets as differences.
-fn chunk_entries(bytes: &[u8], base: u64) -> Result<Vec<Entry>, &'static str> {
+fn chunk_entries(bytes: &[u8], base: u64) -> Result<Vec<IndexEntry>, &'static str> {
     if !bytes.len().is_multiple_of(CHUNK_ENTRY) {
         return Err("its index is cut off, or no index");
     }
     let count = bytes.len() / CHUNK_ENTRY;
     let column = |at: usize| bytes[at * count * 8..(at + 1) * count * 8].chunks_exact(8).map(number);
     let (mut id, mut end) = (0u64, base);
-    let mut entries: Vec<Entry> = Vec::with_capacity(count);
+    let mut entries: Vec<IndexEntry> = Vec::with_capacity(count);
     for ((step, gap), length) in column(0).zip(column(1)).zip(column(2)) {
         if step == 0 && !entries.is_empty() {
             return Err("its index has one chunk twice");
@@ -237,7 +238,7 @@ fn chunk_entries(bytes: &[u8], base: u64) -> Result<Vec<Entry>, &'static str> {
         id = id.checked_add(step).ok_or("the numbers of chunks in its index do not increase")?;
         let start = end.checked_add(gap).ok_or("its index refers to what is beyond any file")?;
         end = start.checked_add(length).ok_or("its index refers to what is beyond any file")?;
-        entries.push(Entry { id, start, end });
+        entries.push(IndexEntry { id, start, end });
     }
     Ok(entries)
 }
@@ -258,7 +259,7 @@ mod tests {
     #[test]
     fn an_index_is_read_from_differences() {
         let entries = chunk_entries(&index([&[3, 2], &[10, 0], &[5, 7]]), 100).expect("an index");
-        assert_eq!(entries, [Entry { id: 3, start: 110, end: 115 }, Entry { id: 5, start: 115, end: 122 }]);
+        assert_eq!(entries, [IndexEntry { id: 3, start: 110, end: 115 }, IndexEntry { id: 5, start: 115, end: 122 }]);
         assert_eq!(chunk_entries(&[], 100), Ok(Vec::new()));
     }
 
@@ -276,7 +277,10 @@ mod tests {
         assert!(chunk_entries(&[0; 25], 100).is_err());
         assert_eq!(page_entries(&index([&[9], &[3], &[]]), 7, 16), Err(7));
         assert_eq!(page_entries(&index([&[0, 0, 3], &[u64::MAX], &[]]), 7, 16), Err(8));
-        assert_eq!(page_entries(&index([&[0, 0, 3], &[9], &[]]), 7, 16), Ok(vec![Entry { id: 8, start: 19, end: 25 }]));
+        assert_eq!(
+            page_entries(&index([&[0, 0, 3], &[9], &[]]), 7, 16),
+            Ok(vec![IndexEntry { id: 8, start: 19, end: 25 }])
+        );
     }
 
     #[test]
@@ -289,9 +293,9 @@ mod tests {
         });
         let sharding = Sharding::read(&sharding, &[1, 1, 1]).expect("a sharding");
         let store = crate::store::open(&crate::store::url::VolumeUrl::local("nowhere")).expect("a store");
-        let shards = Shards::new(store, "", sharding);
+        let shards = ShardReader::new(store, "", sharding);
         let (key, reads) = (Key::Minishard { shard: 0, number: 0 }, AtomicUsize::new(0));
-        let read = |answer: Result<Index>| {
+        let read = |answer: Result<IndexEntries>| {
             shards.cached(key, || {
                 std::thread::sleep(std::time::Duration::from_millis(20));
                 reads.fetch_add(1, Ordering::Relaxed);

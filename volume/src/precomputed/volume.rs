@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use ndarray_shm::Order;
 
-use super::encoding::{ChunkEncoding, Layout};
+use super::encoding::{ChunkEncoding, ChunkLayout};
 use super::info::{INFO, Info, Scale};
 use super::key;
 use super::names::{Names, OTHER_SUFFIXES};
-use super::shards::{Shards, numbers};
+use super::shards::{ShardReader, numbers};
 use crate::bbox::{length, ranges_text, to_usize};
 use crate::error::{Cause, Error, ErrorKind, Result};
 use crate::gzip;
@@ -23,7 +23,7 @@ pub(super) struct PrecomputedVolume {
     store: Arc<dyn Store>,
     scale: Scale,
     encoding: ChunkEncoding,
-    shards: Option<Shards>,
+    shards: Option<ShardReader>,
     identity: String,
     names: Names,
     /// Whether chunks that are written are gzip streams.
@@ -37,7 +37,8 @@ impl PrecomputedVolume {
         let scale = info.scale(mip)?.clone();
         let encoding =
             ChunkEncoding::of(&scale).map_err(|reason| Error::volume(ErrorKind::Unsupported, &info.file, reason))?;
-        let shards = scale.sharding.clone().map(|sharding| Shards::new(Arc::clone(&store), &scale.prefix, sharding));
+        let shards =
+            scale.sharding.clone().map(|sharding| ShardReader::new(Arc::clone(&store), &scale.prefix, sharding));
         let identity = identity(&info, &scale);
         let (names, packs) = (Names::default(), encoding.is_worth_packing());
         Ok(Self { store, scale, encoding, shards, identity, names, packs })
@@ -79,7 +80,7 @@ impl PrecomputedVolume {
             return Ok(made.unwrap_or(false));
         };
         let shape = [0, 1, 2, 3].map(|axis| to_usize(self.scale.meta.chunk_shape[axis]));
-        let layout = Layout { shape, dtype: self.scale.meta.dtype };
+        let layout = ChunkLayout { shape, dtype: self.scale.meta.dtype };
         let most = self.encoding.most_packed_bytes(layout) as u64;
         Ok(self.store.get_at_most(&format!("{prefix}{chunk}"), most)?.is_some_and(|object| object.gzip))
     }
@@ -106,8 +107,8 @@ impl PrecomputedVolume {
         .collect()
     }
 
-    fn layout(&self, chunk: &[Range<i64>]) -> Layout {
-        Layout { shape: [0, 1, 2, 3].map(|axis| length(&chunk[axis])), dtype: self.scale.meta.dtype }
+    fn layout(&self, chunk: &[Range<i64>]) -> ChunkLayout {
+        ChunkLayout { shape: [0, 1, 2, 3].map(|axis| length(&chunk[axis])), dtype: self.scale.meta.dtype }
     }
 
     fn numbers(&self, chunk: &[Range<i64>]) -> [u64; 3] {

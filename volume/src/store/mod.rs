@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::url::{Place, VolumeUrl};
+use crate::store::url::{StorePlace, VolumeUrl};
 
 /// The longest object that is read whole, 8 GiB: what lies about its length must not take all memory.
 const LARGEST_OBJECT: u64 = 8 << 30;
@@ -127,10 +127,10 @@ fn not_built_in(shown: &str) -> Error {
 /// Opens the store that a URL means.
 pub(crate) fn open(url: &VolumeUrl) -> Result<Arc<dyn Store>> {
     match url.place() {
-        Place::Local(path) => Ok(Arc::new(local::LocalStore::new(path))),
+        StorePlace::Local(path) => Ok(Arc::new(local::LocalStore::new(path))),
         #[cfg(feature = "remote")]
-        Place::Remote(url) => remote::open(url),
+        StorePlace::Remote(url) => remote::open(url),
         #[cfg(not(feature = "remote"))]
-        Place::Remote(url) => Err(not_built_in(&url::shown(url))),
+        StorePlace::Remote(url) => Err(not_built_in(&url::shown(url))),
     }
 }

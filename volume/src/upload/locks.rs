@@ -10,10 +10,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use ndarray::Ix1;
-use ndarray_shm::{
-    AttachOptions, CreateOptions, CreationMode, Directory, Location, Pages, SharedArray,
-    backend::{Backend, DraftOptions},
-};
+use ndarray_shm::backend::{Backend, DraftOptions};
+use ndarray_shm::{AttachOptions, CreateOptions, CreationMode, Directory, Location, Pages, SharedArray};
 
 use crate::bbox::ranges_text;
 use crate::error::{Error, Result};

@@ -18,32 +18,15 @@ use ndarray_shm::{ArrayReader, AttachOptions, Directory, Element, Location, Orde
 
 pub use self::locks::{is_upload_lock, remove_upload_lock};
 pub use self::options::{Alignment, UploadOptions};
+pub use self::threads::Uploaded;
 use crate::bbox::Bbox;
 use crate::error::{Error, Result};
-use crate::upload::threads::Work;
+use crate::upload::threads::UploadRun;
 use crate::upload::units::Units;
 use crate::volume::ChunkSink;
 
 /// How long an array that somebody writes is waited for before the flag is looked at again.
 const PATIENCE: Duration = Duration::from_millis(50);
-
-/// A finished upload.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct Uploaded {
-    /// The part of the volume that was written.
-    pub bbox: Bbox,
-    /// Objects that were stored.
-    pub stored: usize,
-    /// Objects that hold nothing but background and were therefore left out, or taken away.
-    pub background: usize,
-    /// Bytes of the array that were written.
-    pub bytes: u64,
-    /// Bytes that were stored.
-    pub stored_bytes: u64,
-    /// What went wrong without stopping the work.
-    pub warnings: Vec<String>,
-}
 
 /// Writes an array in shared memory into a region of a volume.
 ///
@@ -182,7 +165,7 @@ fn write<T: Element>(
     units: &Units,
     options: &UploadOptions<'_>,
 ) -> Result<Uploaded> {
-    Work::new(sink, array.view(), bbox, units, options).run()
+    UploadRun::new(sink, array.view(), bbox, units, options).run()
 }
 
 fn unsupported(sink: &dyn ChunkSink) -> Error {

@@ -24,14 +24,14 @@ impl Packed {
 
 /// The queue. Encoders give, storing threads take.
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub(crate) struct PackedQueue {
     limit: usize,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct QueueState {
     waiting: VecDeque<Packed>,
     /// Bytes that wait or are being stored.
     bytes: usize,
@@ -39,9 +39,9 @@ struct State {
     givers: usize,
 }
 
-impl Queue {
+impl PackedQueue {
     pub(crate) fn new(limit: usize, givers: usize) -> Self {
-        let state = State { waiting: VecDeque::new(), bytes: 0, givers };
+        let state = QueueState { waiting: VecDeque::new(), bytes: 0, givers };
         Self { limit, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -76,7 +76,7 @@ impl Queue {
             state = self.wait(state);
         };
         drop(state);
-        let _stored = Stored { queue: self, bytes: packed.len() };
+        let _stored = StoringBytes { queue: self, bytes: packed.len() };
         Some(store(packed))
     }
 
@@ -87,23 +87,23 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, QueueState>) -> MutexGuard<'a, QueueState> {
         self.changed.wait_timeout(state, PATIENCE).map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state)
     }
 
     /// No code that could panic runs under the lock.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Gives the room back, also when storing panics.
-struct Stored<'a> {
-    queue: &'a Queue,
+struct StoringBytes<'a> {
+    queue: &'a PackedQueue,
     bytes: usize,
 }
 
-impl Drop for Stored<'_> {
+impl Drop for StoringBytes<'_> {
     fn drop(&mut self) {
         let mut state = self.queue.state();
         state.bytes = state.bytes.saturating_sub(self.bytes);
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn no_more_bytes_wait_than_the_limit_and_all_arrive() {
-        let queue = Queue::new(100, 2);
+        let queue = PackedQueue::new(100, 2);
         let (now, most, all) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|scope| {
             for _ in 0..2 {
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn what_is_larger_than_the_limit_goes_alone_and_who_gives_up_gets_away() {
-        let queue = Queue::new(10, 1);
+        let queue = PackedQueue::new(10, 1);
         assert!(queue.give(packed(50), &|| false));
         assert!(!queue.give(packed(1), &|| true), "there is no room");
         assert_eq!(queue.take(&|| false, |packed| packed.len()), Some(50));

@@ -10,26 +10,22 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ndarray::ArrayViewD;
 use ndarray_shm::Element;
 
 use crate::bbox::Bbox;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, panic_message};
 use crate::grid::Cells;
-use crate::progress::{DownloadProgress, StopFlag};
+use crate::progress::{DownloadProgress, PROGRESS_INTERVAL, StopFlag, StopOnDrop};
 use crate::store::wanted::while_wanted;
-use crate::upload::Uploaded;
 use crate::upload::gather::FromArray;
 use crate::upload::locks::Locks;
 use crate::upload::options::UploadOptions;
-use crate::upload::queue::{Packed, Queue};
+use crate::upload::queue::{Packed, PackedQueue};
 use crate::upload::units::Units;
 use crate::volume::ChunkSink;
-
-/// Progress is told at most this often, the first and last time excepted.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Requests that a remote store gets at a time, if nobody says.
 const REQUESTS: usize = 16;
@@ -37,8 +33,26 @@ const REQUESTS: usize = 16;
 /// Encoded bytes that wait for being stored, or are just being stored.
 const QUEUE_BYTES: usize = 64 << 20;
 
+/// A finished upload.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Uploaded {
+    /// The part of the volume that was written.
+    pub bbox: Bbox,
+    /// Objects that were stored.
+    pub stored: usize,
+    /// Objects that hold nothing but background and were therefore left out, or taken away.
+    pub background: usize,
+    /// Bytes of the array that were written.
+    pub bytes: u64,
+    /// Bytes that were stored.
+    pub stored_bytes: u64,
+    /// What went wrong without stopping the work.
+    pub warnings: Vec<String>,
+}
+
 /// One upload.
-pub(crate) struct Work<'a, T> {
+pub(crate) struct UploadRun<'a, T> {
     sink: &'a dyn ChunkSink,
     array: ArrayViewD<'a, T>,
     bbox: &'a Bbox,
@@ -48,26 +62,26 @@ pub(crate) struct Work<'a, T> {
     /// Raised by a thread that failed, for its colleagues.
     abort: StopFlag,
     failure: Mutex<Option<Error>>,
-    tally: Tally,
+    tally: UploadTally,
     begun: Instant,
 }
 
 /// What was done so far.
 #[derive(Debug, Default)]
-struct Tally {
+struct UploadTally {
     stored: AtomicUsize,
     background: AtomicUsize,
     bytes: AtomicU64,
     stored_bytes: AtomicU64,
 }
 
-impl Tally {
+impl UploadTally {
     fn done(&self) -> usize {
         self.stored.load(Ordering::Relaxed) + self.background.load(Ordering::Relaxed)
     }
 }
 
-impl<'a, T: Element> Work<'a, T> {
+impl<'a, T: Element> UploadRun<'a, T> {
     pub(crate) fn new(
         sink: &'a dyn ChunkSink,
         array: ArrayViewD<'a, T>,
@@ -84,7 +98,7 @@ impl<'a, T: Element> Work<'a, T> {
             locks: Locks::new(sink.place()),
             abort: StopFlag::new(),
             failure: Mutex::new(None),
-            tally: Tally::default(),
+            tally: UploadTally::default(),
             begun: Instant::now(),
         }
     }
@@ -144,7 +158,7 @@ impl<'a, T: Element> Work<'a, T> {
             });
             return self.crew(crew.collect());
         }
-        let queue = Queue::new(QUEUE_BYTES, workers);
+        let queue = PackedQueue::new(QUEUE_BYTES, workers);
         // Storing threads first: where too few threads can be had, encoders without them would wait for ever.
         let storing = (0..requests).map(|_| Task {
             name: "store",
@@ -248,14 +262,14 @@ impl<'a, T: Element> Work<'a, T> {
                 let sender: Sender<()> = sender.clone();
                 let named = thread::Builder::new().name(format!("{}-{number}", task.name));
                 let started = named.spawn_scoped(scope, move || {
-                    let alarm = Alarm(&self.abort);
+                    let alarm = StopOnDrop::new(&self.abort);
                     // Whether anybody listens is no concern of the thread.
                     let heard = || {
                         let _heard = sender.send(());
                     };
                     let end = while_wanted([&self.abort, &self.options.stop], || (task.work)(&heard));
                     match end {
-                        Ok(()) => std::mem::forget(alarm),
+                        Ok(()) => alarm.disarm(),
                         Err(error) => self.fail(error),
                     }
                 });
@@ -319,25 +333,16 @@ impl<'a, T: Element> Work<'a, T> {
 }
 
 /// Calls what it gets after each object.
-type Job<'a> = Box<dyn FnOnce(&dyn Fn()) -> Result<()> + Send + 'a>;
+type TaskBody<'a> = Box<dyn FnOnce(&dyn Fn()) -> Result<()> + Send + 'a>;
 
 /// What one thread does.
 struct Task<'a> {
     name: &'static str,
-    work: Job<'a>,
-}
-
-/// Stops the colleagues of a thread that fails or panics.
-struct Alarm<'a>(&'a StopFlag);
-
-impl Drop for Alarm<'_> {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
+    work: TaskBody<'a>,
 }
 
 /// Tells the storing threads that an encoder has ended, also when it panics.
-struct Leaving<'a>(&'a Queue);
+struct Leaving<'a>(&'a PackedQueue);
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
@@ -346,10 +351,5 @@ impl Drop for Leaving<'_> {
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> Error {
-    let message = panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "without a message".to_owned());
-    Error::Writing { report: format!("a thread panicked: {message}"), done: 0, total: 0 }
+    Error::Writing { report: format!("a thread panicked: {}", panic_message(panic)), done: 0, total: 0 }
 }

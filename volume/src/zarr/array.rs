@@ -15,10 +15,10 @@ use crate::gzip;
 use crate::scratch::Scratch;
 use crate::store::Store;
 use crate::volume::{ChunkSource, Fetched, VolumeMeta};
-use crate::zarr::codecs::{Chain, Elements};
+use crate::zarr::codecs::{Chain, ElementType, ShardCodec};
 use crate::zarr::document::{Document, UNREADABLE, join, unwrapped};
 use crate::zarr::indexes::Indexes;
-use crate::zarr::shard::{self, Index, Shards};
+use crate::zarr::shard_index::{self, ShardIndex};
 use crate::zarr::unpack::Expected;
 
 /// An array whose chunks are objects, or parts of objects that are shards.
@@ -41,7 +41,7 @@ pub(super) struct ZarrArray {
 type Region = Vec<Range<u64>>;
 
 /// Where the bytes of a chunk are.
-struct Stored {
+struct ChunkLocation {
     key: String,
     /// Its number in its shard.
     in_shard: Option<(Vec<u64>, u64)>,
@@ -90,7 +90,7 @@ impl ZarrArray {
         if fill.len() != dtype.size() {
             return Err(format!("a fill value of {} bytes for elements of {dtype}", fill.len()).into());
         }
-        let elements = Elements { dtype, data_type: array.data_type().clone(), fill: array.fill_value().clone() };
+        let elements = ElementType { dtype, data_type: array.data_type().clone(), fill: array.fill_value().clone() };
         let chain = Chain::new(array.codecs(), &elements, &outer)?;
         let stored_shape: Vec<u64> = outer.iter().map(|length| length.get()).collect();
         let shards = chain.only_shards();
@@ -98,7 +98,7 @@ impl ZarrArray {
             Some(shards) => shards.chunk().shape().iter().map(|length| *length as u64).collect(),
             None => stored_shape.clone(),
         };
-        let indexes = shards.map(|shards| Indexes::new(shards.index_bytes()));
+        let indexes = shards.map(|shards| Indexes::new(shards.index().bytes()));
         let meta = VolumeMeta {
             origin: vec![0; shape.len()],
             shape,
@@ -145,7 +145,7 @@ impl ZarrArray {
     }
 
     /// Finds out where a region is stored.
-    fn stored(&self, named: &[Range<i64>]) -> Result<(Stored, Vec<Range<usize>>)> {
+    fn stored(&self, named: &[Range<i64>]) -> Result<(ChunkLocation, Vec<Range<usize>>)> {
         let (region, chunk) = self.cell(named, &self.meta.chunk_shape)?;
         let window: Vec<Range<usize>> = region
             .iter()
@@ -159,16 +159,16 @@ impl ZarrArray {
         let (stored, in_shard) = match shards {
             None => (chunk, None),
             Some(shards) => {
-                let counts = shards.counts();
+                let counts = shards.index().counts();
                 let shard: Vec<u64> = chunk.iter().zip(counts).map(|(at, count)| at / count).collect();
                 let inside: Vec<u64> = chunk.iter().zip(counts).map(|(at, count)| at % count).collect();
-                let number = shard::number(&inside, counts);
+                let number = shard_index::number(&inside, counts);
                 (shard.clone(), Some((shard, number)))
             }
         };
-        let codecs = shards.map_or(&self.chain, Shards::chunk);
+        let codecs = shards.map_or(&self.chain, ShardCodec::chunk);
         let slab = codecs.stored_plainly().and_then(|order| slab(&codecs.shape(), order, &window, self.meta.dtype));
-        Ok((Stored { key: self.key(&stored), in_shard, slab }, window))
+        Ok((ChunkLocation { key: self.key(&stored), in_shard, slab }, window))
     }
 
     /// Returns the path or URL of the array, whatever its metadata are.
@@ -190,10 +190,10 @@ impl ZarrArray {
         }
     }
 
-    fn fetch_index(&self, shards: &Shards, key: &str, region: &[Range<i64>]) -> Result<Option<Index>> {
-        let bytes = shards.index_bytes();
+    fn fetch_index(&self, shards: &ShardCodec, key: &str, region: &[Range<i64>]) -> Result<Option<ShardIndex>> {
+        let bytes = shards.index().bytes();
         let fetch = || {
-            let index = if shards.index_first() {
+            let index = if shards.index().is_first() {
                 self.store.get_range(key, 0..bytes)
             } else {
                 self.store.get_suffix(key, bytes)
@@ -204,11 +204,11 @@ impl ZarrArray {
         };
         match fetch().map_err(|error| self.store_failed(error, key, region))? {
             (None, _) => Ok(None),
-            (Some(index), length) => shards.read_index(index, length).map(Some).map_err(self.failed(key, region)),
+            (Some(index), length) => shards.index().read(index, length).map(Some).map_err(self.failed(key, region)),
         }
     }
 
-    fn fetch_stored(&self, stored: &Stored, region: &[Range<i64>]) -> Result<Option<Vec<u8>>> {
+    fn fetch_stored(&self, stored: &ChunkLocation, region: &[Range<i64>]) -> Result<Option<Vec<u8>>> {
         let key = &stored.key;
         let mut range = stored.slab.as_ref().map(|slab| slab.bytes.clone());
         if let (Some((shard, number)), Some(shards), Some(indexes)) =
@@ -267,7 +267,7 @@ impl ChunkSource for ZarrArray {
             scratch.missing();
             return Ok(());
         };
-        let codecs = self.chain.only_shards().map_or(&self.chain, Shards::chunk);
+        let codecs = self.chain.only_shards().map_or(&self.chain, ShardCodec::chunk);
         if let (Some(slab), Some(order)) = (stored.slab, codecs.stored_plainly()) {
             let wanted = slab.bytes.end - slab.bytes.start;
             if packed.len() as u64 != wanted {

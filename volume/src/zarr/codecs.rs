@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ndarray_shm::{DType, Order};
@@ -14,12 +15,16 @@ use zarrs::array::codec::{
 };
 use zarrs::array::{
     ArrayBytes, ArrayToArrayCodecTraits, ArrayToBytesCodecTraits, BytesRepresentation, BytesToBytesCodecTraits,
-    CodecChain, CodecMetadataOptions, CodecOptions, CodecTraits, DataType, FillValue,
+    CodecChain, DataType, FillValue,
 };
+use zarrs::metadata::v3::MetadataV3;
 
+use crate::bbox::to_usize;
 use crate::error::Cause;
 use crate::gzip;
-use crate::zarr::shard::Shards;
+use crate::zarr::codec_settings::{configured, options};
+use crate::zarr::place;
+use crate::zarr::shard_index::{ShardIndex, ShardIndexCodec, numbers, part, setting};
 use crate::zarr::unpack::{Expected, Packing};
 
 /// What packed bytes may be longer than zarrs expects of the worst case: other writers pack differently.
@@ -27,7 +32,7 @@ const SLACK: u64 = 64 << 10;
 
 /// The type of an array's elements and their value where nothing is stored, as zarrs knows them.
 #[derive(Debug, Clone)]
-pub(super) struct Elements {
+pub(super) struct ElementType {
     pub(super) dtype: DType,
     pub(super) data_type: DataType,
     pub(super) fill: FillValue,
@@ -37,14 +42,14 @@ pub(super) struct Elements {
 #[derive(Debug)]
 pub(super) struct Chain {
     codecs: Arc<CodecChain>,
-    elements: Elements,
+    elements: ElementType,
     shape: Vec<NonZeroU64>,
     /// Bytes of a decoded chunk.
     size: usize,
     /// Most bytes that a stored chunk may have.
     packed: Expected,
     /// In the order of encoding.
-    stages: Vec<Stage>,
+    stages: Vec<PackingStage>,
     serialized: Serialized,
     /// In which order elements lie, where that is all that the codecs of arrays have changed.
     order: Option<Order>,
@@ -52,7 +57,7 @@ pub(super) struct Chain {
 
 /// A codec that packs bytes.
 #[derive(Debug)]
-struct Stage {
+struct PackingStage {
     codec: Arc<dyn BytesToBytesCodecTraits>,
     packing: Option<Packing>,
     unpacked: BytesRepresentation,
@@ -66,16 +71,26 @@ enum Serialized {
     Native,
     /// With the bytes of each number, so many, the other way round.
     Swapped(usize),
-    Shards(Box<Shards>),
+    Shards(Box<ShardCodec>),
     /// In a way that only zarrs knows.
     Otherwise,
+}
+
+/// How chunks are put together in shards.
+#[derive(Debug)]
+pub(super) struct ShardCodec {
+    /// Elements of a shard along each axis.
+    shape: Vec<u64>,
+    index: ShardIndexCodec,
+    chunk: Chain,
+    fill: Vec<u8>,
 }
 
 /// A chunk, an array in its steps from what is decoded to what is written as bytes.
 type Representation = (Vec<NonZeroU64>, DataType, FillValue);
 
 impl Chain {
-    pub(super) fn new(codecs: Arc<CodecChain>, elements: &Elements, shape: &[NonZeroU64]) -> Result<Self, Cause> {
+    pub(super) fn new(codecs: Arc<CodecChain>, elements: &ElementType, shape: &[NonZeroU64]) -> Result<Self, Cause> {
         let lengths: Vec<u64> = shape.iter().map(|length| length.get()).collect();
         let size = lengths.iter().try_fold(elements.dtype.size() as u64, |size, length| size.checked_mul(*length));
         // Beyond that even zarrs' own arithmetic fails. Half of it leaves room for what packing may add.
@@ -98,8 +113,8 @@ impl Chain {
                 _ => Serialized::Native,
             }
         } else if writer.as_any().is::<ShardingCodec>() {
-            let elements = Elements { dtype: elements.dtype, data_type: last_type.clone(), fill: last_fill.clone() };
-            Serialized::Shards(Box::new(Shards::new(&**writer, &elements, &last_shape)?))
+            let elements = ElementType { dtype: elements.dtype, data_type: last_type.clone(), fill: last_fill.clone() };
+            Serialized::Shards(Box::new(ShardCodec::new(&**writer, &elements, &last_shape)?))
         } else {
             Serialized::Otherwise
         };
@@ -108,7 +123,7 @@ impl Chain {
         for codec in codecs.bytes_to_bytes_codecs() {
             let packed = codec.encoded_representation(&unpacked);
             let expected = expected(unpacked, size)?;
-            stages.push(Stage { codec: Arc::clone(codec), packing: packing_of(&**codec), unpacked, expected });
+            stages.push(PackingStage { codec: Arc::clone(codec), packing: packing_of(&**codec), unpacked, expected });
             unpacked = packed;
         }
         let packed = expected(unpacked, size)?;
@@ -118,7 +133,7 @@ impl Chain {
 
     /// Returns the elements along each axis.
     pub(super) fn shape(&self) -> Vec<usize> {
-        self.shape.iter().map(|length| crate::bbox::to_usize(length.get())).collect()
+        self.shape.iter().map(|length| to_usize(length.get())).collect()
     }
 
     /// Returns how many bytes a stored chunk may have.
@@ -127,7 +142,7 @@ impl Chain {
     }
 
     /// Returns the shards that chunks are, if they are that and nothing else.
-    pub(super) fn only_shards(&self) -> Option<&Shards> {
+    pub(super) fn only_shards(&self) -> Option<&ShardCodec> {
         match &self.serialized {
             Serialized::Shards(shards) if self.stages.is_empty() && self.codecs.array_to_array_codecs().is_empty() => {
                 Some(shards)
@@ -199,7 +214,7 @@ impl Chain {
         Expected::Exactly(self.size).check(elements.len())?;
         let plain = matches!(self.serialized, Serialized::Native | Serialized::Swapped(_));
         if self.order != Some(Order::C) || !plain {
-            let Elements { data_type, fill, .. } = &self.elements;
+            let ElementType { data_type, fill, .. } = &self.elements;
             let packed = self.codecs.encode(elements.into(), &self.shape, data_type, fill, &options())?;
             return Ok(packed.into_owned());
         }
@@ -216,21 +231,67 @@ impl Chain {
     }
 }
 
-/// The workers are the parallelism: were each chunk decoded by several threads too, they would outnumber the processors.
-pub(super) fn options() -> CodecOptions {
-    CodecOptions::default().with_concurrent_target(1)
-}
+impl ShardCodec {
+    /// Reads the configuration of the codec that makes shards of this shape.
+    fn new(codec: &dyn ArrayToBytesCodecTraits, elements: &ElementType, shape: &[NonZeroU64]) -> Result<Self, Cause> {
+        let chunk_shape: Vec<NonZeroU64> = serde_json::from_value(setting(codec, "chunk_shape")?)?;
+        let codecs: Vec<MetadataV3> = serde_json::from_value(setting(codec, "codecs")?)?;
+        let tiled = chunk_shape.len() == shape.len()
+            && shape.iter().zip(&chunk_shape).all(|(shard, chunk)| shard.get() % chunk.get() == 0);
+        if !tiled {
+            return Err(format!("chunks of shape {chunk_shape:?} do not tile shards of shape {shape:?}").into());
+        }
+        let counts = shape.iter().zip(&chunk_shape).map(|(shard, chunk)| shard.get() / chunk.get()).collect();
+        Ok(Self {
+            shape: shape.iter().map(|length| length.get()).collect(),
+            index: ShardIndexCodec::new(codec, counts)?,
+            chunk: Chain::new(Arc::new(CodecChain::from_metadata(&codecs)?), elements, &chunk_shape)?,
+            fill: elements.fill.as_ne_bytes().to_vec(),
+        })
+    }
 
-/// Returns one entry of a codec's configuration.
-pub(super) fn configured<C: CodecTraits + ?Sized>(codec: &C, key: &str) -> Option<serde_json::Value> {
-    let configuration = codec.configuration_v3(&CodecMetadataOptions::default())?;
-    serde_json::to_value(&configuration).ok()?.get(key).cloned()
+    /// Returns the codecs of one chunk.
+    pub(super) fn chunk(&self) -> &Chain {
+        &self.chunk
+    }
+
+    /// Returns how the index is written.
+    pub(super) fn index(&self) -> &ShardIndexCodec {
+        &self.index
+    }
+
+    /// Returns where a chunk is in its shard, if it is stored.
+    pub(super) fn locate(&self, index: &ShardIndex, number: u64) -> Result<Option<Range<u64>>, Cause> {
+        self.index.locate(index, number, self.chunk.packed())
+    }
+
+    /// Decodes a shard that is in memory as a whole; its elements are in C order.
+    fn decode_whole(&self, bytes: &[u8]) -> Result<Vec<u8>, Cause> {
+        let length = bytes.len() as u64;
+        let stored = part(bytes, self.index.range(length));
+        let index = self.index.read(stored.unwrap_or(bytes).to_vec(), Some(length))?;
+        let shape: Vec<usize> = self.shape.iter().map(|length| to_usize(*length)).collect();
+        let chunk_shape = self.chunk.shape();
+        let mut whole = place::filled(&shape, &self.fill)?;
+        for (number, chunk) in numbers(self.index.counts()).enumerate() {
+            let Some(range) = self.locate(&index, number as u64)? else { continue };
+            let packed = part(bytes, range).ok_or("the shard is cut short")?.to_vec();
+            let (elements, order) = self.chunk.decode(packed, Vec::new())?;
+            let window: Vec<Range<usize>> = chunk
+                .iter()
+                .zip(&chunk_shape)
+                .map(|(at, length)| to_usize(*at) * length..(to_usize(*at) + 1) * length)
+                .collect();
+            place::put(&elements, &chunk_shape, order, &mut whole, &shape, &window)?;
+        }
+        Ok(whole)
+    }
 }
 
 /// Returns what a chunk is before each codec of arrays, and behind the last.
 fn representations(
     codecs: &CodecChain,
-    elements: &Elements,
+    elements: &ElementType,
     shape: &[NonZeroU64],
 ) -> Result<Vec<Representation>, Cause> {
     let mut all = vec![(shape.to_vec(), elements.data_type.clone(), elements.fill.clone())];

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use ndarray_shm::DType;
 use serde_json::{Value, json};
 
-use crate::description::{Encoding, NewVolume};
+use crate::description::{Encoding, NewVolume, dtype_name};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{self, Store};
 use crate::zarr::array::ZarrArray;
-use crate::zarr::document::{Document, Kind, V2, V2_ATTRIBUTES, V2_GROUP, V3, name_v3};
+use crate::zarr::document::{Document, DocumentKind, V2, V2_ATTRIBUTES, V2_GROUP, V3};
 
 /// Most bytes that blosc can pack at once, less what it adds.
 const MOST_BLOSC: u64 = (1 << 31) - 17;
@@ -21,13 +21,13 @@ const TAKEN: &str = "there is something already: choose another place, or remove
 pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArray> {
     let name = store.locate("").trim_end_matches(['/', '\\']).to_owned();
     check(new).map_err(|reason| Error::new_volume(&name, reason))?;
-    let (kind, file) = if new.version == 2 { (Kind::ArrayV2, V2) } else { (Kind::ArrayV3, V3) };
+    let (kind, file) = if new.version == 2 { (DocumentKind::ArrayV2, V2) } else { (DocumentKind::ArrayV3, V3) };
     let json = if new.version == 2 { metadata_v2(new) } else { metadata_v3(new) };
     // What cannot be opened must not be written.
     ZarrArray::open(store, &Document::planned(store, kind, json.clone())).map_err(Error::of_new_volume)?;
     refuse_to_replace(store, &name)?;
     // In front of the document that makes it a volume, and also if there are none: nobody adds any behind it.
-    let attributes = (kind == Kind::ArrayV2).then(|| text(&attributes(new).unwrap_or_else(|| json!({}))));
+    let attributes = (kind == DocumentKind::ArrayV2).then(|| text(&attributes(new).unwrap_or_else(|| json!({}))));
     if let Some(attributes) = &attributes {
         store.put_new(V2_ATTRIBUTES, attributes.clone())?;
     }
@@ -93,7 +93,7 @@ fn check(new: &NewVolume) -> Result<(), String> {
     if new.version == 2 && new.dtype == DType::Bf16 {
         return Err("Zarr version 2 has no bfloat16: choose version 3".to_owned());
     }
-    if name_v3(new.dtype).is_none() {
+    if dtype_name(new.dtype).is_none() {
         return Err(format!("Zarr has no elements of type {}", new.dtype));
     }
     let chunk = new.chunk_shape.iter().fold(new.dtype.size() as u64, |size, length| size.saturating_mul(*length));
@@ -147,18 +147,13 @@ fn metadata_v3(new: &NewVolume) -> Value {
         _ => None,
     });
     if new.shard_shape.is_some() {
-        codecs = vec![json!({"name": "sharding_indexed", "configuration": {
-            "chunk_shape": new.chunk_shape,
-            "codecs": codecs,
-            "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-            "index_location": "end",
-        }})];
+        codecs = vec![sharding_codec(&new.chunk_shape, &codecs)];
     }
     json!({
         "zarr_format": 3,
         "node_type": "array",
         "shape": new.shape,
-        "data_type": name_v3(new.dtype),
+        "data_type": dtype_name(new.dtype),
         "chunk_grid": {
             "name": "regular",
             "configuration": {"chunk_shape": new.shard_shape.as_ref().unwrap_or(&new.chunk_shape)},
@@ -168,6 +163,16 @@ fn metadata_v3(new: &NewVolume) -> Value {
         "codecs": codecs,
         "attributes": attributes(new).unwrap_or_else(|| json!({})),
     })
+}
+
+/// Returns the codec of version 3 that puts chunks of this shape, encoded by these codecs, together in shards.
+pub(crate) fn sharding_codec(chunk_shape: &[u64], codecs: &[Value]) -> Value {
+    json!({"name": "sharding_indexed", "configuration": {
+        "chunk_shape": chunk_shape,
+        "codecs": codecs,
+        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+        "index_location": "end",
+    }})
 }
 
 /// Zarr itself has no resolution; these are the attributes in which tensorstore keeps it.

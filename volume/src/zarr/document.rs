@@ -6,6 +6,7 @@ use ndarray_shm::DType;
 use serde_json::{Value, json};
 use zarrs::array::ArrayMetadata;
 
+use crate::description::dtype_named;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gzip;
 use crate::store::{Object, Store};
@@ -40,14 +41,14 @@ pub(super) struct Document {
     name: String,
     /// The key of what it describes; `""` for all of the store.
     prefix: String,
-    kind: Kind,
+    kind: DocumentKind,
     json: Value,
     /// Tells this document from any other that may stand in its place later.
     mark: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum DocumentKind {
     ArrayV2,
     ArrayV3,
     GroupV2,
@@ -57,7 +58,9 @@ pub(super) enum Kind {
 impl Document {
     /// Finds the document under a prefix, if there is one.
     pub(super) fn read(store: &Arc<dyn Store>, prefix: &str) -> Result<Option<Self>> {
-        for (file, kind) in [(V3, Kind::ArrayV3), (V2, Kind::ArrayV2), (V2_GROUP, Kind::GroupV2)] {
+        for (file, kind) in
+            [(V3, DocumentKind::ArrayV3), (V2, DocumentKind::ArrayV2), (V2_GROUP, DocumentKind::GroupV2)]
+        {
             let key = join(prefix, file);
             let Some(object) = store.get(&key)? else { continue };
             let name = store.locate(&key);
@@ -65,9 +68,9 @@ impl Document {
             let bytes = unpacked(object.bytes, object.gzip, &name)?;
             let json = parse(&bytes, &name)?;
             let kind = match (kind, json["node_type"].as_str()) {
-                (Kind::ArrayV3, Some("array")) => Kind::ArrayV3,
-                (Kind::ArrayV3, Some("group")) => Kind::GroupV3,
-                (Kind::ArrayV3, _) => {
+                (DocumentKind::ArrayV3, Some("array")) => DocumentKind::ArrayV3,
+                (DocumentKind::ArrayV3, Some("group")) => DocumentKind::GroupV3,
+                (DocumentKind::ArrayV3, _) => {
                     let reason = "this describes neither an array nor a group";
                     return Err(Error::volume(ErrorKind::Damaged, name, reason));
                 }
@@ -81,14 +84,14 @@ impl Document {
     }
 
     /// Makes the document that a new array is going to have.
-    pub(super) fn planned(store: &Arc<dyn Store>, kind: Kind, json: Value) -> Self {
-        let name = store.locate(if kind == Kind::ArrayV2 { V2 } else { V3 });
+    pub(super) fn planned(store: &Arc<dyn Store>, kind: DocumentKind, json: Value) -> Self {
+        let name = store.locate(if kind == DocumentKind::ArrayV2 { V2 } else { V3 });
         Self { volume: name.clone(), name, prefix: String::new(), kind, json, mark: String::new() }
     }
 
     /// Whether an array is described, not a group.
     pub(super) fn is_array(&self) -> bool {
-        matches!(self.kind, Kind::ArrayV2 | Kind::ArrayV3)
+        matches!(self.kind, DocumentKind::ArrayV2 | DocumentKind::ArrayV3)
     }
 
     /// Returns the path or URL of what is described.
@@ -108,7 +111,7 @@ impl Document {
 
     /// Returns the attributes: what users and conventions have added.
     pub(super) fn attributes(&self, store: &Arc<dyn Store>) -> Result<Value> {
-        if matches!(self.kind, Kind::ArrayV3 | Kind::GroupV3) {
+        if matches!(self.kind, DocumentKind::ArrayV3 | DocumentKind::GroupV3) {
             return Ok(self.json["attributes"].clone());
         }
         let key = join(&self.prefix, V2_ATTRIBUTES);
@@ -125,14 +128,16 @@ impl Document {
 
     /// Returns the type of the elements.
     pub(super) fn dtype(&self) -> Result<DType> {
-        let written = if self.kind == Kind::ArrayV2 { &self.json["dtype"] } else { &self.json["data_type"] };
+        let written = if self.kind == DocumentKind::ArrayV2 { &self.json["dtype"] } else { &self.json["data_type"] };
         let found = match (self.kind, written) {
             (_, Value::Null) => {
                 return Err(Error::volume(ErrorKind::Damaged, &self.name, "it names no element type"));
             }
-            (Kind::ArrayV2, Value::String(text)) => dtype_v2(text),
+            (DocumentKind::ArrayV2, Value::String(text)) => dtype_v2(text),
             (_, Value::String(text)) => dtype_v3(text),
-            (Kind::ArrayV3, Value::Object(object)) => object.get("name").and_then(Value::as_str).and_then(dtype_v3),
+            (DocumentKind::ArrayV3, Value::Object(object)) => {
+                object.get("name").and_then(Value::as_str).and_then(dtype_v3)
+            }
             _ => None,
         };
         found.ok_or_else(|| Error::UnsupportedDType {
@@ -144,7 +149,7 @@ impl Document {
     /// Returns the document as zarrs takes it.
     pub(super) fn metadata(&self) -> Result<ArrayMetadata> {
         let mut json = self.json.clone();
-        if let (Kind::ArrayV2, Some(fill @ Value::Null), Ok(dtype)) =
+        if let (DocumentKind::ArrayV2, Some(fill @ Value::Null), Ok(dtype)) =
             (self.kind, json.get_mut("fill_value"), self.dtype())
         {
             // The format leaves open what is read then. All peers read 0, and tensorstore writes so: it leaves out chunks of zeros.
@@ -155,7 +160,7 @@ impl Document {
             };
         }
         let metadata = match self.kind {
-            Kind::ArrayV2 => serde_json::from_value(json).map(ArrayMetadata::V2),
+            DocumentKind::ArrayV2 => serde_json::from_value(json).map(ArrayMetadata::V2),
             _ => serde_json::from_value(json).map(ArrayMetadata::V3),
         };
         metadata.map_err(|error| Error::volume(ErrorKind::Damaged, &self.name, UNREADABLE).because(error))
@@ -172,7 +177,7 @@ impl Document {
     /// Says in a few words what it is.
     pub(super) fn describe(&self, sharded: bool) -> String {
         let (version, packing) = match self.kind {
-            Kind::ArrayV2 => ("Zarr v2", self.json["compressor"]["id"].as_str().map(str::to_owned)),
+            DocumentKind::ArrayV2 => ("Zarr v2", self.json["compressor"]["id"].as_str().map(str::to_owned)),
             _ => ("Zarr v3", packing_v3(&self.json["codecs"])),
         };
         let packing = packing.unwrap_or_else(|| "uncompressed".to_owned());
@@ -248,36 +253,13 @@ fn dtype_v2(text: &str) -> Option<DType> {
     })
 }
 
-/// What version 3 calls the types of elements.
-const NAMES_V3: [(&str, DType); 14] = [
-    ("uint8", DType::U8),
-    ("uint16", DType::U16),
-    ("uint32", DType::U32),
-    ("uint64", DType::U64),
-    ("int8", DType::I8),
-    ("int16", DType::I16),
-    ("int32", DType::I32),
-    ("int64", DType::I64),
-    ("float16", DType::F16),
-    ("bfloat16", DType::Bf16),
-    ("float32", DType::F32),
-    ("float64", DType::F64),
-    ("complex64", DType::Complex64),
-    ("complex128", DType::Complex128),
-];
-
-/// Returns what version 3 calls a type, if it has it.
-pub(crate) fn name_v3(dtype: DType) -> Option<&'static str> {
-    NAMES_V3.iter().find(|(_, known)| *known == dtype).map(|(name, _)| *name)
-}
-
 fn dtype_v3(text: &str) -> Option<DType> {
     let name = match text {
         "complex_float32" => "complex64",
         "complex_float64" => "complex128",
         name => name,
     };
-    NAMES_V3.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
+    dtype_named(name)
 }
 
 /// Names the codecs that pack bytes, the inner ones for shards.

@@ -6,24 +6,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::bbox::to_usize;
 use crate::error::Result;
-use crate::zarr::shard::Index;
+use crate::zarr::shard_index::ShardIndex;
 
 /// Memory for indexes.
 const ROOM: u64 = 64 << 20;
 
 /// What was found under the key of a shard; nothing at all until somebody has looked.
-type Slot = Arc<Mutex<Option<Option<Arc<Index>>>>>;
+type ShardIndexSlot = Arc<Mutex<Option<Option<Arc<ShardIndex>>>>>;
 
 /// Indexes by the number of their shard along each axis.
 pub(super) struct Indexes {
     /// How many there may be.
     capacity: usize,
-    held: Mutex<Held>,
+    held: Mutex<CachedIndexes>,
 }
 
 #[derive(Default)]
-struct Held {
-    slots: HashMap<Vec<u64>, Slot>,
+struct CachedIndexes {
+    slots: HashMap<Vec<u64>, ShardIndexSlot>,
     /// In the order in which they came.
     order: VecDeque<Vec<u64>>,
 }
@@ -40,8 +40,8 @@ impl Indexes {
     pub(super) fn get(
         &self,
         shard: &[u64],
-        fetch: impl FnOnce() -> Result<Option<Index>>,
-    ) -> Result<Option<Arc<Index>>> {
+        fetch: impl FnOnce() -> Result<Option<ShardIndex>>,
+    ) -> Result<Option<Arc<ShardIndex>>> {
         let slot = self.slot(shard);
         // Held while fetching: others that want the same index wait for it, those that want another one do not.
         let mut found = lock(&slot);
@@ -61,7 +61,7 @@ impl Indexes {
         }
     }
 
-    fn slot(&self, shard: &[u64]) -> Slot {
+    fn slot(&self, shard: &[u64]) -> ShardIndexSlot {
         let mut held = lock(&self.held);
         if let Some(slot) = held.slots.get(shard) {
             return Arc::clone(slot);
@@ -70,7 +70,7 @@ impl Indexes {
             let Some(oldest) = held.order.pop_front() else { break };
             held.slots.remove(&oldest);
         }
-        let slot = Slot::default();
+        let slot = ShardIndexSlot::default();
         held.order.push_back(shard.to_vec());
         held.slots.insert(shard.to_vec(), Arc::clone(&slot));
         slot

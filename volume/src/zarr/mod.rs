@@ -2,25 +2,26 @@
 //!
 //! The only room, with `demo`, that knows the crate zarrs. None of its types leaves; its messages do, as causes.
 //!
-//! A document says what is there (`document`, `multiscales`), codecs how a chunk becomes bytes (`codecs`, `unpack`, `shard`),
+//! A document says what is there (`document`, `multiscales`), codecs how a chunk becomes bytes (`codecs`, `unpack`, `shard_index`),
 //! and an array puts both together with a store (`array`, `indexes`, `sink`).
 
 mod array;
+mod codec_settings;
 mod codecs;
 mod create;
 mod document;
 mod indexes;
 mod multiscales;
 mod place;
-mod shard;
+mod shard_index;
 mod sink;
 mod unpack;
 
 use std::sync::Arc;
 
 use self::array::ZarrArray;
+pub(crate) use self::create::sharding_codec;
 use self::document::Document;
-pub(crate) use self::document::name_v3;
 use self::multiscales::Multiscales;
 use crate::description::{NewVolume, ScaleInfo};
 use crate::error::{Error, ErrorKind, Result};

@@ -8,9 +8,9 @@ use crate::bbox::length;
 use crate::error::{Error, Result};
 use crate::volume::{ChunkSink, Gather};
 use crate::zarr::array::ZarrArray;
-use crate::zarr::codecs::Chain;
+use crate::zarr::codecs::{Chain, ShardCodec};
 use crate::zarr::place;
-use crate::zarr::shard::{Shards, numbers};
+use crate::zarr::shard_index::numbers;
 
 impl ZarrArray {
     /// Gathers the elements of a chunk; `region` is the part of it that is in the volume.
@@ -35,9 +35,15 @@ impl ZarrArray {
     }
 
     /// Encodes a shard, chunk by chunk. Chunks that nobody could tell from missing ones are left out.
-    fn encode_shard(&self, shards: &Shards, region: &[Range<i64>], from: &dyn Gather, key: &str) -> Result<Vec<u8>> {
+    fn encode_shard(
+        &self,
+        shards: &ShardCodec,
+        region: &[Range<i64>],
+        from: &dyn Gather,
+        key: &str,
+    ) -> Result<Vec<u8>> {
         let lengths = shards.chunk().shape();
-        let chunks = numbers(shards.counts()).map(|at| {
+        let chunks = numbers(shards.index().counts()).map(|at| {
             let part: Vec<Range<i64>> = at
                 .iter()
                 .zip(&lengths)
@@ -56,7 +62,7 @@ impl ZarrArray {
             }
             shards.chunk().encode(elements).map(Some).map_err(self.failed(key, &part))
         });
-        shards.assemble(chunks, self.failed(key, region))
+        shards.index().assemble(chunks, self.failed(key, region))
     }
 
     /// Returns the number of the object that a region is.

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ndarray::{Ix2, IxDyn};
-use ndarray_shm::{DType, Order, backend::EntryKind, render};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{DType, Order, render};
 use ndarray_shm_volume::demo::{self, DemoSpec};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadOptions, Downloaded, Error, Fetched, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl,

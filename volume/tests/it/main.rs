@@ -13,6 +13,7 @@ mod missing;
 mod other_places;
 mod pooled;
 mod precomputed;
+mod python;
 mod refused;
 mod regions;
 mod remote;

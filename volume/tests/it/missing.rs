@@ -1,7 +1,9 @@
 //! Chunks that are not stored: what becomes of them is said by the volume or by the caller.
 
 use ndarray::IxDyn;
-use ndarray_shm::{DType, backend::EntryKind, pool::PoolOptions};
+use ndarray_shm::DType;
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::pool::PoolOptions;
 use ndarray_shm_volume::demo::DemoSpec;
 use ndarray_shm_volume::{Bbox, Error, FillValue, Missing, StopFlag};
 

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use ndarray::{Ix1, Ix2, IxDyn};
-use ndarray_shm::{DType, Order, backend::EntryKind};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{DType, Order};
 use ndarray_shm_volume::demo::DemoSpec;
 use ndarray_shm_volume::{Bbox, DownloadOptions, Error, StopFlag, download, download_to_file};
 

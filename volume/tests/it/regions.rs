@@ -5,10 +5,12 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use ndarray::{Ix2, Ix3};
-use ndarray_shm::{DType, Order, SharedArray, backend::EntryKind};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{DType, Order, SharedArray};
 use ndarray_shm_volume::demo::{Codec, DemoSpec, Pattern};
 use ndarray_shm_volume::{
-    Bbox, ChunkSource, DownloadProgress, Error, Fetched, Progress, Result, Scratch, VolumeMeta, Workers,
+    Bbox, ChunkSource, DownloadOptions, DownloadProgress, Error, Fetched, Progress, Result, Scratch, VolumeMeta,
+    Workers,
 };
 
 use crate::place::Place;
@@ -48,10 +50,15 @@ fn real_shared_memory_takes_the_array_in_both_orders() {
 #[test]
 fn chunks_that_were_never_written_have_the_fill_value() {
     let place = Place::new();
+    downloads_with_one_chunk_missing(&place, &place.options());
+}
+
+/// Downloads a volume of 10 by 10 elements, of which one chunk is missing.
+pub(crate) fn downloads_with_one_chunk_missing(place: &Place, options: &DownloadOptions<'_>) {
     let spec = DemoSpec::new(&[10, 10], &[5, 5], DType::I16).complete(true);
     let source = place.volume(&spec);
     std::fs::remove_file(place.path("volume/c/1/0")).expect("a chunk to remove");
-    let done = place.download(&*source, &Bbox::whole(&[10, 10]), &place.options()).expect("a download");
+    let done = place.download(&*source, &Bbox::whole(&[10, 10]), options).expect("a download");
     let array = done.open::<i16, Ix2>().expect("the array");
     let array = array.read().expect("a guard");
     let expected = spec.expected::<i16>(&Bbox::whole(&[10, 10])).expect("all of it");

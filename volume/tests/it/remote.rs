@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ndarray::IxDyn;
-use ndarray_shm::{DType, backend::EntryKind};
+use ndarray_shm::DType;
+use ndarray_shm::backend::EntryKind;
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{Bbox, ChunkSource, Error, Fetched, Result, Scratch, StopFlag, VolumeMeta, Workers};
 

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use ndarray::Ix3;
-use ndarray_shm::{AttachOptions, DType, Directory, Location, SharedArray, backend::EntryKind, render};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{AttachOptions, DType, Directory, Location, SharedArray, render};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{
     ChunkSource, DownloadOptions, Fetched, ProcessWorkers, Result, Scratch, StopFlag, VolumeMeta, VolumeUrl, Workers,

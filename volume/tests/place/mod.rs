@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ndarray::{ArrayD, IxDyn};
-use ndarray_shm::{Directory, Element, Location, Order, backend::EntryKind, render};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{Directory, Element, Location, Order, render};
 use ndarray_shm_volume::demo::{self, DemoSpec};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, DownloadOptions, Downloaded, Result, VolumeUrl, download_to_shared_memory, open_volume,

@@ -10,9 +10,9 @@ use std::time::Duration;
 use object_store::http::HttpBuilder;
 use object_store::{BackoffConfig, ClientOptions, HeaderMap, HeaderValue, ObjectStore, RetryConfig};
 
-use super::failure::Failure;
+use super::failure::RequestFailure;
 use super::lengths::WithLengths;
-use crate::store::url::Web;
+use crate::store::url::WebUrl;
 
 /// How long a connection may take to be made. A server that is being restarted refuses at once.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -74,7 +74,11 @@ impl Settings {
     expect(unused_variables, clippy::unused_async)
 )]
 /// Connects to nothing yet, except that a bucket of S3 is asked for its region if nobody said it. `None`: the scheme was not built in.
-pub(super) async fn connect(place: &str, settings: &Settings, patience: Duration) -> Result<Option<Server>, Failure> {
+pub(super) async fn connect(
+    place: &str,
+    settings: &Settings,
+    patience: Duration,
+) -> Result<Option<Server>, RequestFailure> {
     let (scheme, rest) = place.split_once("://").unwrap_or(("", place));
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     Ok(Some(match scheme {
@@ -89,8 +93,8 @@ pub(super) async fn connect(place: &str, settings: &Settings, patience: Duration
     }))
 }
 
-fn unusable(error: &object_store::Error) -> Failure {
-    Failure::of_request(error)
+fn unusable(error: &object_store::Error) -> RequestFailure {
+    RequestFailure::of_request(error)
 }
 
 fn retries(patience: Duration) -> RetryConfig {
@@ -120,14 +124,14 @@ fn client_with(headers: HeaderMap, patience: Duration) -> ClientOptions {
         .with_default_headers(headers)
 }
 
-fn web(place: &str, patience: Duration) -> Result<Server, Failure> {
-    let url = Web::split(place);
+fn web(place: &str, patience: Duration) -> Result<Server, RequestFailure> {
+    let url = WebUrl::split(place);
     let mut headers = HeaderMap::new();
     // Google's servers unpack what is stored under gzip for whoever does not say that he can do it.
     let accepted = if url.host().ends_with("googleapis.com") { "gzip" } else { "identity" };
     headers.insert("accept-encoding", HeaderValue::from_static(accepted));
     if let Some(user) = url.basic_authorization() {
-        let mut value = HeaderValue::from_str(&user).map_err(|error| Failure::last(error.to_string()))?;
+        let mut value = HeaderValue::from_str(&user).map_err(|error| RequestFailure::last(error.to_string()))?;
         value.set_sensitive(true);
         headers.insert("authorization", value);
     }
@@ -142,8 +146,18 @@ fn web(place: &str, patience: Duration) -> Result<Server, Failure> {
     Ok(Server { objects: Arc::new(objects), prefix: String::new(), is_web: true, is_anonymous })
 }
 
+#[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+fn bucket_server<B: ObjectStore>(
+    bucket: object_store::Result<B>,
+    prefix: &str,
+    is_anonymous: bool,
+) -> Result<Server, RequestFailure> {
+    let objects = Arc::new(bucket.map_err(|error| unusable(&error))?);
+    Ok(Server { objects, prefix: prefix.to_owned(), is_web: false, is_anonymous })
+}
+
 #[cfg(feature = "s3")]
-async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
+async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, RequestFailure> {
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key, resolve_bucket_region};
 
     let mut builder = AmazonS3Builder::new().with_client_options(client("identity", patience));
@@ -169,17 +183,12 @@ async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration)
             resolve_bucket_region(bucket, &client("identity", patience)).await.map_err(|error| unusable(&error))?;
         builder = builder.with_region(region);
     }
-    let objects = builder
-        .with_bucket_name(bucket)
-        .with_skip_signature(is_anonymous)
-        .with_retry(retries(patience))
-        .build()
-        .map_err(|error| unusable(&error))?;
-    Ok(Server { objects: Arc::new(objects), prefix: prefix.to_owned(), is_web: false, is_anonymous })
+    let builder = builder.with_bucket_name(bucket).with_skip_signature(is_anonymous).with_retry(retries(patience));
+    bucket_server(builder.build(), prefix, is_anonymous)
 }
 
 #[cfg(feature = "gcs")]
-fn gcs(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
+fn gcs(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, RequestFailure> {
     use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey as Key};
 
     // Without this Google unpacks what is stored under gzip, and says no length.
@@ -191,17 +200,12 @@ fn gcs(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> R
         && [Key::ServiceAccount, Key::ServiceAccountKey, Key::ApplicationCredentials]
             .into_iter()
             .all(|key| builder.get_config_value(&key).is_none());
-    let objects = builder
-        .with_bucket_name(bucket)
-        .with_skip_signature(is_anonymous)
-        .with_retry(retries(patience))
-        .build()
-        .map_err(|error| unusable(&error))?;
-    Ok(Server { objects: Arc::new(objects), prefix: prefix.to_owned(), is_web: false, is_anonymous })
+    let builder = builder.with_bucket_name(bucket).with_skip_signature(is_anonymous).with_retry(retries(patience));
+    bucket_server(builder.build(), prefix, is_anonymous)
 }
 
 #[cfg(feature = "azure")]
-fn azure(container: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, Failure> {
+fn azure(container: &str, prefix: &str, settings: &Settings, patience: Duration) -> Result<Server, RequestFailure> {
     use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
 
     let mut builder = MicrosoftAzureBuilder::new().with_client_options(client("identity", patience));
@@ -209,11 +213,7 @@ fn azure(container: &str, prefix: &str, settings: &Settings, patience: Duration)
     let is_anonymous = [Key::AccessKey, Key::SasKey, Key::ClientSecret, Key::Token, Key::MsiEndpoint]
         .into_iter()
         .all(|key| builder.get_config_value(&key).is_none());
-    let objects = builder
-        .with_container_name(container)
-        .with_skip_signature(is_anonymous)
-        .with_retry(retries(patience))
-        .build()
-        .map_err(|error| unusable(&error))?;
-    Ok(Server { objects: Arc::new(objects), prefix: prefix.to_owned(), is_web: false, is_anonymous })
+    let builder =
+        builder.with_container_name(container).with_skip_signature(is_anonymous).with_retry(retries(patience));
+    bucket_server(builder.build(), prefix, is_anonymous)
 }

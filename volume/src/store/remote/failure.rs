@@ -12,21 +12,21 @@ const LONGEST_ANSWER: usize = 300;
 
 /// Why one request failed.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct RequestFailure {
     text: String,
     again: bool,
     about_range: bool,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for RequestFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl StdError for Failure {}
+impl StdError for RequestFailure {}
 
-impl Failure {
+impl RequestFailure {
     /// One that asking again would only repeat.
     pub(super) fn last(text: impl Into<String>) -> Self {
         Self { text: text.into(), again: false, about_range: false }

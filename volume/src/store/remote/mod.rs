@@ -23,7 +23,7 @@ use object_store::{
 };
 
 use self::connect::{FIRST_PAUSE, LONGEST_PAUSE, Server, Settings};
-use self::failure::Failure;
+use self::failure::RequestFailure;
 use self::io_threads::IoThreads;
 use crate::error::{Error, Result};
 use crate::store::{LARGEST_OBJECT, Object, Store, key, not_built_in, too_long, url};
@@ -70,7 +70,7 @@ fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
 }
 
 /// What came for a request.
-struct Received {
+struct ReceivedObject {
     bytes: Vec<u8>,
     meta: ObjectMeta,
     gzip: bool,
@@ -79,19 +79,19 @@ struct Received {
 impl RemoteStore {
     /// Waits for a request that is one of many attempts, or all of them.
     fn ask<T>(&self, op: &'static str, key: &str, request: impl AsyncFnMut(&Path) -> Answer<T>) -> Result<Option<T>> {
-        let failed = |failure: Failure| Error::Store { op, object: self.locate(key), cause: Box::new(failure) };
+        let failed = |failure: RequestFailure| Error::Store { op, object: self.locate(key), cause: Box::new(failure) };
         if let Some(complaint) = key::complaint(key) {
-            return Err(failed(Failure::last(complaint)));
+            return Err(failed(RequestFailure::last(complaint)));
         }
         let path = self.path(key).map_err(failed)?;
-        let forked = |error: io_threads::NoAnswer| failed(Failure::last(error.to_string()));
+        let forked = |error: io_threads::NoAnswer| failed(RequestFailure::last(error.to_string()));
         self.io.wait(self.again_and_again(&path, request)).map_err(forked)?.map_err(failed)
     }
 
-    fn path(&self, key: &str) -> std::result::Result<Path, Failure> {
+    fn path(&self, key: &str) -> std::result::Result<Path, RequestFailure> {
         let prefix = &self.server.prefix;
         let separator = if prefix.is_empty() || key.is_empty() { "" } else { "/" };
-        Path::parse(format!("{prefix}{separator}{key}")).map_err(|error| Failure::last(error.to_string()))
+        Path::parse(format!("{prefix}{separator}{key}")).map_err(|error| RequestFailure::last(error.to_string()))
     }
 
     async fn again_and_again<T>(&self, path: &Path, mut request: impl AsyncFnMut(&Path) -> Answer<T>) -> Answer<T> {
@@ -119,46 +119,50 @@ impl RemoteStore {
             // it is no failure of today; with credentials it may be, and then missing chunks must not become background.
             object_store::Error::PermissionDenied { .. } if self.server.is_anonymous && !self.server.is_web => Ok(None),
             error if self.server.is_anonymous && failure::is_denied(error) => Ok(None),
-            error if failure::is_denied(error) => Err(Failure::last(
+            error if failure::is_denied(error) => Err(RequestFailure::last(
                 "access denied: these credentials may not read it, or may not list the bucket, and then S3 also says so of \
                  objects that do not exist",
             )),
-            error => Err(Failure::of_request(error)),
+            error => Err(RequestFailure::of_request(error)),
         }
     }
 
     /// Fetches an object or a part of it; an error that may pass if it does not come whole.
-    async fn receive(&self, path: &Path, range: Option<GetRange>, most: u64) -> Answer<Received> {
+    async fn receive(&self, path: &Path, range: Option<GetRange>, most: u64) -> Answer<ReceivedObject> {
         let wanted = range.clone();
         let mut options = GetOptions { range, ..GetOptions::default() };
         options.extensions.insert(lengths::Most(most));
         let found = match self.server.objects.get_opts(path, options).await {
             Ok(found) => found,
             Err(object_store::Error::NotSupported { .. }) if wanted.is_some() => {
-                return Err(Failure::about_range("this server cannot send a part of an object (HTTP range requests)"));
+                return Err(RequestFailure::about_range(
+                    "this server cannot send a part of an object (HTTP range requests)",
+                ));
             }
             Err(error) => return self.refused(&error),
         };
         let gzip = is_gzip(&found.attributes)?;
         if gzip && wanted.is_some() {
-            return Err(Failure::last("it is stored with Content-Encoding gzip, so no part of it can be read alone"));
+            return Err(RequestFailure::last(
+                "it is stored with Content-Encoding gzip, so no part of it can be read alone",
+            ));
         }
         if let Some(GetRange::Bounded(wanted)) =
             wanted.filter(|wanted| *wanted != GetRange::Bounded(found.range.clone()))
         {
             let size = found.meta.size;
-            return Err(Failure::last(format!("bytes {wanted:?} were wanted, and the object has {size}")));
+            return Err(RequestFailure::last(format!("bytes {wanted:?} were wanted, and the object has {size}")));
         }
         let length = found.range.end.saturating_sub(found.range.start);
         let Some(memory) = usize::try_from(length).ok().filter(|_| length <= most) else {
-            return Err(Failure::last(too_long(length, most)));
+            return Err(RequestFailure::last(too_long(length, most)));
         };
         // What a server announces is not yet there: memory is taken as bytes come.
         let mut bytes = Vec::with_capacity(memory.min(PART));
         let meta = found.meta.clone();
         let GetResultPayload::Stream(mut body) = found.payload;
         while let Some(piece) = body.next().await {
-            let piece = piece.map_err(|error| Failure::of_body(&error))?;
+            let piece = piece.map_err(|error| RequestFailure::of_body(&error))?;
             if bytes.len() + piece.len() > memory {
                 break;
             }
@@ -166,9 +170,9 @@ impl RemoteStore {
         }
         if bytes.len() != memory {
             let came = bytes.len();
-            return Err(Failure::passing(format!("the answer had {came} bytes, where {memory} were announced")));
+            return Err(RequestFailure::passing(format!("the answer had {came} bytes, where {memory} were announced")));
         }
-        Ok(Some(Received { bytes, meta, gzip }))
+        Ok(Some(ReceivedObject { bytes, meta, gzip }))
     }
 
     /// Puts an object where there is none; where the server cannot promise that, anywhere.
@@ -180,7 +184,7 @@ impl RemoteStore {
             Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => {
                 Ok(self.send(path, payload, false).await?.map(|()| true))
             }
-            Err(error) => Err(Failure::of_request(&error)),
+            Err(error) => Err(RequestFailure::of_request(&error)),
         }
     }
 
@@ -196,7 +200,7 @@ impl RemoteStore {
             let options = PutMultipartOptions { attributes, ..PutMultipartOptions::default() };
             self.send_in_parts(path, payload, options).await
         };
-        sent.map(Some).map_err(|error| Failure::of_request(&error))
+        sent.map(Some).map_err(|error| RequestFailure::of_request(&error))
     }
 
     async fn send_in_parts(
@@ -233,10 +237,10 @@ impl RemoteStore {
 }
 
 /// What is there, nothing, or a failure.
-type Answer<T> = std::result::Result<Option<T>, Failure>;
+type Answer<T> = std::result::Result<Option<T>, RequestFailure>;
 
 /// Whether an object is packed, by what the server says of it. Encodings that nobody here can undo are errors.
-fn is_gzip(attributes: &Attributes) -> std::result::Result<bool, Failure> {
+fn is_gzip(attributes: &Attributes) -> std::result::Result<bool, RequestFailure> {
     let Some(encoding) = attributes.get(&Attribute::ContentEncoding) else { return Ok(false) };
     let mut names = encoding
         .split(',')
@@ -245,7 +249,7 @@ fn is_gzip(attributes: &Attributes) -> std::result::Result<bool, Failure> {
     match (names.next().as_deref(), names.next()) {
         (None, _) => Ok(false),
         (Some("gzip" | "x-gzip"), None) => Ok(true),
-        _ => Err(Failure::last(format!("Content-Encoding `{}` is not supported, only gzip", &**encoding))),
+        _ => Err(RequestFailure::last(format!("Content-Encoding `{}` is not supported, only gzip", &**encoding))),
     }
 }
 
@@ -265,7 +269,7 @@ impl Store for RemoteStore {
     fn get_at_most(&self, key: &str, most: u64) -> Result<Option<Object>> {
         let received = self.ask("reading", key, async |path| self.receive(path, None, most).await)?;
         Ok(received.map(|received| {
-            let Received { bytes, gzip, meta } = received;
+            let ReceivedObject { bytes, gzip, meta } = received;
             let version = meta.e_tag.unwrap_or_else(|| meta.last_modified.timestamp_millis().to_string());
             Object { bytes, gzip, version }
         }))
@@ -336,15 +340,15 @@ impl Store for RemoteStore {
     fn list(&self, prefix: &str) -> Result<Vec<String>> {
         let failed = |failure| Error::Store { op: "listing", object: self.locate(prefix), cause: Box::new(failure) };
         if self.server.is_web {
-            return Err(failed(Failure::last("web servers do not say which objects they have")));
+            return Err(failed(RequestFailure::last("web servers do not say which objects they have")));
         }
         if let Some(complaint) = key::complaint(prefix).filter(|_| !prefix.is_empty()) {
-            return Err(failed(Failure::last(complaint)));
+            return Err(failed(RequestFailure::last(complaint)));
         }
         let path = self.path(prefix).map_err(failed)?;
         let request = async |path: &Path| {
             let listed = self.server.objects.list_with_delimiter(Some(path)).await;
-            let listed = listed.map_err(|error| Failure::of_request(&error))?;
+            let listed = listed.map_err(|error| RequestFailure::of_request(&error))?;
             let name = |path: &Path| path.filename().unwrap_or_default().to_owned();
             let objects = listed.objects.iter().map(|object| name(&object.location));
             let groups = listed.common_prefixes.iter().map(|group| format!("{}/", name(group)));
@@ -353,7 +357,7 @@ impl Store for RemoteStore {
             Ok(Some(names))
         };
         let listed = self.io.wait(self.again_and_again(&path, request));
-        let listed = listed.map_err(|forked| failed(Failure::last(forked.to_string())))?.map_err(failed)?;
+        let listed = listed.map_err(|forked| failed(RequestFailure::last(forked.to_string())))?.map_err(failed)?;
         Ok(listed.unwrap_or_default())
     }
 }

@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use crate::error::{Error, Result};
 #[cfg(feature = "remote")]
-pub(crate) use web::Web;
+pub(crate) use web::WebUrl;
 
 /// Formats a volume may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,12 +46,12 @@ pub enum VolumeFormat {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct VolumeUrl {
     format: Option<VolumeFormat>,
-    place: Place,
+    place: StorePlace,
 }
 
 /// The part of a URL that a store is opened with.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
+pub(crate) enum StorePlace {
     Local(PathBuf),
     /// A scheme in small letters, and no slash at the end. It may have secrets: print what [`shown`] makes of it.
     Remote(String),
@@ -60,7 +60,7 @@ pub(crate) enum Place {
 impl VolumeUrl {
     /// Means the volume in a local directory, whatever characters its path is made of.
     pub fn local(path: impl Into<PathBuf>) -> Self {
-        Self { format: None, place: Place::Local(path.into()) }
+        Self { format: None, place: StorePlace::Local(path.into()) }
     }
 
     /// Says which format is expected there.
@@ -77,12 +77,12 @@ impl VolumeUrl {
     /// Writes it so that another process reads the same from it, whatever characters it is made of, passwords and signatures too.
     pub fn to_argument(&self) -> String {
         match &self.place {
-            Place::Local(path) => format!("{}{}", self.prefix(), local_text(path)),
-            Place::Remote(url) => format!("{}{url}", self.prefix()),
+            StorePlace::Local(path) => format!("{}{}", self.prefix(), local_text(path)),
+            StorePlace::Remote(url) => format!("{}{url}", self.prefix()),
         }
     }
 
-    pub(crate) fn place(&self) -> &Place {
+    pub(crate) fn place(&self) -> &StorePlace {
         &self.place
     }
 
@@ -117,11 +117,11 @@ impl FromStr for VolumeUrl {
         let place = match scheme(rest) {
             None if rest.is_empty() => return Err(wrong("it names nothing: say a path or a URL".to_owned())),
             None if rest.contains('\0') => return Err(wrong("it has a NUL character".to_owned())),
-            None => Place::Local(PathBuf::from(rest)),
+            None => StorePlace::Local(PathBuf::from(rest)),
             Some((name, rest)) => match name.as_str() {
-                "file" => Place::Local(local_path(rest).map_err(wrong)?),
-                "http" | "https" => Place::Remote(web_place(&name, rest).map_err(wrong)?),
-                "s3" | "gs" | "az" => Place::Remote(bucket_place(&name, rest).map_err(wrong)?),
+                "file" => StorePlace::Local(local_path(rest).map_err(wrong)?),
+                "http" | "https" => StorePlace::Remote(web_place(&name, rest).map_err(wrong)?),
+                "s3" | "gs" | "az" => StorePlace::Remote(bucket_place(&name, rest).map_err(wrong)?),
                 "precomputed" | "zarr" | "zarr2" | "zarr3" => {
                     return Err(wrong("it names two formats".to_owned()));
                 }
@@ -141,8 +141,8 @@ impl fmt::Display for VolumeUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.prefix())?;
         match &self.place {
-            Place::Local(path) => f.write_str(&local_text(path)),
-            Place::Remote(url) => f.write_str(&shown(url)),
+            StorePlace::Local(path) => f.write_str(&local_text(path)),
+            StorePlace::Remote(url) => f.write_str(&shown(url)),
         }
     }
 }
@@ -154,7 +154,7 @@ impl fmt::Debug for VolumeUrl {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for StorePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local(path) => write!(f, "Local({})", path.display()),

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 #[cfg(feature = "remote")]
-use super::Web;
-use super::{Place, VolumeFormat, VolumeUrl, shown};
+use super::WebUrl;
+use super::{StorePlace, VolumeFormat, VolumeUrl, shown};
 
 fn url(text: &str) -> VolumeUrl {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -20,13 +20,13 @@ fn refused(text: &str) -> String {
 
 #[track_caller]
 fn leads_to(text: &str, path: &str) {
-    assert_eq!(url(text).place, Place::Local(path.into()), "{text}");
+    assert_eq!(url(text).place, StorePlace::Local(path.into()), "{text}");
     round_trips(&url(text));
 }
 
 #[track_caller]
 fn means(text: &str, place: &str) {
-    assert_eq!(url(text).place, Place::Remote(place.into()), "{text}");
+    assert_eq!(url(text).place, StorePlace::Remote(place.into()), "{text}");
     round_trips(&url(text));
 }
 
@@ -160,13 +160,13 @@ fn secrets_are_not_shown() {
 #[cfg(feature = "remote")]
 #[test]
 fn users_and_passwords_become_a_header() {
-    let header = |url| Web::split(url).basic_authorization();
+    let header = |url| WebUrl::split(url).basic_authorization();
     // The example of RFC 7617, and the lengths that need filling.
     assert_eq!(header("https://Aladdin:open%20sesame@host").as_deref(), Some("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="));
     assert_eq!(header("https://me@host").as_deref(), Some("Basic bWU6"));
     assert_eq!(header("https://me:1@host").as_deref(), Some("Basic bWU6MQ=="));
     assert_eq!(header("https://me:12@host").as_deref(), Some("Basic bWU6MTI="));
     assert_eq!(header("https://host"), None);
-    assert_eq!(Web::split("https://me:1@host:80/p?q").without_user(), "https://host:80/p?q");
-    assert_eq!(Web::split("https://me:1@host:80/p?q").host(), "host");
+    assert_eq!(WebUrl::split("https://me:1@host:80/p?q").without_user(), "https://host:80/p?q");
+    assert_eq!(WebUrl::split("https://me:1@host:80/p?q").host(), "host");
 }

@@ -4,14 +4,14 @@ use super::percent_decoded;
 
 /// The parts of a URL of a web server.
 #[derive(Clone, Copy)]
-pub(crate) struct Web<'a> {
+pub(crate) struct WebUrl<'a> {
     scheme: &'a str,
     user: Option<&'a str>,
     host: &'a str,
     rest: &'a str,
 }
 
-impl<'a> Web<'a> {
+impl<'a> WebUrl<'a> {
     pub(crate) fn split(url: &'a str) -> Self {
         let (scheme, rest) = url.split_once("://").unwrap_or(("https", url));
         let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));

@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use ndarray::{Ix3, IxDyn, ShapeBuilder as _};
-use ndarray_shm::{Access, AttachOptions, CreateOptions, DType, Order, SharedArray, backend::EntryKind};
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{Access, AttachOptions, CreateOptions, DType, Order, SharedArray};
 use ndarray_shm_volume::demo::{DemoSpec, Pattern};
 use ndarray_shm_volume::{
     Bbox, ChunkSource, Error, Fetched, FillValue, Missing, Result, Scratch, StopFlag, VolumeMeta, Workers,

@@ -1,20 +1,20 @@
-//! Descriptions, indexes and chunks that are damaged, or made to harm: an error that names the file, no panic, bounded memory.
+//! Indexes and chunks that are damaged, or made to harm: an error that names the file, no panic, bounded memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use ndarray_shm::{DType, Order};
 use ndarray_shm_volume::{
-    ChunkSource, Elements, Encoding, Error, ErrorKind, Gather, NewVolume, Result, Scratch, VolumeFormat, VolumeOptions,
-    VolumeUrl, create_volume, open_volume,
+    ChunkSource, Elements, Encoding, Error, Gather, NewVolume, Result, Scratch, VolumeFormat, VolumeOptions, VolumeUrl,
+    create_volume, open_volume,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::place::Place;
 use crate::refused::{chain, with_slashes};
 
 /// Small numbers in runs.
-struct Runs(usize);
+pub(super) struct Runs(pub(super) usize);
 
 impl Gather for Runs {
     fn gather(&self, region: &[std::ops::Range<i64>], _order: Order, bytes: &mut Vec<u8>) -> Result<()> {
@@ -27,7 +27,7 @@ impl Gather for Runs {
     }
 }
 
-fn new(dtype: DType, encoding: Encoding) -> NewVolume {
+pub(super) fn new(dtype: DType, encoding: Encoding) -> NewVolume {
     let mut new = NewVolume::new(VolumeFormat::Precomputed, &[16, 16, 16, 1], &[16, 16, 16, 1], dtype);
     new.encoding = encoding;
     new
@@ -42,7 +42,7 @@ fn one_chunk(path: &Path, dtype: DType, encoding: Encoding) -> PathBuf {
     files.next().expect("a chunk").expect("its name").path()
 }
 
-fn open(path: &Path) -> Result<Box<dyn ChunkSource>> {
+pub(super) fn open(path: &Path) -> Result<Box<dyn ChunkSource>> {
     open_volume(&VolumeUrl::local(path))
 }
 
@@ -70,140 +70,6 @@ fn a_file_much_longer_than_a_chunk_is_an_error_before_it_is_read() {
         assert!(text.contains(&with_slashes(&file.display().to_string())), "{encoding:?}: {text}");
         assert!(text.contains("268435456 bytes are more than there can be in it"), "{encoding:?}: {text}");
     }
-}
-
-/// Writes a description with a change, and returns what opening it answers.
-fn changed(place: &Place, change: impl FnOnce(&mut Value)) -> String {
-    let path = place.path("described");
-    let mut info = json!({
-        "@type": "neuroglancer_multiscale_volume",
-        "type": "image",
-        "data_type": "uint8",
-        "num_channels": 1,
-        "scales": [{
-            "key": "1_1_1", "size": [64, 64, 64], "chunk_sizes": [[16, 16, 16]], "resolution": [1, 1, 1],
-            "voxel_offset": [0, 0, 0], "encoding": "raw",
-        }],
-    });
-    change(&mut info);
-    fs::create_dir_all(&path).expect("a directory");
-    fs::write(path.join("info"), info.to_string()).expect("a description");
-    match open(&path) {
-        Ok(source) => format!("{:?}", source.meta()),
-        Err(error) => {
-            let text = chain(&error);
-            assert!(
-                text.contains(&with_slashes(&path.join("info").display().to_string())),
-                "it names the file: {text}"
-            );
-            assert!(text.len() < 1000, "{text}");
-            text
-        }
-    }
-}
-
-#[test]
-fn a_description_that_is_wrong_says_what_is_wrong() {
-    let place = Place::new();
-    assert!(changed(&place, |_| {}).contains("Precomputed, raw"));
-    for (member, value, says) in [
-        ("key", json!("../other"), "leads out of the volume"),
-        ("key", json!("a/../../b"), "leads out of the volume"),
-        ("key", json!("/etc"), "absolute"),
-        ("key", json!("s3://elsewhere/x"), "absolute"),
-        ("key", json!("a\\..\\b"), "characters"),
-        ("key", json!(7), "`key` is 7"),
-        ("size", json!([64, 64]), "`size`"),
-        ("size", json!([64, -64, 64]), "`size`"),
-        ("size", json!([64, 1e30, 64]), "`size`"),
-        ("size", json!("x".repeat(1_000_000)), "`size`"),
-        ("chunk_sizes", json!([16, 16, 16]), "`chunk_sizes`"),
-        ("chunk_sizes", json!([]), "`chunk_sizes`"),
-        ("chunk_sizes", json!([[16, 0, 16]]), "`chunk_sizes`"),
-        ("chunk_sizes", json!([[16, -1, 16]]), "`chunk_sizes`"),
-        ("chunk_sizes", json!([[16.5, 16, 16]]), "`chunk_sizes`"),
-        ("chunk_sizes", json!([[16, 16, "16"]]), "`chunk_sizes`"),
-        ("voxel_offset", json!([0, 0.5, 0]), "`voxel_offset`"),
-        ("voxel_offset", json!([0, i64::MAX, 0]), "beyond any coordinate"),
-        ("resolution", json!([1, 1]), "`resolution`"),
-        ("encoding", json!(null), "`encoding`"),
-        ("encoding", json!("compresso"), "encoded as `compresso`: raw, jpeg"),
-        ("encoding", json!("crackle"), "encoded as `crackle`"),
-        ("encoding", json!("kempressed"), "encoded as `kempressed`"),
-        ("encoding", json!("fpzip"), "encoded as `fpzip`"),
-        ("encoding", json!("zfpc"), "encoded as `zfpc`"),
-        ("encoding", json!("jxl"), "encoded as `jxl`"),
-        ("encoding", json!("tiff"), "`tiff`, which is not known"),
-        ("encoding", json!("compressed_segmentation"), "needs uint32 or uint64"),
-        ("sharding", json!([]), "`sharding`"),
-        ("sharding", json!({"@type": "neuroglancer_uint64_sharded_v1", "hash": "md5"}), "`hash`"),
-    ] {
-        let text = changed(&place, |info| info["scales"][0][member] = value.clone());
-        assert!(text.contains(says), "{member}: {text}");
-    }
-    let huge = changed(&place, |info| {
-        info["scales"][0]["size"] = json!([1u64 << 40, 1u64 << 40, 1u64 << 40]);
-        info["scales"][0]["chunk_sizes"] = json!([[1u64 << 40, 1u64 << 40, 1u64 << 40]]);
-    });
-    assert!(huge.contains("cannot be decoded whole"), "{huge}");
-    for (member, value, says) in [
-        ("data_type", json!("string"), "elements of type string"),
-        ("data_type", json!(8), "`data_type`"),
-        ("num_channels", json!(0), "`num_channels`"),
-        ("num_channels", json!(u64::MAX), "cannot be decoded whole"),
-        ("num_channels", json!(1.5), "`num_channels`"),
-        ("scales", json!([]), "`scales`"),
-        ("scales", json!({"key": 1}), "`scales`"),
-        ("scales", json!([7]), "`key`"),
-        ("@type", json!("neuroglancer_annotations_v1"), "annotations"),
-        ("@type", json!("neuroglancer_multilod_draco"), "meshes"),
-        ("@type", json!("neuroglancer_skeletons"), "skeletons"),
-        ("@type", json!("neuroglancer_segment_properties"), "properties of segments"),
-        ("graph", json!({"chunk_size": [1, 1, 1]}), "graphene"),
-    ] {
-        let text = changed(&place, |info| info[member] = value.clone());
-        assert!(text.contains(says), "{member}: {text}");
-    }
-    assert!(
-        changed(&place, |info| *info = json!({"mesh": "mesh", "data_type": "uint8"})).contains("meshes or skeletons")
-    );
-    assert!(changed(&place, |info| *info = json!([1])).contains("no JSON object"));
-    let path = place.path("described");
-    for text in [&b""[..], b"{", b"\xff\xfe", b"null", &[0x1f, 0x8b, 8, 0, 0]] {
-        fs::write(path.join("info"), text).expect("a description");
-        let error = open(&path).expect_err("damaged");
-        assert_eq!(error.kind(), Some(ErrorKind::Damaged), "{error}");
-        assert!(error.to_string().contains("info` is damaged: "), "{error}");
-    }
-    for (kind, document) in [
-        (ErrorKind::NotAVolume, json!({"@type": "neuroglancer_skeletons"})),
-        (ErrorKind::Unsupported, json!({"data_type": "string", "scales": []})),
-        (ErrorKind::Damaged, json!({"data_type": "uint8", "scales": []})),
-    ] {
-        fs::write(path.join("info"), document.to_string()).expect("a description");
-        assert_eq!(open(&path).expect_err("no volume").kind(), Some(kind), "{document}");
-    }
-    fs::remove_file(path.join("info")).expect("ours");
-    let url: VolumeUrl = format!("precomputed://{}", path.display()).parse().expect("a URL");
-    assert_eq!(VolumeOptions::new().open(&url).expect_err("nothing").kind(), Some(ErrorKind::Absent));
-    changed(&place, |_| {});
-    let error = VolumeOptions::new().mip(3).open(&VolumeUrl::local(&path)).expect_err("no such scale");
-    assert!(chain(&error).contains("no scale 3: it has 1 (1_1_1)"), "{error}");
-}
-
-#[test]
-fn what_is_no_member_of_the_format_does_no_harm() {
-    let place = Place::new();
-    let text = changed(&place, |info| {
-        info["mesh"] = json!("mesh");
-        info["skeletons"] = json!("skeletons");
-        info["anything"] = json!({"scales": 7});
-        info["scales"][0]["hidden"] = json!(true);
-        info["scales"][0]["chunk_sizes"] = json!([[16, 16, 16], [64, 64, 1]]);
-        info["scales"][0]["key"] = json!("./a/../1_1_1");
-        info["scales"][0].as_object_mut().expect("a scale").remove("voxel_offset");
-    });
-    assert!(text.contains("Precomputed, raw") && text.contains("[16, 16, 16, 1]"), "{text}");
 }
 
 #[test]
@@ -424,69 +290,4 @@ fn a_shard_is_read_and_one_that_lies_is_an_error_that_names_it() {
             }
         }
     }
-}
-
-#[test]
-fn a_volume_that_is_reopened_before_its_first_chunk_is_packed_as_it_was_made() {
-    let place = Place::new();
-    for (number, (made, said, packed)) in [
-        (Encoding::Gzip, Some(Encoding::Gzip), true),
-        (Encoding::Gzip, None, false),
-        (Encoding::Raw, Some(Encoding::Raw), false),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let path = place.path(&format!("volume-{number}"));
-        let url = VolumeUrl::local(&path);
-        create_volume(&url, &new(DType::U8, made)).expect("a volume");
-        let mut options = VolumeOptions::new();
-        for said in [said, None, Some(Encoding::Raw), Some(Encoding::Gzip)] {
-            // After the first time there is a chunk, and that counts for more.
-            if let Some(said) = said {
-                options = options.encoding(said);
-            }
-            let sink = options.open_writable(&url).expect("a volume");
-            let region = sink.meta().domain();
-            let encoded = sink.encode(region.ranges(), &Runs(1)).expect("encoded");
-            sink.store(region.ranges(), encoded).expect("stored");
-            let file = path.join("1_1_1/0-16_0-16_0-16");
-            assert_eq!((file.is_file(), file.with_extension("gz").is_file()), (!packed, packed), "{made:?} {said:?}");
-        }
-    }
-}
-
-type Change = fn(&mut NewVolume);
-
-#[test]
-fn volumes_that_precomputed_does_not_have_are_refused_and_leave_nothing() {
-    let place = Place::new();
-    let changes: [(&str, Change); 11] = [
-        ("not 2 axes", |new| (new.shape, new.chunk_shape) = (vec![4, 4], vec![4, 4])),
-        ("do not divide", |new| new.chunk_shape = vec![4, 0, 4]),
-        ("all 3 channels", |new| (new.shape, new.chunk_shape) = (vec![4, 4, 4, 3], vec![4, 4, 4, 1])),
-        ("has no elements", |new| (new.shape, new.chunk_shape) = (vec![0, 4, 4], vec![4, 4, 4])),
-        ("without shards only", |new| new.shard_shape = Some(vec![8, 8, 8])),
-        ("begin at 0", |new| new.origin = vec![0, 0, 0, 5]),
-        ("three lengths", |new| new.resolution = vec![1.0, f64::NAN, 1.0]),
-        ("no elements of type", |new| new.dtype = DType::F64),
-        ("raw, gzip, jpeg", |new| new.encoding = Encoding::Zstd),
-        ("needs uint8", |new| (new.dtype, new.encoding) = (DType::U16, Encoding::Jpeg)),
-        ("cannot be decoded whole", |new| {
-            (new.shape, new.chunk_shape) = (vec![1 << 14; 3], vec![1 << 14; 3]);
-        }),
-    ];
-    for (number, (reason, change)) in changes.into_iter().enumerate() {
-        let path = place.path(&format!("volume-{number}"));
-        let mut new = new(DType::U8, Encoding::Raw);
-        change(&mut new);
-        let error = create_volume(&VolumeUrl::local(&path), &new).expect_err(reason);
-        assert!(matches!(error, Error::NewVolume { .. }), "{number}: {error:?}");
-        assert!(chain(&error).contains(reason), "{number}: {}", chain(&error));
-        assert!(!path.exists(), "{number}");
-    }
-    let path = place.path("volume");
-    create_volume(&VolumeUrl::local(&path), &new(DType::U8, Encoding::Raw)).expect("a volume");
-    let error = create_volume(&VolumeUrl::local(&path), &new(DType::U8, Encoding::Raw)).expect_err("it is there");
-    assert!(chain(&error).contains("already"), "{}", chain(&error));
 }

@@ -84,33 +84,15 @@ pub(crate) fn write(sink: &dyn ChunkSink, from: &Whole<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Runs the Python side, and returns what it prints.
-pub(crate) fn python(arguments: &[&Path], input: &str) -> String {
-    use std::io::Write as _;
-    use std::process::{Command, Stdio};
-
-    let interpreter = std::env::var_os("NDSHM_TEST_PYTHON")
-        .expect("NDSHM_TEST_PYTHON names a Python with zarr and tensorstore: run scripts/test, which makes one");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/zarr_cases.py");
-    let mut child = Command::new(interpreter)
-        .arg(script)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("Python starts");
-    child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("Python listens");
-    let output = child.wait_with_output().expect("Python ends");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    text(&output.stdout)
-}
-
 #[test]
 fn cutting_knows_both_orders() {
     let bytes: Vec<u8> = (0..12).collect();
     assert_eq!(cut(&bytes, &[3, 4], 1, &[1..3, 0..2], Order::C), [4, 5, 8, 9]);
     assert_eq!(cut(&bytes, &[3, 4], 1, &[1..3, 0..2], Order::F), [4, 8, 5, 9]);
     assert_eq!(cut(&bytes, &[3, 2], 2, &[1..3, 0..2], Order::F), [4, 5, 8, 9, 6, 7, 10, 11]);
+}
+
+/// Runs the Python side, and returns what it prints.
+pub(crate) fn python(arguments: &[&Path], input: &str) -> String {
+    crate::python::run("zarr_cases.py", "zarr and tensorstore", arguments, input)
 }
