@@ -69,10 +69,8 @@ impl Settings {
     }
 }
 
-#[cfg_attr(
-    not(any(feature = "s3", feature = "gcs", feature = "azure")),
-    expect(unused_variables, clippy::unused_async)
-)]
+#[cfg_attr(not(any(feature = "s3", feature = "gcs", feature = "azure")), expect(unused_variables))]
+#[cfg_attr(not(feature = "s3"), expect(clippy::unused_async))]
 /// Connects to nothing yet, except that a bucket of S3 is asked for its region if nobody said it. `None`: the scheme was not built in.
 pub(super) async fn connect(
     place: &str,
