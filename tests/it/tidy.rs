@@ -91,6 +91,7 @@ pub fn trials() -> Vec<Trial> {
         no_two_types_share_a_name,
         nothing_is_unfinished_or_skipped,
         debug_builds_have_named_steps,
+        workflows_call_scripts_that_exist,
         the_core_stays_light,
         the_first_command_builds_no_network,
         dependencies_ask_for_no_newer_compiler_than_we_promise,
@@ -514,6 +515,18 @@ fn cargo(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+fn workflows_call_scripts_that_exist() {
+    let mut called = BTreeSet::new();
+    for file in fs::read_dir(root().join(".github/workflows")).unwrap() {
+        let text = fs::read_to_string(file.unwrap().path()).unwrap();
+        let words = text.split_whitespace().filter(|word| word.starts_with("scripts/") || word.starts_with(".ci/"));
+        called.extend(words.map(str::to_owned));
+    }
+    assert!(called.contains(".ci/run") && called.len() > 1, "{called:?}");
+    let missing: Vec<String> = called.into_iter().filter(|script| !root().join(script).is_file()).collect();
+    fail_if_any(&missing);
 }
 
 /// Without them the suite `steps` would be missing, and nothing would say so.
