@@ -40,6 +40,9 @@
 //!
 //! Volumes are in local directories or, with the features `http`, `s3`, `gcs` and `azure`, behind URLs ([`VolumeUrl`]).
 
+// The documentation says which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod bbox;
 mod copy;
 pub mod demo;
