@@ -48,7 +48,10 @@ macro_rules! guarded {
                     T::DTYPE
                 }
 
-                /// Returns where it lives.
+                /// Returns the directory that it lives in.
+                ///
+                /// The file that other programs map is `array.backend().path().join(location.as_str())`, with the array's
+                /// location.
                 pub fn backend(&self) -> &Directory {
                     &self.home().backend
                 }

@@ -55,7 +55,7 @@ macro_rules! dtypes {
                 match self { $(Self::$variant => $size,)* }
             }
 
-            /// Returns how numpy writes the type.
+            /// Returns how numpy writes the type: the number is that of bytes, so `<u8` is `u64`.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $text,)* }
             }

@@ -85,6 +85,8 @@ struct Incoming<M> {
 impl Channel {
     /// Makes both ends of a channel: keep one, and give the other to a child as an inherited descriptor.
     ///
+    /// A child that gets text only, such as an entry of [`process`](crate::process), [connects](Self::connect) by a path.
+    ///
     /// # Errors
     ///
     /// [`TooManyOpenFiles`](Error::TooManyOpenFiles); [`Unsupported`](Error::Unsupported) on Windows.
@@ -98,6 +100,25 @@ impl Channel {
     /// # Errors
     ///
     /// [`Os`](Error::Os) with `NotFound` or `ConnectionRefused`: nobody listens there.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm::counted::{Channel, ChannelListener};
+    ///
+    /// # if cfg!(windows) { return Ok(()) }
+    /// let path = std::env::temp_dir().join(format!("channel-example-{}.sock", std::process::id()));
+    /// let listener = ChannelListener::bind(&path)?;
+    ///
+    /// // in another process, which knows the path
+    /// let there = Channel::connect(&path)?;
+    /// there.send("ready", &[])?;
+    ///
+    /// // in this one
+    /// let here = listener.accept()?;
+    /// assert_eq!(here.receive::<String>()?.message, "ready");
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
     pub fn connect(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let op = "connecting to a channel (somebody must listen at this path)";
