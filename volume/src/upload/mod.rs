@@ -34,6 +34,9 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// the elements and nothing else, whoever made it. It is only read, and never unlinked, however this ends. If somebody writes
 /// to it under the array's locks, this waits, and keeps writers out until it is done.
 ///
+/// [`VolumeOptions::open_writable`](crate::VolumeOptions::open_writable) opens a volume that exists for writing;
+/// [`create_volume`](crate::create_volume) makes a new one.
+///
 /// All of `bbox` is written, or the [cutout](UploadOptions::cutout). Doing it again stores the same objects again.
 ///
 /// # Errors
@@ -48,6 +51,32 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// - [`Chunk`](Error::Chunk), [`Store`](Error::Store): an object could not be encoded, stored, or, for changing a part of it, read.
 /// - [`Interrupted`](Error::Interrupted): the flag was raised.
 /// - [`Writing`](Error::Writing): a thread panicked.
+///
+/// # Examples
+///
+/// A part of a volume is changed in shared memory and stored again:
+///
+/// ```
+/// use ndarray::Ix2;
+/// use ndarray_shm::{DType, Location};
+/// use ndarray_shm_volume::demo::{self, DemoSpec};
+/// use ndarray_shm_volume::{DownloadOptions, UploadOptions, VolumeOptions, VolumeUrl};
+/// use ndarray_shm_volume::{download_to_shared_memory, upload_from_shared_memory};
+///
+/// # let directory = std::env::temp_dir().join(format!("change-example-{}", std::process::id()));
+/// # demo::write_volume(&directory, &DemoSpec::new(&[64, 64], &[16, 16], DType::U16))?;
+/// let volume = VolumeOptions::new().open_writable(&VolumeUrl::local(&directory))?;
+/// let bbox = volume.meta().parse_bbox("0:32,16:48")?;
+/// let location: Location = format!("change-example-{}", std::process::id()).parse()?;
+///
+/// let array = download_to_shared_memory(&*volume, &bbox, &location, &DownloadOptions::new())?.open::<u16, Ix2>()?;
+/// array.write()?.fill(7);
+/// let done = upload_from_shared_memory(&*volume, &bbox, &location, &UploadOptions::new())?;
+/// assert_eq!(done.stored, 4); // chunks
+/// array.unlink()?;
+/// # std::fs::remove_dir_all(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn upload_from_shared_memory(
     sink: &dyn ChunkSink,
     bbox: &Bbox,
