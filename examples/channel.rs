@@ -1,52 +1,52 @@
-//! Arrays travel in messages between two processes, without a copy: a worker doubles what it is sent.
+//! Sends arrays in messages over a socket: a request with an array, and an answer with another.
 //!
 //! ```sh
-//! cargo run --example channel --features channel        # on Linux
+//! cargo run --features channel --example channel
 //! ```
 
-#![allow(clippy::float_cmp)] // small whole numbers
+use std::error::Error;
+use std::time::Duration;
 
-use std::env;
-use std::process::Command;
-
-use ndarray::{Ix1, array};
-use ndarray_shm::Error;
 use ndarray_shm::counted::{Channel, ChannelListener, to_shared};
+use ndarray_shm::ndarray::{Array1, Ix1};
+use ndarray_shm::process::{self, Context};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    if let Some(path) = env::args().nth(1) {
-        return work(&path);
-    }
+fn main() -> Result<(), Box<dyn Error>> {
+    process::init(&[("serve", serve)]);
 
-    let path = env::temp_dir().join(format!("ndshm-channel-example-{}", std::process::id()));
+    let path = std::env::temp_dir().join(format!("channel-example-{}.sock", std::process::id()));
     let listener = match ChannelListener::bind(&path) {
-        Err(Error::Unsupported { what, .. }) => {
-            println!("no channels on this platform: {what}");
+        Err(error) if error.is_unsupported() => {
+            println!("not on this platform: {error}");
             return Ok(());
         }
         listener => listener?,
     };
-    let mut worker = Command::new(env::current_exe()?).arg(&path).spawn()?;
-    let channel = listener.accept()?;
+    let children = process::spawn(1, "serve", &[path.to_str().ok_or("the path of the socket is not UTF-8")?])?;
+    let channel = listener.accept_timeout(Duration::from_secs(10))?;
 
-    channel.send(&("double", 7), &[&to_shared(&array![1.0, 2.0, 3.0])?])?;
+    let array = to_shared(&Array1::from_iter(0..1000_u64))?; // the only copy in this program
+    channel.send("square", &[&array])?;
+
     let answer = channel.receive::<String>()?;
-    let [doubled] = answer.arrays.try_into().map_err(|_| "one array was expected")?;
-    let doubled = doubled.attach::<f64, Ix1>()?;
-    println!("{}: {}", answer.message, doubled.read()?.view());
-    assert_eq!(doubled.read()?.sum(), 12.0);
+    let [squares] = answer.arrays.try_into().map_err(|_| "the answer brings one array")?;
+    let squares = squares.attach::<u64, Ix1>()?;
+    children.join()?;
 
-    drop(channel);
-    assert!(worker.wait()?.success(), "the worker failed");
-    Ok(())
+    assert_eq!(squares.read()?[999], 999 * 999);
+    println!("the answer \"{}\" brought {} elements", answer.message, squares.len());
+    Ok(()) // nothing has to be unlinked: the arrays go with their last process, the socket with the listener
 }
 
-fn work(path: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let channel = Channel::connect(path)?;
-    let task = channel.receive::<(String, u32)>()?;
-    let [array] = task.arrays.try_into().map_err(|_| "one array was expected")?;
-    let array = array.attach::<f64, Ix1>()?;
-    array.write()?.mapv_inplace(|element| element * 2.0);
-    channel.send(&format!("task {} is done", task.message.1), &[&array])?;
+/// Runs in the child process: receives one request and answers it.
+fn serve(context: &Context) -> Result<(), Box<dyn Error>> {
+    let channel = Channel::connect(&context.arguments()[0])?;
+    let request = channel.receive::<String>()?;
+    for received in request.arrays {
+        println!("the request \"{}\" brought {} elements", request.message, received.shape()[0]);
+        let array = received.attach::<u64, Ix1>()?;
+        array.write()?.mapv_inplace(|element| element * element);
+        channel.send("squared", &[&array])?; // sent on by the process that received it
+    }
     Ok(())
 }

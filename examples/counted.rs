@@ -1,34 +1,54 @@
-//! An array is handed to another process as one line of text; its name goes with the last handle.
+//! Passes an array from process to process as text; the last process that has it removes its name.
 //!
 //! ```sh
 //! cargo run --example counted
 //! ```
 
-use std::env;
-use std::process::Command;
+use std::error::Error;
+use std::io::Read;
+use std::process::Stdio;
 
-use ndarray::Ix2;
-use ndarray_shm::RefcountedArray;
-use ndarray_shm::counted::Handle;
+use ndarray_shm::counted::{Handle, SharingStrategy};
+use ndarray_shm::ndarray::Ix1;
+use ndarray_shm::process::{self, Context, SpawnOptions};
+use ndarray_shm::{CreateOptions, RefcountedArray};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    if let Some(text) = env::args().nth(1) {
-        // The array says itself what it is: a wrong type or number of axes would be an error.
-        let array = text.parse::<Handle>()?.attach::<u32, Ix2>()?;
-        println!("received {:?} elements, {} handles", array.shape(), array.refcount());
-        array.write()?[[2, 3]] = 42;
-        return Ok(());
-    }
+fn main() -> Result<(), Box<dyn Error>> {
+    process::init(&[("double", double)]);
 
-    let name = format!("counted-{}", std::process::id());
-    let array = RefcountedArray::<u32, _>::create(name.as_str(), (3, 4))?;
-    let handle = array.handle()?; // while it is in flight, the array stays
-    let status = Command::new(env::current_exe()?).arg(handle.to_string()).status()?;
-    assert!(status.success(), "the receiver failed");
-    assert_eq!(array.read()?[[2, 3]], 42);
+    let options = CreateOptions::<RefcountedArray<u32, Ix1>>::new();
+    let array = options.share_with(SharingStrategy::FileSystem, 1000, |mut view| view.fill(21))?;
+    let name = array.location().expect("this strategy gives a name").clone();
 
+    // A handle is one line of text. It keeps the array alive for 30 seconds, without any process that has it attached.
+    let handle = array.handle()?.to_string();
     drop(array);
-    assert!(RefcountedArray::<u32, Ix2>::open(name.as_str()).is_err(), "the last handle removed the name");
-    println!("nothing is left");
+
+    // The child attaches, and prints a handle of its own.
+    let options = SpawnOptions::new().configure(|_, command| {
+        command.stdout(Stdio::piped());
+    });
+    let mut children = options.spawn(1, "double", &[&handle])?;
+    let mut answer = String::new();
+    children.take_stdout(0).expect("a pipe").read_to_string(&mut answer)?;
+    children.join()?;
+
+    let array = answer.trim().parse::<Handle>()?.attach::<u32, Ix1>()?;
+    assert!(array.read()?.iter().all(|element| *element == 42));
+    println!("{} elements came back, {} process has them attached", array.len(), array.refcount());
+
+    drop(array); // the last one
+    let error = RefcountedArray::<u32, Ix1>::open(&name).expect_err("the name went with the last process");
+    assert!(error.is_not_found());
+    println!("and now: {error}");
+    Ok(())
+}
+
+/// Runs in the child process, which knows nothing but the handle: type and shape are checked, not trusted.
+fn double(context: &Context) -> Result<(), Box<dyn Error>> {
+    let handle: Handle = context.arguments()[0].parse()?;
+    let array = handle.attach::<u32, Ix1>()?;
+    array.write()?.mapv_inplace(|element| element * 2);
+    println!("{}", array.handle()?);
     Ok(())
 }

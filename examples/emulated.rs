@@ -1,23 +1,42 @@
-//! The same program on real shared memory and on files: the semantics are the same, also where there is no `/dev/shm`.
+//! Shares an array in files instead of shared memory: the fallback, which works the same on every platform.
 //!
 //! ```sh
 //! cargo run --example emulated
-//! EMULATE_SHM=1 cargo run --example emulated        # real shared memory is not tried
 //! ```
+//!
+//! A program needs none of this to run where there is no shared memory: `EMULATE_SHM=1` chooses the same directory for all
+//! of it, and off Linux it is the default. The other examples run with it as they are.
 
-use ndarray_shm::{CreateOptions, Directory, SharedArray, default_backend};
+use std::error::Error;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    for directory in [default_backend()?, Directory::emulated()?] {
-        let name = format!("emulated-{}", std::process::id());
-        let array =
-            CreateOptions::<SharedArray<u16, _>>::new().backend(directory.clone()).create(name.as_str(), (3, 4))?;
-        array.write()?.fill(7);
-        println!("{}: {} bytes in {}", directory.name(), array.len() * 2, directory.path().join(&name).display());
+use ndarray_shm::process::{self, Context};
+use ndarray_shm::{AttachOptions, CreateOptions, Directory, SharedArray};
 
-        assert!(directory.attached(&name)?);
-        assert!(directory.unlink(&name)?);
-        assert_eq!(array.raw_dim(), ndarray::Ix2(3, 4)); // attached processes keep the elements
-    }
+const SHAPE: (usize, usize) = (100, 100);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    process::init(&[("fill", fill)]);
+
+    let name = format!("emulated-example-{}", std::process::id());
+    let directory = Directory::emulated()?;
+    let options = CreateOptions::<SharedArray<u8, _>>::new().backend(directory.clone());
+    let array = options.create(name.as_str(), SHAPE)?;
+    let file = directory.path().join(&name);
+    assert_eq!(file.metadata()?.len(), 100 * 100); // the elements and nothing else
+
+    let child = process::spawn(1, "fill", &[&name])?.join();
+    let painted = array.read()?.iter().all(|element| *element == 7);
+    directory.unlink(name)?;
+
+    child?;
+    assert!(painted && !file.exists());
+    println!("a child process painted {}, which is gone now", file.display());
+    Ok(())
+}
+
+/// Runs in the child process, which looks in the same directory.
+fn fill(context: &Context) -> Result<(), Box<dyn Error>> {
+    let options = AttachOptions::<SharedArray<u8, _>>::new().backend(Directory::emulated()?);
+    options.open(context.arguments()[0].as_str(), SHAPE)?.write()?.fill(7);
     Ok(())
 }

@@ -1,34 +1,37 @@
-//! One process creates an array, another opens it by name and changes it.
+//! Shares one array: this process creates it, a child process opens it by name and changes it.
 //!
 //! ```sh
 //! cargo run --example first_array
 //! ```
 
-#![allow(clippy::float_cmp)] // small whole numbers
+use std::error::Error;
 
-use std::env;
-use std::process::Command;
-
+use ndarray_shm::process::{self, Context};
 use ndarray_shm::{SharedArray, unlink};
 
+/// The file holds the elements alone. Processes agree on type and shape, for example by a constant.
 const SHAPE: (usize, usize) = (4, 5);
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    if let Some(name) = env::args().nth(1) {
-        // The other process knows name, element type and shape, and nothing else.
-        let array = SharedArray::<f32, _>::open(name, SHAPE)?;
-        array.write()?.mapv_inplace(|element| element * 2.0);
-        return Ok(());
-    }
+fn main() -> Result<(), Box<dyn Error>> {
+    process::init(&[("double", double)]);
 
     let name = format!("first-array-{}", std::process::id());
-    let array = SharedArray::<f32, _>::create_with(name.as_str(), SHAPE, |mut view| view.fill(21.0))?;
-    let status = Command::new(env::current_exe()?).arg(&name).status();
-    let doubled = array.read()?.to_owned();
-    unlink(&name)?; // no guard can be had after this; the memory goes with the last attachment
+    let array = SharedArray::<u32, _>::create(name.as_str(), SHAPE)?;
+    array.write()?[[1, 2]] = 21; // the guard is released at the semicolon
 
-    assert!(status?.success(), "the other process failed");
-    println!("{doubled}");
-    assert!(doubled.iter().all(|element| *element == 42.0));
+    let child = process::spawn(1, "double", &[&name])?.join();
+    let answer = array.read()?[[1, 2]];
+    unlink(name)?; // the memory is freed when the last process detaches
+
+    child?;
+    assert_eq!(answer, 42);
+    println!("the child process doubled element [1, 2]: it is {answer} now");
+    Ok(())
+}
+
+/// Runs in the child process, which is this program started again.
+fn double(context: &Context) -> Result<(), Box<dyn Error>> {
+    let array = SharedArray::<u32, _>::open(context.arguments()[0].as_str(), SHAPE)?;
+    array.write()?.mapv_inplace(|element| element * 2);
     Ok(())
 }

@@ -1,50 +1,57 @@
-//! A camera publishes one frame after the other in memory of a pool; a viewer in another process reads each by its name.
+//! Shows frame after frame to another process, in the same memory: a pool keeps it from one frame to the next.
 //!
 //! ```sh
 //! cargo run --example frames
 //! ```
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Command, Stdio};
-use std::{env, io};
+use std::error::Error;
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::Stdio;
 
+use ndarray_shm::process::{self, Context, SpawnOptions};
 use ndarray_shm::{Pool, SharedArray};
 
-const SHAPE: (usize, usize) = (480, 640);
-const FRAMES: u8 = 5;
+const FRAMES: u8 = 20;
+const SHAPE: (usize, usize) = (720, 1280);
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    if env::args().nth(1).is_some() {
-        return view();
-    }
+fn main() -> Result<(), Box<dyn Error>> {
+    process::init(&[("view", view)]);
 
-    let mut viewer =
-        Command::new(env::current_exe()?).arg("view").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let mut to_viewer = viewer.stdin.take().ok_or("no pipe to the viewer")?;
-    let mut answers = BufReader::new(viewer.stdout.take().ok_or("no pipe from the viewer")?).lines();
+    let options = SpawnOptions::new().configure(|_, command| {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    });
+    let mut viewer = options.spawn(1, "view", &[])?;
+    let mut to_viewer = viewer.take_stdin(0).expect("a pipe");
+    let mut from_viewer = BufReader::new(viewer.take_stdout(0).expect("a pipe")).lines();
+
     let pool = Pool::new()?;
-    for frame in 0..FRAMES {
-        let mut draft = pool.take::<u8, _>(SHAPE)?; // the memory of an earlier frame, if the viewer has left it
-        draft.view_mut().fill(frame);
-        let array = draft.publish(format!("frames-{}-{frame}", std::process::id()))?;
-        writeln!(to_viewer, "{}", array.location())?;
-        println!("frame {frame}: its brightest pixel is {}", answers.next().ok_or("the viewer has ended")??);
-    } // the frame loses its name, its memory comes back
-    drop(to_viewer);
-    assert!(viewer.wait()?.success(), "the viewer failed");
+    for number in 0..FRAMES {
+        let mut frame = pool.take::<u8, _>(SHAPE)?; // from the second on: memory that holds an earlier frame
+        frame.view_mut().fill(number);
+        let frame = frame.publish(format!("frame-{}-{number}", std::process::id()))?;
 
+        writeln!(to_viewer, "{}", frame.location())?;
+        let seen = from_viewer.next().ok_or("the viewer has ended")??;
+        assert_eq!(seen, number.to_string());
+    } // the name goes with `frame`, and the memory returns to the pool when the viewer has detached
+    drop(to_viewer);
+    viewer.join()?;
+
+    // Off Linux no process can know that it is alone: there each frame takes new memory.
     let stats = pool.stats();
-    println!("{} frames in new memory, {} in memory of earlier ones", stats.misses, stats.hits);
-    assert_eq!(stats.misses + stats.hits, u64::from(FRAMES));
+    assert!(stats.hits > 0 || cfg!(not(target_os = "linux")));
+    println!("{FRAMES} frames: {} in new memory, {} in memory of an earlier frame", stats.misses, stats.hits);
     Ok(())
 }
 
-fn view() -> Result<(), Box<dyn std::error::Error>> {
+/// Runs in the child process: reads names, one a line, and answers with the value of the frame.
+fn view(_: &Context) -> Result<(), Box<dyn Error>> {
     for name in io::stdin().lines() {
         let frame = SharedArray::<u8, _>::open(name?, SHAPE)?;
-        let brightest = frame.read()?.iter().copied().max().unwrap_or(0);
-        drop(frame); // before the answer: the camera may use the memory again
-        println!("{brightest}");
+        let value = frame.read()?[[0, 0]];
+        assert!(frame.read()?.iter().all(|pixel| *pixel == value));
+        drop(frame); // detached before the answer, so that the pool can use the memory at once
+        println!("{value}");
     }
     Ok(())
 }

@@ -1,40 +1,48 @@
-//! Rust creates an array, and numpy changes it in place: the file holds the elements and nothing else.
+//! Hands an array to numpy and back: Python maps the same file and changes it in place.
 //!
 //! ```sh
-//! cargo run --example numpy        # the interpreter: NDSHM_TEST_PYTHON, else python3
+//! pip install numpy
+//! cargo run --example numpy
 //! ```
+//!
+//! `NDSHM_TEST_PYTHON` names another interpreter than `python3`.
 
-#![allow(clippy::float_cmp)] // small whole numbers
-
+use std::env;
+use std::error::Error;
 use std::process::Command;
-use std::{env, fs};
 
-use ndarray_shm::{SharedArray, unlink};
+use ndarray_shm::SharedArray;
 
-/// What any program can do that knows path, element type, shape and order.
-const PROGRAM: &str = "
+const PYTHON: &str = r#"
 import sys
-try:
-    import numpy
-except ImportError:
-    sys.exit('this example needs numpy: python3 -m pip install numpy')
-array = numpy.memmap(sys.argv[1], dtype='<f4', mode='r+', shape=(3, 4), order='C')
-array[1, :] += 40
+import numpy as np
+array = np.memmap(sys.argv[1], dtype=sys.argv[2], mode="r+", shape=(3, 4), order="C")
+array[:, 1] *= 10
 array.flush()
-";
+"#;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let name = format!("numpy-{}", std::process::id());
-    let array = SharedArray::<f32, _>::create_with(name.as_str(), (3, 4), |mut view| view.fill(2.0))?;
-    let path = fs::canonicalize(array.backend().path().join(&name))?;
+fn main() -> Result<(), Box<dyn Error>> {
+    let python = env::var("NDSHM_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let found = Command::new(&python).args(["-c", "import numpy"]).output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        eprintln!("{python} cannot import numpy; this installs it: {python} -m pip install numpy");
+        std::process::exit(1);
+    }
 
-    let python = env::var_os("NDSHM_TEST_PYTHON").unwrap_or_else(|| "python3".into());
-    let status = Command::new(python).arg("-c").arg(PROGRAM).arg(&path).status();
-    let changed = array.read()?.to_owned();
-    unlink(&name)?;
-    assert!(status?.success(), "Python failed");
+    let name = format!("numpy-example-{}", std::process::id());
+    let array = SharedArray::<i32, _>::create_with(name, (3, 4), |mut view| view.fill(4))?;
 
-    println!("{changed}");
-    assert_eq!(changed.row(1).sum(), 4.0 * 42.0);
+    // An array is a file, in /dev/shm on Linux, that holds the elements and nothing else.
+    let path = array.backend().path().join(array.location().as_str());
+    // numpy takes no locks: this process holds no guard meanwhile, and reads when Python has ended.
+    let status = Command::new(&python).args(["-c", PYTHON]).arg(&path).arg(array.dtype().as_str()).status();
+    let row = array.read()?.row(2).to_vec();
+    array.unlink()?;
+
+    if !status?.success() {
+        return Err("Python failed; its message stands above".into());
+    }
+    assert_eq!(row, [4, 40, 4, 4]);
+    println!("a row after numpy multiplied the second column by 10: {row:?}");
     Ok(())
 }

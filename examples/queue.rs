@@ -1,51 +1,69 @@
-//! A producer passes a thousand small arrays of an arena to a consumer in another process.
+//! Passes many small arrays through a queue in an arena: two processes produce them, two consume them.
 //!
 //! ```sh
 //! cargo run --release --example queue
 //! ```
 
-use std::env;
-use std::process::Command;
-use std::time::Duration;
+use std::error::Error;
 
-use ndarray::{Array1, Ix1};
 use ndarray_shm::Arena;
+use ndarray_shm::ndarray::{Ix1, arr1};
+use ndarray_shm::process::{self, Context};
 
-const ARRAYS: usize = 1000;
+/// The queues of the arena, by number.
+const JOBS: u32 = 0;
+const TOTALS: u32 = 1;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    if let Some(name) = env::args().nth(1) {
-        return consume(&name);
+const EACH: u64 = 10_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    process::init(&[("produce", produce), ("consume", consume)]);
+
+    // 16 MiB, much less than all arrays together: what was consumed is free for the next.
+    let name = format!("queue-example-{}", std::process::id());
+    let arena = Arena::create(name.as_str(), 1 << 24)?;
+    let consumers = process::spawn(2, "consume", &[&name])?;
+    let producers = process::spawn(2, "produce", &[&name])?;
+    producers.join()?;
+    arena.queue(JOBS)?.close()?; // the consumers receive what was sent before, and end
+    consumers.join()?;
+
+    // What a process has sent arrives, though it has ended.
+    let (mut arrays, mut total) = (0, 0);
+    for _ in 0..2 {
+        let part = arena.queue(TOTALS)?.recv::<u64, Ix1>()?;
+        println!("a consumer received {} arrays", part.view()[0]);
+        arrays += part.view()[0];
+        total += part.view()[1];
     }
+    assert_eq!((arrays, total), (2 * EACH, 256 * EACH * (EACH - 1)));
+    Ok(()) // the name of the arena goes with the last process that has it open
+}
 
-    let name = format!("queue-{}", std::process::id());
-    let arena = Arena::create(name.as_str(), 1 << 20)?;
-    let mut consumer = Command::new(env::current_exe()?).arg(&name).spawn()?;
-    let queue = arena.queue(0)?;
-    for number in 0..ARRAYS {
-        let array = Array1::from_elem(number % 10, number as u64);
-        queue.send_timeout(arena.from_array(&array)?, Duration::from_secs(10))?; // one word, whatever the array's size
+/// Runs in two child processes.
+fn produce(context: &Context) -> Result<(), Box<dyn Error>> {
+    let arena = Arena::open(context.arguments()[0].as_str())?;
+    let queue = arena.queue(JOBS)?;
+    for number in 0..EACH {
+        let mut draft = arena.draft::<u64, _>(256)?; // holds whatever was there before
+        draft.view_mut().fill(number);
+        queue.send(draft.share()?)?; // waits while the queue is full
     }
-    queue.close()?;
-    assert!(consumer.wait()?.success(), "the consumer failed");
     Ok(())
 }
 
-fn consume(name: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let queue = Arena::open(name)?.queue(0)?;
-    let (mut count, mut elements) = (0, 0);
+/// Runs in two child processes; each array is received by one of them.
+fn consume(context: &Context) -> Result<(), Box<dyn Error>> {
+    let arena = Arena::open(context.arguments()[0].as_str())?;
+    let queue = arena.queue(JOBS)?;
+    let (mut arrays, mut total) = (0, 0);
     loop {
         match queue.recv::<u64, Ix1>() {
-            Ok(array) => {
-                assert!(array.view().iter().all(|element| *element == count));
-                count += 1;
-                elements += array.view().len();
-            } // its block is free again
+            Ok(array) => (arrays, total) = (arrays + 1, total + array.view().sum()),
             Err(error) if error.error().is_closed() => break,
             Err(error) => return Err(error.into()),
         }
     }
-    println!("{count} arrays with {elements} elements arrived, in their order");
-    assert_eq!(count, ARRAYS as u64);
+    arena.queue(TOTALS)?.send(arena.from_array(&arr1(&[arrays, total]))?)?;
     Ok(())
 }

@@ -1,50 +1,74 @@
-//! A region of a chunked volume is painted into shared memory by four threads, changed, and written back.
+//! Downloads a volume into shared memory with three worker processes, and uploads a part of it that was changed.
 //!
 //! ```sh
-//! cargo run --release -p ndarray-shm-volume --example volume
+//! cargo run -p ndarray-shm-volume --example volume
 //! ```
 
-use ndarray::Ix3;
-use ndarray_shm::{DType, SharedArray, unlink};
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use ndarray_shm::backend::default_backend;
+use ndarray_shm::ndarray::{Ix3, s};
+use ndarray_shm::{DType, Location};
 use ndarray_shm_volume::demo::{self, DemoSpec};
 use ndarray_shm_volume::{
-    DownloadOptions, UploadOptions, VolumeOptions, VolumeUrl, Workers, download, download_to_shared_memory,
-    open_volume, upload_from_shared_memory,
+    DownloadOptions, ProcessWorkers, StopFlag, UploadOptions, VolumeOptions, VolumeUrl, Workers, download,
+    download_to_shared_memory, open_volume, paint_as_worker, upload_from_shared_memory,
 };
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let name = format!("volume-{}", std::process::id());
-    let path = std::env::temp_dir().join(format!("ndshm-volume-example-{}", std::process::id()));
-    let result = run(&name, &path);
-    std::fs::remove_dir_all(&path)?;
-    unlink(&name)?;
+fn main() -> Result<(), Box<dyn Error>> {
+    if let (Some(directory), Some(name)) = (env::args().nth(1), env::args().nth(2)) {
+        return work(Path::new(&directory), &name.parse()?);
+    }
+
+    // A volume to begin with: Zarr version 3 in chunks of 32 x 32 x 32 elements. A real one may be behind a URL.
+    let name = format!("volume-example-{}", std::process::id());
+    let directory = env::temp_dir().join(&name);
+    let spec = DemoSpec::new(&[64, 128, 128], &[32, 32, 32], DType::U16);
+    demo::write_volume(&directory, &spec)?;
+    let result = change(&directory, &name.parse()?, &spec);
+    fs::remove_dir_all(&directory)?;
     result
 }
 
-fn run(name: &str, path: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
-    demo::write_volume(path, &DemoSpec::new(&[64, 64, 64], &[16, 32, 32], DType::U16))?;
-    let url = VolumeUrl::local(path);
+fn change(directory: &Path, location: &Location, spec: &DemoSpec) -> Result<(), Box<dyn Error>> {
+    let volume = VolumeOptions::new().open_writable(&VolumeUrl::local(directory))?;
+    let everything = volume.meta().domain();
 
-    // Down: every chunk that the region touches is decoded straight to its place.
-    let volume = open_volume(&url)?;
-    let bbox = volume.meta().parse_bbox("16:48,0:64,0:32")?;
-    let options = DownloadOptions::new().workers(Workers::Threads(4));
-    let done = download_to_shared_memory(&*volume, &bbox, &name.parse()?, &options)?;
-    println!("{} chunks, {} bytes, shape {:?}", done.chunks, done.bytes, done.shape);
+    let program = env::current_exe()?;
+    let (volume_directory, name) = (directory.to_owned(), location.to_string());
+    let workers = ProcessWorkers::new(3, move || {
+        let mut command = Command::new(&program);
+        command.arg(&volume_directory).arg(&name);
+        command
+    });
+    let options = DownloadOptions::new().workers(Workers::Processes(workers));
+    let done = download_to_shared_memory(&*volume, &everything, location, &options)?;
+    println!("{} chunks were painted into {location}", done.painted);
 
-    // Any process opens it by its name, type and shape.
-    let array = SharedArray::<u16, Ix3>::open(name, (32, 64, 32))?;
-    array.write()?.mapv_inplace(|element| element / 2);
+    // Now it is an array like any other. A change is made in place, and the chunk around it is uploaded again.
+    let array = done.open::<u16, Ix3>()?;
+    assert_eq!(array.read()?.view().into_dyn(), spec.expected::<u16>(&everything)?);
+    array.write()?.slice_mut(s![0..32, 0..32, 0..32]).fill(42);
+    let changed = volume.meta().parse_bbox("0:32,0:32,0:32")?;
+    let uploaded =
+        upload_from_shared_memory(&*volume, &everything, location, &UploadOptions::new().cutout(changed.clone()));
+    array.unlink()?;
+    println!("{} chunk was stored again", uploaded?.stored);
 
-    // And up again: whole stored objects, each replaced in one step.
-    upload_from_shared_memory(
-        &*VolumeOptions::new().open_writable(&url)?,
-        &bbox,
-        &name.parse()?,
-        &UploadOptions::new(),
-    )?;
-    let again = download::<u16, Ix3>(&*volume, &bbox, &DownloadOptions::new())?;
-    assert_eq!(again.read()?.view(), array.read()?.view());
-    println!("what was uploaded is what is downloaded again");
+    let stored = download::<u16, Ix3>(&*volume, &changed, &DownloadOptions::new())?;
+    assert!(stored.read()?.iter().all(|element| *element == 42));
+    Ok(())
+}
+
+/// What each worker process does.
+fn work(directory: &Path, location: &Location) -> Result<(), Box<dyn Error>> {
+    let stop = StopFlag::new();
+    stop.stop_when_stdin_ends(); // which is how the parent ends its workers
+    let volume = open_volume(&VolumeUrl::local(directory))?;
+    paint_as_worker(&*volume, default_backend()?, location, &stop)?;
     Ok(())
 }

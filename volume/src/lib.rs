@@ -86,3 +86,9 @@ pub use crate::upload::{
     upload_from_shared_memory,
 };
 pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};
+
+/// The README's example, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+#[derive(Debug)]
+pub struct Readme;
