@@ -91,4 +91,4 @@ pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 #[derive(Debug)]
-pub struct Readme;
+pub struct VolumeReadme;
