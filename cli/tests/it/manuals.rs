@@ -1,8 +1,5 @@
 //! What shells and `man` are told: every command is in it, and the shells can read it.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
-
 use crate::scene::{Scene, run};
 
 /// The commands that `--help` lists.
@@ -30,6 +27,9 @@ fn completions_know_every_command() {
 #[test]
 #[cfg(unix)] // bash is there
 fn bash_reads_its_completions() {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+
     let scene = Scene::new();
     let script = run(&mut scene.ndshm(["completions", "bash"])).expect_code(0).out;
     let mut bash = Command::new("bash").arg("-n").stdin(Stdio::piped()).spawn().expect("bash");
