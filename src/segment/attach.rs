@@ -106,38 +106,25 @@ pub(super) fn attach<S: Subject>(
     mut how: Attach,
     subject: &S,
 ) -> Result<Option<(S::Memory, S::Record)>> {
-    let Home { backend, location } = home;
-    let has_name = |facts: &Facts| if named { is_named(facts, home) } else { Ok(true) };
+    let location = &home.location;
     if !lease(&file, S::LEASE, how.patience, named.then_some(home), location.as_str())? {
         return Ok(None);
     }
     os::step("attach: leased");
-    let facts = look(&file, location)?;
-    if !has_name(&facts)? {
-        return Ok(None);
-    }
-    let read = || subject.read(&file, &facts, location);
-    let record = if S::LEASE == COUNTED { without_plain(&file, how.patience, location, read) } else { read() }?;
-    let (mapped, payload) = subject.extent(&record, &facts, &mut how);
-    if !how.sparse && facts.allocated < facts.length {
-        fill_holes(&file, &facts, home, S::OPEN_FOR.unwrap_or(how.access))?;
-    }
-    // Asked before anything is counted or used up, for the answer may be an error. What is known of the directory is true of a file
-    // that came as a descriptor only if it is on that file system.
-    let survives = if named {
-        backend.lock_survives_close()?
-    } else {
-        os::is_in_file_system_of(&file, backend.path()) && backend.lock_survives_close().unwrap_or(false)
+    let leased = map_leased(&file, named, home, &mut how, subject);
+    let Ok(Some((mut segment, record, survives))) = leased else {
+        // Closing would not do: a process that another thread is just spawning has a copy of the descriptor for a moment, and
+        // whoever leaves as the last in that moment would leave the name to a process that never was attached.
+        let _goes_with_the_description = os::unlock(&file, S::LEASE);
+        return leased.map(|_| None);
     };
-    let map = map(&file, 0, mapped, how.access, location.as_str())?;
-    let mut segment = Segment::new(map, payload, &facts, how.access, location.as_str())?;
-    segment.descriptor = Some(KeptDescriptor::new(file, backend));
+    segment.descriptor = Some(KeptDescriptor::new(file, &home.backend));
     segment.guards_by_descriptor = how.keep_descriptor;
     os::step("attach: mapped");
     let mut memory = subject.enter(segment, &record, home, &how)?;
     if let Some((kind, wait)) = how.held {
         let now = memory.as_mut().hold_all(kind, wait, location)?;
-        if !has_name(&now)? {
+        if named && !is_named(&now, home)? {
             return Ok(None);
         }
     }
@@ -146,6 +133,37 @@ pub(super) fn attach<S: Subject>(
         memory.as_mut().descriptor = None;
     }
     Ok(Some((memory, record)))
+}
+
+/// Reads and maps a file that is leased. Also returns whether its locks outlive the descriptor.
+fn map_leased<S: Subject>(
+    file: &File,
+    named: bool,
+    home: &Home,
+    how: &mut Attach,
+    subject: &S,
+) -> Result<Option<(Segment, S::Record, bool)>> {
+    let Home { backend, location } = home;
+    let facts = look(file, location)?;
+    if named && !is_named(&facts, home)? {
+        return Ok(None);
+    }
+    let read = || subject.read(file, &facts, location);
+    let record = if S::LEASE == COUNTED { without_plain(file, how.patience, location, read) } else { read() }?;
+    let (mapped, payload) = subject.extent(&record, &facts, how);
+    if !how.sparse && facts.allocated < facts.length {
+        fill_holes(file, &facts, home, S::OPEN_FOR.unwrap_or(how.access))?;
+    }
+    // Asked before anything is counted or used up, for the answer may be an error. What is known of the directory is true of a file
+    // that came as a descriptor only if it is on that file system.
+    let survives = if named {
+        backend.lock_survives_close()?
+    } else {
+        os::is_in_file_system_of(file, backend.path()) && backend.lock_survives_close().unwrap_or(false)
+    };
+    let map = map(file, 0, mapped, how.access, location.as_str())?;
+    let segment = Segment::new(map, payload, &facts, how.access, location.as_str())?;
+    Ok(Some((segment, record, survives)))
 }
 
 /// Takes a lease; waits while another process has it alone. `Ok(false)`: meanwhile the name leads elsewhere.

@@ -379,7 +379,11 @@ impl CountedSegment {
     /// What remains is done when the segment is dropped, or by [`CountedSegment::close`].
     fn leave(&mut self, limit: Duration) -> Result<()> {
         // A forked child did not count itself in.
-        if !self.counted || !self.segment.is_own_process() {
+        if !self.segment.is_own_process() {
+            return Ok(());
+        }
+        if !self.counted {
+            self.segment.end_lease(); // it was refused, or has left already
             return Ok(());
         }
         self.counted = false;

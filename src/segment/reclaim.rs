@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::time::Duration;
 
+use super::locks::Turn;
 use super::trailer::Trailer;
 use super::{Home, is_leased, look};
 use crate::backend::lock_space::COUNTED;
@@ -50,8 +51,9 @@ pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool)
     if !lease.map_err(|error| Error::os("lease", &home.location, error))? {
         return Ok(Verdict::Attached);
     }
+    let alone = Turn::of(alone, COUNTED);
     os::step("collect: alone");
-    let (found, _) = judge(&alone, Some(id), home)?;
+    let (found, _) = judge(&alone.file, Some(id), home)?;
     if found != Verdict::Orphan {
         return Ok(found);
     }

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
 use ndarray_shm::arena::{ArenaArray, ArenaHandle};
+use ndarray_shm::{AttachOptions, RefcountedArray, SharedArray};
 
 use super::sandbox;
-use crate::support::arena_of_child;
 use crate::support::child::{Child, Role, say};
-use crate::support::forks::in_forked_child;
+use crate::support::forks::{fork_until_input_ends, in_forked_child};
 use crate::support::machine::{mappings, open_paths};
-use crate::support::{Place, eventually};
+use crate::support::{Place, arena_of_child, backend_of_child, eventually, meddling};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -22,11 +22,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_hundred_thousand_arrays_take_a_handful_of_descriptors_and_mappings,
             a_forked_child_is_refused_and_disturbs_nothing,
             the_death_of_a_parent_is_noticed_while_its_forked_child_lives,
+            an_open_that_is_refused_leaves_no_lease_in_a_forked_child,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] = &[("arena-crowd", crowd), ("arena-fork", fork_with_arena), ("arena-orphan", orphan)];
+pub const ROLES: &[(&str, Role)] =
+    &[("arena-crowd", crowd), ("arena-fork", fork_with_arena), ("arena-orphan", orphan), ("arena-refused", refused)];
 
 const CROWD: u64 = 100_000;
 
@@ -166,4 +168,33 @@ fn the_death_of_a_parent_is_noticed_while_its_forked_child_lives(place: &Place) 
     // SAFETY: it is the process that the child has forked, which nobody else waits for: it was not given away again.
     unsafe { libc::kill(forked.parse().unwrap(), libc::SIGKILL) };
     eventually("the forked child ends", || arena.reclaim().unwrap().members == 1 || arena.stats().unwrap().arrays == 0);
+}
+
+/// Tries to open an arena as something else, and forks a child whenever it has the file open: a thread that starts a program does so
+/// at any moment, and until the program runs it has a copy of every descriptor.
+fn refused(arguments: &[String]) {
+    let backend = meddling(&backend_of_child(), |operation, _| {
+        if operation == "opened" {
+            fork_until_input_ends();
+        }
+        Ok(())
+    });
+    let name = arguments[0].as_str();
+    let length = std::fs::metadata(&arguments[1]).unwrap().len() as usize;
+    let plain = AttachOptions::<SharedArray<u8, Ix1>>::new().backend(backend.clone());
+    let counted = AttachOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend);
+    assert!(plain.open(name, length).unwrap_err().is_reserved());
+    assert!(counted.open(name).unwrap_err().is_reserved());
+    say("refused");
+}
+
+fn an_open_that_is_refused_leaves_no_lease_in_a_forked_child(place: &Place) {
+    let name = place.location("refused");
+    let arena = place.arena_options().create(name.as_str(), 1).unwrap();
+    let path = place.path(&name).display().to_string();
+    let mut child = Child::start(place, "arena-refused", &[name.as_str(), &path]);
+    child.expect("refused");
+    arena.close().unwrap();
+    assert!(!place.has(&name), "the last one out removes the name: those who were refused are not there");
+    child.finish();
 }

@@ -25,3 +25,13 @@ pub fn wait(child: i32) {
 pub fn in_forked_child(act: impl FnOnce() -> bool) {
     wait(fork(act));
 }
+
+/// Forks a child that has a copy of everything and does nothing, until nothing can write to the standard input any more.
+pub fn fork_until_input_ends() {
+    fork(|| {
+        let mut byte = 0_u8;
+        // SAFETY: there is room for the one byte.
+        while unsafe { libc::read(0, (&raw mut byte).cast(), 1) } > 0 {}
+        true
+    });
+}
