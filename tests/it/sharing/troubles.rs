@@ -53,20 +53,32 @@ fn send_and_hang(arguments: &[String]) {
 
 fn an_array_arrives_although_its_sender_was_killed(place: &Place) {
     for strategy in strategies() {
-        let meeting = Meeting::new(place);
-        let (mut child, channel) = meeting.child("send-and-hang", &[strategy.as_str()]);
-        child.expect("sent");
-        child.kill();
-        let reclaimed = Reclaim::new().run(&meeting.place.backend).unwrap();
-        assert_eq!(reclaimed.in_flight, usize::from(strategy == SharingStrategy::FileSystem));
-        assert!(reclaimed.removed.is_empty(), "{reclaimed:?}");
-        let received = channel.receive::<String>().unwrap();
-        let array = attach::<f32>(received.arrays.into_iter().next().unwrap());
-        assert!(all(&array, 8.0));
-        assert!(channel.receive::<String>().unwrap_err().is_closed());
-        drop(array); // the dead are still counted, and dead
-        meeting.is_clean();
+        // A process that another test is just spawning has a copy of every descriptor until its program runs, and with it the
+        // lease: then dropping leaves the name to the next reclaim. That happens once in dozens of rounds.
+        assert!((0..10).any(|_| dropping_removes_what_a_killed_sender_sent(place, strategy)), "{strategy}");
     }
+}
+
+fn dropping_removes_what_a_killed_sender_sent(place: &Place, strategy: SharingStrategy) -> bool {
+    let meeting = Meeting::new(place);
+    let (mut child, channel) = meeting.child("send-and-hang", &[strategy.as_str()]);
+    child.expect("sent");
+    child.kill();
+    let reclaimed = Reclaim::new().run(&meeting.place.backend).unwrap();
+    assert_eq!(reclaimed.in_flight, usize::from(strategy == SharingStrategy::FileSystem));
+    assert!(reclaimed.removed.is_empty(), "{reclaimed:?}");
+    let received = channel.receive::<String>().unwrap();
+    let array = attach::<f32>(received.arrays.into_iter().next().unwrap());
+    assert!(all(&array, 8.0));
+    assert!(channel.receive::<String>().unwrap_err().is_closed());
+    drop(array); // the dead are still counted, and dead
+    let removed = meeting.names() == 0;
+    eventually("no process has a copy of a descriptor", || {
+        Reclaim::new().run(&meeting.place.backend).unwrap();
+        meeting.names() == 0
+    });
+    meeting.is_clean();
+    removed
 }
 
 fn a_handle_of_a_killed_sender_that_nobody_takes_expires(place: &Place) {
@@ -213,7 +225,9 @@ fn what_a_message_says_about_an_array_is_held_against_the_array(place: &Place) {
     assert_eq!(array.refcount(), 1);
     drop(array);
     // Two real handles were issued and never used: the one for the number, and the forged one.
-    assert_eq!(Reclaim::new().run(&meeting.place.backend).unwrap().in_flight, 1);
+    eventually("no process has a copy of a descriptor", || {
+        Reclaim::new().run(&meeting.place.backend).unwrap().in_flight == 1
+    });
 }
 
 fn what_was_received_goes_when_its_channel_does(place: &Place) {
