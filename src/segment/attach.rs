@@ -113,8 +113,8 @@ pub(super) fn attach<S: Subject>(
     os::step("attach: leased");
     let leased = map_leased(&file, named, home, &mut how, subject);
     let Ok(Some((mut segment, record, survives))) = leased else {
-        // Closing would not do: a process that another thread is just spawning has a copy of the descriptor for a moment, and
-        // whoever leaves as the last in that moment would leave the name to a process that never was attached.
+        // Closing is not enough: a process that another thread is just spawning has a copy of the descriptor until its program
+        // runs. A last handle that leaves meanwhile would take the lease for that of an attached process, and keep the name.
         let _goes_with_the_description = os::unlock(&file, S::LEASE);
         return leased.map(|_| None);
     };

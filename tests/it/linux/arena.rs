@@ -195,6 +195,6 @@ fn an_open_that_is_refused_leaves_no_lease_in_a_forked_child(place: &Place) {
     let mut child = Child::start(place, "arena-refused", &[name.as_str(), &path]);
     child.expect("refused");
     arena.close().unwrap();
-    assert!(!place.has(&name), "the last one out removes the name: those who were refused are not there");
+    assert!(!place.has(&name), "the last member removes the name: a refused open is none");
     child.finish();
 }
