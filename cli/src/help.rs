@@ -334,8 +334,8 @@ Fields of each item of --json:
 
 pub(crate) const GC: &str = concat!(
     "\
-Removes counted arrays that nobody is attached to, if they are not kept and no handle is on its way, drafts that are
-older than a minute and whose creators are dead, halves of renderbuffers that cannot be resumed because a killed process left them
+Removes counted arrays that no process is attached to, if they are not kept and no handle is on its way, drafts older than a
+minute of creators that are dead, halves of renderbuffers that cannot be resumed because a killed process left them
 without ledger or without payload, and locks that killed uploads have left. It is safe at any time: what is in use is never
 touched, nor are plain arrays, renderbuffers that can be resumed, and other programs' files. Programs that take no lock, such as
 NumPy alone, do not count; they keep the bytes even so. Nothing to do is a success. Other users' files that this user may

@@ -93,7 +93,7 @@ impl Item {
         self.owner_name.clone().or_else(|| self.owner.map(|owner| owner.to_string()))
     }
 
-    /// Whether somebody is attached, in a word.
+    /// Whether a process is attached, in a word.
     pub(crate) fn attached(&self) -> &'static str {
         match self.attached {
             Some(true) => "yes",
@@ -112,7 +112,7 @@ impl Item {
         self.kind == "counted" && self.counted.is_none()
     }
 
-    /// Who uses it: how many, where they are counted; else whether anybody.
+    /// How many handles it has, where they are counted; else whether a process is attached.
     pub(crate) fn users(&self) -> String {
         self.counted.as_ref().map_or_else(|| self.attached().to_owned(), CountedReport::users)
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use self::python::succeeded;
 
-#[path = "python/mod.rs"]
+#[path = "../../volume/tests/it/python.rs"]
 mod python;
 
 /// Runs the Python side.

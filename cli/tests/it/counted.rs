@@ -144,7 +144,7 @@ fn an_unlinked_counted_array_stays_with_those_who_have_it() {
     assert_eq!(scene.names(), [""; 0]);
     assert!(holder.handles[0].attach::<f32, ndarray::Ix2>().is_err());
 
-    // The name may be another's by now; whoever had the first array leaves it alone.
+    // The name may be another array's by now; a handle of the first one leaves it alone.
     let other = Holder::create(&place, "x", &[]);
     holder.let_go();
     assert_eq!(scene.files(), ["x"]);

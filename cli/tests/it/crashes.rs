@@ -300,7 +300,7 @@ fn when_all_workers_are_killed_the_parent_says_what_to_do() {
         assert!(killed > 0, "{finished:?}");
         Some(finished.expect_code(1))
     };
-    let finished = (0..20).find_map(killed).expect("a download whose workers were killed in time");
+    let finished = (0..20).find_map(killed).expect("a download with its workers killed in time");
     assert!(finished.err.contains("the same command continues"), "{finished:?}");
     let report = run(&mut download(&scene, &how)).expect_code(0).json();
     assert!(number(&report, "resumed") >= 2, "{report:#}");

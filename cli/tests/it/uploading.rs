@@ -113,7 +113,7 @@ fn scales_and_channels_are_chosen() {
     let info = fs::read(to.join("info")).expect("there");
     let mut info: Value = serde_json::from_slice(&info).expect("JSON");
     assert_eq!(info["scales"][0]["voxel_offset"], serde_json::json!([-4, 0, 10]), "{info:#}");
-    // A coarser scale, as those who downsample add it.
+    // A coarser scale, as a program that downsamples adds it.
     let mut coarse = info["scales"][0].clone();
     (coarse["key"], coarse["resolution"]) = ("8_8_40".into(), serde_json::json!([8, 8, 40]));
     (coarse["size"], coarse["voxel_offset"]) = (serde_json::json!([4, 3, 4]), serde_json::json!([-2, 0, 10]));

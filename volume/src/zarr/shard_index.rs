@@ -55,7 +55,7 @@ impl ShardIndexCodec {
         let shape: Vec<NonZeroU64> = counts.iter().chain(&[2]).filter_map(|count| NonZeroU64::new(*count)).collect();
         let representation = codecs.encoded_representation(&shape, &data_type::uint64(), &FillValue::from(MISSING))?;
         let BytesRepresentation::FixedSize(bytes) = representation else {
-            return Err("the index of shards is packed to a length that nobody can know before".into());
+            return Err("the index of shards is packed to a length that cannot be known before".into());
         };
         let is_first = setting(codec, "index_location")? == "start";
         Ok(Self { counts, codecs, shape, bytes, is_first })

@@ -24,7 +24,7 @@ pub(crate) fn run(script: &str, packages: &str, arguments: &[impl AsRef<OsStr>],
 }
 
 /// Demands that a program succeeded, and returns what it printed.
-fn succeeded(output: &Output) -> String {
+pub(crate) fn succeeded(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)

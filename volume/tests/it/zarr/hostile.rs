@@ -161,7 +161,7 @@ fn documents_that_cannot_be_are_refused_by_the_name_of_their_file() {
         ("", |s| s["index_location"] = json!("middle")),
         ("", |s| s["codecs"] = json!([])),
         ("", |s| s["codecs"] = json!([{"name": "squash"}])),
-        ("nobody can know", |s| {
+        ("cannot be known", |s| {
             let gzip = json!({"name": "gzip", "configuration": {"level": 1}});
             s["index_codecs"].as_array_mut().expect("codecs").push(gzip);
         }),
