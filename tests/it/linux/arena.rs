@@ -1,6 +1,7 @@
 //! Arenas under the limits of a process, and in forked children.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
@@ -173,8 +174,10 @@ fn the_death_of_a_parent_is_noticed_while_its_forked_child_lives(place: &Place) 
 /// Tries to open an arena as something else, and forks a child whenever it has the file open: a thread that starts a program does so
 /// at any moment, and until the program runs it has a copy of every descriptor.
 fn refused(arguments: &[String]) {
+    static FORKS: AtomicUsize = AtomicUsize::new(0);
     let backend = meddling(&backend_of_child(), |operation, _| {
         if operation == "opened" {
+            FORKS.fetch_add(1, Ordering::Relaxed);
             fork_until_input_ends();
         }
         Ok(())
@@ -185,7 +188,7 @@ fn refused(arguments: &[String]) {
     let counted = AttachOptions::<RefcountedArray<u8, Ix1>>::new().backend(backend);
     assert!(plain.open(name, length).unwrap_err().is_reserved());
     assert!(counted.open(name).unwrap_err().is_reserved());
-    say("refused");
+    say(format!("refused after {} forks", FORKS.load(Ordering::Relaxed)));
 }
 
 fn an_open_that_is_refused_leaves_no_lease_in_a_forked_child(place: &Place) {
@@ -193,7 +196,7 @@ fn an_open_that_is_refused_leaves_no_lease_in_a_forked_child(place: &Place) {
     let arena = place.arena_options().create(name.as_str(), 1).unwrap();
     let path = place.path(&name).display().to_string();
     let mut child = Child::start(place, "arena-refused", &[name.as_str(), &path]);
-    child.expect("refused");
+    child.expect("refused after 2 forks");
     arena.close().unwrap();
     assert!(!place.has(&name), "the last member removes the name: a refused open is none");
     child.finish();

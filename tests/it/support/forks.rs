@@ -5,6 +5,7 @@
 pub fn fork(act: impl FnOnce() -> bool) -> i32 {
     // SAFETY: this process has one thread; the child ends without running anything of the parent's.
     let child = unsafe { libc::fork() };
+    assert_ne!(child, -1, "fork: {}", std::io::Error::last_os_error());
     if child == 0 {
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or(false);
         // SAFETY: ends the process without running anything else.
