@@ -48,6 +48,7 @@ struct Viewed {
 
 /// Runs `ndshm view`.
 pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let array = Described::find(&args.location, &args.layout, &[EntryKind::Array, EntryKind::Partial])?;
     let columns = match (&args.out, args.columns) {
         (Some(_), _) => None,
         (None, Some(columns)) => Some((usize::from(columns), usize::MAX)),
@@ -61,7 +62,6 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
             Some((usize::from(columns), usize::from(lines).saturating_sub(OTHER_LINES).max(1)))
         }
     };
-    let array = Described::find(&args.location, &args.layout, &[EntryKind::Array, EntryKind::Partial])?;
     let mut cuts = args.slice.clone();
     cuts.extend(args.channel.map(|index| crate::words::AxisCut { axis: "c".to_owned(), index }));
     let section = Section::choose(&array.shape, array.order, args.axes.as_deref(), &cuts)?;

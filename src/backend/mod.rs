@@ -45,7 +45,7 @@ pub use self::options::DraftOptions;
 pub(crate) use self::options::common_settings;
 pub use self::pages::{PageUse, Pages};
 pub(crate) use self::reserve::reserve;
-pub(crate) use self::selection::remembered;
+pub(crate) use self::selection::{found_elsewhere, remembered};
 pub use self::selection::{default_backend, set_emulate_shm};
 use crate::error::{Error, Result};
 use crate::os;

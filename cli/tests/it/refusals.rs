@@ -64,7 +64,8 @@ fn what_does_not_fit_is_exit_code_2() {
         command
     };
     let zarr = ["--dtype", "uint8", "--shape", "8,8", "--encoding"];
-    let precomputed = ["--shape", "4,4,4", "--chunk", "4,4,4", "--encoding"];
+    // Each as large as the array.
+    let precomputed = |shape| ["--shape", shape, "--chunk", "4,4,4", "--encoding"];
     let wrong = [
         (scene.ndshm(["download", there, "--location", "y", "--mip", "1", "--json"]), "no scale 1"),
         (scene.ndshm(["upload", "x", there, "--mip", "1", "--json"]), "no scale 1"),
@@ -74,9 +75,9 @@ fn what_does_not_fit_is_exit_code_2() {
         (create("zarr2", &[&zarr[..], &["raw", "--chunk", "8,8,8"]].concat()), "cannot tile"),
         (create("zarr3", &[&zarr[..], &["jpeg", "--chunk", "8,8"]].concat()), "no encoding jpeg"),
         (create("zarr3", &[&zarr[..], &["raw", "--chunk", "4,4", "--shard-shape", "8,6"]].concat()), "no multiples"),
-        (create("precomputed", &[&precomputed[..], &["zstd", "--dtype", "uint8"]].concat()), "raw, gzip, jpeg"),
-        (create("precomputed", &[&precomputed[..], &["jpeg", "--dtype", "uint16"]].concat()), "needs uint8"),
-        (create("precomputed", &[&precomputed[..], &["raw", "--dtype", "float64"]].concat()), "no elements of type"),
+        (create("precomputed", &[&precomputed("4,4,4")[..], &["zstd", "--dtype", "uint8"]].concat()), "raw, gzip, jpeg"),
+        (create("precomputed", &[&precomputed("4,4,2")[..], &["jpeg", "--dtype", "uint16"]].concat()), "needs uint8"),
+        (create("precomputed", &[&precomputed("4,2,1")[..], &["raw", "--dtype", "float64"]].concat()), "no elements of type"),
     ];
     for (mut command, reason) in wrong {
         let finished = run(&mut command).expect_code(2);
