@@ -551,3 +551,25 @@ pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_is_the_name_the_advice_and_the_causes_in_one_line() {
+        let error = Error::NotFound { location: "x".into() };
+        assert_eq!(format!("{error:?}"), format!("NotFound: {error}"));
+        let source = io::Error::new(io::ErrorKind::PermissionDenied, "no rights");
+        let error = Error::Os { op: "opening", location: "x".into(), source };
+        for text in [format!("{error:?}"), format!("{error:#?}")] {
+            assert_eq!(text, "Os: `x`: opening failed: no rights");
+        }
+    }
+
+    #[test]
+    fn setting_is_named_before_its_value_and_what_is_allowed() {
+        let error = "u\n7".parse::<crate::DType>().expect_err("no type");
+        assert!(error.to_string().starts_with(r#"the element type is "u\n7", but must be one of |u1 "#), "{error}");
+    }
+}

@@ -305,9 +305,10 @@ fn probe(place: &str, backend: &Directory, matters: bool, checks: &mut Vec<Check
     let path: &Path = backend.path();
     if !host::may_make_files(path) {
         let (found, advice) = match (host::is_read_only(path), place) {
-            (true, "shm") => {
-                (format!("{} is mounted read-only: no array can be made in it", path.display()), READ_ONLY_SHARED_MEMORY)
-            }
+            (true, "shm") => (
+                format!("{} is mounted read-only: no array can be made in it", path.display()),
+                READ_ONLY_SHARED_MEMORY,
+            ),
             (true, _) => (
                 format!("{} is on a file system that is mounted read-only: no array can be made in it", path.display()),
                 "set NDSHM_EMULATED_DIR to a directory of yours that can be written to",

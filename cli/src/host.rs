@@ -168,8 +168,8 @@ mod imp {
 }
 
 pub(crate) use imp::{
-    descriptor_limits, file_number, is_read_only, makes_nameless_files, may_make_files, permit_as_usual, raise_descriptor_limit,
-    reserve, room, user,
+    descriptor_limits, file_number, is_read_only, makes_nameless_files, may_make_files, permit_as_usual,
+    raise_descriptor_limit, reserve, room, user,
 };
 
 /// Tells a file from another that stands in its place later, also after a restart: when it was made, and its number. What is

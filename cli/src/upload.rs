@@ -197,8 +197,7 @@ impl<'a> UploadSource<'a> {
             Self::Described(_) => return Ok(()),
             Self::Plain(..) | Self::File(_) => {
                 let (found, _) = self.length_and_time()?;
-                let expected =
-                    shape.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length));
+                let expected = shape.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length));
                 match expected {
                     Some(expected) if expected != found => Error::SizeMismatch { location, expected, found },
                     // What is longer than can be counted is refused in the library's own words.
@@ -217,8 +216,10 @@ impl<'a> UploadSource<'a> {
             ndarray_shm::Error::DTypeMismatch { found, .. } => Some(format!("of type {found}")),
             ndarray_shm::Error::SizeMismatch { found, .. } => {
                 let is_item = |bytes: &u64| [1, 2, 4, 8, 16].contains(bytes) && *bytes != dtype.size() as u64;
-                let item = elements.filter(|elements| *elements > 0 && found % elements == 0).map(|count| found / count);
-                item.filter(is_item).map(|bytes| format!("of {} each", units::count(usize::try_from(bytes).unwrap_or(0), "byte")))
+                let item =
+                    elements.filter(|elements| *elements > 0 && found % elements == 0).map(|count| found / count);
+                item.filter(is_item)
+                    .map(|bytes| format!("of {} each", units::count(usize::try_from(bytes).unwrap_or(0), "byte")))
             }
             _ => None,
         };
@@ -337,17 +338,32 @@ fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<(NewVolume
         })?)),
         (None, None, None) => None,
     };
-    let needs_order = described.is_none()
-        && args.order.is_none()
-        && shape.as_ref().is_none_or(|shape| shape.iter().filter(|length| **length > 1).count() > 1);
-    let (Some((format, version)), Some(dtype), Some(shape), Some(PerAxis(chunk)), false) =
-        (format, dtype, &shape, &args.chunk, needs_order)
+    let origin: Option<Vec<i64>> = match (&args.origin, &args.shape, &spec) {
+        (Some(PerAxis(origin)), ..) => Some(origin.clone()),
+        // Without a shape of its own the volume is the region.
+        (None, None, Some(spec)) => Some(spec.starts().into_iter().map(|start| start.unwrap_or(0)).collect()),
+        _ => shape.as_ref().map(|shape| vec![0; shape.len()]),
+    };
+    let array: Option<Vec<u64>> = match (&spec, &shape, &origin) {
+        // It may leave out the channels. What does not lie in the volume is refused once that is open.
+        (Some(spec), Some(shape), Some(origin)) => {
+            spec.resolve(&Bbox::at(origin, shape)).ok().map(|region| lengths(&region))
+        }
+        _ => shape.clone(),
+    };
+    let order = match array.as_ref().or(shape.as_ref()) {
+        Some(shape) => source.order(args, shape.iter().copied()).map(drop),
+        None if described.is_some() || args.order.is_some() => Ok(()),
+        None => Err(Failure::silent(Exit::Usage)), // named below with what else is missing
+    };
+    let (Some((format, version)), Some(dtype), Some(shape), Some(origin), Some(PerAxis(chunk))) =
+        (format, dtype, &shape, origin, &args.chunk)
     else {
         let options = [
             (format.is_none(), "--format zarr2, zarr3 or precomputed (or precomputed:// in front of the URL)"),
             (dtype.is_none(), "--dtype TYPE, such as uint16"),
             (shape.is_none(), "--shape N,N,N (or --bbox)"),
-            (needs_order, "--order c (last axis contiguous) or f (first axis contiguous)"),
+            (order.is_err(), "--order c (last axis contiguous) or f (first axis contiguous)"),
             (args.chunk.is_none(), "--chunk N,N,N, such as 64,64,64"),
         ];
         let missing: Vec<&str> =
@@ -355,17 +371,7 @@ fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<(NewVolume
         let reason = if described.is_some() { "" } else { "; a plain array does not say what it is" };
         return Err(Failure::new(Exit::Usage, format!("--create needs {}{reason}", missing.join("; "))));
     };
-    let origin = match (&args.origin, &args.shape, &spec) {
-        (Some(PerAxis(origin)), ..) => origin.clone(),
-        // Without a shape of its own the volume is the region.
-        (None, None, Some(spec)) => spec.starts().into_iter().map(|start| start.unwrap_or(0)).collect(),
-        _ => vec![0; shape.len()],
-    };
-    let array = match &spec {
-        // It may leave out the channels. What does not lie in the volume is refused once that is open.
-        Some(spec) => spec.resolve(&Bbox::at(&origin, shape)).ok().map(|region| lengths(&region)),
-        None => Some(shape.clone()),
-    };
+    order?;
     let mut new = NewVolume::new(format, shape, chunk, dtype);
     new.version = version;
     new.origin = origin;

@@ -77,7 +77,9 @@ pub enum Error {
         cause: Cause,
     },
     /// A chunk is there, but this user may not read it.
-    #[error("chunk `{chunk}` (region {region}) cannot be read: give this user the right to read this file, or leave its region out")]
+    #[error(
+        "chunk `{chunk}` (region {region}) cannot be read: give this user the right to read this file, or leave its region out"
+    )]
     ChunkDenied {
         /// The file of the chunk.
         chunk: String,
@@ -333,5 +335,29 @@ impl Error {
 
     pub(crate) fn bbox(bbox: impl fmt::Display, reason: impl Into<String>) -> Self {
         Self::Bbox { bbox: bbox.to_string(), reason: reason.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_is_the_name_the_advice_and_the_causes_in_one_line() {
+        let error = Error::volume(ErrorKind::Damaged, "v/info", "it is cut short").because("EOF");
+        assert_eq!(format!("{error:?}"), "Source(Damaged): `v/info` is damaged: it is cut short: EOF");
+        let error = Error::from(ndarray_shm::Error::NotFound { location: "x".into() });
+        assert_eq!(format!("{error:?}"), format!("Array: NotFound: {error}"));
+        assert!(format!("{error:#?}").contains("create it first"));
+    }
+
+    #[test]
+    fn file_without_rights_is_no_server_that_may_answer_later() {
+        let cause = Box::new(io::Error::from(io::ErrorKind::PermissionDenied));
+        let error = Error::Store { op: "reading", object: "v/0.gz".into(), cause }.of_file(&[0..4]);
+        assert!(matches!(&error, Error::ChunkDenied { chunk, .. } if chunk == "v/0.gz"), "{error}");
+        let cause = Box::new(io::Error::from(io::ErrorKind::UnexpectedEof));
+        let error = Error::Store { op: "reading", object: "v/0".into(), cause }.of_file(&[0..4]);
+        assert!(matches!(error, Error::Chunk { .. }), "{error}");
     }
 }
