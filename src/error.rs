@@ -12,8 +12,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Everything that can go wrong with an array in shared memory.
 ///
 /// `Display` says what happened and what to do; the cause, where the operating system gave one, is in
-/// [`source`](std::error::Error::source) and is not repeated.
-#[derive(Debug, thiserror::Error)]
+/// [`source`](std::error::Error::source) and is not repeated. `Debug`, which a `main` that returns an error prints, is the variant's
+/// name, the same text and all causes in one line.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Nothing has this name.
@@ -21,6 +22,27 @@ pub enum Error {
     NotFound {
         /// The name asked for.
         location: String,
+    },
+    /// Nothing has this name in the place that was searched, but an array in the other of the two usual places has it.
+    #[error(
+        "`{location}`: no array has this name in {searched}, but there is one in {directory} (EMULATE_SHM={emulate} chooses that \
+         place)"
+    )]
+    Elsewhere {
+        /// The name asked for.
+        location: String,
+        /// The directory that was searched.
+        searched: String,
+        /// The directory in which the name is.
+        directory: String,
+        /// The value of `EMULATE_SHM` that chooses this directory.
+        emulate: u8,
+    },
+    /// The directory in which arrays are to live is missing.
+    #[error("`{directory}`: this directory does not exist (create it first, or correct its path)")]
+    NoDirectory {
+        /// Its path.
+        directory: String,
     },
     /// The name is taken.
     #[error("`{location}` exists already (open it, unlink it, or ask for it to be replaced)")]
@@ -249,13 +271,13 @@ pub enum Error {
         reason: &'static str,
     },
     /// A setting does not make sense.
-    #[error("{setting} is {value:?}: {expected}")]
+    #[error("{setting} is {value:?}, but must be {expected}")]
     InvalidSetting {
         /// The environment variable or option.
         setting: &'static str,
         /// Its value.
         value: String,
-        /// What it may be.
+        /// What it may be, as words that follow "must be".
         expected: &'static str,
     },
     /// The manager is not what it should be, or does not do what it should.
@@ -267,7 +289,7 @@ pub enum Error {
         reason: String,
     },
     /// The platform or file system cannot do this.
-    #[error("`{location}`: not supported here: {what}")]
+    #[error("`{location}`: not supported: {what}")]
     Unsupported {
         /// The array asked for.
         location: String,
@@ -332,8 +354,14 @@ macro_rules! predicates {
     };
 }
 
+impl Error {
+    /// Whether nothing has the name, at least where it was searched.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::NotFound { .. } | Self::Elsewhere { .. })
+    }
+}
+
 predicates! {
-    is_not_found => NotFound, "Whether nothing has the name.";
     is_already_exists => AlreadyExists, "Whether the name is taken.";
     is_reserved => Reserved, "Whether name or bytes belong to this crate's bookkeeping.";
     is_no_space => NoSpace, "Whether there was not enough room.";
@@ -354,6 +382,24 @@ predicates! {
     is_closed => Closed, "Whether the other end of the channel is gone, or the queue was closed.";
     is_queue_full => QueueFull, "Whether there was no room for another message.";
     is_protocol => Protocol, "Whether the channel carried something that is no message, or was asked to.";
+}
+
+/// The name of a variant.
+macro_rules! variant_name {
+    ($error:expr; $($name:ident,)*) => { match $error { $(Error::$name { .. } => stringify!($name),)* } };
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = variant_name! {
+            self;
+            NotFound, Elsewhere, NoDirectory, AlreadyExists, InvalidLocation, Reserved, NotAnArray, NoSpace, TooLarge, SizeMismatch,
+            DTypeMismatch, ShapeMismatch, Mismatch, Trailer, NotCounted, HandleSpent, TooManyHandles, Unlinked,
+            WouldBlock, WouldDeadlock, TimedOut, Incomplete, TooManyOpenFiles, PermissionDenied, ForeignOwner,
+            InvalidSetting, Manager, Unsupported, Closed, QueueFull, Message, Protocol, Os,
+        };
+        write!(f, "{name}: {}", with_causes(self))
+    }
 }
 
 impl Error {
@@ -429,7 +475,11 @@ impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         use io::ErrorKind as Kind;
         let kind = match &error {
-            Error::NotFound { .. } | Error::Unlinked { .. } | Error::HandleSpent { .. } => Kind::NotFound,
+            Error::NotFound { .. }
+            | Error::Elsewhere { .. }
+            | Error::NoDirectory { .. }
+            | Error::Unlinked { .. }
+            | Error::HandleSpent { .. } => Kind::NotFound,
             Error::AlreadyExists { .. } => Kind::AlreadyExists,
             Error::InvalidLocation { .. }
             | Error::Reserved { .. }
@@ -536,4 +586,26 @@ impl<A> From<IntoError<A>> for Error {
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_is_the_name_the_advice_and_the_causes_in_one_line() {
+        let error = Error::NotFound { location: "x".into() };
+        assert_eq!(format!("{error:?}"), format!("NotFound: {error}"));
+        let source = io::Error::new(io::ErrorKind::PermissionDenied, "no rights");
+        let error = Error::Os { op: "opening", location: "x".into(), source };
+        for text in [format!("{error:?}"), format!("{error:#?}")] {
+            assert_eq!(text, "Os: `x`: opening failed: no rights");
+        }
+    }
+
+    #[test]
+    fn setting_is_named_before_its_value_and_what_is_allowed() {
+        let error = "u\n7".parse::<crate::DType>().expect_err("no type");
+        assert!(error.to_string().starts_with(r#"the element type is "u\n7", but must be one of |u1 "#), "{error}");
+    }
 }

@@ -121,13 +121,19 @@ pub use crate::render::{NextClaim, RenderBuffer};
 /// Removes a name in the default backend; attached processes keep the bytes, and the memory is freed with the last of
 /// them.
 ///
-/// `Ok(false)`: nothing had the name. [`Directory::unlink`] does the same elsewhere.
+/// `Ok(false)`: nothing had the name, neither there nor in the other usual place. [`Directory::unlink`] does the same elsewhere.
 ///
 /// # Errors
 ///
-/// [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and those of [`default_backend`].
+/// [`Elsewhere`](Error::Elsewhere): an array in the other of the two usual places has the name, and keeps it ([`Error::is_not_found`] is
+/// true of this error). [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and those of
+/// [`default_backend`].
 pub fn unlink(location: impl IntoLocation) -> Result<bool> {
-    default_backend()?.unlink(location)
+    let (backend, location) = (default_backend()?, location.into_location()?);
+    if backend.unlink(&location)? {
+        return Ok(true);
+    }
+    backend::found_elsewhere(&backend, &location).map_or(Ok(false), Err)
 }
 
 /// Whether any process is attached to the array of this name in the default backend.

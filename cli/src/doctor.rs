@@ -36,6 +36,10 @@ const MORE_SHARED_MEMORY: &str = "enlarge it: `docker run --shm-size=8g` (or --i
      file; in Kubernetes mount an `emptyDir: {medium: Memory, sizeLimit: 8Gi}` at /dev/shm; elsewhere \
      `mount -o remount,size=8G /dev/shm`; or use files: EMULATE_SHM=1";
 
+const READ_ONLY_SHARED_MEMORY: &str = "mount it for writing: `mount -o remount,rw /dev/shm`; in a container give it a tmpfs of \
+     its own, `docker run --tmpfs /dev/shm:rw,size=8g`, or in Kubernetes an `emptyDir: {medium: Memory, sizeLimit: 8Gi}`; or use \
+     files: EMULATE_SHM=1";
+
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -163,12 +167,23 @@ fn examine() -> Vec<Check> {
 
 /// Which backend is used, and whether the settings make sense.
 fn selection(default: Result<Directory, Error>) -> Check {
-    let setting = match std::env::var_os(EMULATE_SHM) {
+    let setting = std::env::var_os(EMULATE_SHM);
+    let setting_is_missing = setting.is_none();
+    let setting = match setting {
         Some(value) => format!("{EMULATE_SHM}={}", value.to_string_lossy()),
         None => format!("{EMULATE_SHM} is not set"),
     };
     match default {
-        Ok(backend) => Check::ok("backend", format!("{setting}: {} in {}", backend.name(), backend.path().display())),
+        Ok(backend) => {
+            let chosen = format!("{setting}: {} in {}", backend.name(), backend.path().display());
+            let reason = match Directory::shm() {
+                Ok(shm) if setting_is_missing && backend.name() == "emulated" => {
+                    format!(", because no array can be made in {}", shm.path().display())
+                }
+                _ => String::new(),
+            };
+            Check::ok("backend", format!("{chosen}{reason}"))
+        }
         Err(error) => Check::error(
             "backend",
             error,
@@ -194,6 +209,7 @@ fn shared_memory(shm: &Directory, matters: bool) -> Check {
     } else {
         String::new()
     };
+    let kind = if host::is_read_only(path) { format!("{kind}, read-only") } else { kind };
     let found =
         format!("{} free of {} in {} ({kind}){below}", units::size(room.free), units::size(room.total), path.display());
     let little = if room.total <= LITTLE_ROOM || room.free < LITTLE_ROOM {
@@ -267,13 +283,13 @@ fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
     probe("emulated", &backend, matters, checks)
 }
 
-/// Returns the emulated directory if it is there, else the directory above it that is: it is not made for a look.
+/// Returns the emulated directory if it is there, else the one above it, in which it is made: not for a look.
 fn emulated_or_parent() -> Result<Directory, Error> {
     let path = Directory::emulated_path()?;
     if path.symlink_metadata().is_ok() {
         return Directory::emulated();
     }
-    match path.ancestors().skip(1).find(|above| above.is_dir()) {
+    match path.parent().filter(|above| above.is_dir()) {
         Some(above) => Ok(Directory::new("emulated", above)),
         // Nothing to look at: the library says what is wrong, and makes nothing.
         None => Directory::emulated(),
@@ -288,8 +304,19 @@ fn probe(place: &str, backend: &Directory, matters: bool, checks: &mut Vec<Check
     };
     let path: &Path = backend.path();
     if !host::may_make_files(path) {
-        let found = format!("this user may not make files in {}", path.display());
-        let advice = "see its permissions, and whether its file system is mounted read-only";
+        let (found, advice) = match (host::is_read_only(path), place) {
+            (true, "shm") => (
+                format!("{} is mounted read-only: no array can be made in it", path.display()),
+                READ_ONLY_SHARED_MEMORY,
+            ),
+            (true, _) => (
+                format!("{} is on a file system that is mounted read-only: no array can be made in it", path.display()),
+                "set NDSHM_EMULATED_DIR to a directory of yours that can be written to",
+            ),
+            (false, _) => {
+                (format!("this user may not make files in {}", path.display()), "see its permissions and its owner")
+            }
+        };
         checks.push(if matters { Check::problem(locks, found, advice) } else { Check::warning(locks, found, advice) });
         return true;
     }

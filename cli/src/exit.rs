@@ -183,7 +183,7 @@ impl From<&ndarray_shm::Error> for Exit {
     fn from(error: &ndarray_shm::Error) -> Self {
         use ndarray_shm::Error;
         match error {
-            Error::NotFound { .. } => Self::NotFound,
+            Error::NotFound { .. } | Error::Elsewhere { .. } => Self::NotFound,
             Error::InvalidLocation { .. } | Error::Reserved { .. } | Error::InvalidSetting { .. } => Self::Usage,
             _ => Self::Failed,
         }

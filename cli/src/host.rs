@@ -47,6 +47,12 @@ mod imp {
         })
     }
 
+    /// Whether the file system that a path is on is mounted read-only.
+    pub(crate) fn is_read_only(path: &Path) -> bool {
+        use rustix::fs::StatVfsMountFlags;
+        rustix::fs::statvfs(path).is_ok_and(|facts| facts.f_flag.contains(StatVfsMountFlags::RDONLY))
+    }
+
     /// Returns the number of a file, which no other file of its file system has meanwhile; 0 where there are none.
     pub(crate) fn file_number(facts: &std::fs::Metadata) -> u64 {
         std::os::unix::fs::MetadataExt::ino(facts)
@@ -122,6 +128,10 @@ mod imp {
         None
     }
 
+    pub(crate) fn is_read_only(_path: &Path) -> bool {
+        false
+    }
+
     pub(crate) fn file_number(_facts: &std::fs::Metadata) -> u64 {
         0
     }
@@ -158,8 +168,8 @@ mod imp {
 }
 
 pub(crate) use imp::{
-    descriptor_limits, file_number, makes_nameless_files, may_make_files, permit_as_usual, raise_descriptor_limit,
-    reserve, room, user,
+    descriptor_limits, file_number, is_read_only, makes_nameless_files, may_make_files, permit_as_usual,
+    raise_descriptor_limit, reserve, room, user,
 };
 
 /// Tells a file from another that stands in its place later, also after a restart: when it was made, and its number. What is

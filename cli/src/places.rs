@@ -43,6 +43,13 @@ pub(crate) fn existing(choice: Option<BackendChoice>) -> Result<Vec<Directory>, 
     Ok(places)
 }
 
+/// Returns both usual places as far as they are there and sound; makes none.
+fn existing_in_silence() -> impl Iterator<Item = Directory> {
+    let shm = Directory::shm().ok().filter(|shm| shm.path().is_dir());
+    let path = Directory::emulated_path().ok().filter(|path| path.is_dir());
+    shm.into_iter().chain(path.and_then(|_| Directory::emulated().ok()))
+}
+
 /// Returns the places to search for a name: the chosen one; else what `EMULATE_SHM` says; else all.
 fn searched(choice: Option<BackendChoice>) -> Result<Vec<Directory>, Failure> {
     if choice.is_none() && std::env::var_os(EMULATE_SHM).is_some() {
@@ -68,6 +75,8 @@ pub(crate) struct NameMatch {
 #[derive(Debug)]
 pub(crate) struct Search {
     places: Vec<(Directory, Vec<DirectoryEntry>)>,
+    /// The places that are there and were not meant.
+    others: Vec<Directory>,
 }
 
 impl Search {
@@ -78,7 +87,9 @@ impl Search {
             let entries = backend.list()?;
             places.push((backend, entries));
         }
-        Ok(Self { places })
+        // They only serve advice: what is wrong with them is not said here.
+        let others = existing_in_silence().filter(|other| places.iter().all(|(place, _)| place.path() != other.path()));
+        Ok(Self { others: others.collect(), places })
     }
 
     /// Finds the place where a name leads to something of the wanted kinds.
@@ -101,10 +112,28 @@ impl Search {
             .collect();
         match found.len() {
             0 => Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}` {}", self.describe()))
-                .advice("`ndshm ls` lists what there is; --backend chooses where to look")),
+                .advice(self.advice(location, wanted))),
             1 => Ok(found.remove(0)),
             _ => Err(Failure::new(Exit::Failed, format!("`{location}` exists more than once {}", self.describe()))
                 .advice("say which one is meant with --backend shm or --backend emulated")),
+        }
+    }
+
+    /// Says what to do about a name that was not found: another place may have it.
+    fn advice(&self, location: &Location, wanted: &[EntryKind]) -> String {
+        let has_it = |place: &&Directory| {
+            let entries = place.list().unwrap_or_default();
+            entries.iter().any(|entry| wanted.contains(&entry.kind) && entry.location().as_ref() == Some(location))
+        };
+        match self.others.iter().find(has_it) {
+            Some(other) => {
+                let (place, emulate) = if other.name() == "emulated" { ("emulated", 1) } else { ("shm", 0) };
+                format!(
+                    "there is one of that name in {}: --backend {place} means that one, and so does {EMULATE_SHM}={emulate}",
+                    shown(other.path())
+                )
+            }
+            None => "`ndshm ls` lists what there is; --backend chooses where to look".to_owned(),
         }
     }
 

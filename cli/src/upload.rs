@@ -3,12 +3,12 @@
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::{DType, Directory, Location, Order, with_element};
 use ndarray_shm_volume::{
-    Alignment, Bbox, ChunkSink, Encoding, Error, ErrorKind, NewVolume, UploadOptions, Uploaded, VolumeFormat,
+    Alignment, Bbox, BboxSpec, ChunkSink, Encoding, Error, ErrorKind, NewVolume, UploadOptions, Uploaded, VolumeFormat,
     VolumeOptions, create_volume, upload_from_array, upload_from_file, upload_from_shared_memory,
 };
 use serde::Serialize;
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         .progress(&display)
         .stop(&stop);
     let start = Instant::now();
-    let uploaded = source.upload(&*sink, &bbox, options);
+    let uploaded = source.upload(&*sink, &bbox, options, args);
     display.clear();
     let uploaded = uploaded.map_err(|failure| match failure.exit() {
         Exit::Interrupted => {
@@ -164,33 +164,96 @@ impl<'a> UploadSource<'a> {
 
     /// Tells it from another of the same name: its length, and when it was made or last written.
     fn version(&self) -> Result<String, Failure> {
+        let (length, time) = self.length_and_time()?;
+        let time = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Ok(format!("{length} bytes, {}.{:09}", time.as_secs(), time.subsec_nanos()))
+    }
+
+    fn length_and_time(&self) -> Result<(u64, SystemTime), Failure> {
         let path = match self {
             Self::File(path) => path.to_path_buf(),
             Self::Plain(location, backend) => backend.path().join(location.as_str()),
             Self::Described(array) => array.backend.path().join(array.location.as_str()),
         };
         let found = path.metadata().and_then(|facts| Ok((facts.len(), facts.modified()?)));
-        let (length, time) = found.map_err(|error| {
+        found.map_err(|error| {
             let exit = if error.kind() == std::io::ErrorKind::NotFound { Exit::NotFound } else { Exit::Failed };
             Failure::new(exit, error).while_doing(format!("cannot read `{}`", path.display()))
-        })?;
-        let time = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Ok(format!("{length} bytes, {}.{:09}", time.as_secs(), time.subsec_nanos()))
+        })
     }
 
-    fn upload(&self, sink: &dyn ChunkSink, bbox: &Bbox, options: UploadOptions<'_>) -> Result<Uploaded, Failure> {
+    /// Refuses an array that is not a region of this type and shape.
+    fn check_fits(&self, dtype: DType, shape: &[u64], args: &UploadArgs) -> Result<(), Failure> {
+        use ndarray_shm::Error;
+        let location = args.source.to_string_lossy().into_owned();
+        let error = match self {
+            Self::Described(array) if array.dtype != dtype => {
+                Error::DTypeMismatch { location, expected: dtype.to_string(), found: array.dtype.to_string() }
+            }
+            Self::Described(array) if !array.shape.iter().map(|length| *length as u64).eq(shape.iter().copied()) => {
+                let (expected, found) = (format!("{shape:?}"), format!("{:?}", array.shape));
+                Error::ShapeMismatch { location, expected, found }
+            }
+            Self::Described(_) => return Ok(()),
+            Self::Plain(..) | Self::File(_) => {
+                let (found, _) = self.length_and_time()?;
+                let expected = shape.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length));
+                match expected {
+                    Some(expected) if expected != found => Error::SizeMismatch { location, expected, found },
+                    // What is longer than can be counted is refused in the library's own words.
+                    _ => return Ok(()),
+                }
+            }
+        };
+        let advice = self.mismatch_advice(&error, dtype, shape, args.create);
+        Err(Failure::from(error).usage().advice(advice))
+    }
+
+    /// Says what to do about an array that is not the region: where its elements would fit in another type, that is what is wrong.
+    fn mismatch_advice(&self, error: &ndarray_shm::Error, dtype: DType, shape: &[u64], is_new: bool) -> String {
+        let elements = shape.iter().try_fold(1u64, |elements, length| elements.checked_mul(*length));
+        let found = match error {
+            ndarray_shm::Error::DTypeMismatch { found, .. } => Some(format!("of type {found}")),
+            ndarray_shm::Error::SizeMismatch { found, .. } => {
+                let is_item = |bytes: &u64| [1, 2, 4, 8, 16].contains(bytes) && *bytes != dtype.size() as u64;
+                let item =
+                    elements.filter(|elements| *elements > 0 && found % elements == 0).map(|count| found / count);
+                item.filter(is_item)
+                    .map(|bytes| format!("of {} each", units::count(usize::try_from(bytes).unwrap_or(0), "byte")))
+            }
+            _ => None,
+        };
+        match (found, is_new) {
+            (Some(found), true) => format!(
+                "as the region of shape {shape:?} its elements are {found}, but --dtype says {dtype}: give --dtype the type of the \
+                 array's elements, or leave it out where the array says itself what it is; or give --bbox another region{}",
+                self.npy_advice()
+            ),
+            (Some(found), false) => format!(
+                "as the region of shape {shape:?} its elements are {found}, but the volume's are of type {dtype}: convert the array to \
+                 that type, or make a volume of its own type with --create; or give --bbox another region{}",
+                self.npy_advice()
+            ),
+            (None, _) => format!(
+                "the array is to be the region of shape {shape:?} in elements of type {dtype}: --bbox says which region it is, and \
+                 --cutout which part of it is written{}",
+                self.npy_advice()
+            ),
+        }
+    }
+
+    fn upload(
+        &self,
+        sink: &dyn ChunkSink,
+        bbox: &Bbox,
+        options: UploadOptions<'_>,
+        args: &UploadArgs,
+    ) -> Result<Uploaded, Failure> {
         let explain = |error: Error| {
             let advice = match &error {
-                Error::Array(
-                    ndarray_shm::Error::SizeMismatch { .. }
-                    | ndarray_shm::Error::ShapeMismatch { .. }
-                    | ndarray_shm::Error::DTypeMismatch { .. },
-                ) => format!(
-                    "the array is to be the region {bbox} in elements of type {}: --bbox says which region it is, and --cutout \
-                     which part of it is written{}",
-                    sink.meta().dtype,
-                    self.npy_advice()
-                ),
+                Error::Array(error) if is_mismatch(error) => {
+                    self.mismatch_advice(error, sink.meta().dtype, &lengths(bbox), args.create)
+                }
                 Error::Alignment { .. } => {
                     "--read-modify-write reads such objects, changes and stores them; or choose another \
                                             --cutout, or --bbox, where the array is larger"
@@ -207,11 +270,20 @@ impl<'a> UploadSource<'a> {
             }
             Self::Described(array) => with_element!(
                 array.dtype,
-                T => array.read::<T, _>(|view| Ok(upload_from_array(sink, bbox, &view, &options)?))?,
+                T => array.read::<T, _>(|view| upload_from_array(sink, bbox, &view, &options).map_err(explain))?,
                 else => return Err(Failure::no_elements(array.dtype))
             ),
         })
     }
+}
+
+fn is_mismatch(error: &ndarray_shm::Error) -> bool {
+    use ndarray_shm::Error;
+    matches!(error, Error::SizeMismatch { .. } | Error::ShapeMismatch { .. } | Error::DTypeMismatch { .. })
+}
+
+fn lengths(bbox: &Bbox) -> Vec<u64> {
+    bbox.shape().into_iter().map(|length| length as u64).collect()
 }
 
 fn location(name: &OsStr) -> Result<Location, Failure> {
@@ -223,7 +295,11 @@ fn location(name: &OsStr) -> Result<Location, Failure> {
 
 /// Makes the volume, or opens one that is there and just like it: the same command may be given again.
 fn create(args: &UploadArgs, source: &UploadSource<'_>) -> Result<Box<dyn ChunkSink>, Failure> {
-    let new = new_volume(args, source)?;
+    let (new, shape) = new_volume(args, source)?;
+    // Before the volume is there: what does not fit it would leave an empty one.
+    if let Some(shape) = shape {
+        source.check_fits(new.dtype, &shape, args)?;
+    }
     let error = match create_volume(&args.destination, &new) {
         Err(error) if error.kind() == Some(ErrorKind::AlreadyExists) => error,
         made => return Ok(made?),
@@ -238,51 +314,67 @@ fn create(args: &UploadArgs, source: &UploadSource<'_>) -> Result<Box<dyn ChunkS
     }
 }
 
-fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, Failure> {
-    let usage = |message: &str| Failure::new(Exit::Usage, message);
-    let (format, version) = match (args.format, args.destination.expected_format()) {
-        (Some(FormatChoice::Zarr2), _) => (VolumeFormat::Zarr, 2),
-        (Some(FormatChoice::Zarr3), _) | (None, Some(VolumeFormat::Zarr)) => (VolumeFormat::Zarr, 3),
+/// Describes the volume that is to be made, and returns with it the shape of the array, if that is known before the volume is there.
+fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<(NewVolume, Option<Vec<u64>>), Failure> {
+    let format = match (args.format, args.destination.expected_format()) {
+        (Some(FormatChoice::Zarr2), _) => Some((VolumeFormat::Zarr, 2)),
+        (Some(FormatChoice::Zarr3), _) | (None, Some(VolumeFormat::Zarr)) => Some((VolumeFormat::Zarr, 3)),
         (Some(FormatChoice::Precomputed), _) | (None, Some(VolumeFormat::Precomputed)) => {
-            (VolumeFormat::Precomputed, 1)
+            Some((VolumeFormat::Precomputed, 1))
         }
-        (None, _) => {
-            return Err(usage(
-                "--create needs --format zarr2, zarr3 or precomputed, or precomputed:// in front of the URL",
-            ));
-        }
+        (None, _) => None,
     };
     let described = match source {
         UploadSource::Described(array) => Some(array),
         _ => None,
     };
-    let dtype: DType = args
-        .dtype
-        .or(described.map(|array| array.dtype))
-        .ok_or_else(|| usage("--create needs --dtype: a plain array does not say what its elements are"))?;
-    // A region without a volume has no open ends.
-    let region: Option<Bbox> = args.bbox.as_ref().map(|text| text.parse()).transpose()?;
-    let shape = match (&args.shape, described, &region) {
-        (Some(PerAxis(shape)), ..) => shape.clone(),
-        (None, Some(array), _) => array.shape.iter().map(|length| *length as u64).collect(),
-        (None, None, Some(region)) => region.shape().iter().map(|length| *length as u64).collect(),
-        (None, None, None) => {
-            return Err(usage("--create needs --shape, or --bbox: a plain array does not say its shape"));
-        }
+    let dtype: Option<DType> = args.dtype.or(described.map(|array| array.dtype));
+    let spec: Option<BboxSpec> = args.bbox.as_ref().map(|text| text.parse()).transpose()?;
+    let shape: Option<Vec<u64>> = match (&args.shape, described, &spec) {
+        (Some(PerAxis(shape)), ..) => Some(shape.clone()),
+        (None, Some(array), _) => Some(array.shape.iter().map(|length| *length as u64).collect()),
+        (None, None, Some(spec)) => Some(lengths(&spec.closed().map_err(|error| {
+            Failure::from(error).advice("--shape says how large the volume is; an empty side is its bound then")
+        })?)),
+        (None, None, None) => None,
     };
-    let array = region.as_ref().map(|region| region.shape().iter().map(|length| *length as u64).collect());
-    source.order(args, array.unwrap_or_else(|| shape.clone()))?;
-    let Some(PerAxis(chunk)) = &args.chunk else {
-        return Err(usage("--create needs --chunk, such as --chunk 64,64,64"));
-    };
-    let mut new = NewVolume::new(format, &shape, chunk, dtype);
-    new.version = version;
-    new.origin = match (&args.origin, &args.shape, region) {
-        (Some(PerAxis(origin)), ..) => origin.clone(),
+    let origin: Option<Vec<i64>> = match (&args.origin, &args.shape, &spec) {
+        (Some(PerAxis(origin)), ..) => Some(origin.clone()),
         // Without a shape of its own the volume is the region.
-        (None, None, Some(region)) => region.ranges().iter().map(|range| range.start).collect(),
-        _ => vec![0; shape.len()],
+        (None, None, Some(spec)) => Some(spec.starts().into_iter().map(|start| start.unwrap_or(0)).collect()),
+        _ => shape.as_ref().map(|shape| vec![0; shape.len()]),
     };
+    let array: Option<Vec<u64>> = match (&spec, &shape, &origin) {
+        // It may leave out the channels. What does not lie in the volume is refused once that is open.
+        (Some(spec), Some(shape), Some(origin)) => {
+            spec.resolve(&Bbox::at(origin, shape)).ok().map(|region| lengths(&region))
+        }
+        _ => shape.clone(),
+    };
+    let order = match array.as_ref().or(shape.as_ref()) {
+        Some(shape) => source.order(args, shape.iter().copied()).map(drop),
+        None if described.is_some() || args.order.is_some() => Ok(()),
+        None => Err(Failure::silent(Exit::Usage)), // named below with what else is missing
+    };
+    let (Some((format, version)), Some(dtype), Some(shape), Some(origin), Some(PerAxis(chunk))) =
+        (format, dtype, &shape, origin, &args.chunk)
+    else {
+        let options = [
+            (format.is_none(), "--format zarr2, zarr3 or precomputed (or precomputed:// in front of the URL)"),
+            (dtype.is_none(), "--dtype TYPE, such as uint16"),
+            (shape.is_none(), "--shape N,N,N (or --bbox)"),
+            (order.is_err(), "--order c (last axis contiguous) or f (first axis contiguous)"),
+            (args.chunk.is_none(), "--chunk N,N,N, such as 64,64,64"),
+        ];
+        let missing: Vec<&str> =
+            options.into_iter().filter_map(|(is_missing, option)| is_missing.then_some(option)).collect();
+        let reason = if described.is_some() { "" } else { "; a plain array does not say what it is" };
+        return Err(Failure::new(Exit::Usage, format!("--create needs {}{reason}", missing.join("; "))));
+    };
+    order?;
+    let mut new = NewVolume::new(format, shape, chunk, dtype);
+    new.version = version;
+    new.origin = origin;
     new.shard_shape = args.shard_shape.as_ref().map(|shape| shape.0.clone());
     new.encoding = match args.encoding {
         EncodingChoice::Raw => Encoding::Raw,
@@ -294,7 +386,7 @@ fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume,
         EncodingChoice::CompressedSegmentation => Encoding::CompressedSegmentation,
     };
     new.resolution = args.resolution.as_ref().map(|sizes| sizes.0.clone()).unwrap_or_default();
-    Ok(new)
+    Ok((new, array))
 }
 
 /// A finished upload, as `upload --json` prints it.

@@ -12,6 +12,7 @@ use crate::described::{ArrayKind, Described};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::picture::{self, Picture};
+use crate::places::Search;
 use crate::plane::{Plane, Section};
 use crate::{report, units};
 
@@ -20,6 +21,9 @@ const OTHER_LINES: usize = 3;
 
 /// Pixels that one line of a terminal shows.
 const PIXELS_OF_A_LINE: usize = 2;
+
+/// What can be shown.
+const WANTED: [EntryKind; 2] = [EntryKind::Array, EntryKind::Partial];
 
 /// A picture that was made, as `view --json` prints it.
 #[derive(Debug, Serialize)]
@@ -52,6 +56,8 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         (Some(_), _) => None,
         (None, Some(columns)) => Some((usize::from(columns), usize::MAX)),
         (None, None) if args.json || !io::stdout().is_terminal() => {
+            // Without an array a terminal would not help.
+            Search::new(args.layout.backend)?.find(&args.location, &WANTED)?;
             let message = "the standard output is no terminal, so there is nothing to draw on";
             return Err(Failure::new(Exit::Usage, message)
                 .advice("--out FILE.png writes a picture; --columns N draws all the same"));
@@ -61,7 +67,7 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
             Some((usize::from(columns), usize::from(lines).saturating_sub(OTHER_LINES).max(1)))
         }
     };
-    let array = Described::find(&args.location, &args.layout, &[EntryKind::Array, EntryKind::Partial])?;
+    let array = Described::find(&args.location, &args.layout, &WANTED)?;
     let mut cuts = args.slice.clone();
     cuts.extend(args.channel.map(|index| crate::words::AxisCut { axis: "c".to_owned(), index }));
     let section = Section::choose(&array.shape, array.order, args.axes.as_deref(), &cuts)?;

@@ -80,7 +80,7 @@ impl ArenaOptions {
         }
         if self.queues > MOST_QUEUES || self.cells > MOST_CELLS || (self.queues > 0 && self.cells == 0) {
             return Err(Error::InvalidSetting {
-                setting: "the queues",
+                setting: "the choice of queues",
                 value: format!("{} of {} messages", self.queues, self.cells),
                 expected: "at most 1024 queues, of 1 to 2^24 messages each",
             });

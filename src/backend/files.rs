@@ -72,7 +72,7 @@ impl Files {
             io::ErrorKind::PermissionDenied => denied("this user may not make files in the directory"),
             io::ErrorKind::ReadOnlyFilesystem => denied("the directory's file system is mounted read-only"),
             // The directory itself is missing, not an array.
-            io::ErrorKind::NotFound => Error::Os { op, location, source: error },
+            io::ErrorKind::NotFound => Error::NoDirectory { directory: location },
             _ => Error::os(op, location, error),
         }
     }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use super::Directory;
+use super::{Directory, Location};
 use crate::error::{Error, Result};
 use crate::os::{self, MOMENT, PerProcess};
 
@@ -87,7 +87,7 @@ fn emulate_from(value: Option<OsString>) -> Result<Option<bool>> {
         _ => Err(Error::InvalidSetting {
             setting: EMULATE,
             value: value.into_owned(),
-            expected: "set it to 1, true or yes, to 0, false or no, or unset it",
+            expected: "1, true or yes, or 0, false or no, or unset",
         }),
     }
 }
@@ -115,7 +115,8 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): it is a link, another user's, or open to others.
+    /// - [`PermissionDenied`](Error::PermissionDenied): it is a link, another user's, or open to others.
+    /// - [`InvalidSetting`](Error::InvalidSetting): `NDSHM_EMULATED_DIR` is empty, or the directory above the one it names is missing.
     pub fn emulated() -> Result<Self> {
         let path = Self::emulated_path()?;
         os::private_directory(&path).map_err(|error| {
@@ -124,11 +125,7 @@ impl Directory {
                 os::PrivateDirectoryError::Unsafe { reason, owner, mode } => {
                     Error::PermissionDenied { location, owner, mode, reason }
                 }
-                os::PrivateDirectoryError::Os(source) => {
-                    let op = "making the directory for emulated shared memory (its parent must exist; NDSHM_EMULATED_DIR \
-                              names another)";
-                    Error::Os { op, location, source }
-                }
+                os::PrivateDirectoryError::Os(source) => no_emulated_directory(&path, source),
             }
         })?;
         Ok(remembered("emulated", &path))
@@ -145,7 +142,7 @@ impl Directory {
                 return Err(Error::InvalidSetting {
                     setting: EMULATED_DIRECTORY,
                     value: String::new(),
-                    expected: "set it to a directory of yours, or unset it",
+                    expected: "the path of a directory of yours, or unset",
                 });
             }
             Some(path) => PathBuf::from(path),
@@ -158,6 +155,39 @@ impl Directory {
         };
         std::path::absolute(&path).map_err(|error| Error::os("resolve", path.display(), error))
     }
+}
+
+/// Says why the emulated directory cannot be made. Only the last part of a path is made: whatever is missing above it is most
+/// likely a slip of the pen.
+fn no_emulated_directory(path: &Path, source: std::io::Error) -> Error {
+    let is_orphan = path.parent().is_some_and(|parent| !parent.exists());
+    match std::env::var_os(EMULATED_DIRECTORY) {
+        Some(value) if is_orphan => Error::InvalidSetting {
+            setting: EMULATED_DIRECTORY,
+            value: value.to_string_lossy().into_owned(),
+            expected: "the path of a directory whose parent exists: correct it, or create the parent",
+        },
+        _ => {
+            let op = "making the directory for emulated shared memory (NDSHM_EMULATED_DIR names another)";
+            Error::Os { op, location: path.display().to_string(), source }
+        }
+    }
+}
+
+/// What to say of a name that nothing has in the default place: the error that names the other usual place, if an array there has it.
+/// Looking makes no directory.
+pub(crate) fn found_elsewhere(searched: &Directory, location: &Location) -> Option<Error> {
+    let (directory, emulate) = match searched.name() {
+        "emulated" => (PathBuf::from(os::SHARED_MEMORY?), 0),
+        _ => (Directory::emulated_path().ok()?, 1),
+    };
+    let facts = os::facts_at(&directory.join(location.as_str())).ok()?;
+    (directory != searched.path() && facts.other.is_none()).then(|| Error::Elsewhere {
+        location: location.to_string(),
+        searched: searched.path().display().to_string(),
+        directory: directory.display().to_string(),
+        emulate,
+    })
 }
 
 /// A directory by its name and path; one instance of each of those that were used last, so that its probe is made once.

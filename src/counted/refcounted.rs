@@ -154,7 +154,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// [`Unsupported`](Error::Unsupported): it has no name; [`publish`](Self::publish) it first.
     pub fn keep(&self) -> Result<()> {
         if self.strategy() == SharingStrategy::FileDescriptor {
-            return Err(self.nameless("it has no name that could be kept; publish() it first"));
+            return Err(self.nameless("it has no name that could be kept, as it is shared by the strategy file_descriptor; publish() it first"));
         }
         self.memory.counts().keep();
         Ok(())
@@ -216,7 +216,11 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// - [`TooManyHandles`](Error::TooManyHandles): 128 handles of this array are on their way; a reusable one will do.
     pub fn handle_with(&self, options: HandleOptions) -> Result<Handle> {
         if self.strategy() == SharingStrategy::FileDescriptor {
-            return Err(self.nameless("it has no name that could be sent; publish() it, or send its descriptor"));
+            return Err(self.nameless(
+                "an array that is shared by the strategy file_descriptor has no name, and so no handle as text: choose \
+                 SharingStrategy::FileSystem (NDSHM_SHARING_STRATEGY=file_system), publish() the array, or send it over a \
+                 Channel",
+            ));
         }
         Handle::issue(&self.memory, self.id, options)
     }

@@ -59,7 +59,7 @@ impl SharingStrategy {
         let strategy = Self::from_str(&value).map_err(|_| Error::InvalidSetting {
             setting: VARIABLE,
             value,
-            expected: "set it to file_descriptor or file_system, or unset it",
+            expected: "file_descriptor or file_system, or unset",
         })?;
         strategy.check(VARIABLE)?;
         Ok(strategy)

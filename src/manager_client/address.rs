@@ -42,7 +42,7 @@ fn choose(
             return Err(Error::InvalidSetting {
                 setting: SOCKET,
                 value: String::new(),
-                expected: "set it to the path of a socket in a directory of yours, or unset it",
+                expected: "the path of a socket in a directory of yours, or unset",
             });
         }
         (None, Some(path)) => path.into(),

@@ -85,7 +85,11 @@ pub(super) fn command(entry: &str, index: usize, count: usize, arguments: &[&str
     if !ENTRIES.get().is_some_and(|known| known.iter().any(|known| known == entry)) {
         // The child would run `main` instead, and that might spawn again.
         let expected = "the name of an entry that this program gave to process::init, first thing in main";
-        return Err(Error::InvalidSetting { setting: "process entry", value: entry.to_owned(), expected });
+        return Err(Error::InvalidSetting {
+            setting: "the entry of a child process",
+            value: entry.to_owned(),
+            expected,
+        });
     }
     let program = os::own_program().map_err(|error| Error::os("finding this program", entry, error))?;
     let mut command = Command::new(program);

@@ -165,9 +165,9 @@ impl RenderOptions {
     pub fn open<T: Element, D: Dimension>(self, location: impl IntoLocation) -> Result<RenderBuffer<T, D>> {
         if self.chunk_offset.is_some() || self.pool.is_some() || self.draft.pages != Pages::default() {
             return Err(Error::InvalidSetting {
-                setting: "the options of a buffer that is joined",
+                setting: "the choice of options for joining a buffer",
                 value: "chunk offset, pool or pages".to_owned(),
-                expected: "none of these: they are chosen by the process that begins it",
+                expected: "without these: the process that begins the buffer chooses them",
             });
         }
         let home = Home::new(self.backend.as_ref(), location)?;
@@ -206,11 +206,11 @@ impl RenderOptions {
 fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()> {
     let permissions = options.draft.permissions;
     if matches!(options.shared_with, SharedWith::Group(_)) {
-        let (setting, value) = ("the users of a pool's memory", format!("{:?}", options.shared_with));
+        let (setting, value) = ("the sharing of a pool's memory", format!("{:?}", options.shared_with));
         return Err(Error::InvalidSetting {
             setting,
             value,
-            expected: "no group: a pool keeps its memory for this user",
+            expected: "without a group: a pool keeps its memory for this user",
         });
     }
     let (setting, value) = if pool.backend().path() != home.backend.path() {

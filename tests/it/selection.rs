@@ -20,11 +20,13 @@ pub fn trials() -> Vec<Trial> {
             an_emulated_directory_that_cannot_be_one_is_refused,
             #[cfg(unix)]
             an_emulated_directory_that_others_control_is_refused,
+            #[cfg(target_os = "linux")]
+            unlinking_says_where_else_the_name_is,
         ],
     )
 }
 
-pub const ROLES: &[(&str, Role)] = &[("say-backend", say_backend)];
+pub const ROLES: &[(&str, Role)] = &[("say-backend", say_backend), ("say-unlink", say_unlink)];
 
 /// A child that says which backend it would use, or why it has none.
 fn say_backend(arguments: &[String]) {
@@ -36,6 +38,14 @@ fn say_backend(arguments: &[String]) {
     match default_backend() {
         Ok(backend) => say(format!("{} {}", backend.name(), backend.path().display())),
         Err(error) => say(error),
+    }
+}
+
+/// A child that removes a name, and says what came of it.
+fn say_unlink(arguments: &[String]) {
+    match ndarray_shm::unlink(&arguments[0]) {
+        Ok(removed) => say(removed),
+        Err(error) => say(format!("{} {error}", error.is_not_found())),
     }
 }
 
@@ -109,8 +119,35 @@ fn an_emulated_directory_that_cannot_be_one_is_refused() {
     let said = backend_with(Some("1"), &file, &[]);
     assert!(said.contains("permission denied") && said.contains("not a directory"), "{said}");
     let said = backend_with(Some("1"), &orphan, &[]);
-    assert!(said.contains("its parent must exist") && said.contains("NDSHM_EMULATED_DIR"), "{said}");
+    assert!(said.starts_with("NDSHM_EMULATED_DIR is") && said.contains("a directory whose parent exists"), "{said}");
     assert!(!orphan.parent().unwrap().exists());
+}
+
+#[cfg(target_os = "linux")]
+fn unlinking_says_where_else_the_name_is() {
+    let base = tempfile::tempdir().unwrap();
+    let name = format!("ndshm-it-elsewhere-{}", std::process::id());
+    let unlink = |emulate: &str| {
+        let mut command = std::process::Command::new(program());
+        command.env(ROLE, "say-unlink").arg(&name);
+        command.env("EMULATE_SHM", emulate).env("NDSHM_EMULATED_DIR", base.path());
+        Child::spawn(command).line()
+    };
+    let places = [("1", base.path()), ("0", Path::new("/dev/shm"))];
+    let writable = tempfile::tempfile_in("/dev/shm").is_ok();
+    for (with, other) in [(0, 1), (1, 0)] {
+        let ((emulate, directory), (wrong, _)) = (places[with], places[other]);
+        if emulate == "0" && !writable {
+            continue;
+        }
+        std::fs::write(directory.join(&name), b"x").unwrap();
+        let said = unlink(wrong);
+        assert!(said.starts_with("true ") && said.contains(&format!("EMULATE_SHM={emulate} chooses")), "{said}");
+        assert!(said.contains(&format!("there is one in {}", directory.display())), "{said}");
+        assert!(directory.join(&name).exists());
+        assert_eq!(unlink(emulate), "true", "it removes it");
+        assert_eq!(unlink(emulate), "false", "it is nowhere");
+    }
 }
 
 #[cfg(unix)]

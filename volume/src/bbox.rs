@@ -8,6 +8,10 @@ use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
+/// How regions are written.
+const FORM: &str =
+    "write START:STOP for each axis, with commas between, as in 0:64,5:,: (an empty side is the volume's bound)";
+
 /// A box in the coordinates of a volume: one half-open range of elements for each axis.
 ///
 /// Written `0:64,-16:128,5:9`, axes in the volume's order; coordinates may be negative where the volume begins there. A box holds at least one element; it may have no axes, like a
@@ -50,24 +54,13 @@ impl Bbox {
 
     /// Reads a box whose ranges may be open: `:` is all of an axis of `domain`, `5:` begins at 5, `:9` ends before 9.
     ///
+    /// The same as [`BboxSpec`] with [`resolve`](BboxSpec::resolve).
+    ///
     /// # Errors
     ///
     /// [`Bbox`](Error::Bbox) if the text is not one range for each axis of `domain`, or if a range is empty or leaves it.
     pub fn parse(text: &str, domain: &Self) -> Result<Self> {
-        let axes = axes(text);
-        if axes.len() != domain.0.len() {
-            return Err(wrong_axes(text, axes.len(), domain));
-        }
-        let ranges: Result<Vec<_>> =
-            axes.iter().zip(&domain.0).map(|(axis, whole)| range(text, axis, Some(whole))).collect();
-        let bbox = Self::new(ranges?)?;
-        bbox.check_within(domain)?;
-        Ok(bbox)
-    }
-
-    /// Returns for how many axes a text has ranges.
-    pub(crate) fn axes_in(text: &str) -> usize {
-        axes(text).len()
+        text.parse::<BboxSpec>()?.resolve(domain)
     }
 
     /// Returns the range of each axis.
@@ -128,13 +121,106 @@ impl fmt::Display for Bbox {
     }
 }
 
-/// Reads a box whose ranges all have both ends; [`Bbox::parse`] also reads open ones.
+/// Reads a box whose ranges all have both ends; [`Bbox::parse`] and [`BboxSpec`] also read open ones.
 impl FromStr for Bbox {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let ranges: Result<Vec<_>> = axes(text).iter().map(|axis| range(text, axis, None)).collect();
-        Self::new(ranges?)
+        text.parse::<BboxSpec>()?.closed()
+    }
+}
+
+/// A region as people write it, before the volume is known: ends of ranges may be open, and mean the volume's.
+///
+/// Written as a [`Bbox`], one range for each axis: `0:64,:,5:` is a part of the first axis, all of the second, and the third from 5 on.
+///
+/// ```
+/// use ndarray_shm_volume::{Bbox, BboxSpec};
+///
+/// let spec: BboxSpec = "0:64,10:,:".parse()?;
+/// assert_eq!(spec.resolve(&Bbox::whole(&[100, 100, 100]))?.to_string(), "0:64,10:100,0:100");
+/// assert_eq!(spec.to_string(), "0:64,10:,:");
+/// # Ok::<(), ndarray_shm_volume::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct BboxSpec(Vec<OpenRange>);
+
+/// A range whose ends may be open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct OpenRange {
+    start: Option<i64>,
+    stop: Option<i64>,
+}
+
+impl BboxSpec {
+    /// Returns the number of axes.
+    pub fn axes(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns where each range begins; `None` where that is open.
+    pub fn starts(&self) -> Vec<Option<i64>> {
+        self.0.iter().map(|range| range.start).collect()
+    }
+
+    /// Returns the box that is meant in a volume of these bounds, such as [`VolumeMeta::domain`](crate::VolumeMeta::domain).
+    ///
+    /// # Errors
+    ///
+    /// [`Bbox`](Error::Bbox) if it has another number of axes than `domain`, or if a range is empty or leaves it.
+    pub fn resolve(&self, domain: &Bbox) -> Result<Bbox> {
+        if self.0.len() != domain.0.len() {
+            return Err(wrong_axes(self, self.0.len(), domain));
+        }
+        let ends = |(range, whole): (&OpenRange, &Range<i64>)| {
+            range.start.unwrap_or(whole.start)..range.stop.unwrap_or(whole.end)
+        };
+        let bbox = Bbox::new(self.0.iter().zip(&domain.0).map(ends).collect())?;
+        bbox.check_within(domain)?;
+        Ok(bbox)
+    }
+
+    /// Returns the box, if no end is open.
+    ///
+    /// # Errors
+    ///
+    /// [`Bbox`](Error::Bbox) if an end is open, or a range is empty.
+    pub fn closed(&self) -> Result<Bbox> {
+        let ends = |range: &OpenRange| Some(range.start?..range.stop?);
+        match self.0.iter().map(ends).collect() {
+            Some(ranges) => Bbox::new(ranges),
+            None => {
+                let reason = "a range has an open end, which means nothing without the bounds of a volume: write both ends of \
+                              each range, as in 0:64,5:9";
+                Err(Error::bbox(self, reason))
+            }
+        }
+    }
+
+    /// Adds an axis behind the others, all of it.
+    pub(crate) fn with_whole_axis(mut self) -> Self {
+        self.0.push(OpenRange { start: None, stop: None });
+        self
+    }
+}
+
+impl fmt::Display for BboxSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = |end: Option<i64>| end.map_or_else(String::new, |end| end.to_string());
+        let texts: Vec<String> =
+            self.0.iter().map(|range| format!("{}:{}", end(range.start), end(range.stop))).collect();
+        f.write_str(&texts.join(","))
+    }
+}
+
+impl FromStr for BboxSpec {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text.trim().is_empty() {
+            return Ok(Self(Vec::new()));
+        }
+        text.split(',').map(|axis| range(text, axis.trim())).collect::<Result<_>>().map(Self)
     }
 }
 
@@ -159,38 +245,28 @@ pub(crate) fn length(range: &Range<i64>) -> usize {
     if range.start >= range.end { 0 } else { to_usize(range.end.abs_diff(range.start)) }
 }
 
-fn axes(text: &str) -> Vec<&str> {
-    if text.trim().is_empty() { Vec::new() } else { text.split(',').map(str::trim).collect() }
-}
-
-fn range(text: &str, axis: &str, whole: Option<&Range<i64>>) -> Result<Range<i64>> {
-    let wrong = |what: &str| {
-        Error::bbox(
-            text,
-            format!("`{axis}` {what}: write START:STOP for each axis, with commas between, as in 0:64,5:9"),
-        )
-    };
+fn range(text: &str, axis: &str) -> Result<OpenRange> {
+    let wrong = |what: &str| Error::bbox(text, format!("`{axis}` {what}: {FORM}"));
     let Some((start, stop)) = axis.split_once(':') else {
         return Err(wrong("is not a range"));
     };
-    let end = |part: &str, open: Option<i64>| -> Result<i64> {
+    let end = |part: &str| -> Result<Option<i64>> {
         let part = part.trim();
         let digits = part.strip_prefix('-').unwrap_or(part);
-        match (part, open) {
-            ("", Some(open)) => Ok(open),
-            ("", None) => Err(wrong("has an open end, which means nothing without a volume")),
-            // `parse` alone would take "+5".
-            _ if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-                part.parse().map_err(|_| wrong("is beyond any volume"))
-            }
-            _ => Err(wrong("is not made of whole numbers")),
+        if part.is_empty() {
+            return Ok(None);
         }
+        // `parse` alone would take "+5".
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(wrong("is not made of whole numbers"));
+        }
+        part.parse().map(Some).map_err(|_| wrong("is beyond any volume"))
     };
-    Ok(end(start, whole.map(|whole| whole.start))?..end(stop, whole.map(|whole| whole.end))?)
+    Ok(OpenRange { start: end(start)?, stop: end(stop)? })
 }
 
-fn wrong_axes(text: &str, found: usize, domain: &Bbox) -> Error {
-    let reason = format!("it has {found} axes, but the volume has {} ({domain})", domain.0.len());
+fn wrong_axes(text: impl fmt::Display, found: usize, domain: &Bbox) -> Error {
+    let reason = format!("it has {found} axes, but the volume has {} ({domain}): {FORM}", domain.0.len());
     Error::bbox(text, reason)
 }
 
@@ -217,6 +293,22 @@ mod tests {
         let negative = Bbox::parse(":,-4:", &Bbox::at(&[-10, -10], &[20, 10])).expect("it lies in the volume");
         assert_eq!(negative.to_string(), "-10:10,-4:0");
         assert_eq!(Bbox::parse("", &Bbox::whole(&[])).expect("a volume without axes"), Bbox::whole(&[]));
+    }
+
+    #[test]
+    fn region_is_written_before_its_volume_is_known() {
+        for (text, meant) in [("0:64,0:64,:", "0:64,0:64,-5:95"), ("10:,:20,:", "10:100,0:20,-5:95")] {
+            let spec: BboxSpec = text.parse().expect("a region");
+            assert_eq!((spec.to_string().as_str(), spec.axes()), (text, 3));
+            assert_eq!(spec.resolve(&Bbox::at(&[0, 0, -5], &[100, 100, 100])).expect("it fits").to_string(), meant);
+            assert!(spec.closed().is_err());
+        }
+        let spec: BboxSpec = "0:4,-1:9".parse().expect("a region");
+        assert_eq!(spec.closed().expect("both ends of all"), "0:4,-1:9".parse().expect("a box"));
+        for text in ["5", "0:4,", "0:x", "0:4:2"] {
+            let error = text.parse::<BboxSpec>().expect_err(text).to_string();
+            assert!(error.contains("START:STOP") && error.contains("an empty side is the volume's bound"), "{error}");
+        }
     }
 
     #[test]

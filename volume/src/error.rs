@@ -5,7 +5,10 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
+
+use crate::bbox::ranges_text;
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,7 +17,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Everything that can go wrong between volumes and arrays.
-#[derive(Debug, thiserror::Error)]
+///
+/// `Display` says what happened and what to do. `Debug`, which a `main` that returns an error prints, is the variant's name, the same
+/// text and all causes in one line.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// What the path leads to is no volume that can be read or made.
@@ -67,6 +73,19 @@ pub enum Error {
         /// The part of the volume that was asked for.
         region: String,
         /// What the codec or the file system said.
+        #[source]
+        cause: Cause,
+    },
+    /// A chunk is there, but this user may not read it.
+    #[error(
+        "chunk `{chunk}` (region {region}) cannot be read: give this user the right to read this file, or leave its region out"
+    )]
+    ChunkDenied {
+        /// The file of the chunk.
+        chunk: String,
+        /// The part of the volume that was asked for.
+        region: String,
+        /// What the file system said.
         #[source]
         cause: Cause,
     },
@@ -225,6 +244,39 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
 
 const SUPPORTED: &str = "8 to 64 bit integers, float16, bfloat16, float32, float64, complex64, complex128";
 
+/// The name of a variant.
+macro_rules! variant_name {
+    ($error:expr; $($name:ident,)*) => { match $error { $(Error::$name { .. } => stringify!($name),)* } };
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = variant_name! {
+            self;
+            Source, Scale, NewVolume, UnsupportedDType, Chunk, ChunkDenied, Missing, FillValue, Store, Url, Alignment, Bbox, Interrupted, Worker,
+            Painting, Writing, Shard, Array, Io,
+        };
+        match self {
+            Self::Array(error) => write!(f, "{name}: {error:?}"),
+            _ => {
+                let kind = self.kind().map_or_else(String::new, |kind| format!("({kind:?})"));
+                write!(f, "{name}{kind}: {}", with_causes(self))
+            }
+        }
+    }
+}
+
+/// Returns an error and what caused it in one line. What an error repeats of its cause is said once.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    for cause in std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 impl Error {
     /// Returns what is wrong with the volume itself or its place; `None` if the error is about something else, such as a region, a
     /// chunk or the store.
@@ -260,11 +312,52 @@ impl Error {
         }
     }
 
+    /// The error of a chunk that was found and cannot be used.
+    pub(crate) fn chunk(chunk: String, region: String, cause: Cause) -> Self {
+        let answer = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        if answer == Some(io::ErrorKind::PermissionDenied) {
+            return Self::ChunkDenied { chunk, region, cause };
+        }
+        Self::Chunk { chunk, region, cause }
+    }
+
+    /// Makes what a directory's store said of an object an error of that chunk: a disk does not recover by waiting, as servers do.
+    pub(crate) fn of_file(self, region: &[Range<i64>]) -> Self {
+        match self {
+            Self::Store { object, cause, .. } => Self::chunk(object, ranges_text(region), cause),
+            other => other,
+        }
+    }
+
     pub(crate) fn io(op: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
         Self::Io { op, path: path.into(), source }
     }
 
     pub(crate) fn bbox(bbox: impl fmt::Display, reason: impl Into<String>) -> Self {
         Self::Bbox { bbox: bbox.to_string(), reason: reason.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_is_the_name_the_advice_and_the_causes_in_one_line() {
+        let error = Error::volume(ErrorKind::Damaged, "v/info", "it is cut short").because("EOF");
+        assert_eq!(format!("{error:?}"), "Source(Damaged): `v/info` is damaged: it is cut short: EOF");
+        let error = Error::from(ndarray_shm::Error::NotFound { location: "x".into() });
+        assert_eq!(format!("{error:?}"), format!("Array: NotFound: {error}"));
+        assert!(format!("{error:#?}").contains("create it first"));
+    }
+
+    #[test]
+    fn file_without_rights_is_no_server_that_may_answer_later() {
+        let cause = Box::new(io::Error::from(io::ErrorKind::PermissionDenied));
+        let error = Error::Store { op: "reading", object: "v/0.gz".into(), cause }.of_file(&[0..4]);
+        assert!(matches!(&error, Error::ChunkDenied { chunk, .. } if chunk == "v/0.gz"), "{error}");
+        let cause = Box::new(io::Error::from(io::ErrorKind::UnexpectedEof));
+        let error = Error::Store { op: "reading", object: "v/0".into(), cause }.of_file(&[0..4]);
+        assert!(matches!(error, Error::Chunk { .. }), "{error}");
     }
 }

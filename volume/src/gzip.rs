@@ -18,6 +18,9 @@ const SHORTEST: usize = 20;
 /// Deflate cannot shrink further than this.
 const BEST_RATIO: usize = 1032;
 
+/// What is said of a stream that does not end as it should.
+const DAMAGED: &str = "the gzip stream is damaged or cut short";
+
 /// Returns how long something may be that is stored for so many bytes, packed or not: no packing makes more of them than that.
 pub(crate) fn most_stored(bytes: usize) -> u64 {
     (bytes as u64).saturating_mul(2).saturating_add(64 << 10)
@@ -37,7 +40,7 @@ pub(crate) fn is_gzip(bytes: &[u8]) -> bool {
 /// The stream is damaged, or holds more than `limit` bytes.
 pub(crate) fn unpack(bytes: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
     if bytes.len() < SHORTEST || !is_gzip(bytes) {
-        return Err("this is no gzip stream, or only the beginning of one".into());
+        return Err("this is no gzip stream, or one that is cut short".into());
     }
     // The last four bytes say how long the last member is, which usually is the only one. They may lie.
     let said = bytes.last_chunk().map_or(0, |length| u32::from_le_bytes(*length) as usize);
@@ -51,13 +54,11 @@ pub(crate) fn unpack(bytes: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(
                 into.truncate(length);
                 return Ok(());
             }
-            Err(DecompressionError::BadData) if !several() => return Err("the gzip stream is damaged".into()),
+            Err(DecompressionError::BadData) if !several() => return Err(DAMAGED.into()),
             Ok(_) | Err(_) => {}
         }
     }
-    if said > limit && !several() {
-        return Err(too_long(limit));
-    }
+    // What was cut short says nothing true at its end: only a decoder that notices the end tells it from what is too long.
     stream(flate2::bufread::MultiGzDecoder::new(bytes), limit, into)
 }
 
@@ -94,7 +95,7 @@ pub(crate) fn pack(bytes: &[u8]) -> Result<Vec<u8>, Cause> {
 
 fn stream(decoder: impl std::io::Read, limit: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
     into.clear();
-    decoder.take((limit as u64).saturating_add(1)).read_to_end(into)?;
+    decoder.take((limit as u64).saturating_add(1)).read_to_end(into).map_err(|error| format!("{DAMAGED}: {error}"))?;
     if into.len() > limit { Err(too_long(limit)) } else { Ok(()) }
 }
 
@@ -157,6 +158,15 @@ mod tests {
         assert!(into.capacity() < 4096, "{}", into.capacity());
         unpack_zlib(&bomb, 50 << 20, &mut into).expect("no bomb for whom it fits");
         assert_eq!(into.len(), 50 << 20);
+    }
+
+    #[test]
+    fn stream_that_is_cut_short_is_called_so_whatever_it_ends_with() {
+        let packed = pack(&text(70_000)).expect("packed");
+        for end in 0..packed.len() {
+            let error = unpack(&packed[..end], 70_000, &mut Vec::new()).expect_err("cut").to_string();
+            assert!(error.contains("cut short"), "cut at {end}: {error}");
+        }
     }
 
     #[test]

@@ -66,7 +66,7 @@ mod upload;
 mod volume;
 mod zarr;
 
-pub use crate::bbox::Bbox;
+pub use crate::bbox::{Bbox, BboxSpec};
 pub use crate::description::{DTYPE_NAMES, Encoding, NewVolume, ScaleInfo};
 pub use crate::download::{
     DownloadOptions, Downloaded, ProcessWorkers, Spent, Workers, download, download_to_file, download_to_shared_memory,

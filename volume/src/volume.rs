@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use ndarray_shm::{DType, Order};
 
-use crate::bbox::Bbox;
+use crate::bbox::{Bbox, BboxSpec};
 use crate::error::{Error, ErrorKind, Result};
 use crate::grid::Cells;
 use crate::scratch::Scratch;
@@ -65,12 +65,10 @@ impl VolumeMeta {
     ///
     /// [`Bbox`](Error::Bbox) if the text is not one range for each axis, or if a range is empty or leaves the volume.
     pub fn parse_bbox(&self, text: &str) -> Result<Bbox> {
+        let spec: BboxSpec = text.parse()?;
         let channels = self.axes.last().is_some_and(|name| matches!(name.as_str(), "c" | "channel" | "channels"));
-        if channels && Bbox::axes_in(text) + 1 == self.shape.len() {
-            let all = if self.shape.len() == 1 { ":".to_owned() } else { format!("{text},:") };
-            return Bbox::parse(&all, &self.domain());
-        }
-        Bbox::parse(text, &self.domain())
+        let spec = if channels && spec.axes() + 1 == self.shape.len() { spec.with_whole_axis() } else { spec };
+        spec.resolve(&self.domain())
     }
 
     /// Walks the chunks that a region touches, each cut off where the region ends.

@@ -72,6 +72,30 @@ fn an_emulated_directory_that_others_can_write_to_is_a_problem() {
     assert!(check(&report, "emulated-room")["advice"].as_str().expect("text").contains("0700"), "{report:#}");
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn shared_memory_that_is_mounted_read_only_is_named_with_the_way_out() {
+    use crate::scene::with_mounts;
+    let scene = Scene::new();
+    let read_only = "mount -t tmpfs -o ro,size=256m none /dev/shm";
+    for (setting, status, code) in [(None, "warning", 0), (Some("0"), "problem", 1)] {
+        let mut command = scene.ndshm_in_shm(["doctor", "--json"]);
+        command.envs(setting.map(|value| ("EMULATE_SHM", value)));
+        let test = "shared_memory_that_is_mounted_read_only_is_named_with_the_way_out";
+        let Some(mut command) = with_mounts(test, read_only, &command) else { return };
+        let report = run(&mut command).expect_code(code).json();
+        let found = check(&report, "shm-locks");
+        assert_eq!(found["status"], status, "{found:#}");
+        assert!(found["found"].as_str().expect("text").contains("mounted read-only"), "{found:#}");
+        let advice = found["advice"].as_str().expect("advice");
+        assert!(advice.contains("remount,rw") && advice.contains("EMULATE_SHM=1"), "{found:#}");
+        if setting.is_none() {
+            let backend = check(&report, "backend")["found"].as_str().expect("text").to_owned();
+            assert!(backend.contains("because no array can be made in /dev/shm"), "{backend}");
+        }
+    }
+}
+
 /// Windows has no such limit.
 #[cfg(unix)]
 #[test]

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+#[cfg(target_os = "linux")]
+use crate::scene::bound_by_rights;
 use crate::scene::{Scene, run, text};
 use crate::volume::{self, CHUNKS, SHAPE};
 
@@ -138,4 +140,52 @@ fn missing_chunks_are_what_is_said() {
     get(&["--missing", "maybe"]).expect_code(2);
     get(&["--channels", "0:1"]).expect_code(2);
     get(&["--mip", "9"]).expect_code(2);
+}
+
+/// Waiting would not help: a disk does not answer later, as a server may.
+#[cfg(target_os = "linux")]
+#[test]
+fn chunk_that_this_user_may_not_read_ends_the_download_like_a_damaged_one() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let scene = Scene::new();
+    let elements: Vec<u8> = (0..512u32).map(|at| u8::try_from(at % 251).expect("small")).collect();
+    fs::write(scene.emulated().join("x"), elements).expect("written");
+    for format in ["precomputed", "zarr3"] {
+        let to = scene.temporary().join(format);
+        let encoding =
+            ["--format", format, "--encoding", "gzip", "--shape", "8,8,8", "--chunk", "4,8,8", "--order", "c"];
+        let mut command = scene.ndshm(["upload", "x", text(&to), "--create", "--quiet", "--dtype", "uint8"]);
+        run(command.args(encoding)).expect_code(0);
+        let last = files_below(&to).into_iter().max().expect("a chunk");
+        for _ in ["by one thread, first chunk good", "again, as nothing was kept"] {
+            fs::set_permissions(&last, fs::Permissions::from_mode(0o000)).expect("ours");
+            let mut command = scene.ndshm(["download", text(&to), "--location", "y", "--workers", "1", "--json"]);
+            let test = "chunk_that_this_user_may_not_read_ends_the_download_like_a_damaged_one";
+            let Some(mut command) = bound_by_rights(test, command.args(["--requests", "1"])) else { return };
+            let finished = run(&mut command).expect_code(1);
+            let told = finished.json();
+            let error = told["error"].as_str().expect("an error");
+            assert!(error.contains("give this user the right to read"), "{finished:?}");
+            assert!(error.contains(&format!("`{}`", last.display())), "the file that is there: {finished:?}");
+            assert!(told["because"][0].as_str().expect("a cause").contains("ermission denied"), "{finished:?}");
+            assert!(!finished.err.contains("NDSHM_RETRY_SECONDS") && !finished.err.contains("kept"), "{finished:?}");
+            assert_eq!(scene.files(), ["x"], "nothing half-painted is kept");
+        }
+    }
+}
+
+/// All files below a directory whose names begin as those of chunks do.
+#[cfg(target_os = "linux")]
+fn files_below(directory: &Path) -> Vec<std::path::PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            files.extend(files_below(&path));
+        } else if !["info", "zarr.json"].iter().any(|name| path.ends_with(name)) {
+            files.push(path);
+        }
+    }
+    files
 }

@@ -64,7 +64,8 @@ fn what_does_not_fit_is_exit_code_2() {
         command
     };
     let zarr = ["--dtype", "uint8", "--shape", "8,8", "--encoding"];
-    let precomputed = ["--shape", "4,4,4", "--chunk", "4,4,4", "--encoding"];
+    // Each as large as the array.
+    let precomputed = |shape| ["--shape", shape, "--chunk", "4,4,4", "--encoding"];
     let wrong = [
         (scene.ndshm(["download", there, "--location", "y", "--mip", "1", "--json"]), "no scale 1"),
         (scene.ndshm(["upload", "x", there, "--mip", "1", "--json"]), "no scale 1"),
@@ -74,9 +75,15 @@ fn what_does_not_fit_is_exit_code_2() {
         (create("zarr2", &[&zarr[..], &["raw", "--chunk", "8,8,8"]].concat()), "cannot tile"),
         (create("zarr3", &[&zarr[..], &["jpeg", "--chunk", "8,8"]].concat()), "no encoding jpeg"),
         (create("zarr3", &[&zarr[..], &["raw", "--chunk", "4,4", "--shard-shape", "8,6"]].concat()), "no multiples"),
-        (create("precomputed", &[&precomputed[..], &["zstd", "--dtype", "uint8"]].concat()), "raw, gzip, jpeg"),
-        (create("precomputed", &[&precomputed[..], &["jpeg", "--dtype", "uint16"]].concat()), "needs uint8"),
-        (create("precomputed", &[&precomputed[..], &["raw", "--dtype", "float64"]].concat()), "no elements of type"),
+        (
+            create("precomputed", &[&precomputed("4,4,4")[..], &["zstd", "--dtype", "uint8"]].concat()),
+            "raw, gzip, jpeg",
+        ),
+        (create("precomputed", &[&precomputed("4,4,2")[..], &["jpeg", "--dtype", "uint16"]].concat()), "needs uint8"),
+        (
+            create("precomputed", &[&precomputed("4,2,1")[..], &["raw", "--dtype", "float64"]].concat()),
+            "no elements of type",
+        ),
     ];
     for (mut command, reason) in wrong {
         let finished = run(&mut command).expect_code(2);
@@ -171,6 +178,49 @@ fn a_name_that_is_taken_stays_as_it_is_without_replace() {
     let mut command = scene.ndshm(["download", "--location", "taken", "--bbox", "0:8,0:8,0:8", "--replace"]);
     run(command.arg(scene.volume())).expect_code(0);
     assert_eq!(fs::read(scene.emulated().join("taken")).expect("there"), volume::expected(&[0..8, 0..8, 0..8], true));
+}
+
+#[test]
+fn missing_array_comes_before_a_missing_terminal() {
+    let scene = Scene::new();
+    let finished = run(&mut scene.ndshm(["view", "nowhere"])).expect_code(3);
+    assert!(finished.err.contains("nothing is called `nowhere`"), "{finished:?}");
+    assert!(!finished.err.contains("terminal"), "{finished:?}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn name_that_only_the_other_place_has_is_found_there() {
+    let mut scene = Scene::new();
+    let name = scene.shm_name();
+    fs::write(scene.emulated().join(&name), [7; 8]).expect("written");
+    for arguments in [&["unlink", &name][..], &["info", &name], &["unlink", &name, "--backend", "shm"]] {
+        let finished = run(scene.ndshm_in_shm(arguments).env("EMULATE_SHM", "0")).expect_code(3);
+        let place = scene.emulated().display().to_string();
+        assert!(finished.err.contains(&format!("there is one of that name in {place}")), "{finished:?}");
+        assert!(finished.err.contains("--backend emulated") && finished.err.contains("EMULATE_SHM=1"), "{finished:?}");
+    }
+    assert_eq!(scene.files(), [name.as_str()]);
+    run(scene.ndshm_in_shm(["unlink", &name, "--backend", "emulated"]).env("EMULATE_SHM", "0")).expect_code(0);
+    let finished = run(scene.ndshm_in_shm(["unlink", &name]).env("EMULATE_SHM", "0")).expect_code(3);
+    assert!(finished.err.contains("`ndshm ls`"), "{finished:?}");
+}
+
+#[test]
+fn misspelt_emulated_directory_is_named_and_not_made() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let wrong = scene.temporary().join("mis").join("spelt");
+    let mut command = scene.ndshm(["download", "--location", "x", "--bbox", "0:8,0:8,0:8"]);
+    let finished = run(command.arg(scene.volume()).env("NDSHM_EMULATED_DIR", &wrong)).expect_code(2);
+    assert!(
+        finished.err.contains("NDSHM_EMULATED_DIR") && finished.err.contains("whose parent exists"),
+        "{finished:?}"
+    );
+    assert!(!finished.err.contains("because"), "it is told once: {finished:?}");
+    let report = run(scene.ndshm(["doctor", "--json"]).env("NDSHM_EMULATED_DIR", &wrong)).expect_code(1);
+    assert!(report.out.contains("whose parent exists"), "{report:?}");
+    assert!(!wrong.parent().expect("its parent").exists());
 }
 
 #[test]

@@ -249,6 +249,59 @@ pub(crate) fn heeding_hangup(command: &Command) -> Command {
     heeding
 }
 
+/// Returns the command in a mount namespace of its own, after a script has mounted what it needs; where this user gets none, says so, past
+/// the test runner's capture.
+#[cfg(target_os = "linux")]
+pub(crate) fn with_mounts(test: &str, script: &str, command: &Command) -> Option<Command> {
+    const WAYS: [&[&str]; 2] = [&["-m", "--propagation", "private"], &["-U", "-r", "-m", "--propagation", "private"]];
+    let mut ways = WAYS.into_iter();
+    let way = ways.find(|way| {
+        let tried = Command::new("unshare").args(*way).args(["mount", "-t", "tmpfs", "none", "/dev/shm"]).output();
+        tried.is_ok_and(|output| output.status.success())
+    });
+    let Some(way) = way else {
+        not_run(test, "private mounts cannot be had");
+        return None;
+    };
+    let script = format!("{script}\nexec \"$0\" \"$@\"");
+    Some(wrapped(command, "unshare", &[way, &["sh", "-e", "-c", &script]].concat()))
+}
+
+/// Returns the command for a process that file rights bind even if it is root's; where that cannot be had, says so.
+#[cfg(target_os = "linux")]
+pub(crate) fn bound_by_rights(test: &str, command: &Command) -> Option<Command> {
+    const LESS: &[&str] = &["--bounding-set", "-dac_override,-dac_read_search"];
+    if !rustix::process::geteuid().is_root() {
+        return Some(wrapped(command, "env", &[]));
+    }
+    let tried = Command::new("setpriv").args(LESS).arg("true").output();
+    if tried.is_ok_and(|output| output.status.success()) {
+        return Some(wrapped(command, "setpriv", LESS));
+    }
+    not_run(test, "setpriv, which takes rights away from root, cannot be had");
+    None
+}
+
+#[cfg(target_os = "linux")]
+fn not_run(test: &str, reason: &str) {
+    use std::io::Write as _;
+    let _told = writeln!(std::io::stderr(), "NOT RUN: {test}: {reason}");
+}
+
+/// Returns a program that runs the command, in its environment.
+#[cfg(target_os = "linux")]
+fn wrapped(command: &Command, program: &str, arguments: &[&str]) -> Command {
+    let mut wrapped = Command::new(program);
+    wrapped.args(arguments).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => wrapped.env(name, value),
+            None => wrapped.env_remove(name),
+        };
+    }
+    wrapped
+}
+
 /// Sends a signal to a process; on Windows only killing it is one. `false` if the process is not there.
 pub(crate) fn signal(pid: Pid, signal: Signal) -> bool {
     look_at(pid).process(pid).is_some_and(|process| process.kill_with(signal).expect("a signal of this platform"))

@@ -40,7 +40,7 @@ fn an_array_goes_up_into_a_new_volume_and_comes_down_again() {
         // The same command again does the same again.
         let again = upload(&scene, &to, &create).expect_code(0).json();
         assert_eq!((&again["stored"], &again["background"]), (&report["stored"], &report["background"]));
-        let other = [&["--create", "--dtype", "uint8", "--shape", &shape, "--order", "c"], *how].concat();
+        let other = [&["--create", "--dtype", "int16", "--shape", &shape, "--order", "c"], *how].concat();
         upload(&scene, &to, &other).expect_code(1);
         let info = run(&mut scene.ndshm(["info", "--json", text(&to)])).expect_code(0).json();
         assert_eq!(info["scales"][0]["shape"], serde_json::json!(SHAPE));
@@ -48,6 +48,73 @@ fn an_array_goes_up_into_a_new_volume_and_comes_down_again() {
         let table = run(&mut scene.ndshm(["info", text(&to)])).expect_code(0).out;
         assert!(table.contains("1 scale\n") && table.contains("237 x 288 x 273"), "{table}");
     }
+}
+
+#[test]
+fn type_that_does_not_fit_the_array_is_advised_about_before_a_volume_is_made() {
+    let scene = Scene::new();
+    let to = scene.temporary().join("new");
+    fs::write(scene.emulated().join("x"), [7u8; 64]).expect("written");
+    let create =
+        |dtype| ["--create", "--format", "zarr3", "--dtype", dtype, "--shape", "8,8", "--chunk", "4,4", "--order", "c"];
+    let refused = upload(&scene, &to, &create("uint16")).expect_code(2);
+    let advice = refused.json()["advice"].as_str().expect("advice").to_owned();
+    assert!(advice.contains("of 1 byte each, but --dtype says <u2"), "{refused:?}");
+    assert!(!to.exists(), "no volume without elements is left");
+    upload(&scene, &to, &create("uint8")).expect_code(0);
+
+    // The same where the volume is there already, and for arrays that say what they are.
+    fs::write(scene.emulated().join("x"), [7u8; 128]).expect("written");
+    let refused = upload(&scene, &to, &["--order", "c"]).expect_code(2);
+    assert!(refused.err.contains("of 2 bytes each, but the volume's are of type |u1"), "{refused:?}");
+    fs::remove_file(scene.emulated().join("x")).expect("there");
+    let options = CreateOptions::<RefcountedArray<f32, _>>::new().backend(scene.backend());
+    let array = options.create_with("x", (8, 8), |mut view| view.fill(1.0)).expect("an array");
+    let refused = upload(&scene, &to, &[]).expect_code(2);
+    assert!(refused.err.contains("of type <f4, but the volume's are of type |u1"), "{refused:?}");
+    let other = scene.temporary().join("other");
+    let refused = upload(&scene, &other, &["--create", "--format", "zarr3", "--dtype", "uint8", "--chunk", "4,4"]);
+    assert!(refused.expect_code(2).err.contains("of type <f4, but --dtype says |u1"));
+    assert!(!other.exists());
+    drop(array);
+}
+
+#[test]
+fn all_options_that_create_misses_are_named_at_once() {
+    let scene = Scene::new();
+    let to = scene.temporary().join("new");
+    fs::write(scene.emulated().join("x"), [7u8; 64]).expect("written");
+    let missing = |arguments: &[&str]| {
+        let refused = upload(&scene, &to, arguments).expect_code(2);
+        refused.json()["error"].as_str().expect("an error").to_owned()
+    };
+    let all = ["--format", "--dtype", "--shape", "--order", "--chunk"];
+    let error = missing(&["--create"]);
+    assert!(all.iter().all(|option| error.contains(option)), "{error}");
+    let error = missing(&["--create", "--format", "zarr3", "--shape", "8,8", "--chunk", "4,4"]);
+    let named = all.map(|option| error.contains(option));
+    assert_eq!(named, [false, true, false, true, false], "{error}");
+    assert!(!to.exists());
+}
+
+/// An empty side is the bound of the volume, also of one that is only being made.
+#[test]
+fn region_with_open_sides_is_resolved_against_the_volume() {
+    let scene = Scene::new();
+    let to = scene.temporary().join("new");
+    fs::write(scene.emulated().join("x"), [7u8; 32]).expect("written");
+    let create = ["--create", "--format", "zarr3", "--dtype", "uint8", "--chunk", "4,4", "--order", "c"];
+    let refused = upload(&scene, &to, &[&create[..], &["--bbox", ":,4:"]].concat()).expect_code(2);
+    assert!(refused.err.contains("open end") && refused.err.contains("--shape says how large"), "{refused:?}");
+    let report =
+        upload(&scene, &to, &[&create[..], &["--bbox", ":,4:", "--shape", "8,8"]].concat()).expect_code(0).json();
+    assert_eq!(report["bbox"], "0:8,4:8");
+    let report = upload(&scene, &to, &["--bbox", "4:,:", "--order", "c"]).expect_code(0).json();
+    assert_eq!(report["bbox"], "4:8,0:8");
+    let report = run(&mut scene.ndshm(["download", text(&to), "--location", "y", "--bbox", ":2,:", "--json"]));
+    assert_eq!(report.expect_code(0).json()["bbox"], "0:2,0:8");
+    let form = run(&mut scene.ndshm(["download", text(&to), "--location", "z", "--bbox", "0:2"])).expect_code(2);
+    assert!(form.err.contains("an empty side is the volume's bound"), "{form:?}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs::File;
 
 use libtest_mimic::Trial;
 use ndarray::ShapeBuilder;
-use ndarray_shm::{Access, CreationMode, Error, RenderBuffer, Result, SharedArray, render};
+use ndarray_shm::{Access, CreationMode, Directory, Error, RenderBuffer, Result, SharedArray, render};
 
 use crate::support::{Name, Place};
 use crate::tests;
@@ -18,6 +18,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             names_that_this_platform_forbids_are_refused_with_the_reason,
             a_size_that_does_not_fit_is_said_in_bytes,
             a_directory_is_not_an_array,
+            directory_that_is_missing_is_called_so_by_what_makes_arrays,
             shapes_beyond_the_address_space_are_refused,
             files_longer_than_32_bits_can_say_keep_their_length,
             a_ledger_cannot_be_opened_as_an_array,
@@ -96,6 +97,22 @@ fn a_directory_is_not_an_array(place: &Place) {
     }
     assert!(matches!(place.backend.unlink(name.location()), Err(Error::NotAnArray { .. })));
     std::fs::remove_dir(place.path(&name)).unwrap();
+}
+
+fn directory_that_is_missing_is_called_so_by_what_makes_arrays(place: &Place) {
+    let missing = place.directory().join("missing");
+    let directory = Directory::new("missing", &missing);
+    let outcomes = [
+        place.options::<u8, _>().backend(directory.clone()).create("x", 4).map(drop),
+        place.options::<u8, _>().backend(directory.clone()).create("x", 4 << 20).map(drop),
+        directory.list().map(drop),
+        directory.available().map(drop),
+    ];
+    for error in outcomes.map(Result::unwrap_err) {
+        assert!(matches!(&error, Error::NoDirectory { directory } if *directory == missing.display().to_string()));
+        assert!(error.to_string().contains("does not exist (create it first"), "{error}");
+    }
+    assert!(!missing.exists());
 }
 
 fn shapes_beyond_the_address_space_are_refused(place: &Place) {

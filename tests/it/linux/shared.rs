@@ -23,6 +23,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "shared",
         tests![
             what_is_shared_by_descriptor_has_no_name_and_one_descriptor,
+            handle_of_what_has_no_name_names_the_strategy_and_the_ways_out,
             a_nameless_array_can_be_given_a_name_once,
             a_name_that_is_taken_is_not_noted_as_given,
             any_holder_can_publish_and_the_last_one_out_removes_the_name,
@@ -54,6 +55,15 @@ where
         (number(start)..number(end)).contains(&address)
     });
     line.unwrap().split_whitespace().nth(4).unwrap().parse().unwrap()
+}
+
+fn handle_of_what_has_no_name_names_the_strategy_and_the_ways_out(place: &Place) {
+    let error = nameless(place).handle().unwrap_err();
+    assert!(error.is_unsupported(), "{error}");
+    let text = error.to_string();
+    for words in ["file_descriptor", "NDSHM_SHARING_STRATEGY=file_system", "publish()", "Channel"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
 }
 
 fn what_is_shared_by_descriptor_has_no_name_and_one_descriptor(place: &Place) {
@@ -231,8 +241,8 @@ fn the_strategy_is_what_the_environment_or_the_program_says(place: &Place) {
         (None, "file_descriptor"),
         (Some("file_descriptor"), "file_descriptor"),
         (Some("file_system"), "file_system"),
-        (Some("FileSystem"), "set it to file_descriptor or file_system"),
-        (Some(""), "set it to file_descriptor or file_system"),
+        (Some("FileSystem"), "must be file_descriptor or file_system"),
+        (Some(""), "must be file_descriptor or file_system"),
     ] {
         let mut command = Command::new(child::program());
         command.env(ROLE, "strategy").envs(place.environment()).env_remove("NDSHM_SHARING_STRATEGY");

@@ -134,8 +134,8 @@ pub fn download_to_file(
     options: &DownloadOptions<'_>,
 ) -> Result<Downloaded> {
     if let Some(backend) = &options.backend {
-        let (setting, value) = ("the backend", backend.path().display().to_string());
-        let expected = "none: a file is made in its own directory";
+        let (setting, value) = ("the backend of a download to a file", backend.path().display().to_string());
+        let expected = "left out: a file is made in its own directory";
         return Err(ndarray_shm::Error::InvalidSetting { setting, value, expected }.into());
     }
     let (backend, location) = file_location(path)?;

@@ -124,7 +124,7 @@ impl PrecomputedVolume {
             Some(shards) => shards.key(self.numbers(chunk)),
             None => self.key(chunk),
         };
-        Error::Chunk { chunk: self.store.locate(&file), region: ranges_text(region), cause }
+        Error::chunk(self.store.locate_stored(&file), ranges_text(region), cause)
     }
 
     /// A file with a suffix that nobody looks for is no missing chunk.
@@ -162,25 +162,7 @@ impl ChunkSource for PrecomputedVolume {
     }
 
     fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
-        let chunk = self.chunk_of(region)?;
-        let layout = self.layout(&chunk);
-        let most = self.encoding.most_packed_bytes(layout);
-        let (bytes, packed) = if let Some(shards) = &self.shards {
-            let Some(bytes) = shards.read(self.numbers(&chunk), most)? else { return Ok(Fetched::Missing) };
-            (bytes, shards.sharding.packed_chunks)
-        } else {
-            let Some(object) = self.names.get(&*self.store, &self.key(&chunk), most as u64)? else {
-                self.check_missing(&chunk, region)?;
-                return Ok(Fetched::Missing);
-            };
-            (object.bytes, object.gzip)
-        };
-        if packed && self.encoding.must_unpack(&bytes, layout) {
-            let mut unpacked = Vec::new();
-            gzip::unpack(&bytes, layout.bytes(), &mut unpacked).map_err(|cause| self.failed(&chunk, region, cause))?;
-            return Ok(Fetched::Packed(unpacked));
-        }
-        Ok(Fetched::Packed(bytes))
+        self.fetch_stored(region).map_err(|error| if self.is_remote() { error } else { error.of_file(region) })
     }
 
     fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
@@ -235,6 +217,28 @@ impl ChunkSink for PrecomputedVolume {
 }
 
 impl PrecomputedVolume {
+    fn fetch_stored(&self, region: &[Range<i64>]) -> Result<Fetched> {
+        let chunk = self.chunk_of(region)?;
+        let layout = self.layout(&chunk);
+        let most = self.encoding.most_packed_bytes(layout);
+        let (bytes, packed) = if let Some(shards) = &self.shards {
+            let Some(bytes) = shards.read(self.numbers(&chunk), most)? else { return Ok(Fetched::Missing) };
+            (bytes, shards.sharding.packed_chunks)
+        } else {
+            let Some(object) = self.names.get(&*self.store, &self.key(&chunk), most as u64)? else {
+                self.check_missing(&chunk, region)?;
+                return Ok(Fetched::Missing);
+            };
+            (object.bytes, object.gzip)
+        };
+        if packed && self.encoding.must_unpack(&bytes, layout) {
+            let mut unpacked = Vec::new();
+            gzip::unpack(&bytes, layout.bytes(), &mut unpacked).map_err(|cause| self.failed(&chunk, region, cause))?;
+            return Ok(Fetched::Packed(unpacked));
+        }
+        Ok(Fetched::Packed(bytes))
+    }
+
     /// Removes what others have packed under the same name: CloudVolume would find it first.
     fn remove_others(&self, key: &str) -> Result<()> {
         // Servers say how an object is packed, not its name.

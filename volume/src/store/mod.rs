@@ -45,6 +45,11 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Returns the path or URL of a key, for people.
     fn locate(&self, key: &str) -> String;
 
+    /// The same of the object that a key leads to, where its name may have a suffix that the key lacks.
+    fn locate_stored(&self, key: &str) -> String {
+        self.locate(key)
+    }
+
     /// Whether answers come over a network.
     fn is_remote(&self) -> bool;
 

@@ -183,12 +183,12 @@ impl ZarrArray {
     /// store has said in its own words.
     pub(super) fn failed(&self, key: &str, region: &[Range<i64>]) -> impl Fn(Cause) -> Error {
         let (chunk, region) = (self.store.locate(key), ranges_text(region));
-        move |cause| Error::Chunk { chunk: chunk.clone(), region: region.clone(), cause }
+        move |cause| Error::chunk(chunk.clone(), region.clone(), cause)
     }
 
-    fn store_failed(&self, error: Error, key: &str, region: &[Range<i64>]) -> Error {
+    fn store_failed(&self, error: Error, region: &[Range<i64>]) -> Error {
         match error {
-            Error::Store { cause, .. } if !self.store.is_remote() => self.failed(key, region)(cause),
+            error @ Error::Store { .. } if !self.store.is_remote() => error.of_file(region),
             error => error,
         }
     }
@@ -205,7 +205,7 @@ impl ZarrArray {
             let length = if self.store.is_remote() { None } else { self.store.size(key)? };
             Ok((index?, length))
         };
-        match fetch().map_err(|error| self.store_failed(error, key, region))? {
+        match fetch().map_err(|error| self.store_failed(error, region))? {
             (None, _) => Ok(None),
             (Some(index), length) => shards.index().read(index, length).map(Some).map_err(self.failed(key, region)),
         }
@@ -226,7 +226,7 @@ impl ZarrArray {
             });
         }
         if let Some(range) = range {
-            let bytes = self.store.get_range(key, range).map_err(|error| self.store_failed(error, key, region))?;
+            let bytes = self.store.get_range(key, range).map_err(|error| self.store_failed(error, region))?;
             if bytes.is_none() && stored.in_shard.is_some() {
                 return Err(self.failed(key, region)("the shard is gone, though its index was here".into()));
             }
@@ -234,7 +234,7 @@ impl ZarrArray {
         }
         let (Expected::Exactly(limit) | Expected::AtMost(limit)) = self.chain.packed();
         let object = self.store.get_at_most(key, gzip::most_stored(limit));
-        let Some(object) = object.map_err(|error| self.store_failed(error, key, region))? else {
+        let Some(object) = object.map_err(|error| self.store_failed(error, region))? else {
             return Ok(None);
         };
         unwrapped(object, limit).map(Some).map_err(self.failed(key, region))

@@ -219,6 +219,12 @@ impl Store for LocalStore {
         self.unchecked_path(key).display().to_string()
     }
 
+    fn locate_stored(&self, key: &str) -> String {
+        let (plain, packed) = (self.unchecked_path(key), packed(&self.unchecked_path(key)));
+        let path = if !plain.exists() && packed.exists() { packed } else { plain };
+        path.display().to_string()
+    }
+
     fn is_remote(&self) -> bool {
         false
     }

@@ -88,6 +88,24 @@ fn a_chunk_that_is_packed_otherwise_is_not_taken_for_a_missing_one() {
 }
 
 #[test]
+fn chunk_that_is_cut_short_is_called_so_by_the_name_of_its_file() {
+    let place = Place::new();
+    let path = place.path("volume");
+    let file = one_chunk(&path, DType::U32, Encoding::Gzip);
+    let name = with_slashes(&file.display().to_string());
+    assert!(name.ends_with(".gz"), "{name}");
+    let source = open(&path).expect("a volume");
+    let whole = fs::read(&file).expect("the chunk");
+    for end in [1, 10, 19, 20, 30, whole.len() / 2, whole.len() - 9, whole.len() - 1] {
+        fs::write(&file, &whole[..end]).expect("the chunk");
+        let error = read_first(&*source).expect_err("cut");
+        let text = chain(&error);
+        assert!(matches!(error, Error::Chunk { .. }) && text.contains("cut "), "cut at {end}: {text}");
+        assert!(text.contains(&format!("chunk `{name}`")), "{name}: {text}");
+    }
+}
+
+#[test]
 fn gzip_is_unpacked_whoever_says_so() {
     let place = Place::new();
     for (number, encoding) in [Encoding::Gzip, Encoding::CompressedSegmentation].into_iter().enumerate() {
