@@ -394,6 +394,7 @@ impl fmt::Debug for Error {
         let name = variant_name! {
             self;
             NotFound, Elsewhere, NoDirectory, AlreadyExists, InvalidLocation, Reserved, NotAnArray, NoSpace, TooLarge, SizeMismatch,
+            DescriptionMismatch, NotDescribed,
             DTypeMismatch, ShapeMismatch, Mismatch, Trailer, NotCounted, HandleSpent, TooManyHandles, Unlinked,
             WouldBlock, WouldDeadlock, TimedOut, Incomplete, TooManyOpenFiles, PermissionDenied, ForeignOwner,
             InvalidSetting, Manager, Unsupported, Closed, QueueFull, Message, Protocol, Os,
