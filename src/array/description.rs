@@ -99,6 +99,13 @@ impl Description {
         self.bytes
     }
 
+    /// Whether an array of this type, shape and order has each element at the same place: axes of length 1 make no difference, nor do
+    /// neighbouring axes that are merged or split, and one axis is in both orders.
+    pub fn agrees_with(&self, dtype: DType, shape: &[usize], order: Order) -> bool {
+        let same_bytes = bytes_of(dtype, shape) == Some(self.bytes);
+        dtype == self.dtype && same_bytes && is_same_memory((&self.shape, self.order), (shape, order))
+    }
+
     /// Returns a note by its key: `source`, `bbox`, `resolution` and `unit` after a download, for example.
     ///
     /// The text is that of any program that may write to the file. Escape it before it is printed.
