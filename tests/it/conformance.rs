@@ -62,6 +62,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     arrays::ROLES,
     arena::ROLES,
     crashes::ROLES,
+    errors::ROLES,
     guards::ROLES,
     holder::ROLES,
     hostile::ROLES,

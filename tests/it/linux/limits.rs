@@ -1,5 +1,7 @@
 //! The edges of the machine: room, memory, lengths of files. Nothing may be lost, and nobody killed.
 
+use std::sync::Mutex;
+
 use libtest_mimic::Trial;
 use ndarray_shm::{
     Access, ArrayReader, AttachOptions, CreateOptions, Directory, Error, FrozenArray, Pages, RenderBuffer, SharedArray,
@@ -81,8 +83,25 @@ pub fn small(place: &Place, options: &str) -> String {
     format!("mount -t tmpfs -o mode=0700,{options} none '{}'", place.directory().display())
 }
 
+/// Keeps the warnings of this process.
+struct Warnings(Mutex<Vec<String>>);
+
+impl log::Log for Warnings {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+    fn log(&self, record: &log::Record<'_>) {
+        self.0.lock().unwrap().push(record.args().to_string());
+    }
+    fn flush(&self) {}
+}
+
+static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
+
 /// A child with 16 MiB for all its arrays.
 fn fill_file_system(_: &[String]) {
+    log::set_logger(&WARNINGS).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
     let error = SharedArray::<u8, _>::create("large", 64 * MIB).unwrap_err();
     assert_no_space(&error, 64 * MIB, 16 * MIB);
     let text = error.to_string();
@@ -93,6 +112,10 @@ fn fill_file_system(_: &[String]) {
     assert_eq!(files(), 0, "neither payload nor ledger");
 
     let half = SharedArray::<u8, _>::create_with("half", 10 * MIB, |mut view| view.fill(1)).unwrap();
+    // A disk is shared with all else; memory of its own may be filled.
+    let about_disk =
+        || WARNINGS.0.lock().unwrap().iter().filter(|text| text.contains("less than 1 GiB of its disk")).count();
+    assert_eq!(about_disk(), usize::from(default_backend().unwrap().name() == "emulated"));
     let error = SharedArray::<u8, _>::create("half-again", 10 * MIB).unwrap_err();
     assert_no_space(&error, 10 * MIB, 6 * MIB);
     let error = SharedArray::<u8, _>::create("half", 64 * MIB).unwrap_err();
@@ -125,6 +148,7 @@ fn fill_file_system(_: &[String]) {
         array.write().unwrap().fill(9);
     }
     assert_eq!(half.read().unwrap().iter().map(|value| u64::from(*value)).sum::<u64>(), 10 * MIB as u64);
+    assert!(about_disk() <= 1, "it is said once");
     // Sealed memory is not limited by the mount.
     assert_eq!(FrozenArray::<u8, _>::create_with(32 * MIB, |mut view| view.fill(2)).unwrap()[7], 2);
     say("alive");
