@@ -428,6 +428,10 @@ impl Error {
             io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => {
                 Self::Os { op, location: location.to_string(), source }
             }
+            // The reason alone: `op` advises about systems that can do it.
+            io::ErrorKind::Unsupported if source.get_ref().is_some() => {
+                Self::Unsupported { location: location.to_string(), what: source.to_string().into() }
+            }
             _ => Self::os(op, location, source),
         }
     }
@@ -602,6 +606,13 @@ mod tests {
         for text in [format!("{error:?}"), format!("{error:#?}")] {
             assert_eq!(text, "Os: `x`: opening failed: no rights");
         }
+    }
+
+    #[test]
+    fn platform_that_lacks_something_gets_no_advice_for_others() {
+        let source = io::Error::new(io::ErrorKind::Unsupported, "this platform has no sockets; share arrays by name");
+        let error = Error::os_elsewhere("listening (the directory must exist)", "x", source);
+        assert_eq!(error.to_string(), "`x`: not supported: this platform has no sockets; share arrays by name");
     }
 
     #[test]

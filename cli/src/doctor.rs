@@ -20,6 +20,8 @@ use crate::{logind, report, units};
 
 /// Less room than this is a problem: Docker's default for /dev/shm, which nearly every volume exceeds.
 const LITTLE_ROOM: u64 = 64 << 20;
+/// Less than this left on the disk of the emulated directory is worth a warning, as it is to the library.
+const LITTLE_DISK: u64 = 1 << 30;
 /// Fewer mappings than this (the kernel's default) are worth a warning: each attached array is one.
 const USUAL_MAPPINGS: u64 = 65_530;
 /// Fewer descriptors than this are worth a warning where every attached array keeps one.
@@ -271,14 +273,26 @@ fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
         Ok(available) => {
             let room = host::room(path);
             let total = room.map(|room| format!(" of {}", units::size(room.total))).unwrap_or_default();
-            let found = format!("{} free{total} in {place}", units::size(available));
+            let limit = match Directory::emulated_limit() {
+                Ok(Some(limit)) => format!(", as NDSHM_EMULATED_LIMIT allows {} in all", units::size(limit)),
+                _ => String::new(),
+            };
+            let found = format!("{} free{total} in {place}{limit}", units::size(available));
             let advice = format!("free some of it, or set {NDSHM_EMULATED_DIR} to a directory with more room");
             match room {
                 _ if available < LITTLE_ROOM && matters => Check::problem(name, found, advice),
                 _ if available < LITTLE_ROOM => Check::warning(name, found, advice),
+                Some(room) if room.free < LITTLE_DISK && matters => Check::warning(
+                    name,
+                    format!("{found}: little is left on this disk, which arrays share with all else"),
+                    format!("{advice}; NDSHM_EMULATED_LIMIT=10G keeps arrays from filling a disk"),
+                ),
                 Some(room) => inodes(name, found, &room),
                 None => Check::ok(name, found),
             }
+        }
+        Err(error @ Error::InvalidSetting { .. }) => {
+            Check::error(name, error, "correct or unset it; until then arrays cannot be made here")
         }
         Err(error) => Check::error(name, error, format!("set {NDSHM_EMULATED_DIR} to another directory")),
     });

@@ -19,6 +19,8 @@ advice (or null). So is an interruption, also by a second signal.
 Environment:
   EMULATE_SHM         1, true or yes: use files in the emulated directory instead of /dev/shm; 0, false or no: never
   NDSHM_EMULATED_DIR  the emulated directory (default: ndarray-shm-<user id> in the directory for temporary files)
+  NDSHM_EMULATED_LIMIT
+                      how many bytes the files of that directory may take together, such as 10G (default: no limit)
   NDSHM_MANAGER       the program that arrays start as their manager (default: ndshm beside the program or in PATH); off,
                       no, false or 0: none
   NDSHM_MANAGER_SOCKET

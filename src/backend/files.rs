@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::filling::{self, EMULATED};
 use super::lock_space::LEASE;
 use super::name_lock::{Alone, lock_name};
 use super::{
@@ -34,11 +35,19 @@ pub(super) struct Files {
     path: PathBuf,
     survives: Fact,
     unchecked: AtomicU64,
+    /// Whether the program was told that the disk becomes full.
+    warned: AtomicBool,
 }
 
 impl Files {
     pub(super) fn new(name: String, path: PathBuf) -> Self {
-        Self { name, path, survives: Fact::new(), unchecked: AtomicU64::new(UNCHECKED_BYTES) }
+        Self {
+            name,
+            path,
+            survives: Fact::new(),
+            unchecked: AtomicU64::new(UNCHECKED_BYTES),
+            warned: AtomicBool::new(false),
+        }
     }
 
     fn path_of(&self, at: &Location) -> PathBuf {
@@ -51,6 +60,9 @@ impl Files {
 
     /// Refuses what does not fit before anything is taken.
     fn check_room(&self, needed: u64) -> Result<()> {
+        if let Some(room) = self.room_to_limit()?.filter(|room| needed > room.bytes) {
+            return Err(no_space(&self.path, needed, room));
+        }
         let drafted = self.unchecked.fetch_add(needed, Ordering::Relaxed).saturating_add(needed);
         if drafted < UNCHECKED_BYTES {
             return Ok(());
@@ -61,7 +73,15 @@ impl Files {
             self.unchecked.store(UNCHECKED_BYTES, Ordering::Relaxed);
             return Err(no_space(&self.path, needed, room));
         }
+        if self.name == EMULATED {
+            filling::warn_of_full_disk(&self.path, room.bytes, needed, &self.warned);
+        }
         Ok(())
+    }
+
+    /// Returns how much room is left below the limit that is set for emulated shared memory, if there is one.
+    fn room_to_limit(&self) -> Result<Option<Room>> {
+        if self.name == EMULATED { filling::room_to_limit(&self.path) } else { Ok(None) }
     }
 
     /// Turns an error about this directory itself into ours.
@@ -416,7 +436,8 @@ unsafe impl Backend for Files {
     }
 
     fn available(&self) -> Result<u64> {
-        Ok(self.room()?.bytes)
+        let room = self.room()?.bytes;
+        Ok(self.room_to_limit()?.map_or(room, |limited| limited.bytes.min(room)))
     }
 
     fn lock_survives_close(&self) -> Result<bool> {

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Most programs need nothing of this room. [`set_emulate_shm`] and the environment variables `EMULATE_SHM` and
-//! `NDSHM_EMULATED_DIR` choose between the two usual places for a whole program. The `unsafe` trait [`Backend`] is for
+//! `NDSHM_EMULATED_DIR` choose between the two usual places for a whole program; `NDSHM_EMULATED_LIMIT` limits what emulation takes. The `unsafe` trait [`Backend`] is for
 //! programs that bring a place of their own, or inject faults in tests.
 //!
 //! A backend hands out files; it maps nothing and knows no elements. On Linux real shared memory *is* a directory, so one
@@ -22,6 +22,7 @@
 
 mod directory;
 mod files;
+mod filling;
 mod location;
 pub(crate) mod lock_space;
 mod name_lock;

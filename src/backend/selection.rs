@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use super::filling::{self, EMULATED};
 use super::{Directory, Location};
 use crate::error::{Error, Result};
 use crate::os::{self, MOMENT, PerProcess};
@@ -128,7 +129,20 @@ impl Directory {
                 os::PrivateDirectoryError::Os(source) => no_emulated_directory(&path, source),
             }
         })?;
-        Ok(remembered("emulated", &path))
+        Ok(remembered(EMULATED, &path))
+    }
+
+    /// Returns how many bytes the files of emulated shared memory may take together, as `NDSHM_EMULATED_LIMIT` says; `None` if it is
+    /// not set, and the disk is the limit.
+    ///
+    /// Memory that was reserved in advance counts, with files of other programs in the directory. What has lost its name and is still
+    /// attached does not.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting`](Error::InvalidSetting): it is set to something else than a number of bytes, such as `10G`.
+    pub fn emulated_limit() -> Result<Option<u64>> {
+        filling::limit()
     }
 
     /// Returns where emulated shared memory is, without making or checking the directory.
@@ -178,7 +192,7 @@ fn no_emulated_directory(path: &Path, source: std::io::Error) -> Error {
 /// Looking makes no directory.
 pub(crate) fn found_elsewhere(searched: &Directory, location: &Location) -> Option<Error> {
     let (directory, emulate) = match searched.name() {
-        "emulated" => (PathBuf::from(os::SHARED_MEMORY?), 0),
+        EMULATED => (PathBuf::from(os::SHARED_MEMORY?), 0),
         _ => (Directory::emulated_path().ok()?, 1),
     };
     let facts = os::facts_at(&directory.join(location.as_str())).ok()?;

@@ -300,6 +300,8 @@ pub(crate) enum Bound {
     Quota,
     /// The length of files that the process may make.
     FileSize,
+    /// What the user allows emulated shared memory.
+    Limit,
 }
 
 impl Bound {
@@ -321,6 +323,10 @@ impl Bound {
                  or remount with a larger nr_inodes"
             }
             Self::FileSize => "the process may not make files so large: raise `ulimit -f`",
+            Self::Limit => {
+                "NDSHM_EMULATED_LIMIT limits what all files of the emulated directory take: unlink arrays that are no longer needed \
+                 (`ndshm ls`), or raise it"
+            }
             Self::Quota => "the user's disk quota is used up: free some of it, or choose another directory",
             Self::Machine => {
                 "the machine has no more free memory: stop something, add swap, or use files: EMULATE_SHM=1"

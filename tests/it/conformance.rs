@@ -65,6 +65,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     arena::ROLES,
     crashes::ROLES,
     descriptions::ROLES,
+    errors::ROLES,
     guards::ROLES,
     holder::ROLES,
     hostile::ROLES,

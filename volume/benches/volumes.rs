@@ -38,7 +38,7 @@ fn main() -> Outcome<()> {
 }
 
 fn serve(volume: &str) -> Outcome<()> {
-    let source = open_volume(&volume.parse()?)?;
+    let source = open_volume(volume)?;
     for line in std::io::stdin().lock().lines() {
         let answer = answer(volume, &*source, &line?).unwrap_or_else(|error| json!({"error": error.to_string()}));
         println!("{answer}");

@@ -15,8 +15,8 @@ use ndarray_shm::ndarray::{Ix3, s};
 use ndarray_shm::{DType, Location};
 use ndarray_shm_volume::demo::{self, DemoSpec};
 use ndarray_shm_volume::{
-    DownloadOptions, ProcessWorkers, StopFlag, UploadOptions, VolumeOptions, VolumeUrl, Workers, download,
-    download_to_shared_memory, open_volume, paint_as_worker, upload_from_shared_memory,
+    DownloadOptions, ProcessWorkers, StopFlag, UploadOptions, Workers, download, download_to_shared_memory,
+    open_volume, open_writable_volume, paint_as_worker, upload_from_shared_memory,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn change(directory: &Path, location: &Location, spec: &DemoSpec) -> Result<(), Box<dyn Error>> {
-    let volume = VolumeOptions::new().open_writable(&VolumeUrl::local(directory))?;
+    let volume = open_writable_volume(directory)?;
     let everything = volume.meta().domain();
 
     let program = env::current_exe()?;
@@ -53,7 +53,7 @@ fn change(directory: &Path, location: &Location, spec: &DemoSpec) -> Result<(), 
     let array = done.open::<u16, Ix3>()?;
     assert_eq!(array.read()?.view().into_dyn(), spec.expected::<u16>(&everything)?);
     array.write()?.slice_mut(s![0..32, 0..32, 0..32]).fill(42);
-    let changed = volume.meta().parse_bbox("0:32,0:32,0:32")?;
+    let changed = volume.meta().parse_bbox(":32,:32,:32")?; // an empty side is the volume's bound
     let uploaded =
         upload_from_shared_memory(&*volume, &everything, location, &UploadOptions::new().cutout(changed.clone()));
     array.unlink()?;
@@ -68,7 +68,7 @@ fn change(directory: &Path, location: &Location, spec: &DemoSpec) -> Result<(), 
 fn work(directory: &Path, location: &Location) -> Result<(), Box<dyn Error>> {
     let stop = StopFlag::new();
     stop.stop_when_stdin_ends(); // which is how the parent ends its workers
-    let volume = open_volume(&VolumeUrl::local(directory))?;
+    let volume = open_volume(directory)?;
     paint_as_worker(&*volume, default_backend()?, location, &stop)?;
     Ok(())
 }

@@ -7,29 +7,45 @@
 //! ```
 //! use ndarray_shm::{unlink, DType, Order};
 //! use ndarray_shm_volume::demo::{self, DemoSpec};
-//! use ndarray_shm_volume::{DownloadOptions, VolumeUrl, Workers, download_to_shared_memory, open_volume};
+//! use ndarray_shm_volume::{DownloadOptions, Workers, download_to_shared_memory, open_volume};
 //!
 //! let directory = std::env::temp_dir().join(format!("volume-example-{}", std::process::id()));
 //! demo::write_volume(&directory, &DemoSpec::new(&[48, 64, 64], &[16, 32, 32], DType::F32))?;
 //!
-//! let volume = open_volume(&VolumeUrl::local(&directory))?;
-//! let bbox = volume.meta().domain();
+//! let volume = open_volume(&directory)?; // a path, or a URL: "precomputed://https://host/em"
+//! let bbox = volume.meta().parse_bbox("0:32,:,32:")?; // an empty side is the volume's bound
 //! let location = format!("volume-example-{}", std::process::id()).parse()?;
 //! let options = DownloadOptions::new().order(Order::F).workers(Workers::Threads(2));
 //! let done = download_to_shared_memory(&*volume, &bbox, &location, &options)?;
-//! assert_eq!((done.chunks, done.bytes), (12, 48 * 64 * 64 * 4));
+//! assert_eq!((done.chunks, done.bytes), (4, 32 * 64 * 32 * 4));
 //!
 //! unlink(&location)?;
 //! std::fs::remove_dir_all(&directory)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A program needs both crates:
+//!
+//! ```toml
+//! [dependencies]
+//! ndarray-shm = { path = "..." } # a checkout of the repository
+//! ndarray-shm-volume = { path = ".../volume" } # features = ["http", "s3"] for volumes behind URLs
+//! ```
+//!
+//! | to do | call |
+//! |---|---|
+//! | read a volume | [`open_volume`]; another scale: [`VolumeOptions::open`] |
+//! | write one, too | [`open_writable_volume`]; [`VolumeOptions::open_writable`] |
+//! | make a new one | [`create_volume`] |
+//! | say which region | [`VolumeMeta::parse_bbox`], [`Bbox`]; before the volume is known [`BboxSpec`] |
+//! | fill an array | [`download_to_shared_memory`]; without a name [`download()`], in a file [`download_to_file`] |
+//! | store an array | [`upload_from_shared_memory`], [`upload_from_array`], [`upload_from_file`] |
+//!
 //! The array is painted under a reserved name; readers by name see it whole or not at all. Chunks are claimed under locks
 //! that the kernel holds, so a worker that is killed costs the one chunk it had, and a download that was cut off is resumed by
 //! the same call.
 //!
-//! The way back is [`upload_from_shared_memory`], into volumes that exist
-//! ([`VolumeOptions::open_writable`]) or that [`create_volume`] makes. [`plan`] divides a region among
+//! The way back is [`upload_from_shared_memory`], into volumes that exist and were opened for writing, or that [`create_volume`] makes. [`plan()`] divides a region among
 //! machines, [`Shard`] says which part is this process's, and [`markers`] which ones are done.
 //!
 //! Formats: Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, crc32c, gzip, sharding, transpose,
@@ -75,12 +91,12 @@ pub use crate::download::{
 pub use crate::error::{Error, ErrorKind, Result};
 pub use crate::grid::Cells;
 pub use crate::missing::{FillValue, Missing};
-pub use crate::open::{VolumeOptions, create_volume, open_volume};
+pub use crate::open::{VolumeOptions, create_volume, open_volume, open_writable_volume};
 pub use crate::plan::plan;
 pub use crate::progress::{DownloadProgress, Progress, StopFlag};
 pub use crate::scratch::{Elements, Scratch};
 pub use crate::shard::Shard;
-pub use crate::store::url::{VolumeFormat, VolumeUrl};
+pub use crate::store::url::{IntoVolumeUrl, VolumeFormat, VolumeUrl};
 pub use crate::upload::{
     Alignment, UploadOptions, Uploaded, is_upload_lock, remove_upload_lock, upload_from_array, upload_from_file,
     upload_from_shared_memory,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::description::{Encoding, NewVolume, ScaleInfo};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::url::{StorePlace, VolumeFormat, VolumeUrl};
+use crate::store::url::{IntoVolumeUrl, StorePlace, VolumeFormat, VolumeUrl};
 use crate::store::{self, Store};
 use crate::volume::{ChunkSink, ChunkSource};
 use crate::{precomputed, zarr};
@@ -51,8 +51,23 @@ impl VolumeOptions {
     /// - [`Scale`](Error::Scale): it has not so many scales;
     /// - [`UnsupportedDType`](Error::UnsupportedDType): its elements cannot be in shared memory;
     /// - [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached.
-    pub fn open(&self, url: &VolumeUrl) -> Result<Box<dyn ChunkSource>> {
-        match found(url)? {
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm::DType;
+    /// use ndarray_shm_volume::VolumeOptions;
+    /// # use ndarray_shm_volume::demo::{self, DemoSpec};
+    /// # let path = std::env::temp_dir().join(format!("open-example-{}", std::process::id()));
+    /// # demo::write_volume(&path, &DemoSpec::new(&[64, 64, 64], &[32, 32, 32], DType::U16))?;
+    ///
+    /// let volume = VolumeOptions::new().mip(0).open(&path)?; // or a URL: "precomputed://https://host/em"
+    /// assert_eq!((volume.meta().shape.as_slice(), volume.meta().dtype), ([64, 64, 64].as_slice(), DType::U16));
+    /// # std::fs::remove_dir_all(&path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open(&self, url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSource>> {
+        match found(&url.into_volume_url()?)? {
             (VolumeFormat::Zarr, store) => zarr::open(&store, self.mip),
             (VolumeFormat::Precomputed, store) => precomputed::open(store, self.mip),
         }
@@ -63,8 +78,24 @@ impl VolumeOptions {
     /// # Errors
     ///
     /// Those of [`open`](Self::open), and [`Source`](Error::Source) if it can be read but not written.
-    pub fn open_writable(&self, url: &VolumeUrl) -> Result<Box<dyn ChunkSink>> {
-        match found(url)? {
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm::DType;
+    /// use ndarray_shm_volume::VolumeOptions;
+    /// # use ndarray_shm_volume::demo::{self, DemoSpec};
+    /// # let path = std::env::temp_dir().join(format!("open-writable-example-{}", std::process::id()));
+    /// # demo::write_volume(&path, &DemoSpec::new(&[64, 64, 64], &[32, 32, 32], DType::U16))?;
+    ///
+    /// let volume = VolumeOptions::new().open_writable(&path)?;
+    /// let chunk = volume.meta().parse_bbox("32:,:32,:32")?; // an empty side is the volume's bound
+    /// volume.erase(chunk.ranges())?;
+    /// # std::fs::remove_dir_all(&path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open_writable(&self, url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSink>> {
+        match found(&url.into_volume_url()?)? {
             (VolumeFormat::Zarr, store) => zarr::open_writable(&store, self.mip),
             (VolumeFormat::Precomputed, store) => precomputed::open_writable(store, self.mip, self.encoding),
         }
@@ -75,8 +106,8 @@ impl VolumeOptions {
     /// # Errors
     ///
     /// Those of [`open`](Self::open).
-    pub fn scales(&self, url: &VolumeUrl) -> Result<Vec<ScaleInfo>> {
-        match found(url)? {
+    pub fn scales(&self, url: impl IntoVolumeUrl) -> Result<Vec<ScaleInfo>> {
+        match found(&url.into_volume_url()?)? {
             (VolumeFormat::Zarr, store) => zarr::scales(&store),
             (VolumeFormat::Precomputed, store) => precomputed::scales(&store),
         }
@@ -88,8 +119,32 @@ impl VolumeOptions {
 /// # Errors
 ///
 /// The same.
-pub fn open_volume(url: &VolumeUrl) -> Result<Box<dyn ChunkSource>> {
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::DType;
+/// use ndarray_shm_volume::open_volume;
+/// # use ndarray_shm_volume::demo::{self, DemoSpec};
+/// # let path = std::env::temp_dir().join(format!("open-volume-example-{}", std::process::id()));
+/// # demo::write_volume(&path, &DemoSpec::new(&[64, 64, 64], &[32, 32, 32], DType::U16))?;
+///
+/// let volume = open_volume(&path)?;
+/// assert_eq!(volume.meta().parse_bbox("0:64,10:,:20")?.to_string(), "0:64,10:64,0:20");
+/// # std::fs::remove_dir_all(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn open_volume(url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSource>> {
     VolumeOptions::new().open(url)
+}
+
+/// Opens the first scale of a volume for reading and writing: [`VolumeOptions::open_writable`] with the defaults.
+///
+/// # Errors
+///
+/// The same.
+pub fn open_writable_volume(url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSink>> {
+    VolumeOptions::new().open_writable(url)
 }
 
 /// Makes a volume without chunks, for writing.
@@ -101,7 +156,8 @@ pub fn open_volume(url: &VolumeUrl) -> Result<Box<dyn ChunkSource>> {
 ///
 /// [`Source`](Error::Source): something is [there already](ErrorKind::AlreadyExists). [`NewVolume`](Error::NewVolume): the format does not have what is asked for.
 /// [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached or written.
-pub fn create_volume(url: &VolumeUrl, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
+pub fn create_volume(url: impl IntoVolumeUrl, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
+    let url = &url.into_volume_url()?;
     if let Some(expected) = url.expected_format().filter(|expected| *expected != new.format) {
         let reason = format!("its URL says {expected:?}, but {:?} is to be made", new.format);
         return Err(Error::new_volume(url, reason));

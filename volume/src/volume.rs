@@ -189,6 +189,11 @@ pub trait Gather {
 /// A volume that can be written, one stored object at a time, by many threads at once.
 ///
 /// Every `region` is one cell of the grid of [`stored_shape`](VolumeMeta::stored_shape), cut off where the volume ends.
+#[diagnostic::on_unimplemented(
+    message = "this volume was opened for reading only",
+    label = "this cannot be written to",
+    note = "open it for writing: `open_writable_volume(url)?`, or `VolumeOptions::new().open_writable(url)?`; `create_volume` makes a new one"
+)]
 pub trait ChunkSink: ChunkSource {
     /// Returns one line that says where the volume is, the same in every process and whatever becomes of its description: under this name
     /// objects are locked while they are changed. If not said otherwise, the identity.
@@ -221,9 +226,123 @@ pub trait ChunkSink: ChunkSource {
     fn erase(&self, region: &[Range<i64>]) -> Result<()>;
 }
 
+/// A pointer to a volume is one: what `open_volume` returns can be lent as it is.
+macro_rules! forwarded {
+    ($pointer:ty) => {
+        impl<S: ChunkSource + ?Sized> ChunkSource for $pointer {
+            fn meta(&self) -> &VolumeMeta {
+                (**self).meta()
+            }
+
+            fn identity(&self) -> String {
+                (**self).identity()
+            }
+
+            fn is_remote(&self) -> bool {
+                (**self).is_remote()
+            }
+
+            fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
+                (**self).fetch(region)
+            }
+
+            fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
+                (**self).decode(region, fetched, scratch)
+            }
+
+            fn read(&self, region: &[Range<i64>], scratch: &mut Scratch) -> Result<()> {
+                (**self).read(region, scratch)
+            }
+        }
+
+        impl<S: ChunkSink + ?Sized> ChunkSink for $pointer {
+            fn place(&self) -> String {
+                (**self).place()
+            }
+
+            fn refresh(&self, region: &[Range<i64>]) {
+                (**self).refresh(region);
+            }
+
+            fn encode(&self, region: &[Range<i64>], from: &dyn Gather) -> Result<Vec<u8>> {
+                (**self).encode(region, from)
+            }
+
+            fn store(&self, region: &[Range<i64>], packed: Vec<u8>) -> Result<()> {
+                (**self).store(region, packed)
+            }
+
+            fn erase(&self, region: &[Range<i64>]) -> Result<()> {
+                (**self).erase(region)
+            }
+        }
+    };
+}
+
+forwarded!(&S);
+forwarded!(Box<S>);
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Answers otherwise than what a source answers that says nothing.
+    #[derive(Debug)]
+    struct Telling(VolumeMeta);
+
+    impl ChunkSource for Telling {
+        fn meta(&self) -> &VolumeMeta {
+            &self.0
+        }
+        fn identity(&self) -> String {
+            "identity".to_owned()
+        }
+        fn is_remote(&self) -> bool {
+            true
+        }
+        fn fetch(&self, _: &[Range<i64>]) -> Result<Fetched> {
+            Ok(Fetched::Missing)
+        }
+        fn decode(&self, _: &[Range<i64>], _: Fetched, _: &mut Scratch) -> Result<()> {
+            Ok(())
+        }
+        fn read(&self, _: &[Range<i64>], _: &mut Scratch) -> Result<()> {
+            Err(Error::bbox("read", "not both one after the other"))
+        }
+    }
+
+    impl ChunkSink for Telling {
+        fn place(&self) -> String {
+            "place".to_owned()
+        }
+        fn refresh(&self, _: &[Range<i64>]) {}
+        fn encode(&self, _: &[Range<i64>], _: &dyn Gather) -> Result<Vec<u8>> {
+            Ok(Vec::new())
+        }
+        fn store(&self, _: &[Range<i64>], _: Vec<u8>) -> Result<()> {
+            Ok(())
+        }
+        fn erase(&self, _: &[Range<i64>]) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn pointer_to_a_volume_answers_as_the_volume_does() {
+        fn answers(volume: impl ChunkSink) {
+            assert_eq!(
+                (volume.identity(), volume.place(), volume.is_remote()),
+                ("identity".into(), "place".into(), true)
+            );
+            assert!(matches!(volume.fetch(&[]), Ok(Fetched::Missing)));
+            assert!(volume.read(&[], &mut Scratch::new()).is_err());
+            assert_eq!(volume.meta().shape, [8]);
+        }
+        let volume = Telling(VolumeMeta::new(&[8], &[4], DType::U8));
+        answers(&volume);
+        answers(Box::new(&volume));
+        answers(Box::new(volume) as Box<dyn ChunkSink>);
+    }
 
     #[test]
     fn a_region_without_channels_means_all_of_them() {

@@ -26,7 +26,7 @@ pub(crate) struct DownloadArgs {
     /// Make a file of the elements instead, in any directory
     #[arg(long, value_name = "PATH", conflicts_with_all = ["location", "emulate"])]
     pub(crate) file: Option<PathBuf>,
-    /// Region to read, START:STOP for each axis of the volume, e.g. 0:64,0:128,: [default: everything]
+    /// Region to read, START:STOP for each axis of the volume, e.g. 0:64,10:,: (an empty side is the bound) [default: everything]
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) bbox: Option<String>,
     /// Which channels, where the last axis of the volume are its channels [default: all]
@@ -111,7 +111,7 @@ pub(crate) struct UploadArgs {
     /// SOURCE is a file that holds the elements and nothing else
     #[arg(long, conflicts_with = "backend")]
     pub(crate) file: bool,
-    /// Region of the volume that the array is, START:STOP for each axis [default: everything]
+    /// Region of the volume that the array is, START:STOP for each axis; an empty side is the bound [default: everything]
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) bbox: Option<String>,
     /// Write only this part of it, in the volume's coordinates
@@ -221,7 +221,7 @@ pub(crate) struct PlanArgs {
     /// How many parts
     #[arg(long, value_name = "N")]
     pub(crate) shards: usize,
-    /// Region to divide, START:STOP for each axis [default: everything]
+    /// Region to divide, START:STOP for each axis; an empty side is the bound [default: everything]
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) bbox: Option<String>,
     /// Which scale, from 0, the finest

@@ -96,6 +96,29 @@ fn shared_memory_that_is_mounted_read_only_is_named_with_the_way_out() {
     }
 }
 
+/// A disk that arrays share with all else, and the limit that keeps them from filling it.
+#[cfg(target_os = "linux")]
+#[test]
+fn emulated_directory_on_a_nearly_full_disk_is_a_warning_and_its_limit_is_shown() {
+    use crate::scene::with_mounts;
+    let scene = Scene::new();
+    let limited = run(scene.ndshm(["doctor", "--json"]).env("NDSHM_EMULATED_LIMIT", "10M")).json();
+    let found = check(&limited, "emulated-room")["found"].as_str().expect("text").to_owned();
+    assert!(found.contains("10.0 MiB free") && found.contains("NDSHM_EMULATED_LIMIT allows 10.0 MiB"), "{found}");
+    let wrong = run(scene.ndshm(["doctor", "--json"]).env("NDSHM_EMULATED_LIMIT", "10 GB")).expect_code(1).json();
+    assert_eq!(check(&wrong, "emulated-room")["status"], "problem", "{wrong:#}");
+    assert!(check(&wrong, "emulated-room")["found"].as_str().expect("text").contains("such as 10G"), "{wrong:#}");
+
+    let mount = format!("mount -t tmpfs -o mode=0700,size=256m none '{}'", scene.emulated().display());
+    let test = "emulated_directory_on_a_nearly_full_disk_is_a_warning_and_its_limit_is_shown";
+    let Some(mut command) = with_mounts(test, &mount, &scene.ndshm(["doctor", "--json"])) else { return };
+    let report = run(&mut command).json();
+    let full = check(&report, "emulated-room");
+    assert_eq!(full["status"], "warning", "{full:#}");
+    assert!(full["found"].as_str().expect("text").contains("little is left on this disk"), "{full:#}");
+    assert!(full["advice"].as_str().expect("text").contains("NDSHM_EMULATED_LIMIT"), "{full:#}");
+}
+
 /// Windows has no such limit.
 #[cfg(unix)]
 #[test]

@@ -19,6 +19,7 @@ mod npy_files;
 mod parts;
 mod pictures;
 mod refusals;
+mod roles;
 #[cfg(unix)] // shell scripts
 mod scaling;
 mod scene;

@@ -249,8 +249,7 @@ pub(crate) fn heeding_hangup(command: &Command) -> Command {
     heeding
 }
 
-/// Returns the command in a mount namespace of its own, after a script has mounted what it needs; where this user gets none, says so, past
-/// the test runner's capture.
+/// Returns the command in a mount namespace of its own, after a script has mounted what it needs; where this user gets none, says so.
 #[cfg(target_os = "linux")]
 pub(crate) fn with_mounts(test: &str, script: &str, command: &Command) -> Option<Command> {
     const WAYS: [&[&str]; 2] = [&["-m", "--propagation", "private"], &["-U", "-r", "-m", "--propagation", "private"]];
@@ -282,8 +281,8 @@ pub(crate) fn bound_by_rights(test: &str, command: &Command) -> Option<Command> 
     None
 }
 
-#[cfg(target_os = "linux")]
-fn not_run(test: &str, reason: &str) {
+/// Says that a test did not run, past the test runner's capture.
+pub(crate) fn not_run(test: &str, reason: &str) {
     use std::io::Write as _;
     let _told = writeln!(std::io::stderr(), "NOT RUN: {test}: {reason}");
 }

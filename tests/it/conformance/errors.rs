@@ -4,8 +4,9 @@ use std::fs::File;
 
 use libtest_mimic::Trial;
 use ndarray::ShapeBuilder;
-use ndarray_shm::{Access, CreationMode, Directory, Error, RenderBuffer, Result, SharedArray, render};
+use ndarray_shm::{Access, CreateOptions, CreationMode, Directory, Error, RenderBuffer, Result, SharedArray, render};
 
+use crate::support::child::{Child, ROLE, Role, program, say};
 use crate::support::{Name, Place};
 use crate::tests;
 
@@ -20,6 +21,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_directory_is_not_an_array,
             directory_that_is_missing_is_called_so_by_what_makes_arrays,
             shapes_beyond_the_address_space_are_refused,
+            limit_of_emulated_memory_counts_what_is_there,
             files_longer_than_32_bits_can_say_keep_their_length,
             a_ledger_cannot_be_opened_as_an_array,
             a_corrupt_ledger_is_said_to_be_and_can_be_discarded,
@@ -31,6 +33,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         ],
     )
 }
+
+pub const ROLES: &[(&str, Role)] = &[("fill-to-the-limit", fill_to_the_limit)];
 
 fn create(place: &Place, name: &str) -> Result<SharedArray<u8, ndarray::Ix1>> {
     place.options().create(name, 4)
@@ -148,6 +152,49 @@ fn files_longer_than_32_bits_can_say_keep_their_length(place: &Place) {
         let error = outcome.unwrap_err();
         assert!(matches!(error, Error::SizeMismatch { expected: 4, found, .. } if found == length), "{error}");
     }
+}
+
+/// A child with a limit that two small arrays reach.
+fn fill_to_the_limit(_: &[String]) {
+    let directory = Directory::emulated().unwrap();
+    let create = |name: &str, bytes: usize| {
+        CreateOptions::<SharedArray<u8, _>>::new()
+            .backend(directory.clone())
+            .create_with(name, bytes, |mut view| view.fill(1))
+    };
+    match Directory::emulated_limit() {
+        Err(error) => {
+            assert!(matches!(error, Error::InvalidSetting { setting: "NDSHM_EMULATED_LIMIT", .. }), "{error}");
+            assert!(matches!(create("x", 1), Err(Error::InvalidSetting { .. })));
+            return say(error);
+        }
+        Ok(limit) => assert_eq!(limit, Some(1 << 20)),
+    }
+    let half = create("half", 600 << 10).unwrap();
+    let error = create("other", 600 << 10).unwrap_err();
+    assert!(matches!(&error, Error::NoSpace { needed: 614_400, available, .. } if *available <= 448 << 10), "{error}");
+    assert!(error.to_string().contains("NDSHM_EMULATED_LIMIT") && error.to_string().contains("raise it"), "{error}");
+    assert!(directory.available().unwrap() <= 448 << 10);
+    // Another directory is no emulated memory, whatever it is called by the file system.
+    let elsewhere = Directory::new("files", directory.path());
+    CreateOptions::<SharedArray<u8, _>>::new().backend(elsewhere).create("free", 600 << 10).unwrap().unlink().unwrap();
+    half.unlink().unwrap();
+    create("other", 600 << 10).unwrap().unlink().unwrap();
+    say("limited");
+}
+
+fn limit_of_emulated_memory_counts_what_is_there(place: &Place) {
+    let directory = tempfile::tempdir().unwrap();
+    for (limit, said) in [("1M", "limited"), ("1MiB", "NDSHM_EMULATED_LIMIT is \"1MiB\", but must be")] {
+        let mut command = std::process::Command::new(program());
+        command.env(ROLE, "fill-to-the-limit").envs(place.environment());
+        command.env("NDSHM_EMULATED_DIR", directory.path()).env("NDSHM_EMULATED_LIMIT", limit);
+        let mut child = Child::spawn(command);
+        let line = child.line();
+        assert!(line.starts_with(said), "{line}");
+        child.finish();
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
 fn begin(place: &Place, name: &Name) -> Result<RenderBuffer<u16, ndarray::Ix2>> {

@@ -1,13 +1,15 @@
 //! The edges of the machine: room, memory, lengths of files. Nothing may be lost, and nobody killed.
 
+use std::sync::Mutex;
+
 use libtest_mimic::Trial;
 use ndarray_shm::{
-    Access, ArrayReader, AttachOptions, CreateOptions, Error, FrozenArray, Pages, RenderBuffer, SharedArray,
+    Access, ArrayReader, AttachOptions, CreateOptions, Directory, Error, FrozenArray, Pages, RenderBuffer, SharedArray,
     default_backend,
 };
 
 use super::sandbox::{self, MemoryGroup, unless};
-use crate::support::child::{Child, Role, say};
+use crate::support::child::{Child, ROLE, Role, program, say};
 use crate::support::{Name, Place, Test};
 use crate::tests;
 
@@ -21,6 +23,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         a_file_system_without_inodes_says_so,
     ])));
     if place.name == "shm" {
+        trials.extend(sandbox::with_private_mounts(limits(tests![
+            library_with_a_fallback_has_one_place_for_all_its_processes,
+        ])));
         let grouped = limits(tests![a_memory_limit_is_an_error_and_the_process_lives]);
         trials.extend(unless("no memory control group can be made", MemoryGroup::new(64 << 20).is_some(), grouped));
     }
@@ -30,6 +35,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] = &[
     ("fill-file-system", fill_file_system),
     ("no-inodes", no_inodes),
+    ("create-with-fallback", create_with_fallback),
+    ("open-with-fallback", open_with_fallback),
     ("exceed-memory", exceed_memory),
     ("exceed-file-size", exceed_file_size),
 ];
@@ -76,8 +83,25 @@ pub fn small(place: &Place, options: &str) -> String {
     format!("mount -t tmpfs -o mode=0700,{options} none '{}'", place.directory().display())
 }
 
+/// Keeps the warnings of this process.
+struct Warnings(Mutex<Vec<String>>);
+
+impl log::Log for Warnings {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+    fn log(&self, record: &log::Record<'_>) {
+        self.0.lock().unwrap().push(record.args().to_string());
+    }
+    fn flush(&self) {}
+}
+
+static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
+
 /// A child with 16 MiB for all its arrays.
 fn fill_file_system(_: &[String]) {
+    log::set_logger(&WARNINGS).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
     let error = SharedArray::<u8, _>::create("large", 64 * MIB).unwrap_err();
     assert_no_space(&error, 64 * MIB, 16 * MIB);
     let text = error.to_string();
@@ -88,6 +112,10 @@ fn fill_file_system(_: &[String]) {
     assert_eq!(files(), 0, "neither payload nor ledger");
 
     let half = SharedArray::<u8, _>::create_with("half", 10 * MIB, |mut view| view.fill(1)).unwrap();
+    // A disk is shared with all else; memory of its own may be filled.
+    let about_disk =
+        || WARNINGS.0.lock().unwrap().iter().filter(|text| text.contains("less than 1 GiB of its disk")).count();
+    assert_eq!(about_disk(), usize::from(default_backend().unwrap().name() == "emulated"));
     let error = SharedArray::<u8, _>::create("half-again", 10 * MIB).unwrap_err();
     assert_no_space(&error, 10 * MIB, 6 * MIB);
     let error = SharedArray::<u8, _>::create("half", 64 * MIB).unwrap_err();
@@ -120,6 +148,7 @@ fn fill_file_system(_: &[String]) {
         array.write().unwrap().fill(9);
     }
     assert_eq!(half.read().unwrap().iter().map(|value| u64::from(*value)).sum::<u64>(), 10 * MIB as u64);
+    assert!(about_disk() <= 1, "it is said once");
     // Sealed memory is not limited by the mount.
     assert_eq!(FrozenArray::<u8, _>::create_with(32 * MIB, |mut view| view.fill(2)).unwrap()[7], 2);
     say("alive");
@@ -174,4 +203,69 @@ fn a_memory_limit_is_an_error_and_the_process_lives(place: &Place) {
     child.expect("alive");
     child.finish();
     assert!(place.files_of(&names[0]).is_empty());
+}
+
+/// What a library does that wants real shared memory, and files where that has no place for an array.
+fn with_fallback<R>(
+    is_worth_another_try: impl Fn(&Error) -> bool,
+    attempt: impl Fn(Directory) -> Result<R, Error>,
+) -> Result<R, Error> {
+    match Directory::shm().and_then(&attempt) {
+        Err(error) if error.is_unsupported() || is_worth_another_try(&error) => attempt(Directory::emulated()?),
+        other => other,
+    }
+}
+
+/// The lengths of the library's arrays.
+const LENGTHS: [(&str, usize); 2] = [("small", MIB), ("large", 32 * MIB)];
+
+/// A child that makes its arrays where there is room, says where that is, and lets another process look.
+fn create_with_fallback(names: &[String]) {
+    let arrays = names.iter().zip(LENGTHS).map(|(name, (_, length))| {
+        let create = |directory: Directory| {
+            let options = CreateOptions::<SharedArray<u8, _>>::new().backend(directory);
+            options.create_with(name, length, |mut view| view.fill(3))
+        };
+        with_fallback(|error| error.is_no_space() || error.is_permission_denied(), create).unwrap()
+    });
+    let arrays: Vec<_> = arrays.collect();
+    let mut command = std::process::Command::new(program());
+    command.env(ROLE, "open-with-fallback").args(names);
+    let mut other = Child::spawn(command);
+    other.expect("changed");
+    other.finish();
+    for array in &arrays {
+        assert_eq!(array.read().unwrap()[7], 4, "the other process changed it");
+        assert!(array.unlink().unwrap());
+    }
+    say(arrays.iter().map(|array| array.backend().name().to_owned()).collect::<Vec<_>>().join(" "));
+}
+
+/// The other process, which is told nothing but the names.
+fn open_with_fallback(names: &[String]) {
+    for (name, (_, length)) in names.iter().zip(LENGTHS) {
+        let open =
+            |directory: Directory| AttachOptions::<SharedArray<u8, _>>::new().backend(directory).open(name, length);
+        let array = with_fallback(Error::is_not_found, open).unwrap();
+        assert_eq!(array.read().unwrap()[length - 1], 3);
+        array.write().unwrap()[7] = 4;
+    }
+    say("changed");
+}
+
+fn library_with_a_fallback_has_one_place_for_all_its_processes(place: &Place) {
+    for (options, places) in
+        [("size=16m", "shm emulated"), ("size=64m", "shm shm"), ("size=64m,ro", "emulated emulated")]
+    {
+        let files = tempfile::tempdir().unwrap();
+        let names = LENGTHS.map(|(name, _)| format!("fallback-{name}"));
+        let mount = format!("mount -t tmpfs -o {options} none /dev/shm");
+        let mut command =
+            sandbox::with_mounts(place, &mount, "create-with-fallback", &[names[0].as_str(), names[1].as_str()]);
+        command.env("NDSHM_EMULATED_DIR", files.path()).env_remove("EMULATE_SHM");
+        let mut child = Child::spawn(command);
+        child.expect(places);
+        child.finish();
+        assert_eq!(std::fs::read_dir(files.path()).unwrap().count(), 0, "{options}");
+    }
 }

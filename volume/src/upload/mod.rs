@@ -34,8 +34,8 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// the elements and nothing else, whoever made it. It is only read, and never unlinked, however this ends. If somebody writes
 /// to it under the array's locks, this waits, and keeps writers out until it is done.
 ///
-/// [`VolumeOptions::open_writable`](crate::VolumeOptions::open_writable) opens a volume that exists for writing;
-/// [`create_volume`](crate::create_volume) makes a new one.
+/// [`open_writable_volume`](crate::open_writable_volume) opens a volume that exists for writing, which one that
+/// [`open_volume`](crate::open_volume) opened is not; [`create_volume`](crate::create_volume) makes a new one.
 ///
 /// All of `bbox` is written, or the [cutout](UploadOptions::cutout). Doing it again stores the same objects again.
 ///
@@ -52,6 +52,15 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// - [`Interrupted`](Error::Interrupted): the flag was raised.
 /// - [`Writing`](Error::Writing): a thread panicked.
 ///
+/// That a volume was opened for reading only is an error of the compiler, which says how to open it:
+///
+/// ```compile_fail,E0277
+/// # use ndarray_shm_volume::{UploadOptions, open_volume, upload_from_shared_memory};
+/// let volume = open_volume("volume.zarr")?;
+/// upload_from_shared_memory(&*volume, &volume.meta().domain(), &"name".parse()?, &UploadOptions::new())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Examples
 ///
 /// A part of a volume is changed in shared memory and stored again:
@@ -60,12 +69,12 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// use ndarray::Ix2;
 /// use ndarray_shm::{DType, Location};
 /// use ndarray_shm_volume::demo::{self, DemoSpec};
-/// use ndarray_shm_volume::{DownloadOptions, UploadOptions, VolumeOptions, VolumeUrl};
-/// use ndarray_shm_volume::{download_to_shared_memory, upload_from_shared_memory};
+/// use ndarray_shm_volume::{DownloadOptions, UploadOptions};
+/// use ndarray_shm_volume::{download_to_shared_memory, open_writable_volume, upload_from_shared_memory};
 ///
 /// # let directory = std::env::temp_dir().join(format!("change-example-{}", std::process::id()));
 /// # demo::write_volume(&directory, &DemoSpec::new(&[64, 64], &[16, 16], DType::U16))?;
-/// let volume = VolumeOptions::new().open_writable(&VolumeUrl::local(&directory))?;
+/// let volume = open_writable_volume(&directory)?;
 /// let bbox = volume.meta().parse_bbox("0:32,16:48")?;
 /// let location: Location = format!("change-example-{}", std::process::id()).parse()?;
 ///
@@ -78,11 +87,12 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn upload_from_shared_memory(
-    sink: &dyn ChunkSink,
+    sink: &(impl ChunkSink + ?Sized),
     bbox: &Bbox,
     location: &Location,
     options: &UploadOptions<'_>,
 ) -> Result<Uploaded> {
+    let sink: &dyn ChunkSink = &sink;
     let units = Units::of(sink, bbox, options)?;
     let backend = match &options.backend {
         Some(backend) => backend.clone(),
@@ -103,11 +113,12 @@ pub fn upload_from_shared_memory(
 ///
 /// Those of [`upload_from_shared_memory`].
 pub fn upload_from_file(
-    sink: &dyn ChunkSink,
+    sink: &(impl ChunkSink + ?Sized),
     bbox: &Bbox,
     path: &Path,
     options: &UploadOptions<'_>,
 ) -> Result<Uploaded> {
+    let sink: &dyn ChunkSink = &sink;
     let units = Units::of(sink, bbox, options)?;
     let absolute = dunce::canonicalize(path).map_err(|error| Error::io("opening", path, error))?;
     let (Some(directory), Some(name)) = (absolute.parent(), absolute.file_name().and_then(|name| name.to_str())) else {
@@ -149,11 +160,12 @@ pub fn upload_from_file(
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn upload_from_array<T: Element>(
-    sink: &dyn ChunkSink,
+    sink: &(impl ChunkSink + ?Sized),
     bbox: &Bbox,
     array: &ArrayViewD<'_, T>,
     options: &UploadOptions<'_>,
 ) -> Result<Uploaded> {
+    let sink: &dyn ChunkSink = &sink;
     let units = Units::of(sink, bbox, options)?;
     let location = || "the array in memory".to_owned();
     if T::DTYPE != sink.meta().dtype {

@@ -137,6 +137,54 @@ impl FromStr for VolumeUrl {
     }
 }
 
+/// Anything that can be a [`VolumeUrl`]: text, which may be a path or a URL, or a path.
+///
+/// There is nothing to implement by hand.
+pub trait IntoVolumeUrl {
+    /// Reads and checks.
+    ///
+    /// # Errors
+    ///
+    /// [`Url`](Error::Url): the text is neither a path nor a URL of a known kind. A [`Path`] always is one.
+    fn into_volume_url(self) -> Result<VolumeUrl>;
+}
+
+impl IntoVolumeUrl for VolumeUrl {
+    fn into_volume_url(self) -> Result<VolumeUrl> {
+        Ok(self)
+    }
+}
+
+impl IntoVolumeUrl for &VolumeUrl {
+    fn into_volume_url(self) -> Result<VolumeUrl> {
+        Ok(self.clone())
+    }
+}
+
+impl IntoVolumeUrl for &str {
+    fn into_volume_url(self) -> Result<VolumeUrl> {
+        self.parse()
+    }
+}
+
+impl IntoVolumeUrl for &String {
+    fn into_volume_url(self) -> Result<VolumeUrl> {
+        self.parse()
+    }
+}
+
+impl IntoVolumeUrl for &Path {
+    fn into_volume_url(self) -> Result<VolumeUrl> {
+        Ok(VolumeUrl::local(self))
+    }
+}
+
+impl IntoVolumeUrl for &PathBuf {
+    fn into_volume_url(self) -> Result<VolumeUrl> {
+        Ok(VolumeUrl::local(self))
+    }
+}
+
 impl fmt::Display for VolumeUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.prefix())?;

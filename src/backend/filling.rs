@@ -1,0 +1,109 @@
+//! How full emulated shared memory may make its disk: a limit, which is off if not set, and a warning.
+//!
+//! Real shared memory is never asked: its size is that of its mount, and memory that runs out is noticed.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::{Error, Result};
+use crate::os::{self, Bound, Room};
+
+/// The name of the backend that is meant.
+pub(super) const EMULATED: &str = "emulated";
+
+const LIMIT: &str = "NDSHM_EMULATED_LIMIT";
+
+/// Less than this left on the disk is worth a warning.
+const LITTLE: u64 = 1 << 30;
+
+/// Returns how many bytes all files of the emulated directory may take together.
+pub(super) fn limit() -> Result<Option<u64>> {
+    limit_from(std::env::var_os(LIMIT))
+}
+
+fn limit_from(value: Option<OsString>) -> Result<Option<u64>> {
+    let Some(value) = value else { return Ok(None) };
+    let value = value.to_string_lossy();
+    let digits = value.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let shift = match &value[digits.len()..] {
+        "" => Some(0),
+        "K" => Some(10),
+        "M" => Some(20),
+        "G" => Some(30),
+        "T" => Some(40),
+        _ => None,
+    };
+    // `parse` alone would take a sign.
+    let number: Option<u64> = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    let bytes = number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift));
+    bytes.map(Some).ok_or_else(|| Error::InvalidSetting {
+        setting: LIMIT,
+        value: value.into_owned(),
+        expected: "a whole number of bytes, or one with K, M, G or T behind it, such as 10G, or unset",
+    })
+}
+
+/// Returns how much room the limit leaves, if one is set: files that are there count with the bytes that they take.
+pub(super) fn room_to_limit(directory: &Path) -> Result<Option<Room>> {
+    let Some(limit) = limit()? else { return Ok(None) };
+    let explain = |error| Error::os("count what the arrays take in", directory.display(), error);
+    let mut taken = 0_u64;
+    for file in std::fs::read_dir(directory).map_err(explain)? {
+        // What disappears meanwhile takes nothing.
+        if let Ok(facts) = os::facts_at(&file.map_err(explain)?.path()) {
+            taken = taken.saturating_add(if facts.other.is_none() { facts.allocated } else { 0 });
+        }
+    }
+    Ok(Some(Room { bytes: limit.saturating_sub(taken), bound: Bound::Limit }))
+}
+
+/// Warns, once until there is room again, when what is made next leaves little room on the disk.
+pub(super) fn warn_of_full_disk(directory: &Path, room: u64, needed: u64, warned: &AtomicBool) {
+    let left = room.saturating_sub(needed);
+    if left >= LITTLE {
+        warned.store(false, Ordering::Relaxed);
+    } else if !warned.swap(true, Ordering::Relaxed) {
+        log::warn!(
+            "arrays in {} leave less than 1 GiB of its disk ({left} bytes): unlink some, or set NDSHM_EMULATED_DIR to a directory with \
+             more room; {LIMIT} sets a limit",
+            directory.display()
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limit_is_a_number_of_bytes_with_a_unit_or_nothing() {
+        for (text, bytes) in
+            [("0", 0), ("4096", 4096), ("1K", 1 << 10), ("3M", 3 << 20), ("10G", 10 << 30), ("2T", 2 << 40)]
+        {
+            assert_eq!(limit_from(Some(text.into())).expect(text), Some(bytes));
+        }
+        assert_eq!(limit_from(None).expect("unset"), None);
+        for text in ["", "G", "-1", "+1", "1.5G", "10 G", "10g", "10GiB", "10GG", "\u{664}", "99999999T"] {
+            match limit_from(Some(text.into())) {
+                Err(Error::InvalidSetting { setting, .. }) => assert_eq!(setting, LIMIT),
+                other => panic!("{text:?}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn warning_comes_once_until_there_is_room_again() {
+        let warned = AtomicBool::new(false);
+        let path = Path::new("somewhere");
+        for (room, needed, is_warned) in [
+            (4 << 30, 1 << 30, false),
+            (2 << 30, (1 << 30) + 1, true),
+            (1 << 20, 2 << 20, true),
+            (3 << 30, 1 << 30, false),
+        ] {
+            warn_of_full_disk(path, room, needed, &warned);
+            assert_eq!(warned.load(Ordering::Relaxed), is_warned, "{room} {needed}");
+        }
+    }
+}
