@@ -55,7 +55,7 @@ use self::header::{ArenaHeader, TURN_WAIT};
 pub use self::inspect::{ArenaInspection, inspect, inspect_in};
 pub use self::members::ReclaimedBlocks;
 pub use self::options::ArenaOptions;
-pub use self::queues::{ArenaMessage, Queue, ReceiveError, Sendable};
+pub use self::queues::{ArenaMessage, Queue, ReceiveError, Sendable, Sender};
 use self::tables::slots::SEATS;
 use crate::array::Element;
 use crate::array::layout::{Layout, shape_like};
@@ -144,7 +144,7 @@ impl Arena {
     /// # Errors
     ///
     /// - [`NotFound`](Error::NotFound), also when the last member is just leaving.
-    /// - [`TooManyHandles`](Error::TooManyHandles): 46 have it open already.
+    /// - [`TooManyProcesses`](Error::TooManyProcesses): 46 processes have it open already.
     /// - [`TimedOut`](Error::TimedOut): a process was stopped while it settled what a dead one left, or a thread of this process
     ///   while it forked.
     /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): it is something else.
