@@ -285,11 +285,7 @@ impl Queue {
 
     /// Receives the next message's slot, without waiting.
     fn receive(&self) -> Result<u32, RingRefusal> {
-        if self.keep_waiting {
-            self.header.receive(self.index)
-        } else {
-            self.header.receive_until_deserted(self.index)
-        }
+        if self.keep_waiting { self.header.receive(self.index) } else { self.header.receive_until_deserted(self.index) }
     }
 
     /// Now and then asks the kernel whether registered senders live. Returns whether it has asked.

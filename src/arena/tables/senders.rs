@@ -124,7 +124,9 @@ mod tests {
         let word = AtomicU64::new(0);
         let senders = SenderWord::new(&word);
         let receive = || senders.receive(|| Err::<(), _>(RingRefusal::Empty));
-        [0, 45].map(|seat| senders.register(seat));
+        for seat in [0, 45] {
+            senders.register(seat);
+        }
         assert!(senders.load().seats().eq([0, 45]));
         assert!(!senders.leave(0) && !senders.leave(0));
         assert_eq!(receive(), Err(RingRefusal::Empty));
