@@ -32,7 +32,7 @@
 //! | lend memory of my own, and know when it is used no more | [`arena::loans`] |
 //! | share something that never changes again, without locks | [`FrozenArray`] |
 //! | synchronise by other means | `unsafe` [`SharedArray::view`], or [`SharedArray::raw_view`] |
-//! | run this program in several processes | [`process::spawn`] |
+//! | run this program in several processes | [`process::spawn`]; [`process::spawn_workers`] where any may be killed |
 //!
 //! `examples/README.md` lists a program for each idea.
 //!

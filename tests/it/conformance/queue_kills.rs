@@ -32,6 +32,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             killed_senders_lose_nothing_that_they_had_sent,
             killed_receivers_lose_at_most_what_they_had_just_taken,
             killed_senders_and_receivers_leave_nothing_behind,
+            receivers_end_by_themselves_when_every_registered_sender_was_killed,
         ],
     )
 }
@@ -73,10 +74,11 @@ fn filled(arena: &Arena, number: u64) -> ArenaArray<u64, Ix1> {
     draft.share().expect("it is this process's")
 }
 
-/// A child that sends numbers from the second argument on until it is told to end.
+/// A child that sends numbers from the second argument on until it is told to end. With a third argument it is registered.
 fn soak_send(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let queue = arena.queue(0).expect("the first");
+    let _registered = arguments.get(2).map(|_| queue.sender().expect("it is a member"));
     let ends = std::thread::spawn(hear);
     let mut number: u64 = arguments[1].parse().expect("a number");
     let mut kept = std::collections::VecDeque::new();
@@ -159,6 +161,8 @@ struct Soak<'a> {
     senders: Vec<Child>,
     receivers: Vec<Child>,
     started: u64,
+    /// Whether senders register, and the last to be killed end the queue.
+    registered: bool,
     book: Book,
 }
 
@@ -166,7 +170,9 @@ impl Soak<'_> {
     fn start(&mut self, receives: bool) -> Child {
         let role = if receives { "soak-receive" } else { "soak-send" };
         self.started += 1;
-        Child::start(self.place, role, &[&self.name, &(self.started * OWN).to_string()])
+        let (first, registered) = ((self.started * OWN).to_string(), ["registered"]);
+        let registered = if self.registered { &registered[..] } else { &[] };
+        Child::start(self.place, role, &[&[self.name.as_str(), &first], registered].concat())
     }
 
     /// Kills one, at whatever it is just doing, and starts another.
@@ -192,13 +198,15 @@ impl Soak<'_> {
 }
 
 /// Kills so many, each time one of those that may be.
-fn soak(place: &Place, label: &str, kills: usize, kinds: &[bool]) {
+fn soak(place: &Place, label: &str, kills: usize, kinds: &[bool], registered: bool) {
     let name = place.location(label);
     let arena = place.arena_options().queue_capacity(64).create(name.location(), CAPACITY).expect("room");
     let queue: Queue = arena.queue(0).expect("the first");
     let (senders, receivers) = (Vec::new(), Vec::new());
     let (name, book) = (name.as_str().to_owned(), Book::default());
-    let mut soak = Soak { place, name, arena, senders, receivers, started: 0, book };
+    let mut soak = Soak { place, name, arena, senders, receivers, started: 0, registered, book };
+    // Until the end: a sender that is started in another's place may take longer than the next one lives.
+    let own = registered.then(|| queue.sender().expect("it is a member"));
     for _ in 0..CREW {
         let (sender, receiver) = (soak.start(false), soak.start(true));
         soak.senders.push(sender);
@@ -211,12 +219,19 @@ fn soak(place: &Place, label: &str, kills: usize, kinds: &[bool]) {
     // The last ones have a chance to do something too.
     std::thread::sleep(Duration::from_millis(20));
     for mut sender in std::mem::take(&mut soak.senders) {
-        sender.tell("end");
-        let status = sender.end();
-        assert!(status.success(), "{status}");
+        if registered {
+            sender.kill();
+        } else {
+            sender.tell("end");
+            let status = sender.end();
+            assert!(status.success(), "{status}");
+        }
         soak.book.enter(&sender.rest());
     }
-    assert!(queue.close().expect("it is whole"));
+    drop(own);
+    if !registered {
+        assert!(queue.close().expect("it is whole"));
+    }
     for mut receiver in std::mem::take(&mut soak.receivers) {
         let status = receiver.end();
         assert!(status.success(), "{status}");
@@ -230,13 +245,17 @@ fn soak(place: &Place, label: &str, kills: usize, kinds: &[bool]) {
 }
 
 fn killed_senders_lose_nothing_that_they_had_sent(place: &Place) {
-    soak(place, "soak-senders", kills(), &[false]);
+    soak(place, "soak-senders", kills(), &[false], false);
 }
 
 fn killed_receivers_lose_at_most_what_they_had_just_taken(place: &Place) {
-    soak(place, "soak-receivers", kills(), &[true]);
+    soak(place, "soak-receivers", kills(), &[true], false);
 }
 
 fn killed_senders_and_receivers_leave_nothing_behind(place: &Place) {
-    soak(place, "soak-both", kills(), &[false, true]);
+    soak(place, "soak-both", kills(), &[false, true], false);
+}
+
+fn receivers_end_by_themselves_when_every_registered_sender_was_killed(place: &Place) {
+    soak(place, "soak-registered", kills(), &[false], true);
 }

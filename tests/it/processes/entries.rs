@@ -53,7 +53,7 @@ pub fn arrive(context: &Context) -> std::io::Result<()> {
 }
 
 /// Waits until the test lets go, or is over.
-fn wait(context: &Context) -> Outcome {
+pub fn wait(context: &Context) -> Outcome {
     arrive(context)?;
     let directory = directory(context);
     while directory.exists() && !directory.join("go").exists() {

@@ -8,8 +8,8 @@ use ndarray_shm::process::{self, Context};
 use ndarray_shm::render::RenderOptions;
 use ndarray_shm::{Directory, NextClaim, RenderBuffer, SharedArray};
 
-use super::entries::{Outcome, arrive, directory};
-use super::{Scene, failure};
+use super::entries::{Outcome, wait};
+use super::{Scene, failure, next};
 use crate::support;
 use crate::support::machine::send_signal;
 use crate::tests;
@@ -23,18 +23,18 @@ pub fn element([x, y, z]: [usize; 3]) -> u16 {
     (x + 3 * y + 5 * z) as u16
 }
 
-/// An entry: paints the buffer that the third argument names in the directory that the second one names. The first worker keeps
-/// its first chunk until it is killed.
+/// An entry: paints the buffer that the third argument names in the directory that the second one names. The first worker
+/// keeps its first chunk, and the others begin, when the test lets go.
 pub fn paint(context: &Context) -> Outcome {
     let [_, path, name] = context.arguments() else { return Err("three arguments".into()) };
     let buffer: RenderBuffer<u16, Ix3> =
         RenderOptions::new().backend(Directory::new("files", path)).open(name.as_str())?;
+    if context.index() > 0 {
+        wait(context)?;
+    }
     while let NextClaim::Chunk(mut chunk) = buffer.claim_next_wait(Duration::MAX)? {
         if context.index() == 0 {
-            arrive(context)?;
-            while directory(context).exists() {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            wait(context)?;
         }
         let [x, y, z] = [0, 1, 2].map(|axis| chunk.region()[axis].start);
         for ((i, j, k), value) in chunk.view_mut().indexed_iter_mut() {
@@ -57,10 +57,14 @@ pub fn paint_with_a_kill(
     let buffer = options.create::<u16, Ix3>(name, shape.f(), chunk, "painted by four").unwrap();
     let path = directory.path().to_str().unwrap();
     let workers = process::spawn_workers(4, "paint", &[scene.path(), path, name]).unwrap();
-    scene.wait_for(&["here-0"]);
+    scene.wait_for(&["here-0", "here-1", "here-2", "here-3"]);
     send_signal("KILL", workers.pids()[0]);
-    let failure = failure(&workers);
-    assert_eq!((failure.index(), failure.ending().signal_name().as_deref()), (0, Some("SIGKILL")), "{failure}");
+    let (index, how) = next(&workers);
+    let killed = how.unwrap_err();
+    assert_eq!((index, killed.ending().signal_name().as_deref()), (0, Some("SIGKILL")), "{killed}");
+    assert_eq!(workers.join_timeout(Duration::from_millis(300)), Ok(false), "the others go on");
+    scene.go();
+    assert_eq!(failure(&workers), killed);
     buffer.finish().unwrap()
 }
 
