@@ -338,11 +338,11 @@ fn queue_ends_after_the_last_message_of_a_sender_however_that_ends() {
                     memory.senders().leave(0);
                 })
             });
-            let early = memory.receive_until_deserted(2);
-            if early == Err(RingRefusal::Deserted) {
+            let receiver = spawn(&memory, |memory| memory.receive_until_deserted(2));
+            sender.join().expect("it ends");
+            if receiver.join().expect("it ends") == Err(RingRefusal::Deserted) {
                 assert!(drain(&memory, 2).is_empty(), "it had ended");
             }
-            sender.join().expect("it ends");
             memory.senders().forget(memory.senders().load());
             while let Ok(0) = memory.receive_until_deserted(2) {}
             assert_eq!(memory.receive_until_deserted(2), Err(RingRefusal::Deserted));
@@ -355,14 +355,16 @@ fn sender_that_registers_before_the_last_message_is_taken_keeps_the_queue_from_e
     model(3, || {
         let memory = memory(2, 1);
         memory.senders().register(0);
-        memory.send(0, 0).expect("room");
-        memory.senders().leave(0);
-        let late = spawn(&memory, |memory| {
-            memory.senders().register(1);
-            memory.receive(1).is_some()
+        let first = spawn(&memory, |memory| {
+            memory.send(0, 0).expect("room");
+            memory.senders().leave(0);
         });
-        let received = memory.receive_until_deserted(2);
-        let was_there = late.join().expect("it ends");
-        assert_eq!(received, if was_there { Err(RingRefusal::Empty) } else { Ok(0) });
+        let receiver = spawn(&memory, |memory| memory.receive_until_deserted(2));
+        memory.senders().register(1);
+        let taken = memory.receive(1);
+        first.join().expect("it ends");
+        let received = receiver.join().expect("it ends");
+        // Until the message is taken it is there, and from then on there is a sender.
+        assert_ne!(received, Err(RingRefusal::Deserted), "{taken:?}");
     });
 }

@@ -101,7 +101,7 @@ impl<'a, W: Word> SenderWord<'a, W> {
         }
         // The last one may have sent something before it left.
         match receive() {
-            Err(RingRefusal::Empty) => Err(RingRefusal::Deserted),
+            Err(RingRefusal::Empty) if self.load() == seen => Err(RingRefusal::Deserted),
             other => other,
         }
     }
