@@ -107,7 +107,7 @@ impl Downloaded {
 /// - [`Array`](Error::Array): the name is taken (`AlreadyExists`) or another volume, region or order is being painted
 ///   under it (`Mismatch`), another user began it and was not [chosen](DownloadOptions::shared_with) (`ForeignOwner`), there is no
 ///   room (`NoSpace`), ..
-/// - [`Chunk`](Error::Chunk): a chunk cannot be read or decoded. What was painted is thrown away, unless
+/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied): a chunk cannot be read or decoded. What was painted is thrown away, unless
 ///   [`keep_partial`](DownloadOptions::keep_partial).
 /// - [`Interrupted`](Error::Interrupted): the flag was raised; the same holds.
 /// - [`Store`](Error::Store): the server did not answer for long, or refused. What was painted is kept.
@@ -173,7 +173,7 @@ fn download_as(
 /// # Errors
 ///
 /// - [`Array`](Error::Array): nothing is being painted under the name (`NotFound`), or another volume is (`Mismatch`).
-/// - [`Chunk`](Error::Chunk): a chunk cannot be read or decoded; it stays unfinished.
+/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied): a chunk cannot be read or decoded; it stays unfinished.
 /// - [`Interrupted`](Error::Interrupted): the flag was raised before every chunk was done.
 pub fn paint_as_worker(
     source: &dyn ChunkSource,
