@@ -5,13 +5,17 @@
 
 #![allow(clippy::cast_precision_loss)] // small numbers become elements
 
+#[path = "yardstick/undescribed.rs"]
+mod undescribed;
 #[path = "yardstick/mod.rs"]
 mod yardstick;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ndarray::{Array3, Ix1};
 use ndarray_shm::render::Claim;
-use ndarray_shm::{Directory, Draft, RefcountedArray, RenderBuffer, SharedArray, unlink};
+use ndarray_shm::{
+    AttachOptions, CreateOptions, Directory, Draft, RefcountedArray, RenderBuffer, SharedArray, default_backend, unlink,
+};
 #[cfg(target_os = "linux")]
 use yardstick::calls;
 
@@ -54,6 +58,28 @@ fn attach(c: &mut Criterion) {
         b.iter(|| RefcountedArray::<u8, Ix1>::open("bench-attach-counted").unwrap());
     });
     unlink("bench-attach").unwrap();
+    group.finish();
+}
+
+/// What describing an array adds to making and attaching it, beside the same without attributes. A plane of a volume: type, two axes.
+fn describe(c: &mut Criterion) {
+    let mut group = c.benchmark_group("descriptions, 64 x 64");
+    let described = default_backend().unwrap();
+    let without = undescribed::directory(described.clone());
+    for (name, directory) in [("without", &without), ("described", &described)] {
+        let options = CreateOptions::<SharedArray<u8, _>>::new().backend(directory.clone());
+        group.bench_function(format!("{name}: create, unlink"), |b| {
+            b.iter(|| {
+                let array = options.create("bench-describe", (64, 64)).unwrap();
+                directory.unlink("bench-describe").unwrap();
+                array
+            });
+        });
+        let _array = options.create("bench-describe", (64, 64)).unwrap();
+        let options = AttachOptions::<SharedArray<u8, _>>::new().backend(directory.clone());
+        group.bench_function(format!("{name}: open"), |b| b.iter(|| options.open("bench-describe", (64, 64)).unwrap()));
+        directory.unlink("bench-describe").unwrap();
+    }
     group.finish();
 }
 
@@ -112,5 +138,5 @@ fn room(c: &mut Criterion) {
     c.bench_function("available room of /dev/shm and control groups", |b| b.iter(|| shm.available().unwrap()));
 }
 
-criterion_group!(benches, create, attach, guard, copy_in, room);
+criterion_group!(benches, create, attach, describe, guard, copy_in, room);
 criterion_main!(benches);

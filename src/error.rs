@@ -97,7 +97,10 @@ pub enum Error {
         item: usize,
     },
     /// The segment does not have the size that shape and element type ask for.
-    #[error("`{location}` holds {found} bytes, but this shape and element type need exactly {expected}")]
+    #[error(
+        "`{location}` holds {found} bytes, but this shape and element type need exactly {expected}{}",
+        described(description.as_deref())
+    )]
     SizeMismatch {
         /// The name asked for.
         location: String,
@@ -105,6 +108,29 @@ pub enum Error {
         expected: u64,
         /// Bytes the segment has.
         found: u64,
+        /// What the array says about itself, if it says anything.
+        description: Option<String>,
+    },
+    /// The array describes itself as another one.
+    #[error(
+        "`{location}` describes itself as {found}, not as {expected} (open it as what it is; if the description is wrong, correct it \
+         with `ndshm describe`; to read the bytes as something else, say `reinterpret(true)` or `--ignore-description`)"
+    )]
+    DescriptionMismatch {
+        /// The name asked for.
+        location: String,
+        /// Type, shape and order asked for.
+        expected: String,
+        /// Those that the array says.
+        found: String,
+    },
+    /// The array says nothing about itself that could be true of its bytes.
+    #[error(
+        "`{location}` does not describe itself (say its element type, shape and order, or write them down once with `ndshm describe`)"
+    )]
+    NotDescribed {
+        /// The name asked for.
+        location: String,
     },
     /// The stored element type is another one.
     #[error("`{location}` has elements of type {found}, not {expected}")]
@@ -315,6 +341,10 @@ pub enum Error {
     },
 }
 
+fn described(description: Option<&str>) -> String {
+    description.map(|found| format!(" (it describes itself as {found})")).unwrap_or_default()
+}
+
 /// One predicate per variant that programs act upon.
 macro_rules! predicates {
     ($($name:ident => $variant:ident, $doc:literal;)*) => {
@@ -336,6 +366,8 @@ predicates! {
     is_reserved => Reserved, "Whether name or bytes belong to this crate's bookkeeping.";
     is_no_space => NoSpace, "Whether there was not enough room.";
     is_mismatch => Mismatch, "Whether a renderbuffer of this name has another purpose.";
+    is_description_mismatch => DescriptionMismatch, "Whether the array describes itself as another one.";
+    is_not_described => NotDescribed, "Whether the array does not describe itself.";
     is_not_counted => NotCounted, "Whether the file says nothing about itself.";
     is_handle_spent => HandleSpent, "Whether a handle leads nowhere any more.";
     is_unlinked => Unlinked, "Whether the name has gone or means something else.";
@@ -362,6 +394,7 @@ impl fmt::Debug for Error {
         let name = variant_name! {
             self;
             NotFound, Elsewhere, NoDirectory, AlreadyExists, InvalidLocation, Reserved, NotAnArray, NoSpace, TooLarge, SizeMismatch,
+            DescriptionMismatch, NotDescribed,
             DTypeMismatch, ShapeMismatch, Mismatch, Trailer, NotCounted, HandleSpent, TooManyHandles, Unlinked,
             WouldBlock, WouldDeadlock, TimedOut, Incomplete, TooManyOpenFiles, PermissionDenied, ForeignOwner,
             InvalidSetting, Manager, Unsupported, Closed, QueueFull, Message, Protocol, Os,
@@ -416,6 +449,8 @@ impl Error {
             | Self::NoSpace { location, .. }
             | Self::TooLarge { location, .. }
             | Self::SizeMismatch { location, .. }
+            | Self::DescriptionMismatch { location, .. }
+            | Self::NotDescribed { location }
             | Self::DTypeMismatch { location, .. }
             | Self::ShapeMismatch { location, .. }
             | Self::Mismatch { location, .. }
@@ -458,6 +493,8 @@ impl From<Error> for io::Error {
             | Error::InvalidSetting { .. } => Kind::InvalidInput,
             Error::NoSpace { .. } => Kind::StorageFull,
             Error::SizeMismatch { .. }
+            | Error::DescriptionMismatch { .. }
+            | Error::NotDescribed { .. }
             | Error::DTypeMismatch { .. }
             | Error::ShapeMismatch { .. }
             | Error::Mismatch { .. }

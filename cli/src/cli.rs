@@ -43,6 +43,8 @@ pub(crate) enum Command {
     Ls(ListArgs),
     /// Show everything that is known about a name, or the scales of a volume
     Info(InfoArgs),
+    /// Show, write down or remove what a plain array says about itself
+    Describe(DescribeArgs),
     /// Show a plane of an array as a picture: a PNG file, or in the terminal
     View(ViewArgs),
     /// Write an array into a .npy file
@@ -51,7 +53,7 @@ pub(crate) enum Command {
     Import(ImportArgs),
     /// Remove names; the memory is free once the last process lets go of it
     Unlink(UnlinkArgs),
-    /// Remove counted arrays and drafts that only killed processes have left
+    /// Remove counted arrays, arenas and drafts that only killed processes have left
     Gc(GcArgs),
     /// Look for what is wrong with this machine's shared memory, and say what to do
     Doctor(DoctorArgs),
@@ -77,6 +79,7 @@ impl Command {
             Self::Plan(args) => args.json,
             Self::Ls(args) => args.json,
             Self::Info(args) => args.json,
+            Self::Describe(args) => args.json,
             Self::View(args) => args.json,
             Self::Export(args) => args.json,
             Self::Import(args) => args.json,
@@ -159,22 +162,54 @@ impl FromStr for InfoSubject {
     }
 }
 
-/// What an array is, for those that do not say so themselves.
+/// What an array is, where it does not say so itself.
 #[derive(Debug, Args)]
 pub(crate) struct LayoutArgs {
-    /// Type of the elements, such as uint16 or <u2 [plain arrays only]
+    /// Type of the elements, such as uint16 or <u2 [default: what the array says]
     #[arg(long, value_name = "DTYPE", value_parser = words::dtype)]
     pub(crate) dtype: Option<DType>,
-    /// Elements along each axis, such as 64,128,128 [plain arrays only]
+    /// Elements along each axis, such as 64,128,128 [default: what the array says]
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths)]
     pub(crate) shape: Option<PerAxis<u64>>,
-    /// Memory order: c (last axis contiguous) or f (first axis contiguous) [plain arrays only, and not if at most one axis is longer
-    /// than 1]
+    /// Memory order: c (last axis contiguous) or f (first axis contiguous) [default: what the array says]
     #[arg(long, value_name = "c|f")]
     pub(crate) order: Option<Order>,
+    /// Take the bytes for what --dtype, --shape and --order say, whatever a plain array says about itself
+    #[arg(long)]
+    pub(crate) ignore_description: bool,
     /// Look only here [default: what EMULATE_SHM says, else everywhere]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
+}
+
+/// Arguments of `ndshm describe`.
+#[derive(Debug, Args)]
+#[command(after_help = help::CODES, after_long_help = help::DESCRIBE)]
+pub(crate) struct DescribeArgs {
+    /// Name of a plain array
+    #[arg(value_name = "NAME")]
+    pub(crate) location: Location,
+    /// Type of the elements, such as uint16 or <u2 [default: what it says so far]
+    #[arg(long, value_name = "DTYPE", value_parser = words::dtype)]
+    pub(crate) dtype: Option<DType>,
+    /// Elements along each axis, such as 64,128,128 [default: what it says so far]
+    #[arg(long, value_name = "N,N,..", value_parser = words::lengths)]
+    pub(crate) shape: Option<PerAxis<u64>>,
+    /// Memory order: c (last axis contiguous) or f (first axis contiguous) [default: what it says so far]
+    #[arg(long, value_name = "c|f")]
+    pub(crate) order: Option<Order>,
+    /// Add a note, or replace the one with this key
+    #[arg(long = "note", value_name = "KEY=TEXT", value_parser = words::note)]
+    pub(crate) notes: Vec<(String, String)>,
+    /// Remove the description
+    #[arg(long, conflicts_with_all = ["dtype", "shape", "order", "notes"])]
+    pub(crate) clear: bool,
+    /// Look only here [default: what EMULATE_SHM says, else everywhere]
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<BackendChoice>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Arguments of `ndshm view`.

@@ -2,25 +2,29 @@
 
 use std::time::{Duration, SystemTime};
 
+use ndarray_shm::arena;
+use ndarray_shm::array::Description;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use ndarray_shm::counted::{Inspection, SharingStrategy, inspect_in};
 use ndarray_shm::{Directory, Error};
 use serde::Serialize;
 
+use crate::arena::ArenaReport;
 use crate::exit::Failure;
 use crate::units;
-
-/// Longest shape that is written out in a table.
-const LONGEST_SHAPE: usize = 12;
 
 /// What looking at a file said.
 #[derive(Debug)]
 pub(crate) enum Look {
     /// It is a counted array.
     Counted(Box<CountedReport>),
+    /// It is an arena, or a file of counters.
+    Arena(Box<ArenaReport>),
+    /// It is a plain array, or another program's file; with what it says about itself, if that could be true.
+    Plain(Option<Description>),
     /// It is one, or was, but what it says about itself cannot be true.
     Damaged(String),
-    /// It is something else, or gone.
+    /// It is bookkeeping of another kind, or gone.
     Other,
     /// Nobody can say what it is.
     Unknown(String),
@@ -33,11 +37,21 @@ impl Look {
         match inspect_in(backend, &location) {
             Ok(inspection) => Self::Counted(Box::new(CountedReport::new(&inspection))),
             // Arenas and counters are reserved: they are no array.
-            Err(
-                Error::NotCounted { .. } | Error::NotFound { .. } | Error::NotAnArray { .. } | Error::Reserved { .. },
-            ) => Self::Other,
-            Err(error @ Error::Trailer { .. }) => Self::Damaged(Failure::from(error).to_string()),
-            Err(error) => Self::Unknown(Failure::from(error).to_string()),
+            Err(Error::Reserved { .. }) => match arena::inspect_in(backend, &location) {
+                Ok(inspection) => Self::Arena(Box::new(ArenaReport::new(&inspection))),
+                Err(Error::Reserved { .. }) => Self::Other,
+                Err(error) => Self::failed(error),
+            },
+            Err(Error::NotCounted { .. }) => Self::Plain(backend.description(&location).unwrap_or_default()),
+            Err(error) => Self::failed(error),
+        }
+    }
+
+    fn failed(error: Error) -> Self {
+        match error {
+            Error::NotFound { .. } | Error::NotAnArray { .. } => Self::Other,
+            error @ Error::Trailer { .. } => Self::Damaged(Failure::from(error).to_string()),
+            error => Self::Unknown(Failure::from(error).to_string()),
         }
     }
 }
@@ -112,13 +126,7 @@ impl CountedReport {
 
     /// What it is, in a table: "counted <f4 30x40".
     pub(crate) fn summary(&self) -> String {
-        let shape = self.shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
-        let shape = match shape.len() {
-            0 => "one value".to_owned(),
-            1..=LONGEST_SHAPE => shape,
-            _ => units::count_of(self.shape.len(), "axis", "axes"),
-        };
-        format!("{} {} {shape}", if self.frozen { "frozen" } else { "counted" }, self.dtype)
+        units::array(if self.frozen { "frozen" } else { "counted" }, &self.dtype, &self.shape)
     }
 
     /// Everything but its holders, for `info`.

@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::mem;
 
 use ndarray::{ArrayViewD, IxDyn, ShapeBuilder as _};
+use ndarray_shm::array::Description;
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::{Access, ArrayReader, AttachOptions, DType, Directory, Element, Location, Order, SharedArray};
 
@@ -15,6 +16,7 @@ use crate::counted::Look;
 use crate::exit::{Exit, Failure};
 use crate::places::{self, NameMatch, Search};
 use crate::units;
+use crate::words::PerAxis;
 
 /// What kind of array it is, which says how it is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub(crate) struct Described {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
     pub(crate) order: Order,
+    /// Its bytes are taken for this, whatever it says.
+    reinterpret: bool,
 }
 
 impl Described {
@@ -64,10 +68,21 @@ impl Described {
                         Failure::new(Exit::Failed, error).while_doing(format!("cannot tell what `{location}` is"))
                     );
                 }
-                Look::Other => {
-                    let (dtype, shape) = args.both(location, entry.len)?;
-                    let order = plain_order(location, args.order, shape.iter().map(|length| *length as u64))?;
+                Look::Arena(arena) => {
+                    let kind = if arena.is_counters { "a file of counters" } else { "an arena" };
+                    return Err(Failure::new(Exit::Failed, format!("`{location}` is {kind}, not an array")).advice(
+                        format!("`ndshm info {location}` shows it; a program opens it and receives its arrays"),
+                    ));
+                }
+                Look::Plain(said) => {
+                    let said = said.filter(|_| !args.ignore_description);
+                    let (dtype, shape, order) =
+                        plain_layout(location, entry.len, args.dtype, args.shape.as_ref(), args.order, said.as_ref())?;
+                    refuse_other(location, said.as_ref(), dtype, &shape, order)?;
                     (ArrayKind::Plain, dtype, shape, order)
+                }
+                Look::Other => {
+                    return Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}`")));
                 }
             },
             (None, Some(entry)) => {
@@ -76,8 +91,11 @@ impl Described {
             }
             (None, None) => return Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}`"))),
         };
-        let described = Self { backend, location: location.clone(), kind, dtype, shape, order };
-        described.agree(args)?;
+        let reinterpret = args.ignore_description;
+        let described = Self { backend, location: location.clone(), kind, dtype, shape, order, reinterpret };
+        if described.kind != ArrayKind::Plain {
+            described.agree(args)?;
+        }
         Ok(described)
     }
 
@@ -125,6 +143,7 @@ impl Described {
         }
         let shape = IxDyn(&self.shape).set_f(self.order == Order::F);
         let options = AttachOptions::<SharedArray<T, IxDyn>>::new().backend(self.backend.clone());
+        let options = options.reinterpret(self.reinterpret);
         let array = options.access(Access::Read).open(&self.location, shape)?;
         let guard = match array.try_read() {
             Err(error) if error.is_would_block() => {
@@ -138,7 +157,7 @@ impl Described {
     }
 }
 
-/// Returns the memory order of an array that is nothing but its elements, which only the command line can say. Both orders are the same
+/// Returns the memory order of a plain array, which the array or the command line must say. Both orders are the same
 /// where at most one axis is longer than 1.
 pub(crate) fn plain_order(
     name: impl Display,
@@ -155,35 +174,62 @@ pub(crate) fn plain_order(
     }
 }
 
-impl LayoutArgs {
-    /// Returns type and shape of a plain array, which does not know them.
-    fn both(&self, location: &Location, bytes: u64) -> Result<(DType, Vec<usize>), Failure> {
-        let plain = "a plain array is nothing but the bytes of its elements";
-        let (Some(dtype), Some(shape)) = (self.dtype, &self.shape) else {
-            let missing = match (self.dtype, &self.shape) {
+/// Returns type, shape and order of a plain array: what was said, and otherwise what the array says about itself.
+pub(crate) fn plain_layout(
+    location: &Location,
+    bytes: u64,
+    dtype: Option<DType>,
+    shape: Option<&PerAxis<u64>>,
+    order: Option<Order>,
+    said: Option<&Description>,
+) -> Result<(DType, Vec<usize>, Order), Failure> {
+    let found_shape = || said.map(|said| said.shape().iter().map(|length| *length as u64).collect());
+    let (found_dtype, shape) = (dtype.or(said.map(Description::dtype)), shape.map(|shape| shape.0.clone()));
+    let (dtype, shape) = match (found_dtype, shape.or_else(found_shape)) {
+        (Some(dtype), Some(shape)) => (dtype, shape),
+        (dtype, shape) => {
+            let missing = match (dtype, shape) {
                 (None, None) => "--dtype and --shape",
                 (None, _) => "--dtype",
                 _ => "--shape",
             };
             let message = format!("`{location}` does not say what it is: {missing} must");
             return Err(Failure::new(Exit::Usage, message).advice(format!(
-                "{plain}: give those with which it was made, as in --dtype uint16 --shape 64,64,32 --order c"
+                "give those with which it was made, as in --dtype uint16 --shape 64,64,32 --order c; `ndshm describe {location}` with \
+                 the same options writes them down"
             )));
-        };
-        let needed = shape.0.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length));
-        if needed != Some(bytes) {
-            let lengths: Vec<usize> =
-                shape.0.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect();
-            let needed = needed.map_or_else(|| "more than can be counted".to_owned(), |bytes| format!("{bytes} bytes"));
-            let message = format!(
-                "`{location}` has {bytes} bytes, but {} elements of type {dtype} have {needed}",
-                units::shape(&lengths)
-            );
-            return Err(
-                Failure::new(Exit::Usage, message).advice(format!("{plain}: --dtype and --shape must fit them"))
-            );
         }
-        // Lengths beyond the address space fit no array that is there, unless another is 0.
-        Ok((dtype, shape.0.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect()))
+    };
+    let needed = shape.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length));
+    if needed != Some(bytes) {
+        let lengths: Vec<usize> = shape.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect();
+        let needed = needed.map_or_else(|| "more than can be counted".to_owned(), |bytes| format!("{bytes} bytes"));
+        let says = said.map(|said| format!(" (it describes itself as {said})")).unwrap_or_default();
+        let message = format!(
+            "`{location}` has {bytes} bytes, but {} elements of type {dtype} have {needed}{says}",
+            units::shape(&lengths)
+        );
+        return Err(Failure::new(Exit::Usage, message).advice("--dtype and --shape must fit its bytes"));
+    }
+    let order = plain_order(location, order.or(said.map(Description::order)), shape.iter().copied())?;
+    // Lengths beyond the address space fit no array that is there, unless another is 0.
+    Ok((dtype, shape.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect(), order))
+}
+
+/// Refuses to take an array for something else than it says it is.
+pub(crate) fn refuse_other(
+    location: &Location,
+    said: Option<&Description>,
+    dtype: DType,
+    shape: &[usize],
+    order: Order,
+) -> Result<(), Failure> {
+    match said {
+        Some(said) if !said.agrees_with(dtype, shape, order) => {
+            let expected = Description::new(dtype, shape, order)?.to_string();
+            let (location, found) = (location.to_string(), said.to_string());
+            Err(Failure::from(ndarray_shm::Error::DescriptionMismatch { location, expected, found }).usage())
+        }
+        _ => Ok(()),
     }
 }

@@ -12,6 +12,7 @@ use ndarray_shm::{Directory, Error, default_backend};
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
+use crate::counted::Look;
 use crate::exit::{Exit, Failure};
 use crate::host::{self, FileSystemSpace};
 use crate::places::{self, EMULATE_SHM, NDSHM_EMULATED_DIR};
@@ -164,6 +165,7 @@ fn examine() -> Vec<Check> {
     checks.push(remove_ipc(default_name == "shm"));
     checks.push(manager());
     checks.push(leftovers());
+    checks.push(orphans());
     checks
 }
 
@@ -312,9 +314,9 @@ fn emulated_or_parent() -> Result<Directory, Error> {
 
 /// What the file system of a directory can do. Returns whether attachments there keep descriptors.
 fn probe(place: &str, backend: &Directory, matters: bool, checks: &mut Vec<Check>) -> bool {
-    let (locks, drafts) = match place {
-        "shm" => ("shm-locks", "shm-drafts"),
-        _ => ("emulated-locks", "emulated-drafts"),
+    let (locks, drafts, descriptions) = match place {
+        "shm" => ("shm-locks", "shm-drafts", "shm-descriptions"),
+        _ => ("emulated-locks", "emulated-drafts", "emulated-descriptions"),
     };
     let path: &Path = backend.path();
     if !host::may_make_files(path) {
@@ -362,6 +364,16 @@ fn probe(place: &str, backend: &Directory, matters: bool, checks: &mut Vec<Check
             "files cannot be nameless (no O_TMPFILE): drafts have hidden names, which a killed creator leaves behind",
         ),
         None => Check::ok(drafts, "this platform has no nameless files: drafts have hidden names"),
+    });
+    checks.push(match backend.can_describe() {
+        Ok(true) => Check::ok(descriptions, "arrays say themselves what they are: type, shape and order"),
+        // Nothing is wrong with such a machine, and nothing can be done about it but what stands here.
+        Ok(false) => Check::ok(
+            descriptions,
+            "arrays cannot say what they are (no extended attributes of `user.`, which tmpfs has since Linux 6.6): programs have to \
+             say type, shape and order where they open one",
+        ),
+        Err(error) => Check { status: CheckStatus::Warning, ..Check::error(descriptions, error, "see the lines above") },
     });
     kept
 }
@@ -487,4 +499,26 @@ fn leftovers() -> Check {
         ),
         format!("run the download again to finish, or `ndshm unlink --partial {names}`"),
     )
+}
+
+/// Counted arrays and arenas that no process uses any more.
+fn orphans() -> Check {
+    let name = "orphans";
+    let (mut arrays, mut arenas, mut bytes) = (0, 0, 0);
+    for backend in places::existing(None).unwrap_or_default() {
+        for entry in backend.list().unwrap_or_default() {
+            match Look::at(&backend, &entry) {
+                Look::Counted(counted) if counted.orphaned => arrays += 1,
+                Look::Arena(arena) if arena.orphaned => arenas += 1,
+                _ => continue,
+            }
+            bytes += entry.allocated;
+        }
+    }
+    if arrays + arenas == 0 {
+        return Check::ok(name, "no counted array and no arena was left behind by killed processes");
+    }
+    let (arrays, arenas) = (units::count(arrays, "counted array"), units::count(arenas, "arena"));
+    let found = format!("{arrays} and {arenas} left behind by killed processes, {} in all", units::size(bytes));
+    Check::warning(name, found, "`ndshm gc` removes them; `ndshm ls` shows them")
 }

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
-use ndarray_shm::backend::{DirectoryEntry, EntryKind};
-use ndarray_shm::counted::{Reclaim, Removed};
+use ndarray_shm::backend::DirectoryEntry;
+use ndarray_shm::counted::{Reclaim, Removed, RemovedKind};
 use ndarray_shm::{Directory, Error};
 use ndarray_shm_volume::remove_upload_lock;
 use serde::Serialize;
@@ -26,15 +26,15 @@ struct GcReport {
     removed: Vec<RemovedFile>,
     /// Bytes of all that.
     bytes: u64,
-    /// Counted arrays that somebody is attached to.
+    /// Counted arrays and arenas that a process is attached to.
     in_use: usize,
-    /// Counted arrays that are kept although nobody is attached.
+    /// Counted arrays and arenas that are kept although no process is attached.
     kept: usize,
     /// Counted arrays that only handles on their way keep.
     in_flight: usize,
     /// How much longer the first of these is protected; `null` if there is none.
     protected_seconds: Option<u64>,
-    /// Orphaned arrays that are too young for `--older-than`.
+    /// Orphaned arrays and arenas that are too young for `--older-than`.
     young: usize,
     /// Other users' files that could not be looked at or removed.
     skipped: Vec<Refusal>,
@@ -47,7 +47,7 @@ struct RemovedFile {
     name: String,
     backend: String,
     path: String,
-    /// "counted", "partial" (a renderbuffer without its ledger), "ledger" (one without its renderbuffer), "draft" or "lock".
+    /// "counted", "arena", "counters", "partial" (a renderbuffer without its ledger), "ledger" (one without its renderbuffer), "draft" or "lock".
     kind: &'static str,
     /// Bytes of memory or disk it took.
     bytes: u64,
@@ -101,9 +101,11 @@ impl GcReport {
                 continue;
             }
             let kind = match kind {
-                EntryKind::Draft => "draft",
-                EntryKind::Partial => "partial",
-                EntryKind::Ledger => "ledger",
+                RemovedKind::Arena => "arena",
+                RemovedKind::Counters => "counters",
+                RemovedKind::Draft => "draft",
+                RemovedKind::Payload => "partial",
+                RemovedKind::Ledger => "ledger",
                 _ => "counted",
             };
             self.removed.push(RemovedFile { name, backend: backend.name().to_owned(), path, kind, bytes });
@@ -156,7 +158,16 @@ impl GcReport {
     /// Counts the arrays that stay, by what keeps them.
     fn look_at_the_rest(&mut self, backend: &Directory, older_than: Duration) -> Result<(), Failure> {
         for entry in backend.list()? {
-            let Look::Counted(counted) = Look::at(backend, &entry) else { continue };
+            let counted = match Look::at(backend, &entry) {
+                Look::Counted(counted) => counted,
+                Look::Arena(arena) => {
+                    self.in_use += usize::from(arena.attached);
+                    self.kept += usize::from(!arena.attached && arena.kept);
+                    self.young += usize::from(arena.orphaned && age(&entry) < older_than);
+                    continue;
+                }
+                _ => continue,
+            };
             if counted.attached {
                 self.in_use += 1;
             } else if counted.kept {
@@ -177,6 +188,8 @@ impl GcReport {
         let done = if self.dry_run { "would remove" } else { "removed" };
         for RemovedFile { name, backend, kind, bytes, .. } in &self.removed {
             let what = match *kind {
+                "arena" => ", an arena",
+                "counters" => ", counters",
                 "draft" => ", a draft",
                 "partial" => ", a renderbuffer without ledger",
                 "ledger" => ", a ledger without renderbuffer",
@@ -202,7 +215,7 @@ impl GcReport {
         .map(|(count, why)| format!("{count} {why}"))
         .collect();
         if !stay.is_empty() {
-            writeln!(out, "counted arrays that stay: {}", stay.join(", "))?;
+            writeln!(out, "counted arrays and arenas that stay: {}", stay.join(", "))?;
         }
         if !self.skipped.is_empty() {
             let files = units::count(self.skipped.len(), "file");

@@ -126,17 +126,16 @@ Progress goes to the standard error, the result to the standard output. Fields o
 
 pub(crate) const UPLOAD: &str = concat!(
     "\
-The array is only read, while nobody writes to it. It has the shape of --bbox and the volume's element type; which order
-it has, --order must say, unless it is a counted array, which says so itself, or at most one axis is longer than 1: what was
-downloaded with --order f is uploaded with --order f. Objects are replaced in one step each; after a failure the same
-command stores all of them again.
+The array is only read, while no process writes to it. It has the shape of --bbox and the volume's element type. Its order is
+what it says itself; --order is for an array that does not say it (`ndshm describe` shows that). Objects are replaced in one
+step each; after a failure the same command stores all of them again.
 
 --create makes a volume, or goes on with one just like it: the same command may be given again, and by many machines. Chunks
 of a Precomputed volume do not say beforehand whether they are packed by gzip: --create --encoding gzip says so each time,
 and without it new chunks are as those that are there, or plain in a directory that has none.
 
 Axes are stored in the order of --shape. A Zarr array of z, y, x in C order is, byte by byte, an array of x, y, z in F order:
-for a Precomputed volume say --order f, and --shape, --chunk and --resolution from x to z.
+for a Precomputed volume say --order f --ignore-description, and --shape, --chunk and --resolution from x to z.
 
 ",
     sources!(),
@@ -186,8 +185,9 @@ macro_rules! item_fields {
     () => {
         "  \
   name, backend, path        the name, where it is (\"shm\", \"emulated\"), and the file
-  kind                       \"array\", \"counted\" (an array that counts its users), \"partial\" (a renderbuffer that is
-                             not finished), \"ledger\", \"draft\" or \"lock\" (what uploads into a volume lock)
+  kind                       \"array\", \"counted\" (an array that counts its users), \"arena\", \"counters\", \"partial\" (a
+                             renderbuffer that is not finished), \"ledger\", \"draft\" or \"lock\" (what uploads into a
+                             volume lock)
   size, allocated            bytes, and for how many of them room is taken
   attached                   whether a process has it mapped and says so by a lease, which NumPy alone does not; null if
                              this user may not ask
@@ -196,7 +196,11 @@ macro_rules! item_fields {
   chunks_done, chunks_total  how far a renderbuffer is; null for everything else
   counted                    what a counted array says about itself, see below; null for everything else, and if it
                              cannot be read
-  counted_error              why it cannot, or why nobody can say whether it is one; or null
+  counted_error              why it cannot, or why it is unknown whether it is one; or null
+  description                what a plain array says about itself: dtype, shape, order, notes (an object of texts); null
+                             for everything else, and if it says nothing that could be true
+  arena                      of an arena or counters: capacity, queues, queue_capacity, members, most_members, kept,
+                             orphaned, creator; null for everything else
 
 Fields of counted:
   dtype, shape, order        what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
@@ -214,8 +218,9 @@ Fields of counted:
 
 pub(crate) const LS: &str = concat!(
     "\
-USERS of a counted array: \"2\" handles; \"2+1 in flight\", with one on its way to somebody; \"kept\", if its name stays
-without any; \"orphaned\", if nobody uses it and nobody will. Of everything else: whether a process says that it has it.
+USERS of a counted array: \"2\" handles; \"2+1 in flight\", with one on its way; \"kept\", if its name stays without any;
+\"orphaned\", if no process uses it and none will. Of an arena: its members. Of everything else: whether a process says that
+it has it.
 
 Fields of each item of --json:
 ",
@@ -228,8 +233,8 @@ pub(crate) const INFO: &str = concat!(
     "\
 What has a / or a :// is a volume: ./volume is one in this directory, and volume a name in shared memory.
 
-A plain array is nothing but the bytes of its elements: its type and shape are known only to those who use it. A counted
-array says what it is and who uses it.
+The file of a plain array is nothing but its elements. What it says about itself stands in an extended attribute, which any
+program that may write to it can change; many copies lack it. A counted array says what it is and how many use it.
 
 Fields of --json: name, backend, array and partial. `array` is what has the name, `partial` the renderbuffer that is to
 have it; one of them may be null. Both have:
@@ -257,10 +262,24 @@ chunk_shape, stored_shape (of what is stored as one object), resolution and unit
 macro_rules! layout {
     () => {
         "\
-A plain array is nothing but the bytes of its elements, so --dtype and --shape must say what they are, and --order, unless
-at most one axis is longer than 1. Counted arrays and renderbuffers say it themselves."
+An array says itself what it is; --dtype, --shape and --order must only be given for one that does not: one that another
+program made, a copy, or one on a file system without extended attributes. What they say must agree with what the array
+says, unless --ignore-description is given; `ndshm describe` corrects what it says."
     };
 }
+
+pub(crate) const DESCRIBE: &str = concat!(
+    "\
+Without options it shows what a plain array says about itself: type, shape, order, and notes such as where it was downloaded
+from. --dtype, --shape, --order and --note write that down, for an array that another program made or changed; what is not
+given stays as it is. The elements are not touched. It is kept in the extended attribute user.ndshm: on tmpfs since Linux
+6.6, on ext4, xfs and many more; not on Windows. `cp --preserve=xattr`, `tar --xattrs` and `rsync -X` take it along.
+
+Fields of --json: dtype, shape, order and notes (an object of texts); or null if the array does not describe itself.
+
+",
+    codes!()
+);
 
 pub(crate) const VIEW: &str = concat!(
     "\
@@ -336,8 +355,8 @@ Fields of each item of --json:
 
 pub(crate) const GC: &str = concat!(
     "\
-Removes counted arrays that no process is attached to, if they are not kept and no handle is on its way, drafts older than a
-minute of creators that are dead, halves of renderbuffers that cannot be resumed because a killed process left them
+Removes counted arrays, arenas and counters that no process is attached to, if they are not kept and no handle is on its way,
+drafts older than a minute of creators that are dead, halves of renderbuffers that cannot be resumed because a killed process left them
 without ledger or without payload, and locks that killed uploads have left. It is safe at any time: what is in use is never
 touched, nor are plain arrays, renderbuffers that can be resumed, and other programs' files. Programs that take no lock, such as
 NumPy alone, do not count; they keep the bytes even so. Nothing to do is a success. Other users' files that this user may
@@ -345,11 +364,11 @@ not look at or remove are not failures.
 
 Fields of --json:
   dry_run            whether nothing was really removed
-  removed            name, backend, path, kind (\"counted\", \"partial\", \"ledger\", \"draft\" or \"lock\") and bytes of what was
-                     removed, or would be
+  removed            name, backend, path, kind (\"counted\", \"arena\", \"counters\", \"partial\", \"ledger\", \"draft\" or
+                     \"lock\") and bytes of what was removed, or would be
   bytes              the sum
-  in_use             how many counted arrays somebody is attached to
-  kept               how many are kept although nobody is
+  in_use             how many counted arrays and arenas a process is attached to
+  kept               how many are kept although none is
   in_flight          how many are protected only by handles on their way
   protected_seconds  how much longer the first of these is protected, or null
   young              how many are orphaned, but too young for --older-than
@@ -363,8 +382,8 @@ Fields of --json:
 pub(crate) const DOCTOR: &str = concat!(
     "\
 Fields of --json: healthy (false if there is a problem; warnings do not count) and checks, each with:
-  name    what was looked at: backend, shm-room, shm-locks, shm-drafts, emulated-room, emulated-locks,
-          emulated-drafts, open-files, mappings, log-out, manager, leftovers
+  name    what was looked at: backend, shm-room, shm-locks, shm-drafts, shm-descriptions, emulated-room, emulated-locks,
+          emulated-drafts, emulated-descriptions, open-files, mappings, log-out, manager, leftovers, orphans
   status  \"ok\", \"warning\" or \"problem\"
   found   what was found
   advice  what to do, or null

@@ -8,7 +8,7 @@ use ndarray_shm::render::Ledger;
 use serde::Serialize;
 
 use crate::cli::{InfoArgs, InfoSubject};
-use crate::counted::CountedReport;
+use crate::describe::DescriptionReport;
 use crate::exit::{Exit, Failure};
 use crate::holders::Holders;
 use crate::item::Item;
@@ -122,30 +122,39 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
 fn write(info: &InfoReport, out: &mut dyn Write) -> Result<(), Failure> {
     if let Some(array) = &info.array {
         let item = &array.item;
-        let what = match (&item.counted, &item.counted_error) {
-            (Some(_), _) => "a counted array",
-            (None, Some(_)) if item.is_damaged() => "a counted array whose bookkeeping is damaged",
-            (None, Some(_)) => "an array, or another program's file (its bytes cannot be read)",
-            (None, None) => "an array, or another program's file (its bytes do not say)",
+        let what = match (&item.counted, &item.arena, &item.counted_error) {
+            (Some(_), ..) => "a counted array",
+            (_, Some(arena), _) if arena.is_counters => "counters of loans",
+            (_, Some(_), _) => "an arena",
+            (.., Some(_)) if item.is_damaged() => "a counted array whose bookkeeping is damaged",
+            (.., Some(_)) => "an array, or another program's file (its bytes cannot be read)",
+            _ if item.description.is_some() => "an array",
+            _ => "an array, or another program's file (it does not say: `ndshm describe` writes down what it is)",
         };
         writeln!(out, "{}: {what}", info.name)?;
         let mut facts = facts(item);
-        facts.insert(2, ("room taken", room(item, array.sparse)));
-        facts.extend(item.counted.iter().flat_map(CountedReport::facts));
-        facts.extend(item.counted_error.iter().map(|error| ("error", error.clone())));
-        facts.push(("holders", array.holders.describe()));
+        facts.insert(2, ("room taken".to_owned(), room(item, array.sparse)));
+        let owned =
+            |facts: Vec<(&'static str, String)>| facts.into_iter().map(|(label, fact)| (label.to_owned(), fact));
+        facts.extend(item.description.iter().flat_map(DescriptionReport::facts));
+        facts.extend(item.counted.iter().flat_map(|counted| owned(counted.facts())));
+        facts.extend(item.arena.iter().flat_map(|arena| owned(arena.facts())));
+        facts.extend(item.counted_error.iter().map(|error| ("error".to_owned(), error.clone())));
+        facts.push(("holders".to_owned(), array.holders.describe()));
         report::facts(out, &facts)?;
     }
     if let Some(partial) = &info.partial {
         writeln!(out, "{}: a renderbuffer that is not finished", info.name)?;
         let mut facts = facts(&partial.item);
         match (&partial.ledger, &partial.ledger_error) {
-            (Some(ledger), _) => facts.extend(ledger_facts(ledger)),
+            (Some(ledger), _) => {
+                facts.extend(ledger_facts(ledger).into_iter().map(|(label, fact)| (label.to_owned(), fact)));
+            }
             (None, error) => {
-                facts.push(("ledger", error.clone().unwrap_or_else(|| "unknown".to_owned())));
+                facts.push(("ledger".to_owned(), error.clone().unwrap_or_else(|| "unknown".to_owned())));
             }
         }
-        facts.push(("holders", partial.holders.describe()));
+        facts.push(("holders".to_owned(), partial.holders.describe()));
         report::facts(out, &facts)?;
         let name = &info.name;
         writeln!(out, "  the `download` that began it continues it; `ndshm unlink --partial {name}` removes it")?;
@@ -153,7 +162,7 @@ fn write(info: &InfoReport, out: &mut dyn Write) -> Result<(), Failure> {
     Ok(())
 }
 
-fn facts(item: &Item) -> Vec<(&'static str, String)> {
+fn facts(item: &Item) -> Vec<(String, String)> {
     let mut facts = vec![
         ("path", format!("{} ({})", units::printable(&item.path), item.backend)),
         ("size", format!("{} ({} bytes)", units::size(item.size), item.size)),
@@ -163,7 +172,7 @@ fn facts(item: &Item) -> Vec<(&'static str, String)> {
     if let (Some(owner), Some(mode)) = (item.owner(), &item.mode) {
         facts.push(("owner", format!("{owner}, mode {mode}")));
     }
-    facts
+    facts.into_iter().map(|(label, fact)| (label.to_owned(), fact)).collect()
 }
 
 fn room(item: &Item, sparse: bool) -> String {

@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
 use serde::Serialize;
 
+use crate::arena::ArenaReport;
 use crate::counted::{CountedReport, Look};
+use crate::describe::DescriptionReport;
 use crate::{host, places, units};
 
 /// One file, as `ls --json` and `info --json` print it.
@@ -16,7 +18,8 @@ pub(crate) struct Item {
     pub(crate) name: String,
     pub(crate) backend: String,
     pub(crate) path: String,
-    /// "array", "counted", "partial" (a renderbuffer that is not finished), "ledger", "draft", or "lock" (what uploads lock).
+    /// "array", "counted", "arena", "counters", "partial" (a renderbuffer that is not finished), "ledger", "draft", or "lock" (what
+    /// uploads lock).
     pub(crate) kind: &'static str,
     /// Length in bytes.
     pub(crate) size: u64,
@@ -38,6 +41,10 @@ pub(crate) struct Item {
     pub(crate) counted: Option<CountedReport>,
     /// Why it cannot.
     pub(crate) counted_error: Option<String>,
+    /// What a plain array says about itself; `null` for everything else, and if it says nothing that could be true.
+    pub(crate) description: Option<DescriptionReport>,
+    /// Of an arena, or counters; `null` for everything else.
+    pub(crate) arena: Option<ArenaReport>,
     /// Whether it is one of the two files of a renderbuffer, without the other.
     #[serde(skip)]
     pub(crate) is_half: bool,
@@ -51,6 +58,7 @@ impl Item {
         let look = Look::at(backend, entry);
         let kind = match (entry.kind, &look) {
             (EntryKind::Array, Look::Counted(_) | Look::Damaged(_)) => "counted",
+            (EntryKind::Array, Look::Arena(arena)) => arena.kind(),
             (EntryKind::Array, _) if places::is_lock(entry) => "lock",
             (EntryKind::Array, _) => "array",
             (EntryKind::Partial, _) => "partial",
@@ -58,14 +66,18 @@ impl Item {
             (EntryKind::Draft, _) => "draft",
             _ => "other",
         };
-        let (counted, counted_error) = match look {
-            Look::Counted(counted) => (Some(*counted), None),
-            Look::Damaged(error) | Look::Unknown(error) => (None, Some(error)),
-            Look::Other => (None, None),
-        };
-        let attached = match &counted {
-            Some(counted) => Some(counted.attached),
-            None => places::attached(backend, entry),
+        let (mut counted, mut counted_error, mut arena, mut description) = (None, None, None, None);
+        match look {
+            Look::Counted(found) => counted = Some(*found),
+            Look::Arena(found) => arena = Some(*found),
+            Look::Plain(found) => description = found.as_ref().map(DescriptionReport::from),
+            Look::Damaged(error) | Look::Unknown(error) => counted_error = Some(error),
+            Look::Other => {}
+        }
+        let attached = match (&counted, &arena) {
+            (Some(counted), _) => Some(counted.attached),
+            (_, Some(arena)) => Some(arena.attached),
+            _ => places::attached(backend, entry),
         };
         let age = SystemTime::now().duration_since(entry.modified).unwrap_or(Duration::ZERO);
         Self {
@@ -84,6 +96,8 @@ impl Item {
             chunks_total: ledger.as_ref().map(|ledger| ledger.total),
             counted,
             counted_error,
+            description,
+            arena,
             is_half: false,
         }
     }
@@ -114,13 +128,23 @@ impl Item {
 
     /// How many handles it has, where they are counted; else whether a process is attached.
     pub(crate) fn users(&self) -> String {
-        self.counted.as_ref().map_or_else(|| self.attached().to_owned(), CountedReport::users)
+        match (&self.counted, &self.arena) {
+            (Some(counted), _) => counted.users(),
+            (_, Some(arena)) => arena.users(),
+            _ => self.attached().to_owned(),
+        }
     }
 
     /// What it is, and what is special about it.
     pub(crate) fn state(&self) -> String {
         if let Some(counted) = &self.counted {
             return counted.summary();
+        }
+        if let Some(arena) = &self.arena {
+            return arena.summary();
+        }
+        if let Some(description) = self.description.as_ref().filter(|_| self.kind == "array") {
+            return description.summary();
         }
         match (self.chunks_done, self.chunks_total) {
             _ if self.is_damaged() => format!("{}, damaged", self.kind),

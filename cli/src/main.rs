@@ -3,9 +3,11 @@
 //! This file parses, runs one command, prints its error if there is one, and chooses the exit code. Each command has a
 //! file of its own; `cli.rs` says what can be asked for, `help.rs` what is answered.
 
+mod arena;
 mod cli;
 mod counted;
 mod demo;
+mod describe;
 mod described;
 mod destination;
 mod doctor;
@@ -88,6 +90,7 @@ fn run(command: &Command, out: &mut dyn Write) -> Result<Exit, Failure> {
         Command::Plan(args) => plan::run(args, out),
         Command::Ls(args) => list::run(args, out),
         Command::Info(args) => info::run(args, out),
+        Command::Describe(args) => describe::run(args, out),
         Command::View(args) => view::run(args, out),
         Command::Export(args) => export::run(args, out),
         Command::Import(args) => import::run(args, out),

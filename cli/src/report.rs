@@ -69,10 +69,10 @@ impl Table {
 }
 
 /// Writes `label  value` lines, indented and aligned.
-pub(crate) fn facts(out: &mut dyn Write, facts: &[(&str, String)]) -> io::Result<()> {
-    let width = facts.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+pub(crate) fn facts<L: AsRef<str>>(out: &mut dyn Write, facts: &[(L, String)]) -> io::Result<()> {
+    let width = facts.iter().map(|(label, _)| label.as_ref().chars().count()).max().unwrap_or(0);
     for (label, value) in facts {
-        writeln!(out, "  {label:<width$}  {value}")?;
+        writeln!(out, "  {:<width$}  {value}", label.as_ref())?;
     }
     Ok(())
 }

@@ -83,6 +83,20 @@ pub(crate) fn shape(shape: &[usize]) -> String {
     shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ")
 }
 
+/// Longest shape that is written out in a table.
+const LONGEST_SHAPE: usize = 12;
+
+/// Writes what an array is, in a table: "counted <f4 30x40".
+pub(crate) fn array(kind: &str, dtype: &str, lengths: &[usize]) -> String {
+    let shape = lengths.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+    let shape = match shape.len() {
+        0 => "one value".to_owned(),
+        1..=LONGEST_SHAPE => shape,
+        _ => count_of(lengths.len(), "axis", "axes"),
+    };
+    format!("{kind} {dtype} {shape}")
+}
+
 /// Writes a shape and the order of its elements in memory: `"128 x 128 x 64, C order"`.
 pub(crate) fn shape_in_order(lengths: &[usize], order: &str) -> String {
     format!("{}, {order} order", shape(lengths))
@@ -98,10 +112,15 @@ pub(crate) fn count_of(number: usize, one: &str, many: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {many}") }
 }
 
+/// Whether a character changes what a terminal shows of others: a control character, or one that turns the direction of writing.
+fn is_treacherous(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Makes a name safe for a terminal: control characters, which a foreign file name may contain, are escaped.
 pub(crate) fn printable(name: &str) -> String {
-    if name.chars().any(char::is_control) {
-        name.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+    if name.chars().any(is_treacherous) {
+        name.chars().map(|c| if is_treacherous(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
     } else {
         name.to_owned()
     }
@@ -161,6 +180,7 @@ mod tests {
     #[test]
     fn control_characters_do_not_reach_the_terminal() {
         assert_eq!(printable("a\u{1b}[31m\n"), "a\\u{1b}[31m\\n");
+        assert_eq!(printable("gpj\u{202e}x"), "gpj\\u{202e}x");
         assert_eq!(printable("naïve"), "naïve");
     }
 }

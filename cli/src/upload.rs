@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Instant, SystemTime};
 
+use ndarray_shm::array::Description;
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::{DType, Directory, Location, Order, with_element};
 use ndarray_shm_volume::{
@@ -26,10 +27,10 @@ use crate::{interrupt, region, report, units};
 /// Where the elements come from.
 #[derive(Debug)]
 enum UploadSource<'a> {
-    /// An array that says itself what it is.
+    /// A counted array.
     Described(Described),
-    /// An array that is nothing but its elements.
-    Plain(Location, Directory),
+    /// A plain array, with what it says about itself.
+    Plain(Location, Directory, Option<Description>),
     /// A file that is nothing but elements.
     File(&'a Path),
 }
@@ -76,6 +77,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
     let display = Display::new(&name, "object", args.quiet);
     let options = UploadOptions::new()
         .order(order)
+        .reinterpret(args.ignore_description)
         .cutout(cutout)
         .alignment(if args.read_modify_write { Alignment::ReadModifyWrite } else { Alignment::Require })
         .skip_background(args.skip_background)
@@ -126,11 +128,16 @@ impl<'a> UploadSource<'a> {
         }
         let location = location(&args.source)?;
         let found = Search::new(args.backend)?.find(&location, &[EntryKind::Array])?;
-        let is_plain = found.array.as_ref().is_none_or(|entry| matches!(Look::at(&found.backend, entry), Look::Other));
-        if is_plain {
-            return Ok(Self::Plain(location, found.backend));
+        let look = found.array.as_ref().map_or(Look::Other, |entry| Look::at(&found.backend, entry));
+        match look {
+            Look::Plain(said) => {
+                return Ok(Self::Plain(location, found.backend, said.filter(|_| !args.ignore_description)));
+            }
+            Look::Other => return Ok(Self::Plain(location, found.backend, None)),
+            _ => {}
         }
-        let layout = LayoutArgs { dtype: None, shape: None, order: None, backend: args.backend };
+        let layout =
+            LayoutArgs { dtype: None, shape: None, order: None, ignore_description: false, backend: args.backend };
         let array = Described::find(&location, &layout, &[EntryKind::Array])?;
         match args.order {
             Some(order) if order != array.order => {
@@ -148,6 +155,7 @@ impl<'a> UploadSource<'a> {
     fn order(&self, args: &UploadArgs, shape: impl IntoIterator<Item = u64>) -> Result<Order, Failure> {
         match self {
             Self::Described(array) => Ok(array.order),
+            Self::Plain(_, _, Some(said)) if args.order.is_none() => Ok(said.order()),
             Self::Plain(..) | Self::File(_) => plain_order(args.source.display(), args.order, shape),
         }
     }
@@ -172,7 +180,7 @@ impl<'a> UploadSource<'a> {
     fn length_and_time(&self) -> Result<(u64, SystemTime), Failure> {
         let path = match self {
             Self::File(path) => path.to_path_buf(),
-            Self::Plain(location, backend) => backend.path().join(location.as_str()),
+            Self::Plain(location, backend, _) => backend.path().join(location.as_str()),
             Self::Described(array) => array.backend.path().join(array.location.as_str()),
         };
         let found = path.metadata().and_then(|facts| Ok((facts.len(), facts.modified()?)));
@@ -195,11 +203,16 @@ impl<'a> UploadSource<'a> {
                 Error::ShapeMismatch { location, expected, found }
             }
             Self::Described(_) => return Ok(()),
+            Self::Plain(_, _, Some(said)) if said.dtype() != dtype => {
+                Error::DTypeMismatch { location, expected: dtype.to_string(), found: said.dtype().to_string() }
+            }
             Self::Plain(..) | Self::File(_) => {
                 let (found, _) = self.length_and_time()?;
                 let expected = shape.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length));
                 match expected {
-                    Some(expected) if expected != found => Error::SizeMismatch { location, expected, found },
+                    Some(expected) if expected != found => {
+                        Error::SizeMismatch { location, expected, found, description: None }
+                    }
                     // What is longer than can be counted is refused in the library's own words.
                     _ => return Ok(()),
                 }
@@ -265,7 +278,7 @@ impl<'a> UploadSource<'a> {
         };
         Ok(match self {
             Self::File(path) => upload_from_file(sink, bbox, path, &options).map_err(explain)?,
-            Self::Plain(location, backend) => {
+            Self::Plain(location, backend, _) => {
                 upload_from_shared_memory(sink, bbox, location, &options.backend(backend.clone())).map_err(explain)?
             }
             Self::Described(array) => with_element!(
@@ -328,11 +341,17 @@ fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<(NewVolume
         UploadSource::Described(array) => Some(array),
         _ => None,
     };
-    let dtype: Option<DType> = args.dtype.or(described.map(|array| array.dtype));
+    let said = match source {
+        UploadSource::Plain(_, _, said) => said.as_ref(),
+        _ => None,
+    };
+    let lengths_of = |shape: &[usize]| shape.iter().map(|length| *length as u64).collect::<Vec<_>>();
+    let of_array = described.map(|array| &array.shape[..]).or(said.map(Description::shape)).map(lengths_of);
+    let dtype: Option<DType> = args.dtype.or(described.map(|array| array.dtype)).or(said.map(Description::dtype));
     let spec: Option<BboxSpec> = args.bbox.as_ref().map(|text| text.parse()).transpose()?;
-    let shape: Option<Vec<u64>> = match (&args.shape, described, &spec) {
+    let shape: Option<Vec<u64>> = match (&args.shape, of_array, &spec) {
         (Some(PerAxis(shape)), ..) => Some(shape.clone()),
-        (None, Some(array), _) => Some(array.shape.iter().map(|length| *length as u64).collect()),
+        (None, Some(shape), _) => Some(shape),
         (None, None, Some(spec)) => Some(lengths(&spec.closed().map_err(|error| {
             Failure::from(error).advice("--shape says how large the volume is; an empty side is its bound then")
         })?)),
@@ -353,7 +372,7 @@ fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<(NewVolume
     };
     let order = match array.as_ref().or(shape.as_ref()) {
         Some(shape) => source.order(args, shape.iter().copied()).map(drop),
-        None if described.is_some() || args.order.is_some() => Ok(()),
+        None if described.is_some() || said.is_some() || args.order.is_some() => Ok(()),
         None => Err(Failure::silent(Exit::Usage)), // named below with what else is missing
     };
     let (Some((format, version)), Some(dtype), Some(shape), Some(origin), Some(PerAxis(chunk))) =
@@ -368,7 +387,7 @@ fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<(NewVolume
         ];
         let missing: Vec<&str> =
             options.into_iter().filter_map(|(is_missing, option)| is_missing.then_some(option)).collect();
-        let reason = if described.is_some() { "" } else { "; a plain array does not say what it is" };
+        let reason = if described.is_some() || said.is_some() { "" } else { "; a plain array does not say what it is" };
         return Err(Failure::new(Exit::Usage, format!("--create needs {}{reason}", missing.join("; "))));
     };
     order?;

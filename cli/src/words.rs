@@ -25,6 +25,12 @@ pub(crate) fn lengths(text: &str) -> Result<PerAxis<u64>, String> {
     numbers(text, "write a number of elements for each axis, with commas between: 64,64,32")
 }
 
+/// Reads a note: `unit=nm`.
+pub(crate) fn note(text: &str) -> Result<(String, String), String> {
+    let (key, note) = text.split_once('=').ok_or("write a key and a text: unit=nm")?;
+    Ok((key.to_owned(), note.to_owned()))
+}
+
 /// Reads coordinates: `0,-16,128`.
 pub(crate) fn coordinates(text: &str) -> Result<PerAxis<i64>, String> {
     numbers(text, "write a coordinate for each axis, with commas between: 0,-16,128")

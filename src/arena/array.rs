@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ndarray::{ArrayView, ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut};
 
-use crate::arena::blocks::{Block, Description};
+use crate::arena::blocks::{Block, BlockContents};
 use crate::arena::handle::ArenaHandle;
 use crate::arena::header::{ArenaHeader, DROP_WAIT};
 use crate::arena::tables::slots::Slot;
@@ -106,7 +106,7 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     }
 
     /// Takes over a hold on a shared block, if what was found there are elements `T` with the axes of `D`; else gives it back.
-    pub(super) fn of_block(block: Block, serial: u64, found: &Description) -> Result<Self, IntoError<Block>> {
+    pub(super) fn of_block(block: Block, serial: u64, found: &BlockContents) -> Result<Self, IntoError<Block>> {
         match Layout::described::<T>(found.dtype, found.shape.slice(), found.order, block.header.name()) {
             Ok(layout) => Ok(Self::new(block, serial, layout)),
             Err(error) => Err(IntoError::new(error, block)),

@@ -22,6 +22,7 @@
 //! | send a reference to one by other means | [`ArenaHandle`], 24 bytes |
 //! | pass arrays on between processes | [`Queue`] |
 //! | see and free what killed members held | [`Arena::stats`], [`Arena::reclaim`] |
+//! | look at an arena without joining it | [`inspect()`] |
 //! | lend memory that lies elsewhere | [`loans`] |
 //!
 //! Not for arrays that other programs open by name (numpy, CloudVolume): those are [`SharedArray`](crate::SharedArray)s. Not for more
@@ -35,6 +36,7 @@ mod blocks;
 mod handle;
 mod header;
 mod hints;
+mod inspect;
 pub mod loans;
 mod members;
 mod options;
@@ -50,6 +52,7 @@ use ndarray::{ArrayRef, Dimension, ShapeBuilder};
 pub use self::array::{ArenaArray, ArenaDraft};
 pub use self::handle::ArenaHandle;
 use self::header::{ArenaHeader, TURN_WAIT};
+pub use self::inspect::{ArenaInspection, inspect, inspect_in};
 pub use self::members::ReclaimedBlocks;
 pub use self::options::ArenaOptions;
 pub use self::queues::{ArenaMessage, Queue, ReceiveError, Sendable};

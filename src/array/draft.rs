@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use ndarray::{ArrayView, ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::layout::{Layout, Order};
-use super::{Element, SealableDraft, SharedArray, view};
+use super::{Element, SealableDraft, SharedArray, description, view};
 use crate::backend::{Directory, DraftOptions, IntoLocation, Location, PageUse, Publish, default_backend};
 use crate::error::{IntoError, Result};
 use crate::segment::{DraftSegment, Home};
@@ -150,7 +150,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     pub(crate) fn publish_as(self, location: Location, mode: Publish) -> Result<SharedArray<T, D>, IntoError<Self>> {
         let Self { memory, layout, keep_descriptor, elements } = self;
         let backend = memory.backend().clone();
-        match memory.publish(&location, mode, keep_descriptor) {
+        let description = description::text_of::<T, D>(&layout);
+        match memory.publish(&location, mode, keep_descriptor, Some(description.as_bytes())) {
             Ok(segment) => Ok(SharedArray::of(segment, Home { backend, location }, layout)),
             Err((error, memory)) => Err(IntoError::new(error, Self { memory, layout, keep_descriptor, elements })),
         }

@@ -207,7 +207,7 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
         let found = os::facts(&file).map_err(|error| Error::os("look at", NAMELESS, error))?.length;
         let expected = layout.bytes::<T>();
         if found != expected {
-            return Err(Error::SizeMismatch { location, expected, found });
+            return Err(Error::SizeMismatch { location, expected, found, description: None });
         }
         let segment = Segment::of_sealed(&file, found, NAMELESS)?;
         // SAFETY: the kernel forbids everyone to write to the sealed bytes or to change their number.

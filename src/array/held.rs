@@ -63,6 +63,15 @@ macro_rules! held {
                 AttachOptions::<Self>::new().open(location, shape)
             }
 
+            /// Attaches to a plain array, with the shape and order that it says, as soon as the lock can be had.
+            ///
+            /// # Errors
+            ///
+            /// As [`SharedArray::open_dyn`](super::SharedArray::open_dyn), and [`WouldDeadlock`](crate::Error::WouldDeadlock).
+            pub fn open_dyn(location: impl IntoLocation) -> Result<Self> {
+                AttachOptions::<Self>::new().open_dyn(location)
+            }
+
             pub(crate) fn of(memory: impl Into<HeldSegment>, location: Location, layout: Layout<D>) -> Self {
                 Self { memory: memory.into(), location, layout, elements: PhantomData }
             }
@@ -114,6 +123,16 @@ macro_rules! held {
             /// [`timeout`](Self::timeout) also [`TimedOut`](crate::Error::TimedOut) or [`WouldBlock`](crate::Error::WouldBlock).
             pub fn open(&self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<$name<T, D>> {
                 let (segment, home, layout) = self.plain::<T, D>(location, shape)?;
+                Ok($name::of(segment, home.location, layout))
+            }
+
+            /// Attaches to a plain array, with the shape and order that it says, as soon as the lock can be had.
+            ///
+            /// # Errors
+            ///
+            /// As [`open`](Self::open) and [`SharedArray::open_dyn`](super::SharedArray::open_dyn).
+            pub fn open_dyn(&self, location: impl IntoLocation) -> Result<$name<T, D>> {
+                let (segment, home, layout) = self.plain_dyn::<T, D>(location)?;
                 Ok($name::of(segment, home.location, layout))
             }
         }

@@ -20,6 +20,7 @@
 //! | fill an array before other processes see it | [`SharedArray::create_with`], [`Draft`] |
 //! | share elements that never change again, without a lock | [`FrozenArray`] |
 //! | agree with other programs on locks of parts of an array | [`SharedArray::lock_cell`], which gives a [`CellGuard`] |
+//! | learn type and shape of an array before it is opened | [`Directory::description`](crate::Directory::description), which gives a [`Description`] |
 //! | treat an array by the type that it turns out to have | [`with_element`] |
 //!
 //! Not here: an array that describes itself and goes with its last user is a [`RefcountedArray`](crate::RefcountedArray); many
@@ -27,6 +28,7 @@
 //! [`Arena`](crate::Arena), since each array here costs a file and a mapping.
 
 pub(crate) mod access;
+pub(crate) mod description;
 mod draft;
 mod element;
 mod frozen;
@@ -37,6 +39,7 @@ mod options;
 mod shared;
 pub(crate) mod view;
 
+pub use self::description::Description;
 pub use self::draft::Draft;
 pub(crate) use self::draft::NAMELESS;
 pub use self::element::{DType, Element};

@@ -5,10 +5,10 @@ use std::marker::PhantomData;
 use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::layout::Layout;
-use super::{Draft, Element, SharedArray};
+use super::{Draft, Element, SharedArray, description};
 use crate::backend::{Access, Directory, DraftOptions, IntoLocation, Pages, Publish, common_settings};
 use crate::error::{Error, IntoError, Result};
-use crate::segment::{Attach, Expect, Home, Segment};
+use crate::segment::{Attach, Home, Segment};
 
 /// How often opening and creating take turns while others create and remove the same name.
 const TRIES: u32 = 1000;
@@ -20,8 +20,8 @@ pub enum CreationMode {
     /// It is an error.
     #[default]
     CreateNew,
-    /// The array that has the name is opened for reading and writing. Its size must match, and its shape and order too if it is
-    /// counted; elements and permissions stay, and with [`Pages::Sparse`] its holes.
+    /// The array that has the name is opened for reading and writing. Its size must match, and its type, shape and order where it
+    /// [says](super::Description) what it is; elements and permissions stay, and with [`Pages::Sparse`] its holes.
     OpenOrCreate,
     /// The name moves to the new array in one step; attachments of the old one keep its bytes. (A process killed in that
     /// instant may leave a file whose name begins with `.ndshm-draft-`.)
@@ -125,8 +125,7 @@ impl<A: Creatable> CreateOptions<A> {
     ///
     /// # Errors
     ///
-    /// As [`SharedArray::create`]; with [`CreationMode::OpenOrCreate`] also those of opening, and
-    /// [`ShapeMismatch`](Error::ShapeMismatch) if a counted array has another shape or order.
+    /// As [`SharedArray::create`]; with [`CreationMode::OpenOrCreate`] also those of opening.
     pub fn create(&self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = A::Dim>) -> Result<A> {
         self.create_with(location, shape, |_| {})
     }
@@ -209,7 +208,8 @@ impl<T: Element, D: Dimension> Creatable for SharedArray<T, D> {
     }
 
     fn open_same(home: &Home, layout: &Layout<D>, how: Attach) -> Result<Self> {
-        let segment = Segment::attach(home, Expect::Payload(layout.bytes::<T>()), how)?;
+        let check = |length, text: Option<&[u8]>| description::check::<T, D>(layout, length, text, &home.location);
+        let (segment, ()) = Segment::attach_described(home, how, check)?;
         Ok(Self::of(segment, home.clone(), layout.clone()))
     }
 
@@ -238,6 +238,7 @@ impl<T: Element, D: Dimension> Creatable for SharedArray<T, D> {
 pub struct AttachOptions<A> {
     pub(crate) backend: Option<Directory>,
     pub(crate) how: Attach,
+    reinterpret: bool,
     array: PhantomData<fn() -> A>,
 }
 
@@ -256,7 +257,7 @@ impl<A: Attachable> Default for AttachOptions<A> {
 impl<A: Attachable> AttachOptions<A> {
     /// Begins with the defaults: the default backend, access as the type says, holes filled.
     pub fn new() -> Self {
-        Self { backend: None, how: A::how(), array: PhantomData }
+        Self { backend: None, how: A::how(), reinterpret: false, array: PhantomData }
     }
 
     /// Uses this directory instead of the [default](crate::default_backend), or of the one that a handle names.
@@ -273,6 +274,25 @@ impl<A: Attachable> AttachOptions<A> {
         self
     }
 
+    /// Reads the bytes of a plain array as the type, shape and order asked for, whatever the array [says](super::Description) about
+    /// itself. Their number must still be right. A counted array is always what it says.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm::{unlink, AttachOptions, SharedArray};
+    ///
+    /// SharedArray::<f32, _>::create("reinterpret-example", 10)?;
+    /// let bits = AttachOptions::<SharedArray<u32, _>>::new().reinterpret(true).open("reinterpret-example", 10)?;
+    /// assert_eq!(bits.read()?[3], 0f32.to_bits());
+    /// unlink("reinterpret-example")?;
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    pub fn reinterpret(mut self, reinterpret: bool) -> Self {
+        self.reinterpret = reinterpret;
+        self
+    }
+
     /// Attaches a plain array.
     pub(crate) fn plain<T: Element, D: Dimension>(
         &self,
@@ -281,7 +301,22 @@ impl<A: Attachable> AttachOptions<A> {
     ) -> Result<(Segment, Home, Layout<D>)> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::new::<T>(shape, home.location.as_str())?;
-        let segment = Segment::attach(&home, Expect::Payload(layout.bytes::<T>()), self.how)?;
+        let check = |length, text: Option<&[u8]>| {
+            let text = text.filter(|_| !self.reinterpret);
+            description::check::<T, D>(&layout, length, text, &home.location)
+        };
+        let (segment, ()) = Segment::attach_described(&home, self.how, check)?;
+        Ok((segment, home, layout))
+    }
+
+    /// Attaches a plain array as what it says it is.
+    pub(crate) fn plain_dyn<T: Element, D: Dimension>(
+        &self,
+        location: impl IntoLocation,
+    ) -> Result<(Segment, Home, Layout<D>)> {
+        let home = Home::new(self.backend.as_ref(), location)?;
+        let check = |length, text: Option<&[u8]>| description::layout_of::<T, D>(length, text, &home.location);
+        let (segment, layout) = Segment::attach_described(&home, self.how, check)?;
         Ok((segment, home, layout))
     }
 }
@@ -312,6 +347,16 @@ impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
     /// As [`SharedArray::open`].
     pub fn open(&self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<SharedArray<T, D>> {
         let (segment, home, layout) = self.plain::<T, D>(location, shape)?;
+        Ok(SharedArray::of(segment, home, layout))
+    }
+
+    /// Attaches to the array that has the name, with the shape and order that it says.
+    ///
+    /// # Errors
+    ///
+    /// As [`SharedArray::open_dyn`].
+    pub fn open_dyn(&self, location: impl IntoLocation) -> Result<SharedArray<T, D>> {
+        let (segment, home, layout) = self.plain_dyn::<T, D>(location)?;
         Ok(SharedArray::of(segment, home, layout))
     }
 }

@@ -16,7 +16,7 @@ use crate::segment::{Attach, Home, Segment};
 /// A typed n-dimensional array in shared memory, attached under a name.
 ///
 /// The file behind it holds the elements and nothing else, `len * size_of::<T>()` bytes from offset 0, so any program that
-/// can map a file can use it. The handle holds no descriptor (on overlayfs: one). Dropping it detaches; the name and the
+/// can map a file can use it. Type, shape and order stand beside it where the file system can ([`Description`](super::Description)). The handle holds no descriptor (on overlayfs: one). Dropping it detaches; the name and the
 /// bytes stay until some process [unlinks](crate::unlink) them. After that no guard can be had, unless the array [keeps its
 /// descriptor](crate::CreateOptions::keep_fd).
 ///
@@ -87,8 +87,9 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
 
     /// Attaches to an array that exists, for reading and writing.
     ///
-    /// The file knows neither shape nor type: both must be those it was created with, and their product must be its size.
-    /// Holes of a file that another program made sparse are filled, unless [they are left](AttachOptions::leave_holes).
+    /// Shape and type must be those it was created with. Their product must be the file's size; and where the array
+    /// [describes itself](super::Description) they are compared with that. Axes of length 1 and flattening make no difference,
+    /// and [`reinterpret`](AttachOptions::reinterpret) leaves the comparison out. Holes of a file that another program made sparse are filled, unless [they are left](AttachOptions::leave_holes).
     /// [`AttachOptions`] has everything that this decides by itself, such as attaching for reading only.
     ///
     /// For access that lasts, [`ArrayReader`](super::ArrayReader) and [`ArrayWriter`](super::ArrayWriter) are opened themselves.
@@ -97,10 +98,42 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// - [`NotFound`](Error::NotFound); [`NotAnArray`](Error::NotAnArray): a directory, a link, ..
     /// - [`SizeMismatch`](Error::SizeMismatch): shape and type need another number of bytes.
+    /// - [`DescriptionMismatch`](Error::DescriptionMismatch): the array says that it has another type, shape or order.
     /// - [`Reserved`](Error::Reserved): the file is this crate's own bookkeeping.
     /// - [`PermissionDenied`](Error::PermissionDenied); [`NoSpace`](Error::NoSpace) if holes cannot be filled.
     pub fn open(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         AttachOptions::<Self>::new().open(location, shape)
+    }
+
+    /// Attaches to an array that exists, for reading and writing, with the shape and order that it [says](super::Description).
+    ///
+    /// `D` is [`IxDyn`](ndarray::IxDyn) for any number of axes, or that of a fixed number. The element type is compared;
+    /// [`Directory::description`](crate::Directory::description) tells it beforehand.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm::ndarray::{IxDyn, ShapeBuilder};
+    /// use ndarray_shm::{unlink, Error, Order, SharedArray};
+    ///
+    /// SharedArray::<u16, _>::create("open-dyn-example", (3, 4).f())?;
+    /// match SharedArray::<u16, IxDyn>::open_dyn("open-dyn-example") {
+    ///     Ok(array) => assert_eq!((array.shape(), array.order()), (&[3, 4][..], Order::F)),
+    ///     Err(Error::NotDescribed { .. }) => {} // Windows, and tmpfs before Linux 6.6
+    ///     Err(error) => return Err(error),
+    /// }
+    /// unlink("open-dyn-example")?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`NotDescribed`](Error::NotDescribed): it says nothing, or nothing that could be true of its bytes.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has other elements, or another number of
+    ///   axes than `D`.
+    /// - those of [`open`](Self::open).
+    pub fn open_dyn(location: impl IntoLocation) -> Result<Self> {
+        AttachOptions::<Self>::new().open_dyn(location)
     }
 
     pub(crate) fn of(segment: Segment, home: Home, layout: Layout<D>) -> Self {

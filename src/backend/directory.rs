@@ -174,6 +174,14 @@ unsafe impl Backend for Directory {
         self.0.available()
     }
 
+    fn set_attribute(&self, file: &File, text: Option<&[u8]>) -> Result<()> {
+        self.0.set_attribute(file, text)
+    }
+
+    fn attribute(&self, file: &File, buffer: &mut [u8]) -> Result<Option<usize>> {
+        self.0.attribute(file, buffer)
+    }
+
     fn lock_survives_close(&self) -> Result<bool> {
         self.0.lock_survives_close()
     }

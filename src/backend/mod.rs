@@ -180,6 +180,29 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// What asking the file system answers.
     fn available(&self) -> Result<u64>;
 
+    /// Writes, or with `None` removes, what is said beside a file's bytes: at most 3,500 bytes of text, as `docs/layout.md` has them.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::Error::Unsupported) where files can have nothing beside their bytes: arrays do not describe themselves
+    /// there, and everything else is the same. Removing succeeds there.
+    fn set_attribute(&self, file: &File, text: Option<&[u8]>) -> Result<()> {
+        let done = match text {
+            Some(text) => os::set_attribute(file, text),
+            None => os::remove_attribute(file),
+        };
+        done.map_err(|error| Error::os("describe an array in", self.path().display(), error))
+    }
+
+    /// Reads what is said beside a file's bytes, and returns how many bytes of `buffer` it takes. `None`: nothing.
+    ///
+    /// # Errors
+    ///
+    /// It takes more than the buffer, or this user may not read the file.
+    fn attribute(&self, file: &File, buffer: &mut [u8]) -> Result<Option<usize>> {
+        os::attribute(file, buffer).map_err(|error| Error::os("read a description in", self.path().display(), error))
+    }
+
     /// Whether a lock lives on in a mapping when its descriptor is closed; tested once. Where it does not (overlayfs), or
     /// where this user may not make a file to test it with, every attachment keeps its descriptor.
     ///

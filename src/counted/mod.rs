@@ -57,7 +57,7 @@ pub use self::handle::{Handle, HandleOptions};
 pub use self::inspect::{Inspection, inspect, inspect_in};
 #[cfg(feature = "channel")]
 pub use self::parcel::{By, ReceivedArray, Shareable};
-pub use self::reclaim::{Reclaim, Reclaimed, Removed, reclaim};
+pub use self::reclaim::{Reclaim, Reclaimed, Removed, RemovedKind, reclaim};
 pub use self::refcounted::{RefcountedArray, to_shared};
 pub use self::strategy::SharingStrategy;
 #[cfg(feature = "channel")]

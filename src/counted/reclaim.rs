@@ -11,6 +11,7 @@ use crate::backend::lock_space::{BEGINNING, LEASE};
 use crate::backend::{Access, Backend, Companion, Directory, DirectoryEntry, EntryKind, Location};
 use crate::error::{Error, Result};
 use crate::os::{self, LockKind};
+use crate::segment::footer::Kind;
 use crate::segment::trailer::PAGE;
 use crate::segment::{Home, Verdict, has_name, is_leased, pin, reclaim_if_orphaned};
 
@@ -42,8 +43,26 @@ pub struct Removed {
     pub name: String,
     /// How many bytes of memory or disk it took.
     pub bytes: u64,
-    /// What it was: an array, a draft, or one half of a renderbuffer that lost the other.
-    pub kind: EntryKind,
+    /// What it was.
+    pub kind: RemovedKind,
+}
+
+/// What a file was that [`Reclaim`] removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RemovedKind {
+    /// A counted array that no process was attached to.
+    CountedArray,
+    /// An [arena](crate::Arena) that no process was attached to.
+    Arena,
+    /// The file of [counters](crate::arena::loans::Counters) that no process was attached to.
+    Counters,
+    /// A draft of a dead creator.
+    Draft,
+    /// The payload of a renderbuffer, without its ledger.
+    Payload,
+    /// The ledger of a renderbuffer, without its payload.
+    Ledger,
 }
 
 /// What reclaiming a directory by [`Reclaim::run`] found.
@@ -54,7 +73,7 @@ pub struct Reclaimed {
     pub removed: Vec<Removed>,
     /// How many files of other users were not looked at: they are theirs to reclaim. root looks at all.
     pub foreign: usize,
-    /// How many counted arrays are in use.
+    /// How many counted arrays and arenas are in use.
     pub attached: usize,
     /// How many are kept although nobody is attached.
     pub kept: usize,
@@ -122,29 +141,42 @@ impl Reclaim {
                 EntryKind::Array if entry.len >= PAGE as u64 && entry.len % PAGE as u64 == 0 => {
                     self.array(backend, &entry, &mut reclaimed)
                 }
-                EntryKind::Draft if age >= DRAFT_AGE => self.draft(backend, &entry),
-                EntryKind::Partial => self.payload(backend, &entry),
-                EntryKind::Ledger => self.ledger(backend, &entry),
-                _ => Ok(false),
+                EntryKind::Draft if age >= DRAFT_AGE => {
+                    self.draft(backend, &entry).map(|gone| gone.then_some(RemovedKind::Draft))
+                }
+                EntryKind::Partial => self.payload(backend, &entry).map(|gone| gone.then_some(RemovedKind::Payload)),
+                EntryKind::Ledger => self.ledger(backend, &entry).map(|gone| gone.then_some(RemovedKind::Ledger)),
+                _ => Ok(None),
             };
             match done {
-                Ok(true) => {
-                    let DirectoryEntry { name, allocated: bytes, kind, .. } = entry;
+                Ok(Some(kind)) => {
+                    let DirectoryEntry { name, allocated: bytes, .. } = entry;
                     reclaimed.removed.push(Removed { name, bytes, kind });
                 }
                 // Whatever disappears while we look was not there, and what is not counted is not ours to judge.
-                Ok(false) | Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::NotCounted { .. }) => {}
+                Ok(None) | Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::NotCounted { .. }) => {}
                 Err(error) => reclaimed.failed.push((entry.name, error)),
             }
         }
         Ok(reclaimed)
     }
 
-    fn array(self, backend: &Directory, entry: &DirectoryEntry, reclaimed: &mut Reclaimed) -> Result<bool> {
-        let Ok(location) = Location::new(&entry.name) else { return Ok(false) };
+    fn array(
+        self,
+        backend: &Directory,
+        entry: &DirectoryEntry,
+        reclaimed: &mut Reclaimed,
+    ) -> Result<Option<RemovedKind>> {
+        let Ok(location) = Location::new(&entry.name) else { return Ok(None) };
         let home = Home { backend: backend.clone(), location };
         match reclaim_if_orphaned(&home, Some(entry.id), !self.dry_run)? {
-            Verdict::Orphan => return Ok(true),
+            Verdict::Orphan(kind) => {
+                return Ok(Some(match kind {
+                    Kind::Arena => RemovedKind::Arena,
+                    Kind::Counters => RemovedKind::Counters,
+                    Kind::Counted | Kind::Ledger => RemovedKind::CountedArray,
+                }));
+            }
             Verdict::Gone => {}
             Verdict::Copy => reclaimed.copies += 1,
             Verdict::Attached => reclaimed.attached += 1,
@@ -154,7 +186,7 @@ impl Reclaim {
                 reclaimed.next = Some(reclaimed.next.map_or(left, |next| next.min(left)));
             }
         }
-        Ok(false)
+        Ok(None)
     }
 
     /// A living maker has a lease on its draft.

@@ -249,8 +249,7 @@ impl WatchedDirectory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::EntryKind;
-    use crate::counted::Removed;
+    use crate::counted::{Removed, RemovedKind};
 
     fn used(number: u64) -> Use {
         let path = std::env::temp_dir().join(number.to_string());
@@ -258,7 +257,7 @@ mod tests {
     }
 
     fn removed(removed: usize) -> Reclaimed {
-        let array = Removed { name: "array".to_owned(), bytes: 1, kind: EntryKind::Array };
+        let array = Removed { name: "array".to_owned(), bytes: 1, kind: RemovedKind::CountedArray };
         Reclaimed { removed: vec![array; removed], ..Reclaimed::default() }
     }
 

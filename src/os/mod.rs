@@ -13,6 +13,7 @@
 //! | `link_nameless`, `rename_new`, `rename_over` | give or change a name in one step |
 //! | `reopen` | a new open file description of the same file, by descriptor |
 //! | `is_in_file_system_of` | whether what is known of a directory is true of a file |
+//! | `set_attribute`, `attribute`, `remove_attribute` | a few bytes beside a file's own, where the file system has room for them |
 //! | `facts` | identity, links, length, owner, group, mode of an open file |
 //! | `reserve` | takes the room now, of a new file before it has its length: afterwards no access fails for want of room |
 //! | `Mapping` | bytes of a file in memory, where huge pages fit; how many of them are on huge pages |
@@ -187,6 +188,10 @@ pub(crate) fn process_number() -> u32 {
 pub(crate) fn temporary_directory() -> io::Result<PathBuf> {
     if SUPPORTED { Ok(std::env::temp_dir()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
+
+/// The extended attribute in which an array describes itself. Ordinary processes may write those of `user.` only.
+#[cfg_attr(not(unix), allow(dead_code))] // there are none elsewhere
+const ATTRIBUTE: &str = "user.ndshm";
 
 mod per_process;
 pub(crate) use self::per_process::{Fact, MOMENT, PerProcess};

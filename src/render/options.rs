@@ -10,7 +10,7 @@ use super::ledger::RenderSpec;
 use super::pair::{Making, Pair};
 use super::sharing::SharedWith;
 use crate::array::layout::Layout;
-use crate::array::{Element, Order};
+use crate::array::{Description, Element, Order};
 use crate::backend::{Directory, DraftOptions, IntoLocation, Pages, common_settings};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
@@ -38,6 +38,7 @@ pub struct RenderOptions {
     pub(super) replace: bool,
     draft: DraftOptions,
     chunk_offset: Option<Vec<usize>>,
+    notes: Vec<(String, String)>,
     pool: Option<Pool>,
     pub(super) shared_with: SharedWith,
     pub(super) timeout: Duration,
@@ -47,7 +48,7 @@ impl Default for RenderOptions {
     fn default() -> Self {
         let (backend, chunk_offset, pool) = (None, None, None);
         let (replace, draft, shared_with) = (false, DraftOptions::default(), SharedWith::default());
-        Self { backend, replace, draft, chunk_offset, pool, shared_with, timeout: TIMEOUT }
+        Self { backend, replace, draft, chunk_offset, notes: Vec::new(), pool, shared_with, timeout: TIMEOUT }
     }
 }
 
@@ -104,11 +105,18 @@ impl RenderOptions {
         self
     }
 
+    /// Adds a note to what the array [says about itself](crate::array::Description): where it comes from, for example. The process that
+    /// begins the buffer writes it; rules for keys and texts are those of [`with_note`](crate::array::Description::with_note).
+    pub fn note(mut self, key: &str, text: &str) -> Self {
+        self.notes.push((key.to_owned(), text.to_owned()));
+        self
+    }
+
     /// Begins a buffer, joins one that another process began, or resumes what an earlier run left.
     ///
     /// # Errors
     ///
-    /// As [`RenderBuffer::create`].
+    /// As [`RenderBuffer::create`]; [`InvalidSetting`](Error::InvalidSetting) for a note that cannot be one.
     pub fn create<T: Element, D: Dimension>(
         self,
         location: impl IntoLocation,
@@ -139,7 +147,12 @@ impl RenderOptions {
         if let Some(pool) = &self.pool {
             require_same(pool, &home, &self)?;
         }
-        let pair = Pair::open_or_create(&home, &work, layout.bytes::<T>(), &self.making())
+        let mut description = Description::new(T::DTYPE, &work.shape, work.order)?;
+        for (key, text) in &self.notes {
+            description = description.with_note(key, text)?;
+        }
+        let making = Making { description: Some(&description), ..self.making() };
+        let pair = Pair::open_or_create(&home, &work, layout.bytes::<T>(), &making)
             .map_err(|error| error.about(&home.location))?;
         Ok(RenderBuffer::of(pair, home, layout, grid, &self))
     }
@@ -184,7 +197,8 @@ impl RenderOptions {
         let Self { draft, replace, ref pool, ref shared_with, timeout, .. } = *self;
         // What gets a group is no group's until it has that one.
         let permissions = if matches!(shared_with, SharedWith::Group(_)) { 0o600 } else { draft.permissions };
-        Making { draft: DraftOptions { permissions, ..draft }, replace, pool: pool.as_ref(), shared_with, timeout }
+        let (draft, pool) = (DraftOptions { permissions, ..draft }, pool.as_ref());
+        Making { draft, replace, pool, shared_with, description: None, timeout }
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::SharedWith;
 use super::ledger::{LedgerFile, LedgerRecord, LedgerSegment, RenderSpec};
+use crate::array::Description;
 use crate::backend::lock_space::{BEGINNING, LEASE, NAME};
 use crate::backend::{Access, Alone, Backend, Companion, Directory, DraftOptions, Location, Pages, Publish, lock_name};
 use crate::backoff::Backoff;
@@ -42,6 +43,8 @@ pub(super) struct Making<'a> {
     /// Where the payload's memory comes from.
     pub(super) pool: Option<&'a Pool>,
     pub(super) shared_with: &'a SharedWith,
+    /// What the array will say about itself.
+    pub(super) description: Option<&'a Description>,
     /// How long to wait for another process that begins.
     pub(super) timeout: Duration,
 }
@@ -123,7 +126,7 @@ impl Pair {
             shared_with.open_to(file, home, draft.permissions)?;
         }
         let own = Beginning::lock(&ledger, home)?;
-        let ledger = match ledger.publish(&ledger_home.location, Publish::New, false) {
+        let ledger = match ledger.publish(&ledger_home.location, Publish::New, false, None) {
             Ok(segment) => LedgerSegment { segment, home: ledger_home, record },
             Err((Error::AlreadyExists { .. }, _)) => {
                 // What is new has no room yet, and is of no use to the pool.
@@ -250,8 +253,9 @@ impl Drop for Beginning {
 fn publish(mut payload: DraftSegment, partial: &Home, how: &Making<'_>) -> Result<Segment> {
     os::step("render: about to name the payload");
     let mut backoff = Backoff::new(how.timeout);
+    let text = how.description.map(Description::to_text);
     loop {
-        match payload.publish(&partial.location, Publish::New, false) {
+        match payload.publish(&partial.location, Publish::New, false, text.as_deref().map(str::as_bytes)) {
             Ok(payload) => return Ok(payload),
             Err((Error::AlreadyExists { .. }, draft)) => {
                 remove(&partial.backend, &partial.location)?;

@@ -419,7 +419,7 @@ impl CountedSegment {
         let aftermath = self.aftermath.take();
         drop(self); // and with it the lease
         match aftermath.map(|mut remains| remains.reclaim()).transpose()? {
-            Some(Verdict::Orphan | Verdict::Gone) => Ok(()),
+            Some(Verdict::Orphan(_) | Verdict::Gone) => Ok(()),
             _ => left,
         }
     }

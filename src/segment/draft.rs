@@ -101,15 +101,40 @@ impl DraftSegment {
         os::unlock(self.file.file(), old).map_err(|error| Error::os("lease", name, error))
     }
 
-    /// Gives the draft its name; on failure it is given back as it was.
+    /// Gives the draft its name; on failure it is given back as it was. `description` is the text beside its bytes.
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
-    pub(crate) fn publish(mut self, at: &Location, mode: Publish, keep: bool) -> Result<Segment, (Error, Self)> {
+    pub(crate) fn publish(
+        mut self,
+        at: &Location,
+        mode: Publish,
+        keep: bool,
+        description: Option<&[u8]>,
+    ) -> Result<Segment, (Error, Self)> {
         // What is published as a plain array is its elements, without room behind them.
         let own = self.refuse_forked_child(at.as_str());
         match own.and_then(|()| self.shrink(self.segment.length as u64)) {
-            Ok(()) => self.publish_whole(at, mode, keep),
+            Ok(()) => {
+                if description.is_some() {
+                    let _ = self.set_description(description); // not every file system has room for it, and the array is as good without
+                }
+                self.publish_whole(at, mode, keep)
+            }
             Err(error) => Err((error, self)),
         }
+    }
+
+    /// Writes or removes what stands beside the bytes.
+    pub(super) fn set_description(&self, text: Option<&[u8]>) -> Result<()> {
+        let (file, mode) = (self.file.file(), self.options.permissions);
+        if mode & 0o200 != 0 {
+            return self.backend.set_attribute(file, text);
+        }
+        // The owner of a file that nothing may write to cannot describe it either. No other process can open it yet.
+        let changed =
+            |mode| os::set_mode(file, mode).map_err(|error| Error::os("describe", self.backend.name(), error));
+        changed(mode | 0o200)?;
+        let described = self.backend.set_attribute(file, text);
+        changed(mode).and(described)
     }
 
     /// Refuses the copy of a draft that a forked child has: its parent writes to the same memory.

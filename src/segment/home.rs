@@ -45,7 +45,7 @@ impl Home {
     pub(crate) fn refuse_taken_by_the_living(&self) -> Result<()> {
         let refused = self.refuse_taken();
         if refused.as_ref().is_err_and(Error::is_already_exists)
-            && matches!(reclaim_if_orphaned(self, None, true), Ok(Verdict::Orphan))
+            && matches!(reclaim_if_orphaned(self, None, true), Ok(Verdict::Orphan(_)))
         {
             return self.refuse_taken();
         }

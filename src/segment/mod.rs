@@ -5,6 +5,7 @@
 mod attach;
 mod counted;
 pub(crate) mod counts;
+mod description;
 mod draft;
 pub(crate) mod footer;
 mod home;
@@ -24,6 +25,7 @@ pub(crate) use self::attach::Attach;
 #[cfg(feature = "channel")]
 pub(crate) use self::counted::DROP_WAIT;
 pub(crate) use self::counted::{CountedBy, CountedSegment};
+pub(crate) use self::description::{LONGEST_DESCRIPTION, describe, read_description};
 pub(crate) use self::draft::DraftSegment;
 use self::footer::{FOOTER, RawFooter};
 pub(crate) use self::home::{Home, has_name, pin};
@@ -203,7 +205,7 @@ impl Segment {
         if found == expected {
             return Ok(());
         }
-        Err(Error::SizeMismatch { location: location.to_string(), expected, found })
+        Err(Error::SizeMismatch { location: location.to_string(), expected, found, description: None })
     }
 
     /// Locks all cells through the mapping's own description, for as long as it lives. Returns what the file is then.

@@ -3,10 +3,11 @@
 use std::fs::File;
 
 use super::attach::{Attach, Subject, attach, by_name};
+use super::description::{self, LONGEST_DESCRIPTION};
 use super::footer::{Kind, RawFooter};
 use super::{Home, Segment, read_footer};
-use crate::backend::Location;
 use crate::backend::lock_space::LEASE;
+use crate::backend::{Directory, Location};
 use crate::error::{Error, Result};
 use crate::os::{Facts, LockRange};
 
@@ -25,25 +26,19 @@ impl Subject for Expect {
     const LEASE: LockRange = LEASE;
 
     fn read(&self, file: &File, facts: &Facts, location: &Location) -> Result<()> {
-        let footer = read_footer(file, facts.length, location)?.filter(RawFooter::is_ours);
-        match (*self, footer) {
-            (Self::Payload(_), Some(footer)) => Err(Error::Reserved {
-                location: location.to_string(),
-                reason: if footer.validate(Kind::Counted, facts.length).is_ok() {
-                    "it is a counted array (open it as a RefcountedArray)"
-                } else if footer.claims(Kind::Arena) {
-                    "it is an arena (open it as an Arena)"
-                } else {
-                    "it is bookkeeping of this crate, not an array"
-                },
-            }),
-            (Self::Payload(expected), None) if expected != facts.length => {
-                Err(Error::SizeMismatch { location: location.to_string(), expected, found: facts.length })
+        match *self {
+            Self::Payload(expected) => {
+                refuse_bookkeeping(file, facts, location)?;
+                let (location, found) = (location.to_string(), facts.length);
+                let mismatch = || Error::SizeMismatch { location, expected, found, description: None };
+                (expected == found).then_some(()).ok_or_else(mismatch)
             }
-            (Self::Bookkeeping, None) => {
+            Self::Bookkeeping if read_footer(file, facts.length, location)?.is_some_and(|found| found.is_ours()) => {
+                Ok(())
+            }
+            Self::Bookkeeping => {
                 Err(Error::Trailer { location: location.to_string(), reason: "it has no footer of this crate".into() })
             }
-            _ => Ok(()),
         }
     }
 
@@ -52,10 +47,49 @@ impl Subject for Expect {
     }
 }
 
+/// A plain array: `check` gets its length and what stands beside its bytes, and refuses another array than was meant.
+struct Plain<'a, F> {
+    backend: &'a Directory,
+    check: F,
+}
+
+impl<R, F: Fn(u64, Option<&[u8]>) -> Result<R>> Subject for Plain<'_, F> {
+    type Record = R;
+    type Memory = Segment;
+    const LEASE: LockRange = LEASE;
+
+    fn read(&self, file: &File, facts: &Facts, location: &Location) -> Result<R> {
+        refuse_bookkeeping(file, facts, location)?;
+        let mut buffer = [0; LONGEST_DESCRIPTION];
+        (self.check)(facts.length, description::read(self.backend, file, &mut buffer))
+    }
+
+    fn enter(&self, mapped: Segment, _read: &R, _home: &Home, _how: &Attach) -> Result<Segment> {
+        Ok(mapped)
+    }
+}
+
+/// Refuses a file that has our footer.
+pub(super) fn refuse_bookkeeping(file: &File, facts: &Facts, location: &Location) -> Result<()> {
+    let Some(footer) = read_footer(file, facts.length, location)?.filter(RawFooter::is_ours) else { return Ok(()) };
+    let reason = if footer.validate(Kind::Counted, facts.length).is_ok() {
+        "it is a counted array (open it as a RefcountedArray)"
+    } else if footer.claims(Kind::Arena) {
+        "it is an arena (open it as an Arena)"
+    } else {
+        "it is bookkeeping of this crate, not an array"
+    };
+    Err(Error::Reserved { location: location.to_string(), reason })
+}
+
 impl Segment {
-    /// Opens, leases and maps what has the name.
-    pub(crate) fn attach(home: &Home, expect: Expect, how: Attach) -> Result<Self> {
-        by_name(home, how, &expect).map(|(segment, ())| segment)
+    /// Opens, leases and maps the plain array that has the name, unless `check` refuses its length or what stands beside its bytes.
+    pub(crate) fn attach_described<R>(
+        home: &Home,
+        how: Attach,
+        check: impl Fn(u64, Option<&[u8]>) -> Result<R>,
+    ) -> Result<(Self, R)> {
+        by_name(home, how, &Plain { backend: &home.backend, check })
     }
 
     /// Leases and maps a file that was opened by name. `Ok(None)`: the name leads elsewhere by now.

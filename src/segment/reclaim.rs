@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::time::Duration;
 
+use super::footer::Kind;
 use super::locks::Turn;
 use super::trailer::Trailer;
 use super::{Home, is_leased, look};
@@ -25,8 +26,8 @@ pub(crate) enum Verdict {
     Kept,
     /// It was made for another name, or in another file: a copy, which is not ours to remove.
     Copy,
-    /// Nobody is attached and nobody will be.
-    Orphan,
+    /// Nobody is attached and nobody will be: an orphan of this kind.
+    Orphan(Kind),
 }
 
 /// Finds out whether a counted array, or an arena, is still of use to anybody, and if it is not, removes its name.
@@ -42,7 +43,7 @@ pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool)
     if found != Verdict::Gone && is_leased(&file, &home.location)? {
         return Ok(Verdict::Attached);
     }
-    if found != Verdict::Orphan || !remove {
+    if !matches!(found, Verdict::Orphan(_)) || !remove {
         return Ok(found);
     }
     // From here on nobody can attach, and only those who are attached change anything: what is seen now stays.
@@ -54,7 +55,7 @@ pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool)
     let alone = Turn::of(alone, COUNTED);
     os::step("collect: alone");
     let (found, _) = judge(&alone.file, Some(id), home)?;
-    if found != Verdict::Orphan {
+    if !matches!(found, Verdict::Orphan(_)) {
         return Ok(found);
     }
     match home.backend.unlink_within(&home.location, Some(id), Duration::ZERO) {
@@ -78,13 +79,13 @@ fn judge(file: &File, id: Option<FileId>, home: &Home) -> Result<(Verdict, FileI
     let found = if trailer.refuse_copy(name).is_err() || !trailer.is_original() {
         Verdict::Copy
     } else if trailer.state.is_dead() {
-        Verdict::Orphan // the last handle's process was killed before it could remove the name
+        Verdict::Orphan(trailer.kind) // the last handle's process was killed before it could remove the name
     } else if trailer.state.is_kept() {
         Verdict::Kept
     } else if let (1.., left) = in_flight {
         Verdict::InFlight(left)
     } else {
-        Verdict::Orphan
+        Verdict::Orphan(trailer.kind)
     };
     Ok((found, facts.id))
 }

@@ -145,6 +145,10 @@ impl DraftSegment {
         // a counted array has the other lease until it has looked.
         os::step("recycle: to be alone");
         self.alone = self.alone || (take(LEASE)? && take(COUNTED)? && take(ALL_CELLS)?);
+        if self.alone {
+            // It would describe the next array. Before this moment another process could still have rewritten it.
+            self.set_description(None)?;
+        }
         Ok(self.alone)
     }
 

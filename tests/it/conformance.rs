@@ -9,6 +9,7 @@ mod counted;
 mod counted_races;
 mod counters;
 mod crashes;
+mod descriptions;
 mod errors;
 mod frozen;
 mod fuzz;
@@ -38,6 +39,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         guards::trials,
         render::trials,
         crashes::trials,
+        descriptions::trials,
         errors::trials,
         races::trials,
         counted::trials,
@@ -62,6 +64,7 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     arrays::ROLES,
     arena::ROLES,
     crashes::ROLES,
+    descriptions::ROLES,
     errors::ROLES,
     guards::ROLES,
     holder::ROLES,

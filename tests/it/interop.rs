@@ -5,6 +5,7 @@
 #[cfg(feature = "channel")]
 mod channels;
 mod cloudvolume;
+mod descriptions;
 mod layers;
 pub mod layout_page;
 mod locks;
@@ -22,6 +23,7 @@ use crate::support::child::Role;
 pub fn trials(place: &Place) -> Vec<Trial> {
     let mut trials = numpy::trials(place);
     trials.extend(cloudvolume::trials(place));
+    trials.extend(descriptions::trials(place));
     trials.extend(layers::trials(place));
     trials.extend(locks::trials(place));
     trials.extend(painters::trials(place));

@@ -18,6 +18,7 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
             "conformance::counted",
             "conformance::counted_races",
             "conformance::crashes",
+            "conformance::descriptions",
             "conformance::errors",
             "conformance::frozen",
             "conformance::guards",
@@ -66,6 +67,7 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
         &[
             "interop::channels",
             "interop::cloudvolume",
+            "interop::descriptions",
             "interop::layers",
             "interop::locks",
             "interop::numpy",

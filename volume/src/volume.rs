@@ -137,6 +137,12 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
     /// the volume has been replaced by another. Unfinished work is resumed only under an equal identity.
     fn identity(&self) -> String;
 
+    /// Returns what a downloaded array says about where it comes from, keys and texts, as far as it is known: `source` (a path or URL
+    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`.
+    fn notes(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
     /// Whether fetching waits for a network, so that many fetches at a time are worth their threads.
     fn is_remote(&self) -> bool {
         false

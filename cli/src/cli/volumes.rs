@@ -117,10 +117,12 @@ pub(crate) struct UploadArgs {
     /// Write only this part of it, in the volume's coordinates
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) cutout: Option<String>,
-    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous) [default: what it says itself; a plain array
-    /// with several axes longer than 1 needs it]
+    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous) [default: what it says itself]
     #[arg(long, value_name = "c|f")]
     pub(crate) order: Option<Order>,
+    /// Take the bytes for what the region and --order say, whatever a plain array says about itself
+    #[arg(long)]
+    pub(crate) ignore_description: bool,
     /// Which scale, from 0, the finest
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) mip: usize,

@@ -48,7 +48,7 @@ fn shape_word(order: Order, axes: usize) -> u64 {
 
 /// What a block says it holds, checked against its size.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Description {
+pub(crate) struct BlockContents {
     pub(crate) dtype: DType,
     pub(crate) order: Order,
     pub(crate) shape: IxDyn,
@@ -90,7 +90,7 @@ impl Block {
     }
 
     /// Takes over a hold that was just taken, and reads what the block is; a block that makes no sense is released.
-    pub(crate) fn of_held(header: &Arc<ArenaHeader>, slot: u32) -> Result<(Self, Description)> {
+    pub(crate) fn of_held(header: &Arc<ArenaHeader>, slot: u32) -> Result<(Self, BlockContents)> {
         let mut block = Self { header: Arc::clone(header), slot, at: 0, bytes: 0 };
         let described = header.describe(slot)?;
         (block.at, block.bytes) = (described.at, described.bytes);
@@ -139,7 +139,7 @@ impl ArenaHeader {
     /// # Errors
     ///
     /// [`Error::Trailer`]: what it says cannot be true.
-    pub(crate) fn describe(&self, slot: u32) -> Result<Description> {
+    pub(crate) fn describe(&self, slot: u32) -> Result<BlockContents> {
         let read = || {
             let taken = self.locate(slot).ok_or("its span has no such block")?;
             let [dtype, rest] = self.description_words(&taken, 0) else { return Err("it lies outside the data") };
@@ -160,7 +160,7 @@ impl ArenaHeader {
             let ahead = description_bytes(axes);
             let room = taken.bytes.checked_sub(ahead);
             let bytes = bytes.filter(|bytes| Some(*bytes) <= room).ok_or("its shape does not fit its block")?;
-            Ok(Description { dtype, order, shape, at: taken.at + ahead, bytes })
+            Ok(BlockContents { dtype, order, shape, at: taken.at + ahead, bytes })
         };
         read().map_err(|reason| Error::Trailer {
             location: self.name().to_owned(),

@@ -4,4 +4,4 @@ mod allocate;
 mod block;
 mod spans;
 
-pub(super) use self::block::{Block, Description};
+pub(super) use self::block::{Block, BlockContents};

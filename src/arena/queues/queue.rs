@@ -11,7 +11,7 @@ use ndarray::Dimension;
 use super::patience::Patience;
 use crate::arena::Arena;
 use crate::arena::array::ArenaArray;
-use crate::arena::blocks::{Block, Description};
+use crate::arena::blocks::{Block, BlockContents};
 use crate::arena::header::{ArenaHeader, QueueWords};
 use crate::arena::tables::event::Event;
 use crate::arena::tables::ring::RingRefusal;
@@ -321,7 +321,7 @@ impl fmt::Debug for Queue {
 pub struct ArenaMessage {
     block: Block,
     serial: u64,
-    description: Description,
+    description: BlockContents,
 }
 
 impl ArenaMessage {

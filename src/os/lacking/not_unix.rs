@@ -31,6 +31,22 @@ answers! {
     fn share_with_group(&File, u32) -> io::Result<()> =
         Err(io::Error::new(io::ErrorKind::Unsupported, "files have no groups here"));
 
+    /// Refuses: files have no attributes of this kind here.
+    fn set_attribute(&File, &[u8]) -> io::Result<()> =
+        Err(io::Error::new(io::ErrorKind::Unsupported, "files have no extended attributes here"));
+
+    /// Reads the attribute of a file: there is none.
+    #[allow(clippy::unnecessary_wraps)] // other systems can fail
+    fn attribute(&File, &mut [u8]) -> io::Result<Option<usize>> = Ok(None);
+
+    /// Removes the attribute of a file: there is none.
+    #[allow(clippy::unnecessary_wraps)] // other systems can fail
+    fn remove_attribute(&File) -> io::Result<()> = Ok(());
+
+    /// Sets permission bits, of which there are none.
+    #[allow(clippy::unnecessary_wraps)] // other systems can fail
+    fn set_mode(&File, u32) -> io::Result<()> = Ok(());
+
     /// Returns the signal that ended a process: there are none.
     fn ending_signal(ExitStatus) -> Option<i32> = None;
 }

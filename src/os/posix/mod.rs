@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{self, Mode, OFlags};
+use rustix::fs::{self, Mode, OFlags, XattrFlags};
+use rustix::io::Errno;
 use rustix::time::ClockId;
 
 pub(crate) use self::children::{ending_signal, inherited_report, is_abort, signal_name};
-use super::{Facts, FileId, LockKind, LockRange, PrivateDirectoryError};
+use super::{ATTRIBUTE, Facts, FileId, LockKind, LockRange, PrivateDirectoryError};
 
 /// Opens the regular file at `path`, for writing too if `write`.
 ///
@@ -51,6 +52,45 @@ pub(crate) fn write_all_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()>
 pub(crate) fn set_mode(file: &File, mode: u32) -> io::Result<()> {
     #[allow(clippy::unnecessary_cast, clippy::cast_possible_truncation)] // mode_t has 16 bits on Apple systems
     Ok(fs::fchmod(file, Mode::from_raw_mode(mode as _))?)
+}
+
+/// Writes the attribute of an open file. Needs the right to write to the file, whatever it was opened for.
+///
+/// # Errors
+///
+/// `Unsupported` on file systems without such attributes: tmpfs before Linux 6.6, overlayfs above one of these, ..
+pub(crate) fn set_attribute(file: &File, value: &[u8]) -> io::Result<()> {
+    Ok(fs::fsetxattr(file, ATTRIBUTE, value, XattrFlags::empty())?)
+}
+
+/// Reads the attribute of an open file and returns its length. `None`: it has none.
+///
+/// # Errors
+///
+/// It is longer than `buffer`, or this user may not read the file.
+pub(crate) fn attribute(file: &File, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    match fs::fgetxattr(file, ATTRIBUTE, buffer) {
+        Ok(length) => Ok(Some(length)),
+        Err(error) if is_without_attribute(error) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes the attribute of an open file, if it has one.
+pub(crate) fn remove_attribute(file: &File) -> io::Result<()> {
+    match fs::fremovexattr(file, ATTRIBUTE) {
+        Err(error) if !is_without_attribute(error) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the answer says that a file has no attribute, or can have none.
+fn is_without_attribute(error: Errno) -> bool {
+    #[cfg(target_vendor = "apple")]
+    const NONE: Errno = Errno::NOATTR;
+    #[cfg(not(target_vendor = "apple"))]
+    const NONE: Errno = Errno::NODATA;
+    [NONE, Errno::NOTSUP, Errno::OPNOTSUPP, Errno::NOSYS].contains(&error)
 }
 
 /// Gives a file to a group: mode 0660, whatever the umask. Until it has the group, no group may open it.

@@ -161,7 +161,7 @@ fn a_draft_that_cannot_be_published_is_given_back(place: &Place) {
     let mut child = Child::start(place, "draft", &[name.as_str()]);
     child.expect("published");
     child.finish();
-    assert_eq!(place.attach::<u8, _>().open(name.location(), (2, 2)).unwrap().read().unwrap().sum(), 28);
+    assert_eq!(place.attach::<u8, _>().open(name.location(), (2, 2).f()).unwrap().read().unwrap().sum(), 28);
 }
 
 fn creating_twice_is_an_error_and_changes_nothing(place: &Place) {

@@ -228,21 +228,21 @@ fn held_access_lasts_as_long_as_the_value(place: &Place) {
     let name = place.location("held");
     let array = place.options::<u8, _>().create_with(name.location(), (2, 2).f(), |mut view| view.fill(1)).unwrap();
     let reader = place.reader::<u8, _>().open(name.location(), (2, 2).f()).unwrap();
-    let another = place.reader::<u8, _>().open(name.location(), (2, 2)).unwrap();
-    assert_eq!((reader.view().sum(), reader.order(), another.shape()), (4, Order::F, [2, 2].as_slice()));
+    let another = place.reader::<u8, _>().open(name.location(), 4).unwrap();
+    assert_eq!((reader.view().sum(), reader.order(), another.shape()), (4, Order::F, [4].as_slice()));
     assert!(array.try_write().unwrap_err().is_would_block());
     assert!(array.try_read().is_ok());
     let none = Duration::ZERO;
-    assert!(place.writer::<u8, _>().timeout(none).open(name.location(), (2, 2)).unwrap_err().is_would_block());
+    assert!(place.writer::<u8, _>().timeout(none).open(name.location(), (2, 2).f()).unwrap_err().is_would_block());
     drop((reader, another));
     // A process that another test is just spawning may keep a copy of the description for a moment.
     let soon = Duration::from_secs(60);
-    let mut writer = place.writer::<u8, _>().timeout(soon).open(name.location(), (2, 2)).unwrap();
+    let mut writer = place.writer::<u8, _>().timeout(soon).open(name.location(), (2, 2).f()).unwrap();
     writer.view_mut().fill(2);
     assert_eq!(writer.view().sum(), 8);
     assert!(array.try_read().unwrap_err().is_would_block());
     let brief = Duration::from_millis(20);
-    assert!(place.reader::<u8, _>().timeout(brief).open(name.location(), (2, 2)).unwrap_err().is_timed_out());
+    assert!(place.reader::<u8, _>().timeout(brief).open(name.location(), (2, 2).f()).unwrap_err().is_timed_out());
     drop(writer);
     assert_eq!(array.read_timeout(soon).unwrap().sum(), 8);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use ndarray::Ix1;
 use ndarray_shm::backend::EntryKind;
-use ndarray_shm::counted::{Handle, Reclaim, Reclaimed, Removed};
+use ndarray_shm::counted::{Handle, Reclaim, Reclaimed, Removed, RemovedKind};
 use ndarray_shm::{CreateOptions, CreationMode, Error, RefcountedArray};
 
 use super::holder::Holder;
@@ -71,7 +71,7 @@ fn an_orphan_stays_until_it_is_reclaimed_and_nothing_else_goes_with_it(place: &P
     assert!(inspection.is_orphaned() && inspection.refcount == 1, "{inspection:?}");
     let check = |reclaimed: &Reclaimed| {
         assert_eq!(names(&reclaimed.removed), [name.as_str()]);
-        assert_eq!((reclaimed.removed[0].kind, reclaimed.removed[0].bytes), (EntryKind::Array, 8192));
+        assert_eq!((reclaimed.removed[0].kind, reclaimed.removed[0].bytes), (RemovedKind::CountedArray, 8192));
         assert_eq!((reclaimed.attached, reclaimed.kept, reclaimed.in_flight), (1, 1, 1));
         assert!(reclaimed.next.unwrap() > Duration::from_secs(30) && reclaimed.failed.is_empty());
     };
@@ -319,7 +319,7 @@ fn old_drafts_of_the_dead_are_reclaimed_and_no_others(place: &Place) {
     let (old, young) = (draft("old", 61), draft("young", 50));
     let expected = [".ndshm-draft-old"];
     let reclaimed = dry_run(place);
-    assert_eq!((names(&reclaimed.removed).as_slice(), reclaimed.removed[0].kind), (&expected[..], EntryKind::Draft));
+    assert_eq!((names(&reclaimed.removed).as_slice(), reclaimed.removed[0].kind), (&expected[..], RemovedKind::Draft));
     assert!(old.exists());
     assert_eq!(names(&place.reclaim().removed), expected);
     assert!(!old.exists() && young.exists());

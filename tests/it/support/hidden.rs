@@ -1,4 +1,5 @@
-//! A directory where drafts cannot be nameless, as on platforms and file systems without `O_TMPFILE`.
+//! A directory of the plainest kind: drafts cannot be nameless, as on platforms and file systems without `O_TMPFILE`, and files have
+//! no extended attributes, so that arrays cannot describe themselves.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -8,15 +9,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ndarray_shm::backend::{Backend, DirectoryEntry, DraftFile, DraftOptions, FileId, Publish};
-use ndarray_shm::{Access, Directory, Location, Pages, Result};
+use ndarray_shm::{Access, Directory, Error, Location, Pages, Result};
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
-/// Makes every draft under a hidden name; everything else is the directory's.
+/// Makes every draft under a hidden name, and has no attributes; everything else is the directory's.
 #[derive(Debug)]
 struct HiddenDrafts(Directory);
 
-/// Returns a directory in which every draft has a hidden name.
+/// Returns such a directory.
 pub fn directory(path: &Path) -> Directory {
     Directory::from(Arc::new(HiddenDrafts(Directory::new("hidden", path))))
 }
@@ -74,6 +75,13 @@ unsafe impl Backend for HiddenDrafts {
     }
     fn available(&self) -> Result<u64> {
         self.0.available()
+    }
+    fn set_attribute(&self, _file: &File, text: Option<&[u8]>) -> Result<()> {
+        let refused = || Error::Unsupported { location: "hidden".into(), what: "attributes".into() };
+        text.map_or(Ok(()), |_| Err(refused()))
+    }
+    fn attribute(&self, _file: &File, _buffer: &mut [u8]) -> Result<Option<usize>> {
+        Ok(None)
     }
     fn lock_survives_close(&self) -> Result<bool> {
         self.0.lock_survives_close()

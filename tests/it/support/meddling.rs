@@ -66,6 +66,13 @@ unsafe impl Backend for Meddling {
     fn available(&self) -> Result<u64> {
         self.inner.available()
     }
+    fn set_attribute(&self, file: &File, text: Option<&[u8]>) -> Result<()> {
+        (self.before)(if text.is_some() { "describe" } else { "clear" }, None)?;
+        self.inner.set_attribute(file, text)
+    }
+    fn attribute(&self, file: &File, buffer: &mut [u8]) -> Result<Option<usize>> {
+        self.inner.attribute(file, buffer)
+    }
     fn lock_survives_close(&self) -> Result<bool> {
         (self.before)("probe", None)?;
         self.inner.lock_survives_close()

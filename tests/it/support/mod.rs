@@ -109,7 +109,7 @@ impl Place {
         Self { name: "emulated", backend, emulate: true, _directory: Some(Arc::new(directory)) }
     }
 
-    /// Files in a fresh directory, with drafts that are hidden instead of nameless.
+    /// Files in a fresh directory, with drafts that are hidden instead of nameless, and without descriptions.
     #[cfg(target_os = "linux")]
     fn hidden() -> Self {
         let emulated = Self::emulated();
@@ -149,6 +149,19 @@ impl Place {
     /// Whether drafts have hidden names here, which a killed maker leaves behind.
     pub fn has_hidden_drafts(&self) -> bool {
         self.name == "hidden" || !cfg!(target_os = "linux")
+    }
+
+    /// Whether plain arrays describe themselves here.
+    pub fn describes(&self) -> bool {
+        let describes = self.backend.can_describe().expect("a test file");
+        // tmpfs needs Linux 6.6 for it; whatever else is tested on can do it.
+        assert_eq!(
+            describes,
+            cfg!(target_os = "linux") && self.name != "hidden",
+            "attributes in {}",
+            self.directory().display()
+        );
+        describes
     }
 
     /// Whether a file can be longer than the room that is taken for it: NTFS takes the room.

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ndarray::{Dimension, IxDyn, ShapeBuilder as _};
+use ndarray_shm::array::Description;
 use ndarray_shm::render::{self, RenderOptions};
 use ndarray_shm::{
     AttachOptions, DType, Directory, Element, Location, Order, RenderBuffer, SharedArray, default_backend, with_element,
@@ -309,8 +310,24 @@ impl DownloadRun<'_> {
             Some(pool) => options.pool(pool),
             None => options,
         };
+        let options = self.notes::<T>()?.into_iter().fold(options, |options, (key, text)| options.note(key, &text));
         let options = options.backend(self.backend.clone());
         Ok(options.chunk_offset(&offset).create(self.location, shape, IxDyn(&chunk), &line)?)
+    }
+
+    /// Returns what the array says about where it comes from. A note that cannot be one, or does not fit, is left out.
+    fn notes<T: Element>(&self) -> Result<Vec<(&'static str, String)>> {
+        let mut description = Description::new(T::DTYPE, &self.bbox.shape(), self.options.order)?;
+        let mut notes = self.source.notes();
+        notes.push(("bbox", self.bbox.to_string()));
+        notes.retain(|(key, text)| match description.clone().with_note(key, text) {
+            Ok(longer) => {
+                description = longer;
+                true
+            }
+            Err(_) => false,
+        });
+        Ok(notes)
     }
 
     fn end<T: Element>(

@@ -15,7 +15,7 @@ use crate::bbox::{length, ranges_text, to_usize};
 use crate::error::{Cause, Error, ErrorKind, Result};
 use crate::gzip;
 use crate::scratch::Scratch;
-use crate::store::Store;
+use crate::store::{self, Store};
 use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};
 
 /// A scale that is open.
@@ -146,6 +146,15 @@ impl ChunkSource for PrecomputedVolume {
 
     fn identity(&self) -> String {
         self.identity.clone()
+    }
+
+    fn notes(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("source", store::source(&*self.store, "precomputed", "")),
+            ("scale", self.scale.key.clone()),
+            ("resolution", store::resolution_note(&self.scale.resolution)),
+            ("unit", "nm".to_owned()),
+        ]
     }
 
     fn is_remote(&self) -> bool {

@@ -129,6 +129,23 @@ fn not_built_in(shown: &str) -> Error {
     Error::volume(ErrorKind::NotBuiltIn, shown, reason)
 }
 
+/// Says where a volume is, for those who want to find it again: without user, password, query or signature.
+pub(crate) fn source(store: &dyn Store, format: &str, key: &str) -> String {
+    let shown = store.locate(key);
+    let place = shown.split_once('?').map_or(shown.as_str(), |(place, _)| place);
+    let place = if store.is_remote() {
+        place.to_owned()
+    } else {
+        std::path::absolute(&shown).map_or(shown.clone(), |path| path.display().to_string())
+    };
+    format!("{format}://{}", place.trim_end_matches(['/', '\\']))
+}
+
+/// Writes lengths as a note of a description.
+pub(crate) fn resolution_note(resolution: &[f64]) -> String {
+    resolution.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
 /// Opens the store that a URL means.
 pub(crate) fn open(url: &VolumeUrl) -> Result<Arc<dyn Store>> {
     match url.place() {

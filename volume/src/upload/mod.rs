@@ -187,12 +187,18 @@ fn open<T: Element>(
     units: &Units,
     options: &UploadOptions<'_>,
 ) -> Result<ArrayReader<T, IxDyn>> {
+    let order = match options.order {
+        Some(order) => order,
+        // What cannot be asked fails below, in the words of opening.
+        None => backend.description(location).ok().flatten().map_or(Order::C, |said| said.order()),
+    };
     loop {
         if options.stop.is_stopped() {
             return Err(Error::Interrupted { done: 0, total: units.total() });
         }
         let readers = AttachOptions::<ArrayReader<T, IxDyn>>::new().backend(backend.clone()).timeout(PATIENCE);
-        match readers.open(location.clone(), IxDyn(&bbox.shape()).set_f(options.order == Order::F)) {
+        let readers = readers.reinterpret(options.reinterpret);
+        match readers.open(location.clone(), IxDyn(&bbox.shape()).set_f(order == Order::F)) {
             Err(ndarray_shm::Error::TimedOut { .. }) => {}
             other => return Ok(other?),
         }

@@ -22,7 +22,8 @@ pub enum Alignment {
 
 /// How an upload is done.
 pub struct UploadOptions<'a> {
-    pub(crate) order: Order,
+    pub(crate) order: Option<Order>,
+    pub(crate) reinterpret: bool,
     pub(crate) cutout: Option<Bbox>,
     pub(crate) alignment: Alignment,
     pub(crate) skip_background: bool,
@@ -34,10 +35,11 @@ pub struct UploadOptions<'a> {
 }
 
 impl<'a> UploadOptions<'a> {
-    /// Begins with the defaults: an array in C order, all of it, aligned, every chunk stored, a thread for each processor.
+    /// Begins with the defaults: an array in the order that it says, or C, all of it, aligned, every chunk stored, a thread for each processor.
     pub fn new() -> Self {
         Self {
-            order: Order::C,
+            order: None,
+            reinterpret: false,
             cutout: None,
             alignment: Alignment::Require,
             skip_background: false,
@@ -49,9 +51,16 @@ impl<'a> UploadOptions<'a> {
         }
     }
 
-    /// Says in which order the array is in memory.
+    /// Says in which order the array is in memory; if not said, it is what the array
+    /// [says itself](ndarray_shm::array::Description), or C.
     pub fn order(mut self, order: Order) -> Self {
-        self.order = order;
+        self.order = Some(order);
+        self
+    }
+
+    /// Takes the array's bytes for what region and order say, whatever the array says about itself.
+    pub fn reinterpret(mut self, reinterpret: bool) -> Self {
+        self.reinterpret = reinterpret;
         self
     }
 

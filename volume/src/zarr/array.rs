@@ -13,7 +13,7 @@ use crate::bbox::{ranges_text, to_usize};
 use crate::error::{Cause, Error, ErrorKind, Result};
 use crate::gzip;
 use crate::scratch::Scratch;
-use crate::store::Store;
+use crate::store::{self, Store};
 use crate::volume::{ChunkSource, Fetched, VolumeMeta};
 use crate::zarr::codecs::{Chain, ElementType, ShardCodec};
 use crate::zarr::document::{Document, UNREADABLE, join, unwrapped};
@@ -25,6 +25,8 @@ use crate::zarr::unpack::Expected;
 pub(super) struct ZarrArray {
     pub(super) meta: VolumeMeta,
     identity: String,
+    /// Size of one element along each axis, and its unit, as far as it is known.
+    pub(super) resolution: (Vec<f64>, String),
     pub(super) store: Arc<dyn Store>,
     prefix: String,
     /// Knows keys, and has nothing stored.
@@ -112,6 +114,7 @@ impl ZarrArray {
         Ok(Self {
             meta,
             identity: document.identity(),
+            resolution: Default::default(),
             store: Arc::clone(store),
             prefix: document.prefix().to_owned(),
             array,
@@ -245,6 +248,16 @@ impl ChunkSource for ZarrArray {
 
     fn identity(&self) -> String {
         self.identity.clone()
+    }
+
+    fn notes(&self) -> Vec<(&'static str, String)> {
+        let mut notes = vec![("source", store::source(&*self.store, "zarr", &self.prefix))];
+        let (resolution, unit) = &self.resolution;
+        if resolution.len() == self.meta.shape.len() && !resolution.is_empty() {
+            notes.push(("resolution", store::resolution_note(resolution)));
+            notes.extend((!unit.is_empty()).then(|| ("unit", unit.clone())));
+        }
+        notes
     }
 
     fn is_remote(&self) -> bool {

@@ -109,10 +109,15 @@ impl Document {
         &self.prefix
     }
 
+    /// Returns the attributes, if they are in the document itself and need not be fetched.
+    pub(super) fn own_attributes(&self) -> Option<&Value> {
+        matches!(self.kind, DocumentKind::ArrayV3 | DocumentKind::GroupV3).then(|| &self.json["attributes"])
+    }
+
     /// Returns the attributes: what users and conventions have added.
     pub(super) fn attributes(&self, store: &Arc<dyn Store>) -> Result<Value> {
-        if matches!(self.kind, DocumentKind::ArrayV3 | DocumentKind::GroupV3) {
-            return Ok(self.json["attributes"].clone());
+        if let Some(attributes) = self.own_attributes() {
+            return Ok(attributes.clone());
         }
         let key = join(&self.prefix, V2_ATTRIBUTES);
         let Some(object) = store.get(&key)? else { return Ok(Value::Null) };

@@ -108,7 +108,12 @@ fn open_scale(store: &Arc<dyn Store>, mip: usize) -> Result<ZarrArray> {
         Error::Scale { volume, mip, scales }
     };
     if document.is_array() {
-        return if mip == 0 { ZarrArray::open(store, &document) } else { Err(missing(1, document.volume())) };
+        if mip > 0 {
+            return Err(missing(1, document.volume()));
+        }
+        let mut array = ZarrArray::open(store, &document)?;
+        array.resolution = document.own_attributes().and_then(create::resolution).unwrap_or_default();
+        return Ok(array);
     }
     let scales = Multiscales::read(store, &document)?;
     let dataset = scales.datasets.get(mip).ok_or_else(|| missing(scales.datasets.len(), document.volume()))?;
@@ -125,5 +130,6 @@ fn open_dataset(
     if scales.axes.len() == array.meta.shape.len() {
         array.meta.axes.clone_from(&scales.axes);
     }
+    array.resolution = (dataset.resolution.clone(), scales.unit.clone());
     Ok(array)
 }

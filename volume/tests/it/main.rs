@@ -7,6 +7,7 @@ mod place;
 mod servers;
 
 mod cloudvolume_defects;
+mod described;
 mod formats;
 mod interrupted;
 mod missing;

@@ -1,0 +1,101 @@
+//! `ndshm describe`: what a plain array says about itself, shown, written down or removed. Its elements stay as they are.
+//!
+//! Any program may have written a description: it is printed escaped.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use ndarray_shm::array::Description;
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{Directory, Error};
+use serde::Serialize;
+
+use crate::cli::DescribeArgs;
+use crate::described::plain_layout;
+use crate::exit::{Exit, Failure};
+use crate::places::Search;
+use crate::{report, units};
+
+/// What a plain array says about itself, as `ls --json`, `info --json` and `describe --json` print it.
+#[derive(Debug, Serialize)]
+pub(crate) struct DescriptionReport {
+    /// The element type as `NumPy` writes it: "<u2".
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<usize>,
+    /// "C" or "F".
+    pub(crate) order: String,
+    /// Keys and texts.
+    pub(crate) notes: BTreeMap<String, String>,
+}
+
+impl From<&Description> for DescriptionReport {
+    fn from(found: &Description) -> Self {
+        Self {
+            dtype: found.dtype().to_string(),
+            shape: found.shape().to_vec(),
+            order: found.order().to_string(),
+            notes: found.notes().map(|(key, text)| (key.to_owned(), text.to_owned())).collect(),
+        }
+    }
+}
+
+impl DescriptionReport {
+    /// What it is, in a table: "array <f4 30x40".
+    pub(crate) fn summary(&self) -> String {
+        units::array("array", &self.dtype, &self.shape)
+    }
+
+    /// All of it, for `info` and `describe`.
+    pub(crate) fn facts(&self) -> Vec<(String, String)> {
+        let mut facts = vec![
+            ("dtype".to_owned(), self.dtype.clone()),
+            ("shape".to_owned(), units::shape_in_order(&self.shape, &self.order)),
+        ];
+        facts.extend(self.notes.iter().map(|(key, text)| (key.clone(), units::printable(text))));
+        facts
+    }
+}
+
+/// Runs `ndshm describe`.
+pub(crate) fn run(args: &DescribeArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let found = Search::new(args.backend)?.find(&args.location, &[EntryKind::Array])?;
+    let (backend, location) = (&found.backend, &args.location);
+    let Some(entry) = &found.array else {
+        return Err(Failure::new(Exit::NotFound, format!("nothing is called `{location}`")));
+    };
+    if args.clear {
+        backend.clear_description(location)?;
+    } else if args.dtype.is_some() || args.shape.is_some() || args.order.is_some() || !args.notes.is_empty() {
+        let new = corrected(args, backend, entry.len)?;
+        backend.describe(location, &new)?;
+    }
+    let description = backend.description(location)?;
+    let report = description.as_ref().map(DescriptionReport::from);
+    if args.json {
+        report::json(out, &report)?;
+        return Ok(Exit::Done);
+    }
+    match report {
+        Some(report) => {
+            writeln!(out, "{location} describes itself")?;
+            report::facts(out, &report.facts())?;
+        }
+        None if args.clear => writeln!(out, "{location} does not describe itself any more")?,
+        None => return Err(Error::NotDescribed { location: location.to_string() }.into()),
+    }
+    Ok(Exit::Done)
+}
+
+/// What was said on the command line, and otherwise what the array says so far.
+fn corrected(args: &DescribeArgs, backend: &Directory, bytes: u64) -> Result<Description, Failure> {
+    let old = backend.description(&args.location)?;
+    let (dtype, shape, order) =
+        plain_layout(&args.location, bytes, args.dtype, args.shape.as_ref(), args.order, old.as_ref())?;
+    let mut new = Description::new(dtype, &shape, order)?;
+    let kept = old.iter().flat_map(Description::notes);
+    let added = args.notes.iter().map(|(key, text)| (key.as_str(), text.as_str()));
+    for (key, text) in kept.chain(added) {
+        new = new.with_note(key, text)?;
+    }
+    Ok(new)
+}

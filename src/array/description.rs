@@ -1,0 +1,359 @@
+//! What a plain array says about itself: a few lines of text beside its bytes, in an extended attribute.
+//!
+//! ```text
+//! ndshm 1
+//! dtype <f4
+//! shape 10 20 30
+//! order C
+//! bytes 24000
+//! source precomputed://https://host/em
+//! ```
+//!
+//! The first five lines stand in this order; each further one is a note, a key and its text. The text is input: any program that may
+//! write to the file can write it, and some keep it while they replace the bytes. It is compared with what is asked for, and proves
+//! nothing.
+
+use std::fmt::{self, Write as _};
+
+use ndarray::Dimension;
+
+use super::layout::Layout;
+use super::{DType, Element, Order};
+use crate::backend::{Backend, Directory, DraftOptions, IntoLocation, Location};
+use crate::error::{Error, Result};
+use crate::segment::{LONGEST_DESCRIPTION, describe, read_description};
+
+/// The first line: what this is, and of which version.
+const HEAD: &str = "ndshm 1";
+
+/// The longest key of a note.
+const LONGEST_KEY: usize = 64;
+
+/// What a plain array says about itself: type, shape, order, and notes about where it comes from.
+///
+/// Every [`SharedArray`](crate::SharedArray) describes itself when it gets its name, where the file system has room for it beside the file's bytes: in
+/// an extended attribute, on tmpfs since Linux 6.6, on ext4, overlayfs, APFS and many more; not on Windows. The bytes of the
+/// file are the elements and nothing else, as ever.
+///
+/// A description is a claim. Programs without this library change bytes and leave it as it is, and copies are often made without
+/// it (`scp`, plain `cp`, `tar`, `rsync` without `-X`). It is ignored if it is about another number of bytes than the file has, and
+/// otherwise compared with what an array is opened as.
+///
+/// # Examples
+///
+/// ```
+/// use ndarray_shm::array::Description;
+/// use ndarray_shm::{DType, Order, SharedArray, default_backend, unlink};
+///
+/// SharedArray::<u16, _>::create("description-example", (4, 5))?;
+///
+/// let directory = default_backend()?;
+/// if let Some(found) = directory.description("description-example")? {
+///     assert_eq!((found.dtype(), found.shape(), found.order()), (DType::U16, &[4, 5][..], Order::C));
+///     let noted = found.with_note("resolution", "8 8 40")?;
+///     directory.describe("description-example", &noted)?;
+/// }
+/// unlink("description-example")?;
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    dtype: DType,
+    shape: Vec<usize>,
+    order: Order,
+    bytes: u64,
+    notes: Vec<(String, String)>,
+}
+
+impl Description {
+    /// Describes an array of this type, shape and order.
+    ///
+    /// # Errors
+    ///
+    /// [`TooLarge`](Error::TooLarge): no address space is large enough for it.
+    pub fn new(dtype: DType, shape: &[usize], order: Order) -> Result<Self> {
+        let shape = shape.to_vec();
+        match bytes_of(dtype, &shape) {
+            Some(bytes) => Ok(Self { dtype, order, bytes, notes: Vec::new(), shape }),
+            None => Err(Error::TooLarge { location: "(description)".to_owned(), shape, item: dtype.size() }),
+        }
+    }
+
+    /// Returns the type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Returns the lengths of the axes.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Returns the order of the axes in memory.
+    pub fn order(&self) -> Order {
+        self.order
+    }
+
+    /// Returns how many bytes the elements take.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether an array of this type, shape and order has each element at the same place: axes of length 1 make no difference, nor do
+    /// neighbouring axes that are merged or split, and one axis is in both orders.
+    pub fn agrees_with(&self, dtype: DType, shape: &[usize], order: Order) -> bool {
+        let same_bytes = bytes_of(dtype, shape) == Some(self.bytes);
+        dtype == self.dtype && same_bytes && is_same_memory((&self.shape, self.order), (shape, order))
+    }
+
+    /// Returns a note by its key: `source`, `bbox`, `resolution` and `unit` after a download, for example.
+    ///
+    /// The text is that of any program that may write to the file. Escape it before it is printed.
+    pub fn note(&self, key: &str) -> Option<&str> {
+        self.notes.iter().find(|(found, _)| found == key).map(|(_, text)| text.as_str())
+    }
+
+    /// Returns all notes, keys and texts.
+    pub fn notes(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.notes.iter().map(|(key, text)| (key.as_str(), text.as_str()))
+    }
+
+    /// Adds a note, or replaces the one with this key.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting`](Error::InvalidSetting): the key is not made of 1 to 64 lower-case letters, digits and `-`, or is one of those
+    /// that a description has itself; the text has a control character; or the description would be longer than 3,500 bytes.
+    pub fn with_note(mut self, key: &str, text: &str) -> Result<Self> {
+        if !is_key(key) {
+            let (value, expected) =
+                (key.to_owned(), "1 to 64 of a-z, 0-9 and -, and none of dtype, shape, order, bytes");
+            return Err(Error::InvalidSetting { setting: "the key of a note", value, expected });
+        }
+        if text.contains(char::is_control) {
+            let expected = "text without control characters";
+            return Err(Error::InvalidSetting { setting: "a note", value: text.to_owned(), expected });
+        }
+        self.notes.retain(|(found, _)| found != key);
+        self.notes.push((key.to_owned(), text.to_owned()));
+        if self.to_text().len() > LONGEST_DESCRIPTION {
+            let expected = "short enough for a description of 3,500 bytes in all";
+            return Err(Error::InvalidSetting { setting: "a note", value: text.to_owned(), expected });
+        }
+        Ok(self)
+    }
+
+    /// Returns the text that stands beside the bytes.
+    pub(crate) fn to_text(&self) -> String {
+        let mut text = head(self.dtype, &self.shape, self.order, self.bytes);
+        for (key, note) in &self.notes {
+            let _never_fails = writeln!(text, "{key} {note}");
+        }
+        text
+    }
+
+    /// Reads such a text. `None`: it is none, of another version, or contradicts itself.
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let (dtype, shape, order, bytes, rest) = parse_head(text)?;
+        let notes = notes_of(rest).map(|(key, note)| (key.to_owned(), note.to_owned())).collect();
+        Some(Self { dtype, shape, order, bytes, notes })
+    }
+}
+
+/// As in "<u2 of shape [3, 4] in C order".
+impl fmt::Display for Description {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        in_words(self.dtype, &self.shape, self.order).fmt(f)
+    }
+}
+
+fn in_words(dtype: DType, shape: &[usize], order: Order) -> String {
+    format!("{dtype} of shape {shape:?} in {order} order")
+}
+
+fn bytes_of(dtype: DType, shape: &[usize]) -> Option<u64> {
+    // As for layouts: the product of the axes that are not empty must fit, too.
+    let span =
+        shape.iter().filter(|length| **length > 0).try_fold(dtype.size(), |so_far, length| so_far.checked_mul(*length));
+    let span = span.filter(|bytes| isize::try_from(*bytes).is_ok())?;
+    Some(if shape.contains(&0) { 0 } else { span as u64 })
+}
+
+fn is_key(key: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=LONGEST_KEY).contains(&key.len())
+        && key.bytes().all(allowed)
+        && !["ndshm", "dtype", "shape", "order", "bytes"].contains(&key)
+}
+
+/// Writes the lines that every description has.
+fn head(dtype: DType, shape: &[usize], order: Order, bytes: u64) -> String {
+    let mut text = String::with_capacity(128);
+    let _never_fails = write!(text, "{HEAD}\ndtype {dtype}\nshape");
+    for length in shape {
+        let _never_fails = write!(text, " {length}");
+    }
+    let _never_fails = writeln!(text, "\norder {order}\nbytes {bytes}");
+    text
+}
+
+/// Returns the notes of such lines, keys and texts.
+fn notes_of(lines: &str) -> impl Iterator<Item = (&str, &str)> {
+    // A line without a space gets a text that no note may have.
+    lines.split_terminator('\n').map(|line| line.split_once(' ').unwrap_or((line, "\0")))
+}
+
+/// Whether each line is a note, and the only one with its key.
+fn are_notes(lines: &str) -> bool {
+    let is_note = |(i, (key, note)): (usize, (&str, &str))| {
+        is_key(key) && !note.contains(char::is_control) && !notes_of(lines).take(i).any(|(earlier, _)| earlier == key)
+    };
+    (lines.is_empty() || lines.ends_with('\n')) && notes_of(lines).enumerate().all(is_note)
+}
+
+/// Reads them, and returns the rest of the text, too, which has notes only.
+fn parse_head(text: &[u8]) -> Option<(DType, Vec<usize>, Order, u64, &str)> {
+    let text = std::str::from_utf8(text).ok().filter(|text| text.len() <= LONGEST_DESCRIPTION)?;
+    let mut rest = text.strip_prefix(HEAD)?.strip_prefix('\n')?;
+    let mut line = |key: &str| {
+        let (line, behind) = rest.split_once('\n')?;
+        rest = behind;
+        let value = line.strip_prefix(key)?;
+        if value.is_empty() { Some(value) } else { value.strip_prefix(' ') }
+    };
+    let dtype: DType = line("dtype")?.parse().ok()?;
+    // No more than digits: `parse` would take a sign, too.
+    let number =
+        |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse::<u64>().ok()).flatten();
+    let length = |digits: &str| number(digits).and_then(|length| usize::try_from(length).ok());
+    let shape = line("shape")?;
+    let shape: Vec<usize> =
+        if shape.is_empty() { Vec::new() } else { shape.split(' ').map(length).collect::<Option<_>>()? };
+    let order = match line("order")? {
+        "C" => Order::C,
+        "F" => Order::F,
+        _ => return None,
+    };
+    let bytes = number(line("bytes")?)?;
+    (bytes_of(dtype, &shape) == Some(bytes) && are_notes(rest)).then_some((dtype, shape, order, bytes, rest))
+}
+
+/// Returns the text for an array of this layout.
+pub(crate) fn text_of<T: Element, D: Dimension>(layout: &Layout<D>) -> String {
+    head(T::DTYPE, layout.dim.slice(), layout.order, layout.bytes::<T>())
+}
+
+/// Refuses a file of another length than the layout's, or one that describes itself as another array.
+pub(crate) fn check<T: Element, D: Dimension>(
+    layout: &Layout<D>,
+    length: u64,
+    text: Option<&[u8]>,
+    location: &Location,
+) -> Result<()> {
+    let found = text.and_then(parse_head).filter(|(.., bytes, _)| *bytes == length);
+    let expected = layout.bytes::<T>();
+    if expected != length {
+        let description = found.map(|(dtype, shape, order, ..)| in_words(dtype, &shape, order));
+        return Err(Error::SizeMismatch { location: location.to_string(), expected, found: length, description });
+    }
+    let Some((dtype, shape, order, ..)) = found else { return Ok(()) };
+    let lengths = layout.dim.slice();
+    if dtype == T::DTYPE && is_same_memory((&shape, order), (lengths, layout.order)) {
+        return Ok(());
+    }
+    Err(Error::DescriptionMismatch {
+        location: location.to_string(),
+        expected: in_words(T::DTYPE, lengths, layout.order),
+        found: in_words(dtype, &shape, order),
+    })
+}
+
+/// Returns the layout that a file of this length says it has.
+pub(crate) fn layout_of<T: Element, D: Dimension>(
+    length: u64,
+    text: Option<&[u8]>,
+    location: &Location,
+) -> Result<Layout<D>> {
+    match text.and_then(parse_head) {
+        Some((dtype, shape, order, bytes, _)) if bytes == length => {
+            Layout::described::<T>(dtype, &shape, order, location.as_str())
+        }
+        _ => Err(Error::NotDescribed { location: location.to_string() }),
+    }
+}
+
+/// Whether two arrays of as many elements have each at the same place, axes of length 1 and flattened ones aside.
+fn is_same_memory(a: (&[usize], Order), b: (&[usize], Order)) -> bool {
+    let long = |shape: &[usize]| shape.iter().copied().filter(|length| *length != 1).collect::<Vec<_>>();
+    let (one, other) = (long(a.0), long(b.0));
+    // One axis is the memory from end to end, in either order; no element is in no place.
+    if one.len() <= 1 || other.len() <= 1 || one.contains(&0) {
+        return true;
+    }
+    a.1 == b.1 && (is_merged(&one, &other) || is_merged(&other, &one))
+}
+
+/// Whether each axis of `coarse` is made of axes of `fine` that follow one another.
+fn is_merged(coarse: &[usize], fine: &[usize]) -> bool {
+    let mut rest = fine.iter();
+    let made = |length: &usize| {
+        let mut so_far = 1usize;
+        while so_far < *length {
+            match rest.next() {
+                Some(next) => so_far = so_far.saturating_mul(*next),
+                None => return false,
+            }
+        }
+        so_far == *length
+    };
+    coarse.iter().all(made)
+}
+
+impl Directory {
+    /// Returns what the plain array of this name says about itself. `None`: nothing, or nothing that could be true of it.
+    ///
+    /// [`Description`] has an example.
+    ///
+    /// # Errors
+    ///
+    /// [`NotFound`](Error::NotFound), [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and those of
+    /// the location. [`Reserved`](Error::Reserved): it is bookkeeping, or a counted array, which
+    /// [`inspect`](crate::counted::inspect()) reads.
+    pub fn description(&self, location: impl IntoLocation) -> Result<Option<Description>> {
+        let location = location.into_location()?;
+        let mut buffer = [0; LONGEST_DESCRIPTION];
+        let (length, text) = read_description(self, &location, &mut buffer)?;
+        Ok(text.and_then(Description::parse).filter(|found| found.bytes == length))
+    }
+
+    /// Describes the plain array of this name anew: type, shape, order and notes. Its bytes stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// [`SizeMismatch`](Error::SizeMismatch): it has another number of bytes. [`Unsupported`](Error::Unsupported): files can have no
+    /// description here. [`PermissionDenied`](Error::PermissionDenied): this user may not write to it. And those of
+    /// [`description`](Self::description).
+    pub fn describe(&self, location: impl IntoLocation, description: &Description) -> Result<()> {
+        let text = description.to_text();
+        describe(self, &location.into_location()?, Some((description.bytes, text.as_bytes())))
+    }
+
+    /// Removes what the plain array of this name says about itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`describe`](Self::describe).
+    pub fn clear_description(&self, location: impl IntoLocation) -> Result<()> {
+        describe(self, &location.into_location()?, None)
+    }
+
+    /// Whether arrays describe themselves in this directory; tried with a file that has no name.
+    ///
+    /// # Errors
+    ///
+    /// Those of making a test file.
+    pub fn can_describe(&self) -> Result<bool> {
+        let draft = self.draft(0, DraftOptions::default())?;
+        Ok(self.set_attribute(draft.file(), Some(HEAD.as_bytes())).is_ok())
+    }
+}

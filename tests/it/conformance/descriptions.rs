@@ -1,0 +1,362 @@
+//! What plain arrays say about themselves: written with the name, compared when opened, believed by nothing.
+//!
+//! Where files have no attributes (the place `hidden`, Windows) everything else is the same, and each test holds that too.
+
+use std::sync::{Arc, Mutex};
+
+use libtest_mimic::Trial;
+use ndarray::{Ix2, Ix3, IxDyn, ShapeBuilder};
+use ndarray_shm::array::Description;
+use ndarray_shm::backend::Backend;
+use ndarray_shm::{Access, CreationMode, DType, Draft, Error, Order, SharedArray};
+
+use crate::support::child::{Child, Role, say};
+use crate::support::{Name, Place, backend_of_child};
+use crate::tests;
+
+pub fn trials(place: &Place) -> Vec<Trial> {
+    place.trials(
+        "conformance",
+        "descriptions",
+        tests![
+            array_is_opened_by_another_process_without_its_shape,
+            another_type_or_order_is_refused,
+            flattening_and_axes_of_length_one_agree,
+            bytes_can_be_reinterpreted,
+            a_wrong_size_says_what_the_array_is,
+            description_is_written_before_the_name,
+            create_succeeds_without_room_for_a_description,
+            description_can_be_rewritten_and_removed,
+            description_of_another_length_is_ignored,
+            damaged_descriptions_are_ignored,
+            only_plain_arrays_are_described,
+            array_without_write_permission_is_described,
+            recycled_memory_describes_the_new_array,
+            memory_that_keeps_its_description_is_not_recycled,
+            finished_renderbuffer_is_described_with_its_notes,
+            notes_have_limits,
+        ],
+    )
+}
+
+pub const ROLES: &[(&str, Role)] = &[("open-dyn", open_dyn)];
+
+/// What an array says about itself, if arrays do here.
+fn said(place: &Place, name: &Name) -> Option<String> {
+    let found = place.backend.description(name.location()).unwrap();
+    found.map(|found| found.to_string())
+}
+
+/// The same text in places that have descriptions, and none elsewhere.
+fn expected(place: &Place, text: &str) -> Option<String> {
+    place.describes().then(|| text.to_owned())
+}
+
+/// Writes any bytes as the attribute of a file.
+fn write_raw(place: &Place, name: &Name, bytes: &[u8]) {
+    let file = place.backend.open(name.location(), Access::ReadWrite).unwrap();
+    let written = place.backend.set_attribute(&file, Some(bytes));
+    assert_eq!(written.is_ok(), place.describes());
+}
+
+/// A child that opens an array of which it knows the name only.
+fn open_dyn(arguments: &[String]) {
+    let backend = backend_of_child();
+    let options = ndarray_shm::AttachOptions::<SharedArray<u16, IxDyn>>::new().backend(backend);
+    match options.open_dyn(arguments[0].as_str()) {
+        Ok(array) => say(format!("{:?} {} {}", array.shape(), array.order(), array.read().unwrap()[[2, 0, 1]])),
+        Err(error) => say(error),
+    }
+}
+
+fn array_is_opened_by_another_process_without_its_shape(place: &Place) {
+    let name = place.location("dyn");
+    let array = place.options::<u16, _>().create(name.location(), (3, 4, 5).f()).unwrap();
+    array.write().unwrap()[[2, 0, 1]] = 7;
+    let mut child = Child::start(place, "open-dyn", &[name.as_str()]);
+    if place.describes() {
+        child.expect("[3, 4, 5] F 7");
+    } else {
+        let answer = child.line();
+        assert!(answer.contains("does not describe itself") && answer.contains("ndshm describe"), "{answer}");
+    }
+    child.finish();
+
+    let attach = place.attach::<u16, Ix3>();
+    assert_eq!(attach.open_dyn(name.location()).is_ok(), place.describes());
+    let (axes, elements) = (place.attach::<u16, Ix2>(), place.attach::<i16, Ix3>());
+    let (axes, elements) =
+        (axes.open_dyn(name.location()).unwrap_err(), elements.open_dyn(name.location()).unwrap_err());
+    if place.describes() {
+        assert!(matches!(axes, Error::ShapeMismatch { .. }), "{axes}");
+        assert!(matches!(elements, Error::DTypeMismatch { .. }), "{elements}");
+    } else {
+        assert!(axes.is_not_described() && elements.is_not_described());
+    }
+    assert_eq!(place.reader::<u16, IxDyn>().open_dyn(name.location()).is_ok(), place.describes());
+    assert_eq!(place.writer::<u16, IxDyn>().open_dyn(name.location()).is_ok(), place.describes());
+}
+
+fn another_type_or_order_is_refused(place: &Place) {
+    let name = place.location("mismatch");
+    place.options::<u16, _>().create(name.location(), (3, 4).f()).unwrap();
+    let attach = place.attach::<u16, Ix2>();
+    let errors = [
+        place.attach::<i16, _>().open(name.location(), (3, 4).f()).err(),
+        attach.open(name.location(), (3, 4)).err(),
+        attach.open(name.location(), (4, 3).f()).err(),
+        attach.open(name.location(), (2, 6).f()).err(),
+        place.attach::<u32, _>().open(name.location(), (3, 2).f()).err(),
+        place.reader::<u16, _>().open(name.location(), (3, 4)).err(),
+        place.options::<u16, _>().mode(CreationMode::OpenOrCreate).create(name.location(), (3, 4)).err(),
+    ];
+    for (i, error) in errors.into_iter().enumerate() {
+        match error {
+            None => assert!(!place.describes(), "{i}"),
+            Some(error) => {
+                assert!(place.describes() && error.is_description_mismatch(), "{i}: {error}");
+                let text = error.to_string();
+                assert!(
+                    text.contains("<u2 of shape [3, 4] in F order") && text.contains("reinterpret(true)"),
+                    "{text}"
+                );
+            }
+        }
+    }
+    assert!(attach.open(name.location(), (3, 4).f()).is_ok());
+}
+
+fn flattening_and_axes_of_length_one_agree(place: &Place) {
+    let name = place.location("agree");
+    for order in [Order::C, Order::F] {
+        let shape = IxDyn(&[4, 1, 5, 6]).set_f(order == Order::F);
+        place.options::<u8, _>().mode(CreationMode::Replace).create(name.location(), shape).unwrap();
+        let open = |shape: &[usize], order: Order| {
+            place.attach::<u8, _>().open(name.location(), IxDyn(shape).set_f(order == Order::F))
+        };
+        for same in [&[4, 5, 6][..], &[1, 4, 5, 6, 1], &[20, 6], &[4, 30], &[2, 2, 5, 6]] {
+            open(same, order).unwrap_or_else(|error| panic!("{same:?}: {error}"));
+            let other = if order == Order::C { Order::F } else { Order::C };
+            assert_eq!(open(same, other).is_err(), place.describes(), "{same:?}");
+        }
+        // One axis is the memory from end to end.
+        open(&[120], Order::C).unwrap();
+        open(&[1, 120], Order::F).unwrap();
+        for different in [&[5, 4, 6][..], &[6, 20], &[8, 15]] {
+            assert_eq!(open(different, order).is_err(), place.describes(), "{different:?}");
+        }
+    }
+    place.options::<u8, _>().mode(CreationMode::Replace).create(name.location(), (0, 7)).unwrap();
+    place.attach::<u8, _>().open(name.location(), (7, 0).f()).unwrap();
+    assert_eq!(said(place, &name), expected(place, "|u1 of shape [0, 7] in C order"));
+}
+
+fn bytes_can_be_reinterpreted(place: &Place) {
+    let name = place.location("reinterpret");
+    place.options::<f32, _>().create_with(name.location(), (3, 4), |mut view| view.fill(1.0)).unwrap();
+    let options = place.attach::<u32, _>().reinterpret(true);
+    let bits = options.open(name.location(), (4, 3).f()).unwrap();
+    assert_eq!(bits.read().unwrap()[[3, 2]], 1f32.to_bits());
+    assert!(matches!(options.open(name.location(), (4, 4)), Err(Error::SizeMismatch { .. })), "the size still counts");
+    let read = place.reader::<u32, _>().reinterpret(true).open(name.location(), 12).unwrap();
+    assert_eq!(read.view()[11], 1f32.to_bits());
+}
+
+fn a_wrong_size_says_what_the_array_is(place: &Place) {
+    let name = place.location("size");
+    place.options::<u16, _>().create(name.location(), (3, 4)).unwrap();
+    let error = place.attach::<f32, _>().open(name.location(), (3, 4)).unwrap_err();
+    assert!(matches!(error, Error::SizeMismatch { expected: 48, found: 24, .. }), "{error}");
+    let says = error.to_string().contains("(it describes itself as <u2 of shape [3, 4] in C order)");
+    assert_eq!(says, place.describes(), "{error}");
+}
+
+fn description_is_written_before_the_name(place: &Place) {
+    let steps = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&steps);
+    let backend = place.meddling(move |what, _| {
+        if ["describe", "publish"].contains(&what) {
+            noted.lock().unwrap().push(what);
+        }
+        Ok(())
+    });
+    let name = place.location("before");
+    place.options::<u8, _>().backend(backend).create(name.location(), 4).unwrap();
+    assert_eq!(*steps.lock().unwrap(), ["describe", "publish"]);
+}
+
+fn create_succeeds_without_room_for_a_description(place: &Place) {
+    let backend = place.meddling(|what, at| match (what, at) {
+        ("describe", _) => Err(Error::NoSpace { location: "here".into(), needed: 1, available: 0, advice: "none" }),
+        _ => Ok(()),
+    });
+    let name = place.location("without");
+    let array = place.options::<u8, _>().backend(backend).create(name.location(), (2, 2).f()).unwrap();
+    array.write().unwrap()[[0, 1]] = 3;
+    assert_eq!(said(place, &name), None);
+    assert_eq!(place.attach::<u8, _>().open(name.location(), (2, 2)).unwrap().read().unwrap()[[1, 0]], 3);
+}
+
+fn description_can_be_rewritten_and_removed(place: &Place) {
+    let name = place.location("rewrite");
+    place.options::<u16, _>().create(name.location(), (3, 4)).unwrap();
+    let volume = Description::new(DType::I16, &[2, 6], Order::F).unwrap();
+    let volume = volume.with_note("source", "precomputed://https://host/em").unwrap();
+    let described = place.backend.describe(name.location(), &volume);
+    if !place.describes() {
+        assert!(described.unwrap_err().is_unsupported());
+        place.backend.clear_description(name.location()).unwrap();
+        return;
+    }
+    described.unwrap();
+    let found = place.backend.description(name.location()).unwrap().unwrap();
+    assert_eq!((&found, found.note("source")), (&volume, Some("precomputed://https://host/em")));
+    assert!(place.attach::<i16, _>().open(name.location(), (2, 6).f()).is_ok());
+    let wrong = Description::new(DType::U16, &[3, 5], Order::C).unwrap();
+    let error = place.backend.describe(name.location(), &wrong).unwrap_err();
+    assert!(matches!(error, Error::SizeMismatch { expected: 30, found: 24, .. }), "{error}");
+    assert_eq!(place.backend.description(name.location()).unwrap(), Some(volume), "it is as it was");
+    place.backend.clear_description(name.location()).unwrap();
+    place.backend.clear_description(name.location()).unwrap();
+    assert_eq!(said(place, &name), None);
+    assert!(place.attach::<u32, Ix2>().open_dyn(name.location()).unwrap_err().is_not_described());
+}
+
+/// As numpy's `mode="w+"` and `O_TRUNC` leave it: another length, the same file, the old attribute.
+fn description_of_another_length_is_ignored(place: &Place) {
+    let name = place.location("truncated");
+    drop(place.options::<u16, _>().create(name.location(), (3, 4)).unwrap());
+    std::fs::write(place.path(&name), [1u8; 40]).unwrap();
+    assert_eq!(said(place, &name), None);
+    let array = place.attach::<f32, _>().open(name.location(), (5, 2).f()).unwrap();
+    assert_eq!(array.len(), 10);
+    assert!(place.attach::<u16, Ix2>().open_dyn(name.location()).unwrap_err().is_not_described());
+    let error = place.attach::<u16, _>().open(name.location(), (3, 4)).unwrap_err();
+    assert!(matches!(&error, Error::SizeMismatch { description: None, .. }), "{error}");
+}
+
+fn damaged_descriptions_are_ignored(place: &Place) {
+    let name = place.location("damaged");
+    place.options::<u16, _>().create(name.location(), (3, 4)).unwrap();
+    let good = "ndshm 1\ndtype <u2\nshape 3 4\norder C\nbytes 24\n";
+    let long = format!("{good}source {}\n", "x".repeat(3500));
+    let longest = format!("{good}source {}\n", "x".repeat(3500 - good.len() - 8));
+    let bad: Vec<Vec<u8>> = vec![
+        b"".to_vec(),
+        b"\xff\xfe\x00".to_vec(),
+        b"some other program's".to_vec(),
+        good.replace("ndshm 1", "ndshm 2").into(),
+        good.replace("<u2", ">u2").into(),
+        good.replace("3 4", "3 5").into(),
+        good.replace("3 4", "3  4").into(),
+        good.replace("3 4", "3 4 ").into(),
+        good.replace("3 4", "+3 4").into(),
+        good.replace("3 4", "18446744073709551615 2").into(),
+        good.replace("3 4", "0 18446744073709551615 2").into(),
+        good.replace("order C", "order A").into(),
+        good.replace("24", "48").into(),
+        good.replace("bytes 24\n", "bytes 24").into(),
+        good.replace("dtype <u2\n", "").into(),
+        format!("{good}source\n").into(),
+        format!("{good}Source x\n").into(),
+        format!("{good}source \x1b[2J\n").into(),
+        format!("{good}source a\nsource b\n").into(),
+        long.into(),
+    ];
+    for bytes in &bad {
+        write_raw(place, &name, bytes);
+        let text = String::from_utf8_lossy(bytes);
+        assert_eq!(said(place, &name), None, "{text:?}");
+        // Ignored, and so in nothing's way.
+        assert!(place.attach::<u16, _>().open(name.location(), (4, 3).f()).is_ok(), "{text:?}");
+    }
+    for good in [good, &longest, &format!("{good}note-of-its-own \u{6570}\u{636e}\n")] {
+        write_raw(place, &name, good.as_bytes());
+        assert_eq!(said(place, &name), expected(place, "<u2 of shape [3, 4] in C order"), "{good:?}");
+    }
+    // A lie that fits the length is found out by nothing, and makes nothing unsound: any bytes are elements.
+    write_raw(place, &name, b"ndshm 1\ndtype <f8\nshape 3\norder C\nbytes 24\n");
+    assert_eq!(place.attach::<f64, IxDyn>().open_dyn(name.location()).is_ok(), place.describes());
+}
+
+fn only_plain_arrays_are_described(place: &Place) {
+    let name = place.location("counted");
+    let counted = place.counted::<u16, _>().create(name.location(), (3, 4)).unwrap();
+    let error = place.backend.description(name.location()).unwrap_err();
+    assert!(error.is_reserved() && error.to_string().contains("counted"), "{error}");
+    let description = Description::new(DType::U16, &[3, 4], Order::C).unwrap();
+    assert!(place.backend.describe(name.location(), &description).unwrap_err().is_reserved());
+    assert!(place.backend.clear_description(name.location()).unwrap_err().is_reserved());
+    drop(counted);
+    assert!(place.backend.description(name.location()).unwrap_err().is_not_found());
+    assert!(place.backend.describe(name.location(), &description).unwrap_err().is_not_found());
+}
+
+fn array_without_write_permission_is_described(place: &Place) {
+    let name = place.location("readonly");
+    place.options::<u16, _>().permissions(0o440).create(name.location(), (3, 4)).unwrap();
+    assert_eq!(said(place, &name), expected(place, "<u2 of shape [3, 4] in C order"));
+    if cfg!(unix) {
+        let listed = place.backend.list().unwrap();
+        let mode = listed.iter().find(|entry| entry.name == name.as_str()).unwrap().mode;
+        assert_eq!(mode & 0o777, 0o440);
+    }
+}
+
+fn recycled_memory_describes_the_new_array(place: &Place) {
+    let (name, pool) = (place.location("recycled"), place.pool_options().create().unwrap());
+    drop(pool.take::<u16, _>((3, 4)).unwrap().publish(name.location()).unwrap());
+    let draft = pool.take::<f32, _>((2, 3).f()).unwrap();
+    assert_eq!(draft.is_recycled(), Place::RECYCLES);
+    let array = draft.publish(name.location()).unwrap();
+    assert_eq!(said(place, &name), expected(place, "<f4 of shape [2, 3] in F order"));
+    drop(array);
+    // A counted array has a trailer for that, and nothing of the earlier arrays beside it.
+    let draft: Draft<u8, _> = pool.take::<u8, _>(20).unwrap().into_draft();
+    let array = draft.publish(name.location()).unwrap();
+    assert_eq!(said(place, &name), expected(place, "|u1 of shape [20] in C order"));
+    drop(array);
+}
+
+fn memory_that_keeps_its_description_is_not_recycled(place: &Place) {
+    let refused = || Error::Unsupported { location: "here".into(), what: "clearing".into() };
+    let backend = place.meddling(move |what, _| if what == "clear" { Err(refused()) } else { Ok(()) });
+    let (name, pool) = (place.location("kept"), place.pool_options().backend(backend).create().unwrap());
+    drop(pool.take::<u16, _>((3, 4)).unwrap().publish(name.location()).unwrap());
+    assert!(!place.has(&name), "the name went all the same");
+    assert!(!pool.take::<u16, _>((3, 4)).unwrap().is_recycled());
+    assert_eq!(pool.stats().hits, 0);
+}
+
+fn finished_renderbuffer_is_described_with_its_notes(place: &Place) {
+    let name = place.location("painted");
+    let options = place.render_options().note("source", "zarr:///data/em").note("unit", "nm");
+    let buffer = options.clone().create::<u16, _>(name.location(), (4, 6).f(), (4, 3), "x").unwrap();
+    let second = place.render_options().create::<u16, _>(name.location(), (4, 6).f(), (4, 3), "x").unwrap();
+    while let ndarray_shm::NextClaim::Chunk(chunk) = second.claim_next().unwrap() {
+        chunk.commit().unwrap();
+    }
+    second.finish().unwrap();
+    buffer.finish().unwrap();
+    assert_eq!(said(place, &name), expected(place, "<u2 of shape [4, 6] in F order"));
+    if let Some(found) = place.backend.description(name.location()).unwrap() {
+        assert_eq!(found.notes().collect::<Vec<_>>(), [("source", "zarr:///data/em"), ("unit", "nm")]);
+    }
+    let other = place.location("painted-badly");
+    let error = options.note("Not a key", "x").create::<u16, _>(other.location(), (4, 6), (4, 3), "x").unwrap_err();
+    assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
+    assert!(!place.has(&other));
+}
+
+fn notes_have_limits(_place: &Place) {
+    let plain = || Description::new(DType::U8, &[2], Order::C).unwrap();
+    for key in ["", "dtype", "bytes", "A", "a b", "\u{e4}", &"a".repeat(65)] {
+        assert!(matches!(plain().with_note(key, "x"), Err(Error::InvalidSetting { .. })), "{key:?}");
+    }
+    for text in ["two\nlines", "bell \u{7}", &"x".repeat(3500)] {
+        assert!(matches!(plain().with_note("note", text), Err(Error::InvalidSetting { .. })), "{text:?}");
+    }
+    let replaced = plain().with_note("a", "1").unwrap().with_note("a", "2").unwrap();
+    assert_eq!(replaced.notes().collect::<Vec<_>>(), [("a", "2")]);
+    assert!(matches!(Description::new(DType::U64, &[usize::MAX, 2], Order::C), Err(Error::TooLarge { .. })));
+}
