@@ -126,7 +126,7 @@ impl Downloaded {
 /// let directory = std::env::temp_dir().join(format!("download-example-{}", std::process::id()));
 /// demo::write_volume(&directory, &DemoSpec::new(&[40, 40, 40], &[16, 16, 16], DType::U16))?;
 ///
-/// let volume = open_volume(&VolumeUrl::local(&directory))?;
+/// let volume = open_volume(VolumeUrl::local(&directory))?;
 /// let bbox = Bbox::parse("10:30,:,5:", &volume.meta().domain())?;
 /// let location = format!("download-example-{}", std::process::id()).parse()?;
 /// let done = download_to_shared_memory(&*volume, &bbox, &location, &DownloadOptions::new())?;
