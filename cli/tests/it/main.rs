@@ -5,6 +5,7 @@
 mod counted;
 mod crashes;
 mod demonstration;
+mod describing;
 mod diagnosis;
 mod downloading;
 mod gc;

@@ -72,7 +72,7 @@ fn what_they_write_is_read_over_http() {
 fn check_identity(volume: &Value, server: &str) -> String {
     let name = volume["path"].as_str().or(volume["name"].as_str()).expect("a name");
     let mip = usize::try_from(volume["mip"].as_u64().unwrap_or(0)).expect("small");
-    let url = format!("zarr://{server}/{name}/").parse().expect("a URL");
+    let url: VolumeUrl = format!("zarr://{server}/{name}/").parse().expect("a URL");
     VolumeOptions::new().mip(mip).open(&url).expect("the volume").identity()
 }
 
