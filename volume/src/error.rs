@@ -256,13 +256,11 @@ impl fmt::Debug for Error {
             Source, Scale, NewVolume, UnsupportedDType, Chunk, ChunkDenied, Missing, FillValue, Store, Url, Alignment, Bbox, Interrupted, Worker,
             Painting, Writing, Shard, Array, Io,
         };
-        match self {
-            Self::Array(error) => write!(f, "{name}: {error:?}"),
-            _ => {
-                let kind = self.kind().map_or_else(String::new, |kind| format!("({kind:?})"));
-                write!(f, "{name}{kind}: {}", with_causes(self))
-            }
+        if let Self::Array(error) = self {
+            return write!(f, "{name}: {error:?}");
         }
+        let kind = self.kind().map_or_else(String::new, |kind| format!("({kind:?})"));
+        write!(f, "{name}{kind}: {}", with_causes(self))
     }
 }
 
@@ -354,10 +352,10 @@ mod tests {
     #[test]
     fn file_without_rights_is_no_server_that_may_answer_later() {
         let cause = Box::new(io::Error::from(io::ErrorKind::PermissionDenied));
-        let error = Error::Store { op: "reading", object: "v/0.gz".into(), cause }.of_file(&[0..4]);
+        let error = Error::Store { op: "reading", object: "v/0.gz".into(), cause }.of_file(&[0..4, 0..4]);
         assert!(matches!(&error, Error::ChunkDenied { chunk, .. } if chunk == "v/0.gz"), "{error}");
         let cause = Box::new(io::Error::from(io::ErrorKind::UnexpectedEof));
-        let error = Error::Store { op: "reading", object: "v/0".into(), cause }.of_file(&[0..4]);
+        let error = Error::Store { op: "reading", object: "v/0".into(), cause }.of_file(&[0..4, 0..4]);
         assert!(matches!(error, Error::Chunk { .. }), "{error}");
     }
 }
