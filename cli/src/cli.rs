@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use glob::Pattern;
 use ndarray_shm::render::SharedWith;
 use ndarray_shm::{DType, Location, Order};
 use ndarray_shm_volume::VolumeUrl;
@@ -115,12 +116,21 @@ pub(crate) struct ManArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::LS)]
 pub(crate) struct ListArgs {
+    /// Only names that match: * stands for any text, ? for one character, [a-c] for one of these
+    #[arg(value_name = "PATTERN", value_parser = words::pattern)]
+    pub(crate) patterns: Vec<Pattern>,
     /// Also list ledgers and drafts, the library's own bookkeeping
     #[arg(long, short)]
     pub(crate) all: bool,
     /// Look only here [default: everywhere]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
+    /// List again every 2 seconds, or as many as are said, until Ctrl-C
+    #[arg(
+        long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
+        value_parser = words::pause, conflicts_with = "json"
+    )]
+    pub(crate) watch: Option<Duration>,
     /// Print a JSON list
     #[arg(long)]
     pub(crate) json: bool,

@@ -218,6 +218,8 @@ Fields of counted:
 
 pub(crate) const LS: &str = concat!(
     "\
+Patterns stand between quotes, or the shell looks for files: ndshm ls 'em-*'. What matches none has the exit code 3.
+
 USERS of a counted array: \"2\" handles; \"2+1 in flight\", with one on its way; \"kept\", if its name stays without any;
 \"orphaned\", if no process uses it and none will. Of an arena: its members. Of everything else: whether a process says that
 it has it.
