@@ -25,7 +25,9 @@ use crate::{help, units};
 
 /// Arrays in shared memory: fill them from volumes, list, inspect and remove them.
 #[derive(Debug, Parser)]
-#[command(name = "ndshm", version, after_help = help::CODES, arg_required_else_help = true)]
+#[command(
+    name = "ndshm", version, after_help = help::CODES, after_long_help = help::ENVIRONMENT, arg_required_else_help = true
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -66,6 +68,9 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Print the manual page of the program or of a command
     Man(ManArgs),
+    /// Exit codes and environment variables of all commands
+    #[command(hide = true, after_help = help::ENVIRONMENT)]
+    Environment,
     /// Paint chunks for the `download` that started this process
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -89,7 +94,7 @@ impl Command {
             Self::Doctor(args) => args.json,
             Self::Demo(args) => args.json,
             Self::Manager(args) => matches!(&args.command, Some(ManagerCommand::Status { json: true, .. })),
-            Self::Completions(_) | Self::Man(_) | Self::Worker(_) => false,
+            Self::Completions(_) | Self::Man(_) | Self::Environment | Self::Worker(_) => false,
         }
     }
 }
@@ -281,6 +286,9 @@ pub(crate) struct ExportArgs {
     /// Replace a file that is there already
     #[arg(long)]
     pub(crate) replace: bool,
+    /// No progress
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -305,6 +313,9 @@ pub(crate) struct ImportArgs {
     /// Replace an array that has the name already; whoever is attached to it keeps the old one
     #[arg(long)]
     pub(crate) replace: bool,
+    /// No progress
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -366,8 +377,11 @@ pub(crate) struct DemoArgs {
     #[arg(long)]
     pub(crate) clean: bool,
     /// Name of the array to make; what has the default name already is replaced
-    #[arg(long, short, value_name = "NAME", default_value = DEMO_LOCATION)]
-    pub(crate) location: Location,
+    #[arg(value_name = "NAME", default_value = DEMO_LOCATION)]
+    pub(crate) name: Location,
+    /// Another way to give the name
+    #[arg(long, short, value_name = "NAME", conflicts_with = "name", hide_short_help = true)]
+    location: Option<Location>,
     /// How many worker processes paint
     #[arg(long, short, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) workers: u16,
@@ -380,6 +394,13 @@ pub(crate) struct DemoArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl DemoArgs {
+    /// Returns the name of the array, however it was given.
+    pub(crate) fn location(&self) -> &Location {
+        self.location.as_ref().unwrap_or(&self.name)
+    }
 }
 
 /// Arguments of `ndshm manager`.
