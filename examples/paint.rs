@@ -6,35 +6,32 @@
 
 #![allow(clippy::cast_precision_loss)] // small numbers become elements
 
-use std::env;
 use std::error::Error;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use ndarray_shm::ndarray::Ix2;
+use ndarray_shm::process::{self, Context};
 use ndarray_shm::{NextClaim, RenderBuffer};
 
 const SIDE: usize = 1024;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    if let Some(name) = env::args().nth(1) {
-        return work(&name);
-    }
+    process::init(&[("paint", paint)]); // in a worker it runs `paint` and does not return
 
     let name = format!("paint-example-{}", std::process::id());
     let buffer = RenderBuffer::<u8, Ix2>::create(name.as_str(), (SIDE, SIDE), (64, 64), "a Mandelbrot set")?;
-    let program = env::current_exe()?;
-    let mut workers = (0..4).map(|_| Command::new(&program).arg(&name).spawn()).collect::<Result<Vec<_>, _>>()?;
+    let workers = process::spawn_workers(4, "paint", &[&name])?;
 
     let started = Instant::now();
     while buffer.progress().done < buffer.progress().total / 4 {
         assert!(started.elapsed() < Duration::from_secs(30), "the workers paint nothing");
         sleep(Duration::from_millis(1));
     }
-    workers[0].kill()?;
-    for worker in &mut workers {
-        worker.wait()?;
+    kill(workers.pids()[0])?;
+    if let Err(failure) = workers.join() {
+        println!("{failure}; the others have painted its chunk");
     }
 
     // The array gets its name here: no process ever sees it half-painted.
@@ -51,15 +48,23 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// What each worker process does; it learns shape and chunks from the buffer.
-fn work(name: &str) -> Result<(), Box<dyn Error>> {
-    let buffer = RenderBuffer::<u8, Ix2>::open(name)?;
-    while let NextClaim::Chunk(mut chunk) = buffer.claim_next_wait(Duration::from_secs(10))? {
+fn paint(context: &Context) -> Result<(), Box<dyn Error>> {
+    let buffer = RenderBuffer::<u8, Ix2>::open(context.arguments()[0].as_str())?;
+    while let NextClaim::Chunk(mut chunk) = buffer.claim_next_wait(Duration::MAX)? {
         let (top, left) = (chunk.region()[0].start, chunk.region()[1].start);
         for ((i, j), steps) in chunk.view_mut().indexed_iter_mut() {
             *steps = escape(top + i, left + j);
         }
         chunk.commit()?;
     }
+    Ok(())
+}
+
+/// Kills a process, as a user or a lack of memory may.
+fn kill(pid: u32) -> Result<(), Box<dyn Error>> {
+    let pid = pid.to_string();
+    let (program, arguments) = if cfg!(windows) { ("taskkill", ["/F", "/PID"]) } else { ("kill", ["-s", "KILL"]) };
+    Command::new(program).args(arguments).arg(pid).status()?;
     Ok(())
 }
 

@@ -199,6 +199,17 @@ pub enum Error {
         /// "attached" or "on their way".
         doing: &'static str,
     },
+    /// As many processes as there can be have an arena, or counters, open.
+    #[error(
+        "`{location}`: {limit} processes have it open already, the most that can (each time that a process opens it counts; clones do \
+         not): close it in one of them, or wait until one ends"
+    )]
+    TooManyProcesses {
+        /// The name asked for.
+        location: String,
+        /// How many processes can have it open.
+        limit: u32,
+    },
     /// The name has gone, or means something else by now; the mapping itself is intact.
     #[error("`{location}` was unlinked or replaced while it was in use (open it again by name, or begin anew)")]
     Unlinked {
@@ -297,11 +308,13 @@ pub enum Error {
         what: Cow<'static, str>,
     },
     /// The other end of a channel is gone, or has ended its side, or a queue was closed: nothing more will come, and
-    /// nothing can be sent.
-    #[error("`{location}`: the channel or queue was closed")]
+    /// nothing can be sent. Or a queue is empty, and all of its registered senders have left or died.
+    #[error("`{location}`: {reason}")]
     Closed {
         /// The channel: the path of its socket, if it has one. Or the arena.
         location: String,
+        /// What has ended, and what to do if that was not meant.
+        reason: &'static str,
     },
     /// There is no room for another message.
     #[error("`{location}`: queue {queue} is full: {capacity} messages wait (receive some, or use a form that waits)")]
@@ -379,7 +392,7 @@ predicates! {
     is_foreign_owner => ForeignOwner, "Whether it belongs to another user, whose files were not asked for.";
     is_unsupported => Unsupported, "Whether platform or file system cannot do it.";
     is_too_many_open_files => TooManyOpenFiles, "Whether process or system have no descriptor left.";
-    is_closed => Closed, "Whether the other end of the channel is gone, or the queue was closed.";
+    is_closed => Closed, "Whether the other end of the channel is gone, or the queue has ended.";
     is_queue_full => QueueFull, "Whether there was no room for another message.";
     is_protocol => Protocol, "Whether the channel carried something that is no message, or was asked to.";
 }
@@ -395,7 +408,8 @@ impl fmt::Debug for Error {
             self;
             NotFound, Elsewhere, NoDirectory, AlreadyExists, InvalidLocation, Reserved, NotAnArray, NoSpace, TooLarge, SizeMismatch,
             DescriptionMismatch, NotDescribed,
-            DTypeMismatch, ShapeMismatch, Mismatch, Trailer, NotCounted, HandleSpent, TooManyHandles, Unlinked,
+            DTypeMismatch, ShapeMismatch, Mismatch, Trailer, NotCounted, HandleSpent, TooManyHandles, TooManyProcesses,
+            Unlinked,
             WouldBlock, WouldDeadlock, TimedOut, Incomplete, TooManyOpenFiles, PermissionDenied, ForeignOwner,
             InvalidSetting, Manager, Unsupported, Closed, QueueFull, Message, Protocol, Os,
         };
@@ -458,6 +472,7 @@ impl Error {
             | Self::NotCounted { location }
             | Self::HandleSpent { location }
             | Self::TooManyHandles { location, .. }
+            | Self::TooManyProcesses { location, .. }
             | Self::Unlinked { location }
             | Self::WouldBlock { location }
             | Self::WouldDeadlock { location }
@@ -507,7 +522,10 @@ impl From<Error> for io::Error {
             Error::TimedOut { .. } => Kind::TimedOut,
             Error::PermissionDenied { .. } | Error::ForeignOwner { .. } => Kind::PermissionDenied,
             Error::Unsupported { .. } => Kind::Unsupported,
-            Error::TooManyOpenFiles { .. } | Error::TooManyHandles { .. } | Error::Manager { .. } => Kind::Other,
+            Error::TooManyOpenFiles { .. }
+            | Error::TooManyHandles { .. }
+            | Error::TooManyProcesses { .. }
+            | Error::Manager { .. } => Kind::Other,
             Error::Closed { .. } => Kind::BrokenPipe,
             Error::Os { source, .. } => source.kind(),
         };

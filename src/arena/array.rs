@@ -7,6 +7,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ndarray::{ArrayView, ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut};
 
@@ -28,8 +29,9 @@ pub struct ArenaDraft<T, D> {
 }
 
 impl<T: Element, D: Dimension> ArenaDraft<T, D> {
-    pub(super) fn new(header: &Arc<ArenaHeader>, layout: Layout<D>) -> Result<Self> {
-        let block = Block::allocate::<T, D>(header, &layout)?;
+    /// Takes memory; with a limit, waits for it.
+    pub(super) fn new(header: &Arc<ArenaHeader>, layout: Layout<D>, limit: Option<Duration>) -> Result<Self> {
+        let block = Block::allocate::<T, D>(header, &layout, limit)?;
         Ok(Self { array: ArenaArray::new(block, 0, layout) })
     }
 

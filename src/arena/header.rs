@@ -4,6 +4,7 @@
 //! are given away as pointers, and `array.rs` says who may look at them.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::arena::hints::BlockHints;
@@ -11,6 +12,7 @@ use crate::arena::sent::SentList;
 use crate::arena::tables::event::Event;
 use crate::arena::tables::geometry::{Geometry, MEMBER, MEMBERS_AT, QUEUE_HEAD, SLOT, SLOTS_OF_SPAN, SPAN};
 use crate::arena::tables::ring::{Message, Ring, RingRefusal};
+use crate::arena::tables::senders::SenderWord;
 use crate::arena::tables::slots::{Released, SEATS, Slot, Slots};
 use crate::backend::DraftOptions;
 use crate::error::{Error, Result};
@@ -47,8 +49,17 @@ const _: () = assert!(size_of::<Slot<AtomicU64>>() as u64 == SLOT);
 struct QueueHead {
     head: Line<AtomicU64>,
     tail: Line<AtomicU64>,
-    filled: Line<AtomicU32>,
+    filled: Line<Filled>,
     emptied: Line<AtomicU32>,
+}
+
+/// What a receiver looks at when it finds no message.
+#[repr(C)]
+#[derive(Debug)]
+struct Filled {
+    event: AtomicU32,
+    _unused: u32,
+    senders: AtomicU64,
 }
 
 /// A word with a cache line of its own.
@@ -62,8 +73,10 @@ const _: () = assert!(size_of::<QueueHead>() as u64 == QUEUE_HEAD);
 #[derive(Debug)]
 pub(crate) struct QueueWords<'a> {
     pub(crate) ring: Ring<'a, AtomicU64>,
-    /// A message was sent.
+    /// A message was sent, or the last registered sender has left.
     pub(crate) filled: Event<'a>,
+    /// The members that have registered as senders.
+    pub(crate) senders: SenderWord<'a>,
     /// A message was received.
     pub(crate) emptied: Event<'a>,
 }
@@ -89,6 +102,8 @@ pub(crate) struct ArenaHeader {
     pub(super) hints: BlockHints,
     /// What this process has sent.
     pub(super) sent: Box<[SentList]>,
+    /// How many registered senders this process has, for each queue.
+    senders: Box<[Mutex<usize>]>,
     /// `None` when it was left.
     segment: Option<Segment>,
 }
@@ -143,6 +158,7 @@ impl ArenaHeader {
             held,
             hints: BlockHints::default(),
             sent: (0..geometry.queues).map(|_| SentList::default()).collect(),
+            senders: (0..geometry.queues).map(|_| Mutex::default()).collect(),
             segment: Some(segment),
         };
         header.take_seat()?;
@@ -245,12 +261,18 @@ impl ArenaHeader {
         let QueueHead { head, tail, filled, emptied } = self.table::<QueueHead>(at, 1).first()?;
         let cells = self.table(at + QUEUE_HEAD, self.geometry.cells.into());
         let ring = Ring::new(&head.0, &tail.0, cells)?;
-        Some(QueueWords { ring, filled: Event::new(&filled.0), emptied: Event::new(&emptied.0) })
+        let (filled, senders) = (Event::new(&filled.0.event), SenderWord::new(&filled.0.senders));
+        Some(QueueWords { ring, filled, senders, emptied: Event::new(&emptied.0) })
     }
 
     /// All queues.
+    pub(crate) fn queues(&self) -> impl Iterator<Item = QueueWords<'_>> {
+        (0..self.geometry.queues).filter_map(|index| self.queue_words(index))
+    }
+
+    /// The messages of all queues.
     pub(crate) fn rings(&self) -> impl Iterator<Item = Ring<'_, AtomicU64>> {
-        (0..self.geometry.queues).filter_map(|index| self.queue_words(index)).map(|queue| queue.ring)
+        self.queues().map(|queue| queue.ring)
     }
 
     /// The words of the spans.
@@ -336,6 +358,49 @@ impl ArenaHeader {
         let message = words.ring.pop(|slot| slots.hold_invited(slot), |slot| drop(self.release(slot)))?;
         words.emptied.notify();
         Ok(message.slot)
+    }
+
+    /// As [`receive`](Self::receive), and tells a queue that has ended with its registered senders from one that is empty.
+    pub(super) fn receive_until_deserted(&self, queue: u32) -> Result<u32, RingRefusal> {
+        let words = self.queue_words(queue).ok_or(RingRefusal::Damaged)?;
+        words.senders.receive(|| self.receive(queue))
+    }
+
+    /// How many registered senders of a queue this process has. Locked while its bit is set or cleared.
+    fn own_senders(&self, queue: u32) -> Option<MutexGuard<'_, usize>> {
+        Some(self.senders.get(queue as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Registers a sender of this process.
+    pub(super) fn register_sender(&self, queue: u32) -> Result<(), RingRefusal> {
+        let (Some(words), Some(mut count)) = (self.queue_words(queue), self.own_senders(queue)) else {
+            return Err(RingRefusal::Damaged);
+        };
+        if *count == 0 {
+            words.senders.register(self.seat);
+        }
+        *count += 1;
+        Ok(())
+    }
+
+    /// Ends the registration of a sender of this process.
+    pub(super) fn unregister_sender(&self, queue: u32) {
+        let (Some(words), Some(mut count)) = (self.queue_words(queue), self.own_senders(queue)) else { return };
+        *count -= 1;
+        if *count == 0 && words.senders.leave(self.seat) {
+            words.filled.notify_all();
+        }
+    }
+
+    /// Ends the registrations of a queue's senders if the processes of all of them are dead.
+    pub(super) fn forget_dead_senders(&self, queue: u32) {
+        let Some(words) = self.queue_words(queue) else { return };
+        let seen = words.senders.load();
+        // A living member has the lock of its seat from before it registers until after it has left.
+        let any_lives = seen.seats().any(|seat| self.is_alive(seat).unwrap_or(true));
+        if seen.seats().next().is_some() && !any_lives && words.senders.forget(seen) {
+            words.filled.notify_all();
+        }
     }
 
     /// Gives up the holds on what was received since. Never waits, and costs next to nothing where nothing was sent.

@@ -11,7 +11,7 @@
 //!
 //! 1. Messages that the member sent and that are not yet received become *orphaned*: first the block gets ORPHAN, then the
 //!    message names ORPHAN as its sender. A consumer that takes the message in between has the block by then.
-//! 2. The member's bit is cleared in every slot.
+//! 2. Its registrations as a sender end, and its bit is cleared in every slot.
 //! 3. Spans that it was putting together, or taking apart, are freed (`blocks/spans.rs`).
 //! 4. The seat's state becomes 0.
 //!
@@ -57,7 +57,7 @@ impl ArenaHeader {
             let all_alive = (0..SEATS).all(|seat| self.is_taken(seat) && self.is_alive(seat).unwrap_or(true));
             let location = || self.name().to_owned();
             if all_alive {
-                return Err(Error::TooManyHandles { location: location(), limit: SEATS.into(), doing: "attached" });
+                return Err(Error::TooManyProcesses { location: location(), limit: SEATS });
             }
             if !backoff.pause() {
                 return Err(Error::TimedOut { location: location(), waited: JOIN_WAIT });
@@ -126,6 +126,11 @@ impl ArenaHeader {
         let slots = self.slot_table();
         for ring in self.rings() {
             ring.orphan_messages(seat, |slot| slots.get(slot as usize).is_some_and(Slot::orphan));
+        }
+        for queue in self.queues() {
+            if queue.senders.leave(seat) {
+                queue.filled.notify_all();
+            }
         }
         let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
         self.free_loose_spans(limit)?;

@@ -19,8 +19,10 @@
 //! | to | use |
 //! |---|---|
 //! | make an array, fill it, share it | [`Arena::draft`], [`ArenaDraft::share`] |
+//! | wait for memory that others hold | [`Arena::draft_wait`] |
 //! | send a reference to one by other means | [`ArenaHandle`], 24 bytes |
 //! | pass arrays on between processes | [`Queue`] |
+//! | let receivers end with the last sender, also if it is killed | [`Queue::sender`] |
 //! | see and free what killed members held | [`Arena::stats`], [`Arena::reclaim`] |
 //! | look at an arena without joining it | [`inspect()`] |
 //! | lend memory that lies elsewhere | [`loans`] |
@@ -46,6 +48,7 @@ mod tables;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ndarray::{ArrayRef, Dimension, ShapeBuilder};
 
@@ -55,7 +58,7 @@ use self::header::{ArenaHeader, TURN_WAIT};
 pub use self::inspect::{ArenaInspection, inspect, inspect_in};
 pub use self::members::ReclaimedBlocks;
 pub use self::options::ArenaOptions;
-pub use self::queues::{ArenaMessage, Queue, ReceiveError, Sendable};
+pub use self::queues::{ArenaMessage, Queue, ReceiveError, Sendable, Sender};
 use self::tables::slots::SEATS;
 use crate::array::Element;
 use crate::array::layout::{Layout, shape_like};
@@ -144,7 +147,7 @@ impl Arena {
     /// # Errors
     ///
     /// - [`NotFound`](Error::NotFound), also when the last member is just leaving.
-    /// - [`TooManyHandles`](Error::TooManyHandles): 46 have it open already.
+    /// - [`TooManyProcesses`](Error::TooManyProcesses): 46 processes have it open already.
     /// - [`TimedOut`](Error::TimedOut): a process was stopped while it settled what a dead one left, or a thread of this process
     ///   while it forked.
     /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): it is something else.
@@ -177,7 +180,43 @@ impl Arena {
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn draft<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<ArenaDraft<T, D>> {
         let layout = Layout::new::<T>(shape, self.header.name())?;
-        ArenaDraft::new(&self.header, layout)
+        ArenaDraft::new(&self.header, layout, None)
+    }
+
+    /// As [`draft`](Self::draft), but while nothing is free waits until arrays are dropped, or processes that held some have died;
+    /// [`Duration::MAX`] waits without limit.
+    ///
+    /// A thread that holds the arrays itself would wait for itself.
+    ///
+    /// # Errors
+    ///
+    /// - [`TimedOut`](Error::TimedOut): nothing became free.
+    /// - [`NoSpace`](Error::NoSpace), at once: the arena is smaller than the array.
+    /// - As [`draft`](Self::draft).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use ndarray_shm::Arena;
+    ///
+    /// let arena = Arena::create("draft-wait-example", 1 << 16)?;
+    /// let held = arena.draft::<u8, _>(50_000)?;
+    /// assert!(arena.draft::<u8, _>(50_000).unwrap_err().is_no_space());
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| drop(held)); // mostly in another process
+    ///     arena.draft_wait::<u8, _>(50_000, Duration::from_secs(60)).map(drop)
+    /// })?;
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    pub fn draft_wait<T: Element, D: Dimension>(
+        &self,
+        shape: impl ShapeBuilder<Dim = D>,
+        limit: Duration,
+    ) -> Result<ArenaDraft<T, D>> {
+        let layout = Layout::new::<T>(shape, self.header.name())?;
+        ArenaDraft::new(&self.header, layout, Some(limit))
     }
 
     /// As [`draft`](Self::draft), with elements that are zero.

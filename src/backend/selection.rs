@@ -20,7 +20,8 @@ static CHOICE: AtomicU8 = AtomicU8::new(0);
 
 /// Chooses for this process between real and emulated shared memory; `None` leaves it to `EMULATE_SHM` again.
 ///
-/// Arrays that are attached already stay where they are.
+/// Arrays that are attached already stay where they are. Children of [`process::spawn`](crate::process::spawn()) begin with the same
+/// choice: it is their `EMULATE_SHM`.
 ///
 /// # Examples
 ///
@@ -33,6 +34,14 @@ static CHOICE: AtomicU8 = AtomicU8::new(0);
 /// ```
 pub fn set_emulate_shm(emulate: Option<bool>) {
     CHOICE.store(emulate.map_or(0, |emulate| 1 + u8::from(emulate)), Ordering::Relaxed);
+}
+
+/// What [`set_emulate_shm`] chose, as the environment variable that chooses the same in another process.
+pub(crate) fn chosen_variable() -> Option<(&'static str, &'static str)> {
+    match CHOICE.load(Ordering::Relaxed) {
+        0 => None,
+        choice => Some((EMULATE, if choice == 2 { "1" } else { "0" })),
+    }
 }
 
 /// Returns the backend that is used when none is given.

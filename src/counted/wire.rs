@@ -217,7 +217,7 @@ impl Wire {
         match error.kind() {
             Kind::TimedOut => self.timed_out(limit),
             Kind::UnexpectedEof | Kind::BrokenPipe | Kind::ConnectionReset => {
-                Error::Closed { location: self.name.clone() }
+                Error::Closed { location: self.name.clone(), reason: "the other end of the channel was closed" }
             }
             Kind::InvalidData => self.protocol(error.to_string()),
             _ => Error::os(op, &self.name, error),

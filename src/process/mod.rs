@@ -31,7 +31,7 @@
 //!
 //! - *A child fails*: it returns an error, panics, has an exit code other than 0, or is killed by a signal. The others get
 //!   SIGTERM at once, whether or not anybody has called `join` yet, and what still runs after the grace period gets SIGKILL.
-//!   Workers that can do each other's work may [keep going](SpawnOptions::keep_going) instead.
+//!   Workers that can do each other's work go on instead: [`spawn_workers`], [`SpawnOptions::keep_going`].
 //! - *The parent dies*, however it does: on Linux the children are killed (`PR_SET_PDEATHSIG`), and so are theirs. A child that
 //!   runs as another user, or with capabilities of its own, is not. Elsewhere there is no such thing: there, children should
 //!   notice by themselves, for example by the end of a pipe.
@@ -114,4 +114,53 @@ use crate::error::Result;
 /// ```
 pub fn spawn(count: usize, entry: &str, arguments: &[&str]) -> Result<Processes> {
     SpawnOptions::new().spawn(count, entry, arguments)
+}
+
+/// Runs an entry of this program in `count` worker processes, of which any may be killed: the others go on.
+///
+/// For work that the others can do in its place, such as the chunks of a [`RenderBuffer`](crate::RenderBuffer). It is [`spawn`] with
+/// [`keep_going`](SpawnOptions::keep_going): [`join`](Processes::join) waits until all have ended, and then reports the first failure.
+/// Whether the work is done, the work itself says.
+///
+/// # Errors
+///
+/// Those of [`SpawnOptions::spawn`].
+///
+/// # Examples
+///
+/// ```standalone_crate
+/// use std::error::Error;
+/// use std::time::Duration;
+///
+/// use ndarray_shm::ndarray::Ix2;
+/// use ndarray_shm::process::{self, Context};
+/// use ndarray_shm::{NextClaim, RenderBuffer, unlink};
+///
+/// fn paint(context: &Context) -> Result<(), Box<dyn Error>> {
+///     let buffer = RenderBuffer::<u8, Ix2>::open("workers-example")?;
+///     while let NextClaim::Chunk(mut chunk) = buffer.claim_next_wait(Duration::MAX)? {
+///         if context.index() == 0 {
+///             std::process::abort(); // in the middle of a chunk
+///         }
+///         chunk.view_mut().fill(7);
+///         chunk.commit()?;
+///     }
+///     Ok(())
+/// }
+///
+/// fn main() -> Result<(), Box<dyn Error>> {
+///     process::init(&[("paint", paint)]);
+///
+///     let buffer = RenderBuffer::<u8, _>::create("workers-example", (6, 8), (4, 4), "an image, version 1")?;
+///     if let Err(failure) = process::spawn_workers(3, "paint", &[])?.join() {
+///         assert_eq!(failure.index(), 0); // the others have painted its chunk
+///     }
+///     let array = buffer.finish()?;
+///     unlink("workers-example")?;
+///     assert!(array.read()?.iter().all(|element| *element == 7));
+///     Ok(())
+/// }
+/// ```
+pub fn spawn_workers(count: usize, entry: &str, arguments: &[&str]) -> Result<Processes> {
+    SpawnOptions::new().keep_going(true).spawn(count, entry, arguments)
 }

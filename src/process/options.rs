@@ -9,12 +9,16 @@ use super::processes::Processes;
 use super::report::Report;
 use super::supervisor::Policy;
 use super::{entry, supervisor};
+use crate::backend::chosen_variable;
 use crate::error::{Error, Result};
 use crate::os;
 
 type Configure<'a> = Box<dyn FnMut(usize, &mut Command) + 'a>;
 
 /// How to start children: with what time to end, environment, directory and streams, and whether one failure ends all.
+///
+/// Children begin with the backend that [`set_emulate_shm`](crate::set_emulate_shm) chose in this process, unless their command
+/// says otherwise.
 ///
 /// # Examples
 ///
@@ -116,11 +120,20 @@ impl<'a> SpawnOptions<'a> {
 
     fn start(mut self, mut commands: Vec<Command>, report: Option<Report>) -> Result<Processes> {
         for (index, command) in commands.iter_mut().enumerate() {
+            // What the program chose for itself, not for the processes around it.
+            if let Some((name, value)) = chosen_variable().filter(|(name, _)| !sets(command, name)) {
+                command.env(name, value);
+            }
             (self.configure)(index, command);
             os::prepare_child(command, report.as_ref().map(|report| Arc::clone(&report.file)));
         }
         supervisor::start(commands, report, self.policy).map(Processes::of)
     }
+}
+
+/// Whether a command sets or removes an environment variable.
+fn sets(command: &Command, name: &str) -> bool {
+    command.get_envs().any(|(known, _)| known == name)
 }
 
 impl Default for SpawnOptions<'_> {

@@ -4,21 +4,36 @@
 //! that the kernel releases when its process dies, so that another worker paints the chunk. A run that was interrupted is
 //! resumed by the next one with the same fingerprint.
 //!
-//! ```
+//! ```standalone_crate
+//! use std::error::Error;
 //! use std::time::Duration;
 //!
+//! use ndarray_shm::ndarray::Ix2;
+//! use ndarray_shm::process::{self, Context};
 //! use ndarray_shm::{NextClaim, RenderBuffer, unlink};
 //!
-//! // Every worker does the same: one of them begins the buffer, the others join it.
-//! let buffer = RenderBuffer::<u8, _>::create("render-example", (6, 8), (4, 4), "an image, version 1")?;
-//! while let NextClaim::Chunk(mut chunk) = buffer.claim_next_wait(Duration::from_secs(10))? {
-//!     chunk.view_mut().fill(7);
-//!     chunk.commit()?;
+//! /// What every worker does: paints what the others have not.
+//! fn paint(_: &Context) -> Result<(), Box<dyn Error>> {
+//!     let buffer = RenderBuffer::<u8, Ix2>::open("render-example")?;
+//!     while let NextClaim::Chunk(mut chunk) = buffer.claim_next_wait(Duration::MAX)? {
+//!         chunk.view_mut().fill(7);
+//!         chunk.commit()?;
+//!     }
+//!     Ok(())
 //! }
-//! let array = buffer.finish()?;
-//! assert_eq!(array.read()?.iter().filter(|element| **element == 7).count(), 48);
-//! unlink("render-example")?;
-//! # Ok::<(), ndarray_shm::Error>(())
+//!
+//! fn main() -> Result<(), Box<dyn Error>> {
+//!     process::init(&[("paint", paint)]); // first thing: a worker is this program started anew, and goes no further
+//!
+//!     let buffer = RenderBuffer::<u8, _>::create("render-example", (6, 8), (4, 4), "an image, version 1")?;
+//!     if let Err(failure) = process::spawn_workers(2, "paint", &[])?.join() {
+//!         eprintln!("{failure}"); // it was killed, say; the others have painted its chunk
+//!     }
+//!     let array = buffer.finish()?; // an error if chunks are missing: the next run goes on there
+//!     unlink("render-example")?;
+//!     assert_eq!(array.read()?.iter().filter(|element| **element == 7).count(), 48);
+//!     Ok(())
+//! }
 //! ```
 //!
 //! Not for one writer, for which [`SharedArray::write`](crate::SharedArray::write) is simpler, and not for chunks that change again:

@@ -23,9 +23,11 @@ mod names;
 mod orphans;
 mod pool;
 mod queue_kills;
+mod queue_senders;
 mod queues;
 mod races;
 mod render;
+mod roles;
 
 use libtest_mimic::Trial;
 
@@ -56,6 +58,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         pool::trials,
         queues::trials,
         queue_kills::trials,
+        queue_senders::trials,
+        roles::trials,
     ];
     parts.into_iter().flat_map(|trials| trials(place)).collect()
 }
@@ -78,4 +82,6 @@ pub const ROLES: &[&[(&str, Role)]] = &[
     races::ROLES,
     queues::ROLES,
     queue_kills::ROLES,
+    queue_senders::ROLES,
+    roles::ROLES,
 ];

@@ -10,6 +10,8 @@ mod joining;
 mod keeping_going;
 #[cfg(target_os = "linux")]
 mod leftovers;
+#[cfg(unix)]
+pub mod painting;
 mod starting;
 
 use std::fs;
@@ -33,6 +35,8 @@ pub fn trials() -> Vec<Trial> {
         failing::trials,
         ending::trials,
         keeping_going::trials,
+        #[cfg(unix)]
+        painting::trials,
         #[cfg(target_os = "linux")]
         leftovers::trials,
     ];

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use libtest_mimic::Trial;
 use ndarray_shm::backend::SUPPORTED;
-use ndarray_shm::{CreateOptions, Directory, SharedArray, default_backend};
+use ndarray_shm::process::SpawnOptions;
+use ndarray_shm::{CreateOptions, Directory, SharedArray, default_backend, set_emulate_shm};
 
 use crate::support::child::{Child, ROLE, Role, program, say};
 use crate::tests;
@@ -16,6 +17,7 @@ pub fn trials() -> Vec<Trial> {
             arrays_are_made_exactly_where_sharing_is_supported,
             an_emulate_shm_that_is_no_boolean_names_the_words,
             the_variable_and_the_function_choose_the_backend,
+            spawned_children_have_the_backend_that_their_parent_chose,
             an_emulated_directory_is_made_with_nobody_elses_rights,
             an_emulated_directory_that_cannot_be_one_is_refused,
             #[cfg(unix)]
@@ -26,7 +28,8 @@ pub fn trials() -> Vec<Trial> {
     )
 }
 
-pub const ROLES: &[(&str, Role)] = &[("say-backend", say_backend), ("say-unlink", say_unlink)];
+pub const ROLES: &[(&str, Role)] =
+    &[("say-backend", say_backend), ("say-unlink", say_unlink), ("spawn-say-backend", spawn_say_backend)];
 
 /// A child that says which backend it would use, or why it has none.
 fn say_backend(arguments: &[String]) {
@@ -39,6 +42,26 @@ fn say_backend(arguments: &[String]) {
         Ok(backend) => say(format!("{} {}", backend.name(), backend.path().display())),
         Err(error) => say(error),
     }
+}
+
+/// A child that chooses a backend and spawns processes that write down theirs; it says what they wrote, and what it has itself.
+fn spawn_say_backend(arguments: &[String]) {
+    let [choice, scene] = arguments else { panic!("two arguments") };
+    set_emulate_shm(match choice.as_str() {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    });
+    let own = std::env::var("EMULATE_SHM");
+    let options = SpawnOptions::new().configure(|index, command| {
+        if index == 1 {
+            command.env("EMULATE_SHM", "1");
+        }
+    });
+    options.spawn(2, "say-backend", &[scene]).unwrap().join().unwrap();
+    assert_eq!(std::env::var("EMULATE_SHM"), own, "its own environment is as it was");
+    let said = |index| std::fs::read_to_string(Path::new(scene).join(format!("backend-{index}"))).unwrap();
+    say(format!("{} | {}", said(0), said(1)));
 }
 
 /// A child that removes a name, and says what came of it.
@@ -96,6 +119,26 @@ fn the_variable_and_the_function_choose_the_backend() {
     } else {
         assert!(asked.contains("leave EMULATE_SHM unset or set it to 1"), "{asked}");
         assert_eq!(by_itself, emulated);
+    }
+}
+
+fn spawned_children_have_the_backend_that_their_parent_chose() {
+    let said = |emulate: Option<&str>, choice: &str| {
+        let (base, scene) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut command = std::process::Command::new(program());
+        command.env(ROLE, "spawn-say-backend").arg(choice).arg(scene.path());
+        command.env_remove("EMULATE_SHM").env("NDSHM_EMULATED_DIR", base.path());
+        command.envs(emulate.map(|value| ("EMULATE_SHM", value)));
+        Child::spawn(command).line()
+    };
+    // What is configured for one of them comes first.
+    let configured = r#"emulated Ok("1")"#;
+    assert_eq!(said(Some("0"), "on"), format!(r#"emulated Ok("1") | {configured}"#));
+    assert_eq!(said(None, "on"), format!(r#"emulated Ok("1") | {configured}"#));
+    assert_eq!(said(Some("true"), "none"), format!(r#"emulated Ok("true") | {configured}"#));
+    assert!(said(None, "none").contains("Err(NotPresent) | "));
+    if cfg!(target_os = "linux") {
+        assert_eq!(said(Some("1"), "off"), format!(r#"shm Ok("0") | {configured}"#));
     }
 }
 

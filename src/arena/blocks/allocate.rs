@@ -1,6 +1,11 @@
 //! Finding a block: first where this process has found some before, then a free span, then everywhere.
 //!
 //! What a process remembers (`hints.rs`) is only a hint; every claim is checked in the shared tables.
+//!
+//! Waiting for room is looking again and again: a block is freed by one exchange, or by a death, and neither wakes a process.
+
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::arena::header::{ArenaHeader, TURN_WAIT};
 use crate::arena::hints::{AreaHints, HintSet};
@@ -13,6 +18,12 @@ use crate::error::{Error, Result};
 const TRIES: u32 = 64;
 /// How many spans are looked through for free blocks before another is cut.
 const LOOKS: usize = 8;
+
+/// Pauses between two looks for room: the first, the longest, and how many times as long as the last look one is at least. Looking
+/// through a large arena that is full takes milliseconds.
+const FIRST_PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(5);
+const PAUSE_PER_LOOK: u32 = 4;
 
 /// A block that was taken for this member alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +43,7 @@ impl ArenaHeader {
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Taken> {
         self.check_process()?;
         self.end_sent();
-        let size = Size::of(bytes).filter(|size| size.block() <= self.geometry.capacity());
-        let Some(size) = size else { return Err(self.full(bytes)) };
+        let Some(size) = self.size_that_fits(bytes) else { return Err(self.full(bytes)) };
         let mut hints = self.hints.lock();
         let mut found = self.take_hinted(hints.of(size));
         if found.is_none() {
@@ -55,6 +65,35 @@ impl ArenaHeader {
         let (area, block) = found.ok_or_else(|| self.full(bytes))?;
         hints.of(size).remember(area, block);
         Ok(Self::taken(area, size, block))
+    }
+
+    /// Takes a block of at least so many bytes for this member alone; while all are taken, waits for one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`]; [`Error::NoSpace`] at once where so many bytes never fit.
+    pub(crate) fn allocate_wait(&self, bytes: u64, limit: Duration) -> Result<Taken> {
+        // A deadline beyond what the clock can say is none.
+        let deadline = Instant::now().checked_add(limit);
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let look = Instant::now();
+            match self.allocate(bytes) {
+                Err(Error::NoSpace { .. }) if self.size_that_fits(bytes).is_some() => {}
+                answer => return answer,
+            }
+            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(Error::TimedOut { location: self.name().to_owned(), waited: limit });
+            }
+            thread::sleep(pause.max(look.elapsed() * PAUSE_PER_LOOK).min(left));
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// What so many bytes take, if the arena is large enough for them.
+    fn size_that_fits(&self, bytes: u64) -> Option<Size> {
+        Size::of(bytes).filter(|size| size.block() <= self.geometry.capacity())
     }
 
     /// Takes a block of an area that is remembered.

@@ -12,6 +12,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use ndarray::{Dimension, IxDyn};
 
@@ -68,8 +69,12 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// Takes a block for an array, and writes down what it is.
-    pub(crate) fn allocate<T: Element, D: Dimension>(header: &Arc<ArenaHeader>, layout: &Layout<D>) -> Result<Self> {
+    /// Takes a block for an array, and writes down what it is. With a limit, waits for room.
+    pub(crate) fn allocate<T: Element, D: Dimension>(
+        header: &Arc<ArenaHeader>,
+        layout: &Layout<D>,
+        limit: Option<Duration>,
+    ) -> Result<Self> {
         let axes = layout.dim.ndim();
         if axes > MOST_AXES {
             return Err(Error::InvalidSetting {
@@ -79,7 +84,11 @@ impl Block {
             });
         }
         let (ahead, bytes) = (description_bytes(axes), layout.bytes::<T>());
-        let taken = header.allocate(ahead.saturating_add(bytes))?;
+        let needed = ahead.saturating_add(bytes);
+        let taken = match limit {
+            None => header.allocate(needed)?,
+            Some(limit) => header.allocate_wait(needed, limit)?,
+        };
         let block = Self { header: Arc::clone(header), slot: taken.slot, at: taken.at + ahead, bytes };
         let words = [dtype_word(T::DTYPE), shape_word(layout.order, axes)];
         let lengths = layout.dim.slice().iter().map(|length| *length as u64);

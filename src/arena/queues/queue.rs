@@ -21,6 +21,8 @@ use crate::error::{Error, IntoError, Result};
 
 /// How often somebody who waits asks whether members have died.
 const CHECK: Duration = Duration::from_secs(1);
+/// How often a receiver asks whether registered senders live: less than the time that it sleeps without looking.
+const ASK: Duration = Duration::from_millis(20);
 
 /// What a form that receives an array of one type gives back with its error: the array, if it is of another type, else nothing.
 pub type ReceiveError = IntoError<Option<ArenaMessage>>;
@@ -33,7 +35,8 @@ pub type ReceiveError = IntoError<Option<ArenaMessage>>;
 /// array, or [reclaims](Arena::reclaim).
 ///
 /// Anybody may be killed at any moment: nobody waits for the dead, what they have sent arrives, what they had received is
-/// released, and the next to receive gets the next message.
+/// released, and the next to receive gets the next message. Receivers end when the queue is [closed](Self::close), or with the last
+/// [registered sender](Self::sender), however that ended.
 ///
 /// Whoever has to wait looks for some microseconds, where there is more than one CPU, and sleeps then (on Linux until the
 /// message comes, elsewhere for up to 2 ms at a time).
@@ -59,6 +62,10 @@ pub struct Queue {
     for_room: Patience,
     /// When it was last asked whether members have died.
     checked: Mutex<Instant>,
+    /// When it was last asked whether registered senders live.
+    asked: Mutex<Option<Instant>>,
+    /// Whether receivers wait on when all registered senders have left or died.
+    keep_waiting: bool,
 }
 
 impl Arena {
@@ -82,7 +89,26 @@ impl Arena {
 impl Queue {
     fn of(header: Arc<ArenaHeader>, index: u32) -> Self {
         let (for_messages, for_room) = (Patience::new(), Patience::new());
-        Self { header, index, for_messages, for_room, checked: Mutex::new(Instant::now()) }
+        let (checked, asked) = (Mutex::new(Instant::now()), Mutex::default());
+        Self { header, index, for_messages, for_room, checked, asked, keep_waiting: false }
+    }
+
+    /// Sets whether receiving waits on when all [registered senders](Self::sender) have left or died, for one that registers
+    /// later: a producer that is started again. Until this is said, receiving ends then.
+    ///
+    /// ```
+    /// # use ndarray::Ix1;
+    /// # use ndarray_shm::Arena;
+    /// let arena = Arena::create("keep-waiting-example", 1 << 20)?;
+    /// let queue = arena.queue(0)?.keep_waiting(true);
+    /// drop(queue.sender()?);
+    /// assert!(queue.try_recv::<f64, Ix1>()?.is_none());
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    #[must_use]
+    pub fn keep_waiting(mut self, keep_waiting: bool) -> Self {
+        self.keep_waiting = keep_waiting;
+        self
     }
 
     /// Its number in the arena.
@@ -179,7 +205,8 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// [`Closed`](Error::Closed), when everything that was sent has been received; [`DTypeMismatch`](Error::DTypeMismatch) and
+    /// [`Closed`](Error::Closed), when everything that was sent has been received and the queue was closed, or all
+    /// [registered senders](Self::sender) have left or died; [`DTypeMismatch`](Error::DTypeMismatch) and
     /// [`ShapeMismatch`](Error::ShapeMismatch) if the array is of another type, which then comes with the error: dropped, it
     /// is released; [`Unsupported`](Error::Unsupported) in a forked child; [`Trailer`](Error::Trailer) if bytes of the queue
     /// or the array are damaged.
@@ -221,7 +248,11 @@ impl Queue {
     /// Those of [`recv_any`](Self::recv_any).
     pub fn try_recv_any(&self) -> Result<Option<ArenaMessage>> {
         self.header.check_process()?;
-        match self.header.receive(self.index) {
+        let received = match self.receive() {
+            Err(RingRefusal::Empty) if self.notice_deaths() => self.receive(),
+            received => received,
+        };
+        match received {
             Ok(slot) => ArenaMessage::of_held(&self.header, slot).map(Some),
             Err(RingRefusal::Empty) => Ok(None),
             Err(refused) => Err(self.error(refused)),
@@ -239,9 +270,49 @@ impl Queue {
 
     fn recv_within(&self, limit: Option<Duration>) -> Result<ArenaMessage> {
         self.header.check_process()?;
-        let attempt = || self.header.receive(self.index);
-        let slot = self.wait_while(RingRefusal::Empty, limit, &self.for_messages, &self.words()?.filled, attempt)?;
+        let attempt = || self.receive();
+        let received = self.wait_while(RingRefusal::Empty, limit, &self.for_messages, &self.words()?.filled, attempt);
+        let slot = match received {
+            // Where the time is too short to sleep, nothing else asks.
+            Err(error) if error.is_timed_out() && self.notice_deaths() => match self.receive() {
+                Err(RingRefusal::Empty) => return Err(error),
+                received => received.map_err(|refused| self.error(refused))?,
+            },
+            received => received?,
+        };
         ArenaMessage::of_held(&self.header, slot)
+    }
+
+    /// Receives the next message's slot, without waiting.
+    fn receive(&self) -> Result<u32, RingRefusal> {
+        if self.keep_waiting { self.header.receive(self.index) } else { self.header.receive_until_deserted(self.index) }
+    }
+
+    /// Now and then asks the kernel whether registered senders live. Returns whether it has asked.
+    fn notice_deaths(&self) -> bool {
+        if self.keep_waiting || self.words().is_ok_and(|words| words.senders.load().seats().next().is_none()) {
+            return false;
+        }
+        // Locked by another thread that does the same.
+        let Ok(mut asked) = self.asked.try_lock() else { return false };
+        if asked.is_some_and(|asked| asked.elapsed() < ASK) {
+            return false;
+        }
+        *asked = Some(Instant::now());
+        self.header.forget_dead_senders(self.index);
+        true
+    }
+
+    pub(super) fn register_sender(&self) -> Result<()> {
+        self.header.check_process()?;
+        self.header.register_sender(self.index).map_err(|refused| self.error(refused))
+    }
+
+    /// Ends the registration of one sender. In a forked child there is none.
+    pub(super) fn unregister_sender(&self) {
+        if self.header.is_own_process() {
+            self.header.unregister_sender(self.index);
+        }
     }
 
     /// Ends the queue, for ever: nobody sends any more, and who receives gets what was sent before and then
@@ -274,6 +345,7 @@ impl Queue {
 
     /// Now and then settles what dead members have left, so that what they held can be had by those who are waited for.
     fn check(&self) {
+        self.notice_deaths();
         // Locked by another thread that does the same.
         let Ok(mut checked) = self.checked.try_lock() else { return };
         if checked.elapsed() < CHECK {
@@ -293,7 +365,11 @@ impl Queue {
         match refused {
             RingRefusal::Full => Error::QueueFull { location, queue: self.index, capacity: self.capacity() },
             RingRefusal::Empty => Error::WouldBlock { location },
-            RingRefusal::Closed => Error::Closed { location },
+            RingRefusal::Closed => Error::Closed { location, reason: "the queue was closed" },
+            RingRefusal::Deserted => {
+                let reason = "the queue is empty, and all of its registered senders have left or died (keep_waiting waits for others)";
+                Error::Closed { location, reason }
+            }
             RingRefusal::Damaged => {
                 let reason = format!("queue {} has bytes that no member wrote", self.index);
                 Error::Trailer { location, reason }
@@ -304,7 +380,7 @@ impl Queue {
 
 impl Clone for Queue {
     fn clone(&self) -> Self {
-        Self::of(Arc::clone(&self.header), self.index)
+        Self { keep_waiting: self.keep_waiting, ..Self::of(Arc::clone(&self.header), self.index) }
     }
 }
 

@@ -9,7 +9,7 @@
 //! data                   spans of 64 KiB, the first at a multiple of that; counters have none
 //! last page       4096   as of a counted array: flags, name, the record below, footer of kind 3
 //!
-//! record: version 1 (4) | 1 = sparse, 2 = counters (4) | spans (8) | queues (4) | cells of a queue (4) | maker's process (4) | zeros
+//! record: version 2 (4) | 1 = sparse, 2 = counters (4) | spans (8) | queues (4) | cells of a queue (4) | maker's process (4) | zeros
 //! ```
 
 use crate::arena::tables::slots::SEATS;
@@ -29,7 +29,7 @@ pub(crate) const MOST_SPANS: u64 = (1 << 24) - 1;
 pub(crate) const MOST_QUEUES: u32 = 1 << 10;
 pub(crate) const MOST_CELLS: u32 = 1 << 24;
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const SPARSE: u32 = 1;
 const COUNTERS: u32 = 2;
 const FIELDS: usize = 28;

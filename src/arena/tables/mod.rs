@@ -6,6 +6,7 @@
 pub(super) mod event;
 pub(super) mod geometry;
 pub(super) mod ring;
+pub(super) mod senders;
 pub(super) mod sizes;
 pub(super) mod slots;
 pub(super) mod span;

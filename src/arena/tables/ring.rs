@@ -48,6 +48,8 @@ pub(crate) enum RingRefusal {
     Full,
     /// There is no message.
     Empty,
+    /// There is no message, and all members that had registered as senders have left or died.
+    Deserted,
     /// It is closed: nobody sends any more, or, to who receives, nobody ever will.
     Closed,
     /// These bytes are not what anybody here could have written.

@@ -10,6 +10,7 @@ use loom::sync::atomic::AtomicU64;
 use loom::thread;
 
 use super::*;
+use crate::arena::tables::senders::SenderWord;
 
 /// How often a block was free, above the bits of those who keep it.
 const LIFE: u64 = 1 << 48;
@@ -57,6 +58,7 @@ fn killed_after<R>(steps: u32, memory: &Memory<AtomicU64>, act: impl FnOnce(&Mem
         tail: mortal(&memory.tail),
         cells: memory.cells.iter().map(mortal).collect(),
         blocks: memory.blocks.iter().map(mortal).collect(),
+        senders: mortal(&memory.senders),
     };
     catch_unwind(AssertUnwindSafe(|| act(&memory))).ok()
 }
@@ -105,6 +107,16 @@ impl<W: Word> Memory<W> {
             Err(RingRefusal::Empty | RingRefusal::Closed) => None,
             Err(other) => panic!("{other:?}"),
         }
+    }
+
+    fn senders(&self) -> SenderWord<'_, W> {
+        SenderWord::new(&self.senders)
+    }
+
+    /// Takes a message, or says why there is none.
+    fn receive_until_deserted(&self, seat: u32) -> Result<u32, RingRefusal> {
+        let pop = || self.ring().pop(|slot| self.hold(slot, seat), |slot| self.release(slot, seat));
+        self.senders().receive(pop).map(|message| message.slot)
     }
 
     /// Sends the block that this member has just made; it keeps the block until the message was taken.
@@ -312,4 +324,45 @@ fn who_sends_while_it_is_closed_is_either_received_or_refused() {
             });
         }
     }
+}
+
+#[test]
+fn queue_ends_after_the_last_message_of_a_sender_however_that_ends() {
+    for steps in [u32::MAX, 0, 1, 2, 3, 4, 5, 6, 7, 8] {
+        model(3, move || {
+            let memory = memory(2, 1);
+            memory.senders().register(0);
+            let sender = spawn(&memory, move |memory| {
+                killed_after(steps, memory, |memory| {
+                    memory.send(0, 0);
+                    memory.senders().leave(0);
+                })
+            });
+            let early = memory.receive_until_deserted(2);
+            if early == Err(RingRefusal::Deserted) {
+                assert!(drain(&memory, 2).is_empty(), "it had ended");
+            }
+            sender.join().expect("it ends");
+            memory.senders().forget(memory.senders().load());
+            while let Ok(0) = memory.receive_until_deserted(2) {}
+            assert_eq!(memory.receive_until_deserted(2), Err(RingRefusal::Deserted));
+        });
+    }
+}
+
+#[test]
+fn sender_that_registers_before_the_last_message_is_taken_keeps_the_queue_from_ending() {
+    model(3, || {
+        let memory = memory(2, 1);
+        memory.senders().register(0);
+        memory.send(0, 0).expect("room");
+        memory.senders().leave(0);
+        let late = spawn(&memory, |memory| {
+            memory.senders().register(1);
+            memory.receive(1).is_some()
+        });
+        let received = memory.receive_until_deserted(2);
+        let was_there = late.join().expect("it ends");
+        assert_eq!(received, if was_there { Err(RingRefusal::Empty) } else { Ok(0) });
+    });
 }

@@ -12,12 +12,14 @@ struct Memory<W> {
     cells: Vec<W>,
     #[allow(dead_code)] // only the model counts holders, and it is not on every platform
     blocks: Vec<W>,
+    #[allow(dead_code)] // as above
+    senders: W,
 }
 
 impl<W: Word> Memory<W> {
     fn new(word: impl Fn(u64) -> W, cells: usize, blocks: usize) -> Self {
         let zeros = |count| (0..count).map(|_| word(0)).collect();
-        Self { head: word(0), tail: word(0), cells: zeros(cells), blocks: zeros(blocks) }
+        Self { head: word(0), tail: word(0), cells: zeros(cells), blocks: zeros(blocks), senders: word(0) }
     }
 
     fn ring(&self) -> Ring<'_, W> {

@@ -235,7 +235,7 @@ fn a_closed_end_is_told_to_who_sends_and_who_receives() {
     assert_eq!(body(&other), b"last", "what was sent before can be read");
     let error = receive(&other, 0, Duration::MAX).unwrap_err();
     assert!(error.is_closed(), "{error:?}");
-    assert_eq!(error.to_string(), "`other`: the channel or queue was closed");
+    assert_eq!(error.to_string(), "`other`: the other end of the channel was closed");
     assert_eq!(io::Error::from(error).kind(), io::ErrorKind::BrokenPipe);
     std::thread::scope(|scope| {
         let (one, other) = pair();

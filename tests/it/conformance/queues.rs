@@ -466,6 +466,7 @@ fn damaged_queues_are_an_error_or_hold_arrays_and_nothing_else(place: &Place) {
             words[word] = next() & 15 << (next() % 60);
         }
         words[16] = next();
+        words[17] = next() & u64::MAX << (next() % 64);
         for cell in &mut words[32..] {
             // Often a lap that fits, and the slots of the first blocks.
             let (lap, sender, slot) =

@@ -7,8 +7,9 @@ use ndarray::{Ix3, ShapeBuilder};
 use ndarray_shm::render::Claim;
 use ndarray_shm::{NextClaim, RenderBuffer};
 
-use super::peer::Peer;
+use super::peer::{Peer, path, python};
 use super::sample::{assert_same, paint};
+use crate::processes::painting::paint_with_a_kill;
 use crate::support::{Name, Place, eventually};
 use crate::tests;
 
@@ -30,8 +31,29 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             python_refuses_a_damaged_ledger,
             python_begins_what_we_paint,
             ledger_that_python_begins_is_young_until_it_is_killed,
+            numpy_opens_what_four_workers_painted_though_one_was_killed,
         ],
     )
+}
+
+/// Opens what was painted with nothing but numpy, and compares it plane by plane.
+const LOOK: &str = r#"
+import sys
+import numpy as np
+path, shape = sys.argv[1], tuple(map(int, sys.argv[2].split(",")))
+array = np.memmap(path, dtype="<u2", mode="r", shape=shape, order="F")
+x, y = np.ogrid[: shape[0], : shape[1]]
+wrong = sum(int((array[:, :, z] != ((x + 3 * y + 5 * z) & 0xFFFF)).sum()) for z in range(shape[2]))
+print(array.shape, array.dtype, array.flags.f_contiguous, wrong)
+"#;
+
+fn numpy_opens_what_four_workers_painted_though_one_was_killed(place: &Place) {
+    let name = place.location("painted-by-four");
+    paint_with_a_kill(&place.backend, name.as_str(), [512, 512, 128], [128, 128, 64]);
+    let mut command = std::process::Command::new(python());
+    let look = command.args(["-c", LOOK, &path(place, &name), "512,512,128"]).output().unwrap();
+    let said = String::from_utf8_lossy(&look.stdout);
+    assert_eq!(said.trim(), "(512, 512, 128) uint16 True 0", "{}", String::from_utf8_lossy(&look.stderr));
 }
 
 fn begin(place: &Place, name: &Name) -> RenderBuffer<u16, Ix3> {

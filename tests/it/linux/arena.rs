@@ -88,7 +88,9 @@ fn fork_with_arena(arguments: &[String]) {
     let draft = arena.draft::<u64, _>(10).unwrap();
     let queue = arena.queue(0).unwrap();
     queue.send(&array).unwrap();
+    let sender = queue.sender().unwrap();
     let mut inherited = Some((arena.clone(), array.clone(), draft));
+    let mut inherited_sender = Some(sender.clone());
     std::panic::set_hook(Box::new(|_| ())); // one is asked for
     in_forked_child(|| {
         let (arena, array, draft) = inherited.take().expect("inherited");
@@ -104,7 +106,10 @@ fn fork_with_arena(arguments: &[String]) {
             queue.try_recv::<u64, Ix1>().map(drop).map_err(Into::into),
             queue.recv_any().map(drop),
             queue.close().map(drop),
+            queue.sender().map(drop),
+            inherited_sender.as_ref().unwrap().clone().send(&array).map_err(Into::into),
         ];
+        drop(inherited_sender.take());
         let again = arena_of_child(arguments);
         let same = again.get::<u64, Ix1>(&array.handle()).unwrap();
         let fine = same.view().sum() == 10 && same.members() == 2 && again.queue(0).unwrap().len() == 1;
@@ -116,6 +121,10 @@ fn fork_with_arena(arguments: &[String]) {
     });
     let (_, _, draft) = inherited.expect("the parent's");
     drop(queue.recv::<u64, Ix1>().unwrap());
+    drop(sender);
+    assert!(queue.try_recv_any().unwrap().is_none(), "one of two senders is left, as if there had been no child");
+    drop(inherited_sender);
+    assert!(queue.try_recv_any().unwrap_err().is_closed());
     assert_eq!((array.members(), array.view().sum(), arena.stats().unwrap().arrays), (1, 10, 2));
     drop(draft.share().unwrap());
     let left: Vec<_> = arena.stats().unwrap().members.iter().map(|member| member.process).collect();
@@ -140,6 +149,7 @@ fn a_forked_child_is_refused_and_disturbs_nothing(place: &Place) {
 fn orphan(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let array = arena.from_array(&Array::from_elem(10, 1u64)).unwrap();
+    let _sender = arena.queue(0).unwrap().sender().unwrap();
     // SAFETY: this process has one thread, and the child only sleeps.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -160,9 +170,12 @@ fn the_death_of_a_parent_is_noticed_while_its_forked_child_lives(place: &Place) 
     let (forked, handle) = line.split_once(' ').unwrap();
     let handle: ArenaHandle = handle.parse().unwrap();
     assert_eq!(arena.get::<u64, Ix1>(&handle).unwrap().view().sum(), 10);
+    let queue = arena.queue(0).unwrap();
+    assert!(queue.recv_any_timeout(std::time::Duration::ZERO).unwrap_err().is_timed_out());
     child.kill();
     // Where locks do not outlive descriptors, the forked child keeps its parent alive.
     if place.backend.lock_survives_close().unwrap() {
+        assert!(queue.recv_any().unwrap_err().is_closed(), "its registered sender is dead");
         assert_eq!(arena.reclaim().unwrap().members, 1);
         assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().is_handle_spent());
     }

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use ndarray_shm::default_backend;
 use ndarray_shm::process::{self, Context, EntryPoint};
 
 #[cfg(target_os = "linux")]
@@ -27,6 +28,9 @@ pub const ENTRIES: &[(&str, EntryPoint)] = &[
     ("exit-3", |_| std::process::exit(3)),
     ("abort", |_| std::process::abort()),
     ("spawn", spawn_others),
+    ("say-backend", say_backend),
+    #[cfg(unix)]
+    ("paint", super::painting::paint),
     #[cfg(target_os = "linux")]
     ("look-around", look_around),
     #[cfg(target_os = "linux")]
@@ -41,7 +45,7 @@ pub fn directory(context: &Context) -> &Path {
 }
 
 /// Says that this child has come so far, and its number.
-fn arrive(context: &Context) -> std::io::Result<()> {
+pub fn arrive(context: &Context) -> std::io::Result<()> {
     let name = |stage| directory(context).join(format!("{stage}-{}", context.index()));
     fs::write(name("coming"), std::process::id().to_string())?;
     // A process that sees the name can read the number.
@@ -108,6 +112,12 @@ fn survive(_: &Context) -> Outcome {
 /// The last one succeeds at once, the others wait.
 fn succeed_if_last(context: &Context) -> Outcome {
     if context.index() + 1 < context.count() { wait(context) } else { Ok(()) }
+}
+
+/// Writes down which backend it would use, and the variable that chooses it.
+fn say_backend(context: &Context) -> Outcome {
+    let words = format!("{} {:?}", default_backend()?.name(), std::env::var("EMULATE_SHM"));
+    Ok(fs::write(directory(context).join(format!("backend-{}", context.index())), words)?)
 }
 
 /// Spawns two that wait and one that does not, and waits for them.

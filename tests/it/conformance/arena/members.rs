@@ -132,7 +132,9 @@ fn forty_six_can_have_it_open_and_a_dead_ones_seat_is_free(place: &Place) {
     child.expect("open");
     let mut others: Vec<Arena> = (2..46).map(|_| Arena::open_in(&place.backend, name.as_str()).unwrap()).collect();
     match Arena::open_in(&place.backend, name.as_str()) {
-        Err(Error::TooManyHandles { limit: 46, doing: "attached", .. }) => {}
+        Err(error @ Error::TooManyProcesses { limit: 46, .. }) => {
+            assert!(error.to_string().contains("46 processes have it open already"), "{error}");
+        }
         other => panic!("{other:?}"),
     }
     let array = others[43].from_array(&Array::from_elem(3, 7u64)).unwrap();

@@ -1,0 +1,103 @@
+//! Senders that a queue knows of, so that its receivers learn when all of them have left or died.
+//!
+//! The kernel says which of them live (`members.rs`); the word that names them is in `tables/senders.rs`.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::queue::{Queue, Sendable};
+use crate::error::{IntoError, Result};
+
+/// A registered sender of a [`Queue`].
+///
+/// Once a sender has registered, receiving from the queue ends when all registered senders have been dropped, or their
+/// processes have died, and every message has been received: it fails with [`Closed`](crate::Error::Closed). A receiver that sleeps
+/// notices a death within 100 ms. The queue stays open: when another sender registers, receiving goes on.
+///
+/// A clone is a sender as well, and so are those of other threads and processes. A forked child has none of its parent's.
+///
+/// ```
+/// use ndarray::{Ix1, arr1};
+/// use ndarray_shm::Arena;
+///
+/// let arena = Arena::create("sender-example", 1 << 20)?;
+/// let queue = arena.queue(0)?;
+/// let sender = queue.sender()?; // mostly in another process
+/// sender.send(arena.from_array(&arr1(&[1.0, 2.0]))?)?;
+/// drop(sender); // or its process is killed
+///
+/// assert_eq!(queue.recv::<f64, Ix1>()?.view().sum(), 3.0);
+/// assert!(queue.recv::<f64, Ix1>().unwrap_err().error().is_closed());
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+pub struct Sender {
+    queue: Queue,
+}
+
+impl Queue {
+    /// Registers a sender: receiving ends when all registered senders have left or died, and no message is left.
+    ///
+    /// Messages that are sent with [`send`](Self::send) need no registration, and a queue without one never ends by itself.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::Error::Unsupported) in a forked child.
+    pub fn sender(&self) -> Result<Sender> {
+        self.register_sender()?;
+        Ok(Sender { queue: self.clone() })
+    }
+}
+
+impl Sender {
+    /// Sends an array; waits for room.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Queue::send`].
+    pub fn send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
+        self.queue.send(array)
+    }
+
+    /// Sends an array if there is room.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Queue::try_send`].
+    pub fn try_send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
+        self.queue.try_send(array)
+    }
+
+    /// Sends an array; waits for room, but not longer than `limit`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Queue::send_timeout`].
+    pub fn send_timeout<A: Sendable>(&self, array: A, limit: Duration) -> Result<(), IntoError<A>> {
+        self.queue.send_timeout(array, limit)
+    }
+
+    /// Returns the queue that it sends to.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+}
+
+impl Clone for Sender {
+    fn clone(&self) -> Self {
+        // Fails only in a forked child, where neither of them is registered.
+        let _ = self.queue.register_sender();
+        Self { queue: self.queue.clone() }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.queue.unregister_sender();
+    }
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender").field("queue", &self.queue).finish()
+    }
+}
