@@ -296,6 +296,7 @@ pub(crate) struct ExportArgs {
 
 /// Arguments of `ndshm import`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "a command line is made of switches")]
 #[command(after_help = help::CODES, after_long_help = help::IMPORT)]
 pub(crate) struct ImportArgs {
     /// The .npy file to read

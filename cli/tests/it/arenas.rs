@@ -45,7 +45,7 @@ fn orphaned_arena_is_counted_by_the_doctor_and_removed_by_name() {
 
     let listed = run(&mut scene.ndshm(["ls", "--backend", "emulated"])).expect_code(0).out;
     assert_eq!(listed.matches("orphaned ").count(), 2, "{listed}");
-    let report = run(&mut scene.ndshm(["doctor", "--json"]).env("EMULATE_SHM", "1")).json();
+    let report = run(scene.ndshm(["doctor", "--json"]).env("EMULATE_SHM", "1")).json();
     let checks = report["checks"].as_array().expect("a list");
     let orphans = checks.iter().find(|check| check["name"] == "orphans").expect("a check");
     assert_eq!(orphans["status"], "warning", "{orphans:#}");
