@@ -8,7 +8,7 @@ use ndarray_shm::backend::{Backend, DirectoryEntry, DraftFile, DraftOptions, Fil
 use ndarray_shm::{Access, Directory, Location, Pages, Result};
 
 /// Returns a directory in which no array describes itself.
-pub fn directory(described: Directory) -> Directory {
+pub(crate) fn directory(described: Directory) -> Directory {
     Directory::from(Arc::new(Undescribed(described)))
 }
 

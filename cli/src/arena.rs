@@ -7,6 +7,7 @@ use crate::units;
 
 /// An arena, or a file of counters, as `ls --json` and `info --json` print it.
 #[derive(Debug, Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "any combination of them may be true")]
 pub(crate) struct ArenaReport {
     /// Bytes for arrays; 0 for counters.
     pub(crate) capacity: u64,

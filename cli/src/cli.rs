@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use glob::Pattern;
 use ndarray_shm::render::SharedWith;
 use ndarray_shm::{DType, Location, Order};
 use ndarray_shm_volume::VolumeUrl;
@@ -24,7 +25,9 @@ use crate::{help, units};
 
 /// Arrays in shared memory: fill them from volumes, list, inspect and remove them.
 #[derive(Debug, Parser)]
-#[command(name = "ndshm", version, after_help = help::CODES, arg_required_else_help = true)]
+#[command(
+    name = "ndshm", version, after_help = help::CODES, after_long_help = help::ENVIRONMENT, arg_required_else_help = true
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -65,6 +68,9 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Print the manual page of the program or of a command
     Man(ManArgs),
+    /// Exit codes and environment variables of all commands
+    #[command(hide = true, after_help = help::ENVIRONMENT)]
+    Environment,
     /// Paint chunks for the `download` that started this process
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -88,7 +94,7 @@ impl Command {
             Self::Doctor(args) => args.json,
             Self::Demo(args) => args.json,
             Self::Manager(args) => matches!(&args.command, Some(ManagerCommand::Status { json: true, .. })),
-            Self::Completions(_) | Self::Man(_) | Self::Worker(_) => false,
+            Self::Completions(_) | Self::Man(_) | Self::Environment | Self::Worker(_) => false,
         }
     }
 }
@@ -115,12 +121,21 @@ pub(crate) struct ManArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::LS)]
 pub(crate) struct ListArgs {
+    /// Only names that match: * stands for any text, ? for one character, [a-c] for one of these
+    #[arg(value_name = "PATTERN", value_parser = words::pattern)]
+    pub(crate) patterns: Vec<Pattern>,
     /// Also list ledgers and drafts, the library's own bookkeeping
     #[arg(long, short)]
     pub(crate) all: bool,
     /// Look only here [default: everywhere]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
+    /// List again every 2 seconds, or as many as are said, until Ctrl-C
+    #[arg(
+        long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
+        value_parser = words::pause, conflicts_with = "json"
+    )]
+    pub(crate) watch: Option<Duration>,
     /// Print a JSON list
     #[arg(long)]
     pub(crate) json: bool,
@@ -271,6 +286,9 @@ pub(crate) struct ExportArgs {
     /// Replace a file that is there already
     #[arg(long)]
     pub(crate) replace: bool,
+    /// No progress
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -278,6 +296,7 @@ pub(crate) struct ExportArgs {
 
 /// Arguments of `ndshm import`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "a command line is made of switches")]
 #[command(after_help = help::CODES, after_long_help = help::IMPORT)]
 pub(crate) struct ImportArgs {
     /// The .npy file to read
@@ -295,6 +314,9 @@ pub(crate) struct ImportArgs {
     /// Replace an array that has the name already; whoever is attached to it keeps the old one
     #[arg(long)]
     pub(crate) replace: bool,
+    /// No progress
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -356,8 +378,11 @@ pub(crate) struct DemoArgs {
     #[arg(long)]
     pub(crate) clean: bool,
     /// Name of the array to make; what has the default name already is replaced
-    #[arg(long, short, value_name = "NAME", default_value = DEMO_LOCATION)]
-    pub(crate) location: Location,
+    #[arg(value_name = "NAME", default_value = DEMO_LOCATION)]
+    pub(crate) name: Location,
+    /// Another way to give the name
+    #[arg(long, short, value_name = "NAME", conflicts_with = "name", hide_short_help = true)]
+    location: Option<Location>,
     /// How many worker processes paint
     #[arg(long, short, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) workers: u16,
@@ -370,6 +395,13 @@ pub(crate) struct DemoArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl DemoArgs {
+    /// Returns the name of the array, however it was given.
+    pub(crate) fn location(&self) -> &Location {
+        self.location.as_ref().unwrap_or(&self.name)
+    }
 }
 
 /// Arguments of `ndshm manager`.

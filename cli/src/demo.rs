@@ -57,9 +57,9 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
             .advice(format!("set {} to a directory that you can write to", host::TEMPORARY_DIRECTORY))
     })?;
     // A name that the user chose may be something dear; the default one is ours.
-    let is_default = args.location.as_str() == DEMO_LOCATION;
+    let is_default = args.location().as_str() == DEMO_LOCATION;
     if is_default {
-        discard_leftovers(&backend, &args.location)?;
+        discard_leftovers(&backend, args.location())?;
     }
     let stage = DemoRun { args, backend: &backend, stop: &stop };
     let mut array = None;
@@ -132,7 +132,7 @@ impl<'a> DemoRun<'a> {
         replace: bool,
         made: &mut Option<Made<'a>>,
     ) -> Result<DemoDownload, Failure> {
-        let location = &self.args.location;
+        let location = self.args.location();
         interrupt::check(self.stop)?;
         write_volume(path, spec)?;
         interrupt::check(self.stop)?;
@@ -283,7 +283,7 @@ fn write(demonstration: &Demonstration, args: &DemoArgs, out: &mut dyn Write) ->
     let Some(DemoDownload { report, .. }) = demonstration.downloads.last() else { return Ok(()) };
     writeln!(out)?;
     report.write_python(out)?;
-    let location = &args.location;
+    let location = args.location();
     if args.clean {
         writeln!(out, "\neverything was removed again (--clean)")?;
     } else {

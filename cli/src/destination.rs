@@ -8,10 +8,10 @@ use crate::exit::{Exit, Failure};
 
 /// Returns where the array of a download is to be, and what it is to be called there.
 pub(crate) fn of_download(args: &DownloadArgs) -> Result<(Directory, Location), Failure> {
-    match (&args.location, &args.file) {
+    match (args.location(), &args.file) {
         (Some(location), _) => Ok((backend(args.emulate)?, location.clone())),
         (None, Some(path)) => Ok(file_location(path)?),
-        (None, None) => Err(Failure::new(Exit::Usage, "say where to: --location NAME, or --file PATH")),
+        (None, None) => Err(Failure::new(Exit::Usage, "say where to: the NAME of an array, or --file PATH")),
     }
 }
 

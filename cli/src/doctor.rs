@@ -12,6 +12,7 @@ use ndarray_shm::{Directory, Error, default_backend};
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
+use crate::colour::{Colours, Tone};
 use crate::counted::Look;
 use crate::exit::{Exit, Failure};
 use crate::host::{self, FileSystemSpace};
@@ -106,25 +107,27 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<Exit, Failur
 
 fn write(diagnosis: &Diagnosis, out: &mut dyn Write) -> Result<(), Failure> {
     let width = diagnosis.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    let colours = Colours::of_stdout();
     let mut warnings = 0;
     let mut problems = 0;
     for Check { name, status, found, advice } in &diagnosis.checks {
-        let word = match status {
-            CheckStatus::Ok => "ok",
+        let (word, tone) = match status {
+            CheckStatus::Ok => ("ok", Tone::Good),
             CheckStatus::Warning => {
                 warnings += 1;
-                "warning"
+                ("warning", Tone::Warning)
             }
             CheckStatus::Problem => {
                 problems += 1;
-                "PROBLEM"
+                ("PROBLEM", Tone::Problem)
             }
         };
         let advice = advice.as_ref().map(|advice| format!("what to do: {advice}"));
         let mut margin = (word, *name);
         for text in [Some(found), advice.as_ref()].into_iter().flatten() {
             for line in report::wrapped(&units::printable(text), TEXT_WIDTH) {
-                writeln!(out, "{:<7}  {:<width$}  {line}", margin.0, margin.1)?;
+                let word = colours.paint(tone, &format!("{:<7}", margin.0));
+                writeln!(out, "{word}  {:<width$}  {line}", margin.1)?;
                 margin = ("", "");
             }
         }

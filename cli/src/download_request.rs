@@ -106,9 +106,9 @@ impl DownloadRequest<'_> {
             Error::Array(ndarray_shm::Error::AlreadyExists { .. }) if is_file => {
                 Some("--replace replaces it; or choose another --file".to_owned())
             }
-            Error::Array(ndarray_shm::Error::AlreadyExists { .. }) => Some(format!(
-                "--replace replaces it, `ndshm unlink {location}` removes it, or choose another --location"
-            )),
+            Error::Array(ndarray_shm::Error::AlreadyExists { .. }) => {
+                Some(format!("--replace replaces it, `ndshm unlink {location}` removes it, or choose another name"))
+            }
             Error::Array(ndarray_shm::Error::PermissionDenied { .. }) => {
                 Some("choose another place, or ask the owner to make way".to_owned())
             }

@@ -12,6 +12,7 @@ use ndarray_shm::DType;
 use ndarray_shm_volume::{self as volume, ErrorKind};
 use serde::Serialize;
 
+use crate::colour::{Colours, Tone};
 use crate::{host, report};
 
 /// The exit codes that `--help` documents.
@@ -114,15 +115,16 @@ impl Failure {
         self.exit
     }
 
-    /// Prints the error, each of its causes and the advice, once. A standard error that is closed is not an error.
+    /// Prints the error, each of its causes and the advice, once, to the standard error. One that is closed is not an error.
     pub(crate) fn print(&self, out: &mut dyn Write) {
-        let mut lead = "error";
+        let colours = Colours::of_stderr();
+        let mut lead = colours.paint(Tone::Problem, "error:");
         for message in &self.messages {
-            let _ = writeln!(out, "{lead}: {message}");
-            lead = "  because";
+            let _ = writeln!(out, "{lead} {message}");
+            "  because:".clone_into(&mut lead);
         }
         if let Some(advice) = &self.advice {
-            let _ = writeln!(out, "  what to do: {advice}");
+            let _ = writeln!(out, "  {} {advice}", colours.paint(Tone::Advice, "what to do:"));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `ndshm export`: an array becomes a .npy file, block by block, without a second array.
 
 use std::io::Write;
+use std::time::Instant;
 
 use bytemuck::cast_slice;
 use ndarray_shm::backend::EntryKind;
@@ -12,6 +13,7 @@ use crate::cli::ExportArgs;
 use crate::described::Described;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
+use crate::progress::Display;
 use crate::{interrupt, npy, report, units};
 
 /// Bytes that are written at a time, so that a signal is noticed.
@@ -41,9 +43,11 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failur
     let header = npy::header(array.dtype, array.order, &array.shape);
     file.reserve(header.len() as u64 + array.bytes())?;
     file.put(&header)?;
-    with_element!(array.dtype, T => write::<T>(&array, &mut file, &stop)?, else => {
+    let display = Display::new(array.location.as_str(), "block", args.quiet);
+    with_element!(array.dtype, T => write::<T>(&array, &mut file, &stop, &display)?, else => {
         return Err(Failure::no_elements(array.dtype));
     });
+    display.clear();
     file.finish()?;
     let name = serde_json::Value::from(args.file.display().to_string());
     let mut python = vec!["import numpy as np".to_owned(), format!("a = np.load({name}, mmap_mode=\"r\")")];
@@ -79,12 +83,15 @@ pub(crate) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<Exit, Failur
     Ok(Exit::Done)
 }
 
-fn write<T: Element>(array: &Described, file: &mut Output, stop: &StopFlag) -> Result<(), Failure> {
+fn write<T: Element>(array: &Described, file: &mut Output, stop: &StopFlag, display: &Display) -> Result<(), Failure> {
     array.read::<T, _>(|view| {
         let elements = view.as_slice_memory_order().ok_or_else(Failure::not_contiguous)?;
+        let (begin, mut done) = (Instant::now(), 0);
         for block in cast_slice::<T, u8>(elements).chunks(BLOCK) {
             interrupt::check(stop)?;
             file.put(block)?;
+            done += block.len() as u64;
+            display.blocks(done, array.bytes(), BLOCK, begin);
         }
         Ok(())
     })

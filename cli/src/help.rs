@@ -5,7 +5,15 @@
 /// What ends every help text.
 macro_rules! codes {
     () => {
-        "\
+        "`ndshm help environment` lists exit codes and environment variables."
+    };
+}
+
+/// For `-h`, and for commands with nothing more to say.
+pub(crate) const CODES: &str = codes!();
+
+/// What `ndshm help environment` says.
+pub(crate) const ENVIRONMENT: &str = "\
 Exit codes:
   0    done
   1    failed; for `doctor`: something is wrong
@@ -25,12 +33,9 @@ Environment:
                       no, false or 0: none
   NDSHM_MANAGER_SOCKET
                       where the manager listens (default: ndshm-manager.sock in XDG_RUNTIME_DIR, or in
-                      ndshm-manager-<user id> in the directory for temporary files)"
-    };
-}
-
-/// For `-h`, and for commands with nothing more to say.
-pub(crate) const CODES: &str = codes!();
+                      ndshm-manager-<user id> in the directory for temporary files)
+  NO_COLOR            not empty: no colours. Otherwise errors and `doctor` have some where they go to a terminal
+";
 
 /// How volumes are named.
 macro_rules! sources {
@@ -218,6 +223,8 @@ Fields of counted:
 
 pub(crate) const LS: &str = concat!(
     "\
+Patterns stand between quotes, or the shell looks for files: ndshm ls 'em-*'. What matches none has the exit code 3.
+
 USERS of a counted array: \"2\" handles; \"2+1 in flight\", with one on its way; \"kept\", if its name stays without any;
 \"orphaned\", if no process uses it and none will. Of an arena: its members. Of everything else: whether a process says that
 it has it.

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read as _, Write};
 use std::path::Path;
+use std::time::Instant;
 
 use bytemuck::cast_slice_mut;
 use ndarray::{ArrayViewMutD, IxDyn, ShapeBuilder as _};
@@ -13,6 +14,7 @@ use serde::Serialize;
 use crate::cli::ImportArgs;
 use crate::exit::{Exit, Failure};
 use crate::npy::{Header, NpyElements};
+use crate::progress::Display;
 use crate::{destination, interrupt, python, report, units};
 
 /// Bytes that are read at a time; a multiple of every element's size.
@@ -117,18 +119,29 @@ impl<'a> NpyFile<'a> {
         let shape = IxDyn(&self.shape).set_f(self.header.order == Order::F);
         let mode = if args.replace { CreationMode::Replace } else { CreationMode::CreateNew };
         let options = CreateOptions::<SharedArray<T, IxDyn>>::new().backend(backend.clone()).mode(mode);
-        let filled = options.try_create_with(&args.location, shape, |view| self.fill(view, stop).map_err(Torn));
+        let display = Display::new(args.location.as_str(), "block", args.quiet);
+        let filled =
+            options.try_create_with(&args.location, shape, |view| self.fill(view, stop, &display).map_err(Torn));
+        display.clear();
         filled.map(drop).map_err(|Torn(failure)| failure)
     }
 
-    fn fill<T: Element>(&mut self, mut view: ArrayViewMutD<'_, T>, stop: &StopFlag) -> Result<(), Failure> {
+    fn fill<T: Element>(
+        &mut self,
+        mut view: ArrayViewMutD<'_, T>,
+        stop: &StopFlag,
+        display: &Display,
+    ) -> Result<(), Failure> {
         let elements = view.as_slice_memory_order_mut().ok_or_else(Failure::not_contiguous)?;
+        let (begin, mut done, total) = (Instant::now(), 0, size_of_val(elements) as u64);
         for block in cast_slice_mut::<T, u8>(elements).chunks_mut(BLOCK) {
             interrupt::check(stop)?;
             self.file.read_exact(block).map_err(|error| cannot_read(self.path, &error))?;
             if let Some(width) = self.stored.turned {
                 block.chunks_exact_mut(width).for_each(<[u8]>::reverse);
             }
+            done += block.len() as u64;
+            display.blocks(done, total, BLOCK, begin);
         }
         Ok(())
     }

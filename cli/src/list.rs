@@ -1,31 +1,90 @@
 //! `ndshm ls`: what lives in shared memory, real and emulated.
 
-use std::io::Write;
+use std::io::{self, IsTerminal as _, Write};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use console::Term;
 use ndarray_shm::backend::{DirectoryEntry, EntryKind};
+use ndarray_shm_volume::StopFlag;
 
 use crate::cli::ListArgs;
 use crate::exit::{Exit, Failure};
 use crate::item::Item;
 use crate::report::{self, Column, Table};
-use crate::{places, units};
+use crate::{interrupt, places, units};
+
+/// How long a signal may go unnoticed between two looks.
+const TICK: Duration = Duration::from_millis(50);
 
 /// Runs `ndshm ls`.
 pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if let Some(pause) = args.watch {
+        return watch(args, pause, out);
+    }
+    let items = look(args)?;
+    if items.is_empty() && !args.patterns.is_empty() {
+        return Err(Failure::new(Exit::NotFound, format!("nothing matches {}", patterns(args))));
+    }
+    if args.json {
+        report::json(out, &items)?;
+    } else {
+        write(&items, args, out)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Lists again and again: on a terminal in the same place, elsewhere one list after the other. A signal is the ordinary end.
+fn watch(args: &ListArgs, pause: Duration, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let stop = interrupt::flag()?;
+    let is_terminal = io::stdout().is_terminal();
+    loop {
+        let items = look(args)?;
+        if is_terminal {
+            Term::stdout().clear_screen()?;
+        }
+        write(&items, args, out)?;
+        if !is_terminal {
+            writeln!(out)?;
+        }
+        out.flush()?;
+        if wait(pause, &stop) {
+            return Ok(Exit::Done);
+        }
+    }
+}
+
+/// Waits until it is time to look again. `true`: a signal came first.
+fn wait(pause: Duration, stop: &StopFlag) -> bool {
+    let begin = Instant::now();
+    while !stop.is_stopped() {
+        let left = pause.saturating_sub(begin.elapsed());
+        if left.is_zero() {
+            return false;
+        }
+        thread::sleep(left.min(TICK));
+    }
+    true
+}
+
+/// Finds what is to be listed.
+fn look(args: &ListArgs) -> Result<Vec<Item>, Failure> {
     let mut items = Vec::new();
     for backend in places::existing(args.backend)? {
         let entries = backend.list()?;
         for entry in &entries {
             let is_half = is_half(entry, &entries);
-            if args.all || is_half || matches!(entry.kind, EntryKind::Array | EntryKind::Partial) {
+            let name = entry.location().map_or_else(|| entry.name.clone(), String::from);
+            let is_meant = args.patterns.is_empty() || args.patterns.iter().any(|pattern| pattern.matches(&name));
+            if is_meant && (args.all || is_half || matches!(entry.kind, EntryKind::Array | EntryKind::Partial)) {
                 items.push(Item { is_half, ..Item::new(&backend, entry) });
             }
         }
     }
-    if args.json {
-        report::json(out, &items)?;
-        return Ok(Exit::Done);
-    }
+    Ok(items)
+}
+
+fn write(items: &[Item], args: &ListArgs, out: &mut dyn Write) -> Result<(), Failure> {
     let mut table = Table::new(&[
         Column::Left("NAME"),
         Column::Right("SIZE"),
@@ -33,9 +92,9 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         Column::Right("AGE"),
         Column::Left("OWNER"),
         Column::Left("BACKEND"),
-        Column::Left("STATE"),
+        Column::Left("WHAT"),
     ]);
-    for item in &items {
+    for item in items {
         table.row([
             units::printable(&item.name),
             units::size(item.size),
@@ -46,12 +105,18 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure>
             item.state(),
         ]);
     }
-    if table.is_empty() {
-        writeln!(out, "no arrays")?;
-    } else {
-        table.write(out)?;
+    match (table.is_empty(), args.patterns.is_empty()) {
+        (true, true) => writeln!(out, "no arrays")?,
+        (true, false) => writeln!(out, "nothing matches {}", patterns(args))?,
+        _ => table.write(out)?,
     }
-    Ok(Exit::Done)
+    Ok(())
+}
+
+fn patterns(args: &ListArgs) -> String {
+    let quoted: Vec<String> =
+        args.patterns.iter().map(|pattern| format!("`{}`", units::printable(pattern.as_str()))).collect();
+    quoted.join(" or ")
 }
 
 /// Whether an entry is one of the two files of a renderbuffer, and the other is not there.

@@ -5,6 +5,7 @@
 
 mod arena;
 mod cli;
+mod colour;
 mod counted;
 mod demo;
 mod describe;
@@ -101,6 +102,10 @@ fn run(command: &Command, out: &mut dyn Write) -> Result<Exit, Failure> {
         Command::Manager(args) => manager::run(args, out),
         Command::Completions(args) => manual::completions(args, out),
         Command::Man(args) => manual::man(args, out),
+        Command::Environment => {
+            out.write_all(help::ENVIRONMENT.as_bytes())?;
+            Ok(Exit::Done)
+        }
         Command::Worker(args) => worker::run(args),
     }
 }

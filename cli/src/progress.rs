@@ -1,4 +1,4 @@
-//! How far a download is, on the standard error: a bar on a terminal, else a line now and then.
+//! How far a transfer is, on the standard error: a bar on a terminal, else a line now and then.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(1);
 /// What the bar looks like, in indicatif's words. No colours.
 const TEMPLATE: &str = "{prefix} [{bar:30}] {pos}/{len} {msg}";
 
-/// Shows the progress of one download.
+/// Shows the progress of one transfer: chunks of a volume, objects, or blocks of a file, and always the bytes of the array.
 #[derive(Debug)]
 pub(crate) enum Display {
     /// A bar that redraws itself, and what is counted.
@@ -36,6 +36,15 @@ impl Display {
         } else {
             Self::Lines(units::printable(label), noun, Mutex::new(Pace::default()))
         }
+    }
+
+    /// Tells how many bytes of an array have gone into a file or come from one, block by block.
+    pub(crate) fn blocks(&self, bytes: u64, bytes_total: u64, block: usize, begin: Instant) {
+        let count = |bytes: u64| usize::try_from(bytes.div_ceil(block as u64)).unwrap_or(usize::MAX);
+        let (done, total, elapsed) = (count(bytes), count(bytes_total), begin.elapsed());
+        let progress =
+            DownloadProgress { done, total, painted_here: done, bytes, bytes_total, elapsed, ..Default::default() };
+        self.update(progress);
     }
 
     /// Takes the bar away, so that what is printed next stands alone.

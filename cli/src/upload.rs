@@ -31,8 +31,8 @@ enum UploadSource<'a> {
     Described(Described),
     /// A plain array, with what it says about itself.
     Plain(Location, Directory, Option<Description>),
-    /// A file that is nothing but elements.
-    File(&'a Path),
+    /// A file that is nothing but elements, with what it says about itself.
+    File(&'a Path, Option<Description>),
 }
 
 /// Runs `ndshm upload`.
@@ -124,7 +124,8 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
 impl<'a> UploadSource<'a> {
     fn find(args: &'a UploadArgs) -> Result<Self, Failure> {
         if args.file {
-            return Ok(Self::File(Path::new(&args.source)));
+            let path = Path::new(&args.source);
+            return Ok(Self::File(path, description_of(path).filter(|_| !args.ignore_description)));
         }
         let location = location(&args.source)?;
         let found = Search::new(args.backend)?.find(&location, &[EntryKind::Array])?;
@@ -155,15 +156,24 @@ impl<'a> UploadSource<'a> {
     fn order(&self, args: &UploadArgs, shape: impl IntoIterator<Item = u64>) -> Result<Order, Failure> {
         match self {
             Self::Described(array) => Ok(array.order),
-            Self::Plain(_, _, Some(said)) if args.order.is_none() => Ok(said.order()),
-            Self::Plain(..) | Self::File(_) => plain_order(args.source.display(), args.order, shape),
+            Self::Plain(..) | Self::File(..) => {
+                plain_order(args.source.display(), args.order.or(self.said().map(Description::order)), shape)
+            }
+        }
+    }
+
+    /// Returns what a plain array or a file says about itself.
+    fn said(&self) -> Option<&Description> {
+        match self {
+            Self::Plain(_, _, said) | Self::File(_, said) => said.as_ref(),
+            Self::Described(_) => None,
         }
     }
 
     /// A `.npy` file holds more than its elements.
     fn npy_advice(&self) -> &'static str {
         match self {
-            Self::File(path) if path.extension().is_some_and(|extension| extension == "npy") => {
+            Self::File(path, _) if path.extension().is_some_and(|extension| extension == "npy") => {
                 ". A .npy file also has a header: `ndshm import` makes an array of it"
             }
             _ => "",
@@ -179,7 +189,7 @@ impl<'a> UploadSource<'a> {
 
     fn length_and_time(&self) -> Result<(u64, SystemTime), Failure> {
         let path = match self {
-            Self::File(path) => path.to_path_buf(),
+            Self::File(path, _) => path.to_path_buf(),
             Self::Plain(location, backend, _) => backend.path().join(location.as_str()),
             Self::Described(array) => array.backend.path().join(array.location.as_str()),
         };
@@ -203,10 +213,10 @@ impl<'a> UploadSource<'a> {
                 Error::ShapeMismatch { location, expected, found }
             }
             Self::Described(_) => return Ok(()),
-            Self::Plain(_, _, Some(said)) if said.dtype() != dtype => {
+            Self::Plain(_, _, Some(said)) | Self::File(_, Some(said)) if said.dtype() != dtype => {
                 Error::DTypeMismatch { location, expected: dtype.to_string(), found: said.dtype().to_string() }
             }
-            Self::Plain(..) | Self::File(_) => {
+            Self::Plain(..) | Self::File(..) => {
                 let (found, _) = self.length_and_time()?;
                 let expected = shape.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length));
                 match expected {
@@ -277,7 +287,7 @@ impl<'a> UploadSource<'a> {
             Failure::from(error).usage().advice(advice)
         };
         Ok(match self {
-            Self::File(path) => upload_from_file(sink, bbox, path, &options).map_err(explain)?,
+            Self::File(path, _) => upload_from_file(sink, bbox, path, &options).map_err(explain)?,
             Self::Plain(location, backend, _) => {
                 upload_from_shared_memory(sink, bbox, location, &options.backend(backend.clone())).map_err(explain)?
             }
@@ -288,6 +298,13 @@ impl<'a> UploadSource<'a> {
             ),
         })
     }
+}
+
+/// Returns what a file of elements says about itself: what was downloaded into a file says it as an array does.
+fn description_of(path: &Path) -> Option<Description> {
+    let absolute = std::path::absolute(path).ok()?;
+    let directory = Directory::new("files", absolute.parent()?);
+    directory.description(absolute.file_name()?.to_str()?).ok().flatten()
 }
 
 fn is_mismatch(error: &ndarray_shm::Error) -> bool {
@@ -341,10 +358,7 @@ fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<(NewVolume
         UploadSource::Described(array) => Some(array),
         _ => None,
     };
-    let said = match source {
-        UploadSource::Plain(_, _, said) => said.as_ref(),
-        _ => None,
-    };
+    let said = source.said();
     let lengths_of = |shape: &[usize]| shape.iter().map(|length| *length as u64).collect::<Vec<_>>();
     let of_array = described.map(|array| &array.shape[..]).or(said.map(Description::shape)).map(lengths_of);
     let dtype: Option<DType> = args.dtype.or(described.map(|array| array.dtype)).or(said.map(Description::dtype));

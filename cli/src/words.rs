@@ -1,8 +1,10 @@
 //! Words of the command line that are read into values: element types, shapes, slices, ranges, places, parts.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::ValueEnum;
+use glob::Pattern;
 use ndarray_shm::DType;
 use ndarray_shm_volume::{DTYPE_NAMES, Shard};
 
@@ -23,6 +25,18 @@ pub(crate) struct PerAxis<T>(pub(crate) Vec<T>);
 /// Reads numbers of elements along each axis: `64,64,32`; empty for no axes.
 pub(crate) fn lengths(text: &str) -> Result<PerAxis<u64>, String> {
     numbers(text, "write a number of elements for each axis, with commas between: 64,64,32")
+}
+
+/// Reads a pattern of names: `em-*`.
+pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
+    Pattern::new(text)
+        .map_err(|error| format!("{error}: * stands for any text, ? for one character, [a-c] for one of these"))
+}
+
+/// Reads a pause in seconds: `2`, `0.5`.
+pub(crate) fn pause(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "write a number of seconds from 0.1 to 86400".to_owned())
 }
 
 /// Reads a note: `unit=nm`.

@@ -43,7 +43,7 @@ def do_part(source, target, part, done, invert):
     region = f"--bbox={part['bbox']}"
     try:
         try:
-            made = ndshm("download", source, region, "--location", array, "--replace", "--quiet", "--json")
+            made = ndshm("download", source, array, region, "--replace", "--quiet", "--json")
             if invert:
                 change(made["path"], made["dtype"], made["shape"])
             ndshm("upload", array, target, region, "--order", "c", "--quiet", "--json")

@@ -19,6 +19,6 @@ region=$(ndshm plan "$TARGET" --shards "$PARTS" --json |
 array=ndshm-part-${SLURM_ARRAY_JOB_ID:-0}-$part
 trap 'ndshm unlink "$array" > /dev/null 2>&1 || true' EXIT
 
-ndshm download "$SOURCE" --bbox="$region" --location "$array" --replace --quiet
+ndshm download "$SOURCE" "$array" --bbox="$region" --replace --quiet
 "$PROGRAM" "$array" "$region"
 ndshm upload "$array" "$TARGET" --order c --bbox="$region" --quiet

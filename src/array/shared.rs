@@ -107,7 +107,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
 
     /// Attaches to an array that exists, for reading and writing, with the shape and order that it [says](super::Description).
     ///
-    /// `D` is [`IxDyn`](ndarray::IxDyn) for any number of axes, or that of a fixed number. The element type is compared;
+    /// `D` is [`IxDyn`](type@ndarray::IxDyn) for any number of axes, or that of a fixed number. The element type is compared;
     /// [`Directory::description`](crate::Directory::description) tells it beforehand.
     ///
     /// # Examples

@@ -43,7 +43,8 @@ pub struct Directory(Arc<dyn Backend>);
 impl Directory {
     /// Uses the directory at `path`, which must exist when the first array is made, as a backend called `name`.
     ///
-    /// Nothing is checked. Every process that can write to the directory can replace what is in it.
+    /// Nothing is checked here: making an array in a directory that is missing fails with [`NoDirectory`](Error::NoDirectory). Every
+    /// process that can write to the directory can replace what is in it.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self(Arc::new(Files::new(name.into(), path.into())))
     }

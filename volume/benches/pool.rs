@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let path = directory.path().join(format!("volume-{edge}"));
         let spec = DemoSpec::new(&[256, 512, 512], &[edge; 3], DType::U8).codec(Codec::Uncompressed).complete(true);
         demo::write_volume(&path, &spec)?;
-        let source = open_volume(&VolumeUrl::local(&path))?;
+        let source = open_volume(VolumeUrl::local(&path))?;
         let pool = PoolOptions::new().create()?;
         let (mut with, mut without) = (Vec::new(), Vec::new());
         for _ in 0..rounds {

@@ -77,7 +77,7 @@ fn upload(
 ) -> Result<Duration, Box<dyn Error>> {
     let mut new = NewVolume::new(VolumeFormat::Zarr, &SHAPE.map(|length| length as u64), &[64; 3], DType::U8);
     new.encoding = encoding;
-    let volume = create_volume(&VolumeUrl::local(path), &new)?;
+    let volume = create_volume(VolumeUrl::local(path), &new)?;
     let all = volume.meta().domain();
     let mut options = UploadOptions::new().order(order).workers(threads);
     if change {

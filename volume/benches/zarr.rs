@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let spec = if sharded { spec.shards(&[192, 256, 256]) } else { spec };
                 let path = directory.path().join("volume");
                 demo::write_volume(&path, &spec)?;
-                let source = open_volume(&VolumeUrl::local(&path))?;
+                let source = open_volume(VolumeUrl::local(&path))?;
                 let array = Array::open(Arc::new(FilesystemStore::new(&path)?), "/")?;
                 let bytes = source.meta().domain().shape().iter().product::<usize>() * dtype.size();
                 let mut times: [Vec<Duration>; 4] = Default::default();

@@ -82,7 +82,7 @@ impl Bbox {
     /// [`Bbox`](Error::Bbox) naming the axis.
     pub fn check_within(&self, domain: &Self) -> Result<()> {
         if self.0.len() != domain.0.len() {
-            return Err(wrong_axes(&self.to_string(), self.0.len(), domain));
+            return Err(wrong_axes(self, self.0.len(), domain));
         }
         self.check_not_empty()?;
         for (axis, (range, whole)) in self.0.iter().zip(&domain.0).enumerate() {
@@ -187,14 +187,12 @@ impl BboxSpec {
     /// [`Bbox`](Error::Bbox) if an end is open, or a range is empty.
     pub fn closed(&self) -> Result<Bbox> {
         let ends = |range: &OpenRange| Some(range.start?..range.stop?);
-        match self.0.iter().map(ends).collect() {
-            Some(ranges) => Bbox::new(ranges),
-            None => {
-                let reason = "a range has an open end, which means nothing without the bounds of a volume: write both ends of \
-                              each range, as in 0:64,5:9";
-                Err(Error::bbox(self, reason))
-            }
-        }
+        let Some(ranges) = self.0.iter().map(ends).collect() else {
+            let reason = "a range has an open end, which means nothing without the bounds of a volume: write both ends of each \
+                          range, as in 0:64,5:9";
+            return Err(Error::bbox(self, reason));
+        };
+        Bbox::new(ranges)
     }
 
     /// Adds an axis behind the others, all of it.

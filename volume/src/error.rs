@@ -5,10 +5,7 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::ops::Range;
 use std::path::PathBuf;
-
-use crate::bbox::ranges_text;
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -256,13 +253,11 @@ impl fmt::Debug for Error {
             Source, Scale, NewVolume, UnsupportedDType, Chunk, ChunkDenied, Missing, FillValue, Store, Url, Alignment, Bbox, Interrupted, Worker,
             Painting, Writing, Shard, Array, Io,
         };
-        match self {
-            Self::Array(error) => write!(f, "{name}: {error:?}"),
-            _ => {
-                let kind = self.kind().map_or_else(String::new, |kind| format!("({kind:?})"));
-                write!(f, "{name}{kind}: {}", with_causes(self))
-            }
+        if let Self::Array(error) = self {
+            return write!(f, "{name}: {error:?}");
         }
+        let kind = self.kind().map_or_else(String::new, |kind| format!("({kind:?})"));
+        write!(f, "{name}{kind}: {}", with_causes(self))
     }
 }
 
@@ -322,9 +317,9 @@ impl Error {
     }
 
     /// Makes what a directory's store said of an object an error of that chunk: a disk does not recover by waiting, as servers do.
-    pub(crate) fn of_file(self, region: &[Range<i64>]) -> Self {
+    pub(crate) fn of_file(self, region: String) -> Self {
         match self {
-            Self::Store { object, cause, .. } => Self::chunk(object, ranges_text(region), cause),
+            Self::Store { object, cause, .. } => Self::chunk(object, region, cause),
             other => other,
         }
     }
@@ -354,10 +349,10 @@ mod tests {
     #[test]
     fn file_without_rights_is_no_server_that_may_answer_later() {
         let cause = Box::new(io::Error::from(io::ErrorKind::PermissionDenied));
-        let error = Error::Store { op: "reading", object: "v/0.gz".into(), cause }.of_file(&[0..4]);
+        let error = Error::Store { op: "reading", object: "v/0.gz".into(), cause }.of_file("0:4".into());
         assert!(matches!(&error, Error::ChunkDenied { chunk, .. } if chunk == "v/0.gz"), "{error}");
         let cause = Box::new(io::Error::from(io::ErrorKind::UnexpectedEof));
-        let error = Error::Store { op: "reading", object: "v/0".into(), cause }.of_file(&[0..4]);
+        let error = Error::Store { op: "reading", object: "v/0".into(), cause }.of_file("0:4".into());
         assert!(matches!(error, Error::Chunk { .. }), "{error}");
     }
 }

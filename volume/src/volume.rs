@@ -152,7 +152,7 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Chunk`](Error::Chunk) or [`Store`](Error::Store), naming the chunk.
+    /// [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied) or [`Store`](Error::Store), naming the chunk.
     fn fetch(&self, _region: &[Range<i64>]) -> Result<Fetched> {
         Ok(Fetched::Later)
     }

@@ -129,7 +129,7 @@ fn worker(behaviour: &str) -> ExitCode {
         mark.try_lock().expect("a lock as long as I live");
         mark
     });
-    let volume = match open_volume(&VolumeUrl::local(variable(VOLUME))) {
+    let volume = match open_volume(VolumeUrl::local(variable(VOLUME))) {
         Ok(volume) => volume,
         Err(error) => {
             eprintln!("{error}");

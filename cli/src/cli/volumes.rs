@@ -21,10 +21,13 @@ pub(crate) struct DownloadArgs {
     /// Path or URL of a volume: Zarr or Precomputed, local or behind http, https or s3
     pub(crate) source: VolumeUrl,
     /// Name of the array to make
-    #[arg(long, short, value_name = "NAME", required_unless_present = "file")]
-    pub(crate) location: Option<Location>,
+    #[arg(value_name = "NAME", required_unless_present_any = ["file", "location"])]
+    name: Option<Location>,
+    /// Another way to give the name
+    #[arg(long, short, value_name = "NAME", conflicts_with = "name", hide_short_help = true)]
+    location: Option<Location>,
     /// Make a file of the elements instead, in any directory
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["location", "emulate"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["name", "location", "emulate"])]
     pub(crate) file: Option<PathBuf>,
     /// Region to read, START:STOP for each axis of the volume, e.g. 0:64,10:,: (an empty side is the bound) [default: everything]
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
@@ -73,6 +76,13 @@ pub(crate) struct DownloadArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl DownloadArgs {
+    /// Returns the name of the array, however it was given.
+    pub(crate) fn location(&self) -> Option<&Location> {
+        self.name.as_ref().or(self.location.as_ref())
+    }
 }
 
 /// What chunks are that are not stored.

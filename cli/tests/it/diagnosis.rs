@@ -31,6 +31,8 @@ fn every_check_has_a_state_and_the_exit_code_follows() {
         "log-out",
         "manager",
         "leftovers",
+        "emulated-descriptions",
+        "orphans",
     ]) {
         let check = check(&report, name);
         let status = check["status"].as_str().expect("a word");

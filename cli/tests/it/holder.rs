@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use ndarray_shm::arena::ArenaOptions;
+use ndarray_shm::arena::loans::Counters;
 use ndarray_shm::counted::{Handle, HandleOptions};
 use ndarray_shm::{AttachOptions, CreateOptions, Directory, RefcountedArray, SharedArray};
 use sysinfo::Pid;
@@ -36,6 +38,11 @@ impl Holder {
     /// Starts one that creates a plain array of one page.
     pub(crate) fn create_plain(directory: &Path, name: &str) -> Self {
         Self::start(directory, name, "plain", &[])
+    }
+
+    /// Starts one that creates an arena of 1 MiB, or counters.
+    pub(crate) fn create_arena(directory: &Path, name: &str, how: &'static str) -> Self {
+        Self::start(directory, name, how, &[])
     }
 
     fn start(directory: &Path, name: &str, how: &str, and: &[&str]) -> Self {
@@ -100,6 +107,14 @@ fn the_role_of_a_holder() {
     if *how == "plain" {
         let _held: SharedArray<u8, _> =
             CreateOptions::<SharedArray<_, _>>::new().backend(backend()).create(*name, 4096).expect("created");
+        return wait(&[]);
+    }
+    if *how == "arena" {
+        let _held = ArenaOptions::new().backend(backend()).create(*name, 1 << 20).expect("created");
+        return wait(&[]);
+    }
+    if *how == "counters" {
+        let _held = Counters::create_in(&backend(), *name, 100).expect("created");
         return wait(&[]);
     }
     let array = if *how == "create" {

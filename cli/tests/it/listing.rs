@@ -14,6 +14,45 @@ fn array(scene: &Scene, name: &str) -> SharedArray<f32, ndarray::Ix2> {
 }
 
 #[test]
+fn patterns_choose_names() {
+    let scene = Scene::new();
+    let _held = ["em-1", "em-2", "seg-1"].map(|name| array(&scene, name));
+    let names = |patterns: &[&str]| -> Vec<String> {
+        let listed = run(scene.ndshm(["ls", "--backend", "emulated", "--json"]).args(patterns)).expect_code(0).json();
+        listed.as_array().expect("a list").iter().map(|item| item["name"].as_str().expect("text").to_owned()).collect()
+    };
+    assert_eq!(names(&["em-*"]), ["em-1", "em-2"]);
+    assert_eq!(names(&["*-[1]"]), ["em-1", "seg-1"]);
+    assert_eq!(names(&["em-?", "seg-1"]), ["em-1", "em-2", "seg-1"]);
+    let none = run(&mut scene.ndshm(["ls", "raw-*", "x"])).expect_code(3);
+    assert!(none.err.contains("nothing matches `raw-*` or `x`"), "{none:?}");
+    run(&mut scene.ndshm(["ls", "[a"])).expect_code(2);
+    for wrong in ["--watch=0", "--watch=soon", "--watch=-1"] {
+        run(&mut scene.ndshm(["ls", wrong])).expect_code(2);
+    }
+    run(&mut scene.ndshm(["ls", "--watch", "--json"])).expect_code(2);
+}
+
+/// What is made meanwhile appears in the next list, and Ctrl-C is the ordinary end.
+#[cfg(unix)]
+#[test]
+fn watching_sees_what_comes_and_ends_with_a_signal() {
+    use std::io::{BufRead as _, BufReader};
+
+    let scene = Scene::new();
+    let mut command = scene.ndshm(["ls", "--watch=0.1", "--backend", "emulated", "em*"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("started");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map(|line| line.expect("text"));
+    assert_eq!(lines.next().as_deref(), Some("nothing matches `em*`"));
+    let _held = array(&scene, "em");
+    assert!(lines.any(|line| line.starts_with("em ")), "it came to an end");
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("ours");
+    assert_eq!(lines.filter(|line| line.starts_with("error")).count(), 0);
+    assert_eq!(child.wait().expect("a child").code(), Some(0));
+}
+
+#[test]
 fn an_array_is_listed_shown_and_unlinked() {
     let scene = Scene::new();
     let held = array(&scene, "grid");

@@ -2,9 +2,11 @@
 //!
 //! Every test has a scene of its own (see `scene.rs`), which is gone afterwards, also when the test fails.
 
+mod arenas;
 mod counted;
 mod crashes;
 mod demonstration;
+mod describing;
 mod diagnosis;
 mod downloading;
 mod gc;

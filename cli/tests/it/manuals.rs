@@ -41,7 +41,10 @@ fn bash_reads_its_completions() {
 fn manual_pages_know_every_command_and_the_exit_codes() {
     let scene = Scene::new();
     let page = run(&mut scene.ndshm(["man"])).expect_code(0).out;
-    assert!(page.contains(".TH ndshm 1") && page.contains("Exit codes"), "{page}");
+    assert!(
+        page.contains(".TH ndshm 1") && page.contains("Exit codes") && page.contains("NDSHM_EMULATED_DIR"),
+        "{page}"
+    );
     for command in commands(&scene) {
         assert!(page.contains(&format!("ndshm\\-{command}(1)")), "no {command}: {page}");
         let own = run(&mut scene.ndshm(["man", &command])).expect_code(0).out;

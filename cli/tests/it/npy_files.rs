@@ -65,6 +65,7 @@ fn what_is_there_is_replaced_only_if_that_is_said() {
         let layout = ["--dtype", "uint8", "--shape", "2,2", "--order", "f"];
         run(scene.ndshm(["export", "x"]).arg(&out).args(layout).args(more))
     };
+    run(&mut scene.ndshm(["describe", "x", "--clear"])).expect_code(0);
     let unsaid = run(scene.ndshm(["export", "x", "--dtype", "uint8", "--shape", "2,2"]).arg(&out)).expect_code(2);
     assert!(unsaid.err.contains("--order f") && !out.exists(), "{unsaid:?}");
     export(&[]).expect_code(0);

@@ -29,13 +29,58 @@ fn command_lines_that_make_no_sense_are_exit_code_2() {
 }
 
 #[test]
-fn the_help_tells_the_exit_codes() {
+fn exit_codes_and_environment_stand_in_one_place() {
     let scene = Scene::new();
-    for arguments in [&["--help"][..], &["download", "--help"], &["ls", "--help"], &["gc", "--help"], &["demo", "-h"]] {
-        let help = run(&mut scene.ndshm(arguments)).expect_code(0).out;
-        assert!(help.contains("Exit codes:") && help.contains("130"), "{help}");
+    let all = run(&mut scene.ndshm(["help", "environment"])).expect_code(0).out;
+    for word in ["Exit codes:", "130", "EMULATE_SHM", "NDSHM_EMULATED_DIR", "NO_COLOR"] {
+        assert!(all.contains(word), "{word}: {all}");
+    }
+    assert!(run(&mut scene.ndshm(["--help"])).expect_code(0).out.contains("Exit codes:"));
+    for command in ["download", "ls", "gc", "demo"] {
+        let help = run(&mut scene.ndshm([command, "--help"])).expect_code(0).out;
+        assert!(help.contains("ndshm help environment") && !help.contains("Exit codes:"), "{help}");
         assert!(!help.contains("worker  "), "the worker command is hidden: {help}");
     }
+}
+
+#[test]
+fn short_help_is_short() {
+    let scene = Scene::new();
+    for command in
+        ["download", "upload", "ls", "info", "describe", "view", "export", "import", "unlink", "gc", "doctor", "demo"]
+    {
+        let help = |how| run(&mut scene.ndshm([command, how])).expect_code(0).out;
+        let (short, long) = (help("-h"), help("--help"));
+        assert!(short.len() < long.len() && short.contains("ndshm help environment"), "{command}: {short}");
+        assert!(!short.contains("Fields of"), "{command}: {short}");
+    }
+}
+
+#[test]
+fn name_of_an_array_is_given_alone_or_by_option() {
+    let scene = Scene::new();
+    volume::write(&scene.volume());
+    let source = scene.volume();
+    let source = source.to_str().expect("UTF-8");
+    run(&mut scene.ndshm(["download", source, "one", "--quiet"])).expect_code(0);
+    run(&mut scene.ndshm(["download", source, "--location", "two", "--quiet"])).expect_code(0);
+    assert_eq!(scene.files(), ["one", "two"]);
+    for wrong in [&["three", "--location", "four"][..], &["three", "--file", "f"], &[]] {
+        run(scene.ndshm(["download", source, "--quiet"]).args(wrong)).expect_code(2);
+    }
+}
+
+#[test]
+fn colours_are_for_terminals_and_can_be_forbidden() {
+    let scene = Scene::new();
+    let plain = run(&mut scene.ndshm(["info", "nothing"])).expect_code(3);
+    assert!(plain.err.starts_with("error: ") && !plain.err.contains('\u{1b}'), "{plain:?}");
+    let forced = run(scene.ndshm(["info", "nothing"]).env("CLICOLOR_FORCE", "1")).expect_code(3);
+    assert!(forced.err.starts_with("\u{1b}[1m\u{1b}[31merror:\u{1b}[0m "), "{forced:?}");
+    let found = run(scene.ndshm(["doctor"]).env("CLICOLOR_FORCE", "1"));
+    assert!(found.out.contains("\u{1b}[32mok "), "{found:?}");
+    let forbidden = run(scene.ndshm(["doctor"]).env("NO_COLOR", "1"));
+    assert!(!forbidden.out.contains('\u{1b}'), "{forbidden:?}");
 }
 
 #[test]

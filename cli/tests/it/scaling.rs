@@ -24,12 +24,12 @@ fn spec() -> DemoSpec {
 fn make_target(scene: &Scene) -> PathBuf {
     let path = scene.temporary().join("target");
     let new = NewVolume::new(VolumeFormat::Zarr, &SHAPE, &[10, 20, 20], DType::U16);
-    create_volume(&VolumeUrl::local(&path), &new).expect("a new volume");
+    create_volume(VolumeUrl::local(&path), &new).expect("a new volume");
     path
 }
 
 fn read(scene: &Scene, volume: &Path) -> ArrayD<u16> {
-    let volume = open_volume(&VolumeUrl::local(volume)).expect("the volume");
+    let volume = open_volume(VolumeUrl::local(volume)).expect("the volume");
     let backend = Directory::new("test", scene.temporary());
     let location = "read".parse().expect("a name");
     let options = DownloadOptions::new().backend(backend);

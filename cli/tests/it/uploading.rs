@@ -40,7 +40,8 @@ fn an_array_goes_up_into_a_new_volume_and_comes_down_again() {
         // The same command again does the same again.
         let again = upload(&scene, &to, &create).expect_code(0).json();
         assert_eq!((&again["stored"], &again["background"]), (&report["stored"], &report["background"]));
-        let other = [&["--create", "--dtype", "int16", "--shape", &shape, "--order", "c"], *how].concat();
+        let other = ["--create", "--ignore-description", "--dtype", "int16", "--shape", &shape, "--order", "c"];
+        let other = [&other, *how].concat();
         upload(&scene, &to, &other).expect_code(1);
         let info = run(&mut scene.ndshm(["info", "--json", text(&to)])).expect_code(0).json();
         assert_eq!(info["scales"][0]["shape"], serde_json::json!(SHAPE));
@@ -242,6 +243,7 @@ fn upload_of_a_plain_array_needs_its_order() {
     run(&mut download(&scene, "x", &[&bbox[..], &["--order", "f"]].concat())).expect_code(0);
     let (file, to) = (scene.emulated().join("x"), scene.temporary().join("volume"));
     let create = ["--create", "--format", "zarr3", "--dtype", "uint16", "--shape", "60,60,70", "--chunk", "32,32,32"];
+    run(&mut scene.ndshm(["describe", "x", "--clear"])).expect_code(0);
     for source in [&["x"][..], &[text(&file), "--file"]] {
         let refused = |finished: Finished| {
             let finished = finished.expect_code(2);

@@ -36,7 +36,7 @@ impl Holder {
 
 /// The name of an error's variant.
 pub fn variant(error: &Error) -> String {
-    format!("{error:?}").split([' ', '{', '(']).next().unwrap_or_default().to_owned()
+    format!("{error:?}").split([' ', ':', '{', '(']).next().unwrap_or_default().to_owned()
 }
 
 enum Held {

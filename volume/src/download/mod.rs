@@ -108,7 +108,7 @@ impl Downloaded {
 /// - [`Array`](Error::Array): the name is taken (`AlreadyExists`) or another volume, region or order is being painted
 ///   under it (`Mismatch`), another user began it and was not [chosen](DownloadOptions::shared_with) (`ForeignOwner`), there is no
 ///   room (`NoSpace`), ..
-/// - [`Chunk`](Error::Chunk): a chunk cannot be read or decoded. What was painted is thrown away, unless
+/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied): a chunk cannot be read or decoded. What was painted is thrown away, unless
 ///   [`keep_partial`](DownloadOptions::keep_partial).
 /// - [`Interrupted`](Error::Interrupted): the flag was raised; the same holds.
 /// - [`Store`](Error::Store): the server did not answer for long, or refused. What was painted is kept.
@@ -126,7 +126,7 @@ impl Downloaded {
 /// let directory = std::env::temp_dir().join(format!("download-example-{}", std::process::id()));
 /// demo::write_volume(&directory, &DemoSpec::new(&[40, 40, 40], &[16, 16, 16], DType::U16))?;
 ///
-/// let volume = open_volume(&VolumeUrl::local(&directory))?;
+/// let volume = open_volume(VolumeUrl::local(&directory))?;
 /// let bbox = Bbox::parse("10:30,:,5:", &volume.meta().domain())?;
 /// let location = format!("download-example-{}", std::process::id()).parse()?;
 /// let done = download_to_shared_memory(&*volume, &bbox, &location, &DownloadOptions::new())?;
@@ -174,7 +174,7 @@ fn download_as(
 /// # Errors
 ///
 /// - [`Array`](Error::Array): nothing is being painted under the name (`NotFound`), or another volume is (`Mismatch`).
-/// - [`Chunk`](Error::Chunk): a chunk cannot be read or decoded; it stays unfinished.
+/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied): a chunk cannot be read or decoded; it stays unfinished.
 /// - [`Interrupted`](Error::Interrupted): the flag was raised before every chunk was done.
 pub fn paint_as_worker(
     source: &dyn ChunkSource,

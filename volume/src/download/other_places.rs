@@ -36,7 +36,7 @@ use crate::volume::ChunkSource;
 /// let directory = std::env::temp_dir().join(format!("private-example-{}", std::process::id()));
 /// demo::write_volume(&directory, &DemoSpec::new(&[40, 40], &[16, 16], DType::U16))?;
 ///
-/// let volume = open_volume(&VolumeUrl::local(&directory))?;
+/// let volume = open_volume(VolumeUrl::local(&directory))?;
 /// let bbox = volume.meta().parse_bbox("10:30,:")?;
 /// let array = download::<u16, Ix2>(&*volume, &bbox, &DownloadOptions::new())?;
 /// assert_eq!(array.read()?.shape(), [20, 40]);
@@ -119,7 +119,7 @@ fn unique() -> Result<Location> {
 /// let directory = std::env::temp_dir().join(format!("file-example-{}", std::process::id()));
 /// demo::write_volume(&directory, &DemoSpec::new(&[40, 40], &[16, 16], DType::U16))?;
 ///
-/// let volume = open_volume(&VolumeUrl::local(&directory))?;
+/// let volume = open_volume(VolumeUrl::local(&directory))?;
 /// let file = directory.join("region.raw");
 /// download_to_file(&*volume, &volume.meta().parse_bbox("10:30,:")?, &file, &DownloadOptions::new())?;
 /// assert_eq!(std::fs::metadata(&file)?.len(), 20 * 40 * 2);

@@ -162,7 +162,8 @@ impl ChunkSource for PrecomputedVolume {
     }
 
     fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
-        self.fetch_stored(region).map_err(|error| if self.is_remote() { error } else { error.of_file(region) })
+        self.fetch_stored(region)
+            .map_err(|error| if self.is_remote() { error } else { error.of_file(ranges_text(region)) })
     }
 
     fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {

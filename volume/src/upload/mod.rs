@@ -152,7 +152,7 @@ pub fn upload_from_file(
 /// let array = ndarray::ArrayD::<u8>::zeros(vec![100, 100, 40]);
 /// let directory = std::env::temp_dir().join(format!("upload-example-{}", std::process::id()));
 /// let new = NewVolume::new(VolumeFormat::Zarr, &[100, 100, 40], &[64, 64, 32], DType::U8);
-/// let volume = create_volume(&VolumeUrl::local(&directory), &new)?;
+/// let volume = create_volume(VolumeUrl::local(&directory), &new)?;
 /// let done = upload_from_array(&*volume, &volume.meta().domain(), &array.view(), &UploadOptions::new())?;
 /// assert_eq!((done.stored, done.bytes), (8, 100 * 100 * 40));
 ///

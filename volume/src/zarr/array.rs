@@ -188,7 +188,7 @@ impl ZarrArray {
 
     fn store_failed(&self, error: Error, region: &[Range<i64>]) -> Error {
         match error {
-            error @ Error::Store { .. } if !self.store.is_remote() => error.of_file(region),
+            error @ Error::Store { .. } if !self.store.is_remote() => error.of_file(ranges_text(region)),
             error => error,
         }
     }

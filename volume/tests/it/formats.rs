@@ -85,7 +85,7 @@ fn shards_that_are_packed_once_more_are_painted_whole() {
         bytes.extend(crc32c(&bytes).to_le_bytes());
         std::fs::write(&file, bytes).expect("a shard");
     }
-    let source = ndarray_shm_volume::open_volume(&ndarray_shm_volume::VolumeUrl::local(&path)).expect("the volume");
+    let source = ndarray_shm_volume::open_volume(ndarray_shm_volume::VolumeUrl::local(&path)).expect("the volume");
     assert_eq!(source.meta().chunk_shape, [8, 10]);
     place.check::<u8>(&*source, &spec, &Bbox::whole(&[20, 20]));
     place.check::<u8>(&*source, &spec, &"3:19,7:12".parse().expect("a region"));

@@ -138,7 +138,7 @@ fn another_region_order_or_volume_under_the_same_name_is_a_mismatch() {
 
     let other = place.path("other");
     demo::write_volume(&other, &spec()).expect("an equal volume elsewhere");
-    let other = open_volume(&VolumeUrl::local(&other)).expect("the other volume");
+    let other = open_volume(VolumeUrl::local(&other)).expect("the other volume");
     refused(&*other, "0:40,0:40", &place.options());
 
     // The same path, shape and type, but written anew.

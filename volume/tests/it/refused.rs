@@ -39,7 +39,7 @@ fn with_metadata(spec: &DemoSpec, change: impl FnOnce(&mut Value)) -> Error {
     let mut json = serde_json::from_slice(&fs::read(&file).expect("the metadata")).expect("a document");
     change(&mut json);
     fs::write(&file, json.to_string()).expect("the metadata");
-    open_volume(&VolumeUrl::local(&path)).expect_err("no volume")
+    open_volume(VolumeUrl::local(&path)).expect_err("no volume")
 }
 
 fn v2() -> DemoSpec {
@@ -120,7 +120,7 @@ fn damaged_metadata_is_an_error() {
     let place = Place::new();
     place.volume(&v3());
     fs::write(place.path("volume/zarr.json"), b"{\"zarr_format\": 3, ").expect("the metadata");
-    let error = open_volume(&VolumeUrl::local(place.path("volume"))).expect_err("cut short");
+    let error = open_volume(VolumeUrl::local(place.path("volume"))).expect_err("cut short");
     assert!(error.to_string().contains("zarr.json` is damaged: "), "{error}");
     assert!(chain(&error).contains("line 1 column 19"), "{}", chain(&error));
 }
@@ -129,7 +129,7 @@ fn damaged_metadata_is_an_error() {
 fn what_is_no_volume_is_called_what_it_is() {
     let place = Place::new();
     let message = |path: &Path, kind: ErrorKind| {
-        let error = open_volume(&VolumeUrl::local(path)).expect_err("no volume");
+        let error = open_volume(VolumeUrl::local(path)).expect_err("no volume");
         assert_eq!(error.kind(), Some(kind), "{}", chain(&error));
         error.to_string()
     };
@@ -198,7 +198,7 @@ fn a_volume_without_elements_has_no_region() {
     ] {
         let path = place.path(name);
         demo::write_volume(&path, &spec).expect("a volume");
-        let source = open_volume(&VolumeUrl::local(&path)).expect("it is a volume");
+        let source = open_volume(VolumeUrl::local(&path)).expect("it is a volume");
         let error = place.download(&*source, &Bbox::whole(spec.shape()), &place.options()).expect_err("empty");
         assert!(matches!(error, Error::Bbox { .. }), "{error}");
     }
@@ -215,7 +215,7 @@ fn a_volume_larger_than_its_place_is_refused_before_anything_is_taken() {
             serde_json::from_slice(&fs::read(path.join("zarr.json")).expect("metadata")).expect("JSON");
         json["shape"] = json!(shape);
         fs::write(path.join("zarr.json"), json.to_string()).expect("metadata");
-        let source = open_volume(&VolumeUrl::local(&path)).expect("a large volume");
+        let source = open_volume(VolumeUrl::local(&path)).expect("a large volume");
         place.download(&*source, &Bbox::whole(shape), &place.options()).expect_err("it cannot fit")
     };
     let rows = place.backend.available().expect("how much there is") / (8 << 12) * 2 + 1;
@@ -263,7 +263,7 @@ fn a_chunk_larger_than_memory_is_read_in_part_or_refused() {
         let length = 1u64 << if usize::BITS == 32 { 13 } else { 20 };
         json["chunk_grid"]["configuration"]["chunk_shape"] = json!([length, length]);
         fs::write(&metadata, json.to_string()).expect("metadata");
-        let source = open_volume(&VolumeUrl::local(place.path("volume"))).expect("it is a volume");
+        let source = open_volume(VolumeUrl::local(place.path("volume"))).expect("it is a volume");
         // The file is far too short for such a chunk.
         let error = place.download(&*source, &Bbox::whole(&[100, 100]), &place.options()).expect_err("too short");
         assert!(matches!(error, Error::Chunk { .. }), "{codec:?}: {}", chain(&error));

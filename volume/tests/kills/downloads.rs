@@ -106,7 +106,7 @@ fn run(command: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
     let backend = Directory::shm()?;
     let held = std::env::var_os(HELD).map(|_| (backend.clone(), location.clone()));
     let source = Noting {
-        volume: open_volume(&VolumeUrl::local(variable(VOLUME)))?,
+        volume: open_volume(VolumeUrl::local(variable(VOLUME)))?,
         is_remote: command == "remote",
         log: fs::OpenOptions::new().append(true).create(true).open(variable(LOG))?,
         held,

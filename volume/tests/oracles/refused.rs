@@ -43,7 +43,7 @@ pub(crate) fn check(world: &World, refused: Refused) -> Result<(), String> {
     let path = world.path("refused");
     let (file, document) = document(refused);
     fs::create_dir(&path).and_then(|()| fs::write(path.join(file), document.to_string())).map_err(|e| e.to_string())?;
-    match open_volume(&VolumeUrl::local(&path)) {
+    match open_volume(VolumeUrl::local(&path)) {
         Ok(volume) => Err(format!("it was opened: {:?}", volume.meta())),
         Err(error) => {
             let text = in_full(&error);

@@ -132,7 +132,7 @@ impl Case {
                 new.encoding = Encoding::Gzip;
             }
         }
-        let volume = create_volume(&VolumeUrl::local(case.objects().join("test/volume")), &new).expect("a volume");
+        let volume = create_volume(VolumeUrl::local(case.objects().join("test/volume")), &new).expect("a volume");
         let bbox = volume.meta().domain();
         upload_from_array(&*volume, &bbox, &case.expected().view(), &UploadOptions::new()).expect("its elements");
         case

@@ -55,7 +55,7 @@ impl Place {
     pub(crate) fn volume(&self, spec: &DemoSpec) -> Box<dyn ChunkSource> {
         let path = self.path("volume");
         demo::write_volume(&path, spec).expect("a volume");
-        open_volume(&VolumeUrl::local(&path)).expect("the volume that was written")
+        open_volume(VolumeUrl::local(&path)).expect("the volume that was written")
     }
 
     /// Returns options that paint into this place's backend.

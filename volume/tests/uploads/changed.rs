@@ -133,7 +133,7 @@ pub(crate) fn a_precomputed_volume_is_not_made_on_top_of_others() {
         fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
         fs::write(&path, b"{}").expect("a file");
         let new = NewVolume::new(VolumeFormat::Precomputed, &[8, 8, 8], &[8, 8, 8], DType::U8);
-        let made = create_volume(&VolumeUrl::local(place.path("volume")), &new);
+        let made = create_volume(VolumeUrl::local(place.path("volume")), &new);
         assert!(made.is_err(), "{there}");
         assert!(!place.path("volume/info").exists(), "{there}");
     }

@@ -125,7 +125,7 @@ fn a_description_that_is_wrong_says_what_is_wrong() {
     let url: VolumeUrl = format!("precomputed://{}", path.display()).parse().expect("a URL");
     assert_eq!(VolumeOptions::new().open(&url).expect_err("nothing").kind(), Some(ErrorKind::Absent));
     changed(&place, |_| {});
-    let error = VolumeOptions::new().mip(3).open(&VolumeUrl::local(&path)).expect_err("no such scale");
+    let error = VolumeOptions::new().mip(3).open(VolumeUrl::local(&path)).expect_err("no such scale");
     assert!(chain(&error).contains("no scale 3: it has 1 (1_1_1)"), "{error}");
 }
 
@@ -198,13 +198,13 @@ fn volumes_that_precomputed_does_not_have_are_refused_and_leave_nothing() {
         let path = place.path(&format!("volume-{number}"));
         let mut new = new(DType::U8, Encoding::Raw);
         change(&mut new);
-        let error = create_volume(&VolumeUrl::local(&path), &new).expect_err(reason);
+        let error = create_volume(VolumeUrl::local(&path), &new).expect_err(reason);
         assert!(matches!(error, Error::NewVolume { .. }), "{number}: {error:?}");
         assert!(chain(&error).contains(reason), "{number}: {}", chain(&error));
         assert!(!path.exists(), "{number}");
     }
     let path = place.path("volume");
-    create_volume(&VolumeUrl::local(&path), &new(DType::U8, Encoding::Raw)).expect("a volume");
-    let error = create_volume(&VolumeUrl::local(&path), &new(DType::U8, Encoding::Raw)).expect_err("it is there");
+    create_volume(VolumeUrl::local(&path), &new(DType::U8, Encoding::Raw)).expect("a volume");
+    let error = create_volume(VolumeUrl::local(&path), &new(DType::U8, Encoding::Raw)).expect_err("it is there");
     assert!(chain(&error).contains("already"), "{}", chain(&error));
 }

@@ -35,7 +35,7 @@ pub(super) fn new(dtype: DType, encoding: Encoding) -> NewVolume {
 
 /// A volume of one chunk; returns the chunk's file too.
 fn one_chunk(path: &Path, dtype: DType, encoding: Encoding) -> PathBuf {
-    let sink = create_volume(&VolumeUrl::local(path), &new(dtype, encoding)).expect("a volume");
+    let sink = create_volume(VolumeUrl::local(path), &new(dtype, encoding)).expect("a volume");
     let region = sink.meta().domain();
     sink.store(region.ranges(), sink.encode(region.ranges(), &Runs(dtype.size())).expect("encoded")).expect("stored");
     let mut files = fs::read_dir(path.join("1_1_1")).expect("a scale");
@@ -43,7 +43,7 @@ fn one_chunk(path: &Path, dtype: DType, encoding: Encoding) -> PathBuf {
 }
 
 pub(super) fn open(path: &Path) -> Result<Box<dyn ChunkSource>> {
-    open_volume(&VolumeUrl::local(path))
+    open_volume(VolumeUrl::local(path))
 }
 
 /// Reads the first chunk.
@@ -93,7 +93,7 @@ fn chunk_that_is_cut_short_is_called_so_by_the_name_of_its_file() {
     let path = place.path("volume");
     let file = one_chunk(&path, DType::U32, Encoding::Gzip);
     let name = with_slashes(&file.display().to_string());
-    assert!(name.ends_with(".gz"), "{name}");
+    assert_eq!(file.extension().and_then(|suffix| suffix.to_str()), Some("gz"));
     let source = open(&path).expect("a volume");
     let whole = fs::read(&file).expect("the chunk");
     for end in [1, 10, 19, 20, 30, whole.len() / 2, whole.len() - 9, whole.len() - 1] {
@@ -267,7 +267,7 @@ fn a_shard_is_read_and_one_that_lies_is_an_error_that_names_it() {
     }
     source.read(&[2..4, 0..2, 0..2, 0..1], &mut scratch).expect("no chunk");
     assert!(matches!(scratch.elements::<u8>(&[2..4, 0..2, 0..2, 0..1]), Ok(Elements::Missing)));
-    assert!(VolumeOptions::new().open_writable(&VolumeUrl::local(place.path("sharded"))).is_err());
+    assert!(VolumeOptions::new().open_writable(VolumeUrl::local(place.path("sharded"))).is_err());
 
     let far = u64::MAX - 3;
     for (at, value) in [

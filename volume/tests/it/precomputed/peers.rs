@@ -41,7 +41,7 @@ fn what_cloudvolume_and_tensorstore_write_is_read_element_for_element() {
         let text = |key: &str| volume[key].as_str().expect("a text");
         let name = text("name");
         let expected = fs::read(text("elements")).expect("elements");
-        let source = open_volume(&VolumeUrl::local(text("path"))).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        let source = open_volume(VolumeUrl::local(text("path"))).unwrap_or_else(|error| panic!("{name}: {error:?}"));
         let meta = source.meta();
         assert_eq!(json!(meta.shape), volume["shape"], "{name}");
         assert_eq!(json!(&meta.origin[..3]), volume["origin"], "{name}");

@@ -86,7 +86,7 @@ fn an_index_that_leads_astray_is_an_error_that_names_the_shard() {
             let sum = if summed { crc32c(&bytes[data..data + INDEX]) } else { 7 };
             bytes[data + INDEX..].copy_from_slice(&sum.to_le_bytes());
             fs::write(&shard, bytes).expect("the shard");
-            let source = open_volume(&VolumeUrl::local(&path)).expect("the volume");
+            let source = open_volume(VolumeUrl::local(&path)).expect("the volume");
             let error = read(&*source, &"0:2,0:4".parse().expect("a region")).expect_err(reason);
             let text = chain(&error);
             assert!(matches!(error, Error::Chunk { .. }) && text.contains("c/0/0"), "{encoding:?}, {entry:?}: {text}");
@@ -106,7 +106,7 @@ fn an_index_in_front_is_no_chunk() {
     bytes.extend(crc32c(&bytes).to_le_bytes());
     bytes.extend([1; 128]);
     fs::write(&shard, bytes).expect("the shard");
-    let source = open_volume(&VolumeUrl::local(&path)).expect("the volume");
+    let source = open_volume(VolumeUrl::local(&path)).expect("the volume");
     let error = read(&*source, &source.meta().domain()).expect_err("the index as a chunk");
     assert!(chain(&error).contains("in the index itself"), "{}", chain(&error));
 }
@@ -141,7 +141,7 @@ fn a_bomb_is_an_error_and_takes_no_memory() {
         change(&path.join(".zarray"), |json| json["compressor"] = json!({"id": codec, "level": 1}));
         fs::write(path.join("0/1"), &bomb).expect("the chunk");
         drop(source);
-        let source = open_volume(&VolumeUrl::local(&path)).expect("the volume");
+        let source = open_volume(VolumeUrl::local(&path)).expect("the volume");
         let error = read(&*source, &"0:4,4:8".parse().expect("a region")).expect_err("a bomb");
         let text = chain(&error);
         assert!(text.contains("0/1") && text.contains("longer than the 32 bytes"), "{codec}: {text}");
@@ -173,7 +173,7 @@ fn documents_that_cannot_be_are_refused_by_the_name_of_their_file() {
         let path = place.path("volume");
         drop(volume(&path, 3, true, Encoding::Raw));
         change(&path.join("zarr.json"), |json| made(&mut json["codecs"][0]["configuration"]));
-        let error = open_volume(&VolumeUrl::local(&path)).expect_err("no shards");
+        let error = open_volume(VolumeUrl::local(&path)).expect_err("no shards");
         let text = chain(&error);
         assert!(matches!(error, Error::Source { .. }) && text.contains("zarr.json"), "{number}: {text}");
         assert!(text.contains(reason), "{number}: {text}");
@@ -213,7 +213,7 @@ fn documents_that_cannot_be_are_refused_by_the_name_of_their_file() {
         let path = place.path("volume");
         drop(volume(&path, 3, true, Encoding::Raw));
         change(&path.join("zarr.json"), made);
-        let Err(error) = open_volume(&VolumeUrl::local(&path)) else { panic!("document {number} was opened") };
+        let Err(error) = open_volume(VolumeUrl::local(&path)) else { panic!("document {number} was opened") };
         let text = chain(&error);
         assert!(matches!(error, Error::Source { .. }) && text.contains("zarr.json"), "{number}: {text}");
         assert!(text.contains(reason), "{number}: {text}");
@@ -246,7 +246,7 @@ fn a_scale_that_leads_out_of_its_group_is_refused() {
     for damaged in [json!([]), json!([{}]), json!([{"datasets": []}]), json!([{"datasets": [7]}]), json!([[]])] {
         let document = json!({"zarr_format": 3, "node_type": "group", "attributes": {"multiscales": damaged}});
         fs::write(group.join("zarr.json"), document.to_string()).expect("the metadata");
-        let error = open_volume(&VolumeUrl::local(&group)).expect_err("damaged");
+        let error = open_volume(VolumeUrl::local(&group)).expect_err("damaged");
         assert!(chain(&error).contains("zarr.json"), "{}", chain(&error));
     }
 }
@@ -290,7 +290,7 @@ fn whatever_a_document_says_nothing_panics() {
                 changed.splice(start..end, by.iter().copied());
             }
             fs::write(&file, &changed).expect("the metadata");
-            let Ok(source) = open_volume(&VolumeUrl::local(&path)) else { continue };
+            let Ok(source) = open_volume(VolumeUrl::local(&path)) else { continue };
             opened += 1;
             let region = source.meta().shape.iter().map(|length| 0..i64::try_from(*length).expect("checked").min(4));
             let Ok(bbox) = Bbox::new(region.collect()) else { continue };
@@ -319,7 +319,7 @@ fn whatever_a_chunk_holds_nothing_panics() {
                 }
                 changed.truncate(changed.len() - random(&mut state) % 2 * (random(&mut state) % changed.len()));
                 fs::write(&file, &changed).expect("the chunk");
-                let source = open_volume(&VolumeUrl::local(&path)).expect("the volume");
+                let source = open_volume(VolumeUrl::local(&path)).expect("the volume");
                 if let Err(error) = read(&*source, &"0:4,0:4".parse().expect("a region")) {
                     assert!(chain(&error).contains("c/0/0"), "{}", chain(&error));
                     refused += 1;

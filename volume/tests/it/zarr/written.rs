@@ -73,7 +73,7 @@ fn volumes_that_zarr_does_not_have_are_refused_and_leave_nothing() {
         let path = place.path(&format!("volume-{number}"));
         let mut new = new(&[9, 9], &[4, 4]);
         change(&mut new);
-        let error = create_volume(&VolumeUrl::local(&path), &new).expect_err(reason);
+        let error = create_volume(VolumeUrl::local(&path), &new).expect_err(reason);
         assert!(matches!(error, Error::NewVolume { .. }), "{number}: {error:?}");
         assert!(chain(&error).contains(reason), "{number}: {}", chain(&error));
         assert!(!path.exists(), "{number}");
@@ -88,7 +88,7 @@ fn chunks_that_hold_only_the_fill_value_are_left_out_of_shards() {
     let path = place.path("volume");
     let mut new = new(&[10, 10], &[4, 4]);
     new.shard_shape = Some(vec![8, 8]);
-    let sink = create_volume(&VolumeUrl::local(&path), &new).expect("a volume");
+    let sink = create_volume(VolumeUrl::local(&path), &new).expect("a volume");
     // One element in the chunk at the end of all, which the volume cuts off.
     let mut elements = vec![0; 200];
     elements[198] = 9;
@@ -148,7 +148,7 @@ fn regions_that_are_no_whole_objects_are_refused() {
     let place = Place::new();
     let mut new = new(&[10, 10], &[4, 4]);
     new.shard_shape = Some(vec![8, 8]);
-    let sink = create_volume(&VolumeUrl::local(place.path("volume")), &new).expect("a volume");
+    let sink = create_volume(VolumeUrl::local(place.path("volume")), &new).expect("a volume");
     let whole = Whole { bytes: &[0; 200], shape: &[10, 10], dtype: DType::U16 };
     for region in [
         vec![0..4, 0..4],
@@ -185,7 +185,7 @@ pub(super) fn written_in_the_way_of_others(place: &Place) -> Vec<(PathBuf, DemoS
             json["codecs"][0]["configuration"]["index_location"] = json!("start");
             fs::write(file, json.to_string()).expect("metadata");
         }
-        let sink = VolumeOptions::new().open_writable(&VolumeUrl::local(&path)).expect("a volume");
+        let sink = VolumeOptions::new().open_writable(VolumeUrl::local(&path)).expect("a volume");
         let elements: Vec<u8> = (0..9 * 10 * 7u16).flat_map(|at| (at * 3).to_ne_bytes()).collect();
         write(&*sink, &Whole { bytes: &elements, shape: spec.shape(), dtype: DType::U16 }).expect("written");
         assert!(read(&*sink, &sink.meta().domain()).expect("it") == elements, "{name}");
