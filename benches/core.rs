@@ -66,6 +66,19 @@ fn describe(c: &mut Criterion) {
     let mut group = c.benchmark_group("descriptions, 64 x 64");
     let described = default_backend().unwrap();
     let without = undescribed::directory(described.clone());
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
+        let text = b"ndshm 1\ndtype |u1\nshape 64 64\norder C\nbytes 4096\n";
+        let file = tempfile::tempfile_in(described.path()).unwrap();
+        group.bench_function("system call: fsetxattr", |b| {
+            b.iter(|| fsetxattr(&file, "user.ndshm", text, XattrFlags::empty()).unwrap());
+        });
+        let mut buffer = [0; 3500];
+        group.bench_function("system call: fgetxattr", |b| {
+            b.iter(|| fgetxattr(&file, "user.ndshm", &mut buffer[..]).unwrap());
+        });
+    }
     for (name, directory) in [("without", &without), ("described", &described)] {
         let options = CreateOptions::<SharedArray<u8, _>>::new().backend(directory.clone());
         group.bench_function(format!("{name}: create, unlink"), |b| {
