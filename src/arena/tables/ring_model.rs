@@ -363,8 +363,8 @@ fn sender_that_registers_before_the_last_message_is_taken_keeps_the_queue_from_e
         memory.senders().register(1);
         let taken = memory.receive(1);
         first.join().expect("it ends");
-        let received = receiver.join().expect("it ends");
+        let answer = receiver.join().expect("it ends");
         // Until the message is taken it is there, and from then on there is a sender.
-        assert_ne!(received, Err(RingRefusal::Deserted), "{taken:?}");
+        assert_ne!(answer, Err(RingRefusal::Deserted), "{taken:?}");
     });
 }
