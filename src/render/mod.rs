@@ -30,8 +30,8 @@
 //!         eprintln!("{failure}"); // it was killed, say; the others have painted its chunk
 //!     }
 //!     let array = buffer.finish()?; // an error if chunks are missing: the next run goes on there
-//!     unlink("render-example")?;
 //!     assert_eq!(array.read()?.iter().filter(|element| **element == 7).count(), 48);
+//!     unlink("render-example")?;
 //!     Ok(())
 //! }
 //! ```
