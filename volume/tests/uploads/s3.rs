@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use ndarray::{ArrayD, IxDyn, Slice};
+use ndarray::{ArrayD, IxDyn, ShapeBuilder as _, Slice};
 use ndarray_shm::{Order, SharedArray, unlink};
 use ndarray_shm_volume::markers::{self, Marker};
 use ndarray_shm_volume::{
@@ -53,7 +53,7 @@ pub(crate) fn write_parts() {
     // From shared memory, in the other order, through chunks.
     let location = format!("upload-s3-{}", std::process::id());
     let shared =
-        SharedArray::from_array(location.as_str(), &ArrayD::from_elem(IxDyn(&[9, 9, 9]), 5_u32)).expect("an array");
+        SharedArray::from_array(location.as_str(), &ArrayD::from_elem(IxDyn(&[9, 9, 9]).f(), 5_u32)).expect("an array");
     let options = UploadOptions::new().order(Order::F).alignment(Alignment::ReadModifyWrite).requests(4);
     let region: Bbox = "3:12,4:13,15:24".parse().expect("a box");
     let at = location.parse().expect("a location");
