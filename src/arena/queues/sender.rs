@@ -14,6 +14,9 @@ use crate::error::{IntoError, Result};
 /// processes have died, and every message has been received: it fails with [`Closed`](crate::Error::Closed). A receiver that sleeps
 /// notices a death within 100 ms. The queue stays open: when another sender registers, receiving goes on.
 ///
+/// Where several processes send, one may have left before the next has registered, and receivers would end in between: the process that
+/// starts them keeps a sender of its own until all have registered, or receivers [keep waiting](Queue::keep_waiting).
+///
 /// A clone is a sender as well, and so are those of other threads and processes. A forked child has none of its parent's.
 ///
 /// ```
