@@ -186,7 +186,10 @@ impl From<&ndarray_shm::Error> for Exit {
         use ndarray_shm::Error;
         match error {
             Error::NotFound { .. } | Error::Elsewhere { .. } => Self::NotFound,
-            Error::InvalidLocation { .. } | Error::Reserved { .. } | Error::InvalidSetting { .. } => Self::Usage,
+            Error::InvalidLocation { .. }
+            | Error::Reserved { .. }
+            | Error::InvalidSetting { .. }
+            | Error::DescriptionMismatch { .. } => Self::Usage,
             _ => Self::Failed,
         }
     }
