@@ -189,10 +189,6 @@ pub(crate) fn temporary_directory() -> io::Result<PathBuf> {
     if SUPPORTED { Ok(std::env::temp_dir()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-/// The extended attribute in which an array describes itself. Ordinary processes may write those of `user.` only.
-#[cfg_attr(not(unix), allow(dead_code))] // there are none elsewhere
-const ATTRIBUTE: &str = "user.ndshm";
-
 mod per_process;
 pub(crate) use self::per_process::{Fact, MOMENT, PerProcess};
 

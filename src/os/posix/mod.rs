@@ -17,7 +17,10 @@ use rustix::io::Errno;
 use rustix::time::ClockId;
 
 pub(crate) use self::children::{ending_signal, inherited_report, is_abort, signal_name};
-use super::{ATTRIBUTE, Facts, FileId, LockKind, LockRange, PrivateDirectoryError};
+use super::{Facts, FileId, LockKind, LockRange, PrivateDirectoryError};
+
+/// The extended attribute in which an array describes itself. Ordinary processes may write those of `user.` only.
+const ATTRIBUTE: &str = "user.ndshm";
 
 /// Opens the regular file at `path`, for writing too if `write`.
 ///
