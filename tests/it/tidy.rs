@@ -40,6 +40,7 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("grid", 2),
     ("scratch", 2),
     ("store", 2),
+    ("unpack", 2),
     ("volume", 3),
     ("description", 4),
     ("missing", 4),

@@ -78,6 +78,7 @@ mod shard;
 mod spare;
 mod store;
 mod turn;
+mod unpack;
 mod upload;
 mod volume;
 mod zarr;

@@ -19,7 +19,7 @@ use crate::zarr::codecs::{Chain, ElementType, ShardCodec};
 use crate::zarr::document::{Document, UNREADABLE, join, unwrapped};
 use crate::zarr::indexes::Indexes;
 use crate::zarr::shard_index::{self, ShardIndex};
-use crate::zarr::unpack::Expected;
+use crate::unpack::Expected;
 
 /// An array whose chunks are objects, or parts of objects that are shards.
 pub(super) struct ZarrArray {

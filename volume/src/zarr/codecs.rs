@@ -25,7 +25,7 @@ use crate::gzip;
 use crate::zarr::codec_settings::{configured, options};
 use crate::zarr::place;
 use crate::zarr::shard_index::{ShardIndex, ShardIndexCodec, numbers, part, setting};
-use crate::zarr::unpack::{Expected, Packing};
+use crate::unpack::{Expected, Packing};
 
 /// What packed bytes may be longer than zarrs expects of the worst case: other writers pack differently.
 const SLACK: u64 = 64 << 10;

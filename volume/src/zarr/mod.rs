@@ -15,7 +15,6 @@ mod multiscales;
 mod place;
 mod shard_index;
 mod sink;
-mod unpack;
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use zarrs::metadata::v3::MetadataV3;
 use crate::bbox::to_usize;
 use crate::error::Cause;
 use crate::zarr::codec_settings::{configured, options};
-use crate::zarr::unpack::Expected;
+use crate::unpack::Expected;
 
 /// Bytes of one entry of an index: offset and length.
 const ENTRY: u64 = 16;

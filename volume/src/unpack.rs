@@ -7,6 +7,11 @@ use std::cell::RefCell;
 use std::io::Read as _;
 
 use bzip2::read::MultiBzDecoder;
+#[cfg(feature = "codecs")]
+use liblzma::{
+    bufread::XzDecoder,
+    stream::{CONCATENATED, Stream},
+};
 use zarrs::array::codec::{blosc_decompress_bytes, blosc_validate};
 use zstd::bulk::Decompressor;
 
@@ -15,7 +20,7 @@ use crate::gzip;
 
 /// How many bytes may come out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Expected {
+pub(crate) enum Expected {
     /// So many.
     Exactly(usize),
     /// Not more than so many: what is in there is packed itself.
@@ -24,13 +29,20 @@ pub(super) enum Expected {
 
 /// How bytes are packed, where we unpack them ourselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Packing {
+pub(crate) enum Packing {
     Gzip,
     Zlib,
     Zstd,
     Bz2,
     Blosc,
+    /// Streams of xz, and of lzma before it.
+    #[cfg(feature = "codecs")]
+    Xz,
 }
+
+/// Most memory that decoding xz may take beside its output: the strongest preset needs 65 MiB, but a stream may ask for 4 GiB.
+#[cfg(feature = "codecs")]
+const XZ_MEMORY: u64 = 128 << 20;
 
 thread_local! {
     /// Making one costs as much as unpacking a small chunk.
@@ -38,14 +50,14 @@ thread_local! {
 }
 
 impl Expected {
-    pub(super) fn limit(self) -> usize {
+    pub(crate) fn limit(self) -> usize {
         match self {
             Self::Exactly(size) | Self::AtMost(size) => size,
         }
     }
 
     /// Checks how many came out.
-    pub(super) fn check(self, found: usize) -> Result<(), Cause> {
+    pub(crate) fn check(self, found: usize) -> Result<(), Cause> {
         match self {
             Self::Exactly(size) if found != size => {
                 Err(format!("it unpacks to {found} bytes, where {size} belong").into())
@@ -58,7 +70,7 @@ impl Expected {
 
 impl Packing {
     /// Unpacks into `into`, in place of what is there.
-    pub(super) fn unpack(self, packed: &[u8], expected: Expected, into: &mut Vec<u8>) -> Result<(), Cause> {
+    pub(crate) fn unpack(self, packed: &[u8], expected: Expected, into: &mut Vec<u8>) -> Result<(), Cause> {
         let limit = expected.limit();
         match self {
             Self::Gzip => gzip::unpack(packed, limit, into)?,
@@ -72,6 +84,8 @@ impl Packing {
                 }
             }
             Self::Blosc => unpack_blosc(packed, limit, into)?,
+            #[cfg(feature = "codecs")]
+            Self::Xz => unpack_xz(packed, limit, into)?,
         }
         expected.check(into.len())
     }
@@ -102,6 +116,32 @@ fn unpack_blosc(packed: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), C
     Ok(())
 }
 
+#[cfg(feature = "codecs")]
+fn unpack_xz(packed: &[u8], limit: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
+    into.clear();
+    let decoder = XzDecoder::new_stream(packed, Stream::new_auto_decoder(XZ_MEMORY, CONCATENATED)?);
+    decoder.take((limit as u64).saturating_add(1)).read_to_end(into)?;
+    if into.len() > limit { Err(too_much(limit)) } else { Ok(()) }
+}
+
+/// Unpacks one LZ4 block, which does not say its own size, into `into`, in place of what is there.
+///
+/// # Errors
+///
+/// The block is damaged, or does not hold exactly `size` bytes.
+#[cfg(feature = "codecs")]
+pub(crate) fn unpack_lz4_block(packed: &[u8], size: usize, into: &mut Vec<u8>) -> Result<(), Cause> {
+    /// LZ4 cannot shrink further than this.
+    const BEST_RATIO: usize = 255;
+    if size / BEST_RATIO > packed.len() {
+        return Err(format!("an LZ4 block of {} bytes cannot hold {size}", packed.len()).into());
+    }
+    into.clear();
+    into.resize(size, 0);
+    let found = lz4_flex::block::decompress_into(packed, into)?;
+    Expected::Exactly(size).check(found)
+}
+
 fn too_much(limit: usize) -> Cause {
     format!("what is packed here is longer than the {limit} bytes there can be").into()
 }
@@ -114,7 +154,15 @@ mod tests {
 
     use super::*;
 
-    const ALL: [Packing; 5] = [Packing::Gzip, Packing::Zlib, Packing::Zstd, Packing::Bz2, Packing::Blosc];
+    const ALL: &[Packing] = &[
+        Packing::Gzip,
+        Packing::Zlib,
+        Packing::Zstd,
+        Packing::Bz2,
+        Packing::Blosc,
+        #[cfg(feature = "codecs")]
+        Packing::Xz,
+    ];
 
     fn pack(packing: Packing, bytes: &[u8]) -> Vec<u8> {
         match packing {
@@ -135,13 +183,19 @@ mod tests {
                 blosc_compress_bytes(bytes, level, BloscShuffleMode::NoShuffle, 1, BloscCompressor::LZ4, 0, 1)
                     .expect("packed")
             }
+            #[cfg(feature = "codecs")]
+            Packing::Xz => {
+                let mut encoder = liblzma::write::XzEncoder::new(Vec::new(), 6);
+                encoder.write_all(bytes).expect("packed");
+                encoder.finish().expect("packed")
+            }
         }
     }
 
     #[test]
     fn what_was_packed_comes_back_whatever_was_in_the_memory() {
         let bytes: Vec<u8> = (0..70_000u32).flat_map(|at| (at.wrapping_mul(at) / 7).to_le_bytes()).collect();
-        for packing in ALL {
+        for packing in ALL.iter().copied() {
             let packed = pack(packing, &bytes);
             for memory in [vec![], vec![9; 7], vec![9; 1 << 21]] {
                 for expected in [Expected::Exactly(bytes.len()), Expected::AtMost(bytes.len() + 5)] {
@@ -156,7 +210,7 @@ mod tests {
     #[test]
     fn another_length_is_an_error_and_a_bomb_takes_no_memory() {
         let bomb = vec![0; 8 << 20];
-        for packing in ALL {
+        for packing in ALL.iter().copied() {
             let packed = pack(packing, &bomb);
             let mut into = Vec::new();
             for expected in [Expected::Exactly(1000), Expected::AtMost(1000)] {
@@ -172,7 +226,7 @@ mod tests {
     #[test]
     fn damaged_streams_are_errors_and_never_take_more_memory_than_they_may() {
         let bytes: Vec<u8> = (0..20_000u32).map(|at| u8::try_from(at * at / 7 % 251).expect("small")).collect();
-        for packing in ALL {
+        for packing in ALL.iter().copied() {
             let packed = pack(packing, &bytes);
             for end in (0..packed.len()).step_by(97).chain([packed.len() - 1]) {
                 let mut into = Vec::new();
@@ -187,6 +241,38 @@ mod tests {
                 let _result = packing.unpack(&damaged, Expected::Exactly(bytes.len()), &mut into);
                 assert!(into.capacity() < 1 << 20, "{packing:?}");
             }
+        }
+    }
+
+    #[cfg(feature = "codecs")]
+    #[test]
+    fn xz_that_asks_for_much_memory_is_refused() {
+        let mut options = liblzma::stream::LzmaOptions::new_preset(0).expect("options");
+        options.dict_size(1 << 30);
+        let mut filters = liblzma::stream::Filters::new();
+        filters.lzma2(&options);
+        let stream = Stream::new_stream_encoder(&filters, liblzma::stream::Check::Crc32).expect("a stream");
+        let mut encoder = liblzma::write::XzEncoder::new_stream(Vec::new(), stream);
+        encoder.write_all(&[7; 100]).expect("packed");
+        let packed = encoder.finish().expect("packed");
+        Packing::Xz.unpack(&packed, Expected::Exactly(100), &mut Vec::new()).expect_err("a dictionary of 1 GiB");
+    }
+
+    #[cfg(feature = "codecs")]
+    #[test]
+    fn lz4_block_of_another_size_is_an_error() {
+        let bytes = vec![3; 100_000];
+        let packed = lz4_flex::block::compress(&bytes);
+        let mut into = vec![1; 9];
+        unpack_lz4_block(&packed, bytes.len(), &mut into).expect("it fits");
+        assert!(into == bytes);
+        for wrong in [0, 99_999, 100_001, usize::MAX] {
+            let mut into = Vec::new();
+            unpack_lz4_block(&packed, wrong, &mut into).expect_err("another size");
+            assert!(into.capacity() < 1 << 20, "{wrong}");
+        }
+        for end in 0..packed.len() {
+            unpack_lz4_block(&packed[..end], bytes.len(), &mut Vec::new()).expect_err("cut short");
         }
     }
 }
