@@ -39,6 +39,45 @@ def bars(title, values, number):
     return svg(40 + len(values) * step, title, parts)
 
 
+def overview(rows, dark):
+    """How many times better than the best peer, for each (title, own value, times); on a logarithmic scale around 1."""
+    ink, paper, grid = ("#e2e8f0", "#0d1117", "#334155") if dark else ("#334155", "#ffffff", "#cbd5e1")
+    width, left, right, top, step = 860, 330, 700, 56, 30
+    low, high = 0.25, 128
+    x = lambda times: left + math.log(times / low) / math.log(high / low) * (right - left)
+    word = lambda at, y, words, anchor="start", more="": (
+        f'<text x="{at:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(words)}</text>'
+    )
+    bottom = top + len(rows) * step
+    parts = [word(10, 22, "ndarray-shm beside the best peer of each kind, same machine, same run", more='font-weight="bold"')]
+    for tick in (1, 4, 16, 64):
+        parts.append(f'<path d="M{x(tick):.1f} {top - 6}V{bottom}" stroke="{ink if tick == 1 else grid}" stroke-width="1"/>')
+        parts.append(word(x(tick), top - 12, "as fast" if tick == 1 else f"{tick} times", "middle", 'font-size="11"'))
+    for index, (title, own, times) in enumerate(rows):
+        y = top + index * step
+        begin, end = sorted((x(1), x(times)))
+        better = times >= 0.995
+        parts.append(word(left - 12, y + 17, title, "end"))
+        parts.append(
+            f'<rect x="{begin:.1f}" y="{y + 4}" width="{max(end - begin, 2):.1f}" height="{step - 11}" rx="2" '
+            f'fill="{"#f97316" if better else "#94a3b8"}"/>'
+        )
+        parts.append(word(end + 6, y + 17, f"{times:.3g}", more='font-weight="bold"'))
+        parts.append(word(width - 10, y + 17, own, "end", 'font-size="11"'))
+    parts.append(word(width - 10, top - 12, "ndarray-shm", "end", 'font-size="11"'))
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 14}" role="img">',
+            "<title>ndarray-shm beside the best peer of each kind</title>",
+            f"<style>text{{font-family:sans-serif;font-size:13px;fill:{ink}}}</style>",
+            f'<rect width="{width}" height="{bottom + 14}" rx="6" fill="{paper}"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
 def decades(least, most):
     return [10.0**power for power in range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)]
 

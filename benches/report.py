@@ -135,7 +135,7 @@ def topic(results, name):
 
 
 def overview(results):
-    """One line for each comparison: the best peer, ours, and the limit."""
+    """One line for each comparison, behind one of headings: the best peer, ours, and the limit."""
     lines = [["", "best peer", "ndarray-shm", "times better", "limit", "of the limit"]]
     for name, topic in topics(results).items():
         for group, rows in results["topics"][topic.source or name].items():
@@ -156,7 +156,30 @@ def overview(results):
                     f"{own / limit:.2f}" if own and limit else "",
                 ]
             )
-    return "\n" + table(lines)
+    return lines
+
+
+# What the lines of the overview are called in its picture.
+SHORT = {
+    "Create 1 GiB and fill it by copying, cold, 1 thread": "create and fill 1 GiB",
+    "Create 1 GiB and fill it by copying, cold, 2 threads": "the same, 2 threads",
+    "Drop 1 GiB, 1 thread": "drop 1 GiB",
+    "Drop 1 GiB, 2 threads": "the same, 2 threads",
+    "Attach 1 GiB in another process and read it once": "attach to 1 GiB and read it",
+    "Fill 1 GiB of recycled memory": "fill 1 GiB of recycled memory",
+    "Make very many arrays of 1 KiB and keep them": "create arrays of 1 KiB",
+    "Create, fill, publish and drop 4 KiB": "create, fill and drop 4 KiB",
+    "1 MiB to another process and back, not copied, waiting, both processes on one CPU": "1 MiB there and back, one CPU",
+    "1 MiB to another process and back, not copied, waiting, on two CPUs": "the same, two CPUs",
+    "1 MiB to another process and back, not copied, polling, on two CPUs": "the same, polling",
+}
+
+
+def pictures(lines):
+    """Draws the overview for light and for dark pages."""
+    rows = [(SHORT[title], own, float(times)) for title, _, own, times, *_ in lines if title in SHORT and times]
+    for dark in (False, True):
+        (DOCS / "performance" / f"overview{'-dark' if dark else ''}.svg").write_text(plot.overview(rows, dark))
 
 
 def heading(results):
@@ -186,7 +209,9 @@ def document(results, cost):
     """Writes the plots, and everything between the markers of docs/performance.md."""
     plots = DOCS / "performance"
     plots.mkdir(exist_ok=True)
-    parts = {"overview": overview(results).strip(), "machine": heading(results)}
+    lines = overview(results)
+    pictures(lines)
+    parts = {"overview": table(lines).strip(), "machine": heading(results)}
     for name, topic in topics(results).items():
         body = "\n\n".join(f"{title}:\n\n{body}" for title, body in shown(results, name))
         bars = []

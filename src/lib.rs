@@ -148,8 +148,17 @@ pub fn attached(location: impl IntoLocation) -> Result<bool> {
     default_backend()?.attached(location)
 }
 
-/// The README's examples, as tests.
+/// The programs of the README and of the guides, as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-#[derive(Debug)]
-pub struct Readme;
+mod pages {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../docs/guide/sharing.md")]
+    mod sharing {}
+    #[doc = include_str!("../docs/guide/rendering.md")]
+    mod rendering {}
+    #[doc = include_str!("../docs/guide/counted.md")]
+    mod counted {}
+    #[doc = include_str!("../docs/guide/pools-and-arenas.md")]
+    mod pools_and_arenas {}
+}

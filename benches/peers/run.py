@@ -211,7 +211,7 @@ def main():
     finally:
         for left in [*Path("/dev/shm").glob(f"{prefix}*"), *Path("/tmp").glob(f"{prefix}*")]:
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-    print(report.overview(results))
+    print("\n" + report.table(report.overview(results)))
     options.output.write_text(json.dumps(results, indent=1))
     print(f"{results['seconds']} s; samples in {options.output}")
 

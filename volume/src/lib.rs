@@ -104,8 +104,11 @@ pub use crate::upload::{
 };
 pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};
 
-/// The README's example, as a test.
+/// The programs of the README and of the guide, as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-#[derive(Debug)]
-pub struct VolumeReadme;
+mod pages {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../docs/guide/volumes.md")]
+    mod volumes {}
+}

@@ -1,10 +1,12 @@
 //! numpy, which knows nothing of us: a plain array is a file of elements to it, and the other way round.
 
+use std::process::Command;
+
 use libtest_mimic::Trial;
-use ndarray::IxDyn;
+use ndarray::{IxDyn, ShapeBuilder};
 use ndarray_shm::{Access, CreationMode, DType, Error, Order, with_element};
 
-use super::peer::{About, Peer, path};
+use super::peer::{About, Peer, of_package, path, python};
 use super::sample::{Sample, assert_same, create, fill, open};
 use crate::support::Place;
 use crate::tests;
@@ -21,6 +23,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             what_numpy_makes_is_opened,
             holes_that_numpy_left_are_filled_before_anyone_writes,
             a_file_of_another_size_is_refused_and_left_as_it_is,
+            python_of_readme_and_guide_opens_our_arrays,
         ],
     )
 }
@@ -112,4 +115,25 @@ fn a_file_of_another_size_is_refused_and_left_as_it_is(place: &Place) {
         }
         assert_eq!(std::fs::metadata(path(place, &name)).unwrap().len(), size);
     }
+}
+
+fn python_of_readme_and_guide_opens_our_arrays(place: &Place) {
+    let run = |page: &str, path_on_the_page: &str, path: &str| {
+        let text = std::fs::read_to_string(of_package(page)).unwrap();
+        let (_, rest) = text.split_once("```python\n").expect("a program in Python");
+        let (program, _) = rest.split_once("```").expect("its end");
+        assert!(program.contains(path_on_the_page), "{page} opens another path: {program}");
+        let program = program.replace(path_on_the_page, path);
+        let out = Command::new(python()).args(["-B", "-c", &program]).output().unwrap();
+        assert!(out.status.success(), "{page}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let name = place.location("my-example");
+    let array = place.options::<f32, _>().create(name.location(), (10, 10, 10)).unwrap();
+    array.write().unwrap()[[1, 2, 3]] = 42.0;
+    assert_eq!(run("README.md", "/dev/shm/my-example", &path(place, &name)).trim(), "42.0");
+    let name = place.location("guide-sharing");
+    let array = place.options::<u16, _>().create(name.location(), (512, 512, 16).f()).unwrap();
+    run("docs/guide/sharing.md", "/dev/shm/guide-sharing", &path(place, &name));
+    assert_eq!(array.read().unwrap()[[0, 0, 0]], 5);
 }
