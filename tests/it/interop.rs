@@ -7,7 +7,6 @@ mod channels;
 mod cloudvolume;
 mod descriptions;
 mod layers;
-pub mod layout_page;
 mod locks;
 mod numpy;
 mod painters;

@@ -31,6 +31,9 @@ mod interop;
 mod linux;
 #[cfg(target_os = "linux")]
 mod manager;
+mod pages;
+#[cfg(target_os = "linux")]
+mod pages;
 #[cfg(target_os = "linux")]
 mod platform_tables;
 mod processes;
@@ -97,13 +100,13 @@ fn main() -> ExitCode {
         trials.extend(places.iter().flat_map(linux::trials));
         // What drafts are made of changes nothing for others.
         trials.extend(places.iter().filter(|place| place.name != "hidden").flat_map(interop::trials));
-        trials.extend(interop::layout_page::trials());
         trials.extend(manager::trials());
         #[cfg(ndshm_steps)]
         if cfg!(debug_assertions) {
             trials.extend(places.iter().flat_map(steps::trials));
         }
         trials.extend(tidy::trials());
+        trials.extend(pages::trials());
         trials.extend(topics::trials());
         trials.extend(platform_tables::trials());
         trials.extend(tidy::differences(&trials));

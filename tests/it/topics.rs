@@ -80,17 +80,7 @@ pub const TABLE: &[(&[&str], &[&str])] = &[
     (&["shm", "overlayfs", "user"], &["processes"]),
     (&["shm", "tmpfs", "user"], &["selection"]),
     (&["shm", "user"], &["manager"]),
-    (
-        &["shm"],
-        &[
-            "conformance::fuzz",
-            "conformance::hostile_arena",
-            "interop::layout_page",
-            "interop::manager",
-            "sharing::managed",
-            "tidy",
-        ],
-    ),
+    (&["shm"], &["conformance::fuzz", "conformance::hostile_arena", "interop::manager", "sharing::managed", "tidy"]),
 ];
 
 /// Where a run is.

@@ -165,7 +165,7 @@ sys.stdin.readline()
     let stage = Stage::new();
     let _manager = stage.manager(&[]);
     let mut command = Command::new(python());
-    command.args(["-B", "-c", SCRIPT]).arg(of_package("tests/it/python")).arg(stage.arrays());
+    command.args(["-B", "-c", SCRIPT]).arg(of_package("docs/python")).arg(stage.arrays());
     let mut client = Child::spawn({
         command.env("NDSHM_MANAGER_SOCKET", &stage.socket.path);
         command

@@ -1,4 +1,4 @@
-"""Speaks on a channel of ndarray-shm with the code of docs/layout.md. Nothing but the standard library."""
+"""Speaks on a channel of ndarray-shm with the programs of docs/python. Nothing but the standard library."""
 
 import sys
 

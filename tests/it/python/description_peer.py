@@ -1,4 +1,4 @@
-"""Makes arrays of ndarray-shm that describe themselves, and reads what others say, with the code of docs/layout.md."""
+"""Makes arrays of ndarray-shm that describe themselves, and reads what others say, with the programs of docs/python."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Takes the locks of ndarray-shm with the code of docs/layout.md, and keeps what it took until it is told otherwise."""
+"""Takes the locks of ndarray-shm with the programs of docs/python, and keeps what it took until it is told otherwise."""
 
 import os
 import signal

@@ -1,0 +1,96 @@
+//! The pages: their links lead somewhere, and their English stays plain.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use libtest_mimic::Trial;
+
+use crate::support;
+
+/// Subjects that are no things. A sentence with one of them names no actor (CONTRIBUTING.md).
+const VAGUE: &[&str] =
+    &["whoever", "nobody", "somebody", "anybody", "everybody", "whosoever", "he", "him", "his", "whom", "whose"];
+
+/// How often they stand in the sources and pages of the core. The number only falls.
+const MOST_VAGUE: usize = 948;
+
+pub fn trials() -> Vec<Trial> {
+    support::trials("tidy", crate::tests![links_of_pages_lead_somewhere, vague_subjects_do_not_come_back])
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every file with one of these endings below the root, but what is built and what is hidden.
+fn files(endings: &[&str]) -> Vec<PathBuf> {
+    let mut folders = vec![root().to_path_buf()];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if path.is_dir() {
+                if !name.starts_with('.') && !["target", "shared"].contains(&name.as_str()) {
+                    folders.push(path);
+                }
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
+                files.push(path);
+            }
+        }
+    }
+    assert!(!files.is_empty(), "no files end with {endings:?}");
+    files
+}
+
+/// What a heading is called in a link.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+fn links_of_pages_lead_somewhere() {
+    let mut wrong = Vec::new();
+    let mut looked_at = 0;
+    for page in files(&[".md"]) {
+        let text = fs::read_to_string(&page).unwrap();
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for target in targets.filter(|target| !target.contains("://") && !target.contains(char::is_whitespace)) {
+            looked_at += 1;
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let file = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            let leads = file.exists()
+                && (heading.is_empty()
+                    || fs::read_to_string(&file)
+                        .unwrap()
+                        .lines()
+                        .any(|line| line.starts_with('#') && anchor(line.trim_start_matches('#')) == heading));
+            if !leads {
+                wrong.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    assert!(looked_at > 50, "only {looked_at} links were found");
+    assert!(wrong.is_empty(), "links that lead nowhere:\n{}", wrong.join("\n"));
+}
+
+fn vague_subjects_do_not_come_back() {
+    let mut found = Vec::new();
+    for file in files(&[".rs", ".md", ".py", ".toml"]) {
+        let text = fs::read_to_string(&file).unwrap().to_lowercase();
+        let words = text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-');
+        let vague = words.filter(|word| VAGUE.contains(word)).count();
+        if vague > 0 {
+            found.push((vague, file.display().to_string()));
+        }
+    }
+    let all: usize = found.iter().map(|(number, _)| number).sum();
+    found.sort_by(|one, other| other.cmp(one));
+    let worst: Vec<String> = found.iter().take(10).map(|(number, file)| format!("{number:5}  {file}")).collect();
+    println!("vague subjects: {all}");
+    assert!(
+        all <= MOST_VAGUE,
+        "{all} vague subjects, where there were {MOST_VAGUE}: name the thing that acts (the process, the reader, the kernel)\n{}",
+        worst.join("\n")
+    );
+}
