@@ -40,7 +40,7 @@ def lease(fd):
 
 
 class Mapped:
-    """The elements of an array that came in a message, and the lease. It is not counted: when the last one who is has gone,
+    """The elements of an array that came in a message, and the lease. It is not counted: when the last counted handle has left,
     the name goes, and the bytes stay here until close()."""
 
     def __init__(self, fd, length, write, counted=True):

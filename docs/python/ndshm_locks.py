@@ -55,7 +55,7 @@ class Array:
                 facts = os.fstat(fd)
                 if not os.path.samestat(facts, os.lstat(path)):  # unlinked or used again since: look again
                     continue
-                if not leased:  # somebody has it alone for a moment
+                if not leased:  # another process holds it alone for a moment
                     time.sleep(0.001)
                     continue
                 self.id, self.owner = (facts.st_dev, facts.st_ino), facts.st_uid

@@ -96,7 +96,7 @@ class Painter:
     def claim(self, index):
         """Holds a chunk, to be painted in the block; an exception in the block leaves it to be painted again.
 
-        Yields None if it is painted already. BlockingIOError: somebody else is painting it.
+        Yields None if it is painted already. BlockingIOError: another process is painting it.
         """
         with self.payload.locked(WRITE, (CELLS[0] + index, 1), wait=False):
             if self.is_done(index):
