@@ -78,7 +78,7 @@ fn main() -> ExitCode {
     #[cfg(unix)]
     support::child::hear_the_terminal();
     ndarray_shm::process::init(processes::ENTRIES);
-    // Nobody's manager has to do with tests; those about it choose one of their own.
+    // Tests use no manager of the user; those about it choose one of their own.
     ndarray_shm::manager::set_program(ndarray_shm::manager::Program::Off);
     if let Some(code) = support::child::play(&roles()) {
         return code;

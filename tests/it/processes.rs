@@ -71,7 +71,7 @@ impl Scene {
         fs::read_to_string(self.file(name)).unwrap()
     }
 
-    /// Spawns children whose words on standard error are not needed.
+    /// Spawns children and discards their standard error.
     fn spawn(&self, count: usize, entry: &str) -> Processes {
         quietly().spawn(count, entry, &[self.path()]).unwrap()
     }
@@ -133,7 +133,7 @@ fn exists(_pid: u32) -> bool {
 
 /// The next end, which must come.
 fn next(processes: &Processes) -> (usize, Result<(), ChildError>) {
-    processes.next_end(Some(PATIENCE)).expect("somebody ends")
+    processes.next_end(Some(PATIENCE)).expect("one ends")
 }
 
 /// Three that end one after the other, the first of them with a failure.

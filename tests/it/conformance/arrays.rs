@@ -121,7 +121,7 @@ fn arrays_of_no_elements_and_of_no_axes_work(place: &Place) {
     assert_eq!(array.write().unwrap().len(), 0);
     assert!(place.backend.attached(empty.location()).unwrap());
     drop(array);
-    eventually("nobody is attached", || !place.backend.attached(empty.location()).unwrap());
+    eventually("no process is attached", || !place.backend.attached(empty.location()).unwrap());
 
     let array = place.options::<f64, _>().create(point.location(), ()).unwrap();
     array.write().unwrap()[()] = 2.5;
@@ -214,7 +214,7 @@ fn replacing_leaves_old_attachments_their_bytes(place: &Place) {
     let new = replace().create_with(name.location(), 6, |mut view| view.fill(2)).unwrap();
     assert_eq!(new.read().unwrap().sum(), 12);
     assert_eq!(place.attach::<u8, _>().open(name.location(), 6).unwrap().read().unwrap().sum(), 12);
-    // SAFETY: nobody writes to the old array, which has no name any more.
+    // SAFETY: no process writes to the old array, which has no name any more.
     #[allow(unsafe_code)]
     let bytes = unsafe { old.view() };
     assert_eq!(bytes.sum(), 4);
@@ -283,12 +283,12 @@ fn attached_is_asked_of_the_kernel(place: &Place) {
     assert!(attached().unwrap());
     drop(array);
     // Other tests spawn processes, and one that is just being spawned may have a copy of the description for a moment.
-    eventually("nobody is attached", || !attached().unwrap());
+    eventually("no process is attached", || !attached().unwrap());
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
     child.expect("reading");
     assert!(attached().unwrap());
     child.kill();
-    eventually("nobody is attached", || !attached().unwrap());
+    eventually("no process is attached", || !attached().unwrap());
 }
 
 fn a_read_only_attachment_cannot_write(place: &Place) {

@@ -223,7 +223,7 @@ fn a_kept_array_outlives_everyone_until_it_is_unlinked(place: &Place) {
 }
 
 fn closing_says_what_dropping_keeps_to_itself(place: &Place) {
-    let place = &place.private(); // where nobody else reclaims
+    let place = &place.private(); // where no other process reclaims
     let name = place.location("close");
     create(place, &name).close().unwrap();
     assert!(!place.has(&name));
@@ -233,7 +233,7 @@ fn closing_says_what_dropping_keeps_to_itself(place: &Place) {
     });
     let make = || place.counted::<u32, _>().backend(failing.clone()).create(name.location(), 4).unwrap();
     assert!(make().close().unwrap_err().is_timed_out());
-    // Its name is there, but it is dead: who comes next removes it, and finds nothing.
+    // Its name is there, but it is dead: the next attachment removes it, and finds nothing.
     assert!(place.has(&name));
     // A process that another test is just spawning has a copy of the lease for a moment.
     eventually("it is an orphan", || place.inspect(&name).unwrap().is_orphaned());

@@ -113,7 +113,7 @@ fn attachers_and_reclaimers_do_not_disturb_each_other(place: &Place) {
     let name = place.location("race");
     let roles = ["leave-orphans", "attach-and-look", "attach-and-look", "reclaim-again-and-again"];
     let mut children = roles.map(|role| Child::start(place, role, &[name.as_str()]));
-    // Nobody is kept out for ever. Where everything is slow, there may be no orphan just when one is looked for.
+    // No process is kept out for ever. Where everything is slow, there may be no orphan just when one is looked for.
     let busy = if cfg!(windows) { 3 } else { 4 };
     children[..busy].iter_mut().for_each(|child| child.expect("once"));
     let seconds = std::env::var("NDSHM_TEST_STRESS_SECONDS").map_or(0.5, |seconds| seconds.parse().unwrap());
@@ -173,5 +173,5 @@ fn four_processes_make_use_and_leave_one_name_a_thousand_times_each(place: &Plac
     let mut children = [(); 4].map(|()| Child::start(place, "churn-counted", &[name.as_str()]));
     children.iter_mut().for_each(|child| child.expect("no surprises"));
     children.into_iter().for_each(Child::finish);
-    assert_eq!(place.left(), [] as [&str; 0], "nobody unlinks; the last one out does");
+    assert_eq!(place.left(), [] as [&str; 0], "only the last one out unlinks");
 }

@@ -1,4 +1,4 @@
-//! Counters and limbo: memory that its producer dropped is freed when nobody uses it any more, and not before.
+//! Counters and limbo: memory that its producer dropped is freed when no process uses it any more, and not before.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -272,7 +272,7 @@ fn what_is_held_at_the_end_is_left_as_it_is(place: &Place) {
     drop(scene.limbo.lend(scene.memory(5)).unwrap());
     let Scene { counters, limbo, alive, name } = scene;
     drop((limbo, counters));
-    assert_eq!(alive.load(Ordering::Relaxed), 10, "somebody looks at it");
+    assert_eq!(alive.load(Ordering::Relaxed), 10, "a process looks at it");
     assert!(receiver.receive(&lost).unwrap_err().is_handle_spent());
     held.release().unwrap();
     drop(receiver);

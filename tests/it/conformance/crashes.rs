@@ -49,7 +49,7 @@ fn a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing(place: &Place
     let open = || place.attach::<u8, _>().open(name.location(), 1 << 20);
     assert!(open().unwrap_err().is_not_found());
     assert!(place.everything().iter().all(|file| !file.contains(name.as_str())));
-    // The name is free for somebody else meanwhile.
+    // The name is free for another process meanwhile.
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(array.unlink().unwrap());
     drop(array);
@@ -112,7 +112,7 @@ fn paint(arguments: &[String]) {
                 chunk.commit().unwrap();
                 painted += 1;
             }
-            NextClaim::Busy => panic!("nobody paints one chunk for a minute"),
+            NextClaim::Busy => panic!("no painter takes a minute for one chunk"),
             NextClaim::AllDone => break,
         }
     }
@@ -203,6 +203,6 @@ fn a_finisher_killed_before_the_ledger_is_gone_blocks_nobody(place: &Place) {
     let options = || place.render_options();
     let error = options().create::<u32, _>(name.location(), SHAPE, CHUNK, "crash tests").unwrap_err();
     assert!(error.is_already_exists(), "{error}");
-    assert!(!ledger.exists(), "cleared away by whoever came next");
+    assert!(!ledger.exists(), "cleared away by the next process");
     drop(buffer);
 }

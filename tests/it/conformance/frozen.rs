@@ -1,4 +1,4 @@
-//! Freezing a counted array: it waits for those who are at it, and then nobody writes again, in any process.
+//! Freezing a counted array: it waits for current readers and writers, and then no process writes again.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn freezing_waits_for_writers_and_readers_in_other_processes(place: &Place) {
         let mut child = child; // dies before the scope waits, whatever fails here
         let freezing = scope.spawn(|| array.freeze());
         std::thread::sleep(Duration::from_millis(100));
-        assert!(!freezing.is_finished() && !array.is_frozen(), "somebody writes");
+        assert!(!freezing.is_finished() && !array.is_frozen(), "another thread writes");
         child.0.tell("finish");
         child.0.expect("written");
         freezing.join().unwrap().unwrap();
@@ -59,7 +59,7 @@ fn freezing_waits_for_writers_and_readers_in_other_processes(place: &Place) {
     std::thread::scope(|scope| {
         let freezing = scope.spawn(|| array.freeze());
         std::thread::sleep(Duration::from_millis(50));
-        assert!(!freezing.is_finished(), "somebody reads");
+        assert!(!freezing.is_finished(), "another thread reads");
         child.0.kill();
         freezing.join().unwrap().unwrap();
     });

@@ -1,4 +1,4 @@
-//! Guards and held access, between threads and between processes: who keeps whom out, and until when.
+//! Guards and held access, between threads and between processes: which excludes which, and until when.
 
 use std::time::{Duration, Instant};
 
@@ -90,7 +90,7 @@ fn a_cell_keeps_out_who_wants_the_same_until_its_holder_is_killed(place: &Place)
     child.expect("locked");
     assert!(array.lock_cell(u32::MAX, Duration::from_millis(5)).unwrap_err().is_timed_out());
     let another = array.lock_cell(7, Duration::ZERO).unwrap();
-    assert!(array.try_read().unwrap_err().is_would_block(), "whoever reads has all cells");
+    assert!(array.try_read().unwrap_err().is_would_block(), "a reader has all cells");
     drop(another);
     assert!(array.try_write().unwrap_err().is_would_block());
     child.kill();
@@ -214,7 +214,7 @@ fn a_guard_is_not_granted_on_a_file_that_others_shortened(place: &Place) {
         let array = place.options::<u8, _>().keep_fd(keep).create(name.location(), 1 << 20).unwrap();
         let file = std::fs::File::options().write(true).open(place.path(&name)).unwrap();
         if cfg!(windows) && file.set_len(4096).is_err() {
-            drop(array.try_write().expect("Windows lets nobody shorten what is mapped"));
+            drop(array.try_write().expect("Windows lets no process shorten what is mapped"));
             continue;
         }
         file.set_len(4096).unwrap();

@@ -74,7 +74,7 @@ fn a_handle_leads_another_process_to_the_array_once(place: &Place) {
 }
 
 fn a_handle_keeps_the_array_when_its_sender_has_left(place: &Place) {
-    let place = &place.private(); // where nobody else reclaims
+    let place = &place.private(); // where no other process reclaims
     let name = place.location("left");
     let mut sender = Holder::with(place, &name, "create 4");
     sender.ask("fill 2");
@@ -106,7 +106,7 @@ fn a_handle_for_many_is_good_until_it_is_taken_back(place: &Place) {
     children.iter_mut().for_each(|child| assert_eq!(child.ask("drop"), "ok"));
     assert!(place.has(&name), "more may come");
     assert_eq!(children[0].ask(&format!("take-back {text}")), "true");
-    assert!(!place.has(&name), "nobody has it, and nobody can come");
+    assert!(!place.has(&name), "no process has it, and none can come");
     assert_eq!(children[1].ask(&format!("take-back {text}")), "false");
     assert_eq!(children[2].ask(&format!("attach {text}")), "NotFound");
 }
@@ -135,7 +135,7 @@ fn what_is_taken_back_cannot_be_used_and_keeps_nothing(place: &Place) {
 }
 
 fn an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there(place: &Place) {
-    let place = &place.private(); // where nobody else reclaims
+    let place = &place.private(); // where no other process reclaims
     let name = place.location("expired");
     let array = create(place, &name);
     let begin = Instant::now();
@@ -149,7 +149,7 @@ fn an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there(place: &Plac
     drop(array);
     assert!(!place.has(&name), "the other handle keeps nothing");
     assert!(attach(place, &never).unwrap_err().is_not_found());
-    // Its sender left in time: then the next one that looks finds nobody.
+    // Its sender left in time: then the next one that looks finds no process.
     let array = create(place, &name);
     let handle = array.handle_with(brief()).unwrap();
     drop(array);

@@ -1,6 +1,6 @@
 //! Trailers that lie, files that were cut: whatever the bytes are, the answer is an error or a sane array.
 //!
-//! The bytes are tried by children, whose death by a signal fails a test instead of all of them.
+//! Children try the bytes: death by a signal then fails one test instead of all of them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -67,7 +67,7 @@ pub(super) fn seal(file: &mut [u8]) {
     page[FOOTER + 60..].copy_from_slice(&own.to_le_bytes());
 }
 
-/// A location whose file is written and looked at again and again.
+/// A location. Its file is written and looked at again and again.
 pub(super) struct Target {
     pub(super) backend: Directory,
     pub(super) location: Location,
@@ -369,7 +369,7 @@ fn count_wrongly(arguments: &[String]) {
     target.plant_as_made(&with(named | u64::from(u32::MAX)));
     assert!(matches!(open().unwrap_err(), Error::TooManyHandles { limit: 0xffff_ffff, doing: "attached", .. }));
     assert!(inspect().refcount == u32::MAX && inspect().is_orphaned());
-    assert_eq!(reclaim().removed.len(), 1, "nobody is attached, whatever is counted");
+    assert_eq!(reclaim().removed.len(), 1, "no process is attached, whatever is counted");
     target.plant_as_made(&with(named | u64::from(u32::MAX - 1)));
     let array = open().unwrap();
     assert!(array.refcount() == u32::MAX && open().is_err());
@@ -394,7 +394,7 @@ fn count_wrongly(arguments: &[String]) {
     target.plant_as_made(&with(u64::MAX));
     assert!(open().is_err());
 
-    // Somebody takes the number down under a living holder: it never goes below 0, and the lease knows better.
+    // Another process lowers the number under a living holder: it never goes below 0, and the lease knows better.
     target.plant_as_made(&with(named | 1));
     let (first, second) = (open().unwrap(), open().unwrap());
     let file = std::fs::File::options().write(true).open(&target.path).unwrap();
@@ -403,7 +403,7 @@ fn count_wrongly(arguments: &[String]) {
     std::io::Write::write_all(&mut word, &named.to_le_bytes()).unwrap();
     assert_eq!(first.refcount(), 0);
     first.close().unwrap();
-    assert!(is_there(), "somebody is attached");
+    assert!(is_there(), "a process is attached");
     second.close().unwrap();
     assert!(!is_there());
 
@@ -431,7 +431,7 @@ fn any_number_of_handles_is_survived(place: &Place) {
     run(place, "count-wrongly");
 }
 
-/// A child whose array is shortened while it has it.
+/// A child that holds an array while it is shortened.
 fn shorten(arguments: &[String]) {
     let target = Target::new(arguments);
     let array = target.options().create(&target.location, SHAPE.f()).unwrap();
@@ -439,7 +439,7 @@ fn shorten(arguments: &[String]) {
     let whole = std::fs::read(&target.path).unwrap();
     let file = std::fs::File::options().write(true).open(&target.path).unwrap();
     for length in [0, 1, PAYLOAD as u64, PAGE as u64, 2 * PAGE as u64 - 1, 2 * PAGE as u64 + 1] {
-        // Windows shortens nothing that somebody has mapped, not even to what it was before.
+        // Windows shortens nothing that a process has mapped, not even to what it was before.
         if cfg!(windows) {
             assert!(length > whole.len() as u64 || file.set_len(length).is_err());
             continue;

@@ -1,4 +1,4 @@
-//! Arenas whose bytes lie: whatever they are, the answer is an error or something sane, and nobody dies of it.
+//! Arenas with bytes that lie: whatever they are, the answer is an error or something sane, and no process dies of it.
 
 use std::path::PathBuf;
 
@@ -47,7 +47,7 @@ struct Target {
 }
 
 impl Target {
-    /// The bytes of an arena whose member has three arrays; in a copy it is a dead one.
+    /// The bytes of an arena with a member that has three arrays; in a copy the member is dead.
     fn new(arguments: &[String]) -> Self {
         let backend = backend_of_child();
         let location: Location = arguments[0].parse().unwrap();

@@ -38,7 +38,7 @@ fn a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes(place: &
     assert!(matches!(open(), Err(Error::NotCounted { .. })));
     let before = plain.read().unwrap();
     assert!(matches!(open(), Err(Error::NotCounted { .. })));
-    assert_eq!(*before, *ndarray::Array::from(bytes), "nobody counted himself in");
+    assert_eq!(*before, *ndarray::Array::from(bytes), "no handle was counted in");
     drop(before);
     assert_eq!(place.reclaim().removed.len(), 0);
     assert!(place.has(&name));

@@ -97,7 +97,7 @@ fn a_name_made_anew_is_never_removed_by_an_owner_of_the_old(place: &Place) {
             Box::new(create(place, &name))
         };
         killed.iter_mut().for_each(|holder| holder.0.kill());
-        drop(old); // who is not the last looks whether the others are alive
+        drop(old); // a handle that is not the last looks whether the others are alive
         assert!(place.has(&name));
         another_old.close().unwrap();
         assert!(place.has(&name));

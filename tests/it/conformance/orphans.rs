@@ -1,4 +1,4 @@
-//! Holders that are killed: what they counted is removed by whoever comes next, and nothing else ever is.
+//! Killed holders: the next process removes what only they had counted, and nothing else.
 
 use std::time::Duration;
 
@@ -36,10 +36,10 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] = &[("hang-before-unlink", hang_before_unlink), ("hang-reclaiming", hang_reclaiming)];
 
-// Who leaves a killed one behind asks the kernel whether anybody lives. This process spawns others all the time, and each
+// A handle that leaves while a killed one is still counted asks the kernel whether any holder lives. This process spawns others all the time, and each
 // has copies of its descriptors for a moment: so it is children that leave here.
 
-/// An array whose only holder was killed, with four elements of this value.
+/// An array with four elements of this value, after its only holder was killed.
 fn orphan(place: &Place, name: &Name, value: u32) {
     let mut child = Holder::with(place, name, "create 4");
     assert_eq!(child.ask(&format!("fill {value}")), "ok");
@@ -96,13 +96,13 @@ fn an_orphan_that_somebody_opens_is_none(place: &Place) {
     assert_eq!((opener.ask("sum"), opener.ask("count")), ("20".into(), "2".into()));
     assert_eq!(place.reclaim().attached, 1);
     assert_eq!(opener.ask("drop"), "ok");
-    assert!(!place.has(&name), "who leaves last removes it, whatever the count says");
+    assert!(!place.has(&name), "the last handle removes it, whatever the count says");
     orphan(place, &name, 6);
     let created = place.counted::<u32, _>().create(name.location(), 4).unwrap();
     assert_eq!(
         (created.read().unwrap().sum(), created.refcount()),
         (0, 1),
-        "what only the dead have is in nobody's way"
+        "an array that only the dead hold is in no process's way"
     );
     drop(created);
     orphan(place, &name, 7);
@@ -164,7 +164,7 @@ fn a_handle_outlives_its_killed_sender_for_its_grace_time(place: &Place) {
     assert_eq!((reclaimed.removed.len(), reclaimed.in_flight), (0, 1));
     let mut receiver = Holder::with(place, &name, &format!("attach {handle}"));
     assert_eq!((receiver.ask("sum"), receiver.ask("close")), ("12".into(), "ok".into()));
-    assert!(!place.has(&name), "nobody has it, though the killed one was counted");
+    assert!(!place.has(&name), "no process has it, though the killed one was counted");
 
     let mut sender = Holder::with(place, &name, "create 4");
     let handle: Handle = sender.ask("handle 200").parse().unwrap();
@@ -242,7 +242,7 @@ fn a_reclaimer_killed_half_way_leaves_the_array_to_who_comes(place: &Place) {
         let mut reclaimer = reclaimer; // dies before the scope waits, whatever fails here
         let opener = scope.spawn(|| open(place, &name).map(|array| array.read().unwrap().sum()));
         std::thread::sleep(Duration::from_millis(100));
-        assert!(!opener.is_finished(), "nobody attaches to what may be gone in a moment");
+        assert!(!opener.is_finished(), "no process attaches to what may be gone in a moment");
         reclaimer.kill();
         assert_eq!(opener.join().unwrap().unwrap(), 8);
     });
@@ -327,7 +327,7 @@ fn old_drafts_of_the_dead_are_reclaimed_and_no_others(place: &Place) {
     if !place.has_hidden_drafts() {
         return;
     }
-    // One whose maker lives, and is only slow; see crashes.rs for the role.
+    // One with a living maker that is only slow; see crashes.rs for the role.
     let name = place.location("slow");
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
     child.expect("half-way");

@@ -61,7 +61,7 @@ fn one() -> usize {
     usize::from(Place::RECYCLES)
 }
 
-/// What stands in the first element of a draft whose memory holds `used`, or of a new one.
+/// The first element of a draft in memory that holds `used`, or of a new one.
 fn expected(used: u32) -> u32 {
     if Place::RECYCLES { used } else { 0 }
 }

@@ -1,9 +1,9 @@
 //! Processes that allocate, share, send, receive and release arrays are killed at random moments, again and again: nothing
-//! that was sent is lost or received twice, no element changes, and in the end nobody holds anything.
+//! that was sent is lost or received twice, no element changes, and in the end no block is held.
 //!
 //! How it can fail: every message has a number, which its sender says before (`begin`) and after (`sent`) sending it, and who
-//! receives it says that he is about to receive (`wait`) and what it was (`got`). A sender that was killed may or may not have
-//! sent what it began. A receiver that was killed while it waited may have taken one message that nobody heard of; it had
+//! receives it says that it is about to receive (`wait`) and what it was (`got`). A sender that was killed may or may not have
+//! sent what it began. A receiver that was killed while it waited may have taken one message that it never reported; it had
 //! then its block, which is looked up, and of a receiver that held nothing nothing is missing. Everything else must be there.
 //!
 //! `NDSHM_TEST_KILLS` says how many are killed in each part; `scripts/soak` kills a thousand.
@@ -184,7 +184,7 @@ impl Soak<'_> {
         if receives {
             let stats = self.arena.stats().expect("it can be counted");
             let dead = stats.members.iter().find(|member| member.process == child.id());
-            // Somebody who waits may have settled its estate already: then nobody knows.
+            // A waiting member may have reclaimed its messages already: then it is not known.
             let held = dead.map_or(1, |member| member.arrays);
             assert!(held <= 1, "it holds one at a time: {stats:?}");
             if last == "wait" {

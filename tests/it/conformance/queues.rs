@@ -59,7 +59,7 @@ fn numbered(arena: &Arena, number: u64) -> ArenaArray<u64, Ix1> {
     arena.from_array(&arr1(&[number])).expect("room")
 }
 
-/// What must be after every test: nobody holds anything, and all of it can be had again.
+/// What must be after every test: no block is held, and all of the memory can be taken again.
 pub fn nothing_is_left(arena: &Arena) {
     arena.reclaim().expect("it can be collected");
     let stats = arena.stats().expect("it can be counted");
@@ -177,7 +177,7 @@ fn wait(arguments: &[String]) {
             "receive" => match queue.recv::<u64, Ix1>() {
                 Ok(array) => {
                     let number = array.view()[0];
-                    drop(array); // whoever is told can rely on it
+                    drop(array); // a process that is told can rely on it
                     say(number);
                 }
                 Err(error) => say(format!("closed {}", error.error().is_closed())),
@@ -194,7 +194,7 @@ fn wait(arguments: &[String]) {
     }
 }
 
-/// Waits until somebody else has certainly gone to sleep, or long enough to be likely: nothing depends on it.
+/// Waits until another thread has certainly gone to sleep, or long enough to be likely: nothing depends on it.
 fn let_it_sleep() {
     std::thread::sleep(Duration::from_millis(30));
 }
@@ -307,7 +307,7 @@ fn an_array_of_another_type_comes_with_the_error(place: &Place) {
     assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
     let array = message.into_array::<f32, Ix2>().unwrap();
     assert_eq!((array.handle(), array.view().sum()), (sent.handle(), 9.0));
-    // Who does not want it drops it, and gets the next one.
+    // A receiver that does not want it drops it, and gets the next one.
     assert!(queue.try_recv::<f64, Ix2>().is_err());
     assert!(queue.try_recv::<f64, Ix2>().unwrap().is_none());
     drop((array, sent));
@@ -366,7 +366,7 @@ fn a_message_outlives_its_sender_however_that_ends(place: &Place) {
         for number in 1..3 {
             let array = queue.recv::<u64, Ix1>().unwrap();
             assert_eq!(array.view()[0], number);
-            // Nothing but its receiver has it, although nobody has looked after the estate since.
+            // Nothing but its receiver has it, although no member has looked after the orphaned messages since.
             array.try_into_draft().unwrap();
         }
         nothing_is_left(&arena);
@@ -456,7 +456,7 @@ fn damaged_queues_are_an_error_or_hold_arrays_and_nothing_else(place: &Place) {
     let arena = place.arena_options().queues(1).queue_capacity(CELLS).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(0).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(place.path(&name)).unwrap();
-    // Nobody but their makers may see drafts, and nobody at all what is free.
+    // Only their makers may see drafts, and no process may see free blocks.
     let shared = numbered(&arena, 7);
     let draft = arena.draft::<u64, _>(1).unwrap();
     let (mut damaged, mut received) = (0, 0);

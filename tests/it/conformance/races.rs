@@ -124,7 +124,7 @@ fn overlapping_readers_do_not_keep_a_writer_out(place: &Place) {
         std::thread::sleep(Duration::from_millis(1)); // out of step
     }
     for round in 0..20 {
-        eventually("somebody reads", || array.try_write().is_err());
+        eventually("another thread reads", || array.try_write().is_err());
         // Who had to find a moment without readers would hardly ever get in.
         let start = Instant::now();
         if round % 2 == 0 {

@@ -77,7 +77,7 @@ fn a_finished_buffer_has_its_name_and_nothing_else(place: &Place) {
     let expected = Array::from_shape_fn((6, 10), |(i, j)| (i * 10 + j) as u32);
     assert_eq!(*array.read().unwrap(), *expected);
     assert!(matches!(two.claim_next().unwrap(), NextClaim::AllDone));
-    assert_eq!(*two.finish().unwrap().read().unwrap(), *expected, "whoever comes second gets the same array");
+    assert_eq!(*two.finish().unwrap().read().unwrap(), *expected, "the second to finish gets the same array");
     let again = place.render_options().create::<u32, _>(name.location(), (6, 10), (4, 3), "a test");
     assert!(again.unwrap_err().is_already_exists());
 }

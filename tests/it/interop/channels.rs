@@ -165,7 +165,7 @@ fn python_sends_on_what_it_received(place: &Place) {
             (2, 0),
             "Python is not counted, and its handle was passed on"
         );
-        // What Python writes is seen, too; nobody else has the elements now.
+        // What Python writes is seen, too; no other process maps the elements now.
         python.expect(format!("keep {index}"), "done");
         python.expect(format!("write {index} 0 2a000000"), "done");
         assert_eq!(same.read().unwrap()[[0, 0]], 42);
@@ -217,9 +217,9 @@ fn python_maps_by_a_handle_and_holds_the_lease_without_being_counted(place: &Pla
     python.expect(format!("kept {handle}"), &expected);
     let inspection = inspect_in(&place.backend, &location).unwrap();
     assert_eq!((inspection.refcount, inspection.in_flight), (1, 1), "nothing was changed");
-    // Python did not use the handle up: it may pass it on, or somebody takes it back.
+    // Python did not use the handle up: it may pass it on, or the sender revokes it.
     assert!(handle.revoke().unwrap());
-    drop(array); // the last that is counted: the name goes, whoever has the lease
+    drop(array); // the last counted handle: the name is removed, whatever process has the lease
     assert!(inspect_in(&place.backend, &location).unwrap_err().is_not_found());
     python.expect(format!("kept {handle}"), &expected);
     python.expect_error(format!("keep_handle {handle}"), "FileNotFoundError");

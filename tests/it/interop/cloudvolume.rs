@@ -153,7 +153,7 @@ fn a_leading_slash_means_the_same_array(place: &Place, cloudvolume: &mut Peer) {
     }
 }
 
-/// A child that makes an array through the environment's default backend, and opens one that somebody else makes.
+/// A child that makes an array through the environment's default backend, and opens one that another process creates.
 pub fn use_default_backend(arguments: &[String]) {
     let [ours, its] = [arguments[0].as_str(), arguments[1].as_str()];
     let fill = |mut view: ndarray::ArrayViewMut<'_, u16, Ix3>| {

@@ -12,7 +12,7 @@ use crate::support::{Name, Place, eventually};
 use crate::tests;
 
 const SHAPE: [usize; 3] = [5, 6, 7];
-/// Long enough to see that somebody waits.
+/// Long enough to see that a process waits.
 const A_WHILE: Duration = Duration::from_millis(100);
 const LONG: Duration = Duration::from_secs(60);
 
@@ -123,7 +123,7 @@ fn python_waits_for_our_guard_and_gets_in_when_it_is_dropped(place: &Place) {
     }
 }
 
-/// Waits until somebody who waits to write has closed the gate; asked by a thread that holds nothing.
+/// Waits until a waiting writer has closed the gate; asked by a thread that holds nothing.
 fn until_the_gate_is_closed(array: &SharedArray<u16, IxDyn>) {
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| eventually("a writer waits at the gate", || array.try_read().is_err()));

@@ -81,7 +81,7 @@ fn a_hundred_thousand_arrays_take_a_handful_of_descriptors_and_mappings(place: &
     assert_eq!(arena.stats().unwrap().arrays, 0);
 }
 
-/// A process whose forked children try everything with what they inherited.
+/// A process that forks children, which try everything with what they inherited.
 fn fork_with_arena(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let array = arena.from_array(&Array::from_elem(10, 1u64)).unwrap();
@@ -179,7 +179,7 @@ fn the_death_of_a_parent_is_noticed_while_its_forked_child_lives(place: &Place) 
         assert_eq!(arena.reclaim().unwrap().members, 1);
         assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().is_handle_spent());
     }
-    // SAFETY: it is the process that the child has forked, which nobody else waits for: it was not given away again.
+    // SAFETY: it is the process that the child has forked, and no other process waits for it: the number was not given away again.
     unsafe { libc::kill(forked.parse().unwrap(), libc::SIGKILL) };
     eventually("the forked child ends", || arena.reclaim().unwrap().members == 1 || arena.stats().unwrap().arrays == 0);
 }

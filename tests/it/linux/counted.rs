@@ -41,7 +41,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("count-without-writing", count_without_writing),
 ];
 
-/// A child that forks with a counted array, whose copy in the forked child is dropped or closed.
+/// A child that forks with a counted array. The forked child drops or closes its copy.
 #[allow(unsafe_code)]
 fn fork_with_counted(arguments: &[String]) {
     let options = || AttachOptions::<RefcountedArray<u32, IxDyn>>::new().backend(backend_of_child());

@@ -1,4 +1,4 @@
-//! The edges of the machine: room, memory, lengths of files. Nothing may be lost, and nobody killed.
+//! The edges of the machine: room, memory, lengths of files. Nothing may be lost, and no process killed.
 
 use std::sync::Mutex;
 
@@ -161,7 +161,7 @@ fn a_full_file_system_is_an_error_and_leaves_nothing(place: &Place) {
     child.finish();
 }
 
-/// A child whose file system can hold three files.
+/// A child on a file system that can hold three files.
 fn no_inodes(_: &[String]) {
     let mut arrays = Vec::new();
     let error = loop {

@@ -1,4 +1,4 @@
-//! Huge pages: that they are there, for everyone who attaches; that room is room all the same; that nothing is worse without.
+//! Huge pages: that they are there, for every process that attaches; that room is room all the same; that nothing is worse without.
 
 use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
@@ -152,7 +152,7 @@ fn every_kind_of_array_can_be_on_huge_pages(place: &Place) {
     let name = place.location("rendered");
     let buffer: RenderBuffer<u8, Ix1> =
         place.render_options().pages(Pages::Huge).create(name.as_str(), LENGTH, LENGTH, "pages").unwrap();
-    let Claim::Chunk(mut claim) = buffer.claim(0).unwrap() else { panic!("nobody else paints") };
+    let Claim::Chunk(mut claim) = buffer.claim(0).unwrap() else { panic!("no other process paints") };
     claim.view_mut().fill(1);
     claim.commit().unwrap();
     assert_eq!(buffer.finish().unwrap().pages().unwrap().huge, 6 * MIB as u64);
@@ -227,7 +227,7 @@ fn fill_with_huge_pages(arguments: &[String]) {
         assert_no_space(&create("more", 2 * MIB, pages).unwrap_err(), 2 * MIB, 0);
         touch(&all);
         drop(all);
-        // Three windows each: two of them have room, but nobody is told which.
+        // Three windows each: two of them have room, but none is told which.
         let attempt = |thread: usize, round: usize| match create(&format!("{thread}-{round}"), 6 * MIB, pages) {
             Ok(array) => {
                 touch(&array);

@@ -101,7 +101,7 @@ fn a_forked_child_takes_and_gives_nothing_of_its_parents_pool(place: &Place) {
     assert_eq!(place.everything(), [] as [&str; 0]);
 }
 
-/// A process whose forked child has an array that the parent puts into a pool.
+/// A process that forks a child with an array that the parent puts into a pool.
 fn fork_holds(arguments: &[String]) {
     let backend = backend_of_child();
     let pool = PoolOptions::new().backend(backend.clone()).create().unwrap();
@@ -176,7 +176,7 @@ fn a_forked_child_gets_no_chunk_of_memory_that_serves_another_buffer_by_now(plac
     child.expect("done");
 }
 
-/// A process whose forked child looks into its draft.
+/// A process that forks a child, which looks into its draft.
 fn fork_draft(_: &[String]) {
     let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
     let mut draft = pool.take::<u32, _>(LENGTH).unwrap();

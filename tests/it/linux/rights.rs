@@ -39,7 +39,7 @@ fn permissions_are_exact(place: &Place) {
     let arena = place.location("permissions-arena");
     let options = place.arena_options().permissions(0o6660).keep(true);
     drop(options.create(arena.location(), 1).unwrap());
-    assert_eq!(mode(&arena) & 0o7777, 0o660, "bits that change whom a program runs as are left out");
+    assert_eq!(mode(&arena) & 0o7777, 0o660, "bits that change the user of a program are left out");
     assert_eq!(mode(&shared) & 0o7777, 0o666, "whatever the umask");
 }
 
@@ -67,7 +67,7 @@ fn links_and_devices_are_not_arrays(place: &Place) {
     std::fs::remove_file(place.path(&fifo)).unwrap();
 }
 
-/// A child that opens an array as whoever it is, and says what it is told.
+/// A child that opens an array as its own user, and reports the result.
 fn open_as_stranger(arguments: &[String]) {
     let backend: Directory = Directory::new("given", &arguments[1]);
     let options = || AttachOptions::<SharedArray<u8, _>>::new().backend(backend.clone());
@@ -119,7 +119,7 @@ fn files_of_others_are_refused_with_owner_and_mode(place: &Place) {
     child.expect(&format!("denied {me} 444"));
     child.expect("12");
     child.finish();
-    assert!(array.unlink().unwrap(), "the owner can remove what nobody can write to");
+    assert!(array.unlink().unwrap(), "the owner can remove an array that no user can write to");
 }
 
 /// Keeps every lock that a process can have that may only read the file: read locks on NAME and GATE, and that of the whole file.

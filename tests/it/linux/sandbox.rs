@@ -90,7 +90,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // A group whose last process has just ended may still be busy for a moment.
+        // A group may still be busy for a moment after its last process has ended.
         for _ in 0..1000 {
             if std::fs::remove_dir(&self.directory).is_ok() || !self.directory.exists() {
                 return;

@@ -177,7 +177,7 @@ fn any_holder_can_publish_and_the_last_one_out_removes_the_name(place: &Place) {
         second.close().unwrap();
         assert!(place.backend.list().unwrap().is_empty());
     }
-    // Given and left while the other one leaves: whoever comes last sees that there is a name.
+    // Given and left while the other one leaves: the last handle sees that there is a name.
     for _ in 0..300 {
         let array = nameless(place);
         let clone = array.try_clone().unwrap();
@@ -256,7 +256,7 @@ fn the_strategy_is_what_the_environment_or_the_program_says(place: &Place) {
     assert!(SharingStrategy::from_str("shm").is_err() && SharingStrategy::ALL.iter().all(|known| known.is_supported()));
 }
 
-/// A child whose file system is full with one draft.
+/// A child on a file system that is full with one draft.
 fn no_room_for_trailer(_: &[String]) {
     const LENGTH: usize = 4 << 20;
     let backend = default_backend().unwrap();

@@ -56,7 +56,7 @@ def release(path):
 
 
 def hold_name(path):
-    """Locks the name as whoever removes or replaces it does, and keeps it locked."""
+    """Locks the name as for removing or replacing it, and keeps it locked."""
     held[path] = ExitStack()
     fd = ndshm_locks.open_file(path, write=True)
     held[path].callback(ndshm_locks.os.close, fd)

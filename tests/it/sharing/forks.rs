@@ -31,7 +31,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] =
     &[("fork-and-add", fork_and_add), ("fork-with-channel", fork_with_channel), ("inheritor", inheritor)];
 
-/// A process whose forked children add one to arrays that they inherited.
+/// A process that forks children, which add one to arrays that they inherited.
 fn fork_and_add(arguments: &[String]) {
     leaving_nothing(arguments, |backend, channel| {
         for strategy in strategies() {
@@ -111,7 +111,7 @@ fn inheritor(_: &[String]) {
     let _probed = backend.lock_survives_close().unwrap();
     let before = open_files();
     let number = std::env::var(DESCRIPTOR).expect("a number").parse().expect("a number");
-    // SAFETY: whoever started this process opened the descriptor for it, and nobody else uses it.
+    // SAFETY: the parent opened the descriptor for this process, and no other code uses it.
     let channel = Channel::from_socket(unsafe { OwnedFd::from_raw_fd(number) }).unwrap();
     let received = channel.receive::<f32>().unwrap();
     for array in received.arrays {

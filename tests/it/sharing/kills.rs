@@ -45,7 +45,7 @@ pub const GRACE: Duration = Duration::from_millis(50);
 struct Row {
     scenario: &'static str,
     rounds: usize,
-    /// Names that the dead had left when everybody else had gone, or that had to be reclaimed before.
+    /// Names that the dead had left when all other processes had ended, or that had to be reclaimed before.
     left: usize,
     /// Names after one `Reclaim`.
     after: usize,
@@ -92,7 +92,7 @@ impl Game<'_> {
         }
     }
 
-    /// Everybody who took part has gone.
+    /// All processes that took part have ended.
     fn end_round(&mut self) {
         if let Some(stopwatch) = &mut self.managed {
             stopwatch.wait_until_gone(&self.meeting.place.backend, 1);
@@ -181,7 +181,7 @@ fn last_reader_is_killed(game: &mut Game<'_>, round: usize) {
     game.kill(&mut child);
 }
 
-/// A child that gets an array, and passes it on to whoever listens at a path.
+/// A child that gets an array, and passes it on to the process that listens at a path.
 fn middle(arguments: &[String]) {
     let (_, channel) = connect(arguments);
     let onward = Channel::connect(&arguments[1]).unwrap();
@@ -218,7 +218,7 @@ fn end_of_chain(arguments: &[String]) {
     }
 }
 
-/// Plays the rounds of a chain, whose end lives through all of them.
+/// Plays the rounds of a chain. Its end lives through all of them.
 fn chain(game: &mut Game<'_>, rounds: usize) {
     let path = game.meeting.path("end").display().to_string();
     let (child, end) = game.meeting.child("end-of-chain", &[&path]);
@@ -311,7 +311,7 @@ fn attacher_is_killed(game: &mut Game<'_>, round: usize) {
     game.kill(&mut child);
     game.reclaim();
     assert!(all(&array, value));
-    // Who is counted and dead does not keep others out.
+    // A dead handle that is still counted excludes no process.
     assert!(all(&array.try_clone().unwrap(), value));
 }
 

@@ -1,7 +1,7 @@
 //! The scenarios of `kills` beside a manager: how soon it has removed what the dead left, and what becomes of that when the
 //! manager is killed too.
 //!
-//! Which manager a process has is said by its environment. So each scenario has a director, a child in whose environment the
+//! Which manager a process has is said by its environment. So each scenario has a director, a child with an environment in which the
 //! whole of it is played; it says how each round went, and the test adds up. Whatever manager is left is ended with the test.
 
 use std::os::unix::fs::PermissionsExt;
@@ -134,7 +134,7 @@ impl Stage {
         Self { socket: ManagerSocket::new(), place: place.private() }
     }
 
-    /// A child whose manager is this stage's; with `starts` it starts one if there is none.
+    /// A child that uses this stage's manager; with `starts` it starts one if there is none.
     fn child(&self, role: &str, arguments: &[&str], starts: bool) -> Child {
         let mut command = Command::new(program());
         command.env(ROLE, role).envs(self.place.environment()).args(arguments);
@@ -160,7 +160,7 @@ fn play(place: &Place, moments: &mut Moments, (scenario, number): (&'static str,
     println!("{scenario}, with a manager: seed {seed}");
     let arguments = [place.name.to_owned(), number.to_string(), rounds.to_string(), seed.to_string()];
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    // When all are killed, nobody is to begin anew.
+    // When all are killed, none is to begin anew.
     let mut director = stage.child("managed-director", &arguments, scenario != OTHERS[1].0);
     loop {
         let line = director.line();
@@ -211,7 +211,7 @@ fn director(arguments: &[String]) {
 
 /// In a director: becomes a client, and starts the manager.
 fn become_client(backend: &Directory) {
-    // Nobody starts anything meanwhile: what is open for writing cannot be executed.
+    // No thread starts a process meanwhile: what is open for writing cannot be executed.
     let path = PathBuf::from(std::env::var_os("NDSHM_MANAGER").unwrap());
     let text = format!("#!/bin/sh\n{ROLE}=manager-client exec '{}' \"$@\"\n", program().display());
     std::fs::write(&path, text).unwrap();
@@ -258,7 +258,7 @@ fn manager_is_killed(game: &mut Game<'_>, round: usize) {
     }
     assert!(all(&array, value), "who lives loses nothing");
     let left = arrays(backend) - 2;
-    // Whoever connects to one that is just dying cannot know.
+    // A client that connects to a dying manager cannot know.
     eventually("it is dead", || manager::status(None).unwrap().is_none_or(|status| status.pid != manager.pid));
     // The next announcement starts another.
     let (mut client, _channel) = game.meeting.child("managed-client", &[]);

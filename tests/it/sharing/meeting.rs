@@ -143,7 +143,7 @@ impl Traces {
     }
 }
 
-/// In a child: connects to whom the first argument names, does something, and insists that neither a descriptor nor a
+/// In a child: connects to the process that the first argument names, does something, and insists that neither a descriptor nor a
 /// mapping is left of it.
 pub fn leaving_nothing(arguments: &[String], act: impl FnOnce(&Directory, Channel)) {
     let backend = backend_of_child();

@@ -1,4 +1,4 @@
-//! Messages with arrays: many in one, in order; what does not fit is given back; what nobody wants is given up.
+//! Messages with arrays: many in one, in order; what does not fit is given back; what no process wants is given up.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::support::Place;
 use crate::support::child::Role;
 use crate::tests;
 
-/// Long enough to see that somebody waits.
+/// Long enough to see that a process waits.
 const A_WHILE: Duration = Duration::from_millis(50);
 
 pub fn trials(place: &Place) -> Vec<Trial> {
@@ -214,7 +214,7 @@ fn waiting_ends_when_the_time_is_over_and_nothing_is_lost(place: &Place) {
     assert!(begin.elapsed() >= A_WHILE);
     assert!(there.receive_timeout::<()>(Duration::ZERO).unwrap_err().is_timed_out());
     let array = meeting.share(SharingStrategy::FileSystem, 1_f32);
-    // Nobody receives: in the end the socket is full. What is on its way is whole but for the last.
+    // No process receives: in the end the socket is full. The messages in flight are whole except the last.
     let long = "x".repeat(1 << 16);
     let mut sent = 0;
     while here.send_timeout(&long, &[&array], A_WHILE).is_ok() {

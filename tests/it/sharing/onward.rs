@@ -52,7 +52,7 @@ fn make_and_send(arguments: &[String]) {
     });
 }
 
-/// A child that waits for somebody to connect, and passes what it gets there on to the test; it holds it until it is told to
+/// A child that waits for a connection, and passes what it gets there on to the test; it holds it until it is told to
 /// go.
 fn pass_on(arguments: &[String]) {
     leaving_nothing(arguments, |_, channel| {
@@ -204,7 +204,7 @@ fn a_nameless_array_gets_its_name_from_whoever_has_it_last(place: &Place) {
     let array = meeting.share(SharingStrategy::FileDescriptor, 1_f32);
     let (here, there) = Channel::pair().unwrap();
     here.send(&(), &[&array]).unwrap();
-    drop(array); // nobody has it now but the socket
+    drop(array); // only the socket has it now
     let [received] = <[_; 1]>::try_from(there.receive::<()>().unwrap().arrays).unwrap();
     let array = attach::<f32>(received);
     assert_eq!(array.refcount(), 1);

@@ -120,7 +120,7 @@ fn a_sender_killed_in_the_middle_of_a_message_sent_nothing(place: &Place) {
     let (mut child, channel) = meeting.child("send-for-ever", &[]);
     child.expect("begins");
     assert_eq!(channel.receive::<String>().unwrap().message, "small");
-    // It is in the middle when part of the message has come, and cannot end: nobody takes the rest.
+    // It is in the middle when part of the message has come, and cannot end: no process takes the rest.
     let socket = channel.into_socket();
     eventually("the message begins", || {
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
@@ -142,7 +142,7 @@ fn forged(body: &str) -> Vec<u8> {
     [b"NDSM", &u32::try_from(body.len()).unwrap().to_le_bytes()[..], body.as_bytes()].concat()
 }
 
-/// A channel whose other end writes bytes of its own.
+/// A channel. Its other end writes bytes of its own.
 fn stranger() -> (std::os::unix::net::UnixStream, Channel) {
     let (theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
     (theirs, Channel::from_socket(ours).unwrap())
@@ -170,7 +170,7 @@ fn a_stranger_who_promises_arrays_that_do_not_come_ends_the_channel(place: &Plac
             assert!(matches!(error, Error::Message { .. }), "{body}: {error}");
         }
     }
-    // One with an array that nobody can read is dropped, and does not stand in the way of others.
+    // One with an array that no process can read is dropped, and does not stand in the way of others.
     for array in [
         "{}",
         r#"{"strategy":"by_magic","dtype":"<f4","shape":[2],"order":"C"}"#,
@@ -241,7 +241,7 @@ fn what_was_received_goes_when_its_channel_does(place: &Place) {
         drop(there.receive::<String>().unwrap());
         drop((here, there));
         let unread = usize::from(strategy == SharingStrategy::FileSystem);
-        assert_eq!((array.refcount(), array.in_flight()), (1, unread), "nobody reads what nobody can receive");
+        assert_eq!((array.refcount(), array.in_flight()), (1, unread), "what no process can receive is not read");
         drop(array);
         if unread == 0 {
             meeting.is_clean();

@@ -119,7 +119,7 @@ fn forked_child_finds_directories_while_a_thread_of_its_parent_does(place: &Plac
 fn join_while_forking(arguments: &[String]) {
     static PROBES: AtomicUsize = AtomicUsize::new(0);
     let backend = meddling(&backend_of_child(), |operation, _| {
-        // First the arena asks for itself, then for the seat, whose description is open by then.
+        // First the arena asks for itself, then for the seat, and the seat's description is open by then.
         if operation == "probe" && PROBES.fetch_add(1, Ordering::Relaxed) == 1 {
             fork_beside();
         }

@@ -1,4 +1,4 @@
-//! Renderbuffers whose beginners, finishers and discarders are stopped or killed between two steps.
+//! Renderbuffers in which a beginner, finisher or discarder is stopped or killed between two steps.
 
 use std::time::Duration;
 

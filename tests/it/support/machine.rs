@@ -20,7 +20,7 @@ pub fn open_files() -> usize {
     count as usize
 }
 
-/// The mappings of this process, as the system lists them, whose line contains this; none where there is no list.
+/// The lines in the system's list of this process's mappings that contain this; none where there is no list.
 pub fn mappings(containing: &str) -> Vec<String> {
     let list = if cfg!(target_os = "linux") {
         std::fs::read_to_string("/proc/self/maps").expect("a list of mappings")

@@ -135,7 +135,7 @@ impl Place {
     }
 
     /// A directory of a test's own on the same file system, gone with everything in it when the test ends, however that is:
-    /// for arrays whose names are not the test's choice, and for questions about all that is there.
+    /// for arrays with names that the test does not choose, and for questions about all that is there.
     pub fn private(&self) -> Self {
         if self.name != "shm" {
             return self.fresh();

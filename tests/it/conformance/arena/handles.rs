@@ -106,7 +106,7 @@ fn who_is_the_only_holder_can_fill_it_again(place: &Place) {
     child.finish();
 }
 
-/// A child that gets many arrays, whose handles it is told in a file, and says what is in them.
+/// A child that reads many handles from a file, attaches to their arrays, and reports what is in them.
 pub fn many(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let bytes = std::fs::read(&arguments[1]).unwrap();

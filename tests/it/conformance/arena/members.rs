@@ -64,7 +64,7 @@ pub fn churn(arguments: &[String]) {
             Ok(mut draft) => {
                 let tag = random();
                 draft.view_mut().fill(tag);
-                assert!(draft.view().iter().all(|value| *value == tag), "somebody else has it");
+                assert!(draft.view().iter().all(|value| *value == tag), "another member has it");
                 held.push(draft.share().unwrap());
             }
             Err(error) => assert!(error.is_no_space() || matches!(error, Error::TimedOut { .. }), "{error}"),

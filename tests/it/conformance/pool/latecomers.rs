@@ -96,7 +96,7 @@ fn who_opened_the_old_name_is_not_kept_waiting_by_a_draft(place: &Place) {
     let start = Instant::now();
     let got = late.end();
     assert!(got.as_ref().is_err_and(Error::is_not_found), "{got:?}");
-    assert!(start.elapsed() < Duration::from_secs(4), "he waited for the lease: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(4), "it waited for the lease: {:?}", start.elapsed());
     draft.view_mut().fill(8);
     assert_eq!(draft.publish(name.location()).unwrap().read().unwrap()[0], 8);
 }

@@ -49,7 +49,7 @@ fn any_array_can_be_put(place: &Place) {
         pool.put(array()).unwrap();
         assert!(!place.has(&name));
         // A process that another test is just spawning may have the old description for a moment.
-        eventually("nobody else is attached", || counts(&pool) == (one(), 0, 0));
+        eventually("no other process is attached", || counts(&pool) == (one(), 0, 0));
         let draft = pool.take::<u32, _>(LENGTH).unwrap();
         assert_eq!((draft.is_recycled(), draft.view()[17]), (Place::RECYCLES, expected(7)), "array {number}");
         drop(draft);
