@@ -28,6 +28,7 @@ mod list;
 mod logind;
 mod manager;
 mod manual;
+mod new_volume;
 mod npy;
 mod output;
 mod part;

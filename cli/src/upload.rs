@@ -1,6 +1,7 @@
 //! `ndshm upload`: an array, or a file of its elements, becomes a region of a volume; the volume may be made first.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::time::{Instant, SystemTime};
@@ -9,24 +10,23 @@ use ndarray_shm::array::Description;
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::{DType, Directory, Location, Order, with_element};
 use ndarray_shm_volume::{
-    Alignment, Bbox, BboxSpec, ChunkSink, Encoding, Error, ErrorKind, NewVolume, UploadOptions, Uploaded, VolumeFormat,
-    VolumeOptions, create_volume, upload_from_array, upload_from_file, upload_from_shared_memory,
+    Alignment, Bbox, ChunkSink, Error, ErrorKind, UploadOptions, Uploaded, VolumeKind, VolumeOptions,
+    upload_from_array, upload_from_file, upload_from_shared_memory,
 };
 use serde::Serialize;
 
-use crate::cli::{EncodingChoice, FormatChoice, LayoutArgs, UploadArgs};
+use crate::cli::{LayoutArgs, UploadArgs};
 use crate::counted::Look;
-use crate::described::{Described, plain_order};
+use crate::described::{Described, plain_order, refuse_other};
 use crate::exit::{Exit, Failure};
 use crate::part::{IdlePart, Part};
 use crate::places::Search;
 use crate::progress::Display;
-use crate::words::PerAxis;
-use crate::{interrupt, region, report, units};
+use crate::{interrupt, new_volume, region, report, units};
 
 /// Where the elements come from.
 #[derive(Debug)]
-enum UploadSource<'a> {
+pub(crate) enum UploadSource<'a> {
     /// A counted array.
     Described(Described),
     /// A plain array, with what it says about itself.
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
     let stop = interrupt::flag()?;
     let source = UploadSource::find(args)?;
     let sink = if args.create {
-        interrupt::opening(&stop, &args.destination, || create(args, &source))?
+        interrupt::opening(&stop, &args.destination, || new_volume::create(args, &source))?
     } else {
         let open = || VolumeOptions::new().mip(args.mip).open_writable(&args.destination);
         interrupt::opening(&stop, &args.destination, open).map_err(|error| match error.kind() {
@@ -104,6 +104,8 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         bbox: uploaded.bbox.to_string(),
         shard: part.as_ref().map(|part| part.shard.to_string()),
         dtype: meta.dtype.to_string(),
+        kind: meta.kind.map(VolumeKind::name),
+        is_kind_assumed: args.create && args.kind.is_none() && meta.kind == Some(VolumeKind::Image),
         order: order.to_string(),
         stored: uploaded.stored,
         background: uploaded.background,
@@ -125,6 +127,7 @@ impl<'a> UploadSource<'a> {
     fn find(args: &'a UploadArgs) -> Result<Self, Failure> {
         if args.file {
             let path = Path::new(&args.source);
+            check_readable(path)?;
             return Ok(Self::File(path, description_of(path).filter(|_| !args.ignore_description)));
         }
         let location = location(&args.source)?;
@@ -153,7 +156,7 @@ impl<'a> UploadSource<'a> {
     }
 
     /// Returns the order in memory: what the array says of itself, else what the command line says.
-    fn order(&self, args: &UploadArgs, shape: impl IntoIterator<Item = u64>) -> Result<Order, Failure> {
+    pub(crate) fn order(&self, args: &UploadArgs, shape: impl IntoIterator<Item = u64>) -> Result<Order, Failure> {
         match self {
             Self::Described(array) => Ok(array.order),
             Self::Plain(..) | Self::File(..) => {
@@ -163,7 +166,7 @@ impl<'a> UploadSource<'a> {
     }
 
     /// Returns what a plain array or a file says about itself.
-    fn said(&self) -> Option<&Description> {
+    pub(crate) fn said(&self) -> Option<&Description> {
         match self {
             Self::Plain(_, _, said) | Self::File(_, said) => said.as_ref(),
             Self::Described(_) => None,
@@ -194,14 +197,11 @@ impl<'a> UploadSource<'a> {
             Self::Described(array) => array.backend.path().join(array.location.as_str()),
         };
         let found = path.metadata().and_then(|facts| Ok((facts.len(), facts.modified()?)));
-        found.map_err(|error| {
-            let exit = if error.kind() == std::io::ErrorKind::NotFound { Exit::NotFound } else { Exit::Failed };
-            Failure::new(exit, error).while_doing(format!("cannot read `{}`", path.display()))
-        })
+        found.map_err(|error| unreadable(&path, &error))
     }
 
     /// Refuses an array that is not a region of this type and shape.
-    fn check_fits(&self, dtype: DType, shape: &[u64], args: &UploadArgs) -> Result<(), Failure> {
+    pub(crate) fn check_fits(&self, dtype: DType, shape: &[u64], args: &UploadArgs) -> Result<(), Failure> {
         use ndarray_shm::Error;
         let location = args.source.to_string_lossy().into_owned();
         let error = match self {
@@ -215,6 +215,12 @@ impl<'a> UploadSource<'a> {
             Self::Described(_) => return Ok(()),
             Self::Plain(_, _, Some(said)) | Self::File(_, Some(said)) if said.dtype() != dtype => {
                 Error::DTypeMismatch { location, expected: dtype.to_string(), found: said.dtype().to_string() }
+            }
+            Self::Plain(_, _, said @ Some(_)) | Self::File(_, said @ Some(_)) => {
+                let lengths: Vec<usize> =
+                    shape.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect();
+                let order = self.order(args, shape.iter().copied())?;
+                return refuse_other(args.source.display(), said.as_ref(), dtype, &lengths, order);
             }
             Self::Plain(..) | Self::File(..) => {
                 let (found, _) = self.length_and_time()?;
@@ -300,6 +306,24 @@ impl<'a> UploadSource<'a> {
     }
 }
 
+/// Refuses a source that cannot be read, before a volume is made for it.
+fn check_readable(path: &Path) -> Result<(), Failure> {
+    let failed = |error| unreadable(path, &error);
+    // Opening a pipe would wait for its other end.
+    if !path.metadata().map_err(failed)?.is_file() {
+        let message = format!("`{}` is not a regular file", path.display());
+        return Err(
+            Failure::new(Exit::Usage, message).advice("--file takes a file that holds the elements and nothing else")
+        );
+    }
+    File::open(path).map(drop).map_err(failed)
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
+    let exit = if error.kind() == std::io::ErrorKind::NotFound { Exit::NotFound } else { Exit::Failed };
+    Failure::new(exit, error).while_doing(format!("cannot read `{}`", path.display()))
+}
+
 /// Returns what a file of elements says about itself: what was downloaded into a file says it as an array does.
 fn description_of(path: &Path) -> Option<Description> {
     let absolute = std::path::absolute(path).ok()?;
@@ -312,7 +336,8 @@ fn is_mismatch(error: &ndarray_shm::Error) -> bool {
     matches!(error, Error::SizeMismatch { .. } | Error::ShapeMismatch { .. } | Error::DTypeMismatch { .. })
 }
 
-fn lengths(bbox: &Bbox) -> Vec<u64> {
+/// Returns the elements along each axis of a region.
+pub(crate) fn lengths(bbox: &Bbox) -> Vec<u64> {
     bbox.shape().into_iter().map(|length| length as u64).collect()
 }
 
@@ -321,105 +346,6 @@ fn location(name: &OsStr) -> Result<Location, Failure> {
         Some(name) => Ok(name.parse()?),
         None => Err(Failure::new(Exit::Usage, format!("`{}` is no name", name.to_string_lossy()))),
     }
-}
-
-/// Makes the volume, or opens one that is there and just like it: the same command may be given again.
-fn create(args: &UploadArgs, source: &UploadSource<'_>) -> Result<Box<dyn ChunkSink>, Failure> {
-    let (new, shape) = new_volume(args, source)?;
-    // Before the volume is there: what does not fit it would leave an empty one.
-    if let Some(shape) = shape {
-        source.check_fits(new.dtype, &shape, args)?;
-    }
-    let error = match create_volume(&args.destination, &new) {
-        Err(error) if error.kind() == Some(ErrorKind::AlreadyExists) => error,
-        made => return Ok(made?),
-    };
-    match VolumeOptions::new().encoding(new.encoding).open_writable(&args.destination) {
-        Ok(there) if new.is_like(there.meta()) => Ok(there),
-        Ok(_) => {
-            Err(Failure::from(error).advice("leave --create away to write into what is there; or choose another place"))
-        }
-        Err(damage) if damage.kind() == Some(ErrorKind::Damaged) => Err(damage.into()),
-        Err(_) => Err(error.into()),
-    }
-}
-
-/// Describes the volume that is to be made, and returns with it the shape of the array, if that is known before the volume is there.
-fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<(NewVolume, Option<Vec<u64>>), Failure> {
-    let format = match (args.format, args.destination.expected_format()) {
-        (Some(FormatChoice::Zarr2), _) => Some((VolumeFormat::Zarr, 2)),
-        (Some(FormatChoice::Zarr3), _) | (None, Some(VolumeFormat::Zarr)) => Some((VolumeFormat::Zarr, 3)),
-        (Some(FormatChoice::Precomputed), _) | (None, Some(VolumeFormat::Precomputed)) => {
-            Some((VolumeFormat::Precomputed, 1))
-        }
-        (None, _) => None,
-    };
-    let described = match source {
-        UploadSource::Described(array) => Some(array),
-        _ => None,
-    };
-    let said = source.said();
-    let lengths_of = |shape: &[usize]| shape.iter().map(|length| *length as u64).collect::<Vec<_>>();
-    let of_array = described.map(|array| &array.shape[..]).or(said.map(Description::shape)).map(lengths_of);
-    let dtype: Option<DType> = args.dtype.or(described.map(|array| array.dtype)).or(said.map(Description::dtype));
-    let spec: Option<BboxSpec> = args.bbox.as_ref().map(|text| text.parse()).transpose()?;
-    let shape: Option<Vec<u64>> = match (&args.shape, of_array, &spec) {
-        (Some(PerAxis(shape)), ..) => Some(shape.clone()),
-        (None, Some(shape), _) => Some(shape),
-        (None, None, Some(spec)) => Some(lengths(&spec.closed().map_err(|error| {
-            Failure::from(error).advice("--shape says how large the volume is; an empty side is its bound then")
-        })?)),
-        (None, None, None) => None,
-    };
-    let origin: Option<Vec<i64>> = match (&args.origin, &args.shape, &spec) {
-        (Some(PerAxis(origin)), ..) => Some(origin.clone()),
-        // Without a shape of its own the volume is the region.
-        (None, None, Some(spec)) => Some(spec.starts().into_iter().map(|start| start.unwrap_or(0)).collect()),
-        _ => shape.as_ref().map(|shape| vec![0; shape.len()]),
-    };
-    let array: Option<Vec<u64>> = match (&spec, &shape, &origin) {
-        // It may leave out the channels. What does not lie in the volume is refused once that is open.
-        (Some(spec), Some(shape), Some(origin)) => {
-            spec.resolve(&Bbox::at(origin, shape)).ok().map(|region| lengths(&region))
-        }
-        _ => shape.clone(),
-    };
-    let order = match array.as_ref().or(shape.as_ref()) {
-        Some(shape) => source.order(args, shape.iter().copied()).map(drop),
-        None if described.is_some() || said.is_some() || args.order.is_some() => Ok(()),
-        None => Err(Failure::silent(Exit::Usage)), // named below with what else is missing
-    };
-    let (Some((format, version)), Some(dtype), Some(shape), Some(origin), Some(PerAxis(chunk))) =
-        (format, dtype, &shape, origin, &args.chunk)
-    else {
-        let options = [
-            (format.is_none(), "--format zarr2, zarr3 or precomputed (or precomputed:// in front of the URL)"),
-            (dtype.is_none(), "--dtype TYPE, such as uint16"),
-            (shape.is_none(), "--shape N,N,N (or --bbox)"),
-            (order.is_err(), "--order c (last axis contiguous) or f (first axis contiguous)"),
-            (args.chunk.is_none(), "--chunk N,N,N, such as 64,64,64"),
-        ];
-        let missing: Vec<&str> =
-            options.into_iter().filter_map(|(is_missing, option)| is_missing.then_some(option)).collect();
-        let reason = if described.is_some() || said.is_some() { "" } else { "; a plain array does not say what it is" };
-        return Err(Failure::new(Exit::Usage, format!("--create needs {}{reason}", missing.join("; "))));
-    };
-    order?;
-    let mut new = NewVolume::new(format, shape, chunk, dtype);
-    new.version = version;
-    new.origin = origin;
-    new.shard_shape = args.shard_shape.as_ref().map(|shape| shape.0.clone());
-    new.encoding = match args.encoding {
-        EncodingChoice::Raw => Encoding::Raw,
-        EncodingChoice::Gzip => Encoding::Gzip,
-        EncodingChoice::Zstd => Encoding::Zstd,
-        EncodingChoice::Blosc => Encoding::Blosc,
-        EncodingChoice::Jpeg => Encoding::Jpeg,
-        EncodingChoice::Png => Encoding::Png,
-        EncodingChoice::CompressedSegmentation => Encoding::CompressedSegmentation,
-    };
-    new.resolution = args.resolution.as_ref().map(|sizes| sizes.0.clone()).unwrap_or_default();
-    Ok((new, array))
 }
 
 /// A finished upload, as `upload --json` prints it.
@@ -433,6 +359,12 @@ struct UploadReport {
     shard: Option<String>,
     /// The element type as `NumPy` writes it: "<u2".
     dtype: String,
+    /// Whether the elements of a Precomputed volume are an "image" or a "segmentation"; `null` where the volume does not say it.
+    #[serde(rename = "type")]
+    kind: Option<&'static str>,
+    /// Whether that is so because nothing else was said.
+    #[serde(skip)]
+    is_kind_assumed: bool,
     /// Memory order of the array: "C" or "F".
     order: String,
     /// Objects that were stored.
@@ -462,6 +394,10 @@ impl UploadReport {
             ("size", format!("{}, stored as {}", units::size(self.bytes), units::size(self.stored_bytes))),
             ("time", format!("{:.2} s, {}/s", self.seconds, units::size(self.bytes_per_second))),
         ];
+        if let Some(kind) = self.kind {
+            let assumed = if self.is_kind_assumed { " (assumed; for labels say --type segmentation)" } else { "" };
+            facts.insert(3, ("type", format!("{kind}{assumed}")));
+        }
         if let Some(shard) = &self.shard {
             facts.insert(2, ("part", shard.clone()));
         }
