@@ -44,6 +44,7 @@ mod scales;
 mod units;
 mod unlink;
 mod upload;
+mod upload_source;
 mod view;
 mod words;
 mod worker;

@@ -10,7 +10,7 @@ use ndarray_shm_volume::{
 use crate::cli::{EncodingChoice, FormatChoice, TypeChoice, UploadArgs};
 use crate::exit::{Exit, Failure};
 use crate::region;
-use crate::upload::{UploadSource, lengths};
+use crate::upload_source::{UploadSource, lengths};
 use crate::words::PerAxis;
 
 /// Makes the volume, or opens one that is there and just like it: the same command may be given again.
@@ -31,7 +31,7 @@ pub(crate) fn create(args: &UploadArgs, source: &UploadSource<'_>) -> Result<Box
         Ok(there) if new.is_like(there.meta()) => Ok(there),
         Ok(there) => Err(Failure::from(error).advice(match there.meta().kind {
             Some(kind) if new.made_kind().is_some_and(|new| new != kind) => format!(
-                "what is there says that it is of type {kind}: say --type {kind}, or leave --create away, to write into it; or choose \
+                "the volume that is there is of type {kind}: say --type {kind}, or leave --create away, to write into it; or choose \
                  another place"
             ),
             _ => "leave --create away to write into what is there; or choose another place".to_owned(),
@@ -41,7 +41,7 @@ pub(crate) fn create(args: &UploadArgs, source: &UploadSource<'_>) -> Result<Box
     }
 }
 
-/// Returns the axes that the volume is going to have.
+/// Returns shape and axes that the volume is going to have; a Precomputed volume always has an axis of channels.
 fn planned(new: &NewVolume) -> VolumeMeta {
     let (mut shape, mut origin) = (new.shape.clone(), new.origin.clone());
     let is_precomputed = new.format == VolumeFormat::Precomputed;
@@ -56,6 +56,7 @@ fn planned(new: &NewVolume) -> VolumeMeta {
     }
     meta
 }
+
 /// Describes the volume that is to be made.
 fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, Failure> {
     let format = match (args.format, args.destination.expected_format()) {

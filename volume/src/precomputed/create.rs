@@ -46,8 +46,8 @@ pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn C
     Ok(Box::new(PrecomputedVolume::open(store, 0)?.packing(packs)))
 }
 
-/// Whether chunks of a volume that was made with this encoding are wrapped in gzip. In a directory only CloudVolume and this crate find
-/// chunks that are; a server says so to every reader.
+/// Whether chunks of a volume that was made with this encoding are wrapped in gzip. A server announces the wrapping to every reader; of
+/// wrapped files in a directory only CloudVolume and this crate know.
 pub(super) fn packs(encoding: Encoding, is_remote: bool) -> bool {
     match encoding {
         Encoding::Gzip | Encoding::CompressedSegmentationGzip => true,

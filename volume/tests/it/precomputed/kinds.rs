@@ -1,4 +1,4 @@
-//! Whether a volume is an image or a segmentation: who says it, what is assumed, and what is refused.
+//! Whether a volume is an image or a segmentation: what is said, what is assumed, and what is refused.
 
 use std::fs;
 
