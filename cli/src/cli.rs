@@ -18,7 +18,7 @@ use ndarray_shm::{DType, Location, Order};
 use ndarray_shm_volume::VolumeUrl;
 
 pub(crate) use self::volumes::{
-    DownloadArgs, EncodingChoice, FormatChoice, MissingChoice, PartArgs, PlanArgs, UploadArgs,
+    DownloadArgs, EncodingChoice, FormatChoice, MissingChoice, PartArgs, PlanArgs, TypeChoice, UploadArgs,
 };
 use crate::words::{self, AxisCut, BackendChoice, PerAxis, ValueRange};
 use crate::{help, units};

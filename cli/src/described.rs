@@ -218,7 +218,7 @@ pub(crate) fn plain_layout(
 
 /// Refuses to take an array for something else than it says it is.
 pub(crate) fn refuse_other(
-    location: &Location,
+    name: impl Display,
     said: Option<&Description>,
     dtype: DType,
     shape: &[usize],
@@ -227,7 +227,7 @@ pub(crate) fn refuse_other(
     match said {
         Some(said) if !said.agrees_with(dtype, shape, order) => {
             let expected = Description::new(dtype, shape, order)?.to_string();
-            let (location, found) = (location.to_string(), said.to_string());
+            let (location, found) = (name.to_string(), said.to_string());
             Err(Failure::from(ndarray_shm::Error::DescriptionMismatch { location, expected, found }).usage())
         }
         _ => Ok(()),

@@ -136,8 +136,12 @@ what it says itself; --order is for an array that does not say it (`ndshm descri
 step each; after a failure the same command stores all of them again.
 
 --create makes a volume, or goes on with one just like it: the same command may be given again, and by many machines. Chunks
-of a Precomputed volume do not say beforehand whether they are packed by gzip: --create --encoding gzip says so each time,
-and without it new chunks are as those that are there, or plain in a directory that has none.
+of a Precomputed volume do not say beforehand whether they are packed by gzip: --create --encoding gzip (of labels:
+compressed_segmentation_gzip) says so each time, and without it new chunks are as those that are there, or plain in a directory
+that has none. In directories only CloudVolume and this program find packed chunks.
+
+Programs that downsample average a Precomputed volume of --type image; of labels that would make other labels, so that a volume
+of them is of --type segmentation. Elements of uint32 and uint64 may be either, and the type must be said.
 
 Axes are stored in the order of --shape. A Zarr array of z, y, x in C order is, byte by byte, an array of x, y, z in F order:
 for a Precomputed volume say --order f --ignore-description, and --shape, --chunk and --resolution from x to z.
@@ -154,6 +158,7 @@ Fields of --json:
   source, destination        what was written where
   bbox, shard                the region that was written, and which part that is, or null
   dtype, order               NumPy's name of the type (\"<u2\"); memory order of the array, \"C\" or \"F\"
+  type                       \"image\" or \"segmentation\", or null where the volume does not say it
   stored, background         objects that were stored; that hold nothing but background and were left out
   bytes, stored_bytes        bytes of the array that were written, and as what they were stored
   seconds, bytes_per_second  how long it took, and bytes of the array by that
@@ -258,8 +263,9 @@ have it; one of them may be null. Both have:
                              before the array), chunks_done, chunks_total, fingerprint (what is painted); or null
   ledger_error               why the ledger cannot be read, or null
 
-Of a volume: volume, and scales, each with mip (what --mip takes), key, dtype, axes (their names, or none), origin, shape,
-chunk_shape, stored_shape (of what is stored as one object), resolution and unit (of an element; or none), encoding, bytes.
+Of a volume: volume, type (\"image\", \"segmentation\", or null where it does not say it), and scales, each with mip (what --mip
+takes), key, dtype, axes (their names, or none), origin, shape, chunk_shape, stored_shape (of what is stored as one object),
+resolution and unit (of an element; or none), encoding, bytes.
 
 ",
     codes!()

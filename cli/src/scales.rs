@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use ndarray_shm_volume::{ScaleInfo, StopFlag, VolumeOptions, VolumeUrl};
+use ndarray_shm_volume::{ScaleInfo, StopFlag, VolumeKind, VolumeOptions, VolumeUrl};
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
@@ -13,6 +13,9 @@ use crate::{interrupt, units};
 #[derive(Debug, Serialize)]
 struct VolumeReport {
     volume: String,
+    /// Whether the elements of a Precomputed volume are an "image" or a "segmentation"; `null` where the volume does not say it.
+    #[serde(rename = "type")]
+    kind: Option<&'static str>,
     scales: Vec<ScaleReport>,
 }
 
@@ -67,13 +70,15 @@ pub(crate) fn run(url: &VolumeUrl, json: bool, out: &mut dyn Write) -> Result<Ex
     let scales = interrupt::opening(&StopFlag::new(), url, || VolumeOptions::new().scales(url))?;
     let volume = VolumeReport {
         volume: url.to_string(),
+        kind: scales.first().and_then(|scale| scale.meta.kind).map(VolumeKind::name),
         scales: scales.into_iter().enumerate().map(ScaleReport::from).collect(),
     };
     if json {
         report::json(out, &volume)?;
         return Ok(Exit::Done);
     }
-    writeln!(out, "{}: {}\n", units::printable(&volume.volume), units::count(volume.scales.len(), "scale"))?;
+    let kind = volume.kind.map_or_else(String::new, |kind| format!(" of type {kind}"));
+    writeln!(out, "{}: {}{kind}\n", units::printable(&volume.volume), units::count(volume.scales.len(), "scale"))?;
     let mut table = Table::new(&[
         Column::Right("MIP"),
         Column::Left("KEY"),

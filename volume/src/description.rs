@@ -3,7 +3,7 @@
 use ndarray_shm::DType;
 
 use crate::store::url::VolumeFormat;
-use crate::volume::VolumeMeta;
+use crate::volume::{VolumeKind, VolumeMeta};
 
 /// What NumPy and the formats of volumes call the types of elements.
 pub const DTYPE_NAMES: &[(&str, DType)] = &[
@@ -63,8 +63,40 @@ pub enum Encoding {
     Jpeg,
     /// As pictures; Precomputed with 8 or 16 bit elements only.
     Png,
-    /// As blocks of labels; Precomputed with 32 or 64 bit labels only.
+    /// As blocks of labels; Precomputed with 32 or 64 bit labels only. Servers get them wrapped in gzip, which they announce to every
+    /// reader; in a directory, where they could not, nothing is wrapped.
     CompressedSegmentation,
+    /// The same, wrapped in gzip in directories, too: smaller files named `.gz`, which CloudVolume and this crate find. Other programs,
+    /// such as tensorstore, take such chunks for missing ones, of which every element is 0.
+    CompressedSegmentationGzip,
+}
+
+impl Encoding {
+    /// Returns what it is called.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+            Self::Blosc => "blosc",
+            Self::Jpeg => "jpeg",
+            Self::Png => "png",
+            Self::CompressedSegmentation => "compressed_segmentation",
+            Self::CompressedSegmentationGzip => "compressed_segmentation_gzip",
+        }
+    }
+}
+
+impl VolumeKind {
+    /// Returns what a new Precomputed volume is where [`NewVolume::kind`] does not say it: blocks of labels are a segmentation, other
+    /// elements an image. `None` for `uint32` and `uint64` in any other encoding, which are as often the one as the other.
+    pub fn implied(encoding: Encoding, dtype: DType) -> Option<Self> {
+        match (encoding, dtype) {
+            (Encoding::CompressedSegmentation | Encoding::CompressedSegmentationGzip, _) => Some(Self::Segmentation),
+            (_, DType::U32 | DType::U64) => None,
+            _ => Some(Self::Image),
+        }
+    }
 }
 
 /// What a volume that is made is like.
@@ -85,6 +117,9 @@ pub struct NewVolume {
     pub shard_shape: Option<Vec<u64>>,
     /// Type of the elements.
     pub dtype: DType,
+    /// Whether the elements are intensities or labels; of Precomputed volumes only. Where it is `None`,
+    /// [`VolumeKind::implied`] says it, and what that leaves open is an error.
+    pub kind: Option<VolumeKind>,
     /// How chunks are encoded.
     pub encoding: Encoding,
     /// Size of one element along each axis, in nanometres; 1 where it is empty.
@@ -102,13 +137,22 @@ impl NewVolume {
             chunk_shape: chunk_shape.to_vec(),
             shard_shape: None,
             dtype,
+            kind: None,
             encoding: Encoding::Raw,
             resolution: Vec::new(),
         }
     }
 
-    /// Whether a volume that is there is just what would be made: its shape, its chunks and how they are encoded. Whether chunks of a
-    /// Precomputed volume are wrapped in gzip is no difference.
+    /// Returns the kind that the volume gets: what `kind` says, and otherwise what encoding and element type imply. `None` for formats
+    /// without kinds, and where it must be said and is not.
+    pub fn made_kind(&self) -> Option<VolumeKind> {
+        let implied =
+            (self.format == VolumeFormat::Precomputed).then(|| VolumeKind::implied(self.encoding, self.dtype));
+        self.kind.or(implied.flatten())
+    }
+
+    /// Whether a volume that is there is just what would be made: its shape, its chunks, how they are encoded, and its
+    /// [kind](Self::made_kind) if it says one. Whether chunks of a Precomputed volume are wrapped in gzip is no difference.
     pub fn is_like(&self, there: &VolumeMeta) -> bool {
         let (mut shape, mut chunk, mut origin) = (self.shape.clone(), self.chunk_shape.clone(), self.origin.clone());
         let (format, version) = match self.format {
@@ -132,7 +176,7 @@ impl NewVolume {
             Encoding::Blosc => "blosc",
             Encoding::Jpeg => "jpeg",
             Encoding::Png => "png",
-            Encoding::CompressedSegmentation => "compressed_segmentation",
+            Encoding::CompressedSegmentation | Encoding::CompressedSegmentationGzip => "compressed_segmentation",
         };
         let sharded = if self.shard_shape.is_some() { ", sharded" } else { "" };
         there.shape == shape
@@ -140,6 +184,7 @@ impl NewVolume {
             && there.stored_shape == *self.shard_shape.as_ref().unwrap_or(&chunk)
             && there.chunk_shape == chunk
             && there.dtype == self.dtype
+            && (there.kind.is_none() || there.kind == self.made_kind())
             && there.description == format!("{format}{version}, {encoding}{sharded}")
     }
 }

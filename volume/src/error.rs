@@ -43,12 +43,12 @@ pub enum Error {
         /// How many it has, and what they are called or counted from.
         scales: String,
     },
-    /// The format does not have a volume as it was to be made.
+    /// The format does not have a volume as it was to be made, or its description leaves out what cannot be assumed.
     #[error("`{volume}`: {reason}")]
     NewVolume {
         /// Where it was to be: a path or a URL.
         volume: String,
-        /// What the format does not have, and what to choose instead.
+        /// What the format does not have or needs, and what to choose instead.
         reason: String,
         /// What the reader of the format said.
         #[source]

@@ -102,7 +102,7 @@ pub use crate::upload::{
     Alignment, UploadOptions, Uploaded, is_upload_lock, remove_upload_lock, upload_from_array, upload_from_file,
     upload_from_shared_memory,
 };
-pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeMeta};
+pub use crate::volume::{ChunkSink, ChunkSource, Fetched, Gather, VolumeKind, VolumeMeta};
 
 /// The programs of the README and of the guide, as tests.
 #[cfg(doctest)]

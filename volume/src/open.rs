@@ -154,7 +154,8 @@ pub fn open_writable_volume(url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSink
 ///
 /// # Errors
 ///
-/// [`Source`](Error::Source): something is [there already](ErrorKind::AlreadyExists). [`NewVolume`](Error::NewVolume): the format does not have what is asked for.
+/// [`Source`](Error::Source): something is [there already](ErrorKind::AlreadyExists). [`NewVolume`](Error::NewVolume): the format does not have what is asked for,
+/// or [`NewVolume::kind`] must say whether the elements are labels.
 /// [`Store`](Error::Store), [`Url`](Error::Url): the store cannot be reached or written.
 pub fn create_volume(url: impl IntoVolumeUrl, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     let url = &url.into_volume_url()?;

@@ -14,6 +14,32 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::grid::Cells;
 use crate::scratch::Scratch;
 
+/// What the elements of a volume mean. Precomputed volumes say it as their `type`, and programs that downsample go by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum VolumeKind {
+    /// Intensities. Their mean is an intensity, too.
+    Image,
+    /// Labels, such as the numbers of segments. The mean of two labels is a label that does not exist.
+    Segmentation,
+}
+
+impl VolumeKind {
+    /// Returns the word of the Precomputed format: "image" or "segmentation".
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Image => "image",
+            Self::Segmentation => "segmentation",
+        }
+    }
+}
+
+impl fmt::Display for VolumeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// What a volume is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeMeta {
@@ -29,6 +55,8 @@ pub struct VolumeMeta {
     pub stored_shape: Vec<u64>,
     /// Type of the elements.
     pub dtype: DType,
+    /// What the elements mean; `None` where the volume does not say it, as Zarr volumes do not.
+    pub kind: Option<VolumeKind>,
     /// The value of elements that were never written, as native bytes; `None` where the format does not say, so that a missing
     /// chunk may as well be a lost one.
     pub fill: Option<Vec<u8>>,
@@ -47,6 +75,7 @@ impl VolumeMeta {
             chunk_shape: chunk_shape.to_vec(),
             stored_shape: chunk_shape.to_vec(),
             dtype,
+            kind: None,
             fill: None,
             axes: Vec::new(),
             description: String::new(),

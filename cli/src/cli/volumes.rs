@@ -171,6 +171,10 @@ pub(crate) struct UploadArgs {
     /// Type of the elements, such as uint16 or <u2 [default: the array's, if it says so]
     #[arg(long, value_name = "DTYPE", value_parser = words::dtype, requires = "create", help_heading = "New volumes")]
     pub(crate) dtype: Option<DType>,
+    /// What the elements of a Precomputed volume mean [default: segmentation for compressed_segmentation; else image, but uint32 and
+    /// uint64 need it]
+    #[arg(long = "type", value_name = "TYPE", requires = "create", help_heading = "New volumes")]
+    pub(crate) kind: Option<TypeChoice>,
     /// Elements along each axis of the volume [default: the array's, else those of --bbox]
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths, requires = "create", help_heading = "New volumes")]
     pub(crate) shape: Option<PerAxis<u64>>,
@@ -218,8 +222,19 @@ pub(crate) enum EncodingChoice {
     Jpeg,
     /// As pictures (Precomputed)
     Png,
-    /// As blocks of labels (Precomputed)
+    /// As blocks of labels (Precomputed); packed by gzip on servers only
     CompressedSegmentation,
+    /// The same, packed by gzip everywhere; of files only CloudVolume and this program find them
+    CompressedSegmentationGzip,
+}
+
+/// What the elements of new Precomputed volumes mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TypeChoice {
+    /// Intensities, which programs that downsample average
+    Image,
+    /// Labels, of which they keep one
+    Segmentation,
 }
 
 /// Arguments of `ndshm plan`.

@@ -14,6 +14,7 @@ mod holder;
 #[cfg(unix)] // signals
 mod interrupting;
 mod listing;
+mod making;
 #[cfg(target_os = "linux")]
 mod managing;
 mod manuals;

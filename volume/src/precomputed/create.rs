@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ndarray_shm::DType;
 use serde_json::json;
 
 use super::encoding::ChunkEncoding;
@@ -11,7 +12,10 @@ use super::volume::PrecomputedVolume;
 use crate::description::{Encoding, NewVolume};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{self, Store};
-use crate::volume::ChunkSink;
+use crate::volume::{ChunkSink, VolumeKind};
+
+/// What the format calls blocks of labels.
+const SEGMENTATION: &str = "compressed_segmentation";
 
 /// Axes of space; behind them are channels.
 const SPACE: usize = 3;
@@ -20,7 +24,8 @@ const SPACE: usize = 3;
 ///
 /// # Errors
 ///
-/// [`Source`](Error::Source): there is one already. [`NewVolume`](Error::NewVolume): the format does not have what is asked for.
+/// [`Source`](Error::Source): there is one already. [`NewVolume`](Error::NewVolume): the format does not have what is asked for, or
+/// it is not said whether the elements are labels.
 pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn ChunkSink>> {
     let file = store.locate(INFO);
     if store.get(INFO)?.is_some() {
@@ -37,12 +42,18 @@ pub(crate) fn create(store: Arc<dyn Store>, new: &NewVolume) -> Result<Box<dyn C
     refuse_to_mix(&*store, &scale.prefix)?;
     ChunkEncoding::of(scale).map_err(|reason| Error::new_volume(&file, reason))?;
     store::make(&*store, INFO, &text)?;
-    Ok(Box::new(PrecomputedVolume::open(store, 0)?.packing(packs(new.encoding))))
+    let packs = packs(new.encoding, store.is_remote());
+    Ok(Box::new(PrecomputedVolume::open(store, 0)?.packing(packs)))
 }
 
-/// Whether chunks of a volume that was made with this encoding are wrapped in gzip.
-pub(super) fn packs(encoding: Encoding) -> bool {
-    matches!(encoding, Encoding::Gzip | Encoding::CompressedSegmentation)
+/// Whether chunks of a volume that was made with this encoding are wrapped in gzip. A server announces the wrapping to every reader; of
+/// wrapped files in a directory only CloudVolume and this crate know.
+pub(super) fn packs(encoding: Encoding, is_remote: bool) -> bool {
+    match encoding {
+        Encoding::Gzip | Encoding::CompressedSegmentationGzip => true,
+        Encoding::CompressedSegmentation => is_remote,
+        _ => false,
+    }
 }
 
 /// Chunks that are there would be taken for the new volume's, and a Zarr array is what others would find first.
@@ -96,12 +107,14 @@ fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {
         Encoding::Raw | Encoding::Gzip => "raw",
         Encoding::Jpeg => "jpeg",
         Encoding::Png => "png",
-        Encoding::CompressedSegmentation => "compressed_segmentation",
+        Encoding::CompressedSegmentation | Encoding::CompressedSegmentationGzip => SEGMENTATION,
         Encoding::Zstd | Encoding::Blosc => {
-            return Err("chunks of Precomputed volumes are raw, gzip, jpeg, png or compressed_segmentation".to_owned());
+            return Err("chunks of Precomputed volumes are raw, gzip, jpeg, png, compressed_segmentation or \
+                        compressed_segmentation_gzip"
+                .to_owned());
         }
     };
-    let is_segmentation = new.encoding == Encoding::CompressedSegmentation;
+    let kind = kind(new)?;
     let names: Vec<String> = resolution.iter().map(f64::to_string).collect();
     let mut scale = json!({
         "key": names.join("_"),
@@ -111,20 +124,64 @@ fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {
         "resolution": resolution.iter().map(|length| short(*length)).collect::<Vec<_>>(),
         "encoding": encoding,
     });
-    if is_segmentation {
+    if encoding == SEGMENTATION {
         scale["compressed_segmentation_block_size"] = json!(segmentation::BLOCK);
     }
     Ok(json!({
         "@type": "neuroglancer_multiscale_volume",
-        "type": if is_segmentation { "segmentation" } else { "image" },
+        "type": kind.name(),
         "data_type": data_type,
         "num_channels": channels,
         "scales": [scale],
     }))
 }
 
+/// Returns what the elements are: a wrong word here becomes wrong labels when another program downsamples.
+fn kind(new: &NewVolume) -> Result<VolumeKind, String> {
+    let Some(kind) = new.made_kind() else {
+        return Err(format!(
+            "elements of type {} may be intensities or labels, and programs that downsample average the one and must not \
+             average the other: say whether the volume is of type image or segmentation",
+            new.dtype
+        ));
+    };
+    match (kind, new.encoding) {
+        (VolumeKind::Image, Encoding::CompressedSegmentation | Encoding::CompressedSegmentationGzip) => Err(format!(
+            "chunks that are {} hold labels: choose the type segmentation, or another encoding",
+            new.encoding.name()
+        )),
+        (VolumeKind::Segmentation, Encoding::Jpeg) => {
+            Err("jpeg changes elements, so that labels become other labels: choose raw, gzip, \
+             png or compressed_segmentation for the type segmentation, or choose the type image"
+                .to_owned())
+        }
+        (VolumeKind::Segmentation, _) if new.kind.is_some() && new.dtype == DType::F32 => {
+            Err("labels are whole numbers: a volume of float32 is of type image".to_owned())
+        }
+        _ => Ok(kind),
+    }
+}
+
 /// Whole numbers are written without a point, as others do.
 fn short(length: f64) -> serde_json::Value {
     let text = length.to_string();
     text.parse::<u64>().map_or_else(|_| json!(length), |whole| json!(whole))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_packed_where_every_reader_learns_it_or_where_it_is_asked_for() {
+        for (encoding, in_directory, on_server) in [
+            (Encoding::Raw, false, false),
+            (Encoding::Gzip, true, true),
+            (Encoding::Png, false, false),
+            (Encoding::CompressedSegmentation, false, true),
+            (Encoding::CompressedSegmentationGzip, true, true),
+        ] {
+            assert_eq!((packs(encoding, false), packs(encoding, true)), (in_directory, on_server), "{encoding:?}");
+        }
+    }
 }

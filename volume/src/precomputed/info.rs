@@ -11,7 +11,7 @@ use crate::description::{dtype_name, dtype_named};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gzip;
 use crate::store::{Object, Store};
-use crate::volume::VolumeMeta;
+use crate::volume::{VolumeKind, VolumeMeta};
 
 /// Key of the document.
 pub(super) const INFO: &str = "info";
@@ -120,6 +120,12 @@ impl InfoParser<'_> {
         }
     }
 
+    /// Returns what the elements mean. No element depends on it, so that other words are no error.
+    fn kind(&self) -> Option<VolumeKind> {
+        let text = self.json["type"].as_str()?;
+        [VolumeKind::Image, VolumeKind::Segmentation].into_iter().find(|kind| text.eq_ignore_ascii_case(kind.name()))
+    }
+
     fn scales(&self) -> Result<Vec<Scale>> {
         let dtype = self.dtype()?;
         let channels = match &self.json["num_channels"] {
@@ -210,6 +216,7 @@ impl InfoParser<'_> {
             stored_shape: chunk_shape.clone(),
             chunk_shape,
             dtype,
+            kind: self.kind(),
             fill: None,
             axes: ["x", "y", "z", "channel"].map(str::to_owned).to_vec(),
             description: format!("Precomputed, {encoding}{packing}"),

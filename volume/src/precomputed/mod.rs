@@ -48,13 +48,14 @@ pub(crate) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSou
 /// Opens a scale for reading and writing.
 ///
 /// Chunks that are raw or `compressed_segmentation` are wrapped in gzip if the volume was made so, as the caller may know and the chunks in a
-/// directory show; where nobody knows, in remote stores, as CloudVolume does.
+/// directory show. Without either they are wrapped in remote stores, as CloudVolume does, and not in directories.
 ///
 /// # Errors
 ///
 /// Those of [`open`], and [`Source`](crate::Error::Source) if the scale is sharded.
 pub(crate) fn open_writable(store: Arc<dyn Store>, mip: usize, made: Option<Encoding>) -> Result<Box<dyn ChunkSink>> {
-    Ok(Box::new(PrecomputedVolume::open(store, mip)?.writable(made.map(create::packs))?))
+    let packs = made.map(|encoding| create::packs(encoding, store.is_remote()));
+    Ok(Box::new(PrecomputedVolume::open(store, mip)?.writable(packs)?))
 }
 
 /// Lists the scales, the finest first, also those whose chunks cannot be read.

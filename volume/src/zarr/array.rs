@@ -107,6 +107,7 @@ impl ZarrArray {
             chunk_shape,
             stored_shape,
             dtype,
+            kind: None,
             fill: Some(fill.clone()),
             axes: document.axes(),
             description: document.describe(shards.is_some()),

@@ -93,6 +93,9 @@ fn check(new: &NewVolume) -> Result<(), String> {
     if new.version == 2 && new.dtype == DType::Bf16 {
         return Err("Zarr version 2 has no bfloat16: choose version 3".to_owned());
     }
+    if let Some(kind) = new.kind {
+        return Err(format!("Zarr has no member that says that a volume is of type {kind}: leave the type out"));
+    }
     if dtype_name(new.dtype).is_none() {
         return Err(format!("Zarr has no elements of type {}", new.dtype));
     }
@@ -100,14 +103,7 @@ fn check(new: &NewVolume) -> Result<(), String> {
     match new.encoding {
         Encoding::Blosc if chunk > MOST_BLOSC => Err(format!("blosc cannot pack chunks of {chunk} bytes")),
         Encoding::Raw | Encoding::Gzip | Encoding::Zstd | Encoding::Blosc => Ok(()),
-        other => Err(format!(
-            "Zarr has no encoding {}: choose raw, gzip, zstd or blosc",
-            if other == Encoding::CompressedSegmentation {
-                "compressed_segmentation".to_owned()
-            } else {
-                format!("{other:?}").to_lowercase()
-            }
-        )),
+        other => Err(format!("Zarr has no encoding {}: choose raw, gzip, zstd or blosc", other.name())),
     }
 }
 

@@ -10,6 +10,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use crate::zarr::document::{Document, group, join};
 
+/// Attribute of a group that has images in it, each of which is a group of scales.
+const LAYOUT: &str = "bioformats2raw.layout";
+
 /// What a group says about its scales.
 #[derive(Debug)]
 pub(super) struct Multiscales {
@@ -40,7 +43,14 @@ impl Multiscales {
         let attributes = document.attributes(store)?;
         let described = [&attributes["ome"]["multiscales"], &attributes["multiscales"]];
         let Some(pictures) = described.iter().find_map(|pictures| pictures.as_array()) else {
-            let reason = group(store, document.prefix());
+            let reason = match first_image(store, document, &attributes) {
+                Some(image) => format!(
+                    "this is a container of images, as bioformats2raw makes them (`{LAYOUT}`): give the path of one of them, \
+                     such as `{}`",
+                    place_in(document.volume(), &image)
+                ),
+                None => group(store, document.prefix()),
+            };
             return Err(Error::volume(ErrorKind::NotAVolume, document.volume(), reason));
         };
         // Several pictures in one group are rare, and the first is what viewers show.
@@ -93,6 +103,30 @@ impl Multiscales {
             }
         }
     }
+}
+
+/// Returns the path of the first image in a container that bioformats2raw made: a group with a group for each image, which are
+/// listed in `OME`, or called 0, 1, .. if they are not.
+fn first_image(store: &Arc<dyn Store>, document: &Document, attributes: &Value) -> Option<String> {
+    if attributes[LAYOUT].is_null() && attributes["ome"][LAYOUT].is_null() {
+        return None;
+    }
+    let attributes = match Document::read(store, &join(document.prefix(), "OME")) {
+        Ok(Some(listing)) => listing.attributes(store).unwrap_or_default(),
+        // It is only for a better message.
+        _ => Value::Null,
+    };
+    let listed = [&attributes["ome"]["series"], &attributes["series"]];
+    let listed = listed.iter().find_map(|series| series[0].as_str()).filter(|path| is_within(path));
+    let image = listed.unwrap_or("0");
+    // A path that leads nowhere would be no advice. What is wrong there otherwise is said when that path is opened.
+    let is_missing = matches!(Document::read(store, &join(document.prefix(), image)), Ok(None));
+    (!is_missing).then(|| image.to_owned())
+}
+
+/// Returns the path or URL of a group in another one.
+fn place_in(volume: &str, path: &str) -> String {
+    format!("{}/{path}", volume.trim_end_matches(['/', '\\']))
 }
 
 /// Returns what the transformations of a picture or dataset multiply coordinates by.

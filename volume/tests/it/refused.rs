@@ -167,6 +167,57 @@ fn what_is_no_volume_is_called_what_it_is() {
     }
 }
 
+/// What bioformats2raw makes: a group with a group for each image, which `OME` lists.
+#[test]
+fn container_of_images_leads_to_the_first_one() {
+    let layout = r#""bioformats2raw.layout": 3"#;
+    let v3 = |attributes: &str| {
+        ("zarr.json", format!(r#"{{"zarr_format": 3, "node_type": "group", "attributes": {attributes}}}"#))
+    };
+    let v2 = |attributes: &str| (".zattrs", attributes.to_owned());
+    let of_ome = |member: &str| format!(r#"{{"ome": {{"version": "0.5", {member}}}}}"#);
+    let of_root = |member: &str| format!("{{{member}}}");
+    let series = r#""series": ["images/first", "images/second"]"#;
+    let outside = r#""series": ["../elsewhere"]"#;
+    for (number, (document, listing, image)) in [
+        (v2(&of_root(layout)), None, "0"),
+        (v2(&of_root(layout)), Some(v2(&of_root(series))), "images/first"),
+        (v3(&of_ome(layout)), None, "0"),
+        (v3(&of_root(layout)), None, "0"),
+        (v3(&of_ome(layout)), Some(v3(&of_ome(series))), "images/first"),
+        (v3(&of_ome(layout)), Some(v3(&of_ome(outside))), "0"),
+        (v3(&of_ome(layout)), Some(("zarr.json", "damaged".to_owned())), "0"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let place = Place::new();
+        let make = |path: &str, (name, text): (&str, String)| {
+            let group = place.path("container").join(path);
+            fs::create_dir_all(&group).expect("a directory");
+            if name == ".zattrs" {
+                fs::write(group.join(".zgroup"), r#"{"zarr_format": 2}"#).expect("a group");
+            }
+            fs::write(group.join(name), text).expect("its metadata");
+        };
+        make("", document);
+        let refused = || {
+            let error = open_volume(VolumeUrl::local(place.path("container"))).expect_err("a container");
+            assert_eq!(error.kind(), Some(ErrorKind::NotAVolume), "{number}: {error}");
+            chain(&error)
+        };
+        // An image that is not there is no advice.
+        assert!(refused().contains("this is a Zarr group, not an array"), "{number}: {}", refused());
+        if let Some(listing) = listing {
+            make("OME", listing);
+        }
+        make(image, v3(&of_ome(r#""multiscales": []"#)));
+        let expected = with_slashes(&place.path("container").display().to_string());
+        let text = with_slashes(&refused());
+        assert!(text.contains("bioformats2raw") && text.ends_with(&format!("such as `{expected}/{image}`")), "{text}");
+    }
+}
+
 #[test]
 fn regions_must_have_elements_and_lie_in_the_volume() {
     let place = Place::new();

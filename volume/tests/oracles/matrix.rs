@@ -176,7 +176,8 @@ pub(crate) fn written() -> Vec<Written> {
         precomputed("jpeg", &["uint8"], &[1], &[CloudVolume, Tensorstore]),
         precomputed("jpeg", &["uint8"], &[3], &[Tensorstore]),
         precomputed("png", &["uint8", "uint16", "uint8", "uint16"], &[1, 1, 3, 3], &[Tensorstore]),
-        precomputed("compressed_segmentation", LABELS, &[1], &[CloudVolume]),
+        precomputed("compressed_segmentation", LABELS, &[1], &[CloudVolume, Tensorstore]),
+        precomputed("compressed_segmentation_gzip", LABELS, &[1], &[CloudVolume]),
     ];
     let readers = &[Tensorstore, ZarrPython];
     for (turn, encoding) in ["raw", "gzip", "zstd", "blosc"].into_iter().enumerate() {

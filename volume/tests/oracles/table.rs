@@ -132,6 +132,7 @@ fn types(mut names: BTreeSet<&str>) -> String {
 fn shown(format: Format, encoding: &str) -> String {
     match (format, encoding) {
         (Format::Precomputed, "gzip") => "raw, packed by gzip".to_owned(),
+        (Format::Precomputed, "compressed_segmentation_gzip") => "compressed_segmentation, packed by gzip".to_owned(),
         (Format::Precomputed, "sharded gzip") => "sharded: raw, packed by gzip".to_owned(),
         (_, "raw") => "raw".to_owned(),
         _ => match encoding.strip_prefix("sharded ") {

@@ -6,8 +6,8 @@ use std::path::Path;
 use ndarray::{ArrayD, IxDyn, ShapeBuilder as _, SliceInfoElem};
 use ndarray_shm::{CreateOptions, Element, Location, Order, SharedArray, with_element};
 use ndarray_shm_volume::{
-    Alignment, Bbox, ChunkSink, Encoding, Error, NewVolume, UploadOptions, VolumeFormat, VolumeOptions, VolumeUrl,
-    create_volume, upload_from_shared_memory,
+    Alignment, Bbox, ChunkSink, Encoding, Error, NewVolume, UploadOptions, VolumeFormat, VolumeKind, VolumeOptions,
+    VolumeUrl, create_volume, upload_from_shared_memory,
 };
 use serde_json::{Value, json};
 
@@ -185,6 +185,7 @@ fn new_volume(described: &Described) -> NewVolume {
         "jpeg" => Encoding::Jpeg,
         "png" => Encoding::Png,
         "compressed_segmentation" => Encoding::CompressedSegmentation,
+        "compressed_segmentation_gzip" => Encoding::CompressedSegmentationGzip,
         other => panic!("no encoding is called {other}"),
     };
     let (format, version) = match described.format {
@@ -197,6 +198,9 @@ fn new_volume(described: &Described) -> NewVolume {
     new.origin.clone_from(&described.origin);
     new.shard_shape = inner.map(|_| described.stored());
     new.encoding = encoding;
+    if format == VolumeFormat::Precomputed {
+        new.kind = VolumeKind::implied(encoding, new.dtype).or(Some(VolumeKind::Image));
+    }
     new
 }
 

@@ -151,13 +151,16 @@ fn a_volume_that_is_reopened_before_its_first_chunk_is_packed_as_it_was_made() {
         (Encoding::Gzip, Some(Encoding::Gzip), true),
         (Encoding::Gzip, None, false),
         (Encoding::Raw, Some(Encoding::Raw), false),
+        (Encoding::CompressedSegmentation, Some(Encoding::CompressedSegmentation), false),
+        (Encoding::CompressedSegmentation, None, false),
+        (Encoding::CompressedSegmentationGzip, Some(Encoding::CompressedSegmentationGzip), true),
     ]
     .into_iter()
     .enumerate()
     {
         let path = place.path(&format!("volume-{number}"));
         let url = VolumeUrl::local(&path);
-        create_volume(&url, &new(DType::U8, made)).expect("a volume");
+        create_volume(&url, &new(DType::U32, made)).expect("a volume");
         let mut options = VolumeOptions::new();
         for said in [said, None, Some(Encoding::Raw), Some(Encoding::Gzip)] {
             // After the first time there is a chunk, and that counts for more.
@@ -166,7 +169,7 @@ fn a_volume_that_is_reopened_before_its_first_chunk_is_packed_as_it_was_made() {
             }
             let sink = options.open_writable(&url).expect("a volume");
             let region = sink.meta().domain();
-            let encoded = sink.encode(region.ranges(), &Runs(1)).expect("encoded");
+            let encoded = sink.encode(region.ranges(), &Runs(4)).expect("encoded");
             sink.store(region.ranges(), encoded).expect("stored");
             let file = path.join("1_1_1/0-16_0-16_0-16");
             assert_eq!((file.is_file(), file.with_extension("gz").is_file()), (!packed, packed), "{made:?} {said:?}");

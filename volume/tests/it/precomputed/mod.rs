@@ -2,6 +2,7 @@
 
 mod descriptions;
 mod hostile;
+mod kinds;
 mod peers;
 
 use std::path::Path;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ndarray_shm::{DType, Order};
 use ndarray_shm_volume::{
-    Bbox, Encoding, NewVolume, VolumeFormat, VolumeOptions, VolumeUrl, create_volume, open_volume,
+    Bbox, Encoding, NewVolume, VolumeFormat, VolumeKind, VolumeOptions, VolumeUrl, create_volume, open_volume,
 };
 use serde_json::{Value, json};
 
@@ -100,6 +100,7 @@ fn what_is_written_here_is_read_by_cloudvolume_and_tensorstore() {
         }
         for dtype in [DType::U32, DType::U64] {
             add(&mut volumes, dtype, Encoding::CompressedSegmentation, channels);
+            add(&mut volumes, dtype, Encoding::CompressedSegmentationGzip, channels);
         }
     }
     for channels in [1, 3, 1, 3] {
@@ -115,6 +116,7 @@ fn written(path: &Path, number: usize, dtype: DType, encoding: Encoding, channel
     let shape = [19, 23, 11, channels];
     let mut new = NewVolume::new(VolumeFormat::Precomputed, &shape, &[8, 16, 5, channels], dtype);
     new.encoding = encoding;
+    new.kind = VolumeKind::implied(encoding, dtype).or(Some(VolumeKind::Image));
     new.origin = [[0, 0, 0, 0], [-13, 5, -100, 0], [64, -1, 7, 0]][number % 3].to_vec();
     new.resolution = vec![8.0, 4.5, 40.0, 1.0];
     let url = VolumeUrl::local(path);
@@ -158,7 +160,7 @@ fn written(path: &Path, number: usize, dtype: DType, encoding: Encoding, channel
         "encoding": match encoding {
             Encoding::Jpeg => "jpeg",
             Encoding::Png => "png",
-            Encoding::CompressedSegmentation => "compressed_segmentation",
+            Encoding::CompressedSegmentation | Encoding::CompressedSegmentationGzip => "compressed_segmentation",
             _ => "raw",
         },
     })
@@ -211,7 +213,8 @@ fn elements(shape: &[u64], dtype: DType, encoding: Encoding) -> Vec<u8> {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let run = state >> 33 & 7;
         // Runs of one number are what labels are; others get noise.
-        let value = if encoding == Encoding::CompressedSegmentation { state >> 60 << 40 | 5 } else { state >> 11 };
+        let is_labels = matches!(encoding, Encoding::CompressedSegmentation | Encoding::CompressedSegmentationGzip);
+        let value = if is_labels { state >> 60 << 40 | 5 } else { state >> 11 };
         // Finite numbers: others may change what is none.
         let number = |value: u64| u64::from(f32::from(u16::try_from(value % 1000).expect("small")).to_bits());
         for step in 0..=run {

@@ -1,0 +1,163 @@
+//! `ndshm upload --create`: the volume that a command line describes, made once everything about the source is known to be right.
+
+use ndarray_shm::DType;
+use ndarray_shm::array::Description;
+use ndarray_shm_volume::{
+    Bbox, BboxSpec, ChunkSink, Encoding, ErrorKind, NewVolume, VolumeFormat, VolumeKind, VolumeMeta, VolumeOptions,
+    create_volume,
+};
+
+use crate::cli::{EncodingChoice, FormatChoice, TypeChoice, UploadArgs};
+use crate::exit::{Exit, Failure};
+use crate::region;
+use crate::upload_source::{UploadSource, lengths};
+use crate::words::PerAxis;
+
+/// Makes the volume, or opens one that is there and just like it: the same command may be given again.
+pub(crate) fn create(args: &UploadArgs, source: &UploadSource<'_>) -> Result<Box<dyn ChunkSink>, Failure> {
+    let new = describe(args, source)?;
+    // Before the volume is there: what does not fit it would leave an empty one.
+    let meta = planned(&new);
+    let bbox = region::parse(&meta, args.bbox.as_deref(), None)?;
+    if let Some(text) = &args.cutout {
+        meta.parse_bbox(text)?;
+    }
+    source.check_fits(new.dtype, &lengths(&bbox), args)?;
+    let error = match create_volume(&args.destination, &new) {
+        Err(error) if error.kind() == Some(ErrorKind::AlreadyExists) => error,
+        made => return Ok(made?),
+    };
+    match VolumeOptions::new().encoding(new.encoding).open_writable(&args.destination) {
+        Ok(there) if new.is_like(there.meta()) => Ok(there),
+        Ok(there) => Err(Failure::from(error).advice(match there.meta().kind {
+            Some(kind) if new.made_kind().is_some_and(|new| new != kind) => format!(
+                "the volume that is there is of type {kind}: say --type {kind}, or leave --create away, to write into it; or choose \
+                 another place"
+            ),
+            _ => "leave --create away to write into what is there; or choose another place".to_owned(),
+        })),
+        Err(damage) if damage.kind() == Some(ErrorKind::Damaged) => Err(damage.into()),
+        Err(_) => Err(error.into()),
+    }
+}
+
+/// Returns shape and axes that the volume is going to have; a Precomputed volume always has an axis of channels.
+fn planned(new: &NewVolume) -> VolumeMeta {
+    let (mut shape, mut origin) = (new.shape.clone(), new.origin.clone());
+    let is_precomputed = new.format == VolumeFormat::Precomputed;
+    if is_precomputed {
+        shape.resize(shape.len().max(4), 1);
+    }
+    origin.resize(shape.len(), 0);
+    let mut meta = VolumeMeta::new(&shape, &new.chunk_shape, new.dtype);
+    meta.origin = origin;
+    if is_precomputed {
+        meta.axes = ["x", "y", "z", "channel"].map(str::to_owned).to_vec();
+    }
+    meta
+}
+
+/// Describes the volume that is to be made.
+fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, Failure> {
+    let format = match (args.format, args.destination.expected_format()) {
+        (Some(FormatChoice::Zarr2), _) => Some((VolumeFormat::Zarr, 2)),
+        (Some(FormatChoice::Zarr3), _) | (None, Some(VolumeFormat::Zarr)) => Some((VolumeFormat::Zarr, 3)),
+        (Some(FormatChoice::Precomputed), _) | (None, Some(VolumeFormat::Precomputed)) => {
+            Some((VolumeFormat::Precomputed, 1))
+        }
+        (None, _) => None,
+    };
+    let described = match source {
+        UploadSource::Described(array) => Some(array),
+        _ => None,
+    };
+    let said = source.said();
+    let lengths_of = |shape: &[usize]| shape.iter().map(|length| *length as u64).collect::<Vec<_>>();
+    let of_array = described.map(|array| &array.shape[..]).or(said.map(Description::shape)).map(lengths_of);
+    let dtype: Option<DType> = args.dtype.or(described.map(|array| array.dtype)).or(said.map(Description::dtype));
+    let spec: Option<BboxSpec> = args.bbox.as_ref().map(|text| text.parse()).transpose()?;
+    let shape: Option<Vec<u64>> = match (&args.shape, of_array, &spec) {
+        (Some(PerAxis(shape)), ..) => Some(shape.clone()),
+        (None, Some(shape), _) => Some(shape),
+        (None, None, Some(spec)) => Some(lengths(&spec.closed().map_err(|error| {
+            Failure::from(error).advice("--shape says how large the volume is; an empty side is its bound then")
+        })?)),
+        (None, None, None) => None,
+    };
+    let origin: Option<Vec<i64>> = match (&args.origin, &args.shape, &spec) {
+        (Some(PerAxis(origin)), ..) => Some(origin.clone()),
+        // Without a shape of its own the volume is the region.
+        (None, None, Some(spec)) => Some(spec.starts().into_iter().map(|start| start.unwrap_or(0)).collect()),
+        _ => shape.as_ref().map(|shape| vec![0; shape.len()]),
+    };
+    let array: Option<Vec<u64>> = match (&spec, &shape, &origin) {
+        // It may leave out the channels. What does not lie in the volume is refused when all of it is known.
+        (Some(spec), Some(shape), Some(origin)) => {
+            spec.resolve(&Bbox::at(origin, shape)).ok().map(|region| lengths(&region))
+        }
+        _ => shape.clone(),
+    };
+    let order = match array.as_ref().or(shape.as_ref()) {
+        Some(shape) => source.order(args, shape.iter().copied()).map(drop),
+        None if described.is_some() || said.is_some() || args.order.is_some() => Ok(()),
+        None => Err(Failure::silent(Exit::Usage)), // named below with what else is missing
+    };
+    let encoding = encoding(args.encoding);
+    let is_untyped = is_untyped(args, format.map(|(format, _)| format), encoding, dtype);
+    let (Some((format, version)), Some(dtype), Some(shape), Some(origin), Some(PerAxis(chunk))) =
+        (format, dtype, &shape, origin, args.chunk.as_ref().filter(|_| !is_untyped))
+    else {
+        let which_type = if format.is_some() && dtype.is_some() {
+            "--type image or segmentation (programs that downsample average images, and must not average labels)"
+        } else {
+            "--type image or segmentation, if the format is precomputed and the elements are uint32 or uint64"
+        };
+        let options = [
+            (format.is_none(), "--format zarr2, zarr3 or precomputed (or precomputed:// in front of the URL)"),
+            (dtype.is_none(), "--dtype TYPE, such as uint16"),
+            (shape.is_none(), "--shape N,N,N (or --bbox)"),
+            (order.is_err(), "--order c (last axis contiguous) or f (first axis contiguous)"),
+            (args.chunk.is_none(), "--chunk N,N,N, such as 64,64,64"),
+            (is_untyped, which_type),
+        ];
+        let missing: Vec<&str> =
+            options.into_iter().filter_map(|(is_missing, option)| is_missing.then_some(option)).collect();
+        let lacks_description = dtype.is_none() || shape.is_none() || order.is_err();
+        let is_plain = described.is_none() && said.is_none();
+        let reason = if is_plain && lacks_description { "; a plain array does not say what it is" } else { "" };
+        return Err(Failure::new(Exit::Usage, format!("--create needs {}{reason}", missing.join("; "))));
+    };
+    order?;
+    let mut new = NewVolume::new(format, shape, chunk, dtype);
+    new.version = version;
+    new.origin = origin;
+    new.shard_shape = args.shard_shape.as_ref().map(|shape| shape.0.clone());
+    new.kind = args.kind.map(|choice| match choice {
+        TypeChoice::Image => VolumeKind::Image,
+        TypeChoice::Segmentation => VolumeKind::Segmentation,
+    });
+    new.encoding = encoding;
+    new.resolution = args.resolution.as_ref().map(|sizes| sizes.0.clone()).unwrap_or_default();
+    Ok(new)
+}
+
+/// Whether the type of the volume must be said and is not, as far as format and elements are known.
+fn is_untyped(args: &UploadArgs, format: Option<VolumeFormat>, encoding: Encoding, dtype: Option<DType>) -> bool {
+    let is_implied = |dtype| VolumeKind::implied(encoding, dtype).is_some();
+    // Of an encoding that implies it the element type does not matter.
+    let is_implied = is_implied(DType::U64) || dtype.is_some_and(is_implied);
+    args.kind.is_none() && format.is_none_or(|format| format == VolumeFormat::Precomputed) && !is_implied
+}
+
+fn encoding(choice: EncodingChoice) -> Encoding {
+    match choice {
+        EncodingChoice::Raw => Encoding::Raw,
+        EncodingChoice::Gzip => Encoding::Gzip,
+        EncodingChoice::Zstd => Encoding::Zstd,
+        EncodingChoice::Blosc => Encoding::Blosc,
+        EncodingChoice::Jpeg => Encoding::Jpeg,
+        EncodingChoice::Png => Encoding::Png,
+        EncodingChoice::CompressedSegmentation => Encoding::CompressedSegmentation,
+        EncodingChoice::CompressedSegmentationGzip => Encoding::CompressedSegmentationGzip,
+    }
+}

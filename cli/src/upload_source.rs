@@ -1,0 +1,256 @@
+//! Where the elements of an upload come from: an array or a file, what it says about itself, and whether it is the region.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::Path;
+use std::time::SystemTime;
+
+use ndarray_shm::array::Description;
+use ndarray_shm::backend::EntryKind;
+use ndarray_shm::{DType, Directory, Location, Order, with_element};
+use ndarray_shm_volume::{
+    Bbox, ChunkSink, Error, UploadOptions, Uploaded, upload_from_array, upload_from_file, upload_from_shared_memory,
+};
+
+use crate::cli::{LayoutArgs, UploadArgs};
+use crate::counted::Look;
+use crate::described::{Described, plain_order, refuse_other};
+use crate::exit::{Exit, Failure};
+use crate::places::Search;
+use crate::units;
+
+/// Where the elements come from.
+#[derive(Debug)]
+pub(crate) enum UploadSource<'a> {
+    /// A counted array.
+    Described(Described),
+    /// A plain array, with what it says about itself.
+    Plain(Location, Directory, Option<Description>),
+    /// A file that is nothing but elements, with what it says about itself.
+    File(&'a Path, Option<Description>),
+}
+
+impl<'a> UploadSource<'a> {
+    pub(crate) fn find(args: &'a UploadArgs) -> Result<Self, Failure> {
+        if args.file {
+            let path = Path::new(&args.source);
+            check_readable(path)?;
+            return Ok(Self::File(path, description_of(path).filter(|_| !args.ignore_description)));
+        }
+        let location = location(&args.source)?;
+        let found = Search::new(args.backend)?.find(&location, &[EntryKind::Array])?;
+        let look = found.array.as_ref().map_or(Look::Other, |entry| Look::at(&found.backend, entry));
+        match look {
+            Look::Plain(said) => {
+                return Ok(Self::Plain(location, found.backend, said.filter(|_| !args.ignore_description)));
+            }
+            Look::Other => return Ok(Self::Plain(location, found.backend, None)),
+            _ => {}
+        }
+        let layout =
+            LayoutArgs { dtype: None, shape: None, order: None, ignore_description: false, backend: args.backend };
+        let array = Described::find(&location, &layout, &[EntryKind::Array])?;
+        match args.order {
+            Some(order) if order != array.order => {
+                let message = format!(
+                    "`{location}` says itself that its order is {}, not {order}: leave --order out",
+                    array.order
+                );
+                Err(Failure::new(Exit::Usage, message))
+            }
+            _ => Ok(Self::Described(array)),
+        }
+    }
+
+    /// Returns the order in memory: what the array says of itself, else what the command line says.
+    pub(crate) fn order(&self, args: &UploadArgs, shape: impl IntoIterator<Item = u64>) -> Result<Order, Failure> {
+        match self {
+            Self::Described(array) => Ok(array.order),
+            Self::Plain(..) | Self::File(..) => {
+                plain_order(args.source.display(), args.order.or(self.said().map(Description::order)), shape)
+            }
+        }
+    }
+
+    /// Returns what a plain array or a file says about itself.
+    pub(crate) fn said(&self) -> Option<&Description> {
+        match self {
+            Self::Plain(_, _, said) | Self::File(_, said) => said.as_ref(),
+            Self::Described(_) => None,
+        }
+    }
+
+    /// A `.npy` file holds more than its elements.
+    fn npy_advice(&self) -> &'static str {
+        match self {
+            Self::File(path, _) if path.extension().is_some_and(|extension| extension == "npy") => {
+                ". A .npy file also has a header: `ndshm import` makes an array of it"
+            }
+            _ => "",
+        }
+    }
+
+    /// Tells it from another of the same name: its length, and when it was made or last written.
+    pub(crate) fn version(&self) -> Result<String, Failure> {
+        let (length, time) = self.length_and_time()?;
+        let time = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Ok(format!("{length} bytes, {}.{:09}", time.as_secs(), time.subsec_nanos()))
+    }
+
+    fn length_and_time(&self) -> Result<(u64, SystemTime), Failure> {
+        let path = match self {
+            Self::File(path, _) => path.to_path_buf(),
+            Self::Plain(location, backend, _) => backend.path().join(location.as_str()),
+            Self::Described(array) => array.backend.path().join(array.location.as_str()),
+        };
+        let found = path.metadata().and_then(|facts| Ok((facts.len(), facts.modified()?)));
+        found.map_err(|error| unreadable(&path, &error))
+    }
+
+    /// Refuses an array that is not a region of this type and shape.
+    pub(crate) fn check_fits(&self, dtype: DType, shape: &[u64], args: &UploadArgs) -> Result<(), Failure> {
+        use ndarray_shm::Error;
+        let location = args.source.to_string_lossy().into_owned();
+        let error = match self {
+            Self::Described(array) if array.dtype != dtype => {
+                Error::DTypeMismatch { location, expected: dtype.to_string(), found: array.dtype.to_string() }
+            }
+            Self::Described(array) if !array.shape.iter().map(|length| *length as u64).eq(shape.iter().copied()) => {
+                let (expected, found) = (format!("{shape:?}"), format!("{:?}", array.shape));
+                Error::ShapeMismatch { location, expected, found }
+            }
+            Self::Described(_) => return Ok(()),
+            Self::Plain(_, _, Some(said)) | Self::File(_, Some(said)) if said.dtype() != dtype => {
+                Error::DTypeMismatch { location, expected: dtype.to_string(), found: said.dtype().to_string() }
+            }
+            Self::Plain(_, _, said @ Some(_)) | Self::File(_, said @ Some(_)) => {
+                let lengths: Vec<usize> =
+                    shape.iter().map(|length| usize::try_from(*length).unwrap_or(usize::MAX)).collect();
+                let order = self.order(args, shape.iter().copied())?;
+                return refuse_other(args.source.display(), said.as_ref(), dtype, &lengths, order);
+            }
+            Self::Plain(..) | Self::File(..) => {
+                let (found, _) = self.length_and_time()?;
+                let expected = shape.iter().try_fold(dtype.size() as u64, |bytes, length| bytes.checked_mul(*length));
+                match expected {
+                    Some(expected) if expected != found => {
+                        Error::SizeMismatch { location, expected, found, description: None }
+                    }
+                    // What is longer than can be counted is refused in the library's own words.
+                    _ => return Ok(()),
+                }
+            }
+        };
+        let advice = self.mismatch_advice(&error, dtype, shape, args.create);
+        Err(Failure::from(error).usage().advice(advice))
+    }
+
+    /// Says what to do about an array that is not the region: where its elements would fit in another type, that is what is wrong.
+    fn mismatch_advice(&self, error: &ndarray_shm::Error, dtype: DType, shape: &[u64], is_new: bool) -> String {
+        let elements = shape.iter().try_fold(1u64, |elements, length| elements.checked_mul(*length));
+        let found = match error {
+            ndarray_shm::Error::DTypeMismatch { found, .. } => Some(format!("of type {found}")),
+            ndarray_shm::Error::SizeMismatch { found, .. } => {
+                let is_item = |bytes: &u64| [1, 2, 4, 8, 16].contains(bytes) && *bytes != dtype.size() as u64;
+                let item =
+                    elements.filter(|elements| *elements > 0 && found % elements == 0).map(|count| found / count);
+                item.filter(is_item)
+                    .map(|bytes| format!("of {} each", units::count(usize::try_from(bytes).unwrap_or(0), "byte")))
+            }
+            _ => None,
+        };
+        match (found, is_new) {
+            (Some(found), true) => format!(
+                "as the region of shape {shape:?} its elements are {found}, but --dtype says {dtype}: give --dtype the type of the \
+                 array's elements, or leave it out where the array says itself what it is; or give --bbox another region{}",
+                self.npy_advice()
+            ),
+            (Some(found), false) => format!(
+                "as the region of shape {shape:?} its elements are {found}, but the volume's are of type {dtype}: convert the array to \
+                 that type, or make a volume of its own type with --create; or give --bbox another region{}",
+                self.npy_advice()
+            ),
+            (None, _) => format!(
+                "the array is to be the region of shape {shape:?} in elements of type {dtype}: --bbox says which region it is, and \
+                 --cutout which part of it is written{}",
+                self.npy_advice()
+            ),
+        }
+    }
+
+    pub(crate) fn upload(
+        &self,
+        sink: &dyn ChunkSink,
+        bbox: &Bbox,
+        options: UploadOptions<'_>,
+        args: &UploadArgs,
+    ) -> Result<Uploaded, Failure> {
+        let explain = |error: Error| {
+            let advice = match &error {
+                Error::Array(error) if is_mismatch(error) => {
+                    self.mismatch_advice(error, sink.meta().dtype, &lengths(bbox), args.create)
+                }
+                Error::Alignment { .. } => {
+                    "--read-modify-write reads such objects, changes and stores them; or choose another \
+                                            --cutout, or --bbox, where the array is larger"
+                        .to_owned()
+                }
+                _ => return Failure::from(error),
+            };
+            Failure::from(error).usage().advice(advice)
+        };
+        Ok(match self {
+            Self::File(path, _) => upload_from_file(sink, bbox, path, &options).map_err(explain)?,
+            Self::Plain(location, backend, _) => {
+                upload_from_shared_memory(sink, bbox, location, &options.backend(backend.clone())).map_err(explain)?
+            }
+            Self::Described(array) => with_element!(
+                array.dtype,
+                T => array.read::<T, _>(|view| upload_from_array(sink, bbox, &view, &options).map_err(explain))?,
+                else => return Err(Failure::no_elements(array.dtype))
+            ),
+        })
+    }
+}
+
+/// Refuses a source that cannot be read, before a volume is made for it.
+fn check_readable(path: &Path) -> Result<(), Failure> {
+    let failed = |error| unreadable(path, &error);
+    // Opening a pipe would wait for its other end.
+    if !path.metadata().map_err(failed)?.is_file() {
+        let message = format!("`{}` is not a regular file", path.display());
+        return Err(
+            Failure::new(Exit::Usage, message).advice("--file takes a file that holds the elements and nothing else")
+        );
+    }
+    File::open(path).map(drop).map_err(failed)
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
+    let exit = if error.kind() == std::io::ErrorKind::NotFound { Exit::NotFound } else { Exit::Failed };
+    Failure::new(exit, error).while_doing(format!("cannot read `{}`", path.display()))
+}
+
+/// Returns what a file of elements says about itself: what was downloaded into a file says it as an array does.
+fn description_of(path: &Path) -> Option<Description> {
+    let absolute = std::path::absolute(path).ok()?;
+    let directory = Directory::new("files", absolute.parent()?);
+    directory.description(absolute.file_name()?.to_str()?).ok().flatten()
+}
+
+fn is_mismatch(error: &ndarray_shm::Error) -> bool {
+    use ndarray_shm::Error;
+    matches!(error, Error::SizeMismatch { .. } | Error::ShapeMismatch { .. } | Error::DTypeMismatch { .. })
+}
+
+/// Returns the elements along each axis of a region.
+pub(crate) fn lengths(bbox: &Bbox) -> Vec<u64> {
+    bbox.shape().into_iter().map(|length| length as u64).collect()
+}
+
+fn location(name: &OsStr) -> Result<Location, Failure> {
+    match name.to_str() {
+        Some(name) => Ok(name.parse()?),
+        None => Err(Failure::new(Exit::Usage, format!("`{}` is no name", name.to_string_lossy()))),
+    }
+}
