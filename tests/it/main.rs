@@ -31,7 +31,6 @@ mod interop;
 mod linux;
 #[cfg(target_os = "linux")]
 mod manager;
-mod pages;
 #[cfg(target_os = "linux")]
 mod pages;
 #[cfg(target_os = "linux")]
