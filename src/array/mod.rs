@@ -23,9 +23,9 @@
 //! | learn the type and shape of an array before opening it | [`Directory::description`](crate::Directory::description) |
 //! | handle an array of a type known only at run time | [`with_element`] |
 //!
-//! Use another module for an array that is removed with its last handle ([`RefcountedArray`](crate::RefcountedArray)), for many
-//! workers that write at the same time ([`RenderBuffer`](crate::RenderBuffer)), and for thousands of small arrays
-//! ([`Arena`](crate::Arena)): each array here costs a file and a mapping.
+//! Not for arrays that are removed with their last handle ([`RefcountedArray`](crate::RefcountedArray)), for many workers that write
+//! at the same time ([`RenderBuffer`](crate::RenderBuffer)), or for thousands of small arrays ([`Arena`](crate::Arena)): each array
+//! here costs a file and a mapping.
 
 pub(crate) mod access;
 pub(crate) mod description;

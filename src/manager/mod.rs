@@ -14,8 +14,8 @@
 //! # Ok::<(), ndarray_shm::Error>(())
 //! ```
 //!
-//! The manager does not touch plain arrays, which stay until they are unlinked. Programs that are never killed do not need it: their last
-//! handle removes the name. [`set_program`] with [`Program::Off`] switches it off.
+//! Not for plain arrays, which stay until they are unlinked. Programs that are never killed do not need it: their last handle removes
+//! the name. [`set_program`] with [`Program::Off`] switches it off.
 //!
 //! There is one manager for each user and socket.
 //!

@@ -16,8 +16,8 @@
 //! # Ok::<(), ndarray_shm::Error>(())
 //! ```
 //!
-//! Do not use a pool for arrays that outlive the program, for memory that programs map without this crate's locks, or for many small
-//! arrays (an [`Arena`](crate::Arena) holds those). A pool has no thread: each call does the maintenance that is due.
+//! Not for arrays that outlive the program, for memory that programs map without this crate's locks, or for many small arrays (an
+//! [`Arena`](crate::Arena) holds those). A pool has no thread: each call does the maintenance that is due.
 
 mod loan;
 mod shelf;

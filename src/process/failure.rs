@@ -56,7 +56,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// The failure of a child process: its index, how it ended, and its message, if it left one.
+/// The failure of a child of [`spawn`](super::spawn()): its index, how it ended, and its message, if it left one.
 ///
 /// `Display` writes all of it: "process 2 (pid 4711) was killed by SIGKILL", "process 0 (pid 4711) failed: MESSAGE", or "process 1
 /// could not be started: REASON".

@@ -17,8 +17,8 @@
 //! }
 //! ```
 //!
-//! This module is not needed for threads, which share memory anyway, and not for workers that are started by other means (MPI, a batch
-//! system, `multiprocessing`): any process can open arrays by name. It cannot start processes on other machines.
+//! Not for threads, which share memory anyway, nor for processes on other machines. Workers that are started by other means (MPI, a batch
+//! system, `multiprocessing`) do not need this module: any process can open arrays by name.
 //!
 //! # How a program starts itself
 //!
