@@ -92,7 +92,7 @@ mod random;
 pub mod render;
 mod segment;
 
-/// The ndarray crate of this crate's shapes, views and arrays, so that a program needs no second version of it.
+/// The version of ndarray that this crate uses for shapes, views and arrays, so that a program needs no second one.
 pub use ndarray;
 
 #[cfg(feature = "half")]

@@ -150,8 +150,9 @@ macro_rules! guarded {
                 ///
                 /// A cell is an advisory lock. Every number has one, however many elements the array has. Processes agree on what each
                 /// number protects. The kernel releases a cell when its holder dies. A held cell excludes guards, readers and writers of
-                /// the whole array and holders of the same number, but not holders of other numbers. So no process holds a cell while
-                /// a [write guard](Self::write) lives: a name that is [removed](Self::unlink) under one protects no held cell.
+                /// the whole array and holders of the same number, but not holders of other numbers. No process holds a cell while a
+                /// [write guard](Self::write) lives, so [removing the name](Self::unlink) under a write guard affects no holder of a
+                /// cell.
                 ///
                 /// # Errors
                 ///

@@ -98,8 +98,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
         view::require_creator(self.memory.segment());
-        // SAFETY: no other process can reach a file without a name, nor recycled memory, which this process holds write-locked
-        // (segment/recycle.rs). Within this process, the borrow of `self` excludes writers.
+        // SAFETY: no other process can reach a file without a name, nor recycled memory while this process holds the write locks on its
+        // leases and cells (segment/recycle.rs). Within this process, the borrow of `self` excludes writers.
         unsafe { view::shared(self.memory.segment(), &self.layout) }
     }
 
@@ -111,8 +111,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
         view::require_creator(self.memory.segment());
-        // SAFETY: no other process can reach a file without a name, nor recycled memory, which this process holds write-locked
-        // (segment/recycle.rs). Within this process, `&mut self` excludes every other access.
+        // SAFETY: no other process can reach a file without a name, nor recycled memory while this process holds the write locks on its
+        // leases and cells (segment/recycle.rs). Within this process, `&mut self` excludes every other access.
         let view = unsafe { view::exclusive(self.memory.segment(), &self.layout) };
         view.expect("a draft is mapped for writing")
     }

@@ -171,7 +171,7 @@ impl Manager {
             if now >= round {
                 round = now + if self.since.elapsed() < ROUND { FIRST_ROUNDS } else { ROUND };
                 if !self.listener.has_name() {
-                    log::warn!("the manager's socket was removed: it ends, and another may begin");
+                    log::warn!("the manager's socket was removed: this manager ends, and another can start");
                     return Ok(());
                 }
                 if !self.places.uses.is_empty() {
@@ -287,7 +287,8 @@ impl Manager {
         self.next_client += 1;
         let client = Connection { talk: Some(talk), watch, process, greeted: false };
         self.clients.insert(number, client);
-        // Lines that the client sent before it was accepted.
+        // Reads the lines that the client sent before it was accepted. They count even if the client is dead by now: its directories
+        // become due.
         self.listen_to(number);
         if is_gone {
             self.bury(number);

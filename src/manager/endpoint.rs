@@ -33,7 +33,7 @@ pub(super) fn listen(path: &Path) -> Result<Option<Listener>> {
 }
 
 fn cannot(path: &Path, error: std::io::Error) -> Error {
-    let op = "making the manager's socket (its directory must exist; NDSHM_MANAGER_SOCKET names another)";
+    let op = "creating the manager's socket (its directory must exist; NDSHM_MANAGER_SOCKET can name another)";
     Error::os_elsewhere(op, path.display(), error)
 }
 
@@ -46,7 +46,7 @@ fn make_own_directory(socket: &Path) -> Result<()> {
             denied(directory, owner, mode, reason)
         }
         os::PrivateDirectoryError::Os(error) => {
-            Error::os("making a directory for the manager", directory.display(), error)
+            Error::os("creating a directory for the manager", directory.display(), error)
         }
     })
 }

@@ -24,7 +24,8 @@
 //! | socket | `NDSHM_MANAGER_SOCKET`; else `ndshm-manager.sock` in `$XDG_RUNTIME_DIR`, if that is this user's own, else in `ndshm-manager-UID` in the temporary directory |
 //! | program | [`set_program`]; else `NDSHM_MANAGER`, a path or `off`; else `ndshm` beside this program, else in `PATH` |
 //!
-//! Linux only. Elsewhere everything here fails with [`Unsupported`](crate::Error::Unsupported), and arrays work without a manager.
+//! Linux only. On other platforms no manager can run: starting or asking one fails with [`Unsupported`](crate::Error::Unsupported), and
+//! arrays work without it.
 
 mod daemon;
 mod endpoint;

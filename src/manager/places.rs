@@ -140,8 +140,8 @@ impl Places {
         }
     }
 
-    /// Makes all directories due once, without a death. Arrays that seem held are not searched for again: without a death there is no
-    /// reason that they would be released soon.
+    /// Makes all directories due once, without a death. This starts no series of further searches for arrays that seem held: without a
+    /// death, nothing suggests that they are released soon.
     pub(super) fn go_round(&mut self, now: Instant) {
         for place in self.known.values_mut() {
             let at = place.not_before(now);
@@ -155,7 +155,7 @@ impl Places {
     ///
     /// The reason for the client: it does not use the directory.
     pub(super) fn remind(&mut self, client: Client, id: FileId, at: Instant) -> Result<(), &'static str> {
-        let mut known = Err("this client did not say that it uses that directory");
+        let mut known = Err("this client has not announced that directory");
         for place in self.of(client).filter(|place| place.used.id == id) {
             let at = place.not_before(at);
             place.expiry = Some(place.expiry.map_or(at, |expiry| expiry.min(at)));
@@ -210,7 +210,7 @@ impl Places {
                 }
                 Err(error) => {
                     if !matches!(error, Error::NotFound { .. }) {
-                        log::warn!("cannot look through {}: {error}", place.used.path.display());
+                        log::warn!("cannot search {}: {error}", place.used.path.display());
                     }
                     if !self.is_used(number) {
                         self.known.remove(&number);

@@ -262,6 +262,7 @@ fn find_or_start(choice: &Program, socket: &Path) -> Result<Talk, String> {
 /// Logs, once per process, that there is no manager, and why.
 fn warn_once(reason: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
+    // Of several threads, one swap returns false. Relaxed suffices: the flag guards no other data.
     if !SAID.swap(true, Ordering::Relaxed) {
         log::warn!(
             "no manager ({reason}). Everything works without it, but orphans of killed processes stay until `ndshm gc` or \

@@ -73,7 +73,7 @@ fn from_environment(value: Option<std::ffi::OsString>) -> Program {
 /// The reason for the user: why there is no program, or where it was searched for.
 pub(super) fn find(choice: &Program) -> Result<PathBuf, String> {
     match choice {
-        Program::Off => Err("it is switched off".to_owned()),
+        Program::Off => Err("switched off".to_owned()),
         Program::At(path) => std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display())),
         Program::Search => {
             let file = format!("{NAME}{}", std::env::consts::EXE_SUFFIX);

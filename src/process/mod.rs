@@ -22,7 +22,7 @@
 //!
 //! # How a program starts itself
 //!
-//! A child is the same program started anew. So no memory of the parent is copied and no lock is inherited locked, as with `fork`.
+//! A child is the same program started anew. Unlike with `fork`, no memory of the parent is copied and no lock is inherited locked.
 //! `main` first calls [`init`] with the functions that children may run, its *entries*. In a child, `init` runs the requested
 //! entry and ends the process; otherwise it returns at once. Arguments are passed to the entry as text; arrays are opened by name.
 //!

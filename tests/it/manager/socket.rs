@@ -114,7 +114,7 @@ fn a_directory_that_is_another_one_is_not_watched() {
     let answer = lines.next().unwrap().unwrap();
     assert!(answer.starts_with("no the manager sees another directory"), "{answer}");
     let answer = lines.next().unwrap().unwrap();
-    assert!(answer.starts_with("no this client did not say"), "{answer}");
+    assert!(answer.starts_with("no this client has not announced"), "{answer}");
     assert!(lines.next().unwrap().unwrap().contains(" clients=0 "), "the connection stays");
 }
 
