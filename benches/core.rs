@@ -1,7 +1,7 @@
-//! What the core costs, each beside the system calls or the copy that it cannot do without.
+//! The cost of the core's operations, each beside its yardstick: the bare system calls or the bare copy.
 //!
-//! Times in one group belong together; the plain one is the yardstick. Quote medians, and on a shared machine ratios. Off
-//! Linux ours run alone.
+//! Compare times within one group only. Quote medians, or ratios on a shared machine. Off Linux there are no yardsticks of system
+//! calls.
 
 #![allow(clippy::cast_precision_loss)] // small numbers become elements
 
@@ -21,7 +21,7 @@ use yardstick::calls;
 
 const BYTES: usize = 4096;
 
-/// Creating and removing an array of one page, beside the bare calls, without and with the lock that is the lease.
+/// Creating and removing an array of one page, beside the bare calls without and with the lock for the lease.
 fn create(c: &mut Criterion) {
     let mut group = c.benchmark_group("create and unlink 4 KiB");
     #[cfg(target_os = "linux")]
@@ -61,7 +61,7 @@ fn attach(c: &mut Criterion) {
     group.finish();
 }
 
-/// What describing an array adds to making and attaching it, beside the same without attributes. A plane of a volume: type, two axes.
+/// Creating and attaching an array with a description, beside the same without. The array is a plane of a volume, with two axes.
 fn describe(c: &mut Criterion) {
     let mut group = c.benchmark_group("descriptions, 64 x 64");
     let described = default_backend().unwrap();
@@ -116,7 +116,7 @@ fn guard(c: &mut Criterion) {
     group.finish();
 }
 
-/// Copying an array in, beside a copy between warm private buffers.
+/// Copying into an array, beside a copy between warm private buffers.
 fn copy_in(c: &mut Criterion) {
     let mut group = c.benchmark_group("copy in");
     group.sample_size(10);
@@ -145,7 +145,7 @@ fn copy_in(c: &mut Criterion) {
     group.finish();
 }
 
-/// Asking how much room there is: what creation adds for large arrays.
+/// Asking how much room there is, which creating a large array does.
 fn room(c: &mut Criterion) {
     let Ok(shm) = Directory::shm() else { return };
     c.bench_function("available room of /dev/shm and control groups", |b| b.iter(|| shm.available().unwrap()));

@@ -5,7 +5,7 @@
 //! scripts/bench cost --quick    # does it work?
 //! ```
 //!
-//! Prints tables; `NDSHM_BENCH_JSON` names a file that gets the same for `benches/report.py`.
+//! Prints tables. `NDSHM_BENCH_JSON` names a file to which the same is written for `benches/report.py`.
 
 #![allow(clippy::cast_precision_loss)] // what is measured is less exact than a float
 
@@ -23,11 +23,11 @@ use serde_json::{Value, json};
 #[cfg(target_os = "linux")]
 use yardstick::calls;
 
-/// Tells a child which work it does, together with others like it.
+/// The environment variable that tells a child its work.
 const WORK: &str = "NDSHM_BENCH_WORK";
 const NAME: &str = "bench-cost";
 const GIB: usize = 1 << 30;
-/// Twice as many mappings are what a process may have, nearly.
+/// Each array is mapped twice, and the number of mappings of a process is limited.
 const MOST_SINGLE: usize = 10_000;
 
 fn main() {
@@ -49,13 +49,13 @@ fn main() {
     }
 }
 
-/// Values of one kind against one quantity.
+/// Measured times against one quantity, such as the size.
 struct Chart {
     title: &'static str,
     x: &'static str,
     unit: &'static str,
     values: Vec<usize>,
-    /// Each with a median for every value; none where it cannot be had.
+    /// Each with a median for every value, or `None` where it cannot be measured.
     series: Vec<(&'static str, Vec<Option<f64>>)>,
 }
 
@@ -88,7 +88,7 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// How thoroughly it is measured.
+/// How thorough the measurements are.
 struct Plan {
     repetitions: usize,
     quick: bool,
@@ -112,7 +112,7 @@ impl Plan {
         for bytes in &values {
             let mut times: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
             let (source, mut target) = (vec![1_u8; *bytes], vec![0_u8; *bytes]);
-            // Small ones are too quick to be timed one by one.
+            // Small arrays are too quick to be timed one by one.
             let batch = (1 << 20) / bytes.min(&(1 << 20));
             for _ in 0..self.repetitions {
                 for (place, time) in size_once(&source, &mut target, batch) {
@@ -128,7 +128,7 @@ impl Plan {
         charts
     }
 
-    /// Making and attaching many arrays of 1 KiB that all stay attached: each by itself, or all in an arena.
+    /// Creating and attaching many arrays of 1 KiB that all stay attached: each in its own file, or all in an arena.
     fn numbers(&self) -> Chart {
         let last = if self.quick { 1000 } else { 1_000_000 };
         let values: Vec<usize> =
@@ -147,7 +147,7 @@ impl Plan {
         Chart { title: "Many arrays of 1 KiB, each", x: "number of arrays", unit: "us", values, series }
     }
 
-    /// Guards of one array that has many attachments: each is a lock that the kernel looks through.
+    /// Guards of one array with many attachments. Each attachment is a lock in the list that the kernel searches.
     fn attachments(&self) -> Chart {
         let values = if self.quick { vec![1, 10, 100] } else { vec![1, 10, 100, 1000, 10_000] };
         let mut series = vec![("read guard", Vec::new()), ("attach and drop", Vec::new())];
@@ -166,7 +166,7 @@ impl Plan {
         Chart { title: "One array with many attachments", x: "attachments", unit: "us", values, series }
     }
 
-    /// Several processes doing the same at the same time: microseconds of one, as each of them sees it.
+    /// Several processes doing the same at the same time: microseconds per operation, as one process measures it.
     fn processes(&self) -> Chart {
         let values = if self.quick { vec![1, 2] } else { vec![1, 2, 4, 8, 16] };
         let array = SharedArray::<u8, _>::create(NAME, 1024).expect("room");
@@ -186,7 +186,7 @@ impl Plan {
     }
 }
 
-/// Does something so many times; returns the microseconds of one.
+/// Repeats an operation, and returns the microseconds of one.
 fn each(times: u32, mut what: impl FnMut()) -> f64 {
     let begin = Instant::now();
     (0..times).for_each(|_| what());
@@ -197,7 +197,7 @@ fn floats(bytes: &[u8]) -> &[f32] {
     bytemuck::cast_slice(bytes)
 }
 
-/// Times everything once for a size, a batch at a time: for each chart of sizes, and each of its series.
+/// Measures all series of all charts once for a size, a batch at a time. The keys are the numbers of chart and series.
 fn size_once(source: &[u8], target: &mut [u8], batch: usize) -> BTreeMap<(usize, usize), f64> {
     let bytes = source.len();
     let mut times = BTreeMap::new();
@@ -231,7 +231,7 @@ fn size_once(source: &[u8], target: &mut [u8], batch: usize) -> BTreeMap<(usize,
             let map = calls::create(NAME, bytes, true, |memory| memory.copy_from_slice(source)).expect("room");
             add(0, 1, begin);
             let begin = Instant::now();
-            // SAFETY: nobody writes to it.
+            // SAFETY: nothing writes to the file while it is mapped here.
             #[allow(unsafe_code)]
             let same = unsafe { memmap2::Mmap::map(&calls::open(NAME).expect("it is there")) };
             let same = same.expect("a mapping");
@@ -255,7 +255,7 @@ fn size_once(source: &[u8], target: &mut [u8], batch: usize) -> BTreeMap<(usize,
     times
 }
 
-/// Makes so many arrays and attaches to each, keeping all; then the same by bare calls on the same files.
+/// Creates `count` arrays and attaches to each, all kept; then attaches to the same files with bare calls.
 fn numbers_once(count: usize) -> Vec<(usize, f64)> {
     let names: Vec<String> = (0..count).map(|index| format!("{NAME}-{index}")).collect();
     let begin = Instant::now();
@@ -280,7 +280,7 @@ fn numbers_once(count: usize) -> Vec<(usize, f64)> {
     times
 }
 
-/// Makes so many arrays in an arena and gets each by its handle, keeping all.
+/// Creates `count` arrays in an arena and gets each by its handle, all kept.
 fn arena_once(count: usize) -> [(usize, f64); 2] {
     let arena = Arena::create(NAME, (count * 1536) as u64).expect("room");
     let begin = Instant::now();
@@ -324,17 +324,17 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        let _it_ends_with_its_input = self.child.wait();
+        let _ = self.child.wait(); // the child ends at the end of its standard input
     }
 }
 
-/// Lets all work at once; returns the median of what they say.
+/// Lets all children work at once, and returns the median of their times.
 fn together(crew: &mut [Worker]) -> f64 {
     crew.iter_mut().for_each(Worker::tell);
     median(crew.iter_mut().map(Worker::answer).collect()).unwrap_or_default()
 }
 
-/// The child's side: microseconds of one piece of work, for every line; 0 where there is no such work.
+/// The child's side: prints the microseconds of one operation for every line of input; 0 where the platform lacks the operation.
 fn work_along(work: &str) {
     const ROUNDS: u32 = 500;
     let array = SharedArray::<u8, _>::open(NAME, 1024).expect("it is there");

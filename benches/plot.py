@@ -1,4 +1,4 @@
-"""Draws plots as SVG by hand: bars for what is compared, lines for what grows. Nothing but the standard library."""
+"""Writes plots as SVG: bars for comparisons, lines for growth. Needs only the standard library."""
 
 import math
 from html import escape
@@ -83,7 +83,7 @@ def decades(least, most):
 
 
 def short(value, binary):
-    """1024 as 1 Ki where sizes are meant, 1000 as 1k else."""
+    """Writes 1024 as 1 Ki for sizes, and 1000 as 1k for other numbers."""
     base, names = (1024, ["", " KiB", " MiB", " GiB"]) if binary else (1000, ["", "k", "M", "G"])
     place = 0
     while value >= base and place < len(names) - 1:

@@ -1,8 +1,8 @@
-//! What a pool saves: filling memory that was used before, beside a copy between warm private buffers and beside new memory;
-//! and what its locks and renames cost small arrays.
+//! What a pool saves and costs: filling memory that was used before, beside new memory and beside a copy between warm private buffers;
+//! and its locks and renames for small arrays.
 //!
-//! The ways take turns in one run, and the medians are printed with their ratios: on a shared machine nothing else means
-//! anything. `cargo bench --bench pool [MIB] [ROUNDS]`
+//! The cases take turns in one run. The medians are printed with their ratios; on a shared machine only the ratios are meaningful.
+//! `cargo bench --bench pool [MIB] [ROUNDS]`
 
 #![allow(clippy::cast_precision_loss)] // times and sizes become ratios
 
@@ -32,7 +32,7 @@ fn median(times: &mut [Duration]) -> Duration {
     times[times.len() / 2]
 }
 
-/// Runs the ways in turn, the first of which is the yardstick, and prints the medians.
+/// Runs the cases in turn and prints the medians. The first case is the yardstick.
 fn compare(title: &str, bytes: usize, rounds: usize, ways: &mut [(&str, &mut dyn FnMut() -> Duration)]) {
     let mut times = vec![Vec::new(); ways.len()];
     for _ in 0..rounds {

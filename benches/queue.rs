@@ -1,12 +1,12 @@
-//! How long an array of 1 MiB takes from one process to another and back, beside the bare means of the system.
+//! The round trip of a 1 MiB array from one process to another and back, beside bare shared words.
 //!
 //! ```text
 //! cargo bench --bench queue
 //! ```
 //!
-//! Nothing is copied. The yardsticks are a word of shared memory that both look at all the time (*spin*), and one that they
-//! sleep on, futex(2). Each table is one run: quote its ratios. Two processes, on one CPU or on one each; medians, and what 99
-//! of 100 round trips stay below.
+//! Nothing is copied. The yardsticks are a word of shared memory that both processes poll (*spin*), and one on which they sleep with
+//! futex(2). Each table is one run: quote its ratios. The two processes run on one CPU or on one each. The tables show the median and the
+//! 99th percentile.
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -24,10 +24,10 @@ mod linux {
 
     const ELEMENTS: usize = 1 << 18;
     const ARENA: &str = "bench-queue";
-    /// Tells a process what it is in which table.
+    /// The environment variable with a process's part and its table.
     const PART: &str = "NDSHM_BENCH_PART";
 
-    /// One table: who waits how, and where the two processes run.
+    /// One table: how the processes wait, and on how many CPUs they run.
     #[derive(Clone, Copy, PartialEq)]
     struct Table {
         title: &'static str,
@@ -61,7 +61,7 @@ mod linux {
         fn at(&self, offset: usize) -> &AtomicU32 {
             assert!(offset < 4096 && offset % 4 == 0, "within the page, and aligned");
             let word = self.0.as_mut_ptr().wrapping_add(offset).cast();
-            // SAFETY: the page is mapped as long as `self`, nobody uses it but as atomics, and the offset is aligned.
+            // SAFETY: the page is mapped as long as `self`, both processes access it as atomics only, and the offset is aligned.
             unsafe { AtomicU32::from_ptr(word) }
         }
 
@@ -79,7 +79,7 @@ mod linux {
                     return;
                 }
                 if sleeps {
-                    let _again = futex::wait(self.at(offset), futex::Flags::empty(), now, None);
+                    let _ = futex::wait(self.at(offset), futex::Flags::empty(), now, None); // the loop looks again
                 } else {
                     hint::spin_loop();
                 }
@@ -99,7 +99,7 @@ mod linux {
         }
     }
 
-    /// Times each of the rounds, and prints what was usual.
+    /// Times each round, and prints median and 99th percentile.
     fn report(name: &str, rounds: usize, yardstick: Option<Duration>, mut round: impl FnMut(u32)) -> Duration {
         let mut times: Vec<Duration> = Vec::with_capacity(rounds);
         for turn in 0..rounds + rounds / 10 {
@@ -136,7 +136,7 @@ mod linux {
         Command::new(program).env(PART, format!("{part} {index}")).spawn().expect("a second process")
     }
 
-    /// Answers whatever comes.
+    /// The other process: sends back every word and array that it receives.
     fn far(index: usize) {
         let table = TABLES[index];
         let words = Words::open();
@@ -157,12 +157,13 @@ mod linux {
         }
     }
 
-    /// Polling has no use for sleeping, and on one CPU looking does not end.
+    /// Returns whether a yardstick belongs to a table: the spinning word to polling, the futex to waiting. On one CPU, spinning would
+    /// keep the other process from running.
     fn is_measured(table: Table, sleeps: bool) -> bool {
         sleeps != table.is_polling
     }
 
-    /// Sends, and waits for the answers.
+    /// The first process: sends, and waits for the answers.
     fn near(index: usize) {
         let table = TABLES[index];
         let (own, other) = cpus(table).expect("enough CPUs");
@@ -199,7 +200,7 @@ mod linux {
 
     pub(super) fn main() {
         if let Ok(part) = std::env::var(PART) {
-            // Who waits for another that was killed would wait for ever.
+            // If the parent is killed, this process would wait for ever.
             set_parent_process_death_signal(Some(Signal::KILL)).expect("prctl(2)");
             let (part, index) = part.split_once(' ').expect("two words");
             let index = index.parse().expect("a number");

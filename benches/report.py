@@ -1,4 +1,4 @@
-"""Turns what was measured into tables, plots, and the generated parts of docs/performance.md.
+"""Turns measurements into tables, plots, and the generated parts of docs/performance.md.
 
     report.py PEERS.json [COST.json]    writes docs/performance.md and docs/performance/*.svg
 """
@@ -31,7 +31,7 @@ def number(value):
 
 
 class Topic:
-    """How a topic is shown: what it is called, its measure, and which way is better."""
+    """How a topic is shown: its title, its measure, and whether more or less is better."""
 
     def __init__(self, title, unit, more, convert, key="seconds", source="", extra=()):
         self.title, self.unit, self.more, self.convert = title, unit, more, convert
@@ -47,7 +47,7 @@ class Topic:
         return (max if self.more else min)(values, key=lambda pair: pair[0])
 
     def times(self, value, other):
-        """How many times better a value is than another."""
+        """Returns how many times better one value is than another."""
         return value / other if self.more else other / value
 
 
@@ -129,7 +129,7 @@ def shown(results, name):
 
 
 def topic(results, name):
-    """For the terminal; what was measured along with it too."""
+    """For the terminal: a topic, with the topics that were measured together with it."""
     names = [name, *(other for other, found in topics(results).items() if found.source == name)]
     return "\n".join(f"\n{title}\n\n{body}" for each in names for title, body in shown(results, each))
 
@@ -206,7 +206,7 @@ def costs(cost):
 
 
 def document(results, cost):
-    """Writes the plots, and everything between the markers of docs/performance.md."""
+    """Writes the plots, and the text between the markers of docs/performance.md."""
     plots = DOCS / "performance"
     plots.mkdir(exist_ok=True)
     lines = overview(results)

@@ -1,4 +1,4 @@
-//! How many arrays a second one process makes, hands to another and drops, by each strategy.
+//! Arrays per second that one process creates, sends to another and drops, for each sharing strategy.
 //!
 //! ```text
 //! cargo bench --features channel --bench share            # 4,000 arrays of 1,024 floats
@@ -16,10 +16,10 @@ const ARRAYS: usize = 4000;
 const ELEMENTS: usize = 1024;
 const ROUNDS: usize = 5;
 
-/// Tells a child where to connect.
+/// The environment variable that tells a child where to connect.
 const PATH: &str = "NDSHM_BENCH_PATH";
 
-/// Looks at the first element of everything that comes, and answers with the sum when an empty message does.
+/// The other process: adds up the first elements of all arrays that arrive, and answers an empty message with the sum.
 fn receive() -> Result<()> {
     let path = std::env::var_os(PATH).unwrap_or_default();
     let channel = Channel::connect(path)?;
@@ -36,7 +36,7 @@ fn receive() -> Result<()> {
     }
 }
 
-/// Makes, sends and drops; returns how long it took until the other process had dropped the last one too.
+/// Creates, sends and drops the arrays. Returns the time until the other process has dropped the last one, too.
 fn send(channel: &Channel, strategy: SharingStrategy) -> Result<Duration> {
     let begin = Instant::now();
     for index in 0..ARRAYS {

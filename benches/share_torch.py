@@ -1,4 +1,4 @@
-"""The same as share.rs with torch.multiprocessing: arrays that one process makes, hands to another and drops, per second."""
+"""The same as share.rs with torch.multiprocessing: arrays per second that one process creates, sends to another and drops."""
 
 import sys
 import time
@@ -31,7 +31,7 @@ if __name__ == "__main__":
     context = mp.get_context("spawn")
     for strategy in sorted(mp.get_all_sharing_strategies()):
         mp.set_sharing_strategy(strategy)
-        # No more on the way than descriptors allow.
+        # At most 256 arrays in flight, because of the limit of descriptors.
         arrays, sums = context.Queue(256), context.Queue()
         child = context.Process(target=receive, args=(arrays, sums), daemon=True)
         child.start()

@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let children = process::spawn(1, "serve", &[path.to_str().ok_or("the path of the socket is not UTF-8")?])?;
     let channel = listener.accept_timeout(Duration::from_secs(10))?;
 
-    let array = to_shared(&Array1::from_iter(0..1000_u64))?; // the only copy in this program
+    let array = to_shared(&Array1::from_iter(0..1000_u64))?; // the only time that this program copies the elements
     channel.send("square", &[&array])?;
 
     let answer = channel.receive::<String>()?;
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     assert_eq!(squares.read()?[999], 999 * 999);
     println!("the answer \"{}\" brought {} elements", answer.message, squares.len());
-    Ok(()) // nothing has to be unlinked: the arrays go with their last process, the socket with the listener
+    Ok(()) // nothing to unlink: the arrays are freed with their last process, the socket is removed with the listener
 }
 
 /// Runs in the child process: receives one request and answers it.
@@ -46,7 +46,7 @@ fn serve(context: &Context) -> Result<(), Box<dyn Error>> {
         println!("the request \"{}\" brought {} elements", request.message, received.shape()[0]);
         let array = received.attach::<u64, Ix1>()?;
         array.write()?.mapv_inplace(|element| element * element);
-        channel.send("squared", &[&array])?; // sent on by the process that received it
+        channel.send("squared", &[&array])?; // the receiver of an array can send it on
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Passes an array from process to process as text; the last process that has it removes its name.
+//! Passes an array from process to process as text. The last process that is attached removes its name.
 //!
 //! ```sh
 //! cargo run --example counted
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let array = options.share_with(SharingStrategy::FileSystem, 1000, |mut view| view.fill(21))?;
     let name = array.location().expect("this strategy gives a name").clone();
 
-    // A handle is one line of text. It keeps the array alive for 30 seconds, without any process that has it attached.
+    // A handle is one line of text. It keeps the array alive for 30 seconds, even if no process is attached.
     let handle = array.handle()?.to_string();
     drop(array);
 
@@ -37,14 +37,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert!(array.read()?.iter().all(|element| *element == 42));
     println!("{} elements came back, {} process has them attached", array.len(), array.refcount());
 
-    drop(array); // the last one
+    drop(array); // the last handle
     let error = RefcountedArray::<u32, Ix1>::open(&name).expect_err("the name went with the last process");
     assert!(error.is_not_found());
     println!("and now: {error}");
     Ok(())
 }
 
-/// Runs in the child process, which knows nothing but the handle: type and shape are checked, not trusted.
+/// Runs in the child process, which gets only the handle. Attaching checks the type and the number of axes.
 fn double(context: &Context) -> Result<(), Box<dyn Error>> {
     let handle: Handle = context.arguments()[0].parse()?;
     let array = handle.attach::<u32, Ix1>()?;

@@ -1,11 +1,11 @@
-//! Shares an array in files instead of shared memory: the fallback, which works the same on every platform.
+//! Shares an array in files instead of shared memory, the fallback, which works in the same way on every platform.
 //!
 //! ```sh
 //! cargo run --example emulated
 //! ```
 //!
-//! A program needs none of this to run where there is no shared memory: `EMULATE_SHM=1` chooses the same directory for all
-//! of it, and off Linux it is the default. The other examples run with it as they are.
+//! Programs do not need this code to run without shared memory: `EMULATE_SHM=1` chooses the same directory for the whole
+//! program, and off Linux it is the default. The other examples run with it unchanged.
 
 use std::error::Error;
 
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Runs in the child process, which looks in the same directory.
+/// Runs in the child process, which uses the same directory.
 fn fill(context: &Context) -> Result<(), Box<dyn Error>> {
     let options = AttachOptions::<SharedArray<u8, _>>::new().backend(Directory::emulated()?);
     options.open(context.arguments()[0].as_str(), SHAPE)?.write()?.fill(7);

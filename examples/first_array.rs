@@ -9,7 +9,7 @@ use std::error::Error;
 use ndarray_shm::process::{self, Context};
 use ndarray_shm::{SharedArray, unlink};
 
-/// The file holds the elements alone. Processes agree on type and shape, for example by a constant.
+/// Both processes must use the same type and shape. Here they share this constant.
 const SHAPE: (usize, usize) = (4, 5);
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,4 +1,4 @@
-//! Shows frame after frame to another process, in the same memory: a pool keeps it from one frame to the next.
+//! Shows frame after frame to another process, in the same memory, which a pool keeps from one frame to the next.
 //!
 //! ```sh
 //! cargo run --example frames
@@ -26,25 +26,25 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let pool = Pool::new()?;
     for number in 0..FRAMES {
-        let mut frame = pool.take::<u8, _>(SHAPE)?; // from the second on: memory that holds an earlier frame
+        let mut frame = pool.take::<u8, _>(SHAPE)?; // from the second frame on, it holds an earlier frame
         frame.view_mut().fill(number);
         let frame = frame.publish(format!("frame-{}-{number}", std::process::id()))?;
 
         writeln!(to_viewer, "{}", frame.location())?;
         let seen = from_viewer.next().ok_or("the viewer has ended")??;
         assert_eq!(seen, number.to_string());
-    } // the name goes with `frame`, and the memory returns to the pool when the viewer has detached
+    } // `frame` loses its name, and its memory can be taken again once the viewer has detached
     drop(to_viewer);
     viewer.join()?;
 
-    // Off Linux no process can know that it is alone: there each frame takes new memory.
+    // Off Linux a process cannot find out whether others are attached, so each frame takes new memory.
     let stats = pool.stats();
     assert!(stats.hits > 0 || cfg!(not(target_os = "linux")));
     println!("{FRAMES} frames: {} in new memory, {} in memory of an earlier frame", stats.misses, stats.hits);
     Ok(())
 }
 
-/// Runs in the child process: reads names, one a line, and answers with the value of the frame.
+/// Runs in the child process: reads names, one per line, and prints the value of each frame.
 fn view(_: &Context) -> Result<(), Box<dyn Error>> {
     for name in io::stdin().lines() {
         let frame = SharedArray::<u8, _>::open(name?, SHAPE)?;

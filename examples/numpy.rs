@@ -1,11 +1,11 @@
-//! Hands an array to numpy and back: Python maps the same file and changes it in place.
+//! Shares an array with numpy: Python maps the same file and changes it in place.
 //!
 //! ```sh
 //! pip install numpy
 //! cargo run --example numpy
 //! ```
 //!
-//! `NDSHM_TEST_PYTHON` names another interpreter than `python3`.
+//! `NDSHM_TEST_PYTHON` names another Python interpreter than `python3`.
 
 use std::env;
 use std::error::Error;
@@ -32,9 +32,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = format!("numpy-example-{}", std::process::id());
     let array = SharedArray::<i32, _>::create_with(name, (3, 4), |mut view| view.fill(4))?;
 
-    // An array is a file, in /dev/shm on Linux, that holds the elements and nothing else.
+    // An array is a file (in /dev/shm on Linux) that holds the elements and nothing else.
     let path = array.backend().path().join(array.location().as_str());
-    // numpy takes no locks: this process holds no guard meanwhile, and reads when Python has ended.
+    // numpy takes no locks. So this process holds no guard meanwhile, and reads after Python has ended.
     let status = Command::new(&python).args(["-c", PYTHON]).arg(&path).arg(array.dtype().as_str()).status();
     let row = array.read()?.row(2).to_vec();
     array.unlink()?;

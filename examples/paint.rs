@@ -1,4 +1,4 @@
-//! Paints one image with four worker processes. One is killed on the way; the others paint its chunk, too.
+//! Paints one image with four worker processes. One is killed while it works; the others paint its chunk, too.
 //!
 //! ```sh
 //! cargo run --release --example paint
@@ -18,7 +18,7 @@ use ndarray_shm::{NextClaim, RenderBuffer};
 const SIDE: usize = 1024;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    process::init(&[("paint", paint)]); // in a worker it runs `paint` and does not return
+    process::init(&[("paint", paint)]); // in a worker, this runs `paint` and does not return
 
     let name = format!("paint-example-{}", std::process::id());
     let buffer = RenderBuffer::<u8, Ix2>::create(name.as_str(), (SIDE, SIDE), (64, 64), "a Mandelbrot set")?;
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What each worker process does; it learns shape and chunks from the buffer.
+/// Runs in each worker process, which gets shape and chunks from the buffer.
 fn paint(context: &Context) -> Result<(), Box<dyn Error>> {
     let buffer = RenderBuffer::<u8, Ix2>::open(context.arguments()[0].as_str())?;
     while let NextClaim::Chunk(mut chunk) = buffer.claim_next_wait(Duration::MAX)? {
@@ -60,7 +60,7 @@ fn paint(context: &Context) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Kills a process, as a user or a lack of memory may.
+/// Kills a process, as a user or the kernel's out-of-memory killer may.
 fn kill(pid: u32) -> Result<(), Box<dyn Error>> {
     let pid = pid.to_string();
     let (program, arguments) = if cfg!(windows) { ("taskkill", ["/F", "/PID"]) } else { ("kill", ["-s", "KILL"]) };
@@ -68,7 +68,7 @@ fn kill(pid: u32) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Steps until a point leaves the circle of radius 2, at most 255.
+/// Returns the number of steps until a point leaves the circle of radius 2, at most 255.
 fn escape(row: usize, column: usize) -> u8 {
     let scale = |at: usize| at as f64 / SIDE as f64 * 3.0;
     let (re, im) = (scale(column) - 2.2, scale(row) - 1.5);

@@ -19,16 +19,16 @@ const EACH: u64 = 10_000;
 fn main() -> Result<(), Box<dyn Error>> {
     process::init(&[("produce", produce), ("consume", consume)]);
 
-    // 16 MiB, much less than all arrays together: what was consumed is free for the next.
+    // 16 MiB, much less than all arrays together: blocks of consumed arrays are used again.
     let name = format!("queue-example-{}", std::process::id());
     let arena = Arena::create(name.as_str(), 1 << 24)?;
     let consumers = process::spawn(2, "consume", &[&name])?;
     let producers = process::spawn(2, "produce", &[&name])?;
     producers.join()?;
-    arena.queue(JOBS)?.close()?; // the consumers receive what was sent before, and end
+    arena.queue(JOBS)?.close()?; // the consumers receive the messages that were sent before, and end
     consumers.join()?;
 
-    // What a process has sent arrives, though it has ended.
+    // Messages of a process that has ended still arrive.
     let (mut arrays, mut total) = (0, 0);
     for _ in 0..2 {
         let part = arena.queue(TOTALS)?.recv::<u64, Ix1>()?;
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         total += part.view()[1];
     }
     assert_eq!((arrays, total), (2 * EACH, 256 * EACH * (EACH - 1)));
-    Ok(()) // the name of the arena goes with the last process that has it open
+    Ok(()) // the last process that closes the arena removes its name
 }
 
 /// Runs in two child processes.
@@ -45,7 +45,7 @@ fn produce(context: &Context) -> Result<(), Box<dyn Error>> {
     let arena = Arena::open(context.arguments()[0].as_str())?;
     let queue = arena.queue(JOBS)?;
     for number in 0..EACH {
-        let mut draft = arena.draft::<u64, _>(256)?; // holds whatever was there before
+        let mut draft = arena.draft::<u64, _>(256)?; // holds the old contents of the memory
         draft.view_mut().fill(number);
         queue.send(draft.share()?)?; // waits while the queue is full
     }

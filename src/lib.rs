@@ -3,15 +3,15 @@
 //! ```
 //! use ndarray_shm::{unlink, SharedArray};
 //!
-//! // One process makes it: real shared memory on Linux, files with the same semantics elsewhere.
+//! // One process creates it: real shared memory on Linux, files with the same semantics elsewhere.
 //! let array = SharedArray::<f32, _>::create("lib-example", (100, 100))?;
 //! array.write()?.fill(1.0);
 //!
-//! // Any other opens it, by name, shape and type. So can numpy: the file holds the elements and nothing else.
+//! // Any other process opens it, by name, shape and type. So can numpy: the file holds the elements and nothing else.
 //! let same = SharedArray::<f32, _>::open("lib-example", (100, 100))?;
 //! assert_eq!(same.read()?.sum(), 10_000.0);
 //!
-//! // The name stays until someone removes it; the memory goes with the last attachment.
+//! // The name stays until it is removed. The memory is freed with the last attachment.
 //! unlink("lib-example")?;
 //! # Ok::<(), ndarray_shm::Error>(())
 //! ```
@@ -21,58 +21,59 @@
 //! | I want to | type |
 //! |---|---|
 //! | share an array under a name | [`SharedArray`], with [`read`](SharedArray::read) and [`write`](SharedArray::write) guards |
-//! | fill it before anyone can see it | [`SharedArray::create_with`], or [`Draft`] |
-//! | read or write for long, without a descriptor | [`ArrayReader`], [`ArrayWriter`] |
-//! | fill one array after the other, without paying for new memory each time | [`Pool`] |
-//! | let many workers paint it at once, and survive their deaths | [`RenderBuffer`] |
-//! | share an array that goes with its last user, and describes itself | [`RefcountedArray`] |
-//! | hand it to another process | [`counted::Handle`]; `counted::Channel`, with the feature `channel` |
-//! | have thousands or millions of them, in one mapping | [`Arena`] |
+//! | fill an array before other processes can see it | [`SharedArray::create_with`], or [`Draft`] |
+//! | hold read or write access for a long time, without a descriptor | [`ArrayReader`], [`ArrayWriter`] |
+//! | fill one array after another, without paying for new memory each time | [`Pool`] |
+//! | let many workers paint one array at once, and survive their deaths | [`RenderBuffer`] |
+//! | share an array that describes itself and is removed with its last handle | [`RefcountedArray`] |
+//! | send it to another process | [`counted::Handle`]; `counted::Channel`, with the feature `channel` |
+//! | share thousands or millions of arrays, in one mapping | [`Arena`] |
 //! | pass them from process to process in a microsecond | [`arena::Queue`] of an [`Arena`] |
-//! | lend memory of my own, and know when it is used no more | [`arena::loans`] |
-//! | share something that never changes again, without locks | [`FrozenArray`] |
+//! | lend memory of my own, and learn when the last borrower is done | [`arena::loans`] |
+//! | share an array that never changes again, without locks | [`FrozenArray`] |
 //! | synchronise by other means | `unsafe` [`SharedArray::view`], or [`SharedArray::raw_view`] |
 //! | run this program in several processes | [`process::spawn`]; [`process::spawn_workers`] where any may be killed |
 //!
-//! `examples/README.md` lists a program for each idea.
+//! `examples/README.md` lists an example program for each idea.
 //!
-//! # What stays, and what goes
+//! # Lifetimes
 //!
 //! - A *name* stays until [`unlink`], a reboot (in /dev/shm), or a logout where systemd's `RemoveIPC` is on. Dropping a handle
 //!   only detaches.
-//! - A *counted array's* name goes with its last handle. If all who had one were killed, it goes when somebody
-//!   [reclaims](counted::reclaim()) it: the manager ([`manager`]), `ndshm gc`, or this program.
-//! - *Memory* is freed when the name is gone and the last process has detached, however it ended.
-//! - A *draft* that is dropped leaves nothing, nor does one whose maker is killed; only where files cannot be nameless (off
-//!   Linux, and on a few file systems) a killed maker leaves a file whose name begins with `.ndshm-draft-`.
-//! - A *lock* goes with its guard or its process. A killed reader lets the writer in at once; a killed painter's chunk is
-//!   painted by someone else.
-//! - An unfinished [`RenderBuffer`] stays, under a reserved name, so that it can be resumed; [`render::discard`] removes it.
+//! - A *counted array's* name is removed with its last handle. If all processes that held one were killed, the name stays until it is
+//!   [reclaimed](counted::reclaim()): by the manager ([`manager`]), by `ndshm gc`, or by this program.
+//! - *Memory* is freed when the name is gone and the last process has detached, however that process ended.
+//! - A *draft* leaves nothing behind, whether it is dropped or its creator is killed. One exception: where files need a name (off
+//!   Linux, and on a few file systems), a killed creator leaves a file with a name that begins with `.ndshm-draft-`.
+//! - A *lock* is released with its guard or its process. A killed reader lets the writer in at once; a killed painter's chunk
+//!   can be claimed again.
+//! - An unfinished [`RenderBuffer`] stays, under a reserved name, so that it can be resumed. [`render::discard`] removes it.
 //!
 //! # Where arrays live
 //!
-//! In `/dev/shm`, if this process can write there, else as files in `NDSHM_EMULATED_DIR` or a directory of this user in the
+//! In `/dev/shm`, if this process can write there. Otherwise as files in `NDSHM_EMULATED_DIR`, or in a directory of this user in the
 //! temporary directory. `EMULATE_SHM=1`, [`set_emulate_shm`] or an explicit [`Directory`] choose otherwise. The semantics are the
 //! same; the speed is the file system's.
 //!
-//! All memory is taken when an array is made: too little of it is [`Error::NoSpace`] then, and never a signal later.
+//! All memory is reserved when an array is created. If there is too little, creating fails with [`Error::NoSpace`]; later accesses
+//! never end in a signal.
 //!
 //! # Costs
 //!
 //! An attachment costs a mapping and no descriptor (on overlayfs, and off Linux, one). A guard or claim costs one descriptor
-//! and a few microseconds, more with very many locks on one array: around 12 µs with 1,000 attachments, 0.3 ms with 10,000.
+//! and a few microseconds. It takes longer with very many locks on one array: around 12 µs with 1,000 attachments, 0.3 ms with 10,000.
 //!
 //! # Features
 //!
 //! `half` (f16 and bf16 elements), `num-complex` (complex elements), `serde` (names, types and orders as text),
 //! `channel` (arrays in messages between processes: `Channel`).
 //!
-//! # Not here
+//! # Not supported
 //!
 //! `bool`, `char`, `usize` and structured elements; resizing; arrays over a network; protection against a writer that does not
 //! take the locks.
 
-// The documentation says which feature an item needs.
+// The documentation shows which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod arena;
@@ -91,7 +92,7 @@ mod random;
 pub mod render;
 mod segment;
 
-/// The ndarray crate whose shapes, views and arrays are used here, so that a program needs no second version of it.
+/// The version of ndarray that this crate uses for shapes, views and arrays, so that a program needs no second one.
 pub use ndarray;
 
 #[cfg(feature = "half")]
@@ -118,16 +119,17 @@ pub use crate::pool::Pool;
 #[doc(inline)]
 pub use crate::render::{NextClaim, RenderBuffer};
 
-/// Removes a name in the default backend; attached processes keep the bytes, and the memory is freed with the last of
-/// them.
+/// Removes the name of an array in the default backend.
 ///
-/// `Ok(false)`: nothing had the name, neither there nor in the other usual place. [`Directory::unlink`] does the same elsewhere.
+/// Attached processes keep the bytes. The memory is freed when the last of them detaches. Returns `Ok(false)` if the name exists
+/// neither here nor in the other of the two usual places, `/dev/shm` and the emulated directory. [`Directory::unlink`] removes names in
+/// any directory.
 ///
 /// # Errors
 ///
-/// [`Elsewhere`](Error::Elsewhere): an array in the other of the two usual places has the name, and keeps it ([`Error::is_not_found`] is
-/// true of this error). [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and those of
-/// [`default_backend`].
+/// - [`Elsewhere`](Error::Elsewhere): the name exists only in the other usual place. It is not removed, and
+///   [`Error::is_not_found`] returns `true` for this error.
+/// - [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and the errors of [`default_backend`].
 pub fn unlink(location: impl IntoLocation) -> Result<bool> {
     let (backend, location) = (default_backend()?, location.into_location()?);
     if backend.unlink(&location)? {
@@ -136,14 +138,14 @@ pub fn unlink(location: impl IntoLocation) -> Result<bool> {
     backend::found_elsewhere(&backend, &location).map_or(Ok(false), Err)
 }
 
-/// Whether any process is attached to the array of this name in the default backend.
+/// Returns whether any process is attached to the array of this name in the default backend.
 ///
-/// The kernel answers: processes that were killed do not count, and the question disturbs no process.
-/// [`Directory::attached`] asks elsewhere.
+/// The answer comes from the kernel's lock table, so killed processes do not count. Asking delays no process.
+/// [`Directory::attached`] asks in any directory.
 ///
 /// # Errors
 ///
-/// [`NotFound`](Error::NotFound), and those of [`default_backend`].
+/// [`NotFound`](Error::NotFound), and the errors of [`default_backend`].
 pub fn attached(location: impl IntoLocation) -> Result<bool> {
     default_backend()?.attached(location)
 }

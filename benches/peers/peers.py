@@ -1,4 +1,4 @@
-"""The Python side of scripts/bench-peers: the same topics as src/main.rs, in the same words, for Python's libraries.
+"""The Python side of scripts/bench-peers: the same topics and commands as src/main.rs, for Python's libraries.
 
     peers.py fill CASE BYTES THREADS | attach CASE BYTES | small CASE BYTES COUNT | many CASE BYTES COUNT
     peers.py round-trip CASE WAY BYTES COUNT
@@ -25,7 +25,7 @@ def fresh_name():
 
 
 def source(size):
-    """Makes what is copied; numpy asks for huge pages for what is large."""
+    """Creates the source of the copies. numpy asks for huge pages for large arrays."""
     return np.resize(np.arange(1000, dtype=np.float32), size // 4)
 
 
@@ -40,7 +40,7 @@ def copy(target, array, threads):
 
 
 def add_up(array):
-    """torch adds up floats as fast as memory gives them, numpy does not."""
+    """Adds up floats with torch, which reaches the speed of the memory; numpy does not."""
     try:
         import torch
 
@@ -92,7 +92,7 @@ class CloudVolume:
         try:
             handle.close()
         except BufferError:
-            pass  # the array goes a moment later, and the mapping with it
+            pass  # the array is freed a moment later, and the mapping with it
         self.module.unlink(name)
 
     def open(self, name, size):
@@ -132,7 +132,7 @@ class Torch:
 
     def create(self, name, array, threads=1):
         self.torch.set_num_threads(threads)
-        # Half as much work as share_memory_(), which fills ordinary memory and copies that.
+        # Half the work of share_memory_(), which fills ordinary memory and copies it.
         storage = self.torch.UntypedStorage._new_shared(array.nbytes)
         target = self.torch.tensor([], dtype=self.torch.float32).set_(storage)
         target.copy_(self.torch.from_numpy(array))
@@ -204,7 +204,7 @@ def many(case, size, count):
         except (OSError, RuntimeError) as error:
             ended = f"{type(error).__name__}: {error}"
         seconds, made = time.perf_counter() - begin, len(kept)
-        for _ in range(4 if ended else 0):  # looking needs descriptors itself
+        for _ in range(4 if ended else 0):  # counting needs descriptors itself
             peer.destroy(*kept.pop())
         with open("/proc/self/maps") as maps:
             mappings = sum(1 for _ in maps)
@@ -232,7 +232,7 @@ def timed_read(attach):
 
 
 def read(case, size):
-    """The other process of `attach`, for what has a name."""
+    """The other process of `attach`, for segments with a name."""
     from multiprocessing import resource_tracker
 
     peer, kept = CASES[case](), []
@@ -241,7 +241,7 @@ def read(case, size):
     def attach(name):
         segment, array = peer.open(name, int(size))
         if case == "python":
-            # The tracker of this process would remove it in the end (until Python 3.13).
+            # Until Python 3.13, the tracker of this process would remove the segment when the process ends.
             resource_tracker.unregister(segment._name, "shared_memory")
         kept.append((segment, array))
         return array
@@ -300,7 +300,7 @@ def attach(case, size):
 
 
 def pass_back(case, way, connection):
-    """The other side of a round trip: takes an array, touches it, and passes it back."""
+    """The other side of a round trip: receives an array, touches it, and sends it back."""
     os.sched_setaffinity(0, [0 if way == "one-cpu" else 1])
     peer = CASES[case]()
     while (message := connection.recv()) is not None:
@@ -316,7 +316,7 @@ def pass_back(case, way, connection):
 
 
 def round_trip(case, way, size, count):
-    """Through a pipe, the fastest that Python has: torch's tensors as such, the others by their names."""
+    """Sends through a pipe, the fastest way in Python: torch's tensors themselves, all other arrays by name."""
     peer, count = CASES[case](), int(count)
     import multiprocessing
 

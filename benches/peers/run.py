@@ -50,11 +50,11 @@ class Worker:
         try:
             print(line, file=self.process.stdin, flush=True)
         except BrokenPipeError:
-            pass  # why is among its complaints
+            pass  # its standard error has the reason
         return self.read()
 
     def read(self, limit=300):
-        # One line is asked for and one comes: nothing can be in the buffer that select() does not see.
+        # One request has one line for an answer, so the buffer never holds a line that select() does not see.
         ready, _, _ = select.select([self.process.stdout], [], [], limit)
         line = self.process.stdout.readline() if ready else ""
         if line:
@@ -82,13 +82,13 @@ class Worker:
 
 
 def stolen():
-    """Ticks that the host took from this machine, and all ticks."""
+    """Returns the ticks that the host took from this virtual machine, and all ticks."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
     return ticks[7], sum(ticks)
 
 
 def measure(options, rows, repetitions):
-    """Lets every case have its turn, so many times; each time another one is first."""
+    """Runs all cases in turn, `repetitions` times, each time beginning with another one."""
     workers = {}
 
     def end(row):
@@ -127,7 +127,7 @@ def measure(options, rows, repetitions):
 
 
 def summary(row):
-    """Medians of everything that was measured, and the samples."""
+    """Returns the medians of all measurements, and the samples."""
     result = {"label": row.label, "role": row.role}
     if not row.samples:
         return result | {"missing": row.missing or "not measured"}
@@ -142,7 +142,7 @@ def summary(row):
 
 
 def machine(options):
-    """What was measured on, and with what."""
+    """Returns the facts about the machine and its software."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     processor = next(models, platform.machine())
@@ -162,7 +162,7 @@ def machine(options):
 
 
 def versions(options):
-    """Of every peer; None if it could not be had."""
+    """Returns the version of every peer; None for one that is not installed."""
     script = "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
     script += "    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: found[name] = None\n"
     script += "print(json.dumps(found | {'Python': sys.version.split()[0]}))"
@@ -202,7 +202,7 @@ def main():
         for topic in options.topics or TOPICS:
             groups = TOPICS[topic](options)
             for rows in groups.values():
-                # How many fit does not depend on the day.
+                # How many fit is the same in every run, so one repetition is enough.
                 measure(options, rows, 1 if topic == "many" else repetitions)
             results["topics"][topic] = {name: [summary(row) for row in rows] for name, rows in groups.items()}
             print(report.topic(results, topic), flush=True)

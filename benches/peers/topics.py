@@ -1,4 +1,4 @@
-"""What is compared: for each topic its cases, in groups that have a yardstick in common."""
+"""The comparisons: for each topic its cases, in groups with a common yardstick."""
 
 from dataclasses import dataclass, field
 
@@ -21,16 +21,16 @@ IN_PYTHON = {"python", "cloud-volume", "SharedArray", "torch-descriptor", "torch
 
 @dataclass
 class Row:
-    """A case: what it is called in tables, and the process that does it."""
+    """A case: its name in tables, and the process that runs it."""
 
     label: str
-    role: str  # ours, peer, yardstick, or other: shown and not compared with
+    role: str  # ours, peer, yardstick, or other: shown, but not compared
     words: list
     python: bool = False
     line: str = "go"
     cpus: str = ""
     touch: str = ""  # pages of this kind are touched and freed before each repetition
-    fresh: bool = False  # a process for each repetition: this one is never idle
+    fresh: bool = False  # a new process for each repetition, because this one is never idle
     descriptors: int = 0
     samples: list = field(default_factory=list)
     steal: list = field(default_factory=list)
@@ -49,13 +49,13 @@ def warm_copy(size, threads, cpus):
 
 
 def fill(options):
-    """Creating and filling by a copy, and taking down; cold."""
+    """Creating, filling by a copy, and removing; cold."""
 
     def rows(threads, cpus):
         yield warm_copy(options.bytes, threads, cpus)
         for name in LABELS:
             if threads > 1 and name == "ipc-channel":
-                continue  # it copies by itself
+                continue  # the library makes the copy itself, with one thread
             touch = "huge" if name == "ours" else "base"
             yield case(name, "fill", options.bytes, threads, cpus=cpus, touch=touch)
 
@@ -64,13 +64,13 @@ def fill(options):
 
 def attach(options):
     """Attaching in a second process and reading everything once."""
-    names = [name for name in LABELS if name not in ("ipc-channel", "iceoryx2")]  # theirs come with messages only
-    # Ours is made of huge pages, if the machine has any left.
+    names = [name for name in LABELS if name not in ("ipc-channel", "iceoryx2")]  # their segments arrive with messages only
+    # Our array is on huge pages, if the machine has any left.
     return {"": [case(name, "attach", options.bytes, touch="huge" if name == "ours" else "") for name in names]}
 
 
 def recycle(options):
-    """Filling memory that was filled before."""
+    """Filling memory that was used before."""
     rows = [
         warm_copy(options.bytes, 1, "0"),
         case("ours", "recycle", options.bytes, label="ndarray-shm, a draft from a pool", cpus="0"),
@@ -83,12 +83,12 @@ def recycle(options):
 def many(options):
     """Arrays of 1 KiB open at once with 1,024 descriptors."""
     count = 3000 if options.quick else 100_000
-    names = [name for name in LABELS if name != "iceoryx2"]  # a service each: minutes
+    names = [name for name in LABELS if name != "iceoryx2"]  # it needs a service for each array, which takes minutes
     return {"": [case(name, "many", 1024, count, descriptors=1024) for name in names]}
 
 
 def arena(options):
-    """As many as one likes, in an arena, beside the peers that end latest."""
+    """Very many arrays in an arena, beside the peers that manage the most."""
     count, most = (10_000, 3000) if options.quick else (1_000_000, 10_000)
     rows = [
         case("ours", "arena", 1024, count, label="ndarray-shm, arena, in two processes", descriptors=64),
@@ -111,7 +111,7 @@ def small(options):
 
 
 def round_trip(options):
-    """1 MiB to another process and back, touched on both sides."""
+    """Sending 1 MiB to another process and back, touched on both sides."""
     count = 100 if options.quick else 1000
 
     def waiting(way):

@@ -1,17 +1,17 @@
-//! What the library is measured against: the bare system calls, and memory that is already there.
+//! The yardsticks: the bare system calls, and memory that is already mapped.
 //!
-//! Only Linux has all of these calls. Elsewhere the benches run without what they would be compared with.
+//! Only Linux has all of these calls. On other platforms the benches run without yardsticks.
 
 #![allow(unsafe_code)]
 #![allow(dead_code)] // each bench uses its part
 
 use memmap2::MmapMut;
 
-/// Touches and frees memory, so that what is measured next does not pay for what a virtual machine's host took back.
+/// Touches and frees memory. If the host of a virtual machine took memory back, it returns it now, and not in the next measurement.
 pub(crate) fn touch(bytes: usize, huge: bool) {
     let Ok(mut map) = MmapMut::map_anon(bytes.max(1)) else { return };
     #[cfg(target_os = "linux")]
-    let _a_wish = map.advise(if huge { memmap2::Advice::HugePage } else { memmap2::Advice::NoHugePage });
+    let _ = map.advise(if huge { memmap2::Advice::HugePage } else { memmap2::Advice::NoHugePage });
     let _ = huge;
     map.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
 }
@@ -27,7 +27,7 @@ pub(crate) fn sum(values: &[f32]) -> f32 {
     std::hint::black_box(sums.iter().sum::<f32>() + rest.iter().sum::<f32>())
 }
 
-/// The system calls that an array needs which is complete when its name appears, and whose room is reserved.
+/// The system calls that an array needs at least, if it is complete when its name appears and its room is reserved.
 #[cfg(target_os = "linux")]
 pub(crate) mod calls {
     use std::fs::File;
@@ -41,13 +41,13 @@ pub(crate) mod calls {
         format!("/dev/shm/{name}")
     }
 
-    /// Opens a nameless file, reserves its room, maps it and closes it: six calls with those that undo them. `lease` adds
-    /// the lock by which others can ask whether somebody is attached.
+    /// Opens a nameless file, reserves its room, maps it and links it: six calls with those that undo them. `lease` adds the lock by
+    /// which other processes can ask whether any process is attached.
     pub(crate) fn create(name: &str, bytes: usize, lease: bool, fill: impl FnOnce(&mut [u8])) -> io::Result<MmapMut> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let nameless = File::from(fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR)?);
         fs::fallocate(&nameless, FallocateFlags::empty(), 0, bytes as u64)?;
-        // SAFETY: nobody else has the file.
+        // SAFETY: the file has no name, so no other process can open it.
         let mut map = unsafe { MmapOptions::new().len(bytes).map_mut(&nameless) }?;
         fill(&mut map);
         if lease {

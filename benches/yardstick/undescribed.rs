@@ -1,4 +1,4 @@
-//! Real shared memory as it would be if files had no attributes: what arrays cost without their descriptions.
+//! A backend of real shared memory without extended attributes, to measure arrays without their descriptions.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ndarray_shm::backend::{Backend, DirectoryEntry, DraftFile, DraftOptions, FileId, Publish};
 use ndarray_shm::{Access, Directory, Location, Pages, Result};
 
-/// Returns a directory in which no array describes itself.
+/// Returns a directory in which arrays have no descriptions.
 pub(crate) fn directory(described: Directory) -> Directory {
     Directory::from(Arc::new(Undescribed(described)))
 }
@@ -15,7 +15,7 @@ pub(crate) fn directory(described: Directory) -> Directory {
 #[derive(Debug)]
 struct Undescribed(Directory);
 
-// SAFETY: every promise is that of the directory inside.
+// SAFETY: the wrapped directory keeps every promise.
 #[allow(unsafe_code)]
 unsafe impl Backend for Undescribed {
     fn name(&self) -> &str {

@@ -1,6 +1,6 @@
-//! What every shared array offers once it is attached, whatever keeps its memory: its layout, and guards.
+//! The methods that all attached arrays share, plain and counted ones: layout, guards and views.
 
-/// Writes the methods of an array type that has `segment()`, `home()`, `hold(..)`, `read_only()` and a field `layout`.
+/// Generates these methods for an array type with `segment()`, `home()`, `hold(..)`, `read_only()` and a field `layout`.
 macro_rules! guarded {
     ($name:ident) => {
         const _: () = {
@@ -23,7 +23,7 @@ macro_rules! guarded {
                     self.layout.dim.slice()
                 }
 
-                /// Returns the lengths of the axes in ndarray's own type.
+                /// Returns the lengths of the axes as ndarray's dimension type.
                 pub fn raw_dim(&self) -> D {
                     self.layout.dim.clone()
                 }
@@ -38,7 +38,7 @@ macro_rules! guarded {
                     self.layout.len
                 }
 
-                /// Whether there are no elements.
+                /// Returns whether the array has no elements.
                 pub fn is_empty(&self) -> bool {
                     self.layout.len == 0
                 }
@@ -48,34 +48,35 @@ macro_rules! guarded {
                     T::DTYPE
                 }
 
-                /// Returns the directory that it lives in.
+                /// Returns the directory of the array's file.
                 ///
-                /// The file that other programs map is `array.backend().path().join(location.as_str())`, with the array's
-                /// location.
+                /// Other programs map `array.backend().path().join(location.as_str())`, where `location` is the array's location.
                 pub fn backend(&self) -> &Directory {
                     &self.home().backend
                 }
 
-                /// Whether it was attached for reading only.
+                /// Returns whether the array was attached for reading only.
                 pub fn is_readonly(&self) -> bool {
                     self.segment().access() == Access::Read
                 }
 
-                /// Whether the segment has holes: memory that is taken only when it is touched, and may then not be there.
+                /// Returns whether the file has holes: pages that get memory only when they are touched. If there is none left then, the
+                /// access ends in SIGBUS.
                 ///
                 /// # Errors
                 ///
-                /// [`Unlinked`](Error::Unlinked): the name has gone, and with it the way to ask.
+                /// [`Unlinked`](Error::Unlinked): the name was removed, so the file cannot be queried.
                 pub fn is_sparse(&self) -> Result<bool> {
                     let facts = self.segment().facts(self.home())?;
                     Ok(facts.allocated < facts.length)
                 }
 
-                /// Tells on what pages the elements are, as the kernel says: whether [`Pages`](crate::Pages) were had.
+                /// Returns on what kind of pages the elements are, as the kernel reports it: whether the requested
+                /// [`Pages`](crate::Pages) were granted.
                 ///
-                /// Not for every day: a page of each window that could be a huge one is mapped, if it has memory, and the kernel goes through
-                /// all pages of this process that are mapped before these, some milliseconds for each GiB of base pages. Off Linux
-                /// everything is on base pages.
+                /// This is slow. It maps one page of each window that could be a huge page, if that page has memory. The kernel
+                /// then goes through all pages of this process at lower addresses: some milliseconds per GiB of base pages. Off Linux
+                /// all pages are base pages.
                 ///
                 /// # Errors
                 ///
@@ -84,15 +85,15 @@ macro_rules! guarded {
                     self.segment().pages(self.home().location.as_str())
                 }
 
-                /// Waits for reading access.
+                /// Waits for read access.
                 ///
-                /// Any number of readers share the array; a waiting writer is let in before new readers. That turn is kept for 10 seconds: a
-                /// writer that is stopped (SIGSTOP) while it waits delays others for so long, and a writer can be kept waiting by
-                /// reads that overlap and take longer than that.
+                /// Any number of readers share the array. A waiting writer goes before new readers, for at most 10 seconds. So a writer
+                /// that is stopped (SIGSTOP) while it waits delays readers for at most that long, and overlapping reads of more than
+                /// 10 seconds each can keep a writer waiting.
                 ///
                 /// # Errors
                 ///
-                /// - [`Unlinked`](Error::Unlinked): the name has gone or means something else by now.
+                /// - [`Unlinked`](Error::Unlinked): the name was removed, or now belongs to another array.
                 /// - [`WouldDeadlock`](Error::WouldDeadlock): this thread itself holds a write guard, writer or claim.
                 /// - [`SizeMismatch`](Error::SizeMismatch): another program changed the length of the file.
                 /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): a guard needs a descriptor.
@@ -100,7 +101,7 @@ macro_rules! guarded {
                     self.reading(Wait::Forever)
                 }
 
-                /// Takes reading access if it can be had at once, and no writer has been waiting for less than 10 seconds.
+                /// Takes read access without waiting. Fails also while a writer waits and has waited for less than 10 seconds.
                 ///
                 /// # Errors
                 ///
@@ -109,25 +110,25 @@ macro_rules! guarded {
                     self.reading(Wait::No)
                 }
 
-                /// Waits for reading access, but no longer than this.
+                /// Waits for read access for at most `limit`.
                 ///
                 /// # Errors
                 ///
-                /// [`TimedOut`](Error::TimedOut), and those of [`read`](Self::read) but `WouldDeadlock`.
+                /// [`TimedOut`](Error::TimedOut), and those of [`read`](Self::read) except `WouldDeadlock`.
                 pub fn read_timeout(&self, limit: Duration) -> Result<ReadGuard<'_, T, D>> {
                     self.reading(Wait::For(limit))
                 }
 
-                /// Waits for writing access, alone.
+                /// Waits for exclusive write access.
                 ///
                 /// # Errors
                 ///
-                /// [`PermissionDenied`](Error::PermissionDenied) if it was attached read-only, and those of [`read`](Self::read).
+                /// [`PermissionDenied`](Error::PermissionDenied) if the array was attached read-only, and those of [`read`](Self::read).
                 pub fn write(&self) -> Result<WriteGuard<'_, T, D>> {
                     self.writing(Wait::Forever)
                 }
 
-                /// Takes writing access if it can be had at once.
+                /// Takes exclusive write access without waiting.
                 ///
                 /// # Errors
                 ///
@@ -136,20 +137,22 @@ macro_rules! guarded {
                     self.writing(Wait::No)
                 }
 
-                /// Waits for writing access, but no longer than this.
+                /// Waits for exclusive write access for at most `limit`.
                 ///
                 /// # Errors
                 ///
-                /// [`TimedOut`](Error::TimedOut), and those of [`write`](Self::write) but `WouldDeadlock`.
+                /// [`TimedOut`](Error::TimedOut), and those of [`write`](Self::write) except `WouldDeadlock`.
                 pub fn write_timeout(&self, limit: Duration) -> Result<WriteGuard<'_, T, D>> {
                     self.writing(Wait::For(limit))
                 }
 
-                /// Waits for the cell of this number, but no longer than this.
+                /// Waits for the cell of this number for at most `limit`.
                 ///
-                /// An array has a cell for every number, however many elements; what a number means, its users agree on. The kernel frees a cell
-                /// with its holder. A cell keeps out whoever wants the same one, reads or writes, and nobody who has another: so a name that is
-                /// [removed](Self::unlink) under a [write guard](Self::write) is never one under which somebody has a cell.
+                /// A cell is an advisory lock. Every number has one, however many elements the array has. Processes agree on what each
+                /// number protects. The kernel releases a cell when its holder dies. A held cell excludes guards, readers and writers of
+                /// the whole array and holders of the same number, but not holders of other numbers. No process holds a cell while a
+                /// [write guard](Self::write) lives, so [removing the name](Self::unlink) under a write guard affects no holder of a
+                /// cell.
                 ///
                 /// # Errors
                 ///
@@ -161,8 +164,8 @@ macro_rules! guarded {
                 #[allow(unsafe_code)]
                 fn reading(&self, wait: Wait) -> Result<ReadGuard<'_, T, D>> {
                     let hold = self.hold(LockKind::Shared, ALL_CELLS, wait)?;
-                    // SAFETY: the hold has all cells read-locked, so that no guard, claim or writer of any process writes while it
-                    // lives; the guard keeps the two together.
+                    // SAFETY: the hold keeps all cells read-locked, so no guard, claim or writer of any process writes while it
+                    // lives; the guard keeps view and hold together.
                     let view = unsafe { view::shared(self.segment(), &self.layout) };
                     Ok(ReadGuard::new(view, hold))
                 }
@@ -170,17 +173,17 @@ macro_rules! guarded {
                 #[allow(unsafe_code)]
                 fn writing(&self, wait: Wait) -> Result<WriteGuard<'_, T, D>> {
                     let hold = self.hold(LockKind::Exclusive, ALL_CELLS, wait)?;
-                    // SAFETY: the hold has all cells write-locked, so that no guard or claim of any process or thread, nor another of
-                    // this handle, looks while it lives; the guard keeps the two together.
+                    // SAFETY: the hold keeps all cells write-locked, so no other guard or claim of any process, thread or handle, this
+                    // handle included, accesses the elements while it lives; the guard keeps view and hold together.
                     let view = unsafe { view::exclusive(self.segment(), &self.layout) };
                     view.map(|view| WriteGuard::new(view, hold)).ok_or_else(|| self.read_only())
                 }
 
-                /// Looks at and writes to the elements without a lock.
+                /// Returns a mutable view of the elements, without a lock.
                 ///
                 /// # Errors
                 ///
-                /// [`PermissionDenied`](Error::PermissionDenied) if it was attached read-only.
+                /// [`PermissionDenied`](Error::PermissionDenied) if the array was attached read-only.
                 ///
                 /// # Safety
                 ///
@@ -189,26 +192,28 @@ macro_rules! guarded {
                 ///   included, and
                 /// - no process shortens the file.
                 #[allow(unsafe_code)]
-                #[allow(clippy::mut_from_ref)] // what others may do meanwhile is exactly what the caller promises
+                #[allow(clippy::mut_from_ref)] // the caller promises that nothing else accesses the elements
                 pub unsafe fn view_mut(&self) -> Result<ArrayViewMut<'_, T, D>> {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller promises exclusive access and that the file keeps its length.
                     let view = unsafe { view::exclusive(self.segment(), &self.layout) };
                     view.ok_or_else(|| self.read_only())
                 }
 
-                /// Returns a view whose elements are reached by pointer only, for code that brings its own synchronisation.
+                /// Returns a view that gives access to the elements by pointer only, for code that brings its own synchronisation.
                 pub fn raw_view(&self) -> RawArrayView<T, D> {
                     view::raw(self.segment(), &self.layout)
                 }
 
-                /// Returns a view whose elements are written by pointer only; `None` if it was attached read-only.
+                /// Returns a mutable view that gives access to the elements by pointer only.
+                ///
+                /// Returns `None` if the array was attached read-only.
                 pub fn raw_view_mut(&self) -> Option<RawArrayViewMut<T, D>> {
                     view::raw_mut(self.segment(), &self.layout)
                 }
 
-                /// Removes the name of this very array; every attachment keeps the bytes.
+                /// Removes the array's name. Attachments keep the bytes; the memory is freed with the last of them.
                 ///
-                /// `Ok(false)`: the name had gone, or meant another array already.
+                /// Returns `Ok(false)`, and removes nothing, if the name was removed before or now belongs to another array.
                 ///
                 /// # Errors
                 ///

@@ -1,4 +1,4 @@
-//! What a plain array says about itself: a few lines of text beside its bytes, in an extended attribute.
+//! The description of a plain array: a few lines of text in an extended attribute of its file.
 //!
 //! ```text
 //! ndshm 1
@@ -9,9 +9,9 @@
 //! source precomputed://https://host/em
 //! ```
 //!
-//! The first five lines stand in this order; each further one is a note, a key and its text. The text is input: any program that may
-//! write to the file can write it, and some keep it while they replace the bytes. It is compared with what is asked for, and proves
-//! nothing.
+//! The first five lines stand in this order. Each further line is a note: a key and its text. The text is untrusted input: any program
+//! that may write to the file can write it, and some programs replace the bytes and leave it as it was. It is compared with what the
+//! caller asks for, and nothing sound depends on it.
 
 use std::fmt::{self, Write as _};
 
@@ -23,21 +23,21 @@ use crate::backend::{Backend, Directory, DraftOptions, IntoLocation, Location};
 use crate::error::{Error, Result};
 use crate::segment::{LONGEST_DESCRIPTION, describe, read_description};
 
-/// The first line: what this is, and of which version.
+/// The first line: the name of the format and its version.
 const HEAD: &str = "ndshm 1";
 
-/// The longest key of a note.
+/// Maximum length of a note's key.
 const LONGEST_KEY: usize = 64;
 
-/// What a plain array says about itself: type, shape, order, and notes about where it comes from.
+/// The description of a plain array: type, shape, order, and notes about its origin.
 ///
-/// Every [`SharedArray`](crate::SharedArray) describes itself when it gets its name, where the file system has room for it beside the file's bytes: in
-/// an extended attribute, on tmpfs since Linux 6.6, on ext4, overlayfs, APFS and many more; not on Windows. The bytes of the
-/// file are the elements and nothing else, as ever.
+/// A [`SharedArray`](crate::SharedArray) gets its description when it gets its name, if the file system supports extended attributes:
+/// tmpfs since Linux 6.6, ext4, overlayfs, APFS and many more; not on Windows. The bytes of the file are still the elements and
+/// nothing else.
 ///
-/// A description is a claim. Programs without this library change bytes and leave it as it is, and copies are often made without
-/// it (`scp`, plain `cp`, `tar`, `rsync` without `-X`). It is ignored if it is about another number of bytes than the file has, and
-/// otherwise compared with what an array is opened as.
+/// A description can be wrong or missing. Programs without this library change the bytes and leave the description as it was, and many
+/// ways to copy a file lose it (`scp`, plain `cp`, `tar`, `rsync` without `-X`). A description for another number of bytes than the
+/// file has is ignored. Any other is compared with the type, shape and order that an array is opened with.
 ///
 /// # Examples
 ///
@@ -66,11 +66,11 @@ pub struct Description {
 }
 
 impl Description {
-    /// Describes an array of this type, shape and order.
+    /// Creates the description of an array of this type, shape and order, without notes.
     ///
     /// # Errors
     ///
-    /// [`TooLarge`](Error::TooLarge): no address space is large enough for it.
+    /// [`TooLarge`](Error::TooLarge): the array fits no address space.
     pub fn new(dtype: DType, shape: &[usize], order: Order) -> Result<Self> {
         let shape = shape.to_vec();
         match bytes_of(dtype, &shape) {
@@ -94,26 +94,27 @@ impl Description {
         self.order
     }
 
-    /// Returns how many bytes the elements take.
+    /// Returns the size of all elements in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether an array of this type, shape and order has each element at the same place: axes of length 1 make no difference, nor do
-    /// neighbouring axes that are merged or split, and one axis is in both orders.
+    /// Returns whether an array of this type, shape and order has each element at the same offset.
+    ///
+    /// Axes of length 1 are ignored, neighbouring axes may be merged or split, and an array of one axis is in both orders.
     pub fn agrees_with(&self, dtype: DType, shape: &[usize], order: Order) -> bool {
         let same_bytes = bytes_of(dtype, shape) == Some(self.bytes);
         dtype == self.dtype && same_bytes && is_same_memory((&self.shape, self.order), (shape, order))
     }
 
-    /// Returns a note by its key: `source`, `bbox`, `resolution` and `unit` after a download, for example.
+    /// Returns the note with this key. Downloads write `source`, `bbox`, `resolution` and `unit`, for example.
     ///
-    /// The text is that of any program that may write to the file. Escape it before it is printed.
+    /// Any program that may write to the file can have written the text. Escape it before printing.
     pub fn note(&self, key: &str) -> Option<&str> {
         self.notes.iter().find(|(found, _)| found == key).map(|(_, text)| text.as_str())
     }
 
-    /// Returns all notes, keys and texts.
+    /// Returns all notes as pairs of key and text.
     pub fn notes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.notes.iter().map(|(key, text)| (key.as_str(), text.as_str()))
     }
@@ -122,8 +123,8 @@ impl Description {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): the key is not made of 1 to 64 lower-case letters, digits and `-`, or is one of those
-    /// that a description has itself; the text has a control character; or the description would be longer than 3,500 bytes.
+    /// [`InvalidSetting`](Error::InvalidSetting): the key is not 1 to 64 of `a-z`, `0-9` and `-`, or is reserved (`ndshm`, `dtype`,
+    /// `shape`, `order`, `bytes`); the text contains a control character; or the description would exceed 3,500 bytes.
     pub fn with_note(mut self, key: &str, text: &str) -> Result<Self> {
         if !is_key(key) {
             let (value, expected) =
@@ -143,16 +144,16 @@ impl Description {
         Ok(self)
     }
 
-    /// Returns the text that stands beside the bytes.
+    /// Returns the text of the extended attribute.
     pub(crate) fn to_text(&self) -> String {
         let mut text = head(self.dtype, &self.shape, self.order, self.bytes);
         for (key, note) in &self.notes {
-            let _never_fails = writeln!(text, "{key} {note}");
+            let _ = writeln!(text, "{key} {note}"); // writing to a string never fails
         }
         text
     }
 
-    /// Reads such a text. `None`: it is none, of another version, or contradicts itself.
+    /// Parses such a text. Returns `None` if it is not a description, has another version, or contradicts itself.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let (dtype, shape, order, bytes, rest) = parse_head(text)?;
         let notes = notes_of(rest).map(|(key, note)| (key.to_owned(), note.to_owned())).collect();
@@ -160,7 +161,7 @@ impl Description {
     }
 }
 
-/// As in "<u2 of shape [3, 4] in C order".
+/// Writes, for example, "<u2 of shape [3, 4] in C order".
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         in_words(self.dtype, &self.shape, self.order).fmt(f)
@@ -172,7 +173,7 @@ fn in_words(dtype: DType, shape: &[usize], order: Order) -> String {
 }
 
 fn bytes_of(dtype: DType, shape: &[usize]) -> Option<u64> {
-    // As for layouts: the product of the axes that are not empty must fit, too.
+    // As in `Layout::checked`, the product of the non-empty axes must fit even if another axis is empty.
     let span =
         shape.iter().filter(|length| **length > 0).try_fold(dtype.size(), |so_far, length| so_far.checked_mul(*length));
     let span = span.filter(|bytes| isize::try_from(*bytes).is_ok())?;
@@ -186,7 +187,7 @@ fn is_key(key: &str) -> bool {
         && !["ndshm", "dtype", "shape", "order", "bytes"].contains(&key)
 }
 
-/// Writes the lines that every description has.
+/// Returns the five lines that every description has.
 fn head(dtype: DType, shape: &[usize], order: Order, bytes: u64) -> String {
     let mut text = String::with_capacity(128);
     for part in [HEAD, "\ndtype ", dtype.as_str(), "\nshape"] {
@@ -204,13 +205,13 @@ fn head(dtype: DType, shape: &[usize], order: Order, bytes: u64) -> String {
     text
 }
 
-/// Returns the notes of such lines, keys and texts.
+/// Splits lines into pairs of key and text.
 fn notes_of(lines: &str) -> impl Iterator<Item = (&str, &str)> {
-    // A line without a space gets a text that no note may have.
+    // For a line without a space the text is a control character, which `are_notes` refuses.
     lines.split_terminator('\n').map(|line| line.split_once(' ').unwrap_or((line, "\0")))
 }
 
-/// Whether each line is a note, and the only one with its key.
+/// Returns whether each line is a valid note and no key stands twice.
 fn are_notes(lines: &str) -> bool {
     let is_note = |(i, (key, note)): (usize, (&str, &str))| {
         is_key(key) && !note.contains(char::is_control) && !notes_of(lines).take(i).any(|(earlier, _)| earlier == key)
@@ -218,7 +219,7 @@ fn are_notes(lines: &str) -> bool {
     (lines.is_empty() || lines.ends_with('\n')) && notes_of(lines).enumerate().all(is_note)
 }
 
-/// Reads them, and returns the rest of the text, too, which has notes only.
+/// Parses the five lines of `head`. The last value returned is the rest of the text, which contains valid notes only.
 fn parse_head(text: &[u8]) -> Option<(DType, Vec<usize>, Order, u64, &str)> {
     let text = std::str::from_utf8(text).ok().filter(|text| text.len() <= LONGEST_DESCRIPTION)?;
     let mut rest = text.strip_prefix(HEAD)?.strip_prefix('\n')?;
@@ -229,7 +230,7 @@ fn parse_head(text: &[u8]) -> Option<(DType, Vec<usize>, Order, u64, &str)> {
         if value.is_empty() { Some(value) } else { value.strip_prefix(' ') }
     };
     let dtype: DType = line("dtype")?.parse().ok()?;
-    // No more than digits: `parse` would take a sign, too.
+    // Only digits: `parse` alone would accept a sign, too.
     let number =
         |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse::<u64>().ok()).flatten();
     let length = |digits: &str| number(digits).and_then(|length| usize::try_from(length).ok());
@@ -245,12 +246,12 @@ fn parse_head(text: &[u8]) -> Option<(DType, Vec<usize>, Order, u64, &str)> {
     (bytes_of(dtype, &shape) == Some(bytes) && are_notes(rest)).then_some((dtype, shape, order, bytes, rest))
 }
 
-/// Returns the text for an array of this layout.
+/// Returns the description of an array of this layout, without notes.
 pub(crate) fn text_of<T: Element, D: Dimension>(layout: &Layout<D>) -> String {
     head(T::DTYPE, layout.dim.slice(), layout.order, layout.bytes::<T>())
 }
 
-/// Refuses a file of another length than the layout's, or one that describes itself as another array.
+/// Compares a layout with a file's length and description. Fails if the length differs, or if the description is of another array.
 pub(crate) fn check<T: Element, D: Dimension>(
     layout: &Layout<D>,
     length: u64,
@@ -258,8 +259,8 @@ pub(crate) fn check<T: Element, D: Dimension>(
     location: &Location,
 ) -> Result<()> {
     let expected = layout.bytes::<T>();
-    // The usual case, a few hundred nanoseconds cheaper than parsing: the lines are those that this crate writes for this layout. Notes
-    // behind them change nothing, for a description with damaged notes is ignored.
+    // The usual case, a few hundred nanoseconds cheaper than parsing: the text begins with the lines that this crate writes for this
+    // layout. The notes behind them need no check: with damaged notes the description would be ignored, and the result be the same.
     if expected == length && text.is_some_and(|text| text.starts_with(text_of::<T, D>(layout).as_bytes())) {
         return Ok(());
     }
@@ -280,7 +281,7 @@ pub(crate) fn check<T: Element, D: Dimension>(
     })
 }
 
-/// Returns the layout that a file of this length says it has.
+/// Returns the layout from the description of a file of this length.
 pub(crate) fn layout_of<T: Element, D: Dimension>(
     length: u64,
     text: Option<&[u8]>,
@@ -294,18 +295,19 @@ pub(crate) fn layout_of<T: Element, D: Dimension>(
     }
 }
 
-/// Whether two arrays of as many elements have each at the same place, axes of length 1 and flattened ones aside.
+/// Returns whether two arrays with equal numbers of elements have each element at the same offset. Axes of length 1 are ignored, and
+/// neighbouring axes may be merged.
 fn is_same_memory(a: (&[usize], Order), b: (&[usize], Order)) -> bool {
     let long = |shape: &[usize]| shape.iter().copied().filter(|length| *length != 1).collect::<Vec<_>>();
     let (one, other) = (long(a.0), long(b.0));
-    // One axis is the memory from end to end, in either order; no element is in no place.
+    // A single axis is contiguous in both orders. An empty array has no element to compare.
     if one.len() <= 1 || other.len() <= 1 || one.contains(&0) {
         return true;
     }
     a.1 == b.1 && (is_merged(&one, &other) || is_merged(&other, &one))
 }
 
-/// Whether each axis of `coarse` is made of axes of `fine` that follow one another.
+/// Returns whether each axis of `coarse` is the product of consecutive axes of `fine`.
 fn is_merged(coarse: &[usize], fine: &[usize]) -> bool {
     let mut rest = fine.iter();
     let made = |length: &usize| {
@@ -322,15 +324,16 @@ fn is_merged(coarse: &[usize], fine: &[usize]) -> bool {
 }
 
 impl Directory {
-    /// Returns what the plain array of this name says about itself. `None`: nothing, or nothing that could be true of it.
+    /// Returns the description of the plain array of this name.
     ///
-    /// [`Description`] has an example.
+    /// Returns `None` if it has no description, or one that is malformed or for another number of bytes. [`Description`] has an example.
     ///
     /// # Errors
     ///
-    /// [`NotFound`](Error::NotFound), [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and those of
-    /// the location. [`Reserved`](Error::Reserved): it is bookkeeping, or a counted array, which
-    /// [`inspect`](crate::counted::inspect()) reads.
+    /// - [`Reserved`](Error::Reserved): the file is bookkeeping of this crate, or a counted array, which
+    ///   [`inspect`](crate::counted::inspect()) reads.
+    /// - [`NotFound`](Error::NotFound), [`PermissionDenied`](Error::PermissionDenied), [`NotAnArray`](Error::NotAnArray), and the errors
+    ///   of the location.
     pub fn description(&self, location: impl IntoLocation) -> Result<Option<Description>> {
         let location = location.into_location()?;
         let mut buffer = [0; LONGEST_DESCRIPTION];
@@ -338,19 +341,20 @@ impl Directory {
         Ok(text.and_then(Description::parse).filter(|found| found.bytes == length))
     }
 
-    /// Describes the plain array of this name anew: type, shape, order and notes. Its bytes stay as they are.
+    /// Replaces the description of the plain array of this name: type, shape, order and notes. The bytes do not change.
     ///
     /// # Errors
     ///
-    /// [`SizeMismatch`](Error::SizeMismatch): it has another number of bytes. [`Unsupported`](Error::Unsupported): files can have no
-    /// description here. [`PermissionDenied`](Error::PermissionDenied): this user may not write to it. And those of
-    /// [`description`](Self::description).
+    /// - [`SizeMismatch`](Error::SizeMismatch): the array has another number of bytes than the description.
+    /// - [`Unsupported`](Error::Unsupported): the file system supports no descriptions.
+    /// - [`PermissionDenied`](Error::PermissionDenied): this user may not write to the file.
+    /// - those of [`description`](Self::description).
     pub fn describe(&self, location: impl IntoLocation, description: &Description) -> Result<()> {
         let text = description.to_text();
         describe(self, &location.into_location()?, Some((description.bytes, text.as_bytes())))
     }
 
-    /// Removes what the plain array of this name says about itself.
+    /// Removes the description of the plain array of this name. The bytes do not change.
     ///
     /// # Errors
     ///
@@ -359,11 +363,11 @@ impl Directory {
         describe(self, &location.into_location()?, None)
     }
 
-    /// Whether arrays describe themselves in this directory; tried with a file that has no name.
+    /// Returns whether arrays in this directory can have descriptions. Tries it with a nameless file.
     ///
     /// # Errors
     ///
-    /// Those of making a test file.
+    /// Those of creating the nameless file.
     pub fn can_describe(&self) -> Result<bool> {
         let draft = self.draft(0, DraftOptions::default())?;
         Ok(self.set_attribute(draft.file(), Some(HEAD.as_bytes())).is_ok())

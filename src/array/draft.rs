@@ -1,4 +1,4 @@
-//! A draft: an array that only its maker can reach, until it is published under a name or frozen.
+//! Drafts: an array that only its creator can reach, until it is published under a name.
 
 use std::marker::PhantomData;
 
@@ -10,13 +10,14 @@ use crate::backend::{Directory, DraftOptions, IntoLocation, Location, PageUse, P
 use crate::error::{IntoError, Result};
 use crate::segment::{DraftSegment, Home};
 
-/// What stands for the name in errors about arrays that have none.
+/// Stands for the name in errors about arrays without one.
 pub(crate) const NAMELESS: &str = "(nameless)";
 
-/// An array in shared memory that has no name yet, so that filling it is ordinary, safe Rust.
+/// An array in shared memory without a name. No other process can reach it, so filling it is ordinary, safe Rust.
 ///
-/// [`publish`](Self::publish) gives it its name in one step: nobody ever sees it half-made. Dropped or killed before that,
-/// it leaves nothing behind (killed where files cannot be nameless: a hidden file). It costs one descriptor while it lives.
+/// [`publish`](Self::publish) gives it its name in one step, so no process ever sees it half-filled. If the draft is dropped, or its
+/// process killed, before that, nothing is left behind. (Where files cannot be nameless, a killed process leaves a hidden file.) A
+/// draft holds one descriptor.
 ///
 /// ```
 /// use ndarray_shm::Draft;
@@ -37,7 +38,7 @@ pub struct Draft<T, D> {
 }
 
 impl<T: Element, D: Dimension> Draft<T, D> {
-    /// Makes an array of zeros in the default backend.
+    /// Creates a draft of zeros in the default backend.
     ///
     /// # Errors
     ///
@@ -47,8 +48,8 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         Self::in_backend(default_backend()?, layout, false, DraftOptions::default(), false)
     }
 
-    /// Makes an array of zeros that can be frozen instead of published: the kernel seals only memory that has no name
-    /// and never can have one.
+    /// Creates a draft of zeros that can be frozen instead of published. It is a type of its own because the kernel seals only
+    /// memory that can never have a name.
     ///
     /// # Errors
     ///
@@ -57,7 +58,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         SealableDraft::new(shape)
     }
 
-    /// Makes an array of zeros, with room for a trailer behind them if it is to be counted.
+    /// Creates a draft of zeros; one for a counted array has room for the trailer behind the elements.
     pub(crate) fn in_backend(
         backend: Directory,
         layout: Layout<D>,
@@ -80,7 +81,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         self.layout.order
     }
 
-    /// Tells on what pages the elements are; see [`SharedArray::pages`].
+    /// Returns on what kind of pages the elements are; see [`SharedArray::pages`].
     ///
     /// # Errors
     ///
@@ -89,39 +90,40 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         self.memory.segment().pages(NAMELESS)
     }
 
-    /// Looks at the elements.
+    /// Returns a view of the elements.
     ///
     /// # Panics
     ///
-    /// In a forked child: the draft is its parent's.
+    /// Panics in a forked child: the draft belongs to its parent.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
         view::require_creator(self.memory.segment());
-        // SAFETY: no other process can reach a file without a name, nor one that was recycled, whose locks keep everybody away
-        // (segment/recycle.rs); in this one the borrow of `self` keeps writers out.
+        // SAFETY: no other process can reach a file without a name, nor recycled memory while this process holds the write locks on its
+        // leases and cells (segment/recycle.rs). Within this process, the borrow of `self` excludes writers.
         unsafe { view::shared(self.memory.segment(), &self.layout) }
     }
 
-    /// Looks at and writes to the elements.
+    /// Returns a mutable view of the elements.
     ///
     /// # Panics
     ///
-    /// In a forked child: the draft is its parent's.
+    /// Panics in a forked child: the draft belongs to its parent.
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
         view::require_creator(self.memory.segment());
-        // SAFETY: no other process can reach a file without a name, nor one that was recycled, whose locks keep everybody away
-        // (segment/recycle.rs); in this one `&mut self` keeps everyone else out.
+        // SAFETY: no other process can reach a file without a name, nor recycled memory while this process holds the write locks on its
+        // leases and cells (segment/recycle.rs). Within this process, `&mut self` excludes every other access.
         let view = unsafe { view::exclusive(self.memory.segment(), &self.layout) };
         view.expect("a draft is mapped for writing")
     }
 
-    /// Gives the array its name: from this moment others can open it.
+    /// Gives the array its name, in one step. From then on other processes can open it.
     ///
     /// # Errors
     ///
-    /// The error gives the draft back. [`AlreadyExists`](crate::Error::AlreadyExists): the name is taken.
-    /// [`InvalidLocation`](crate::Error::InvalidLocation), [`Reserved`](crate::Error::Reserved): it cannot be a name.
+    /// The error returns the draft.
+    /// - [`AlreadyExists`](crate::Error::AlreadyExists): the name is taken.
+    /// - [`InvalidLocation`](crate::Error::InvalidLocation), [`Reserved`](crate::Error::Reserved): the location is not a valid name.
     pub fn publish(self, location: impl IntoLocation) -> Result<SharedArray<T, D>, IntoError<Self>> {
         match location.into_location() {
             Ok(location) => self.publish_as(location, Publish::New),
@@ -129,7 +131,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         }
     }
 
-    /// Returns where it will have its name.
+    /// Returns the directory that it is published in.
     pub(crate) fn backend(&self) -> Directory {
         self.memory.backend().clone()
     }
@@ -138,7 +140,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
         &self.layout
     }
 
-    /// Takes it apart: memory, layout, and whether the descriptor is to be kept.
+    /// Returns the parts: memory, layout, and whether to keep the descriptor.
     pub(crate) fn into_parts(self) -> (DraftSegment, Layout<D>, bool) {
         (self.memory, self.layout, self.keep_descriptor)
     }

@@ -1,4 +1,4 @@
-//! Which types can be elements, and what the outside world calls them.
+//! The types that can be elements, and their names in text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,11 +7,10 @@ use crate::error::Error;
 
 /// A type that arrays in shared memory can have as elements.
 ///
-/// Every bit pattern is a valid value and none is padding, so that bytes another process wrote can never make an
-/// invalid value. That leaves out `bool` and `char`; `usize` and `isize` are left out because their size is not the
-/// same everywhere.
+/// Every bit pattern of such a type is a valid value, and it has no padding, so whatever bytes another process writes are valid
+/// elements. This excludes `bool` and `char`. `usize` and `isize` are excluded because their size depends on the platform.
 ///
-/// The trait is sealed: structured elements are not a goal of this crate.
+/// The trait is sealed: structured elements are not supported.
 ///
 /// # Examples
 ///
@@ -26,7 +25,7 @@ use crate::error::Error;
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 pub trait Element: bytemuck::Pod + fmt::Debug + Send + Sync + sealed::Sealed {
-    /// How the type is written down.
+    /// The type as a run-time value.
     const DTYPE: DType;
 }
 
@@ -38,8 +37,8 @@ macro_rules! dtypes {
     ($($(#[$attribute:meta])* $variant:ident $text:literal $size:literal $type:ty $(, feature = $feature:literal)?;)*) => {
         /// The type of an array's elements, at run time.
         ///
-        /// Written and read as numpy does: `|u1`, `<u2`, `<f4`, .. Bytes are little-endian on every platform this crate
-        /// supports; `bfloat16`, which numpy itself does not know, is written as its extension packages do.
+        /// As text it has numpy's name: `|u1`, `<u2`, `<f4`, .. Bytes are little-endian on every platform that this crate
+        /// supports. `bfloat16`, which numpy lacks, has the name that numpy's extension packages give it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -47,15 +46,15 @@ macro_rules! dtypes {
         pub enum DType { $($(#[$attribute])* $variant,)* }
 
         impl DType {
-            /// Every type, enabled or not.
+            /// All types, including those of features that are not enabled.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Returns the bytes of one element.
+            /// Returns the size of one element in bytes.
             pub const fn size(self) -> usize {
                 match self { $(Self::$variant => $size,)* }
             }
 
-            /// Returns how numpy writes the type: the number is that of bytes, so `<u8` is `u64`.
+            /// Returns numpy's name of the type. Its number counts bytes, so `<u8` is `u64`.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $text,)* }
             }
@@ -72,7 +71,7 @@ macro_rules! dtypes {
 
         #[cfg(test)]
         #[test]
-        fn sizes_are_those_of_the_types() {
+        fn dtype_size_equals_type_size() {
             $($(#[cfg(feature = $feature)])? assert_eq!(DType::$variant.size(), size_of::<$type>());)*
         }
     };
@@ -101,7 +100,7 @@ dtypes! {
     F64 "<f8" 8 f64;
     /// Floating point, 16 bits (feature `half`).
     F16 "<f2" 2 half::f16, feature = "half";
-    /// Floating point, 16 bits, with the range of 32 (feature `half`).
+    /// Floating point, 16 bits, with the exponent range of 32-bit floats (feature `half`).
     Bf16 "bfloat16" 2 half::bf16, feature = "half";
     /// Complex of two 32-bit floats (feature `num-complex`).
     Complex64 "<c8" 8 num_complex::Complex<f32>, feature = "num-complex";
@@ -141,9 +140,9 @@ impl From<DType> for String {
     }
 }
 
-/// Runs an expression with a type parameter that stands for a [`DType`] known only at run time.
+/// Evaluates an expression with a type alias for the element type of a [`DType`] that is known only at run time.
 ///
-/// The expression after `else` is for types whose feature is not enabled.
+/// The expression after `else` is evaluated for types of features that are not enabled.
 ///
 /// ```
 /// use ndarray_shm::{with_element, DType};
@@ -153,7 +152,7 @@ impl From<DType> for String {
 /// assert_eq!(size, 4);
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
-#[doc(hidden)] // it is shown in the room, whose re-export names it
+#[doc(hidden)] // documented at its re-export in the module `array`
 #[macro_export]
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr, else => $other:expr) => {
@@ -174,7 +173,7 @@ macro_rules! with_element {
     };
 }
 
-// A macro's arms are expanded in the caller's crate, whose features are not ours: which arms there are is decided here.
+// A macro is expanded in the caller's crate, which has other features. So `cfg` selects a whole macro here, not an arm inside it.
 #[cfg(feature = "half")]
 #[doc(hidden)]
 #[macro_export]
@@ -237,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_is_read_as_it_is_written() {
+    fn parsing_inverts_formatting_for_every_type() {
         for dtype in DType::ALL {
             assert_eq!(dtype.to_string().parse::<DType>().expect("its own text"), *dtype);
         }

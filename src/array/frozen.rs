@@ -1,5 +1,5 @@
-//! Frozen arrays: the one kind of shared memory that is safe to look at without any lock, because the kernel forbids
-//! everyone to change it.
+//! Frozen arrays: the one kind of shared memory that is safe to read without any lock, because the kernel refuses every
+//! change to it.
 
 use std::fmt;
 use std::fs::File;
@@ -18,12 +18,13 @@ use crate::error::{Error, Result};
 use crate::os;
 use crate::segment::Segment;
 
-/// How long sealing waits for a mapping that is about to go.
+/// How long sealing waits for a writable mapping that is about to disappear.
 const SEAL_WAIT: Duration = Duration::from_secs(5);
 
-/// An array that has no name, and can be sealed when it is filled.
+/// An array in shared memory that never has a name, to be filled and then sealed.
 ///
-/// Made by [`Draft::new_sealable`](super::Draft::new_sealable). Only its maker can reach it, so filling it is safe.
+/// [`Draft::new_sealable`](super::Draft::new_sealable) creates one. No other process can reach it, so filling it is safe. It holds one
+/// descriptor. If it is dropped, or its process killed, nothing is left behind.
 #[derive(Debug)]
 pub struct SealableDraft<T, D> {
     segment: Segment,
@@ -33,12 +34,13 @@ pub struct SealableDraft<T, D> {
 }
 
 impl<T: Element, D: Dimension> SealableDraft<T, D> {
-    /// Makes an array of zeros.
+    /// Creates an array of zeros and reserves all its memory.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported) off Linux; [`TooLarge`](Error::TooLarge); [`NoSpace`](Error::NoSpace) if the
-    /// memory cannot be had.
+    /// - [`Unsupported`](Error::Unsupported) off Linux.
+    /// - [`TooLarge`](Error::TooLarge): the array fits no address space.
+    /// - [`NoSpace`](Error::NoSpace): there is not enough memory.
     pub fn new(shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         let layout = Layout::new::<T>(shape, NAMELESS)?;
         let needed = layout.bytes::<T>();
@@ -72,32 +74,32 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
         Ok(Self { segment, file, layout, elements: PhantomData })
     }
 
-    /// Looks at the elements.
+    /// Returns a view of the elements.
     ///
     /// # Panics
     ///
-    /// In a forked child: the draft is its parent's.
+    /// Panics in a forked child: the draft belongs to its parent.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
         view::require_creator(&self.segment);
-        // SAFETY: no other process has this descriptor, and in this one the borrow of `self` keeps writers out.
+        // SAFETY: no other process holds this descriptor. Within this process, the borrow of `self` excludes writers.
         unsafe { view::shared(&self.segment, &self.layout) }
     }
 
-    /// Looks at and writes to the elements.
+    /// Returns a mutable view of the elements.
     ///
     /// # Panics
     ///
-    /// In a forked child: the draft is its parent's.
+    /// Panics in a forked child: the draft belongs to its parent.
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
         view::require_creator(&self.segment);
-        // SAFETY: no other process has this descriptor, and in this one `&mut self` keeps everyone else out.
+        // SAFETY: no other process holds this descriptor. Within this process, `&mut self` excludes every other access.
         let view = unsafe { view::exclusive(&self.segment, &self.layout) };
         view.expect("a draft is mapped for writing")
     }
 
-    /// Tells on what pages the elements are; see [`SharedArray::pages`](super::SharedArray::pages).
+    /// Returns on what kind of pages the elements are; see [`SharedArray::pages`](super::SharedArray::pages).
     ///
     /// # Errors
     ///
@@ -106,16 +108,16 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
         self.segment.pages(NAMELESS)
     }
 
-    /// Seals the array: nobody, this process included, can ever change it again.
+    /// Seals the array: from then on no process, this one included, can change it.
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os): the kernel refuses, because a debugger or another process mapped it through /proc, for seconds on
-    /// end. The array is lost then.
+    /// [`Os`](Error::Os): the kernel refused for 5 seconds, because a debugger or another process maps the memory for writing
+    /// through /proc. The array is lost.
     pub fn freeze(self) -> Result<FrozenArray<T, D>> {
         let Self { segment, file, layout, .. } = self;
-        drop(segment); // the kernel does not seal what is mapped for writing
-        // A process that another thread is just spawning may still have the mapping for a moment.
+        drop(segment); // the kernel refuses to seal memory that is mapped for writing
+        // If another thread is spawning a process, the child keeps a copy of the mapping until it calls exec. So retry.
         let mut backoff = Backoff::new(SEAL_WAIT);
         while let Err(error) = os::seal(&file) {
             if error.kind() != std::io::ErrorKind::ResourceBusy || !backoff.pause() {
@@ -128,11 +130,11 @@ impl<T: Element, D: Dimension> SealableDraft<T, D> {
 
 /// An array that can never change, in memory that any number of processes may map.
 ///
-/// Cloning is cheap and shares everything. The descriptor ([`file`](Self::file)) is how it travels: send it over a Unix
-/// socket or inherit it, and open it with [`from_fd`](Self::from_fd). Memory is freed with the last mapping and
-/// descriptor; there is no name, so nothing can be left behind.
+/// A clone is cheap and shares the memory and the descriptor. To share the array with another process, send its descriptor
+/// ([`file`](Self::file)) over a Unix socket or let a child inherit it, and map it there with [`from_fd`](Self::from_fd). The memory is
+/// freed with the last mapping and descriptor. There is no name, so nothing can be left behind.
 ///
-/// Dereferences to ndarray's array, so every method that reads works on it directly.
+/// Dereferences to ndarray's array, so every reading method works on it directly.
 ///
 /// ```
 /// # #[cfg(target_os = "linux")] {
@@ -151,7 +153,7 @@ pub struct FrozenArray<T: Element, D: Dimension> {
     frozen: Arc<Frozen<T, D>>,
 }
 
-/// The view's lifetime is a fiction: it is valid as long as the segment beside it, and never leaves with that lifetime.
+/// The view is valid only as long as the segment beside it, whatever its lifetime says, and is never handed out with that lifetime.
 struct Frozen<T: Element, D: Dimension> {
     view: ArrayView<'static, T, D>,
     layout: Layout<D>,
@@ -160,7 +162,7 @@ struct Frozen<T: Element, D: Dimension> {
 }
 
 impl<T: Element, D: Dimension> FrozenArray<T, D> {
-    /// Makes an array, lets `fill` write it, and freezes it.
+    /// Creates an array, lets `fill` write it, and freezes it.
     ///
     /// # Errors
     ///
@@ -171,7 +173,7 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
         draft.freeze()
     }
 
-    /// Makes a frozen copy of an array; Fortran order is kept, every other order of axes becomes C.
+    /// Creates a frozen copy of an array. Fortran order is kept; every other order of axes becomes C.
     ///
     /// # Errors
     ///
@@ -180,14 +182,14 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
         Self::create_with(super::layout::shape_like(array), |mut view| view.assign(array))
     }
 
-    /// Maps sealed memory that somebody else made.
+    /// Maps sealed memory, such as another process's frozen array, by its descriptor.
     ///
-    /// Nothing about the descriptor is trusted: the seals are read from the kernel first, then the size.
+    /// The descriptor is not trusted: its seals and its size are read from the kernel and checked.
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](Error::Unsupported): it is not sealed against writing, shrinking and growing.
-    /// - [`SizeMismatch`](Error::SizeMismatch): it holds another number of bytes.
+    /// - [`Unsupported`](Error::Unsupported): the memory is not sealed against writing, shrinking and growing.
+    /// - [`SizeMismatch`](Error::SizeMismatch): shape and type need another number of bytes.
     pub fn from_fd(file: impl Into<File>, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         Self::of_sealed(file.into(), Layout::new::<T>(shape, NAMELESS)?)
     }
@@ -210,20 +212,20 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
             return Err(Error::SizeMismatch { location, expected, found, description: None });
         }
         let segment = Segment::of_sealed(&file, found, NAMELESS)?;
-        // SAFETY: the kernel forbids everyone to write to the sealed bytes or to change their number.
+        // SAFETY: the memory is sealed: the kernel lets no process change the bytes or their number.
         let view = unsafe { view::shared::<T, D>(&segment, &layout) };
-        // SAFETY: the mapping does not move with `segment`, lives exactly as long as the value that is built here, and
-        // views with this lifetime are not given away.
+        // SAFETY: the mapping does not move with `segment` and lives as long as the value that is built here. No view with this
+        // lifetime is handed out.
         let view = unsafe { view.raw_view().deref_into_view() };
         Ok(Self { frozen: Arc::new(Frozen { view, layout, file: Some(file), segment }) })
     }
 
-    /// Looks at the elements. No lock is needed.
+    /// Returns a view of the elements. No lock is needed.
     pub fn view(&self) -> ArrayView<'_, T, D> {
         self.frozen.view.view()
     }
 
-    /// Tells on what pages the elements are; see [`SharedArray::pages`](super::SharedArray::pages).
+    /// Returns on what kind of pages the elements are; see [`SharedArray::pages`](super::SharedArray::pages).
     ///
     /// # Errors
     ///
@@ -237,12 +239,15 @@ impl<T: Element, D: Dimension> FrozenArray<T, D> {
         self.frozen.layout.order
     }
 
-    /// Returns the descriptor, to be sent to or inherited by other processes; `None` if it was given up.
+    /// Returns the descriptor, to send to other processes or to let children inherit; `None` after
+    /// [`without_fd`](Self::without_fd).
     pub fn file(&self) -> Option<&File> {
         self.frozen.file.as_ref()
     }
 
-    /// Gives the descriptor up: the array costs none then, and cannot be sent any more. Clones that exist keep it.
+    /// Closes the descriptor. The array then costs none and cannot be sent any more.
+    ///
+    /// If clones exist, they share the descriptor, and it stays open.
     pub fn without_fd(mut self) -> Self {
         if let Some(frozen) = Arc::get_mut(&mut self.frozen) {
             frozen.file = None;

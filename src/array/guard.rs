@@ -1,4 +1,4 @@
-//! Guards: access that the kernel excludes others from for as long as the guard lives.
+//! Guards: access to the elements under kernel locks that are held as long as the guard lives.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -8,21 +8,22 @@ use ndarray::{ArrayRef, ArrayView, ArrayViewMut, Dimension};
 use super::Element;
 use crate::segment::locks::Hold;
 
-/// Reading access: other readers are welcome, writers and painters wait. New readers let a waiting writer go first, for 10 seconds.
+/// Read access. Other readers may hold it at the same time; writers and painters wait.
 ///
-/// Dereferences to ndarray's array. Costs one descriptor while it lives. It may be sent to another thread, but counts as
-/// held by the one that took it: should that thread then wait for what conflicts with it, it gets
-/// [`WouldDeadlock`](crate::Error::WouldDeadlock) although the other thread might drop it in time; the forms with a
-/// timeout do wait.
+/// New readers let a waiting writer go first, for at most 10 seconds. Dereferences to ndarray's array. A guard holds one descriptor.
+///
+/// A guard may be sent to another thread, but counts as held by the thread that took it. If that thread then requests conflicting
+/// access, it gets [`WouldDeadlock`](crate::Error::WouldDeadlock), although the other thread might drop the guard in time. The methods
+/// with a timeout wait instead.
 #[must_use = "the array is unlocked when the guard is dropped"]
 pub struct ReadGuard<'a, T: Element, D: Dimension> {
     view: ArrayView<'a, T, D>,
     _hold: Hold,
 }
 
-/// Writing access: everyone else, reader, writer or painter, waits.
+/// Exclusive write access. All other readers, writers and painters wait.
 ///
-/// Dereferences mutably to ndarray's array. What is said of [`ReadGuard`] about descriptors and threads applies.
+/// Dereferences mutably to ndarray's array. A guard holds one descriptor. The notes on threads at [`ReadGuard`] apply here too.
 #[must_use = "the array is unlocked when the guard is dropped"]
 pub struct WriteGuard<'a, T: Element, D: Dimension> {
     view: ArrayViewMut<'a, T, D>,
@@ -31,8 +32,8 @@ pub struct WriteGuard<'a, T: Element, D: Dimension> {
 
 /// An advisory lock on one of an array's numbered cells. Processes agree on what each number protects.
 ///
-/// It gives no access to elements. A writer of the whole array has all cells. It comes from
-/// [`SharedArray::lock_cell`](crate::SharedArray::lock_cell).
+/// [`SharedArray::lock_cell`](crate::SharedArray::lock_cell) returns one. It gives no access to elements. A writer of the whole array
+/// holds all cells.
 ///
 /// # Examples
 ///
@@ -47,7 +48,7 @@ pub struct WriteGuard<'a, T: Element, D: Dimension> {
 /// unlink("cell-example")?;
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
-#[must_use = "the cell is unlocked when this is dropped"]
+#[must_use = "the cell is unlocked when the guard is dropped"]
 #[derive(Debug)]
 pub struct CellGuard {
     _hold: Hold,
@@ -73,8 +74,8 @@ impl<'a, T: Element, D: Dimension> WriteGuard<'a, T, D> {
     }
 }
 
-// The target is ndarray's reference type and not the view: a view could be copied out with the array's lifetime and
-// outlive the guard; what the reference type gives lives no longer than the borrow of the guard.
+// The target is ndarray's reference type, not the view. A view could be copied out with the array's lifetime and outlive
+// the guard; a borrow of the reference type ends with the borrow of the guard.
 impl<T: Element, D: Dimension> Deref for ReadGuard<'_, T, D> {
     type Target = ArrayRef<T, D>;
 

@@ -1,5 +1,5 @@
-//! Held access: the cells are locked through the mapping itself, so safe views cost no descriptor and last as long as
-//! the value.
+//! Access that is held as long as the array is attached. The cells are locked on the mapping's own open file description, so it
+//! costs no descriptor.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::os::LockKind;
 use crate::segment::locks::Wait;
 use crate::segment::{Attach, CountedSegment, Segment};
 
-/// What is held: a plain segment, or one of a counted array's handles.
+/// The attached segment: a plain one, or a handle of a counted array.
 #[derive(Debug)]
 pub(crate) enum HeldSegment {
     Plain(Segment),
@@ -54,20 +54,22 @@ macro_rules! held {
         }
 
         impl<T: Element, D: Dimension> $name<T, D> {
-            /// Attaches to a plain array as soon as the lock can be had.
+            /// Attaches to a plain array. Waits until the lock is free.
             ///
             /// # Errors
             ///
-            /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::Error::WouldDeadlock).
+            /// As [`SharedArray::open`](super::SharedArray::open), and [`WouldDeadlock`](crate::Error::WouldDeadlock): this thread holds
+            /// a conflicting lock.
             pub fn open(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
                 AttachOptions::<Self>::new().open(location, shape)
             }
 
-            /// Attaches to a plain array, with the shape and order that it says, as soon as the lock can be had.
+            /// Attaches to a plain array, with the shape and order of its description. Waits until the lock is free.
             ///
             /// # Errors
             ///
-            /// As [`SharedArray::open_dyn`](super::SharedArray::open_dyn), and [`WouldDeadlock`](crate::Error::WouldDeadlock).
+            /// As [`SharedArray::open_dyn`](super::SharedArray::open_dyn), and [`WouldDeadlock`](crate::Error::WouldDeadlock): this thread
+            /// holds a conflicting lock.
             pub fn open_dyn(location: impl IntoLocation) -> Result<Self> {
                 AttachOptions::<Self>::new().open_dyn(location)
             }
@@ -76,11 +78,11 @@ macro_rules! held {
                 Self { memory: memory.into(), location, layout, elements: PhantomData }
             }
 
-            /// Looks at the elements.
+            /// Returns a view of the elements.
             #[allow(unsafe_code)]
             pub fn view(&self) -> ArrayView<'_, T, D> {
-                // SAFETY: the mapping's own description has every cell locked until it is unmapped, so that no other
-                // process or handle writes; in this one, writing needs `&mut self`.
+                // SAFETY: the mapping's own description keeps every cell locked until it is unmapped, so no other process or
+                // handle writes. Writing through this handle needs `&mut self`.
                 unsafe { view::shared(self.memory.segment(), &self.layout) }
             }
 
@@ -94,7 +96,7 @@ macro_rules! held {
                 self.layout.order
             }
 
-            /// Returns the name under which it was attached.
+            /// Returns the name under which the array was attached.
             pub fn location(&self) -> &Location {
                 &self.location
             }
@@ -108,14 +110,14 @@ macro_rules! held {
         }
 
         impl<T: Element, D: Dimension> AttachOptions<$name<T, D>> {
-            /// Waits for the lock no longer than this; zero means not at all. If not said, without limit.
+            /// Waits for the lock for at most `limit`; not at all if it is zero. By default the wait has no limit.
             pub fn timeout(mut self, limit: Duration) -> Self {
                 let wait = if limit.is_zero() { Wait::No } else { Wait::For(limit) };
                 self.how.held = Some(($kind, wait));
                 self
             }
 
-            /// Attaches to a plain array as soon as the lock can be had.
+            /// Attaches to a plain array. Waits until the lock is free.
             ///
             /// # Errors
             ///
@@ -126,7 +128,7 @@ macro_rules! held {
                 Ok($name::of(segment, home.location, layout))
             }
 
-            /// Attaches to a plain array, with the shape and order that it says, as soon as the lock can be had.
+            /// Attaches to a plain array, with the shape and order of its description. Waits until the lock is free.
             ///
             /// # Errors
             ///
@@ -140,27 +142,27 @@ macro_rules! held {
 }
 
 held! {
-    /// An array attached for reading, with writers kept out while this lives.
+    /// An array attached for reading. It excludes writers until it is dropped.
     ///
-    /// (And a moment longer, if another thread was just spawning a process when this was opened.)
+    /// If another thread was spawning a process when the array was opened, the lock can last a moment longer: until the child calls
+    /// exec.
     ///
-    /// It costs no descriptor (on overlayfs: one). For access that comes and goes use
-    /// [`SharedArray::read`](super::SharedArray::read).
+    /// It costs no descriptor (on overlayfs: one). For short accesses use [`SharedArray::read`](super::SharedArray::read).
     ArrayReader, LockKind::Shared, Access::Read
 }
 
 held! {
-    /// An array attached for writing, with everyone else kept out while this lives.
+    /// An array attached for writing. It excludes all other readers and writers until it is dropped.
     ///
-    /// (And a moment longer, if another thread was just spawning a process when this was opened.)
+    /// If another thread was spawning a process when the array was opened, the lock can last a moment longer: until the child calls
+    /// exec.
     ///
-    /// It costs no descriptor (on overlayfs: one). For access that comes and goes use
-    /// [`SharedArray::write`](super::SharedArray::write).
+    /// It costs no descriptor (on overlayfs: one). For short accesses use [`SharedArray::write`](super::SharedArray::write).
     ArrayWriter, LockKind::Exclusive, Access::ReadWrite
 }
 
 impl<T: Element, D: Dimension> ArrayWriter<T, D> {
-    /// Looks at and writes to the elements.
+    /// Returns a mutable view of the elements.
     #[allow(unsafe_code)]
     #[allow(clippy::missing_panics_doc)] // a writer is never mapped read-only
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {

@@ -1,4 +1,4 @@
-//! Shapes and orders: how many bytes an array has, and which view its bytes are.
+//! Shapes and orders: the size of an array in bytes, and the view that its bytes are read through.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,9 +8,9 @@ use ndarray::{Array, ArrayRef, Dimension, IxDyn, Shape, ShapeBuilder};
 use super::{DType, Element};
 use crate::error::{Error, Result};
 
-/// Which axis is contiguous.
+/// The order of an array's axes in memory: which axis is contiguous.
 ///
-/// Where both would be the same bytes (one axis, or none longer than 1) an array is said to be in C order.
+/// If both orders give the same bytes (one axis, or no axis longer than 1), the order is C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Order {
@@ -42,7 +42,7 @@ impl FromStr for Order {
     }
 }
 
-/// A shape whose size is known to fit the address space, and its order.
+/// A shape and its order, checked to fit the address space.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layout<D> {
     pub(crate) dim: D,
@@ -59,9 +59,9 @@ impl<D: Dimension> Layout<D> {
         Self::checked::<T>(dim, name, || order_of(shape))
     }
 
-    /// Checks lengths for elements of type `T`; their order is asked for when they are fine.
+    /// Checks lengths for elements of type `T`. Calls `order` only if they fit.
     fn checked<T: Element>(dim: D, name: &str, order: impl FnOnce() -> Order) -> Result<Self> {
-        // ndarray wants the product of the axes that are not empty to fit too, for strides.
+        // ndarray computes strides, so the product of the non-empty axes must fit even if another axis is empty.
         let lengths = dim.slice();
         let span =
             lengths.iter().filter(|length| **length > 0).try_fold(1usize, |so_far, length| so_far.checked_mul(*length));
@@ -75,7 +75,7 @@ impl<D: Dimension> Layout<D> {
         Ok(Self { order: order(), dim, len })
     }
 
-    /// Checks what an array says about itself against elements of type `T` and the number of axes of `D`.
+    /// Checks a description against element type `T` and the number of axes of `D`.
     pub(crate) fn described<T: Element>(dtype: DType, shape: &[usize], order: Order, name: &str) -> Result<Self> {
         let location = || name.to_owned();
         if dtype != T::DTYPE {
@@ -93,25 +93,25 @@ impl<D: Dimension> Layout<D> {
         }
     }
 
-    /// Returns the bytes that elements of type `T` take.
+    /// Returns the size of all elements of type `T` in bytes.
     pub(crate) fn bytes<T: Element>(&self) -> u64 {
         (self.len * size_of::<T>()) as u64
     }
 
-    /// Returns the shape as ndarray takes it.
+    /// Returns the shape and order as ndarray's type.
     pub(crate) fn shape(&self) -> Shape<D> {
         self.dim.clone().set_f(self.order == Order::F)
     }
 }
 
-/// Returns the shape of `array` in Fortran order if its elements lie that way, else in C order.
+/// Returns the shape of `array`: in Fortran order if its elements have that order in memory, else in C order.
 pub(crate) fn shape_like<T, D: Dimension>(array: &ArrayRef<T, D>) -> Shape<D> {
     let fortran = array.t().is_standard_layout() && !array.is_standard_layout();
     array.raw_dim().set_f(fortran)
 }
 
-/// ndarray keeps a shape's order to itself, but shows the strides of an array made with it. Elements without size make
-/// that free of cost.
+/// Returns the order of a shape. ndarray does not expose it, but shows the strides of an array with that shape. The array's elements
+/// have size zero, so it takes no memory.
 fn order_of<D: Dimension>(shape: Shape<D>) -> Order {
     let probe = Array::<(), D>::uninit(shape);
     let dim = probe.raw_dim();
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_of_a_shape_is_found() {
+    fn layout_detects_order_of_shape() {
         let order = |layout: Result<Layout<_>>| layout.expect("it fits").order;
         assert_eq!(order(Layout::new::<u8>((3, 4, 5), "x")), Order::C);
         assert_eq!(order(Layout::new::<u8>((3, 4, 5).f(), "x")), Order::F);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_the_address_space_is_refused() {
+    fn layout_refuses_shape_beyond_address_space() {
         let half = usize::MAX / 2;
         assert!(matches!(Layout::new::<u8>((half, 3), "x"), Err(Error::TooLarge { .. })));
         assert!(matches!(Layout::new::<u16>(half, "x"), Err(Error::TooLarge { item: 2, .. })));

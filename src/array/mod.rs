@@ -1,13 +1,13 @@
-//! Arrays under a name, and every safe way to look at their elements.
+//! Arrays under a name, and every safe way to access their elements.
 //!
-//! A [`SharedArray`] is a file of elements and nothing else, attached by any number of processes. Guards, held readers and
-//! writers are locks that the kernel keeps for this process and releases when it dies.
+//! A [`SharedArray`] is a file that holds the elements and nothing else. Any number of processes can attach to it. Guards, readers and
+//! writers hold kernel locks, which are released when they are dropped or when the process dies.
 //!
 //! ```
 //! use ndarray_shm::{SharedArray, unlink};
 //!
 //! let array = SharedArray::<f32, _>::create("array-example", (4, 5))?;
-//! array.write()?.fill(1.0); // no other process reads or writes meanwhile
+//! array.write()?.fill(1.0); // no other guard reads or writes meanwhile
 //! assert_eq!(array.read()?.sum(), 20.0);
 //! unlink("array-example")?;
 //! # Ok::<(), ndarray_shm::Error>(())
@@ -15,17 +15,17 @@
 //!
 //! | to | use |
 //! |---|---|
-//! | look at elements for a moment | [`SharedArray::read`], [`SharedArray::write`] |
-//! | keep them for long, without a descriptor | [`ArrayReader`], [`ArrayWriter`] |
+//! | read or write elements for a moment | [`SharedArray::read`], [`SharedArray::write`] |
+//! | hold access for a long time, without a descriptor | [`ArrayReader`], [`ArrayWriter`] |
 //! | fill an array before other processes see it | [`SharedArray::create_with`], [`Draft`] |
 //! | share elements that never change again, without a lock | [`FrozenArray`] |
-//! | agree with other programs on locks of parts of an array | [`SharedArray::lock_cell`], which gives a [`CellGuard`] |
-//! | learn type and shape of an array before it is opened | [`Directory::description`](crate::Directory::description), which gives a [`Description`] |
-//! | treat an array by the type that it turns out to have | [`with_element`] |
+//! | lock parts of an array by numbers that the programs agree on | [`SharedArray::lock_cell`], which returns a [`CellGuard`] |
+//! | learn the type and shape of an array before opening it | [`Directory::description`](crate::Directory::description) |
+//! | handle an array of a type known only at run time | [`with_element`] |
 //!
-//! Not here: an array that describes itself and goes with its last user is a [`RefcountedArray`](crate::RefcountedArray); many
-//! workers that write at the same time paint a [`RenderBuffer`](crate::RenderBuffer); thousands of small arrays live in an
-//! [`Arena`](crate::Arena), since each array here costs a file and a mapping.
+//! Not for arrays that are removed with their last handle ([`RefcountedArray`](crate::RefcountedArray)), for many workers that write
+//! at the same time ([`RenderBuffer`](crate::RenderBuffer)), or for thousands of small arrays ([`Arena`](crate::Arena)): each array
+//! here costs a file and a mapping.
 
 pub(crate) mod access;
 pub(crate) mod description;

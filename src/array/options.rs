@@ -1,4 +1,4 @@
-//! Everything that creating and attaching decide by themselves unless told otherwise, for plain and counted arrays alike.
+//! Options for creating and attaching, for plain and counted arrays alike.
 
 use std::marker::PhantomData;
 
@@ -10,26 +10,26 @@ use crate::backend::{Access, Directory, DraftOptions, IntoLocation, Pages, Publi
 use crate::error::{Error, IntoError, Result};
 use crate::segment::{Attach, Home, Segment};
 
-/// How often opening and creating take turns while others create and remove the same name.
+/// How often [`CreationMode::OpenOrCreate`] tries to create and to open, while other processes create and remove the same name.
 const TRIES: u32 = 1000;
 
-/// What creating does with a name that is taken.
+/// What to do if the name of a new array is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum CreationMode {
-    /// It is an error.
+    /// Fails with [`AlreadyExists`](Error::AlreadyExists).
     #[default]
     CreateNew,
-    /// The array that has the name is opened for reading and writing. Its size must match, and its type, shape and order where it
-    /// [says](super::Description) what it is; elements and permissions stay, and with [`Pages::Sparse`] its holes.
+    /// Opens the existing array for reading and writing. Its size must match. So must its type, shape and order, if it has a
+    /// [description](super::Description). Elements and permissions stay as they are, and with [`Pages::Sparse`] so do its holes.
     OpenOrCreate,
-    /// The name moves to the new array in one step; attachments of the old one keep its bytes. (A process killed in that
-    /// instant may leave a file whose name begins with `.ndshm-draft-`.)
+    /// Moves the name to the new array in one step. Attachments of the old array keep its bytes. (A process that is killed in that
+    /// instant may leave a file with a name that begins with `.ndshm-draft-`.)
     Replace,
 }
 
-/// An array that can be created under a name: what is different for plain and for counted ones.
-#[allow(private_interfaces)] // not exported: a bound that nothing outside can name or meet
+/// An array that can be created under a name: the steps that differ between plain and counted arrays.
+#[allow(private_interfaces)] // not exported, so no other crate can name or implement it
 pub trait Creatable: Sized {
     /// The element type.
     type Element: Element;
@@ -38,24 +38,24 @@ pub trait Creatable: Sized {
     /// Whether its file has a trailer.
     const COUNTED: bool;
 
-    /// Refuses a name that is taken.
+    /// Fails if the name is taken.
     fn refuse_taken(home: &Home) -> Result<()>;
 
-    /// Opens what has the name, if it is what was to be created.
+    /// Opens the existing array of this name, if it has this layout.
     fn open_same(home: &Home, layout: &Layout<Self::Dim>, how: Attach) -> Result<Self>;
 
     /// Gives a draft its name.
     fn publish(draft: DraftOf<Self>, home: &Home, mode: Publish) -> Result<Self, IntoError<DraftOf<Self>>>;
 }
 
-/// An array that can be attached to: how, unless its options say otherwise.
+/// An array that can be attached to.
 #[allow(private_interfaces)] // as above
 pub trait Attachable: Sized {
-    /// How it is attached.
+    /// How it is attached by default.
     fn how() -> Attach;
 }
 
-/// What becomes such an array.
+/// The draft of an array of type `A`.
 pub(crate) type DraftOf<A> = Draft<<A as Creatable>::Element, <A as Creatable>::Dim>;
 
 /// Options for creating a [`SharedArray`] or a [`RefcountedArray`](crate::RefcountedArray).
@@ -82,7 +82,7 @@ pub struct CreateOptions<A> {
     array: PhantomData<fn() -> A>,
 }
 
-// Not derived: arrays cannot be cloned, but what is said about them can.
+// Not derived: a derived impl would require `A: Clone`, and arrays cannot be cloned.
 impl<A> Clone for CreateOptions<A> {
     fn clone(&self) -> Self {
         Self { backend: self.backend.clone(), ..*self }
@@ -96,26 +96,26 @@ impl<A: Creatable> Default for CreateOptions<A> {
 }
 
 impl<A: Creatable> CreateOptions<A> {
-    /// Begins with the defaults: the default backend, mode 0600, all memory taken at once, a name that must be free.
+    /// Begins with the defaults: the default backend, mode 0600, all memory reserved at once, a name that must be free.
     pub fn new() -> Self {
         let (mode, draft) = (CreationMode::default(), DraftOptions::default());
         Self { backend: None, mode, draft, keep_descriptor: false, array: PhantomData }
     }
 
     common_settings! {
-        /// A user that may read a plain array's file may keep reading it: write access waits for its read guards without limit, and its
-        /// attachment keeps memory from being used again. Other read locks that such a user keeps delay the owner for at most
-        /// 10 seconds: each thread that writes, and each removal or replacement of the name. Renaming is
-        /// [`TimedOut`](Error::TimedOut) then. A counted array cannot be attached without the right to write, for attaching counts.
+        /// A user that may only read a plain array's file can delay its owner. Write access waits for that user's read guards without
+        /// limit, and pool memory is not used again while that user is attached. Other read locks that the user holds delay the
+        /// owner for at most 10 seconds: each thread that writes, and each removal or replacement of the name; renaming then fails
+        /// with [`TimedOut`](Error::TimedOut). Attaching to a counted array needs write permission, because attaching changes the count.
     }
 
-    /// Decides what creating does with a name that is taken.
+    /// Sets what to do if the name is taken.
     pub fn mode(mut self, mode: CreationMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Keeps one descriptor for as long as the array lives, so that guards can be had after the name has gone.
+    /// Keeps one descriptor open as long as the array lives, so that guards are available after the name is removed.
     pub fn keep_fd(mut self, keep: bool) -> Self {
         self.keep_descriptor = keep;
         self
@@ -125,12 +125,12 @@ impl<A: Creatable> CreateOptions<A> {
     ///
     /// # Errors
     ///
-    /// As [`SharedArray::create`]; with [`CreationMode::OpenOrCreate`] also those of opening.
+    /// As [`SharedArray::create`]; with [`CreationMode::OpenOrCreate`] also as [`SharedArray::open`].
     pub fn create(&self, location: impl IntoLocation, shape: impl ShapeBuilder<Dim = A::Dim>) -> Result<A> {
         self.create_with(location, shape, |_| {})
     }
 
-    /// Creates an array that `fill` writes before anyone else can see it; one that is opened instead is not filled.
+    /// Creates an array that `fill` writes before other processes can see it. An existing array that is opened is not filled.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl<A: Creatable> CreateOptions<A> {
         })
     }
 
-    /// Creates an array that `fill` writes before anyone else can see it, unless it fails: then nothing was created.
+    /// Creates an array that `fill` writes before other processes can see it. If `fill` fails, no array is created.
     ///
     /// # Errors
     ///
@@ -163,7 +163,7 @@ impl<A: Creatable> CreateOptions<A> {
         let (sparse, keep_descriptor) = (self.draft.pages == Pages::Sparse, self.keep_descriptor);
         let open =
             || A::open_same(&home, &layout, Attach { sparse, keep_descriptor, ..Attach::new(Access::ReadWrite) });
-        // Looking first keeps a full disk from hiding that the name is taken, and a taken name from costing a fill.
+        // Checking the name first reports a taken name even if the disk is full, and saves a useless fill.
         match self.mode {
             CreationMode::CreateNew => A::refuse_taken(&home)?,
             CreationMode::OpenOrCreate => match open() {
@@ -172,10 +172,12 @@ impl<A: Creatable> CreateOptions<A> {
             },
             CreationMode::Replace => {}
         }
-        // The backend knows only its directory; the error is about the array.
+        // The backend knows only its directory; the error shall name the array.
         let mut draft = self.draft(&home.backend, layout.clone()).map_err(|error| error.about(&home.location))?;
         fill(draft.view_mut())?;
         let mode = if self.mode == CreationMode::Replace { Publish::Replace } else { Publish::New };
+        // With OpenOrCreate, publishing fails if another process created the name after the check above. Opening that array fails with
+        // NotFound if it was unlinked in between. Then the draft, still filled, is published again.
         for _ in 0..TRIES {
             let error = match A::publish(draft, &home, mode) {
                 Ok(array) => return Ok(array),
@@ -255,27 +257,28 @@ impl<A: Attachable> Default for AttachOptions<A> {
 }
 
 impl<A: Attachable> AttachOptions<A> {
-    /// Begins with the defaults: the default backend, access as the type says, holes filled.
+    /// Begins with the defaults: the default backend, the usual access of the array type, holes filled.
     pub fn new() -> Self {
         Self { backend: None, how: A::how(), reinterpret: false, array: PhantomData }
     }
 
-    /// Uses this directory instead of the [default](crate::default_backend), or of the one that a handle names.
+    /// Uses this directory instead of the [default](crate::default_backend), or instead of the one that a handle names.
     pub fn backend(mut self, directory: Directory) -> Self {
         self.backend = Some(directory);
         self
     }
 
-    /// Leaves holes of the file as they are, instead of taking memory for them.
+    /// Leaves the holes of a sparse file as they are, instead of reserving memory for them.
     ///
-    /// A process that touches memory that is not there is killed (SIGBUS); in /dev/shm, by reading too.
+    /// If no memory is left when a process touches a hole, the process is killed (SIGBUS). In /dev/shm this applies to reading too.
     pub fn leave_holes(mut self, leave: bool) -> Self {
         self.how.sparse = leave;
         self
     }
 
-    /// Reads the bytes of a plain array as the type, shape and order asked for, whatever the array [says](super::Description) about
-    /// itself. Their number must still be right. A counted array is always what it says.
+    /// Ignores the [description](super::Description) of a plain array, and uses the requested type, shape and order for its bytes.
+    ///
+    /// The number of bytes must still match. The record of a counted array is never ignored.
     ///
     /// # Examples
     ///
@@ -309,7 +312,7 @@ impl<A: Attachable> AttachOptions<A> {
         Ok((segment, home, layout))
     }
 
-    /// Attaches a plain array as what it says it is.
+    /// Attaches a plain array with the shape and order of its description.
     pub(crate) fn plain_dyn<T: Element, D: Dimension>(
         &self,
         location: impl IntoLocation,
@@ -322,17 +325,17 @@ impl<A: Attachable> AttachOptions<A> {
 }
 
 impl<A: Creatable> AttachOptions<A> {
-    /// Maps the elements for reading only, or, as if nothing was said, for reading and writing.
+    /// Maps the elements for reading only, or for reading and writing, which is the default.
     ///
-    /// A plain array that is only read needs no permission to write, with one exception: where reading a hole takes memory (in
-    /// /dev/shm), the holes of a sparse file are filled, unless [they are left](Self::leave_holes). A counted array needs that
-    /// permission always, for attaching counts.
+    /// A plain array that is only read needs no write permission, with one exception: where reading a hole takes memory (in
+    /// /dev/shm), the holes of a sparse file are filled, unless [`leave_holes`](Self::leave_holes) is set. A counted array always
+    /// needs write permission, because attaching changes the count.
     pub fn access(mut self, access: Access) -> Self {
         self.how.access = access;
         self
     }
 
-    /// Keeps one descriptor for as long as the array lives, so that guards can be had after the name has gone.
+    /// Keeps one descriptor open as long as the array lives, so that guards are available after the name is removed.
     pub fn keep_fd(mut self, keep: bool) -> Self {
         self.how.keep_descriptor = keep;
         self
@@ -340,7 +343,7 @@ impl<A: Creatable> AttachOptions<A> {
 }
 
 impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
-    /// Attaches to the array that has the name.
+    /// Attaches to the array of this name.
     ///
     /// # Errors
     ///
@@ -350,7 +353,7 @@ impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
         Ok(SharedArray::of(segment, home, layout))
     }
 
-    /// Attaches to the array that has the name, with the shape and order that it says.
+    /// Attaches to the array of this name, with the shape and order of its description.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The array that processes share by name.
+//! `SharedArray`: the array that processes share by name.
 
 use std::marker::PhantomData;
 
@@ -15,13 +15,16 @@ use crate::segment::{Attach, Home, Segment};
 
 /// A typed n-dimensional array in shared memory, attached under a name.
 ///
-/// The file behind it holds the elements and nothing else, `len * size_of::<T>()` bytes from offset 0, so any program that
-/// can map a file can use it. Type, shape and order stand beside it where the file system can ([`Description`](super::Description)). The handle holds no descriptor (on overlayfs: one). Dropping it detaches; the name and the
-/// bytes stay until some process [unlinks](crate::unlink) them. After that no guard can be had, unless the array [keeps its
-/// descriptor](crate::CreateOptions::keep_fd).
+/// The file holds the elements and nothing else, `len * size_of::<T>()` bytes from offset 0, so any program that can map a file can
+/// use it. Type, shape and order are stored beside the bytes, where the file system supports it: see
+/// [`Description`](super::Description).
 ///
-/// Access is through guards that the kernel keeps for this process and releases when it dies:
-/// [`read`](Self::read), [`write`](Self::write). Everything else is `unsafe` and says why.
+/// The handle holds no descriptor (on overlayfs: one). Dropping it detaches. The name and the bytes stay until a process
+/// [unlinks](crate::unlink) the name. After that no new guard is available, unless the array
+/// [keeps its descriptor](crate::CreateOptions::keep_fd).
+///
+/// Elements are accessed through guards, [`read`](Self::read) and [`write`](Self::write). They hold kernel locks, which are released
+/// when the process dies. Access without a guard is `unsafe`.
 ///
 /// ```
 /// use ndarray_shm::{unlink, SharedArray};
@@ -47,23 +50,23 @@ pub struct SharedArray<T, D> {
 impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// Creates an array of zeros under a name that must be free, and reserves all its memory.
     ///
-    /// `shape` is whatever ndarray takes: `(10, 10, 10)`, or `(10, 10, 10).f()` for Fortran order. [`CreateOptions`] has everything that
-    /// this decides by itself.
+    /// `shape` is any shape that ndarray accepts: `(10, 10, 10)`, or `(10, 10, 10).f()` for Fortran order. [`CreateOptions`] changes
+    /// the other defaults, such as directory and permissions.
     ///
     /// # Errors
     ///
     /// - [`AlreadyExists`](Error::AlreadyExists): the name is taken.
-    /// - [`NoSpace`](Error::NoSpace): the memory cannot be had; nothing was taken.
-    /// - [`InvalidLocation`](Error::InvalidLocation), [`Reserved`](Error::Reserved): it cannot be a name.
-    /// - [`TooLarge`](Error::TooLarge): no address space is large enough.
+    /// - [`NoSpace`](Error::NoSpace): there is not enough memory; none was reserved.
+    /// - [`InvalidLocation`](Error::InvalidLocation), [`Reserved`](Error::Reserved): the location is not a valid name.
+    /// - [`TooLarge`](Error::TooLarge): the array fits no address space.
     /// - those of [`default_backend`](crate::default_backend).
     pub fn create(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         CreateOptions::new().create(location, shape)
     }
 
-    /// Creates an array and lets `fill` write it before anyone else can see it.
+    /// Creates an array and lets `fill` write it before other processes can see it.
     ///
-    /// If `fill` panics, nothing was created.
+    /// If `fill` panics, no array is created.
     ///
     /// # Errors
     ///
@@ -76,7 +79,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         CreateOptions::new().create_with(location, shape, fill)
     }
 
-    /// Creates a copy of an array; Fortran order is kept, every other order of axes becomes C.
+    /// Creates a copy of an array. Fortran order is kept; every other order of axes becomes C.
     ///
     /// # Errors
     ///
@@ -85,30 +88,34 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         Self::create_with(location, shape_like(array), |mut view| view.assign(array))
     }
 
-    /// Attaches to an array that exists, for reading and writing.
+    /// Attaches to an existing array, for reading and writing.
     ///
-    /// Shape and type must be those it was created with. Their product must be the file's size; and where the array
-    /// [describes itself](super::Description) they are compared with that. Axes of length 1 and flattening make no difference,
-    /// and [`reinterpret`](AttachOptions::reinterpret) leaves the comparison out. Holes of a file that another program made sparse are filled, unless [they are left](AttachOptions::leave_holes).
-    /// [`AttachOptions`] has everything that this decides by itself, such as attaching for reading only.
+    /// Shape and type must be those that the array was created with: they must give the file's size, and agree with the array's
+    /// [description](super::Description), if it has one. Axes of length 1 are ignored and neighbouring axes may be merged.
+    /// [`reinterpret`](AttachOptions::reinterpret) skips the comparison with the description.
     ///
-    /// For access that lasts, [`ArrayReader`](super::ArrayReader) and [`ArrayWriter`](super::ArrayWriter) are opened themselves.
+    /// Memory is reserved for the holes of a sparse file, unless [`leave_holes`](AttachOptions::leave_holes) is set. [`AttachOptions`]
+    /// changes the other defaults, such as attaching for reading only.
+    ///
+    /// For access that lasts, open an [`ArrayReader`](super::ArrayReader) or [`ArrayWriter`](super::ArrayWriter) instead.
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound); [`NotAnArray`](Error::NotAnArray): a directory, a link, ..
+    /// - [`NotFound`](Error::NotFound): no file has the name.
+    /// - [`NotAnArray`](Error::NotAnArray): it is a directory, a link or another special file.
     /// - [`SizeMismatch`](Error::SizeMismatch): shape and type need another number of bytes.
-    /// - [`DescriptionMismatch`](Error::DescriptionMismatch): the array says that it has another type, shape or order.
-    /// - [`Reserved`](Error::Reserved): the file is this crate's own bookkeeping.
-    /// - [`PermissionDenied`](Error::PermissionDenied); [`NoSpace`](Error::NoSpace) if holes cannot be filled.
+    /// - [`DescriptionMismatch`](Error::DescriptionMismatch): the description has another type, shape or order.
+    /// - [`Reserved`](Error::Reserved): the file is bookkeeping of this crate.
+    /// - [`PermissionDenied`](Error::PermissionDenied): this user may not open the file, or not for writing.
+    /// - [`NoSpace`](Error::NoSpace): there is not enough memory to fill the holes.
     pub fn open(location: impl IntoLocation, shape: impl ShapeBuilder<Dim = D>) -> Result<Self> {
         AttachOptions::<Self>::new().open(location, shape)
     }
 
-    /// Attaches to an array that exists, for reading and writing, with the shape and order that it [says](super::Description).
+    /// Attaches to an existing array, for reading and writing, with the shape and order of its [description](super::Description).
     ///
-    /// `D` is [`IxDyn`](type@ndarray::IxDyn) for any number of axes, or that of a fixed number. The element type is compared;
-    /// [`Directory::description`](crate::Directory::description) tells it beforehand.
+    /// `D` is [`IxDyn`](type@ndarray::IxDyn) for any number of axes, or a type with a fixed number of axes. The element type must be
+    /// the described one; [`Directory::description`](crate::Directory::description) returns it.
     ///
     /// # Examples
     ///
@@ -128,9 +135,9 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`NotDescribed`](Error::NotDescribed): it says nothing, or nothing that could be true of its bytes.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has other elements, or another number of
-    ///   axes than `D`.
+    /// - [`NotDescribed`](Error::NotDescribed): the array has no description, or one that is malformed or for another number of bytes.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch): the elements have another type.
+    /// - [`ShapeMismatch`](Error::ShapeMismatch): the number of axes differs from that of `D`.
     /// - those of [`open`](Self::open).
     pub fn open_dyn(location: impl IntoLocation) -> Result<Self> {
         AttachOptions::<Self>::new().open_dyn(location)
@@ -144,12 +151,12 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         &self.segment
     }
 
-    /// Takes it apart: memory, name, layout.
+    /// Returns the parts: memory, name and layout.
     pub(crate) fn into_parts(self) -> (Segment, Home, Layout<D>) {
         (self.segment, self.home, self.layout)
     }
 
-    /// Closes the descriptor that would be needed to use the memory again, if it is needed for nothing else.
+    /// Closes the descriptor that a pool needs to use the memory again, unless something else needs it.
     pub(crate) fn without_recycling(mut self) -> Self {
         self.segment.stop_recycling(&self.home.backend);
         self
@@ -171,12 +178,12 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         &self.layout
     }
 
-    /// Returns the name under which it was attached; it may have gone since.
+    /// Returns the name under which the array was attached. The name may have been removed since.
     pub fn location(&self) -> &Location {
         &self.home.location
     }
 
-    /// Looks at the elements without a lock.
+    /// Returns a view of the elements, without a lock.
     ///
     /// # Safety
     ///
@@ -185,7 +192,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
     /// - no process shortens the file.
     #[allow(unsafe_code)]
     pub unsafe fn view(&self) -> ArrayView<'_, T, D> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that nothing writes to the elements and that the file keeps its length.
         unsafe { view::shared(&self.segment, &self.layout) }
     }
 }

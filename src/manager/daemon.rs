@@ -1,4 +1,4 @@
-//! The manager itself: one loop that waits for clients, their words and their deaths.
+//! The manager itself: one loop that waits for clients, their requests and their deaths.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,31 +16,31 @@ use crate::os::daemon::{self, Process, Source};
 use crate::os::{self, Bell, Listener, Socket};
 use crate::segment::counts::LONGEST_GRACE;
 
-/// Clients that a manager serves at most; fewer where the process may have fewer descriptors.
+/// Maximum number of clients; fewer if the descriptor limit is lower.
 const MOST_CLIENTS: usize = 4096;
 
-/// Connections beside those of clients: who asks how it is, or asks it to end, must always come through.
+/// Connections beyond the maximum number of clients, so that `status` and `stop` requests always get through.
 const QUESTIONS: usize = 16;
 
-/// Descriptors of one client: its connection and its process.
+/// Descriptors for one client: its connection and its process.
 const DESCRIPTORS: u64 = 2;
 
 /// Descriptors that are left for everything else.
 const SPARE: u64 = 32;
 
-/// What a client is told that is one too many.
+/// The refusal of a client beyond the maximum number.
 const TOO_MANY: &str = "there are too many clients already; raise `ulimit -n` for the manager";
 
-/// How often everything is looked through while there are clients, for those of whom no word came.
+/// How often all directories are searched while there are clients, to find orphans of deaths that were not seen.
 const ROUND: Duration = Duration::from_secs(10);
 
-/// How often in its first seconds: clients of a manager that was killed need not have found this one before they die.
+/// How often in the first seconds: clients of a killed predecessor may die before they have connected to this manager.
 const FIRST_ROUNDS: Duration = Duration::from_millis(500);
 
-/// How long nobody is accepted after that failed.
+/// How long no connection is accepted after accepting failed.
 const REST: Duration = Duration::from_millis(100);
 
-/// Options for starting a manager. The [room's page](crate::manager) has an example.
+/// Options for starting a manager. The [module's page](crate::manager) has an example.
 #[derive(Debug, Clone, Default)]
 pub struct ManagerOptions {
     socket: Option<PathBuf>,
@@ -48,25 +48,25 @@ pub struct ManagerOptions {
 }
 
 impl ManagerOptions {
-    /// The socket where this user's clients look for it, and no end.
+    /// Begins with the defaults: the socket where this user's clients look for it, and no idle limit.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Listens at `path` instead of what `NDSHM_MANAGER_SOCKET` or the system says.
+    /// Listens at `path` instead of the [default socket](crate::manager).
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.socket = Some(path.into());
         self
     }
 
-    /// Ends when it has had no client for so long.
+    /// Ends the manager after this long without a client. By default it goes on without clients.
     pub fn idle_exit(mut self, after: Duration) -> Self {
         self.idle = Some(after);
         self
     }
 }
 
-/// The one manager of a socket, listening.
+/// The manager of one socket, listening.
 ///
 /// # Examples
 ///
@@ -75,13 +75,13 @@ impl ManagerOptions {
 ///
 /// if let Some(manager) = Manager::start(&ManagerOptions::new())? {
 ///     println!("listening at {}", manager.socket().display());
-///     manager.run()?; // until it is stopped, or no client has come for a minute
+///     manager.run()?; // until it is stopped
 /// }
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Manager {
-    // First, so that when a client sees the end of its connection the socket is gone.
+    // Declared first, so dropped first: when a client sees the end of its connection, the socket is gone.
     listener: Listener,
     path: PathBuf,
     bell: Bell,
@@ -90,16 +90,16 @@ pub struct Manager {
     next_client: u64,
     places: Places,
     since: Instant,
-    /// Somebody asked it to end.
+    /// Whether a client or another thread asked it to end.
     is_stopping: bool,
 }
 
-/// Ends a [`Manager`] from another thread.
+/// A handle that ends a [`Manager`] from another thread.
 #[derive(Debug, Clone)]
 pub struct Stopper(Bell);
 
 impl Stopper {
-    /// Asks the manager to end in good order.
+    /// Asks the manager to end. Returns at once.
     pub fn stop(&self) {
         self.0.ring();
     }
@@ -107,22 +107,22 @@ impl Stopper {
 
 #[derive(Debug)]
 struct Connection {
-    /// `None` once the other end is closed, or what came from it made no sense.
+    /// `None` once the client closed the connection, or sent a malformed line.
     talk: Option<Talk>,
-    /// Its process, whose death will be seen. `None` where the kernel shows no deaths: the end of the connection is all there is.
+    /// The pidfd of the client, which shows its death. `None` if there is none: then the end of the connection counts as the death.
     watch: Option<Process>,
-    /// Its number; 0 if it has none here.
+    /// The client's process id; 0 if it has none in this pid namespace.
     process: u32,
     greeted: bool,
 }
 
 impl Manager {
-    /// Becomes this user's manager; `Ok(None)` if there is one already.
+    /// Becomes this user's manager. Returns `Ok(None)` if there is one already.
     ///
     /// # Errors
     ///
     /// - [`Unsupported`](Error::Unsupported) off Linux.
-    /// - [`PermissionDenied`](Error::PermissionDenied): the socket's directory or name is another user's, or open to others.
+    /// - [`PermissionDenied`](Error::PermissionDenied): the socket or its directory is another user's, or writable by other users.
     /// - [`Manager`](Error::Manager): something else has the socket's name, the name is too long, or its directory stays locked.
     /// - [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty.
     pub fn start(options: &ManagerOptions) -> Result<Option<Self>> {
@@ -150,16 +150,17 @@ impl Manager {
         &self.path
     }
 
-    /// Returns what ends this manager from another thread.
+    /// Returns a handle that ends this manager from another thread.
     pub fn stopper(&self) -> Stopper {
         Stopper(self.bell.clone())
     }
 
-    /// Serves until it is stopped, or has had no client for the time given; then takes the socket away.
+    /// Serves clients until it is stopped, or idle for the time given in the options. Then removes the socket.
     ///
     /// # Errors
     ///
-    /// What waiting answers, or what listening again does after a client came at the last moment.
+    /// [`Os`](Error::Os): waiting failed. Those of [`start`](Self::start): a client connected at the last moment, and listening again
+    /// failed.
     pub fn run(mut self) -> Result<()> {
         let mut round = Instant::now() + FIRST_ROUNDS;
         let mut accept_from = Instant::now();
@@ -170,7 +171,7 @@ impl Manager {
             if now >= round {
                 round = now + if self.since.elapsed() < ROUND { FIRST_ROUNDS } else { ROUND };
                 if !self.listener.has_name() {
-                    log::warn!("the manager's socket was removed: it ends, and another may begin");
+                    log::warn!("the manager's socket was removed: this manager ends, and another can start");
                     return Ok(());
                 }
                 if !self.places.uses.is_empty() {
@@ -201,20 +202,20 @@ impl Manager {
         }
     }
 
-    /// The directories that everybody uses: who died while there was no manager is found there.
+    /// Adds the directories that most processes use, to find the orphans of processes that died while there was no manager.
     fn add_usual_places(&mut self) {
         let shm = Directory::shm().map(|shm| (shm.name().to_owned(), shm.path().to_owned()));
         let emulated = Directory::emulated_path().map(|path| ("emulated".to_owned(), path));
         for (backend, path) in [shm, emulated].into_iter().flatten() {
-            // What is another user's cannot be this user's orphan, except in /dev/shm.
+            // `None` if the directory does not exist.
             if let Some(used) = Use::of(&path, &backend) {
-                let _full = self.places.add(used);
+                let _ = self.places.add(used); // two directories always fit into the new table
             }
         }
         self.places.mark_all(Instant::now());
     }
 
-    /// Waits, then does what the bell, the words and the deaths ask for.
+    /// Waits, then handles the bell, requests and deaths, in this order.
     fn wait(&mut self, limit: Option<Duration>, accepts: bool) -> Result<()> {
         let mut sources = vec![Source::Bell(&self.bell)];
         let mut whose = Vec::new();
@@ -234,10 +235,10 @@ impl Manager {
         let answers = daemon::wait(&sources, limit)
             .map_err(|error| Error::os("waiting for clients", self.path.display(), error))?;
         self.is_stopping |= answers[0];
-        // The listener comes last and is no client.
+        // The listener is the last source and not a client, so `zip` leaves its answer out.
         let happened = whose.into_iter().zip(&answers[1..]).filter_map(|(client, yes)| yes.then_some(client));
         let happened: Vec<(u64, bool)> = happened.collect();
-        // Words first, those of the dead too: the last may be what it used.
+        // Requests first, also those of dead clients: the last line may name a directory that the client used.
         for (number, _) in &happened {
             self.listen_to(*number);
         }
@@ -247,7 +248,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Accepts everybody who waits; `false` if that failed and a rest may help.
+    /// Accepts all waiting connections. Returns `false` if that failed and should be tried again after a pause.
     fn accept(&mut self) -> bool {
         loop {
             let socket = match self.listener.accept(Some(Instant::now())) {
@@ -286,7 +287,8 @@ impl Manager {
         self.next_client += 1;
         let client = Connection { talk: Some(talk), watch, process, greeted: false };
         self.clients.insert(number, client);
-        // What it said before it was accepted.
+        // Reads the lines that the client sent before it was accepted. They count even if the client is dead by now: its directories
+        // become due.
         self.listen_to(number);
         if is_gone {
             self.bury(number);
@@ -294,7 +296,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Reads what a client said and answers it.
+    /// Reads the lines that a client has sent, and answers them.
     fn listen_to(&mut self, number: u64) {
         loop {
             let Some(talk) = self.clients.get_mut(&number).and_then(|client| client.talk.as_mut()) else { return };
@@ -307,7 +309,7 @@ impl Manager {
             let is_refusal = answer.is_err();
             let text = answer.unwrap_or_else(|reason| format!("{REFUSAL}{reason}"));
             if let Some(talk) = self.clients.get(&number).and_then(|client| client.talk.as_ref()) {
-                let _ = talk.say(&text); // a client that reads no answers misses them
+                let _ = talk.say(&text); // fails if the client reads no answers; the manager does not wait for it
             }
             if is_refusal {
                 return self.hang_up(number);
@@ -328,7 +330,7 @@ impl Manager {
                 return Err(TOO_MANY);
             }
             Request::Use(used) if !used.is_seen_here() => {
-                Err("that directory is another one, or none, where this manager runs")
+                Err("the manager sees another directory under this path, or none")
             }
             Request::Use(used) => self.places.note(number, used),
             Request::Look { after, id } => self.places.remind(number, id, Instant::now() + after.min(LONGEST_GRACE)),
@@ -341,7 +343,8 @@ impl Manager {
         Ok(done.map_or_else(|reason| format!("{CANNOT}{reason}"), |()| DONE.to_owned()))
     }
 
-    /// The end of a connection is a hint: the process may be another program by now, or dead. Its death is still waited for.
+    /// Handles the end of a connection. The client may be dead, or only have closed it, for example by exec. So its directories are
+    /// searched now, and its death is still waited for.
     fn hang_up(&mut self, number: u64) {
         let Some(client) = self.clients.get_mut(&number) else { return };
         client.talk = None;
@@ -350,7 +353,8 @@ impl Manager {
             return self.bury(number);
         }
         self.places.mark_of(number, Instant::now());
-        // It may come back, again and again: once is enough to wait for it. No two living processes have one number.
+        // The process may connect again and again. One pidfd for it is enough. The twin is the same process, because two living
+        // processes never share an id.
         let is_twin = |(other, client): &(&u64, &Connection)| {
             **other != number && client.process == process && process != 0 && client.watch.is_some()
         };
@@ -360,7 +364,7 @@ impl Manager {
         }
     }
 
-    /// A client is dead, or nothing is to be known of its death.
+    /// Forgets a client that is dead, or that has no pidfd and closed its connection, and makes its directories due.
     fn bury(&mut self, number: u64) {
         if let Some(client) = self.clients.remove(&number) {
             self.places.leave(number, Instant::now());
@@ -368,21 +372,24 @@ impl Manager {
         }
     }
 
-    /// Looks once more and closes the socket; `false` if a client came at the last moment.
+    /// Searches all directories once more and removes the socket. Returns `false` if an array in flight expires later, or if a client
+    /// connected at the last moment.
     fn may_end(&mut self) -> Result<bool> {
         self.places.mark_all(Instant::now());
         self.places.reclaim_due(Instant::now(), |backend| Reclaim::new().run(backend));
-        // Not for what only seems held: that may be by a process that tells no manager, and for ever.
+        // Arrays that only seem held are not waited for: a process that announces nothing to a manager may hold them for ever.
         if self.places.is_waiting() {
             return Ok(false);
         }
+        // First the name goes, so that no further client can connect, then the manager accepts those that connected before. In the
+        // other order, a client that connects between the two would be lost.
         self.listener.remove_name();
         let before = self.next_client;
         self.accept();
         if self.next_client == before {
             return Ok(true);
         }
-        // Where another has become the manager meanwhile, that client finds this connection closed and goes there.
+        // If another process became the manager after the name went, the client finds its connection closed and connects there.
         let Some(listener) = listen(&self.path)? else { return Ok(true) };
         self.listener = listener;
         Ok(false)

@@ -1,4 +1,5 @@
-//! The socket of a manager. Whichever process listens at it is the manager: the kernel knows, and forgets with the process.
+//! The socket of a manager. The process that listens at it is the manager. When it dies, the kernel refuses connections to the socket,
+//! so there is no pid file that could be wrong.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -7,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::manager_client::address::{connect, denied, failed, own_directory};
 use crate::os::{self, Listener};
 
-/// Becomes the manager at `path`, in place of one that is dead; `None` if there is one.
+/// Becomes the manager at `path`, in place of a dead one; `None` if there is a living one.
 pub(super) fn listen(path: &Path) -> Result<Option<Listener>> {
     if os::temporary_directory().is_ok_and(|temporary| path.parent() == Some(&own_directory(&temporary))) {
         make_own_directory(path)?;
@@ -21,7 +22,8 @@ pub(super) fn listen(path: &Path) -> Result<Option<Listener>> {
         ErrorKind::InvalidInput | ErrorKind::TimedOut => Err(failed(path, error.to_string())),
         ErrorKind::PermissionDenied => match os::facts_at(path) {
             Ok(facts) if !os::is_user(facts.owner) => {
-                let reason = "it belongs to another user; set NDSHM_MANAGER_SOCKET to a path in a directory of yours";
+                let reason =
+                    "the socket belongs to another user; set NDSHM_MANAGER_SOCKET to a path in a directory of yours";
                 Err(denied(path, facts.owner, facts.mode, reason))
             }
             _ => Err(cannot(path, error)),
@@ -31,7 +33,7 @@ pub(super) fn listen(path: &Path) -> Result<Option<Listener>> {
 }
 
 fn cannot(path: &Path, error: std::io::Error) -> Error {
-    let op = "making the manager's socket (its directory must exist; NDSHM_MANAGER_SOCKET names another)";
+    let op = "creating the manager's socket (its directory must exist; NDSHM_MANAGER_SOCKET can name another)";
     Error::os_elsewhere(op, path.display(), error)
 }
 
@@ -39,12 +41,12 @@ fn make_own_directory(socket: &Path) -> Result<()> {
     let directory = socket.parent().unwrap_or(socket);
     os::private_directory(directory).map_err(|error| match error {
         os::PrivateDirectoryError::Unsafe { owner, mode, .. } => {
-            let reason = "others could put their own socket there; remove it, or set XDG_RUNTIME_DIR or \
-                          NDSHM_MANAGER_SOCKET";
+            let reason = "other users could put a socket of their own there; remove this directory, or set \
+                          XDG_RUNTIME_DIR or NDSHM_MANAGER_SOCKET";
             denied(directory, owner, mode, reason)
         }
         os::PrivateDirectoryError::Os(error) => {
-            Error::os("making a directory for the manager", directory.display(), error)
+            Error::os("creating a directory for the manager", directory.display(), error)
         }
     })
 }

@@ -1,11 +1,10 @@
-//! The manager: a process that removes what killed processes leave, as soon as they are dead.
+//! The manager: a process that reclaims the orphans of killed processes as soon as they are dead.
 //!
-//! Nothing needs it. Counted arrays whose holders are all dead are found by the kernel's locks, at any time and by any process;
-//! the manager only makes that prompt. Clients tell it which *directories* they use, one line for each, and it waits for
-//! their deaths by pidfds.
+//! It is optional. Orphaned counted arrays are found by the kernel's locks, at any time and by any process; the manager only does it
+//! promptly. Clients tell it which *directories* they use, one line for each, and it waits for the clients' deaths by pidfds.
 //!
-//! It is the program `ndshm manager`, started when a process first misses it and gone when no process has needed it for a minute. A
-//! program that cannot have `ndshm` beside it runs it itself:
+//! The manager is the program `ndshm manager`. The first process that needs it starts it, and it ends after a minute without clients. A
+//! program that is installed without `ndshm` can run the manager itself:
 //!
 //! ```no_run
 //! use ndarray_shm::manager::{self, ManagerOptions};
@@ -15,8 +14,8 @@
 //! # Ok::<(), ndarray_shm::Error>(())
 //! ```
 //!
-//! Not for plain arrays, which stay until they are unlinked, nor needed by programs that end in good order: their last handle
-//! removes the name. [`set_program`] with [`Program::Off`] does without.
+//! Not for plain arrays, which stay until they are unlinked. Programs that are never killed do not need it: their last handle removes
+//! the name. [`set_program`] with [`Program::Off`] switches it off.
 //!
 //! There is one manager for each user and socket.
 //!
@@ -25,7 +24,8 @@
 //! | socket | `NDSHM_MANAGER_SOCKET`; else `ndshm-manager.sock` in `$XDG_RUNTIME_DIR`, if that is this user's own, else in `ndshm-manager-UID` in the temporary directory |
 //! | program | [`set_program`]; else `NDSHM_MANAGER`, a path or `off`; else `ndshm` beside this program, else in `PATH` |
 //!
-//! Linux only. Elsewhere everything here is [`Unsupported`](crate::Error::Unsupported), and arrays do without.
+//! Linux only. On other platforms no manager can run: starting or asking one fails with [`Unsupported`](crate::Error::Unsupported), and
+//! arrays work without it.
 
 mod daemon;
 mod endpoint;
@@ -38,10 +38,10 @@ use crate::error::{Error, Result};
 pub use crate::manager_client::{Program, Status, announce, set_program, socket_path, status, stop};
 use crate::os;
 
-/// Runs this user's manager in the calling thread; `Ok(false)` if there is one already.
+/// Runs this user's manager in the calling thread. Returns `Ok(false)` if there is one already.
 ///
-/// It ends when [`stop`] is called by any process of the user, or when it has had no client for the time given in the
-/// options. [`Manager::start`] gives more control. The [room's page](self) has an example.
+/// It ends when any process of the user calls [`stop`], or after the [idle time](ManagerOptions::idle_exit) without clients.
+/// [`Manager::start`] gives more control. The [module's page](self) has an example.
 ///
 /// # Errors
 ///
@@ -53,25 +53,29 @@ pub fn run(options: &ManagerOptions) -> Result<bool> {
     }
 }
 
-/// Starts a command in the background, such as a [manager](self), for a process that is about to end: in a session of its own once it calls
-/// [`leave_session`], in the root directory, with no descriptor of this process, which can give none to any child any more.
+/// Starts a command in the background, such as a [manager](self). The calling process should end soon after.
+///
+/// The command runs in the root directory, without standard streams, and inherits no descriptor of this process: this function marks
+/// all descriptors of the process close-on-exec, so later children inherit none either. The command is in a session of its own once it
+/// calls [`leave_session`].
 ///
 /// # Errors
 ///
-/// What starting it answers.
+/// [`Os`](Error::Os): the command could not be started.
 pub fn spawn_detached(command: &mut Command) -> Result<Child> {
     os::daemon::keep_descriptors();
     let name = command.get_program().to_string_lossy().into_owned();
     command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.spawn().map_err(|source| Error::Os { op: "starting it", location: name, source })
+    command.spawn().map_err(|source| Error::Os { op: "starting the program", location: name, source })
 }
 
-/// Leaves the session and terminal that this process was started in, so that their end is not its own: a
-/// [manager](self) in the background does so.
+/// Leaves the session and terminal in which this process was started, so that it goes on when they end. A [manager](self) in the
+/// background does this.
 ///
 /// # Errors
 ///
-/// This process leads a process group; [`Unsupported`](Error::Unsupported) off Linux.
+/// - [`Os`](Error::Os): this process leads a process group.
+/// - [`Unsupported`](Error::Unsupported) off Linux.
 pub fn leave_session() -> Result<()> {
     os::daemon::leave_session().map_err(|error| Error::os("leaving the session", "this process", error))
 }

@@ -1,8 +1,8 @@
-//! The directories that a manager knows, and when it looks through each of them.
+//! The directories that a manager knows, and when it searches each of them.
 //!
-//! A directory is due when it is first heard of, and at once when somebody dies who used it. What is found after a death decides
-//! whether to look again: soon if a lease seems held, perhaps by somebody who is about to go; later if an array in flight is
-//! protected until then.
+//! A directory is due when it is first announced, and when one of its clients dies. The search after a death decides when to search
+//! again: soon, if a lease seems held, perhaps by a process that is about to end; later, if an array is in flight, when its ticket
+//! expires.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,50 +14,51 @@ use crate::error::{Error, Result};
 use crate::manager_client::wire::Use;
 use crate::os::FileId;
 
-/// Directories that one manager knows at most.
+/// Maximum number of directories that one manager knows.
 const MOST: usize = 256;
 
-/// Directories that one client may name.
+/// Maximum number of directories of one client.
 const MOST_OF_CLIENT: usize = 64;
 
-/// Milliseconds to wait before each further look at what seemed held: a process that is being spawned by the dead one has its
-/// mappings for a moment.
+/// Milliseconds before each further search after a death, while an array seems held. If the dead process was spawning a child, that
+/// child keeps a copy of the mappings, and with it the leases, until it calls exec.
 const PAUSES: [u64; 9] = [2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
-/// What seems held is looked at again after so many times what the last look took: a directory full of arrays that really are
-/// held is looked at less often.
+/// A pause is at least this many times as long as the last search. So a directory full of arrays that really are held is searched less
+/// often.
 const SHARE: u32 = 4;
 
-/// A directory, by a number that is never used again.
+/// The number of a directory, never used again.
 type Number = u64;
 
-/// A client, by its number.
+/// The number of a client.
 type Client = u64;
 
-/// All of them, and which client uses which.
+/// All directories, and which client uses which.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     known: BTreeMap<Number, WatchedDirectory>,
     next: Number,
-    /// What each client uses; clients that use nothing are not here.
+    /// The directories of each client. Clients without a directory are not here.
     pub(super) uses: BTreeMap<Client, BTreeSet<Number>>,
-    /// Looks in all.
+    /// Total number of searches.
     pub(super) sweeps: u64,
-    /// Arrays removed in all.
+    /// Total number of arrays removed.
     pub(super) reclaimed: u64,
 }
 
 struct WatchedDirectory {
     used: Use,
     backend: Directory,
-    /// When to look; `None`: not before somebody dies.
+    /// When to search; `None`: not before the next death.
     due: Option<Instant>,
-    /// How many of the pauses have passed since somebody died; all of them if that is long ago.
+    /// How many of the pauses have passed since the last death; all of them if it is long ago.
     looks: usize,
-    /// When an array in flight is no longer protected.
+    /// When the next ticket of an array in flight expires.
     expiry: Option<Instant>,
-    /// How long the last look took; the next one leaves as much time to everything else.
+    /// How long the last search took. The next one begins at least as much later, so that searching takes at most half of the time.
     took: Duration,
+    /// When the last search ended.
     seen: Option<Instant>,
 }
 
@@ -75,7 +76,7 @@ impl Places {
     ///
     /// # Errors
     ///
-    /// There are too many, to be told to the client.
+    /// The reason for the client: there are too many directories.
     pub(super) fn note(&mut self, client: Client, used: Use) -> Result<(), &'static str> {
         let number = self.add(used)?;
         let places = self.uses.entry(client).or_default();
@@ -86,7 +87,7 @@ impl Places {
         Ok(())
     }
 
-    /// Adds a directory, or finds it.
+    /// Adds a directory, or finds it if it is known. A full table drops a directory without clients, if one is not due.
     pub(super) fn add(&mut self, used: Use) -> Result<Number, &'static str> {
         if let Some((&number, _)) = self.known.iter().find(|(_, place)| place.used == used) {
             return Ok(number);
@@ -100,13 +101,13 @@ impl Places {
         self.next += 1;
         let backend = Directory::new(&*used.backend, &*used.path);
         let took = Duration::ZERO;
-        // Who died before, while no manager knew of it, is found now.
+        // Due at once, for the orphans of processes that died before this manager knew the directory.
         let (due, looks) = (Some(Instant::now()), PAUSES.len());
         self.known.insert(number, WatchedDirectory { used, backend, due, looks, expiry: None, took, seen: None });
         Ok(number)
     }
 
-    /// How many there are.
+    /// Returns the number of directories.
     pub(super) fn len(&self) -> usize {
         self.known.len()
     }
@@ -115,7 +116,7 @@ impl Places {
         self.uses.values().any(|places| places.contains(&number))
     }
 
-    /// The directories that a client uses.
+    /// Returns the directories that a client uses.
     fn of(&mut self, client: Client) -> impl Iterator<Item = &mut WatchedDirectory> {
         let uses = self.uses.get(&client);
         self.known.iter_mut().filter(move |(number, _)| uses.is_some_and(|uses| uses.contains(number))).map(|(_, p)| p)
@@ -126,20 +127,21 @@ impl Places {
         self.of(client).for_each(|place| place.mark(now));
     }
 
-    /// Makes the directories of a client due, which has died.
+    /// Forgets a client that has died, and makes its directories due.
     pub(super) fn leave(&mut self, client: Client, now: Instant) {
         self.mark_of(client, now);
         self.uses.remove(&client);
     }
 
-    /// Lets another client use what a client uses.
+    /// Moves the directories of one client to another.
     pub(super) fn hand_over(&mut self, client: Client, other: Client) {
         if let Some(places) = self.uses.remove(&client) {
             self.uses.entry(other).or_default().extend(places);
         }
     }
 
-    /// Makes all of them due, though nobody died: what is held then is held.
+    /// Makes all directories due once, without a death. This starts no series of further searches for arrays that seem held: without a
+    /// death, nothing suggests that they are released soon.
     pub(super) fn go_round(&mut self, now: Instant) {
         for place in self.known.values_mut() {
             let at = place.not_before(now);
@@ -147,13 +149,13 @@ impl Places {
         }
     }
 
-    /// Notes when a directory is to be looked at, in which a client has left what is protected until then.
+    /// Schedules a search: a client left an array in flight in this directory, and its ticket expires at `at`.
     ///
     /// # Errors
     ///
-    /// The client does not use it.
+    /// The reason for the client: it does not use the directory.
     pub(super) fn remind(&mut self, client: Client, id: FileId, at: Instant) -> Result<(), &'static str> {
-        let mut known = Err("this client did not say that it uses that directory");
+        let mut known = Err("this client has not announced that directory");
         for place in self.of(client).filter(|place| place.used.id == id) {
             let at = place.not_before(at);
             place.expiry = Some(place.expiry.map_or(at, |expiry| expiry.min(at)));
@@ -162,22 +164,22 @@ impl Places {
         known
     }
 
-    /// Makes all of them due.
+    /// Makes all directories due, as after a death.
     pub(super) fn mark_all(&mut self, now: Instant) {
         self.known.values_mut().for_each(|place| place.mark(now));
     }
 
-    /// When the next one is due.
+    /// Returns when the next directory is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.known.values().filter_map(WatchedDirectory::next).min()
     }
 
-    /// Whether there is something that must be looked at later, because it is protected until then.
+    /// Returns whether a ticket of an array in flight is still to expire.
     pub(super) fn is_waiting(&self) -> bool {
         self.known.values().any(|place| place.expiry.is_some())
     }
 
-    /// Looks through every directory that is due. One that cannot be read is forgotten unless it is used.
+    /// Searches every directory that is due. A directory that cannot be read is forgotten, unless a client uses it.
     pub(super) fn reclaim_due(&mut self, now: Instant, look: impl Fn(&Directory) -> Result<Reclaimed>) {
         let due: Vec<Number> =
             self.known.iter().filter(|(_, place)| place.next().is_some_and(|at| at <= now)).map(|(n, _)| *n).collect();
@@ -194,9 +196,11 @@ impl Places {
                     let removed = found.removed.len();
                     self.reclaimed += removed as u64;
                     let now = now + place.took;
-                    // Many expire one soon after the other: one look finds several.
+                    // Tickets may expire in quick succession. A search takes `took`, so waiting at least as long lets one search find
+                    // several.
                     place.expiry = found.next.and_then(|next| now.checked_add(next.max(place.took)));
-                    // What is attached may be a process that is just ending, or that was just being spawned.
+                    // An attached process may be about to end, or be a child that is being spawned. So search again, if there was a
+                    // death.
                     if found.attached > 0 {
                         place.due = place.next_pause().map(|pause| now + pause);
                     }
@@ -206,7 +210,7 @@ impl Places {
                 }
                 Err(error) => {
                     if !matches!(error, Error::NotFound { .. }) {
-                        log::warn!("cannot look through {}: {error}", place.used.path.display());
+                        log::warn!("cannot search {}: {error}", place.used.path.display());
                     }
                     if !self.is_used(number) {
                         self.known.remove(&number);
@@ -223,17 +227,17 @@ impl WatchedDirectory {
         self.due = Some(self.not_before(now));
     }
 
-    /// When to look, at the earliest: looking is not to take more than half of the time.
+    /// Returns `at`, or later if necessary: searching must not take more than half of the time.
     fn not_before(&self, at: Instant) -> Instant {
         self.seen.map_or(at, |seen| at.max(seen + self.took))
     }
 
-    /// How long to wait for those who are about to go; `None` if they have had enough time.
+    /// Returns the pause before the next search for arrays that seemed held; `None` after the last pause.
     fn next_pause(&mut self) -> Option<Duration> {
         let shortest = self.took.saturating_mul(SHARE);
         while let Some(pause) = PAUSES.get(self.looks).map(|pause| Duration::from_millis(*pause)) {
             self.looks += 1;
-            // The last one is waited for in any case, so that one later look there is.
+            // Pauses that are too short are skipped, but never the last one, so there is at least one later search.
             if pause >= shortest || self.looks == PAUSES.len() {
                 return Some(pause.max(shortest));
             }
@@ -266,12 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_looked_through_when_it_is_due_and_only_then() {
+    fn directory_is_searched_only_when_due() {
         let (mut places, now) = (Places::default(), Instant::now());
         places.note(1, used(1)).expect("room");
         places.note(1, used(1)).expect("known already");
         places.note(2, used(2)).expect("room");
-        assert!(places.next().is_some_and(|next| next >= now), "one that is new is due");
+        assert!(places.next().is_some_and(|next| next >= now), "a new directory is due");
         let now = now + Duration::from_secs(1);
         places.reclaim_due(now, |_| Ok(removed(0)));
         assert_eq!((places.len(), places.sweeps, places.next()), (2, 2, None));
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_seems_held_is_looked_at_again_some_times() {
+    fn directory_with_held_array_is_searched_after_each_pause() {
         let (mut places, mut now) = (Places::default(), Instant::now());
         places.note(1, used(1)).expect("room");
         places.mark_of(1, now);
@@ -297,13 +301,13 @@ mod tests {
         assert!(now - begin >= Duration::from_millis(PAUSES.iter().sum()));
         places.go_round(now);
         places.reclaim_due(now + Duration::from_secs(1), |_| Ok(held()));
-        assert_eq!(places.next(), None, "nobody has died");
+        assert_eq!(places.next(), None, "no client has died");
         places.mark_of(1, now + Duration::from_secs(2));
         assert!(places.next().is_some(), "another death begins anew");
     }
 
     #[test]
-    fn what_takes_long_to_look_at_is_looked_at_less_often() {
+    fn slow_search_is_repeated_less_often() {
         let mut places = Places::default();
         let number = places.add(used(1)).expect("room");
         let place = places.known.get_mut(&number).expect("added");
@@ -316,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reminder_is_kept_if_no_look_comes_before() {
+    fn earliest_reminder_is_kept_until_the_search() {
         let (mut places, now) = (Places::default(), Instant::now() + Duration::from_secs(1));
         places.note(1, used(1)).expect("room");
         let id = used(1).id;
@@ -332,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_flight_is_looked_at_when_its_time_has_come() {
+    fn array_in_flight_is_searched_for_at_its_expiry() {
         let (mut places, now) = (Places::default(), Instant::now());
         places.note(1, used(1)).expect("room");
         places.leave(1, now);
@@ -347,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_makes_room_for_those_in_use_only() {
+    fn full_table_drops_only_unused_directories() {
         let (mut places, now) = (Places::default(), Instant::now());
         for number in 0..MOST as u64 {
             places.note(number, used(number)).expect("room");
@@ -369,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_names_a_limited_number_of_directories() {
+    fn client_names_at_most_64_directories() {
         let mut places = Places::default();
         (0..MOST_OF_CLIENT as u64).for_each(|number| places.note(1, used(number)).expect("room"));
         assert!(places.note(1, used(0)).is_ok() && places.note(1, used(9999)).is_err());

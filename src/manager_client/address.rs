@@ -1,4 +1,4 @@
-//! Where this user's manager listens, and connecting to it.
+//! The address of this user's manager, and connecting to it.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,18 +9,20 @@ use super::wire::Talk;
 use crate::error::{Error, Result};
 use crate::os::{self, daemon};
 
-/// Names the socket, whatever else is said here.
+/// The environment variable with the socket's path, which takes precedence over the defaults.
 const SOCKET: &str = "NDSHM_MANAGER_SOCKET";
 
-/// The socket's name in a directory that has other things too.
+/// The socket's name in the default directories.
 const NAME: &str = "ndshm-manager.sock";
 
-/// Returns where this user's [manager](crate::manager) listens, if there is one: `explicit`, or what the environment and the system say.
+/// Returns the path of the socket at which this user's [manager](crate::manager) listens, whether one runs or not.
+///
+/// It is `explicit`, if given; otherwise the module's page says how it is chosen.
 ///
 /// # Errors
 ///
-/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty. [`Unsupported`](Error::Unsupported) where there
-/// are no files.
+/// [`InvalidSetting`](Error::InvalidSetting): `NDSHM_MANAGER_SOCKET` is empty. [`Unsupported`](Error::Unsupported) on platforms without
+/// files.
 pub fn socket_path(explicit: Option<&Path>) -> Result<PathBuf> {
     let from_environment = std::env::var_os(SOCKET);
     let temporary = os::temporary_directory();
@@ -28,8 +30,8 @@ pub fn socket_path(explicit: Option<&Path>) -> Result<PathBuf> {
     choose(explicit, from_environment, std::env::var_os("XDG_RUNTIME_DIR"), &temporary)
 }
 
-/// The first of: the program's choice, the environment's, the user's runtime directory if it is one, a private directory
-/// among the temporary ones.
+/// Returns the first of: the program's choice, the environment variable, a socket in the user's runtime directory if that is private,
+/// a socket in this user's directory in the temporary directory.
 fn choose(
     explicit: Option<&Path>,
     from_environment: Option<OsString>,
@@ -57,12 +59,12 @@ fn choose(
     std::path::absolute(&path).map_err(|error| Error::os("resolve", path.display(), error))
 }
 
-/// The directory of this user among the temporary ones that has the socket where there is no runtime directory.
+/// Returns the directory, in the temporary directory, that contains this user's socket if there is no runtime directory.
 pub(crate) fn own_directory(temporary: &Path) -> PathBuf {
     temporary.join(format!("ndshm-manager-{}", os::user_tag()))
 }
 
-/// Connects to this user's manager at `path`: `None` if there is none.
+/// Connects to this user's manager at `path`. Returns `None` if there is none.
 pub(crate) fn connect(path: &Path) -> Result<Option<Talk>> {
     let connected = daemon::supported().and_then(|()| os::connect(path, Some(Instant::now())));
     let socket = match connected {
@@ -75,7 +77,7 @@ pub(crate) fn connect(path: &Path) -> Result<Option<Talk>> {
         }
         Err(error) => return Err(Error::os("connecting to the manager", path.display(), error)),
     };
-    let peer = socket.peer().map_err(|error| Error::os("asking who the manager is", path.display(), error))?;
+    let peer = socket.peer().map_err(|error| Error::os("asking for the manager's user", path.display(), error))?;
     if !os::is_user(peer.user) {
         let mode = os::facts_at(path).map_or(0, |facts| facts.mode);
         let reason = "another user's program listens at the manager's socket; set NDSHM_MANAGER_SOCKET to one of yours";
@@ -84,17 +86,17 @@ pub(crate) fn connect(path: &Path) -> Result<Option<Talk>> {
     Ok(Some(Talk::new(socket)))
 }
 
-/// The error where socket, lock or directory are another user's.
+/// Returns the error for a socket or directory that another user owns or could replace.
 pub(crate) fn denied(path: &Path, owner: u32, mode: u32, reason: &'static str) -> Error {
     Error::PermissionDenied { location: path.display().to_string(), owner, mode, reason }
 }
 
-/// The error of a manager that is not what it should be, or does not do what it should.
+/// Returns the error for a manager that does not answer as it should.
 pub(crate) fn failed(path: &Path, reason: impl Into<String>) -> Error {
     Error::Manager { location: path.display().to_string(), reason: reason.into() }
 }
 
-/// Whether the error says that no process listens.
+/// Returns whether the error means that no process listens.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory)
 }
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_choice_that_is_made_counts() {
+    fn first_configured_socket_path_wins() {
         let base = tempfile::tempdir().expect("a directory");
         let base = base.path();
         let runtime = base.join("runtime");

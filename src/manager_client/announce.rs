@@ -1,8 +1,8 @@
-//! The client's side: tells the manager which directories this process uses, and starts one if there is none.
+//! Announces to the manager which directories this process uses, and starts a manager if there is none.
 //!
-//! Nothing here fails or waits: without a manager everything works, only the memory of killed processes is freed later.
-//! A process has one connection, kept as long as it lives. A forked child has its own: what it inherits is its parent's,
-//! and is neither used nor closed.
+//! Nothing here fails or waits for long: without a manager everything works, only the memory of killed processes is freed later.
+//! A process keeps one connection as long as it lives. A forked child makes its own: the inherited one belongs to its parent, and the
+//! child neither uses nor closes it.
 
 use std::io::ErrorKind;
 use std::mem::ManuallyDrop;
@@ -19,16 +19,16 @@ use crate::error::{Error, Result, with_causes};
 use crate::os::{FileId, PerProcess};
 use crate::segment::Home;
 
-/// Directories that one process announces.
+/// Maximum number of directories that one process announces.
 const MOST: usize = 64;
 
-/// How long an announcement may be held up by another one of the same process.
+/// How long an announcement waits for another thread's announcement.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long a reminder may be held up: it is given while an array is dropped.
+/// How long a reminder waits for another thread: it is sent while an array is dropped.
 const REMINDER: Duration = Duration::from_micros(100);
 
-/// How often the connection is looked at, and how long to wait after the first failure.
+/// The shortest time between two checks of the connection, and the pause after the first failure.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The longest pause between attempts to find or start a manager.
@@ -43,29 +43,31 @@ static STATE: PerProcess<Announcer> = PerProcess::new();
 struct Announcer {
     known: Vec<Known>,
     connection: Option<Talk>,
-    /// A thread is about to make the connection.
+    /// Whether a thread is starting a manager and will connect to it.
     starting: bool,
+    /// When to check the connection next.
     look_at: Option<Instant>,
+    /// Failures since the last connection.
     failures: u32,
 }
 
 #[derive(Debug)]
 struct Known {
-    /// As the caller names it.
+    /// The path as the caller wrote it.
     directory: PathBuf,
     backend: String,
-    /// Whether this manager knows it, or nobody can tell it.
+    /// Whether it was announced on this connection, or cannot be announced because it does not exist.
     told: bool,
-    /// What it was when the manager was told.
+    /// Its identity when it was announced.
     id: Option<FileId>,
-    /// When the manager is to look at it, or was.
+    /// The time of the last reminder's search, past or to come.
     look: Option<Instant>,
 }
 
-/// Tells the manager that this process uses counted arrays of a backend, and starts one if there is none.
+/// Announces to the manager that this process uses counted arrays of a directory, and starts a manager if there is none.
 ///
-/// [Counted arrays](crate::counted) do this by themselves. It never fails and never waits: what it cannot do at once is left to a thread that
-/// ends within seconds.
+/// [Counted arrays](crate::counted) call this by themselves. It never fails. It waits at most 100 ms, for another thread that announces
+/// at the same time. Starting a manager is left to a thread that ends within seconds.
 pub fn announce(backend: &Directory) {
     let choice = program::choice();
     if choice == Program::Off {
@@ -89,10 +91,10 @@ pub fn announce(backend: &Directory) {
     state.tell();
 }
 
-/// Tells the manager, if there is one, that a name stays only because of handles in flight, and when the last of them
-/// expires: no death would make it look then.
+/// Reminds the manager, if there is one, to search a directory when the tickets of an array in flight have expired. No death would make
+/// it search then, and only the tickets still keep the array's name.
 ///
-/// Called while an array is dropped. It fails in silence: the manager looks from time to time anyway.
+/// Called while an array is dropped. It fails silently: the manager also searches at regular intervals.
 pub(crate) fn remind(home: &Home, after: Duration) {
     if program::choice() == Program::Off {
         return;
@@ -107,7 +109,7 @@ impl Announcer {
         self.known.iter_mut().find(|known| known.directory == directory && known.backend == backend)
     }
 
-    /// Remembers a directory, if there is room.
+    /// Adds a directory, if there is room.
     fn learn(&mut self, directory: &Path, backend: &str) {
         if self.known(directory, backend).is_none() && self.known.len() < MOST {
             let (directory, backend) = (directory.to_owned(), backend.to_owned());
@@ -115,7 +117,7 @@ impl Announcer {
         }
     }
 
-    /// Uses a connection from now on.
+    /// Uses this connection from now on. All directories will be announced on it.
     fn connect(&mut self, talk: Talk) {
         if talk.say(GREETING).is_ok() {
             self.known.iter_mut().for_each(|known| known.told = false);
@@ -124,7 +126,7 @@ impl Announcer {
         }
     }
 
-    /// Tells the manager what it does not know yet.
+    /// Announces the directories that were not announced on this connection yet.
     fn tell(&mut self) {
         let Some(talk) = &self.connection else { return };
         for known in self.known.iter_mut().filter(|known| !known.told) {
@@ -143,22 +145,22 @@ impl Announcer {
         }
     }
 
-    /// Tells the manager when to look at a directory, unless it will look there before.
+    /// Reminds the manager to search a directory, unless a reminder for an earlier time is still to come.
     fn remind(&mut self, directory: &Path, backend: &str, after: Duration) {
         let now = Instant::now();
         let (Some(known), Some(at)) = (self.known(directory, backend), now.checked_add(after)) else { return };
-        // What that look finds says when the next one must be.
+        // The earlier search also sees the later tickets, and schedules the next search itself.
         if known.look.is_some_and(|look| now < look && look <= at) {
             return;
         }
         known.look = Some(at);
         let line = known.reminder(now).filter(|_| known.told);
         if let (Some(talk), Some(line)) = (&self.connection, line) {
-            let _announcing_will_notice = talk.say(&line);
+            let _ = talk.say(&line); // the next announcement finds the connection broken
         }
     }
 
-    /// Reads the manager's answers; says whether it refuses this process. At their end there is no connection any more.
+    /// Reads the manager's answers, and returns whether it refuses this process. Drops the connection if it has ended.
     fn listen(&mut self) -> bool {
         let Some(talk) = &mut self.connection else { return false };
         let mut is_refused = false;
@@ -167,7 +169,7 @@ impl Announcer {
                 Ok(None) => break,
                 Ok(Some(line)) => {
                     if let Some(refusal) = line.strip_prefix(REFUSAL) {
-                        warn_once(&format!("it refuses this process: {refusal}"));
+                        warn_once(&format!("the manager refuses this process: {refusal}"));
                         is_refused = true;
                     } else if let Some(reason) = line.strip_prefix(CANNOT) {
                         log::debug!("the manager cannot watch a directory: {reason}");
@@ -175,9 +177,10 @@ impl Announcer {
                 }
                 Err(error) if error.kind() == ErrorKind::TimedOut => return false,
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::InvalidData) => break,
-                // No socket at all: somebody closed it, and the number may be somebody else's.
+                // Not a socket any more: other code of this process closed the descriptor, and its number may mean another file by
+                // now. So it is forgotten without closing it.
                 Err(_) => {
-                    let _never_closed = self.connection.take().map(ManuallyDrop::new);
+                    let _ = self.connection.take().map(ManuallyDrop::new);
                     return false;
                 }
             }
@@ -189,7 +192,7 @@ impl Announcer {
         is_refused
     }
 
-    /// Waits longer from failure to failure.
+    /// Postpones the next attempt, longer with each failure.
     fn pause(&mut self) {
         let pause = LOOK.saturating_mul(1 << self.failures.min(6)).min(LONGEST_PAUSE);
         self.failures += 1;
@@ -198,13 +201,13 @@ impl Announcer {
 
     fn fail(&mut self, error: &Error) {
         self.pause();
-        // Where there is no manager at all nobody misses it.
+        // No warning on platforms without a manager.
         if !error.is_unsupported() {
             warn_once(&with_causes(error));
         }
     }
 
-    /// Lets a thread start a manager and connect to it; it ends within seconds.
+    /// Spawns a thread that starts a manager and connects to it. The thread ends within seconds.
     fn begin(&mut self, choice: Program, socket: PathBuf) {
         let thread = std::thread::Builder::new().name("ndshm-manager".to_owned());
         let started = thread.spawn(move || {
@@ -231,7 +234,7 @@ impl Announcer {
 }
 
 impl Known {
-    /// The line that asks for the look that is still to come.
+    /// Returns the line that asks for a search, if its time is still to come.
     fn reminder(&self, now: Instant) -> Option<String> {
         let left = self.look?.checked_duration_since(now)?;
         Some(wire::look_line(self.id?, left))
@@ -243,7 +246,7 @@ fn find_or_start(choice: &Program, socket: &Path) -> Result<Talk, String> {
     let started = program::start(&program, socket);
     let mut backoff = Backoff::new(if started.is_ok() { START } else { Duration::ZERO });
     loop {
-        // Even if it could not be started: another process may have started one.
+        // Tried even if the program failed to start: another process may have started a manager.
         match address::connect(socket) {
             Ok(Some(talk)) => return Ok(talk),
             Ok(None) if backoff.pause() => {}
@@ -256,13 +259,14 @@ fn find_or_start(choice: &Program, socket: &Path) -> Result<Talk, String> {
     }
 }
 
-/// Says once per process that and why there is no manager.
+/// Logs, once per process, that there is no manager, and why.
 fn warn_once(reason: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
+    // Of several threads, one swap returns false. Relaxed suffices: the flag guards no other data.
     if !SAID.swap(true, Ordering::Relaxed) {
         log::warn!(
-            "no manager ({reason}). Everything works without it, but what killed processes leave is removed only when \
-             somebody reclaims it. NDSHM_MANAGER=off says that this is intended."
+            "no manager ({reason}). Everything works without it, but orphans of killed processes stay until `ndshm gc` or \
+             another process reclaims them. Set NDSHM_MANAGER=off if this is intended."
         );
     }
 }

@@ -1,6 +1,6 @@
-//! Floor 3: what a process tells the manager, and what it asks: the client's side, and the protocol.
+//! Floor 3: the client's side of the manager, and the protocol.
 //!
-//! The manager itself is `src/manager/`, above. Nothing here waits for it or needs it.
+//! The manager itself is `src/manager/`, on a higher floor. Arrays work without it, and announcing a directory never waits for it.
 
 pub(crate) mod address;
 mod announce;

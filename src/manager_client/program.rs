@@ -1,4 +1,4 @@
-//! Which program is the manager, and how it is started: in the background, out of reach of what ends this process.
+//! The program that is started as the manager, and how: in the background, so that it survives this process and its terminal.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,38 +6,38 @@ use std::time::Duration;
 
 use crate::os::{PerProcess, daemon};
 
-/// Says which program it is, or that there is to be none.
+/// The environment variable that names the program, or switches the manager off.
 const PROGRAM: &str = "NDSHM_MANAGER";
 
-/// What the program is called.
+/// The name of the program to search for.
 const NAME: &str = "ndshm";
 
-/// Which program is started when there is no manager.
+/// The program that is started if no manager runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Program {
-    /// What the environment variable `NDSHM_MANAGER` names; else `ndshm` beside this program, else in `PATH`. `NDSHM_MANAGER`
-    /// may also be `off`, `no`, `false` or `0`, which is [`Off`](Self::Off).
+    /// The program that the environment variable `NDSHM_MANAGER` names; else `ndshm` beside this program, else in `PATH`. If
+    /// `NDSHM_MANAGER` is `off`, `no`, `false` or `0`, the manager is [`Off`](Self::Off).
     #[default]
     Search,
-    /// This one. It is called as `ndshm` would be: `PROGRAM manager --detach --socket PATH`.
+    /// The program at this path. It is called like `ndshm`: `PROGRAM manager --detach --socket PATH`.
     At(PathBuf),
-    /// None: a manager that happens to run is not told anything either.
+    /// No program. This process announces nothing to a running manager either.
     Off,
 }
 
 static CHOICE: PerProcess<Program> = PerProcess::new();
 
-/// How long a choice waits for others of the same process.
+/// How long setting the program waits for other threads.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Chooses for this process which program is started when there is no [manager](crate::manager).
+/// Sets, for this process, the program that is started if no [manager](crate::manager) runs.
 ///
 /// # Examples
 ///
 /// ```standalone_crate
 /// use ndarray_shm::manager::{Program, set_program};
 ///
-/// set_program(Program::Off); // leftovers are reclaimed by other means
+/// set_program(Program::Off); // orphans are reclaimed by other means
 /// ```
 pub fn set_program(program: Program) {
     if let Some(mut slot) = CHOICE.lock(PATIENCE) {
@@ -45,8 +45,8 @@ pub fn set_program(program: Program) {
     }
 }
 
-/// What was chosen, here or in the process that this one was forked from. Off where no manager can run, and in a child that was forked
-/// while another thread chose.
+/// Returns the choice of this process, or of the process that this one was forked from. It is `Off` on platforms without a manager, and
+/// in a child that was forked while another thread called `set_program`.
 pub(super) fn choice() -> Program {
     if daemon::supported().is_err() {
         return Program::Off;
@@ -66,24 +66,24 @@ fn from_environment(value: Option<std::ffi::OsString>) -> Program {
     }
 }
 
-/// Finds the program that a choice means.
+/// Returns the path of the chosen program.
 ///
 /// # Errors
 ///
-/// Where it was looked for in vain, to be told to the user.
+/// The reason for the user: why there is no program, or where it was searched for.
 pub(super) fn find(choice: &Program) -> Result<PathBuf, String> {
     match choice {
-        Program::Off => Err("it is switched off".to_owned()),
+        Program::Off => Err("switched off".to_owned()),
         Program::At(path) => std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display())),
         Program::Search => {
             let file = format!("{NAME}{}", std::env::consts::EXE_SUFFIX);
             let this = std::env::current_exe().ok();
             let beside = this.as_deref().map(|this| this.with_file_name(&file));
-            // A program may lie where others can put theirs beside it, as in /tmp.
+            // In a directory where other users may create files, such as /tmp, the `ndshm` beside this program may be theirs.
             let beside =
                 this.zip(beside).filter(|(this, beside)| daemon::is_trusted_like(beside, this)).map(|both| both.1);
             let path = std::env::var_os("PATH").unwrap_or_default();
-            // What a relative entry means depends on where the process is just now.
+            // A relative entry would depend on the current directory.
             let entries = std::env::split_paths(&path).filter(|entry| entry.is_absolute());
             let mut candidates = beside.into_iter().chain(entries.map(|folder| folder.join(&file)));
             candidates.find(|candidate| candidate.is_file()).ok_or_else(|| {
@@ -93,10 +93,10 @@ pub(super) fn find(choice: &Program) -> Result<PathBuf, String> {
     }
 }
 
-/// Starts a manager and waits until it listens or has given up; it is the system's child then.
+/// Starts a manager, and waits until it listens or has failed. It is not a child of this process afterwards.
 pub(super) fn start(program: &Path, socket: &Path) -> Result<(), String> {
     if daemon::has_borrowed_rights() {
-        return Err("a program with set-user-ID starts no others".to_owned());
+        return Err("a set-user-ID program does not start one".to_owned());
     }
     let mut command = Command::new(program);
     command.args(["manager", "--detach", "--socket"]).arg(socket).current_dir("/");
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_names_a_program_or_switches_it_off() {
+    fn environment_names_manager_or_switches_it_off() {
         assert_eq!(from_environment(None), Program::Search);
         assert_eq!(from_environment(Some("".into())), Program::Search);
         for word in ["off", "OFF", "0", "no", "false"] {

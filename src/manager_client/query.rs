@@ -1,4 +1,4 @@
-//! Asking a running manager something, and waiting for the answer.
+//! Requests to a running manager that wait for the answer: `status` and `stop`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use crate::error::{Error, Result};
 /// How long a manager may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Asks this user's [manager](crate::manager) how it is; `None` if there is none.
+/// Returns the status of this user's [manager](crate::manager), or `None` if none runs.
 ///
-/// `socket` is where it listens, if not where `NDSHM_MANAGER_SOCKET` or the system says.
+/// `socket` is the path of its socket; `None` means the [default socket](crate::manager).
 ///
 /// # Errors
 ///
-/// - [`PermissionDenied`](Error::PermissionDenied): it is another user's.
-/// - [`Manager`](Error::Manager): it answers something else, or not in time.
+/// - [`PermissionDenied`](Error::PermissionDenied): the manager is another user's.
+/// - [`Manager`](Error::Manager): the answer is malformed, or did not arrive within 10 seconds.
 /// - [`Unsupported`](Error::Unsupported) off Linux.
 pub fn status(socket: Option<&Path>) -> Result<Option<Status>> {
     let Some((question, answer)) = Question::ask(socket, "status")? else { return Ok(None) };
@@ -26,7 +26,7 @@ pub fn status(socket: Option<&Path>) -> Result<Option<Status>> {
     Ok(Some(status))
 }
 
-/// Asks this user's [manager](crate::manager) to end, and waits until its socket is gone; `false` if there is none.
+/// Stops this user's [manager](crate::manager), and waits until its socket is gone. Returns `false` if none runs.
 ///
 /// # Errors
 ///
@@ -47,7 +47,7 @@ struct Question {
 }
 
 impl Question {
-    /// Asks and returns the answer; `None` if there is no manager, or it ends just now.
+    /// Connects, sends a line and returns the answer; `None` if there is no manager, or it is just ending.
     fn ask(socket: Option<&Path>, line: &str) -> Result<Option<(Self, String)>> {
         let path = address::socket_path(socket)?;
         let Some(talk) = address::connect(&path)? else { return Ok(None) };
@@ -59,7 +59,7 @@ impl Question {
         }
     }
 
-    /// Says a line and returns the answer; `None` if the manager ends just now.
+    /// Sends a line and returns the answer; `None` if the manager is just ending.
     fn say(&mut self, line: &str) -> Result<Option<String>> {
         match self.talk.say(line) {
             Err(error) if is_end(&error) => return Ok(None),
@@ -72,7 +72,7 @@ impl Question {
         }
     }
 
-    /// Waits for a line; `None` at the end.
+    /// Waits for a line; `None` at the end of the connection.
     fn line(&mut self) -> Result<Option<String>> {
         match self.talk.hear(self.end) {
             Err(error) if is_end(&error) => Ok(None),
@@ -86,7 +86,7 @@ impl Question {
     }
 }
 
-/// Whether the error says that the other end has gone, with or without having heard everything.
+/// Returns whether the error means that the other end closed the connection, whether it had read everything or not.
 fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }

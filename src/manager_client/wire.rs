@@ -1,7 +1,7 @@
-//! What clients and manager say to each other: lines of text, read as input that anybody may have written.
+//! The protocol of clients and manager: lines of text, parsed as untrusted input.
 //!
-//! A client greets and then asks; every line of its has one line for an answer. docs/layout.md has the same for other
-//! languages.
+//! A client sends a greeting and then requests. Each of its lines is answered by one line. docs/layout.md describes the protocol for
+//! other languages.
 
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
@@ -10,29 +10,29 @@ use std::time::{Duration, Instant};
 use crate::os::{self, FileId, Socket};
 use crate::percent::{decode, encode};
 
-/// First line of a client, and of the answer: name and version of the protocol.
+/// The first line of a client, and its answer: name and version of the protocol.
 pub(crate) const GREETING: &str = "ndshm-manager 1";
 
-/// What the manager answers to a request that it has done.
+/// The answer to a request that was carried out.
 pub(crate) const DONE: &str = "ok";
 
-/// How the manager answers what it understands and cannot do; the connection stays.
+/// The beginning of the answer to a valid request that cannot be carried out. The connection stays open.
 pub(crate) const CANNOT: &str = "no ";
 
-/// How the manager's refusals begin, after which it hangs up.
+/// The beginning of a refusal. The manager closes the connection after it.
 pub(crate) const REFUSAL: &str = "error ";
 
-/// Bytes of the longest line, its end included: a path of 4096 bytes with each of them encoded, and some room.
+/// Maximum length of a line in bytes, with its end: a path of 4096 bytes, all of them encoded, and some room.
 const LONGEST_LINE: usize = 1 << 14;
 
-/// Bytes of the longest name of a backend.
+/// Maximum length of a backend's name in bytes.
 const LONGEST_NAME: usize = 255;
 
-/// One end of a connection, which says and hears lines.
+/// One end of a connection, which sends and receives lines.
 #[derive(Debug)]
 pub(crate) struct Talk {
     pub(crate) socket: Socket,
-    /// What has arrived after the last line.
+    /// Bytes that arrived after the last line.
     rest: Vec<u8>,
 }
 
@@ -41,7 +41,7 @@ impl Talk {
         Self { socket, rest: Vec::new() }
     }
 
-    /// Sends all of a line at once, or fails: what is said here is short.
+    /// Sends a whole line without waiting, or fails. Lines are short, so a full buffer means that the other end does not read.
     pub(crate) fn say(&self, line: &str) -> io::Result<()> {
         let line = format!("{line}\n");
         let sent = self.socket.send(&[IoSlice::new(line.as_bytes())], &[], Some(Instant::now()))?;
@@ -52,7 +52,8 @@ impl Talk {
     ///
     /// # Errors
     ///
-    /// `TimedOut`; `InvalidData` for what is no line, which the other end may be told: nothing that follows can be understood.
+    /// `TimedOut`; `InvalidData` if the bytes are not a valid line. Then nothing that follows can be parsed either. The message may be
+    /// sent to the other end.
     pub(crate) fn hear(&mut self, deadline: Instant) -> io::Result<Option<String>> {
         let mut arrived = [0; 4096];
         loop {
@@ -78,51 +79,51 @@ fn next_line(bytes: &mut Vec<u8>) -> io::Result<Option<String>> {
     String::from_utf8(line).map(Some).map_err(|_| nonsense("a line must be text; percent-encode other bytes"))
 }
 
-/// What a client may ask.
+/// A request of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// It speaks this protocol.
+    /// The client speaks this protocol.
     Greeting,
-    /// It uses counted arrays in a directory.
+    /// The client uses counted arrays in a directory.
     Use(Use),
-    /// What a client has left in a directory, one of those that it uses, will be nobody's after some time.
+    /// The client left an array in flight in a directory that it uses. Search there after its ticket has expired.
     Look {
-        /// In how long.
+        /// The time until then.
         after: Duration,
-        /// What the directory is for the client.
+        /// The identity of the directory, as the client sees it.
         id: FileId,
     },
-    /// How are you?
+    /// Answer with the manager's status.
     Status,
-    /// Please end.
+    /// End the manager.
     Stop,
 }
 
 /// A directory that a client uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// What the directory is for the client: under the same path another mount namespace may have another one.
+    /// The identity of the directory, as the client sees it: the manager's mount namespace may have another directory under this path.
     pub(crate) id: FileId,
-    /// Name of the backend.
+    /// The name of the backend.
     pub(crate) backend: String,
-    /// The directory, absolute.
+    /// The absolute path of the directory.
     pub(crate) path: PathBuf,
 }
 
 impl Use {
-    /// Looks at a directory as it is now; `None` if no manager can be told of it.
+    /// Returns what to announce for a directory; `None` if it does not exist.
     pub(crate) fn of(directory: &Path, backend: &str) -> Option<Self> {
         let path = directory.canonicalize().ok()?;
         let facts = os::facts_at(&path).ok()?;
         Some(Self { id: facts.id, backend: backend.to_owned(), path })
     }
 
-    /// Whether this process sees the same directory at the path.
+    /// Returns whether this process sees the same directory under the path.
     pub(crate) fn is_seen_here(&self) -> bool {
         os::facts_at(&self.path).is_ok_and(|facts| facts.id == self.id && facts.other == Some("a directory"))
     }
 
-    /// The line that says it.
+    /// Returns the request as a line.
     pub(crate) fn line(&self) -> String {
         let FileId { device, number } = self.id;
         let (backend, path) = (encode(self.backend.as_bytes()), encode(self.path.as_os_str().as_encoded_bytes()));
@@ -130,34 +131,34 @@ impl Use {
     }
 }
 
-/// The line that asks for a look at a directory after some time, and no earlier.
+/// Returns the line that asks for a search of a directory after this time, rounded up.
 pub(crate) fn look_line(id: FileId, after: Duration) -> String {
     let FileId { device, number } = id;
     format!("look {} {device} {number}", after.as_millis() + 1)
 }
 
-/// What a manager says about itself.
+/// The status of a running manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Number of its process.
+    /// Its process id.
     pub pid: u32,
-    /// Version of the crate it was built from.
+    /// The version of the crate that it was built from.
     pub version: String,
     /// How long it has been running.
     pub uptime: Duration,
-    /// Processes whose death it waits for.
+    /// Number of clients: processes that have announced a directory.
     pub clients: usize,
-    /// Directories that it knows.
+    /// Number of directories that it knows.
     pub directories: usize,
-    /// How often it looked through one of them.
+    /// How often it has searched a directory, all directories together.
     pub sweeps: u64,
-    /// Arrays of dead processes that it removed.
+    /// Number of orphaned arrays that it has removed.
     pub reclaimed: u64,
 }
 
 impl Status {
-    /// The line that says it.
+    /// Returns the status as a line.
     pub(crate) fn line(&self) -> String {
         let Self { pid, version, uptime, clients, directories, sweeps, reclaimed } = self;
         let uptime = uptime.as_millis();
@@ -168,7 +169,7 @@ impl Status {
         )
     }
 
-    /// Reads the line; fields it does not know are those of a newer manager.
+    /// Parses the line. Unknown fields are ignored: a newer manager may send more.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         let fields = line.strip_prefix("status ")?;
         let field = |name: &str| {
@@ -187,11 +188,11 @@ impl Status {
     }
 }
 
-/// Reads one line of a client, without its end.
+/// Parses one line of a client, without its end.
 ///
 /// # Errors
 ///
-/// What is wrong with it, to be told to the client.
+/// The reason for the client: what is wrong with the line.
 pub(crate) fn parse(line: &str) -> Result<Request, &'static str> {
     let words: Vec<&str> = line.split(' ').collect();
     match *words.as_slice() {
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn parsing_inverts_formatting_for_every_line() {
         if Path::new("/x").is_absolute() {
             for path in ["/", "/dev/shm", "/tmp/a b\nc%41/ü", "/~.-_"] {
                 let line = used(path).line();
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_the_reason() {
+    fn malformed_request_is_refused_with_the_reason() {
         for (line, reason) in [
             ("", "the requests are"),
             ("hello", "the requests are"),
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_whole_however_they_arrive() {
+    fn lines_arrive_whole_however_they_are_split() {
         let mut bytes = b"one\ntwo\n\nth".to_vec();
         let mut next = |more: &[u8]| {
             bytes.extend_from_slice(more);
@@ -313,9 +314,9 @@ mod tests {
         assert!(next(b"x\n").unwrap_err().contains("at most"), "too long even with its end");
     }
 
-    /// Not a fuzzer, but it runs everywhere: no bytes make it panic.
+    /// Not a fuzzer, but it runs on every platform.
     #[test]
-    fn no_bytes_make_it_panic() {
+    fn no_bytes_make_the_parsers_panic() {
         let seeds =
             [&b"use 1 2 shm /dev/shm"[..], b"look 1 2 3", b"status pid=1 version=%41", b"ndshm-manager 1", b"%%%"];
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -330,9 +331,10 @@ mod tests {
                 bytes[at] = byte;
             }
             let text = std::str::from_utf8(&bytes).ok();
-            let _either = text.map(parse);
-            let _either = text.and_then(Status::parse);
-            let _either = next_line(&mut bytes);
+            // Any result will do; only a panic fails the test.
+            let _ = text.map(parse);
+            let _ = text.and_then(Status::parse);
+            let _ = next_line(&mut bytes);
         }
     }
 }

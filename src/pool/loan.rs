@@ -1,4 +1,4 @@
-//! What a pool lends, and how it comes back: when it is dropped, whatever it is by then.
+//! Drafts and arrays in memory of a pool, which return the memory when they are dropped.
 
 use std::fmt;
 use std::ops::Deref;
@@ -10,12 +10,12 @@ use crate::array::{Draft, Element, NAMELESS, SharedArray};
 use crate::backend::{Backend, IntoLocation};
 use crate::error::{Error, IntoError};
 
-/// Something lent, which goes back when it is dropped, unless it was taken out before.
+/// A value lent by a pool. Dropping it calls `give_back`; `end` takes the value out instead.
 struct Loan<A> {
     value: Option<A>,
     bytes: u64,
     pool: Pool,
-    /// Must neither panic nor wait for long.
+    /// Called while dropping: must neither panic nor wait for long.
     give_back: fn(A, &Pool),
 }
 
@@ -25,7 +25,7 @@ impl<A> Loan<A> {
         Self { value: Some(value), bytes, pool, give_back }
     }
 
-    /// Ends the loan without giving back.
+    /// Ends the loan without giving the value back.
     fn end(mut self) -> (A, Pool) {
         (self.value.take().expect(THERE), self.pool.clone())
     }
@@ -35,7 +35,7 @@ impl<A> Loan<A> {
     }
 }
 
-/// Only `end` and `drop` take the value out, and nothing comes after them.
+/// Only `end` and `drop` take the value out, and nothing uses the loan after them.
 const THERE: &str = "the value is there until the loan ends";
 
 impl<A> Drop for Loan<A> {
@@ -57,22 +57,24 @@ fn give_draft_back<T: Element, D: Dimension>(draft: Draft<T, D>, pool: &Pool) {
 
 fn give_array_back<T: Element, D: Dimension>(array: SharedArray<T, D>, pool: &Pool) {
     if !pool.is_mine() {
-        return; // neither the name nor the memory is this process's to take away
+        return; // a forked child: name and memory belong to the parent
     }
     if let Err(refused) = pool.absorb(array, DROP_WAIT) {
         let (error, array) = refused.into_parts();
-        // It cannot be used again. Its name goes all the same, unless that would mean waiting again.
+        // The memory cannot be used again. Its name is removed all the same, unless the name is locked: that would mean to wait
+        // once more.
         if !matches!(error, Error::TimedOut { .. }) {
             let (home, id) = (array.home(), array.segment().id());
-            let _nobody_to_tell = home.backend.unlink_within(&home.location, Some(id), DROP_WAIT);
+            let _ = home.backend.unlink_within(&home.location, Some(id), DROP_WAIT); // a drop cannot report errors
         }
         pool.count_dropped();
     }
 }
 
-/// A draft in memory of a [`Pool`]: dropped, or dropped after it was published, it gives the memory back.
+/// A draft in memory of a [`Pool`]. When it is dropped, before or after it is published, the memory returns to the pool.
 ///
-/// Otherwise it is a [`Draft`]. Its elements are whatever the memory held, unless zeros were asked for.
+/// In all other respects it is a [`Draft`]. It begins with the old contents of the memory, unless it comes from
+/// [`Pool::take_zeroed`].
 pub struct PooledDraft<T: Element, D: Dimension> {
     loan: Loan<Draft<T, D>>,
     is_recycled: bool,
@@ -84,21 +86,25 @@ impl<T: Element, D: Dimension> PooledDraft<T, D> {
         Self { loan: Loan::new(draft, bytes, pool, give_draft_back), is_recycled }
     }
 
-    /// Whether its memory was used before. If not, it holds zeros.
+    /// Returns whether the memory was used before. If not, it was zeroed when it was taken.
     pub fn is_recycled(&self) -> bool {
         self.is_recycled
     }
 
-    /// Looks at and writes to the elements.
+    /// Returns a mutable view of the elements.
+    ///
+    /// # Panics
+    ///
+    /// Panics in a forked child: the draft belongs to its parent.
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
         self.loan.get_mut().view_mut()
     }
 
-    /// Gives the array its name: from this moment others can open it, until the returned value is dropped.
+    /// Gives the array its name. From then on other processes can open it, until the returned value is dropped.
     ///
     /// # Errors
     ///
-    /// The error gives the draft back. Those of [`Draft::publish`], and [`Unsupported`](Error::Unsupported) in a forked child.
+    /// The error returns the draft. Those of [`Draft::publish`], and [`Unsupported`](Error::Unsupported) in a forked child.
     pub fn publish(self, location: impl IntoLocation) -> Result<PooledArray<T, D>, IntoError<Self>> {
         if !self.loan.pool.is_mine() {
             let error = Error::Unsupported { location: NAMELESS.into(), what: FOREIGN.into() };
@@ -115,9 +121,9 @@ impl<T: Element, D: Dimension> PooledDraft<T, D> {
         }
     }
 
-    /// Takes the draft out of the pool for good: it becomes an ordinary one.
+    /// Takes the draft out of the pool for good. It becomes an ordinary draft.
     ///
-    /// If its memory was used before and it is shared by descriptor, without a name, it can have none later.
+    /// If the memory was used before and the draft is then shared by descriptor, without a name, it cannot get a name later.
     pub fn into_draft(self) -> Draft<T, D> {
         let (mut memory, layout, keep_descriptor) = self.loan.end().0.into_parts();
         memory.set_recyclable(false);
@@ -139,11 +145,11 @@ impl<T: Element, D: Dimension> fmt::Debug for PooledDraft<T, D> {
     }
 }
 
-/// An array in memory of a [`Pool`]: dropped, it loses its name and gives the memory back.
+/// An array in memory of a [`Pool`]. When it is dropped, it loses its name and the memory returns to the pool.
 ///
-/// Otherwise it is a [`SharedArray`]. It costs one descriptor. Other processes that are attached keep the bytes, and keep the pool
-/// from using them again; if somebody else is about to remove the name just when this is dropped, and does not get on, the name
-/// stays and the memory with it.
+/// In all other respects it is a [`SharedArray`]. It holds one descriptor. Other attached processes keep the bytes, and the pool does not
+/// use the memory again until they detach. If another process keeps the name locked for 100 ms while this is dropped, name and memory
+/// stay.
 pub struct PooledArray<T: Element, D: Dimension> {
     loan: Loan<SharedArray<T, D>>,
 }
@@ -154,7 +160,7 @@ impl<T: Element, D: Dimension> PooledArray<T, D> {
         Self { loan: Loan::new(array, bytes, pool, give_array_back) }
     }
 
-    /// Takes the array out of the pool for good: its name stays when it is dropped.
+    /// Takes the array out of the pool for good. It becomes an ordinary array and keeps its name when it is dropped.
     pub fn into_array(self) -> SharedArray<T, D> {
         self.loan.end().0.without_recycling()
     }

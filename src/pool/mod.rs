@@ -1,23 +1,23 @@
-//! Memory that is used again from one array to the next, for programs that make large arrays one after the other.
+//! Memory that is used again from one array to the next, for programs that create large arrays one after another.
 //!
-//! New shared memory is slow: the kernel clears each page and maps it at its first touch. A [`Pool`] keeps the memory that an
-//! array leaves, and gives it to the next one as soon as the kernel says that no other process is attached.
+//! New shared memory is slow: the kernel clears each page and maps it at its first touch. A [`Pool`] keeps the memory of a dropped
+//! array, and uses it for another one once the kernel's lock table shows that no other process is attached.
 //!
 //! ```
 //! use ndarray_shm::Pool;
 //!
 //! let pool = Pool::new()?;
 //! for frame in 0..3u8 {
-//!     let mut draft = pool.take::<u8, _>((480, 640))?; // its elements are those of an earlier frame
+//!     let mut draft = pool.take::<u8, _>((480, 640))?; // from the second frame on, it holds an earlier frame
 //!     draft.view_mut().fill(frame);
 //!     let array = draft.publish("pool-room-example")?;
 //!     assert_eq!(array.read()?[[7, 7]], frame);
-//! } // the name goes, the memory comes back
+//! } // the name is removed, the memory returns to the pool
 //! # Ok::<(), ndarray_shm::Error>(())
 //! ```
 //!
-//! Not for arrays that outlive the program, for memory that programs map without this crate's locks, or for many small arrays:
-//! those live in an [`Arena`](crate::Arena). A pool has no thread; each call does what is due.
+//! Not for arrays that outlive the program, for memory that programs map without this crate's locks, or for many small arrays (an
+//! [`Arena`](crate::Arena) holds those). A pool has no thread: each call does the maintenance that is due.
 
 mod loan;
 mod shelf;
@@ -36,8 +36,10 @@ use crate::error::{Error, IntoError, Result};
 use crate::os;
 use crate::segment::{DraftSegment, can_recycle, recycle};
 
-/// How long taking a name away waits for others who are at it, if it is asked for, and if an array is merely dropped.
+/// How long `put` waits for another process that removes or replaces the same name.
 const PUT_WAIT: Duration = Duration::from_secs(10);
+
+/// The same for a drop, which must not wait for long.
 const DROP_WAIT: Duration = Duration::from_millis(100);
 
 /// Options for pools.
@@ -67,32 +69,32 @@ impl Default for PoolOptions {
 }
 
 impl PoolOptions {
-    /// Begins with the defaults: at most 1 GiB and 64 arrays, each for a minute.
+    /// Begins with the defaults: keeps at most 1 GiB and 64 arrays, each for a minute.
     pub fn new() -> Self {
         Self::default()
     }
 
     common_settings! {}
 
-    /// Keeps at most so many bytes that nobody uses; beyond them the oldest go.
+    /// Keeps at most this many bytes of memory that is not lent, idle and draining together. Beyond that the oldest is dropped.
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.limits.bytes = bytes;
         self
     }
 
-    /// Keeps the memory of at most so many arrays: each costs a descriptor and a mapping.
+    /// Keeps the memory of at most this many arrays. Each costs a descriptor and a mapping.
     pub fn max_arrays(mut self, count: usize) -> Self {
         self.limits.segments = count;
         self
     }
 
-    /// Keeps no memory for longer than this without using it. The next call of any function of the pool drops what is older.
+    /// Keeps unused memory for at most this long. The next call of any function of the pool drops older memory.
     pub fn max_age(mut self, age: Duration) -> Self {
         self.limits.age = age;
         self
     }
 
-    /// Makes a pool, which has no memory yet.
+    /// Creates a pool, which has no memory yet.
     ///
     /// # Errors
     ///
@@ -109,9 +111,9 @@ impl PoolOptions {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolAmount {
-    /// How many.
+    /// Number of arrays.
     pub arrays: usize,
-    /// Their bytes in all.
+    /// Total of their bytes.
     pub bytes: u64,
 }
 
@@ -122,7 +124,7 @@ impl PoolAmount {
     }
 }
 
-/// What a pool has, and what it has done.
+/// Counts of a pool's memory and requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -130,49 +132,50 @@ pub struct PoolStats {
     pub hits: u64,
     /// Requests that took new memory.
     pub misses: u64,
-    /// Memory that came back and was given up: too old, beyond the capacity, in the way of a request that did not fit, or not
-    /// to be used again.
+    /// Memory that returned to the pool and was freed: too old, beyond the capacity, freed to make room for a new request, or not
+    /// reusable.
     pub dropped: u64,
     /// Memory that can be taken.
     pub idle: PoolAmount,
-    /// Memory that came back, but others are still attached to it.
+    /// Memory that returned to the pool while other processes are still attached to it.
     pub draining: PoolAmount,
-    /// [`PooledDraft`]s and [`PooledArray`]s that will come back.
+    /// [`PooledDraft`]s and [`PooledArray`]s that return their memory when they are dropped.
     pub lent: PoolAmount,
 }
 
-/// Memory that stays reserved and mapped from one array to the next, so that filling it costs no more than filling private
-/// memory: new shared memory takes several times as long.
+/// Memory that stays reserved and mapped from one array to the next.
 ///
-/// [`take`](Self::take) gives a draft. When it is dropped, or when the array that it was [published](PooledDraft::publish) as is
-/// dropped, its memory comes back, **and the array loses its name**. Processes that are attached keep the bytes: the memory waits
-/// *draining* until the kernel says that the last of them has gone, and only then can it be taken again.
+/// Filling it costs no more than filling private memory. Filling new shared memory takes several times as long.
 ///
-/// A clone is the same pool. It has no thread: each call does what is due, such as dropping what is too old. What it keeps costs
-/// one descriptor each, and goes with its last clone. A process that is killed leaves hidden files at most, which
-/// [`reclaim`](crate::counted::reclaim()) removes.
+/// [`take`](Self::take) returns a draft. When the draft is dropped, or the array that it was [published](PooledDraft::publish) as, its
+/// memory returns to the pool, **and the array loses its name**. Attached processes keep the bytes: the memory is *draining* until the
+/// last of them detaches, and can be taken again only then.
+///
+/// Clones share one pool. A pool has no thread: each call does the maintenance that is due, such as dropping memory that is too old. Each
+/// array's memory that it keeps costs one descriptor, and is freed with the last clone. A killed process leaves at most hidden files,
+/// which [`reclaim`](crate::counted::reclaim()) removes.
 ///
 /// # Limits
 ///
-/// - The kernel knows of everyone who attaches by the rules of `docs/layout.md`. A program that maps files without them, such as
-///   one with `numpy.memmap`, **sees its memory being used again**: give it arrays that are no pool's.
-/// - Memory is used again on Linux. Elsewhere nobody can know that he is alone, so each request takes new memory, and everything
-///   else is as said here.
-/// - Publishing takes two steps here, the name and then the locks. Whoever opens the name of a process that is stopped between them
-///   gets `TimedOut` after five seconds.
-/// - A forked child's copy of a pool is empty and stays empty, and what the child has of its parent's drafts and arrays gives
-///   nothing back. It may make a pool of its own.
+/// - Only processes that attach by the rules of `docs/layout.md` are noticed. A program that maps files without them, for example with
+///   `numpy.memmap`, **sees its memory being used again**. Do not give it arrays of a pool.
+/// - Memory is used again on Linux only. Elsewhere a process cannot find out that no other is attached, so each request takes new
+///   memory. Everything else is the same.
+/// - Publishing takes two steps: the name, then the locks. If a process is stopped between them, opening the name fails with `TimedOut`
+///   after five seconds.
+/// - In a forked child the pool is empty and stays empty, and its copies of the parent's drafts and arrays return nothing. The child may
+///   create a pool of its own.
 ///
 /// ```
 /// use ndarray_shm::Pool;
 ///
 /// let pool = Pool::new()?;
 /// for frame in 0..3u8 {
-///     let mut draft = pool.take::<u8, _>((480, 640))?; // the second time, what the first frame left
+///     let mut draft = pool.take::<u8, _>((480, 640))?; // from the second frame on, it holds an earlier frame
 ///     draft.view_mut().fill(frame);
 ///     let array = draft.publish("pool-example")?;
 ///     assert_eq!(array.read()?[[7, 7]], frame);
-/// } // the name goes, the memory comes back
+/// } // the name is removed, the memory returns to the pool
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -185,14 +188,16 @@ struct PoolState {
     backend: Directory,
     draft: DraftOptions,
     limits: Limits,
-    /// Of the process that made it. A forked child has the same memory and the same descriptions: both would be alone.
+    /// Fork generation of the creator. Parent and forked child share the open file descriptions, so the kernel would let both take
+    /// the same memory alone.
     generation: u64,
     shelf: Mutex<Shelf>,
 }
 
 impl Drop for PoolState {
     fn drop(&mut self) {
-        // Another thread may have been at work on it when this process was forked: then it is no use looking into.
+        // In a forked child, the mutex can be locked by a thread that exists only in the parent, which was changing the shelf at the
+        // fork. Such a shelf may be inconsistent, so it is leaked, not dropped.
         if self.generation != os::fork_generation() && self.shelf.try_lock().is_err() {
             let broken = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::forget(std::mem::take(broken));
@@ -201,7 +206,7 @@ impl Drop for PoolState {
 }
 
 impl Pool {
-    /// Makes a pool in the default backend, with the default limits.
+    /// Creates a pool in the default backend, with the default limits.
     ///
     /// # Errors
     ///
@@ -210,15 +215,15 @@ impl Pool {
         PoolOptions::new().create()
     }
 
-    /// Returns where its arrays live.
+    /// Returns the directory of the pool's arrays.
     pub fn backend(&self) -> &Directory {
         &self.shared.backend
     }
 
-    /// Takes memory for an array, **with whatever was there**: elements of this pool's earlier arrays, or zeros.
+    /// Takes memory for an array, **with its old contents**: elements of the pool's earlier arrays, or zeros.
     ///
-    /// Idle memory serves if it is as large, or at most a quarter larger; otherwise new memory is taken. If there is too little
-    /// room or are too few descriptors for that, idle memory is given up first.
+    /// Idle memory is used if it is as large as needed, or at most a quarter larger. Otherwise new memory is taken. If there is too little
+    /// room for that, or there are too few descriptors, idle memory is freed first.
     ///
     /// # Errors
     ///
@@ -246,29 +251,30 @@ impl Pool {
         Ok(draft)
     }
 
-    /// Takes an array's name away and keeps its memory, however the array was made: created, opened, painted by many.
+    /// Removes an array's name and keeps its memory. The array need not come from this pool: it may have been created, opened, or
+    /// painted as a renderbuffer.
     ///
-    /// Nothing but the name is gone for others who are attached. If the name had gone already, the memory goes with the last of
-    /// them.
+    /// Other attached processes keep the bytes; the array only loses its name. If the name was removed before, the memory is not kept. It
+    /// is freed when the last process detaches.
     ///
     /// # Errors
     ///
-    /// The error gives the array back, with its name. [`PermissionDenied`](Error::PermissionDenied): it is another user's, has
-    /// other permissions than the pool's arrays, or may not be written or renamed.
-    /// [`InvalidSetting`](Error::InvalidSetting): it lives in another directory than the pool's arrays.
-    /// [`SizeMismatch`](Error::SizeMismatch): another program changed the length of the file.
-    /// [`TimedOut`](Error::TimedOut): somebody has been about to remove or replace the name for 10 s.
-    /// [`Unsupported`](Error::Unsupported): the pool is that of a parent process.
+    /// The error returns the array, with its name.
+    /// - [`PermissionDenied`](Error::PermissionDenied): the file is another user's, has other permissions than the pool's arrays, or may
+    ///   not be written or renamed.
+    /// - [`InvalidSetting`](Error::InvalidSetting): the array is in another directory than the pool's arrays.
+    /// - [`SizeMismatch`](Error::SizeMismatch): another program changed the length of the file.
+    /// - [`TimedOut`](Error::TimedOut): another process kept the name locked for 10 s, to remove or replace it.
+    /// - [`Unsupported`](Error::Unsupported): this process is a forked child, and the pool belongs to its parent.
     pub fn put<T: Element, D: Dimension>(&self, array: SharedArray<T, D>) -> Result<(), IntoError<SharedArray<T, D>>> {
         self.require_own(array).and_then(|array| self.absorb(array, PUT_WAIT))
     }
 
-    /// Arranges that an array loses its name and gives its memory to this pool when it is dropped, as if it had been taken from
-    /// it.
+    /// Makes an array one of this pool's: when the returned value is dropped, the array loses its name and the pool keeps its memory.
     ///
     /// # Errors
     ///
-    /// The error gives the array back. [`InvalidSetting`](Error::InvalidSetting) and [`Unsupported`](Error::Unsupported), as for
+    /// The error returns the array. [`InvalidSetting`](Error::InvalidSetting) and [`Unsupported`](Error::Unsupported), as for
     /// [`put`](Self::put).
     pub fn adopt<T: Element, D: Dimension>(
         &self,
@@ -277,32 +283,33 @@ impl Pool {
         Ok(PooledArray::new(self.require_own(array)?, self.clone()))
     }
 
-    /// Gives up all idle memory.
+    /// Frees all idle memory.
     pub fn trim(&self) {
         self.maintain();
         while let Some(_given_up) = self.with_shelf(Shelf::give_up_oldest).flatten() {}
     }
 
-    /// Does what is due: memory that has drained is idle again, and memory that is too old is dropped.
+    /// Does the maintenance that is due: drained memory becomes idle, and memory that is too old is dropped.
     pub fn maintain(&self) {
-        let _dropped_unlocked = self.with_shelf(|shelf| shelf.tidy(self.shared.limits));
+        drop(self.with_shelf(|shelf| shelf.tidy(self.shared.limits))); // unmaps it, after the shelf was unlocked
     }
 
-    /// Returns what the pool has, after [maintenance](Self::maintain), and what it has done.
+    /// Returns the pool's counts, after [maintenance](Self::maintain).
     pub fn stats(&self) -> PoolStats {
         self.maintain();
         self.with_shelf(|shelf| shelf.stats()).unwrap_or_default()
     }
 
-    /// Returns the permission bits of its files.
+    /// Returns the permission bits of the pool's files.
     pub(crate) fn permissions(&self) -> u32 {
         self.shared.draft.permissions
     }
 
-    /// Hands out memory for so many bytes, and whether it was used before. What is new is made with these options.
+    /// Returns memory of this many bytes, and whether it was used before. New memory is created with these options.
     pub(crate) fn lend(&self, bytes: u64, options: DraftOptions) -> Result<(DraftSegment, bool)> {
         let take = |shelf: &mut Shelf| (shelf.tidy(self.shared.limits), shelf.take(bytes));
-        while let Some((_dropped_unlocked, Some(mut memory))) = self.with_shelf(take) {
+        while let Some((_dropped, Some(mut memory))) = self.with_shelf(take) {
+            // False if another process removed the hidden name. The file could never get a name again, so it is dropped.
             if memory.reuse(bytes)? {
                 self.with_shelf(|shelf| shelf.stats.hits += 1);
                 return Ok((memory, true));
@@ -316,7 +323,7 @@ impl Pool {
         Ok((memory, false))
     }
 
-    /// Tries again with less idle memory, as long as there is too little room or are too few descriptors.
+    /// Retries `attempt` while there is too little room or there are too few descriptors, and frees idle memory before each retry.
     pub(crate) fn making_room<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
         loop {
             match attempt() {
@@ -328,21 +335,22 @@ impl Pool {
         }
     }
 
-    /// Keeps memory that has no name.
+    /// Keeps memory that has no public name.
     pub(crate) fn keep(&self, mut memory: DraftSegment) {
         if !self.is_mine() {
-            return; // the parent has it
+            return; // it belongs to the parent
         }
         if !can_recycle() || memory.isolate().is_err() {
             return self.count_dropped();
         }
-        let _dropped_unlocked = self.with_shelf(|shelf| {
+        let dropped = self.with_shelf(|shelf| {
             shelf.put(memory);
             shelf.tidy(self.shared.limits)
         });
+        drop(dropped); // unmaps it, after the shelf was unlocked
     }
 
-    /// Takes the name away and keeps the memory.
+    /// Removes the name and keeps the memory.
     fn absorb<T: Element, D: Dimension>(
         &self,
         array: SharedArray<T, D>,
@@ -374,25 +382,26 @@ impl Pool {
         Err(IntoError::new(error, array))
     }
 
-    /// Notes that memory came back and was given up.
+    /// Counts memory that returned to the pool and was freed.
     fn count_dropped(&self) {
         self.with_shelf(|shelf| shelf.stats.dropped += 1);
     }
 
-    /// Whether this process made it.
+    /// Returns whether this process created the pool.
     fn is_mine(&self) -> bool {
         self.shared.generation == os::fork_generation()
     }
 
-    /// Does something with what it has; `None` in a forked child: its copy forgets what it has.
+    /// Calls `act` with the locked shelf. In a forked child, empties the child's copy and returns `None`.
     ///
-    /// What is to be dropped is returned: unmapping takes long, and others wait.
+    /// `act` returns memory to drop instead of dropping it, so that it is unmapped after the shelf is unlocked: unmapping takes long, and
+    /// other threads wait for the lock.
     fn with_shelf<R>(&self, act: impl FnOnce(&mut Shelf) -> R) -> Option<R> {
         if self.is_mine() {
             return Some(act(&mut self.shared.shelf.lock().unwrap_or_else(PoisonError::into_inner)));
         }
-        // Not `lock`: a thread that does not exist here may have it. What is dropped is only unmapped, the names are the
-        // parent's.
+        // Not `lock`: a thread that exists only in the parent may have held the lock at the fork, and would never release it here.
+        // Dropping the child's copy only unmaps the memory. The hidden names belong to the parent.
         let forgotten = self.shared.shelf.try_lock().ok().map(|mut shelf| std::mem::take(&mut *shelf));
         drop(forgotten);
         None
@@ -400,4 +409,4 @@ impl Pool {
 }
 
 /// Why a forked child cannot use its parent's pool.
-const FOREIGN: &str = "the pool belongs to the process that this one was forked from (make another one here)";
+const FOREIGN: &str = "the pool belongs to the parent of this forked process (create another pool here)";

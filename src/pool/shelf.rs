@@ -1,4 +1,4 @@
-//! What a pool has at the moment: memory that is idle, and memory that is draining: other processes are still attached to it.
+//! The memory that a pool keeps: idle, or draining while other processes are still attached to it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{PoolAmount, PoolStats};
 use crate::segment::DraftSegment;
 
-/// What a pool may keep.
+/// The limits of what a pool keeps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) bytes: u64,
@@ -20,11 +20,11 @@ struct ShelvedMemory {
     since: Instant,
 }
 
-/// Memory in the order in which it came back, and what was done so far.
+/// Memory in the order in which it returned, and the counts.
 #[derive(Debug, Default)]
 pub(super) struct Shelf {
     kept: VecDeque<ShelvedMemory>,
-    /// What is idle and what is draining is found out when it is asked for.
+    /// `idle` and `draining` stay zero here; the method `stats` computes them.
     pub(super) stats: PoolStats,
 }
 
@@ -33,8 +33,8 @@ impl Shelf {
         self.kept.push_back(ShelvedMemory { memory, since: Instant::now() });
     }
 
-    /// Takes idle memory of a size that will do: exactly the right one before others, what came back last before what has
-    /// been idle for longer, because more of it is still in the caches.
+    /// Takes idle memory of a suitable size, the smallest first. Of equal sizes it takes the memory that returned last, because more
+    /// of that is still in the caches.
     pub(super) fn take(&mut self, bytes: u64) -> Option<DraftSegment> {
         let idle = self.kept.iter().enumerate().rev().filter(|(_, kept)| kept.memory.is_alone());
         let fitting = idle.filter(|(_, kept)| serves(kept.memory.room(), bytes));
@@ -42,20 +42,20 @@ impl Shelf {
         self.kept.remove(at).map(|kept| kept.memory)
     }
 
-    /// Gives up what has been idle for longest.
+    /// Takes out the idle memory that returned first, for the caller to drop.
     pub(super) fn give_up_oldest(&mut self) -> Option<DraftSegment> {
         let at = self.kept.iter().position(|kept| kept.memory.is_alone())?;
         self.stats.dropped += 1;
         self.kept.remove(at).map(|kept| kept.memory)
     }
 
-    /// Looks which memory has drained, and takes out what is not to be kept any longer.
+    /// Makes drained memory idle, and takes out the memory beyond the limits, for the caller to drop.
     pub(super) fn tidy(&mut self, limits: Limits) -> Vec<DraftSegment> {
         let mut out = Vec::new();
         let mut left: u64 = self.kept.iter().map(|kept| kept.memory.room()).sum();
         for mut kept in std::mem::take(&mut self.kept) {
             let over = left > limits.bytes || kept.since.elapsed() > limits.age;
-            // Where asking fails, nobody will ever know.
+            // If asking for the locks fails, the memory may never be known to be free, so it is dropped too.
             if over || kept.memory.isolate().is_err() {
                 left -= kept.memory.room();
                 out.push(kept.memory);
@@ -69,7 +69,7 @@ impl Shelf {
         out
     }
 
-    /// Returns what there is, and what was done.
+    /// Returns the counts, with `idle` and `draining` as they are now.
     pub(super) fn stats(&self) -> PoolStats {
         let (mut idle, mut draining) = (PoolAmount::default(), PoolAmount::default());
         for kept in &self.kept {
@@ -80,7 +80,7 @@ impl Shelf {
     }
 }
 
-/// Whether room of this size serves a request: nothing is wasted, or at most a quarter.
+/// Returns whether room of this size serves a request: it is large enough, and at most a quarter larger.
 fn serves(room: u64, bytes: u64) -> bool {
     bytes <= room && room - bytes <= bytes / 4
 }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn at_most_a_quarter_is_wasted() {
+    fn room_serves_up_to_a_quarter_more() {
         assert!(serves(100, 100) && serves(100, 80) && serves(125, 100));
         assert!(!serves(99, 100) && !serves(126, 100) && !serves(1, 0));
         assert!(serves(0, 0) && serves(u64::MAX, u64::MAX) && serves(1, 1) && !serves(2, 1));

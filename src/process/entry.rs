@@ -1,4 +1,4 @@
-//! The child's side: finding out that this process is one, running the entry, saying how it ended.
+//! The child's side: detects that this process is a child, runs the entry, and reports how it ended.
 
 use std::error::Error as StdError;
 use std::ffi::{OsStr, OsString};
@@ -13,16 +13,16 @@ use super::report::{self, ERROR, PANIC, Report};
 use crate::error::{Error, Result, with_causes};
 use crate::os;
 
-/// The first argument of a process that is to run an entry. Arguments, unlike variables, are not inherited by what the entry
-/// itself starts.
+/// The first argument of a process that is to run an entry. An environment variable would be inherited by processes that the entry
+/// starts; an argument is not.
 const MARK: &str = "--ndarray-shm-process";
 
 /// A function that runs as a process of its own.
 ///
-/// `Ok` ends it with exit code 0, an error with 1, a panic with 101; the parent gets the error's words or the panic's.
+/// `Ok` ends the process with exit code 0, an error with 1, a panic with 101. The parent gets the message of the error or panic.
 pub type EntryPoint = fn(&Context) -> Result<(), Box<dyn StdError>>;
 
-/// What a child knows of itself.
+/// A child's index, the number of children, and the arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Context {
     index: usize,
@@ -31,29 +31,29 @@ pub struct Context {
 }
 
 impl Context {
-    /// Returns which of the children this is, from 0.
+    /// Returns the index of this child, from 0.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Returns how many there are.
+    /// Returns the number of children.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Returns what the parent gave [`spawn`](super::spawn), the same for all of them.
+    /// Returns the arguments that the parent gave to [`spawn`](super::spawn), which are the same for all children.
     pub fn arguments(&self) -> &[String] {
         &self.arguments
     }
 }
 
-/// Names of the entries, once `init` has been called: before there is a second thread, and looking at it waits for nothing.
+/// The names of the entries. Set by `init`, before the program has a second thread; reading it never waits.
 static ENTRIES: OnceLock<Vec<String>> = OnceLock::new();
 
-/// Says which functions of this program can be spawned; in a process that was spawned for one of them, runs it.
+/// Registers the functions of this program that can be spawned, its *entries*. In a child, runs the requested entry.
 ///
 /// Call it once, first thing in `main`, before anything is opened, printed or read from the command line. In a child it does
-/// not return: when the function has ended, so does the process.
+/// not return: the process ends with the entry.
 ///
 /// # Examples
 ///
@@ -72,18 +72,18 @@ static ENTRIES: OnceLock<Vec<String>> = OnceLock::new();
 /// }
 /// ```
 pub fn init(entries: &[(&str, EntryPoint)]) {
-    // Before an entry runs, since it may spawn processes itself.
-    let _first = ENTRIES.set(entries.iter().map(|(name, _)| (*name).to_owned()).collect());
+    // Set before an entry runs, because the entry may spawn processes itself.
+    let _ = ENTRIES.set(entries.iter().map(|(name, _)| (*name).to_owned()).collect()); // of several calls, the first counts
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|first| first == MARK) {
         std::process::exit(play(entries, arguments));
     }
 }
 
-/// Returns what starts an entry of this program as one of `count` processes.
+/// Returns the command that runs an entry of this program as child `index` of `count`.
 pub(super) fn command(entry: &str, index: usize, count: usize, arguments: &[&str], report: &Report) -> Result<Command> {
     if !ENTRIES.get().is_some_and(|known| known.iter().any(|known| known == entry)) {
-        // The child would run `main` instead, and that might spawn again.
+        // Without this check the child would run `main` past `init`, and `main` might spawn again, without end.
         let expected = "the name of an entry that this program gave to process::init, first thing in main";
         return Err(Error::InvalidSetting {
             setting: "the entry of a child process",
@@ -133,8 +133,8 @@ fn play(entries: &[(&str, EntryPoint)], mut arguments: impl Iterator<Item = OsSt
     }
 }
 
-/// Puts the panics of this thread on record, after which they are printed as always. Where a panic is the end of the process,
-/// so are those of every thread.
+/// Reports the panics of this thread to the parent, and prints them as usual. With `panic = "abort"` a panic of any thread ends the
+/// process, so panics of all threads are reported.
 fn hear_panics(report: Arc<ManuallyDrop<File>>, index: usize) {
     let (own, print) = (thread::current().id(), panic::take_hook());
     panic::set_hook(Box::new(move |panic| {
@@ -151,14 +151,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_follow_their_error() {
+    fn message_of_error_includes_its_causes() {
         let source = std::io::Error::other("the disk is gone");
         let error = Error::Os { op: "reading", location: "em".into(), source };
         assert_eq!(with_causes(&error), "`em`: reading failed: the disk is gone");
     }
 
     #[test]
-    fn what_was_never_announced_is_not_spawned() {
+    fn spawn_refuses_entry_unknown_to_init() {
         let error = super::super::spawn(1, "unheard-of", &[]).unwrap_err();
         assert!(error.to_string().contains("process::init"), "{error}");
     }

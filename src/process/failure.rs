@@ -1,4 +1,4 @@
-//! How a child ended, and the error that says so.
+//! How a child ended, and the error that reports a failure.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,13 +10,13 @@ use crate::os;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ending {
-    /// By itself, with this exit code.
+    /// The process exited with this code.
     Exited(i32),
-    /// By the signal of this number.
+    /// The process was killed by the signal of this number.
     Signal(i32),
-    /// Before it began: it could not be started, and the others were to [go on](super::SpawnOptions::keep_going).
+    /// The process could not be started. Only with [`keep_going`](super::SpawnOptions::keep_going).
     NotStarted,
-    /// Nobody knows: its exit status was taken by something else in this process, or SIGCHLD is ignored.
+    /// The exit status is unknown: another part of this program waited for the process, or SIGCHLD is ignored.
     Unknown,
 }
 
@@ -29,12 +29,12 @@ impl Ending {
         }
     }
 
-    /// Returns the exit code of a process that ended by itself.
+    /// Returns the exit code, if the process exited.
     pub fn code(self) -> Option<i32> {
         if let Self::Exited(code) = self { Some(code) } else { None }
     }
 
-    /// Returns the name of the signal that ended the process, such as `SIGKILL`; `signal 40` where it has none.
+    /// Returns the name of the signal that killed the process, such as `SIGKILL`, or `signal 40` for one without a name.
     pub fn signal_name(self) -> Option<Cow<'static, str>> {
         if let Self::Signal(signal) = self { Some(os::signal_name(signal)) } else { None }
     }
@@ -43,23 +43,23 @@ impl Ending {
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // What Windows calls a status is told in hexadecimal.
+            // Windows status codes such as 0xc0000409 are negative here and usually written in hexadecimal.
             Self::Exited(code) if *code < 0 => write!(f, "ended with exit code {code:#x}"),
             Self::Exited(code) => write!(f, "ended with exit code {code}"),
             Self::Signal(signal) => write!(f, "was killed by {}", os::signal_name(*signal)),
             Self::NotStarted => write!(f, "could not be started"),
             Self::Unknown => write!(
                 f,
-                "ended nobody knows how (its exit status was taken by something else in this process, or SIGCHLD is ignored)"
+                "ended with an unknown status (another part of this program waited for it, or SIGCHLD is ignored)"
             ),
         }
     }
 }
 
-/// The failure of a child of [`spawn`](super::spawn()): which one it was, how it ended, and why, if it could say so.
+/// The failure of a child of [`spawn`](super::spawn()): its index, how it ended, and its message, if it left one.
 ///
-/// `Display` says all of it: "process 2 (pid 4711) was killed by SIGKILL", "process 0 (pid 4711) failed: " and the message, or
-/// "process 1 could not be started: " and why.
+/// `Display` writes all of it: "process 2 (pid 4711) was killed by SIGKILL", "process 0 (pid 4711) failed: MESSAGE", or "process 1
+/// could not be started: REASON".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChildError {
     pub(super) index: usize,
@@ -78,30 +78,31 @@ impl ChildError {
         Self { index, pid: 0, ending: Ending::NotStarted, status: None, message: Some(why) }
     }
 
-    /// Returns which of the children it was, from 0.
+    /// Returns the index of the child, from 0.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Returns the number that the process had; another may have it by now. 0 for one that could not be started.
+    /// Returns the process id that the child had; the system may have given it to another process since. It is 0 if the child could not
+    /// be started.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Returns how it ended.
+    /// Returns how the child ended.
     pub fn ending(&self) -> Ending {
         self.ending
     }
 
-    /// Returns the exit status as the standard library has it; `None` if there was none, or nobody knows it.
+    /// Returns the exit status, or `None` if the child could not be started or its status is unknown.
     pub fn status(&self) -> Option<ExitStatus> {
         self.status
     }
 
-    /// Returns what an entry said: its error with all causes, or its panic with the place in the source. For a process that
-    /// could not be started, the program and the reason.
+    /// Returns the message: an entry's error with all its causes, or its panic with the place in the source. For a child that could
+    /// not be started, it is the program and the reason.
     ///
-    /// `None` for other programs, and for a child that was killed or chose its exit code itself.
+    /// Returns `None` for programs that are not entries, and for a child that was killed or called `exit` itself.
     pub fn message(&self) -> Option<&str> {
         self.message.as_deref()
     }
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_to_end_is_said_in_words() {
+    fn display_describes_every_ending() {
         let said = |ending, message: Option<&str>| {
             ChildError { index: 2, pid: 4711, ending, status: None, message: message.map(Into::into) }.to_string()
         };
@@ -133,7 +134,7 @@ mod tests {
         assert_eq!(said(Ending::Exited(-1_073_740_791), None), "process 2 (pid 4711) ended with exit code 0xc0000409");
         assert_eq!(said(Ending::Exited(1), Some("no room")), "process 2 (pid 4711) failed: no room");
         assert_eq!(said(Ending::Signal(1000), None), "process 2 (pid 4711) was killed by signal 1000");
-        assert!(said(Ending::Unknown, None).contains("nobody knows how"));
+        assert!(said(Ending::Unknown, None).contains("an unknown status"));
         let error = ChildError::not_started(0, "`em`: gone".to_owned());
         assert_eq!(error.to_string(), "process 0 could not be started: `em`: gone");
     }

@@ -1,8 +1,8 @@
 //! Child processes that fail together, are ended together, and leave nothing behind.
 //!
-//! What `torch.multiprocessing.spawn` is for Python: [`spawn`] runs one function of this program in several processes, and
-//! [`join`](Processes::join) waits for all of them. An error or panic in one of them comes back in words, with the index and
-//! number of the process, and ends the others. [`SpawnOptions::spawn_commands`] does the same with arbitrary programs.
+//! Like `torch.multiprocessing.spawn` in Python, [`spawn`] runs one function of this program in several processes, and
+//! [`join`](Processes::join) waits for all of them. If one fails, the others are ended, and `join` returns its error or panic message
+//! with the index and process id. [`SpawnOptions::spawn_commands`] does the same with arbitrary programs.
 //!
 //! ```standalone_crate
 //! use ndarray_shm::process;
@@ -17,34 +17,33 @@
 //! }
 //! ```
 //!
-//! Not for threads, which share memory anyway, and not for processes on other machines. Programs that start their workers by other
-//! means (MPI, a batch system, `multiprocessing`) need nothing of this room: arrays are opened by name in any process.
+//! Not for threads, which share memory anyway, nor for processes on other machines. Workers that are started by other means (MPI, a batch
+//! system, `multiprocessing`) do not need this module: any process can open arrays by name.
 //!
 //! # How a program starts itself
 //!
-//! A child is the same program started anew, so nothing of the parent's memory is copied and no lock is caught half-way, as
-//! with `fork`. The first thing that `main` does is to call [`init`] with the functions that may be run, its *entries*: in a
-//! child it runs the one that was asked for and ends the process; otherwise it returns at once. What the function needs is
-//! sent as text; arrays are opened by their names.
+//! A child is the same program started anew. Unlike with `fork`, no memory of the parent is copied and no lock is inherited locked.
+//! `main` first calls [`init`] with the functions that children may run, its *entries*. In a child, `init` runs the requested
+//! entry and ends the process; otherwise it returns at once. Arguments are passed to the entry as text; arrays are opened by name.
 //!
-//! # What ends what
+//! # How processes end
 //!
-//! - *A child fails*: it returns an error, panics, has an exit code other than 0, or is killed by a signal. The others get
-//!   SIGTERM at once, whether or not anybody has called `join` yet, and what still runs after the grace period gets SIGKILL.
-//!   Workers that can do each other's work go on instead: [`spawn_workers`], [`SpawnOptions::keep_going`].
-//! - *The parent dies*, however it does: on Linux the children are killed (`PR_SET_PDEATHSIG`), and so are theirs. A child that
-//!   runs as another user, or with capabilities of its own, is not. Elsewhere there is no such thing: there, children should
-//!   notice by themselves, for example by the end of a pipe.
-//! - *Ctrl-C*: children are in the parent's process group and get it as the parent does, and so do Ctrl-Z and what else is typed
-//!   on the terminal. A program that handles Ctrl-C itself finds its children interrupted.
-//! - *[`Processes`] is dropped*: what still runs is killed at once and waited for.
+//! - *A child fails*: it returns an error, panics, has an exit code other than 0, or is killed by a signal. The other children get
+//!   SIGTERM at once, whether `join` was called or not, and SIGKILL after the grace period. Workers that can do each other's work go on
+//!   instead: [`spawn_workers`], [`SpawnOptions::keep_going`].
+//! - *The parent dies*, in whatever way: on Linux its children are killed (`PR_SET_PDEATHSIG`), and so are their children. A child that
+//!   runs as another user, or with capabilities of its own, is not killed. Other platforms have no such signal: there, children should
+//!   detect the death themselves, for example by the end of a pipe.
+//! - *Ctrl-C*: children are in the parent's process group, so the terminal sends them the same signals as the parent, those of Ctrl-C and
+//!   Ctrl-Z included. A program that handles Ctrl-C itself finds its children interrupted.
+//! - *[`Processes`] is dropped*: children that still run are killed at once and waited for.
 //! - *The thread that called `spawn` ends*: nothing happens.
 //!
-//! Signals go to the children, and not to processes that these have started, except where a child leads a process group of
-//! its own (`CommandExt::process_group(0)` in [`configure`](SpawnOptions::configure)): then the whole group gets them, and
-//! Ctrl-C passes it by.
+//! Signals go to the children only, not to the processes that a child started. One exception: if a child leads a process group of its
+//! own (`CommandExt::process_group(0)` in [`configure`](SpawnOptions::configure)), the whole group gets them, and Ctrl-C does not reach
+//! it.
 //!
-//! On Windows there are no signals: where it says SIGTERM or SIGKILL, the process is terminated.
+//! Windows has no signals: there, SIGTERM and SIGKILL both terminate the process.
 //!
 //! # Examples
 //!
@@ -54,7 +53,7 @@
 //! use ndarray_shm::process::{self, Context};
 //! use ndarray_shm::{unlink, SharedArray};
 //!
-//! /// What each child does: writes its index into its own row.
+//! /// Runs in each child: writes the child's index into its own row.
 //! fn paint(context: &Context) -> Result<(), Box<dyn Error>> {
 //!     let array = SharedArray::<u64, _>::open(context.arguments()[0].as_str(), (context.count(), 3))?;
 //!     array.write()?.row_mut(context.index()).fill(context.index() as u64);
@@ -87,10 +86,10 @@ pub use self::options::SpawnOptions;
 pub use self::processes::Processes;
 use crate::error::Result;
 
-/// Runs an entry of this program in `count` processes, with the options' defaults.
+/// Runs an entry of this program in `count` processes, with the default options.
 ///
-/// Each gets the same `arguments`, and its own index from 0. Standard input, output and error are the parent's. See
-/// [`SpawnOptions`] to choose otherwise.
+/// Each process gets the same `arguments`, and its own index from 0. Standard input, output and error are the parent's.
+/// [`SpawnOptions`] changes the defaults.
 ///
 /// # Errors
 ///
@@ -116,11 +115,12 @@ pub fn spawn(count: usize, entry: &str, arguments: &[&str]) -> Result<Processes>
     SpawnOptions::new().spawn(count, entry, arguments)
 }
 
-/// Runs an entry of this program in `count` worker processes, of which any may be killed: the others go on.
+/// Runs an entry of this program in `count` worker processes. If one fails, the others go on.
 ///
-/// For work that the others can do in its place, such as the chunks of a [`RenderBuffer`](crate::RenderBuffer). It is [`spawn`] with
-/// [`keep_going`](SpawnOptions::keep_going): [`join`](Processes::join) waits until all have ended, and then reports the first failure.
-/// Whether the work is done, the work itself says.
+/// For work that any worker can take over, such as the chunks of a [`RenderBuffer`](crate::RenderBuffer). It is [`spawn`] with
+/// [`keep_going`](SpawnOptions::keep_going): [`join`](Processes::join) waits until all have ended, and then returns the first failure.
+/// A failure does not tell whether the work is complete; check the work itself, for example with
+/// [`RenderBuffer::finish`](crate::RenderBuffer::finish).
 ///
 /// # Errors
 ///
@@ -153,7 +153,7 @@ pub fn spawn(count: usize, entry: &str, arguments: &[&str]) -> Result<Processes>
 ///
 ///     let buffer = RenderBuffer::<u8, _>::create("workers-example", (6, 8), (4, 4), "an image, version 1")?;
 ///     if let Err(failure) = process::spawn_workers(3, "paint", &[])?.join() {
-///         assert_eq!(failure.index(), 0); // the others have painted its chunk
+///         assert_eq!(failure.index(), 0); // the other workers have painted its chunk
 ///     }
 ///     let array = buffer.finish()?;
 ///     let sevens = array.read()?.iter().filter(|element| **element == 7).count();

@@ -1,4 +1,4 @@
-//! How children are started.
+//! Options for starting children.
 
 use std::fmt;
 use std::process::Command;
@@ -15,10 +15,10 @@ use crate::os;
 
 type Configure<'a> = Box<dyn FnMut(usize, &mut Command) + 'a>;
 
-/// How to start children: with what time to end, environment, directory and streams, and whether one failure ends all.
+/// Options for starting children: grace period, environment, directory and streams, and whether one failure ends all.
 ///
-/// Children begin with the backend that [`set_emulate_shm`](crate::set_emulate_shm) chose in this process, unless their command
-/// says otherwise.
+/// Children use the backend that [`set_emulate_shm`](crate::set_emulate_shm) chose in this process, unless their command sets or
+/// removes the environment variable for it.
 ///
 /// # Examples
 ///
@@ -43,23 +43,23 @@ pub struct SpawnOptions<'a> {
 }
 
 impl<'a> SpawnOptions<'a> {
-    /// Begins with the defaults: 30 seconds of grace, the first failure ends all, everything else inherited.
+    /// Begins with the defaults: a grace period of 30 seconds, the first failure ends all, everything else is inherited.
     pub fn new() -> Self {
         let policy = Policy { grace: Duration::from_secs(30), keep_going: false };
         Self { policy, configure: Box::new(|_, _| {}) }
     }
 
-    /// Sets how long a child may take to end after SIGTERM before it gets SIGKILL.
+    /// Sets the grace period: how long a child may take to end after SIGTERM before it gets SIGKILL.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.policy.grace = grace;
         self
     }
 
-    /// Sets whether the others go on when one fails, as they should where they can do its work too.
+    /// Sets whether the other children go on when one fails. Use it if any child can do the work of another.
     ///
-    /// One that cannot be started is then a failure like any other, [`NotStarted`](super::Ending::NotStarted), and no error of
-    /// `spawn`. [`join`](Processes::join) reports the first failure when all have ended;
-    /// [`next_end`](Processes::next_end) tells of each as it happens.
+    /// A child that cannot be started is then a failure like any other, [`NotStarted`](super::Ending::NotStarted), and `spawn` succeeds.
+    /// [`join`](Processes::join) returns the first failure when all children have ended.
+    /// [`next_end`](Processes::next_end) returns each end as it happens.
     ///
     /// # Examples
     ///
@@ -82,9 +82,9 @@ impl<'a> SpawnOptions<'a> {
         self
     }
 
-    /// Lets the caller adjust the command of each child, by its index, before it is started.
+    /// Sets a function that adjusts the command of each child, by its index, before the child is started.
     ///
-    /// Arguments added to an entry's command follow those that all get. A stream that is made a pipe is taken from
+    /// Arguments that it adds to an entry's command follow the common ones. If it makes a stream a pipe, take the pipe from
     /// [`Processes`] afterwards.
     pub fn configure(self, configure: impl FnMut(usize, &mut Command) + 'a) -> Self {
         Self { configure: Box::new(configure), ..self }
@@ -94,21 +94,21 @@ impl<'a> SpawnOptions<'a> {
     ///
     /// # Errors
     ///
-    /// - [`InvalidSetting`](Error::InvalidSetting): [`init`](super::init) was not called with this entry
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): each child takes a descriptor on Linux
-    /// - [`Os`](Error::Os): a process could not be started. Those that were have been killed. Not with
-    ///   [`keep_going`](Self::keep_going), which makes it a failure of that process.
+    /// - [`InvalidSetting`](Error::InvalidSetting): [`init`](super::init) was not called with this entry.
+    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): each child takes a descriptor on Linux.
+    /// - [`Os`](Error::Os): a process could not be started. Those that were started have been killed. With
+    ///   [`keep_going`](Self::keep_going) it is a failure of that process instead.
     pub fn spawn(self, count: usize, entry: &str, arguments: &[&str]) -> Result<Processes> {
-        let failed = |error| Error::os_elsewhere("making room for last words", entry, error);
+        let failed = |error| Error::os_elsewhere("creating the file for messages of children", entry, error);
         let report = Report::create().map_err(failed)?;
         let commands = (0..count).map(|index| entry::command(entry, index, count, arguments, &report));
         let commands = commands.collect::<Result<_>>()?;
         self.start(commands, Some(report))
     }
 
-    /// Runs a program in each of `count` processes; `command` says which, by the index.
+    /// Runs a program in each of `count` processes. `command` returns the program for each index.
     ///
-    /// Any end but that with exit code 0 is a failure. A program that is no entry leaves no message.
+    /// Any end other than exit code 0 is a failure. Such a program leaves no message.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl<'a> SpawnOptions<'a> {
 
     fn start(mut self, mut commands: Vec<Command>, report: Option<Report>) -> Result<Processes> {
         for (index, command) in commands.iter_mut().enumerate() {
-            // What the program chose for itself, not for the processes around it.
+            // The choice of `set_emulate_shm` is in this process's memory only, so children get it through their environment.
             if let Some((name, value)) = chosen_variable().filter(|(name, _)| !sets(command, name)) {
                 command.env(name, value);
             }
@@ -131,7 +131,7 @@ impl<'a> SpawnOptions<'a> {
     }
 }
 
-/// Whether a command sets or removes an environment variable.
+/// Returns whether a command sets or removes an environment variable.
 fn sets(command: &Command, name: &str) -> bool {
     command.get_envs().any(|(known, _)| known == name)
 }

@@ -1,4 +1,4 @@
-//! The handle of children that run.
+//! The handle of running children.
 
 use std::process::{ChildStderr, ChildStdin, ChildStdout};
 use std::sync::Arc;
@@ -9,14 +9,15 @@ use super::failure::ChildError;
 use super::supervisor::{Pipes, Supervised, Supervision};
 use crate::os::{self, Bell, Stop};
 
-/// How long a dropped handle waits for children that were killed. They are gone in a moment, unless the kernel itself waits for
-/// a disk; then they are waited for in the background.
+/// How long a dropped handle waits for the children that it killed. They usually end in a moment. If the kernel makes one wait for a
+/// disk, the supervisor thread waits for it in the background.
 const BURIAL: Duration = Duration::from_secs(2);
 
-/// Processes that were started together, and end together if one of them fails, unless they are to
-/// [keep going](super::SpawnOptions::keep_going).
+/// Processes that were started together. If one fails, the others are ended, unless they were started with
+/// [`keep_going`](super::SpawnOptions::keep_going).
 ///
-/// It can be used by several threads at once. Dropped, it kills what still runs; [`join`](Self::join) first if that is not meant.
+/// Several threads can use it at once. Dropping it kills the processes that still run; call [`join`](Self::join) first to wait for
+/// them.
 #[derive(Debug)]
 pub struct Processes {
     pids: Vec<u32>,
@@ -24,7 +25,7 @@ pub struct Processes {
     shared: Arc<Supervision>,
     bell: Bell,
     thread: Option<JoinHandle<()>>,
-    /// Of the process that started them.
+    /// Fork generation of the process that started them.
     generation: u64,
 }
 
@@ -34,27 +35,29 @@ impl Processes {
         Self { pids, pipes, shared, bell, thread: Some(thread), generation: os::fork_generation() }
     }
 
-    /// Returns the numbers of the processes, by index. One that has ended may have lost its number to another; one that could
-    /// not be started has 0, which to kill(2) is the caller's own group.
+    /// Returns the process ids, by index.
+    ///
+    /// The id of a process that has ended may belong to another process by now. A process that could not be started has id 0. Do not pass
+    /// that to kill(2), to which it means the caller's own process group.
     pub fn pids(&self) -> &[u32] {
         &self.pids
     }
 
     /// Waits until all processes have ended.
     ///
-    /// If one fails, the others are ended as [`terminate`](Self::terminate) does it, unless they are to
-    /// [keep going](super::SpawnOptions::keep_going), and waited for, before this returns. Called again, it returns the same.
+    /// If one fails, the others are ended as by [`terminate`](Self::terminate), unless they were started with
+    /// [`keep_going`](super::SpawnOptions::keep_going). Further calls return the same result.
     ///
     /// # Errors
     ///
-    /// The first failure. How a process ended after that, or after `terminate`, is no failure.
+    /// The first failure. Ends after that, or after `terminate`, are not failures.
     pub fn join(&self) -> Result<(), ChildError> {
         self.shared.wait(None).unwrap_or(Ok(()))
     }
 
-    /// Waits until all processes have ended, but not longer than `limit`: `Ok(false)` if some still run.
+    /// Waits until all processes have ended, for at most `limit`. Returns `Ok(false)` if some still run.
     ///
-    /// With [`Duration::ZERO`] it only looks. `Ok(true)` and errors mean that none is left.
+    /// [`Duration::ZERO`] does not wait. `Ok(true)` and errors mean that all processes have ended.
     ///
     /// # Errors
     ///
@@ -63,32 +66,33 @@ impl Processes {
         self.shared.wait(Some(limit)).map_or(Ok(false), |ended| ended.map(|()| true))
     }
 
-    /// Waits for the next process to end and returns its index and how it ended, in the order of the ends; `None` when every
-    /// end has been told, or nobody ended within `limit`.
+    /// Waits for the next process to end, and returns its index and how it ended.
     ///
-    /// `None` for a limit waits as long as it takes, [`Duration::ZERO`] only looks. Each end is told once, to one caller,
-    /// also that of a process that was told to end, and when [`join`](Self::join) has returned already.
+    /// Returns `None` if every end was returned before, or if no process ended within `limit`. Without a limit it waits as long as it
+    /// takes; [`Duration::ZERO`] does not wait. Ends are returned in their order, each once and to one caller, those of terminated
+    /// processes included. It can be called after [`join`](Self::join), too.
     pub fn next_end(&self, limit: Option<Duration>) -> Option<(usize, Result<(), ChildError>)> {
         self.shared.next_end(limit)
     }
 
-    /// Asks all processes to end (SIGTERM), and kills (SIGKILL) what still runs after the
-    /// [grace period](super::SpawnOptions::grace). It waits for neither; [`join`](Self::join) does.
+    /// Sends SIGTERM to all processes, and SIGKILL to those that still run after the [grace period](super::SpawnOptions::grace).
+    ///
+    /// Returns at once; [`join`](Self::join) waits.
     pub fn terminate(&self) {
         self.order(Stop::Ask);
     }
 
-    /// Takes the pipe to a process's standard input, if [`configure`](super::SpawnOptions::configure) made it one.
+    /// Takes the pipe to a process's standard input, if [`configure`](super::SpawnOptions::configure) made one.
     pub fn take_stdin(&mut self, index: usize) -> Option<ChildStdin> {
         self.pipes.get_mut(index)?.stdin.take()
     }
 
-    /// Takes the pipe from a process's standard output, if it was made one.
+    /// Takes the pipe from a process's standard output, if `configure` made one.
     pub fn take_stdout(&mut self, index: usize) -> Option<ChildStdout> {
         self.pipes.get_mut(index)?.stdout.take()
     }
 
-    /// Takes the pipe from a process's standard error, if it was made one.
+    /// Takes the pipe from a process's standard error, if `configure` made one.
     pub fn take_stderr(&mut self, index: usize) -> Option<ChildStderr> {
         self.pipes.get_mut(index)?.stderr.take()
     }
@@ -104,9 +108,9 @@ impl Drop for Processes {
         if self.generation == os::fork_generation() {
             self.order(Stop::Kill);
             if self.shared.wait(Some(BURIAL)).is_some() {
-                // The thread has nothing more to do.
-                let _ended = self.thread.take().map(JoinHandle::join);
+                // The thread is about to end, so joining it takes no time.
+                let _ = self.thread.take().map(JoinHandle::join);
             }
-        } // else the children are those of another process, which this one was copied from.
+        } // else this is a forked child, and the processes are its parent's.
     }
 }

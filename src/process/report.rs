@@ -1,9 +1,9 @@
-//! The last words of children: one file without a name, with a slot for each of them.
+//! The messages of failed children: one nameless file, with a slot for each child.
 //!
-//! The parent keeps one descriptor, whatever the number of children; whoever dies, however, the file goes with the last
-//! process that has it. A slot is a header (the exit code that it explains, and the length of the text) and the text. The header is written last:
-//! a child that is killed while it writes has said nothing. What is read is input: nothing in it is believed but its
-//! length, which is bounded.
+//! The parent keeps one descriptor for all children. The file is freed when the last process closes it, so no death leaves it behind.
+//! A slot is a header (the exit code that it explains, and the length of the text) and the text. The header is written last, so a
+//! child that is killed while it writes leaves no message. The file is untrusted input: exit code and length are checked, and the text
+//! is only shown.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,23 +13,23 @@ use std::sync::Arc;
 
 use crate::os;
 
-/// Bytes of a slot.
+/// Size of a slot in bytes.
 const SLOT: usize = 1 << 16;
 
-/// Bytes of its header: two numbers of 32 bits.
+/// Size of its header in bytes: two 32-bit numbers.
 const HEADER: usize = 8;
 
 const LONGEST_TEXT: usize = SLOT - HEADER;
 
-/// The exit codes of an entry that failed or panicked: those of any Rust program.
+/// Exit codes of an entry that failed or panicked, the same as for any Rust program.
 pub(super) const ERROR: i32 = 1;
 pub(super) const PANIC: i32 = 101;
 
-/// The parent's end.
+/// The parent's side of the file.
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) file: Arc<File>,
-    /// The words by which a child finds the file.
+    /// The argument by which a child finds the inherited file.
     pub(super) name: OsString,
 }
 
@@ -39,7 +39,7 @@ impl Report {
         Ok(Self { file: Arc::new(file), name })
     }
 
-    /// Returns what a child said, if that is how it ended: what it said of a panic that it survived is no reason.
+    /// Returns a child's message, if it explains this exit status. The message of a panic that the child survived does not.
     pub(super) fn last_words(&self, index: usize, status: ExitStatus) -> Option<String> {
         let (code, text) = read(&self.file, index)?;
         let is_so = status.code() == Some(code) || (code == PANIC && os::is_abort(status));
@@ -47,10 +47,9 @@ impl Report {
     }
 }
 
-/// A child's end: leaves a message and the exit code that it explains; what does not fit is cut off. That it could not be
-/// left is no reason to fail in another way.
+/// The child's side: writes a message and the exit code that it explains. A text that does not fit is cut off.
 pub(super) fn say(file: &File, index: usize, code: i32, text: &str) {
-    let _untold = write(file, index, code, text);
+    let _ = write(file, index, code, text); // the child has failed already, and fails without a message then
 }
 
 fn start_of(index: usize) -> Option<u64> {
@@ -62,13 +61,14 @@ fn write(file: &File, index: usize, code: i32, text: &str) -> io::Result<()> {
     let text = &text.as_bytes()[..text.len().min(LONGEST_TEXT)];
     let start = start_of(index).ok_or(io::ErrorKind::InvalidInput)?;
     if start + (HEADER + text.len()) as u64 > os::largest_file() {
-        return Err(io::ErrorKind::FileTooLarge.into()); // the kernel's answer would be a signal
+        return Err(io::ErrorKind::FileTooLarge.into()); // writing beyond RLIMIT_FSIZE would raise SIGXFSZ
     }
     let length = u32::try_from(text.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut header = [0; HEADER];
     header[..4].copy_from_slice(&code.to_ne_bytes());
     header[4..].copy_from_slice(&length.to_ne_bytes());
-    // A message that was there before is not to be mixed with this one.
+    // Clear the header, write the text, write the header. A child that is killed at any point leaves either no valid header or a
+    // complete message; without the first step, an earlier message's header could cover a mixture of both texts.
     os::write_all_at(file, &[0; HEADER], start)?;
     os::write_all_at(file, text, start + HEADER as u64)?;
     os::write_all_at(file, &header, start)
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_child_has_a_slot_of_its_own_and_the_last_message_counts() {
+    fn each_child_has_its_slot_and_the_last_message_counts() {
         let file = tempfile::tempfile().unwrap();
         assert_eq!(read(&file, 0), None);
         write(&file, 3, PANIC, "a long message").unwrap();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_too_long_is_cut_and_stays_in_its_slot() {
+    fn too_long_text_is_cut_to_its_slot() {
         let file = tempfile::tempfile().unwrap();
         write(&file, 1, ERROR, "next").unwrap();
         write(&file, 0, ERROR, &"é".repeat(LONGEST_TEXT)).unwrap();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_in_a_slot_is_no_message() {
+    fn malformed_slot_has_no_message() {
         let file = tempfile::tempfile().unwrap();
         os::write_all_at(&file, &[7; 64], 0).unwrap();
         assert_eq!(read(&file, 0), None);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_beyond_every_file_says_nothing() {
+    fn index_beyond_largest_file_leaves_no_message() {
         let file = tempfile::tempfile().unwrap();
         assert!(start_of(usize::MAX).is_none() || usize::BITS < 64);
         assert!(write(&file, usize::MAX, ERROR, "text").is_err() || usize::BITS < 64);

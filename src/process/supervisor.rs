@@ -1,8 +1,8 @@
-//! The thread that starts the children of one call, sees them end, and ends them.
+//! The thread that starts the children of one call, waits for their ends, and stops them.
 //!
-//! On Linux a child dies with the thread that started it, so that thread is this one: it lives until the last of them is
-//! gone, whatever becomes of the caller's. Only it waits for the children, so no signal goes to a number that has
-//! meanwhile become a stranger's.
+//! Linux sends the parent-death signal when the *thread* that started the child ends. So this thread starts the children and lives
+//! until the last of them has ended, however long the caller's thread lives. Only this thread waits for the children. So a child
+//! that it signals was not waited for yet, and no other process can have its process id.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,36 +17,36 @@ use super::report::Report;
 use crate::error::{Error, Result};
 use crate::os::{self, Bell, Stop, Watched};
 
-/// What the options say about the group as a whole.
+/// The options that concern the group as a whole.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Policy {
-    /// How long SIGTERM may take.
+    /// The time between SIGTERM and SIGKILL.
     pub(super) grace: Duration,
-    /// Whether the others go on when one fails.
+    /// Whether the other children go on when one fails.
     pub(super) keep_going: bool,
 }
 
 /// The index of a process, and how it ended.
 type Ended = (usize, Result<(), ChildError>);
 
-/// What the supervisor and the handle tell each other.
+/// State shared by the supervisor thread and the handle.
 #[derive(Debug, Default)]
 pub(super) struct Supervision {
     state: Mutex<SupervisionState>,
-    /// Notified of every end, and when all have ended.
+    /// Notified at every end, and when all have ended.
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct SupervisionState {
-    /// How those that still run are to be stopped: by SIGKILL, or by SIGTERM and SIGKILL after the grace period. An order is
-    /// never taken back.
+    /// How to stop the children that still run: by SIGKILL, or by SIGTERM and then SIGKILL after the grace period. An order can become
+    /// stronger, and is never taken back.
     order: Option<Stop>,
-    /// The first one that failed before any order was given.
+    /// The first failure, if it came before any order.
     failure: Option<ChildError>,
-    /// Those that nobody has been told of.
+    /// Ends that `next_end` has not returned yet.
     ends: VecDeque<Ended>,
-    /// Whether all have ended and been waited for.
+    /// Whether all children have ended and were waited for.
     all_ended: bool,
 }
 
@@ -55,18 +55,18 @@ impl Supervision {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives an order, unless there is one that says as much.
+    /// Gives an order, unless the same or a stronger one was given before.
     pub(super) fn order(&self, how: Stop) {
         let mut state = self.state();
         state.order = state.order.max(Some(how));
     }
 
-    /// Waits until all have ended, and says how; `None` if some still run when the time is over.
+    /// Waits until all have ended, and returns the result; `None` if some still run after `limit`.
     pub(super) fn wait(&self, limit: Option<Duration>) -> Option<Result<(), ChildError>> {
         self.wait_for(limit, |state| state.all_ended.then(|| state.failure.clone().map_or(Ok(()), Err)))
     }
 
-    /// Waits for an end that nobody has been told of; `None` if there will be no other, or the time is over.
+    /// Waits for an end that was not returned yet; `None` if there will be no other, or after `limit`.
     pub(super) fn next_end(&self, limit: Option<Duration>) -> Option<Ended> {
         self.wait_for(limit, |state| match state.ends.pop_front() {
             None if !state.all_ended => None,
@@ -74,6 +74,7 @@ impl Supervision {
         })?
     }
 
+    /// Waits until `answer` returns a value; `None` after `limit`.
     fn wait_for<T>(
         &self,
         limit: Option<Duration>,
@@ -88,7 +89,9 @@ impl Supervision {
         found
     }
 
-    /// Makes an end known. The first failure is kept, and with the usual policy is an order to end the others.
+    /// Records an end. The first failure is kept and, unless the policy is to keep going, orders the others to end.
+    ///
+    /// A failure after an order is not kept: it may be the effect of the order's signal.
     fn tell(&self, index: usize, how: Result<(), ChildError>, policy: Policy) {
         let mut state = self.state();
         if let Some(error) = how.as_ref().err().filter(|_| state.order.is_none() && state.failure.is_none()) {
@@ -108,7 +111,7 @@ pub(super) struct Pipes {
     pub(super) stderr: Option<ChildStderr>,
 }
 
-/// Children that were started, and what their handle needs.
+/// The started children, with the parts of their handle.
 #[derive(Debug)]
 pub(super) struct Supervised {
     pub(super) pids: Vec<u32>,
@@ -118,17 +121,17 @@ pub(super) struct Supervised {
     pub(super) thread: JoinHandle<()>,
 }
 
-/// Starts the children; unless they are to keep going, all of them or none.
+/// Starts the children in a thread of their own. Unless they are to keep going, it starts all of them or none.
 pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Policy) -> Result<Supervised> {
     let shared = Arc::new(Supervision::default());
     let (sender, receiver) = mpsc::sync_channel(1);
     let end = End(Arc::clone(&shared));
     let body = move || {
-        // Last, after descriptors are closed.
+        // A local variable declared first is dropped last, so waiters are notified after all descriptors are closed.
         let end = end;
         match Supervisor::start(commands, report, policy, &end.0) {
             Ok((supervisor, started)) => {
-                let _ = sender.send(Ok(started)); // the receiver is there until it has heard
+                let _ = sender.send(Ok(started)); // cannot fail: the receiver waits for this answer
                 supervisor.run(&end.0);
             }
             Err(error) => drop(sender.send(Err(error))),
@@ -140,13 +143,13 @@ pub(super) fn start(commands: Vec<Command>, report: Option<Report>, policy: Poli
     match receiver.recv().map_err(died).and_then(|answer| answer) {
         Ok(Started { pids, pipes, bell }) => Ok(Supervised { pids, pipes, shared, bell, thread }),
         Err(error) => {
-            let _ended = thread.join();
+            let _ = thread.join(); // the error is returned in any case
             Err(error)
         }
     }
 }
 
-/// Tells those who wait that there is nothing more to wait for, whatever happens to the thread.
+/// Notifies all waiters when the thread ends, also if it panics.
 struct End(Arc<Supervision>);
 
 impl Drop for End {
@@ -156,7 +159,7 @@ impl Drop for End {
     }
 }
 
-/// What the handle gets from the thread.
+/// What the thread sends to its creator once the children are started.
 struct Started {
     pids: Vec<u32>,
     pipes: Vec<Pipes>,
@@ -164,7 +167,7 @@ struct Started {
 }
 
 struct Supervisor {
-    /// Those that have not been waited for, with their indices.
+    /// The children that were not waited for yet, with their indices.
     running: Vec<(usize, Watched)>,
     bell: Bell,
     report: Option<Report>,
@@ -172,7 +175,7 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts the children. If that fails, those that run are killed by `Drop`.
+    /// Starts the children. If one cannot be started, `Drop` kills those that run, unless they are to keep going.
     fn start(
         commands: Vec<Command>,
         report: Option<Report>,
@@ -193,7 +196,7 @@ impl Supervisor {
                 Err(error) => {
                     let program = Path::new(command.get_program()).display();
                     if !policy.keep_going {
-                        return Err(Error::os_elsewhere("starting it as a process", program, error));
+                        return Err(Error::os_elsewhere("starting the program", program, error));
                     }
                     let why = format!("`{program}`: {error}");
                     shared.tell(index, Err(ChildError::not_started(index, why)), policy);
@@ -206,8 +209,9 @@ impl Supervisor {
         Ok((supervisor, started))
     }
 
-    /// Waits until all have ended, and does what the orders say.
+    /// Waits until all children have ended, and carries out orders.
     fn run(mut self, shared: &Supervision) {
+        // The strongest order that was carried out: each order is carried out once, and only a stronger one after it.
         let mut obeyed = None;
         let mut kill_at: Option<Instant> = None;
         loop {
@@ -219,23 +223,24 @@ impl Supervisor {
             let order = if is_over { Some(Stop::Kill) } else { shared.state().order };
             if let Some(how) = order.filter(|_| order > obeyed) {
                 obeyed = order;
-                // A grace period too long for the clock never ends.
+                // With a grace period too long for the clock, SIGKILL is never sent.
                 kill_at = Instant::now().checked_add(self.policy.grace).filter(|_| how == Stop::Ask);
                 self.stop_all(how);
             }
             let limit = kill_at.map(|at| at.saturating_duration_since(Instant::now()));
+            // An order given since the look above is not lost: its giver rings the bell after it, and that ends the wait.
             os::wait_for_end(self.running.iter().map(|(_, watched)| watched), &self.bell, limit);
         }
     }
 
-    /// Waits for those that have ended, and tells how.
+    /// Waits for the children that have ended, and records their ends.
     fn see_who_ended(&mut self, shared: &Supervision) {
         let Self { running, report, policy, .. } = self;
         running.retain_mut(|(index, Watched { child, .. })| {
             let status = match child.try_wait() {
                 Ok(None) => return true,
                 Ok(Some(status)) => Some(status),
-                // It is no longer ours to wait for.
+                // Another part of the program waited for it, or SIGCHLD is ignored: it has ended, its status is lost.
                 Err(_) => None,
             };
             let how = if status.is_some_and(|status| status.success()) {
@@ -255,11 +260,11 @@ impl Supervisor {
 }
 
 impl Drop for Supervisor {
-    /// Leaves no process behind when not all could be started.
+    /// Kills the children that run, if not all could be started.
     fn drop(&mut self) {
         self.stop_all(Stop::Kill);
         for (_, watched) in &mut self.running {
-            let _status = watched.child.wait();
+            let _ = watched.child.wait(); // the error of the start is returned
         }
     }
 }

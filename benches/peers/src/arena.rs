@@ -1,4 +1,4 @@
-//! Very many small arrays: made in an arena, sent to another process as 24 bytes each, got and read there, and kept by both.
+//! Very many small arrays: created in an arena, sent to another process as 24 bytes each, attached and read there, and kept by both.
 
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::process::{Command, Stdio};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::segments::costs;
 use crate::{Failable, fresh_name};
 
-/// Makes and sends: seconds of each for making, and for the whole way.
+/// Creates and sends arrays: seconds per array for creating it, and for the whole way.
 pub fn share(bytes: usize, count: usize) -> Failable<()> {
     crate::serve(|_| {
         let name = fresh_name();
@@ -52,7 +52,7 @@ pub fn share(bytes: usize, count: usize) -> Failable<()> {
     })
 }
 
-/// The other process: gets and reads what comes, keeps it, and says what that costs.
+/// The other process: attaches to each array that arrives, reads and keeps it, and reports the cost.
 pub fn read(name: &str, count: usize) -> Failable<()> {
     let arena = Arena::open(name)?;
     println!("ready");
@@ -69,7 +69,7 @@ pub fn read(name: &str, count: usize) -> Failable<()> {
     }
     let (descriptors, mappings) = costs();
     println!("{}", json!({"descriptors": descriptors, "mappings": mappings}));
-    // Kept until the other process has looked.
+    // Kept until the other process has read them.
     receive.read_to_end(&mut Vec::new())?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The yardsticks: what the machine does without any library, and what every case measures itself with.
+//! The yardsticks, which use no library, and the tools that all cases share.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::Failable;
 
-/// What is copied into segments: numbers in warm private memory on huge pages, as numpy has its large arrays.
+/// The source of all copies: numbers in warm private memory on huge pages, as in numpy's large arrays.
 pub struct Source {
     map: MmapMut,
     bytes: usize,
@@ -20,7 +20,7 @@ pub struct Source {
 impl Source {
     pub fn new(bytes: usize, threads: usize) -> Failable<Self> {
         let mut map = private(bytes.max(size_of::<f32>()), true)?;
-        // SAFETY: every pattern of bits is a float.
+        // SAFETY: every bit pattern is a float.
         let numbers = unsafe { map.align_to_mut::<f32>().1 };
         numbers.iter_mut().zip((0..1000_u16).cycle()).for_each(|(to, number)| *to = number.into());
         Ok(Self { map, bytes, threads })
@@ -30,7 +30,7 @@ impl Source {
         &self.map[..self.bytes]
     }
 
-    /// Copies it to where it is wanted, with as many threads as were asked for.
+    /// Copies the source to `target`, with the requested number of threads.
     pub fn copy_to(&self, target: &mut [u8]) {
         copy(self.bytes(), target, self.threads);
     }
@@ -48,11 +48,11 @@ fn copy(source: &[u8], target: &mut [u8], threads: usize) {
     });
 }
 
-/// Adds up floats as fast as memory gives them, which takes the processor's wide registers, as torch does.
+/// Adds up floats at the speed of the memory. Like torch, it needs the processor's wide registers for that.
 pub fn sum(values: &[f32]) -> f32 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has what the function is compiled for.
+        // SAFETY: the processor supports the instructions of the function, as was just checked.
         return unsafe { sum_wide(values) };
     }
     sum_in_lanes(values)
@@ -78,11 +78,11 @@ fn sum_in_lanes(values: &[f32]) -> f32 {
 }
 
 pub fn floats(bytes: &[u8]) -> &[f32] {
-    // SAFETY: every pattern of bits is a float.
+    // SAFETY: every bit pattern is a float.
     unsafe { bytes.align_to::<f32>().1 }
 }
 
-/// Keeps this process on the given CPUs.
+/// Pins this process to the given CPUs.
 pub fn pin(cpus: &[usize]) -> Failable<()> {
     let mut set = CpuSet::new();
     cpus.iter().for_each(|cpu| set.set(*cpu));
@@ -92,16 +92,16 @@ pub fn pin(cpus: &[usize]) -> Failable<()> {
 fn private(bytes: usize, huge: bool) -> Failable<MmapMut> {
     let mut map = MmapMut::map_anon(bytes)?;
     let advice = if huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
-    // SAFETY: the mapping is ours, and the advice changes no byte.
+    // SAFETY: this function owns the mapping, and the advice changes no byte.
     unsafe { madvise(map.as_mut_ptr().cast(), bytes, advice)? };
     map.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
     Ok(map)
 }
 
-/// Answers `touch` (a virtual machine's host takes free memory back: this makes it ours again, untimed), `copy` (between
+/// Answers `touch` (untimed: makes the host of a virtual machine return memory that it took back), `copy` (between
 /// warm private buffers) and `read` (of a warm private buffer).
 pub fn serve() -> Failable<()> {
-    // Kept warm from one line to the next.
+    // The buffers stay warm from one line to the next.
     let mut target: Option<(Source, MmapMut)> = None;
     crate::serve(|words| {
         let mut begin = Instant::now();

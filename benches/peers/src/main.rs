@@ -1,15 +1,15 @@
-//! The Rust side of `scripts/bench-peers`: one process per case, which does its work once for every line it is sent and
-//! answers each with a line of JSON.
+//! The Rust side of `scripts/bench-peers`: one process per case, which does its work once for every line of input and
+//! prints a line of JSON for each.
 //!
 //! ```text
 //! bench-peers machine                          touch KIND BYTES | copy BYTES THREADS | read BYTES
-//! bench-peers fill CASE BYTES THREADS          create a segment, copy BENCH_SOURCE into it, take it down
+//! bench-peers fill CASE BYTES THREADS          create a segment, copy BENCH_SOURCE into it, remove it
 //! bench-peers recycle CASE BYTES               fill memory that was used before
 //! bench-peers attach CASE BYTES                attach in a second process and read, twice
-//! bench-peers small CASE BYTES COUNT           create, fill, publish and drop small ones, one after the other
-//! bench-peers many CASE BYTES COUNT            keep as many at once as can be had
-//! bench-peers arena ours BYTES COUNT           very many at once, in two processes
-//! bench-peers round-trip CASE WAY BYTES COUNT  hand one to another and back; WAY: one-cpu, two-cpus, polling
+//! bench-peers small CASE BYTES COUNT           create, fill, publish and drop small segments, one after another
+//! bench-peers many CASE BYTES COUNT            keep as many segments at once as possible
+//! bench-peers arena ours BYTES COUNT           very many arrays at once, in two processes
+//! bench-peers round-trip CASE WAY BYTES COUNT  send an array to another process and back; WAY: one-cpu, two-cpus, polling
 //! ```
 
 mod arena;
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 type Failable<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Answers every line of standard input, until it ends. What goes wrong is an answer too.
+/// Answers every line of standard input, until it ends. An error is an answer, too.
 fn serve(mut answer: impl FnMut(&[&str]) -> Failable<Value>) -> Failable<()> {
     println!("{}", json!({"ready": true}));
     for line in std::io::stdin().lock().lines() {
@@ -39,7 +39,7 @@ fn serve(mut answer: impl FnMut(&[&str]) -> Failable<Value>) -> Failable<()> {
     Ok(())
 }
 
-/// Returns a name that nobody has; all begin alike, so that what is left after a crash can be found.
+/// Returns an unused name. All names have one prefix, so that leftovers of a crash can be found.
 fn fresh_name() -> String {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -1,4 +1,4 @@
-//! The libraries, and the bare system calls, as the same few actions.
+//! One interface to all libraries and the bare system calls.
 
 use std::any::Any;
 use std::fs::File;
@@ -12,15 +12,15 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, fallocate, linkat, 
 use crate::Failable;
 use crate::machine::Source;
 
-/// How one library makes segments and finds them again.
+/// How one library creates segments and attaches to them.
 pub trait Segments {
-    /// Makes a segment that others can find, and copies the source into it.
+    /// Creates a segment that other processes can find, and copies the source into it.
     fn create(&self, name: &str, source: &Source) -> Failable<Box<dyn Any>>;
 
-    /// Attaches, lets `look` see the bytes, and detaches.
+    /// Attaches, calls `look` with the bytes, and detaches.
     fn read(&self, name: &str, bytes: usize, look: &mut dyn FnMut(&[u8])) -> Failable<()>;
 
-    /// Removes the name, where dropping the segment does not.
+    /// Removes the name, if dropping the segment does not.
     fn remove(&self, _name: &str) -> Failable<()> {
         Ok(())
     }
@@ -84,21 +84,21 @@ impl Segments for OurDraft {
     }
 }
 
-/// memmap2 over a file in /dev/shm, as most would write it.
+/// memmap2 over a file in /dev/shm, as most programs do it.
 struct Files;
 
 impl Segments for Files {
     fn create(&self, name: &str, source: &Source) -> Failable<Box<dyn Any>> {
         let file = File::options().read(true).write(true).create_new(true).open(path(name))?;
         file.set_len(source.bytes().len() as u64)?;
-        // SAFETY: nobody else knows the name.
+        // SAFETY: no other process knows the name yet.
         let mut map = unsafe { MmapMut::map_mut(&file)? };
         source.copy_to(&mut map);
         Ok(Box::new(map))
     }
 
     fn read(&self, name: &str, _bytes: usize, look: &mut dyn FnMut(&[u8])) -> Failable<()> {
-        // SAFETY: nobody writes while it is read.
+        // SAFETY: nothing writes while it is read.
         look(&unsafe { Mmap::map(&File::open(path(name))?)? });
         Ok(())
     }
@@ -108,9 +108,9 @@ impl Segments for Files {
     }
 }
 
-/// The system calls without which there is no array that is complete when it appears and whose room is reserved:
-/// open a nameless file, allocate, map, link, close; later unmap and unlink. `lease` adds the one lock by which others can
-/// ask whether somebody is attached.
+/// The system calls that an array needs at least, if it is complete when its name appears and its room is reserved:
+/// open a nameless file, allocate, map, link, close; later unmap and unlink. `lease` adds the lock by which other processes
+/// can ask whether any process is attached.
 struct Calls {
     lease: bool,
 }
@@ -135,7 +135,7 @@ impl Segments for Calls {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file = open("/dev/shm", flags, Mode::RUSR | Mode::WUSR)?;
         fallocate(&file, FallocateFlags::empty(), 0, source.bytes().len() as u64)?;
-        // SAFETY: nobody else has the file.
+        // SAFETY: the file has no name yet, so no other process can open it.
         let mut map = unsafe { memmap2::MmapOptions::new().len(source.bytes().len()).map_mut(&file)? };
         source.copy_to(&mut map);
         if self.lease {
@@ -162,20 +162,20 @@ struct SharedMemory;
 impl Segments for SharedMemory {
     fn create(&self, name: &str, source: &Source) -> Failable<Box<dyn Any>> {
         let mut segment = shared_memory::ShmemConf::new().os_id(name).size(source.bytes().len()).create()?;
-        // SAFETY: nobody else knows the name.
+        // SAFETY: no other process knows the name yet.
         source.copy_to(unsafe { segment.as_slice_mut() });
         Ok(Box::new(segment))
     }
 
     fn read(&self, name: &str, bytes: usize, look: &mut dyn FnMut(&[u8])) -> Failable<()> {
         let segment = shared_memory::ShmemConf::new().os_id(name).open()?;
-        // SAFETY: nobody writes while it is read.
+        // SAFETY: nothing writes while it is read.
         look(&unsafe { segment.as_slice() }[..bytes]);
         Ok(())
     }
 }
 
-/// The libraries of messages, whose segments are found by those who get a message.
+/// The libraries of messages: a receiver finds the segment by the message.
 #[cfg(feature = "ipc-channel")]
 impl Segments for crate::messages::IpcChannel {
     fn create(&self, _name: &str, source: &Source) -> Failable<Box<dyn Any>> {
@@ -192,7 +192,7 @@ impl Segments for crate::messages::Iceoryx {
     fn create(&self, name: &str, source: &Source) -> Failable<Box<dyn Any>> {
         let publisher = self.publisher(name, source.bytes().len())?;
         let mut sample = publisher.loan_slice_uninit(source.bytes().len())?;
-        // SAFETY: bytes that are only written to need no value before.
+        // SAFETY: the bytes are only written to, and so need no initial value.
         source.copy_to(unsafe { &mut *(std::ptr::from_mut(sample.payload_mut()) as *mut [u8]) });
         Ok(Box::new((publisher, sample)))
     }

@@ -21,7 +21,7 @@ pub fn fill(case: &str, bytes: usize) -> Failable<()> {
 
 type Once = Box<dyn FnMut(&Source) -> Failable<()>>;
 
-/// Returns what takes memory, fills it and gives it back.
+/// Returns a function that takes memory, fills it and gives it back.
 fn recycler(case: &str, bytes: usize) -> Failable<Once> {
     Ok(match case {
         #[cfg(feature = "iceoryx2")]
@@ -29,7 +29,7 @@ fn recycler(case: &str, bytes: usize) -> Failable<Once> {
             let publisher = crate::messages::Iceoryx::new()?.publisher(&crate::fresh_name(), bytes)?;
             Box::new(move |source| {
                 let mut sample = publisher.loan_slice_uninit(bytes)?;
-                // SAFETY: bytes that are only written to need no value before.
+                // SAFETY: the bytes are only written to, and so need no initial value.
                 source.copy_to(unsafe { &mut *(std::ptr::from_mut(sample.payload_mut()) as *mut [u8]) });
                 Ok(())
             })

@@ -17,16 +17,16 @@ use serde_json::json;
 use crate::machine::pin;
 use crate::{Failable, fresh_name};
 
-/// Tells the other side that no more come.
+/// Tells the other side to end.
 const STOP: u64 = u64::MAX;
 
-/// One side of a case: passes the array on, and waits until it comes. What is passed is a number in the array's first bytes.
+/// One side of a case: sends the array, and waits until it comes back. The array's first bytes hold a number.
 trait Side {
     fn pass(&mut self, number: u64) -> Failable<()>;
     fn wait(&mut self) -> Failable<u64>;
 }
 
-/// Asks: microseconds of `count` round trips, as median, 99th percentile and minimum.
+/// The asking side: times `count` round trips, and prints median, 99th percentile and minimum.
 pub fn ask(case: &str, way: &str, bytes: usize, count: usize) -> Failable<()> {
     pin(&[0])?;
     let address = fresh_name();
@@ -51,7 +51,7 @@ pub fn ask(case: &str, way: &str, bytes: usize, count: usize) -> Failable<()> {
     Ok(())
 }
 
-/// Answers every number with itself.
+/// The answering side: sends every number back.
 pub fn answer(case: &str, way: &str, bytes: usize, address: &str) -> Failable<()> {
     pin(if way == "one-cpu" { &[0] } else { &[1] })?;
     let mut side = side(case, way, bytes, address, false)?;
@@ -64,7 +64,7 @@ pub fn answer(case: &str, way: &str, bytes: usize, address: &str) -> Failable<()
     }
 }
 
-/// What the asking side has before the other one starts.
+/// The asking side, before the other one starts.
 struct Prepared<'a> {
     address: String,
     finish: Box<dyn FnOnce() -> Failable<Box<dyn Side>> + 'a>,
@@ -105,7 +105,7 @@ fn prepare<'a>(case: &'a str, way: &'a str, bytes: usize, address: &str) -> Fail
             Prepared { address: path.display().to_string(), finish: Box::new(finish) }
         }
         _ => {
-            // These find each other by name; the asking side is there first.
+            // The two sides find each other by name. The asking side comes first.
             let side = side(case, way, bytes, address, true)?;
             Prepared { address: own, finish: Box::new(move || Ok(side)) }
         }
@@ -137,7 +137,7 @@ enum Pause {
     Futex,
 }
 
-/// No library: two words in a mapping that both have, and a futex on each.
+/// No library: two words in a shared mapping, and a futex on each.
 struct Words {
     memory: MmapMut,
     sent: u64,
@@ -155,12 +155,12 @@ impl Words {
         } else {
             std::fs::remove_file(path)?;
         }
-        // SAFETY: both sides use atomics only.
+        // SAFETY: both sides access the memory as atomics only.
         let memory = unsafe { MmapMut::map_mut(&file)? };
         Ok(Self { memory, sent: 0, seen: 0, asks, pause })
     }
 
-    /// The number, and the words that say that it was passed there and back.
+    /// Returns the number, and the two words that count how often it was sent there and back.
     fn words(&self) -> (&AtomicU64, [&AtomicU32; 2]) {
         let at = self.memory.as_ptr();
         // SAFETY: the mapping is aligned, long enough, and as long-lived as the borrow.
@@ -189,7 +189,7 @@ impl Side for Words {
             match self.pause {
                 Pause::Spin => std::hint::spin_loop(),
                 Pause::Futex => {
-                    let _woken_or_changed = futex::wait(word, futex::Flags::empty(), seen, None);
+                    let _ = futex::wait(word, futex::Flags::empty(), seen, None); // the loop looks again
                 }
             }
         }
@@ -202,7 +202,7 @@ impl Side for Words {
 /// This crate's channel, by name or by descriptor.
 struct OurChannel {
     channel: Channel,
-    /// Until it is passed on.
+    /// The array, until it is sent on.
     array: Option<RefcountedArray<u8, Ix1>>,
 }
 
@@ -210,7 +210,7 @@ impl Side for OurChannel {
     fn pass(&mut self, number: u64) -> Failable<()> {
         let array = self.array.take().ok_or("it is with the other side")?;
         let first = array.raw_view_mut().ok_or("writable")?.as_mut_ptr();
-        // SAFETY: nobody else touches it until it is passed on.
+        // SAFETY: the other side accesses the memory only after it is sent on.
         unsafe { first.cast::<u64>().write_volatile(number) };
         Ok(self.channel.send(&(), &[&array])?)
     }
@@ -225,7 +225,7 @@ impl Side for OurChannel {
     }
 }
 
-/// This crate's queues: the array that came is passed on, or a new one is made each time, as a loan is.
+/// This crate's queues. The received array is sent on, or a new one is created each time, as other libraries do with loans.
 struct OurQueue {
     arena: Arena,
     send: Queue,
@@ -248,7 +248,7 @@ impl OurQueue {
 impl Side for OurQueue {
     fn pass(&mut self, number: u64) -> Failable<()> {
         let array = match self.array.take() {
-            // What is shared does not change any more: another number is another array.
+            // A shared array never changes again, so another number needs another array.
             Some(array) if !self.always_new && array.view()[0] == number => array,
             _ => {
                 let mut draft = self.arena.draft::<u64, _>(self.elements)?;
@@ -293,7 +293,7 @@ struct IpcChannel {
 impl Side for IpcChannel {
     fn pass(&mut self, number: u64) -> Failable<()> {
         let mut memory = self.memory.take().ok_or("it is with the other side")?;
-        // SAFETY: nobody else touches it until it is passed on.
+        // SAFETY: the other side accesses the memory only after it is sent on.
         let bytes = unsafe { memory.deref_mut() };
         bytes[..8].copy_from_slice(&number.to_ne_bytes());
         Ok(self.sender.send(memory)?)
@@ -307,7 +307,7 @@ impl Side for IpcChannel {
     }
 }
 
-/// A loan of the array's size each way, as its examples do; waiting by its events.
+/// iceoryx2: a loan of the array's size each way, as in its examples. It waits by its events.
 #[cfg(feature = "iceoryx2")]
 struct Iceoryx {
     publisher: iceoryx2::port::publisher::Publisher<iceoryx2::prelude::ipc::Service, [u8], ()>,
@@ -340,9 +340,9 @@ impl Iceoryx {
 impl Side for Iceoryx {
     fn pass(&mut self, number: u64) -> Failable<()> {
         let mut sample = self.publisher.loan_slice_uninit(self.bytes)?;
-        // SAFETY: a loan has at least these bytes, and bytes that are only written to need no value before.
+        // SAFETY: a loan has at least these bytes. They are only written to, and so need no initial value.
         unsafe { sample.payload_mut().as_mut_ptr().cast::<u64>().write_unaligned(number) };
-        // SAFETY: the memory is the kernel's zeros or an earlier sample: initialised in every case.
+        // SAFETY: the memory holds the kernel's zeros or an earlier sample, so it is initialised.
         unsafe { sample.assume_init() }.send()?;
         if let Some((notifier, _)) = &self.events {
             notifier.notify()?;

@@ -1,4 +1,4 @@
-//! What is measured of segments: making, filling, attaching, taking down; a large one, small ones, many at once.
+//! The measurements of segments: creating, filling, attaching and removing; a large one, small ones, many at once.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::machine::{Source, floats, sum};
 use crate::{Failable, fresh_name, peers};
 
-/// One segment at a time: seconds until it is made and filled, and seconds until it is gone.
+/// One segment at a time: seconds to create and fill it, and seconds to remove it.
 pub fn fill(case: &str, bytes: usize, threads: usize) -> Failable<()> {
     let peer = peers::of(case)?;
     let source = Source::new(bytes, threads)?;
@@ -25,7 +25,7 @@ pub fn fill(case: &str, bytes: usize, threads: usize) -> Failable<()> {
     })
 }
 
-/// Makes a segment once, and has another process attach to it for every line.
+/// Creates a segment once. For every line, another process attaches to it.
 pub fn attach(case: &str, bytes: usize) -> Failable<()> {
     let (peer, name) = (peers::of(case)?, fresh_name());
     let segment = peer.create(&name, &Source::new(bytes, 1)?)?;
@@ -46,7 +46,7 @@ pub fn attach(case: &str, bytes: usize) -> Failable<()> {
     peer.remove(&name)
 }
 
-/// The other process: seconds until all was read once, attaching included, and seconds for reading it again.
+/// The other process: seconds to attach and read everything once, and seconds to read it again.
 pub fn read(case: &str, bytes: usize) -> Failable<()> {
     let peer = peers::of(case)?;
     crate::serve(|words| {
@@ -64,7 +64,7 @@ pub fn read(case: &str, bytes: usize) -> Failable<()> {
     })
 }
 
-/// Small ones in a row: seconds for each.
+/// Small segments, one after another: seconds for each.
 pub fn small(case: &str, bytes: usize, count: u32) -> Failable<()> {
     let peer = peers::of(case)?;
     let source = Source::new(bytes, 1)?;
@@ -79,7 +79,7 @@ pub fn small(case: &str, bytes: usize, count: u32) -> Failable<()> {
     })
 }
 
-/// As many as can be had: how many, seconds for each, what they cost the process, and what ended it.
+/// As many segments at once as possible: their number, seconds for each, their cost for the process, and the limit that was met.
 pub fn many(case: &str, bytes: usize, count: usize) -> Failable<()> {
     let peer = peers::of(case)?;
     let source = Source::new(bytes, 1)?;
@@ -90,7 +90,7 @@ pub fn many(case: &str, bytes: usize, count: usize) -> Failable<()> {
         let begin = Instant::now();
         while kept.len() < count {
             let name = fresh_name();
-            // One of them panics when descriptors run out.
+            // One of the libraries panics when descriptors run out.
             let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| peer.create(&name, &source)));
             let made = made.unwrap_or_else(|_| Err("it panicked".into()));
             match made {
@@ -104,7 +104,7 @@ pub fn many(case: &str, bytes: usize, count: usize) -> Failable<()> {
         }
         let seconds = begin.elapsed().as_secs_f64();
         let made = kept.len();
-        // Looking needs a descriptor itself: one is given up first.
+        // Counting needs a descriptor itself, so one segment is dropped first.
         if ended.is_some() {
             kept.pop();
         }
@@ -124,7 +124,7 @@ pub fn many(case: &str, bytes: usize, count: usize) -> Failable<()> {
     })
 }
 
-/// How many descriptors and mappings this process has.
+/// Returns the numbers of descriptors and mappings of this process.
 pub fn costs() -> (usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
     (descriptors, std::fs::read_to_string("/proc/self/maps").map_or(0, |text| text.lines().count()))

@@ -112,9 +112,9 @@ fn a_directory_that_is_another_one_is_not_watched() {
     stream.write_all(b"ndshm-manager 1\nuse 1 2 shm /dev/shm\nlook 5 1 2\nstatus\n").unwrap();
     let mut lines = BufReader::new(stream).lines().skip(1);
     let answer = lines.next().unwrap().unwrap();
-    assert!(answer.starts_with("no that directory is another one"), "{answer}");
+    assert!(answer.starts_with("no the manager sees another directory"), "{answer}");
     let answer = lines.next().unwrap().unwrap();
-    assert!(answer.starts_with("no this client did not say"), "{answer}");
+    assert!(answer.starts_with("no this client has not announced"), "{answer}");
     assert!(lines.next().unwrap().unwrap().contains(" clients=0 "), "the connection stays");
 }
 
@@ -173,7 +173,7 @@ sys.stdin.readline()
     let said = client.line();
     assert!(said.starts_with("status pid=") && said.contains(" clients=1 "), "{said}");
     let said = client.line();
-    assert!(said.starts_with("no that directory is another one"), "{said}");
+    assert!(said.starts_with("no the manager sees another directory"), "{said}");
     let sweeps = || stage.status().unwrap().sweeps;
     let before = sweeps();
     client.tell("remind");
