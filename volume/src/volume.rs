@@ -92,6 +92,7 @@ impl VolumeMeta {
                 "chunks of shape {:?}, stored by {:?}, cannot tile a volume of shape {:?} that begins at {:?}",
                 self.chunk_shape, self.stored_shape, self.shape, self.origin
             );
+            assert_eq!(volume.notes(), [("key", "note".to_owned())]);
             return Err(Error::volume(ErrorKind::Damaged, identity, reason));
         }
         Ok(())
@@ -138,7 +139,8 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
     fn identity(&self) -> String;
 
     /// Returns what a downloaded array says about where it comes from, keys and texts, as far as it is known: `source` (a path or URL
-    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`.
+    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`, `elements` (`bool` where bytes
+    /// are truth values, 0 or 1).
     fn notes(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
@@ -238,6 +240,10 @@ macro_rules! forwarded {
                 (**self).identity()
             }
 
+            fn notes(&self) -> Vec<(&'static str, String)> {
+                (**self).notes()
+            }
+
             fn is_remote(&self) -> bool {
                 (**self).is_remote()
             }
@@ -296,6 +302,9 @@ mod tests {
         }
         fn identity(&self) -> String {
             "identity".to_owned()
+        }
+        fn notes(&self) -> Vec<(&'static str, String)> {
+            vec![("key", "note".to_owned())]
         }
         fn is_remote(&self) -> bool {
             true

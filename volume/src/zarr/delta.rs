@@ -1,7 +1,7 @@
 //! Differences of neighbouring elements, as the filter `delta` of numcodecs stores them.
 //!
 //! The first element stands as it is, each other one as the difference to the one before it in memory. Whole numbers wrap around, so
-//! that nothing is lost; floating-point numbers are added up in their own precision, as NumPy does.
+//! that nothing is lost; floating-point numbers are subtracted and added up in the precision that NumPy takes.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -97,7 +97,8 @@ impl Delta {
             self.swap(differences.to_mut());
         }
         let (from, to) = (self.differences, self.numbers);
-        match to {
+        // Sums have the larger one of both types, as in NumPy.
+        match if from.size() > to.size() { from } else { to } {
             Number::Whole { .. } => {
                 let mut sum = 0u64;
                 along(&differences, from, to, |difference, into| {

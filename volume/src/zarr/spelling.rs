@@ -160,6 +160,7 @@ fn numcodecs(
     context: Context,
     version: u8,
 ) -> Result<Option<(Stage, &'static str, Configuration)>, Refused> {
+    let written = || format!("{}{id}", if version == 2 { "" } else { NUMCODECS });
     let (stage, name) = match id {
         "zlib" | "gzip" | "bz2" => {
             level(&mut configuration, 1);
@@ -188,11 +189,11 @@ fn numcodecs(
             (Stage::Bytes, extensions::CHECKSUM)
         }
         "lz4" => {
-            built_in("codecs", cfg!(feature = "codecs"), id)?;
+            built_in("codecs", cfg!(feature = "codecs"), &written())?;
             (Stage::Bytes, extensions::LZ4)
         }
         "lzma" => {
-            built_in("codecs", cfg!(feature = "codecs"), id)?;
+            built_in("codecs", cfg!(feature = "codecs"), &written())?;
             (Stage::Bytes, extensions::LZMA)
         }
         "delta" => {
@@ -203,7 +204,7 @@ fn numcodecs(
         "bitround" => (Stage::Array, "bitround"),
         "fixedscaleoffset" => (Stage::Array, "numcodecs.fixedscaleoffset"),
         "pcodec" => {
-            built_in("codecs", cfg!(feature = "codecs"), id)?;
+            built_in("codecs", cfg!(feature = "codecs"), &written())?;
             let defaults = [
                 ("level", json!(8)),
                 ("mode_spec", json!("auto")),
@@ -217,7 +218,7 @@ fn numcodecs(
             }
             (Stage::Serializer, "numcodecs.pcodec")
         }
-        "zfpy" => return Err(zfp(id)),
+        "zfpy" => return Err(zfp(&written())),
         _ => return Ok(None),
     };
     Ok(Some((stage, name, configuration)))
