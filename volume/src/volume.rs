@@ -92,7 +92,6 @@ impl VolumeMeta {
                 "chunks of shape {:?}, stored by {:?}, cannot tile a volume of shape {:?} that begins at {:?}",
                 self.chunk_shape, self.stored_shape, self.shape, self.origin
             );
-            assert_eq!(volume.notes(), [("key", "note".to_owned())]);
             return Err(Error::volume(ErrorKind::Damaged, identity, reason));
         }
         Ok(())
@@ -343,6 +342,7 @@ mod tests {
                 (volume.identity(), volume.place(), volume.is_remote()),
                 ("identity".into(), "place".into(), true)
             );
+            assert_eq!(volume.notes(), [("key", "note".to_owned())]);
             assert!(matches!(volume.fetch(&[]), Ok(Fetched::Missing)));
             assert!(volume.read(&[], &mut Scratch::new()).is_err());
             assert_eq!(volume.meta().shape, [8]);
