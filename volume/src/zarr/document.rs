@@ -12,7 +12,7 @@ use crate::description::dtype_named;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gzip;
 use crate::store::{Object, Store};
-use crate::zarr::spelling::{self, Context, Refused};
+use crate::zarr::spelling::{self, CodecsV2, Context, Refused};
 
 /// Document of a version 3 array or group.
 pub(super) const V3: &str = "zarr.json";
@@ -194,7 +194,7 @@ impl Document {
         }
         // Codecs of numcodecs that zarrs knows only in version 3, or not at all, come in afterwards.
         let (filters, compressor) = (json["filters"].take(), json["compressor"].take());
-        let (arrays, serializer, bytes) =
+        let CodecsV2 { arrays, serializer, bytes } =
             spelling::codecs_v2(&filters, &compressor, context).map_err(|refused| self.refused(refused))?;
         let document = serde_json::from_value(json).map_err(damaged)?;
         let mut document = array_metadata_v2_to_v3(&document)
@@ -302,7 +302,8 @@ fn dtype_v2(text: &str) -> Option<DType> {
     // Big-endian elements become native when they are decoded, so only the kind matters.
     let kind = text.strip_prefix(['<', '>', '|'])?;
     Some(match kind {
-        "u1" => DType::U8,
+        // Truth values are bytes of 0 and 1.
+        "u1" | "b1" => DType::U8,
         "u2" => DType::U16,
         "u4" => DType::U32,
         "u8" => DType::U64,
@@ -315,8 +316,6 @@ fn dtype_v2(text: &str) -> Option<DType> {
         "f8" => DType::F64,
         "c8" => DType::Complex64,
         "c16" => DType::Complex128,
-        // Truth values are bytes of 0 and 1.
-        "b1" => DType::U8,
         _ => return None,
     })
 }

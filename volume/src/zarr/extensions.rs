@@ -113,13 +113,17 @@ impl BytesExtension {
         }
     }
 
-    fn pack(&self, bytes: Cow<'_, [u8]>) -> Result<Vec<u8>, Cause> {
+    #[cfg_attr(
+        not(feature = "codecs"),
+        expect(clippy::unnecessary_wraps, reason = "codecs that are compiled in can fail")
+    )]
+    fn pack(&self, bytes: &[u8]) -> Result<Vec<u8>, Cause> {
         match &self.kind {
-            BytesKind::Checksum(checksum) => Ok(checksum.added(&bytes)),
+            BytesKind::Checksum(checksum) => Ok(checksum.added(bytes)),
             #[cfg(feature = "codecs")]
-            BytesKind::Lz4 => lz4::pack(&bytes),
+            BytesKind::Lz4 => lz4::pack(bytes),
             #[cfg(feature = "codecs")]
-            BytesKind::Lzma(lzma) => lzma.pack(&bytes),
+            BytesKind::Lzma(lzma) => lzma.pack(bytes),
         }
     }
 
@@ -168,19 +172,18 @@ impl BytesToBytesCodecTraits for BytesExtension {
     }
 
     fn encoded_representation(&self, decoded: &BytesRepresentation) -> BytesRepresentation {
-        match (decoded, &self.kind) {
-            (BytesRepresentation::FixedSize(size), BytesKind::Checksum(_)) => {
-                BytesRepresentation::FixedSize(self.longest(*size))
+        let is_exact = matches!(self.kind, BytesKind::Checksum(_));
+        match *decoded {
+            BytesRepresentation::FixedSize(size) if is_exact => BytesRepresentation::FixedSize(self.longest(size)),
+            BytesRepresentation::FixedSize(size) | BytesRepresentation::BoundedSize(size) => {
+                BytesRepresentation::BoundedSize(self.longest(size))
             }
-            (BytesRepresentation::FixedSize(size) | BytesRepresentation::BoundedSize(size), _) => {
-                BytesRepresentation::BoundedSize(self.longest(*size))
-            }
-            (BytesRepresentation::UnboundedSize, _) => BytesRepresentation::UnboundedSize,
+            BytesRepresentation::UnboundedSize => BytesRepresentation::UnboundedSize,
         }
     }
 
     fn encode<'a>(&self, decoded: ArrayBytesRaw<'a>, _options: &CodecOptions) -> Result<ArrayBytesRaw<'a>, CodecError> {
-        self.pack(decoded).map(Cow::Owned).map_err(|cause| CodecError::Other(cause.to_string()))
+        self.pack(&decoded).map(Cow::Owned).map_err(|cause| CodecError::Other(cause.to_string()))
     }
 
     fn decode<'a>(

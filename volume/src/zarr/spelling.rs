@@ -26,6 +26,17 @@ pub(super) struct Context {
     pub(super) big_endian: bool,
 }
 
+/// Filters and compressor of a Zarr v2 array, in their order.
+#[derive(Debug)]
+pub(super) struct CodecsV2 {
+    /// Those that take elements.
+    pub(super) arrays: Vec<Value>,
+    /// The one that makes bytes of elements, if it is not the usual one.
+    pub(super) serializer: Option<Value>,
+    /// Those that take bytes.
+    pub(super) bytes: Vec<Value>,
+}
+
 /// A codec that cannot be used, and why.
 #[derive(Debug)]
 pub(super) struct Refused {
@@ -53,17 +64,12 @@ pub(super) fn codecs_v3(codecs: &Value, context: Context) -> Result<Value, Refus
     codecs.iter().map(|codec| codec_v3(codec, context)).collect()
 }
 
-/// Returns the codecs of a Zarr v2 array that come before the elements become bytes, the codec that makes bytes of them if it is not the
-/// usual one, and the codecs behind.
+/// Spells the filters and the compressor of a Zarr v2 array.
 ///
 /// # Errors
 ///
 /// A codec is not known, not supported, not compiled in, or configured in a way that makes no sense.
-pub(super) fn codecs_v2(
-    filters: &Value,
-    compressor: &Value,
-    context: Context,
-) -> Result<(Vec<Value>, Option<Value>, Vec<Value>), Refused> {
+pub(super) fn codecs_v2(filters: &Value, compressor: &Value, context: Context) -> Result<CodecsV2, Refused> {
     let (mut arrays, mut serializer, mut bytes) = (Vec::new(), None, Vec::new());
     let filters = filters.as_array().map(Vec::as_slice).unwrap_or_default();
     for codec in filters.iter().chain((!compressor.is_null()).then_some(compressor)) {
@@ -80,7 +86,7 @@ pub(super) fn codecs_v2(
             }
         }
     }
-    Ok((arrays, serializer, bytes))
+    Ok(CodecsV2 { arrays, serializer, bytes })
 }
 
 /// Returns what a codec that packs is called in the description of a volume; `None` for one that only rearranges or checks bytes.
@@ -344,7 +350,7 @@ mod tests {
     #[test]
     fn filters_of_v2_are_sorted_into_stages() {
         let filters = json!([{"id": "delta", "dtype": "<u2"}, {"id": "crc32"}]);
-        let (arrays, serializer, bytes) = codecs_v2(&filters, &json!({"id": "zlib"}), U16).expect("known");
+        let CodecsV2 { arrays, serializer, bytes } = codecs_v2(&filters, &json!({"id": "zlib"}), U16).expect("known");
         assert_eq!((arrays.len(), serializer, bytes.len()), (1, None, 2));
         assert_eq!(bytes[1]["name"], "numcodecs.zlib");
         let wrong = json!([{"id": "crc32"}, {"id": "delta", "dtype": "<u2"}]);
