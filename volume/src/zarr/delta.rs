@@ -25,15 +25,15 @@ use crate::zarr::extensions;
 /// The filter, from one type of numbers to one of differences.
 #[derive(Debug, Clone)]
 pub(super) struct Delta {
-    numbers: Number,
-    differences: Number,
+    numbers: NumberKind,
+    differences: NumberKind,
     /// Whether the bytes of differences are to be the other way round than those of the array.
     swapped: bool,
     configuration: Configuration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Number {
+enum NumberKind {
     Whole { size: usize, signed: bool },
     F16,
     F32,
@@ -55,13 +55,13 @@ impl Delta {
         let dtype = written("dtype").ok_or_else(|| PluginCreateError::Other("delta without `dtype`".to_owned()))?;
         let astype = written("astype").unwrap_or(dtype);
         let is_big = configuration["big_endian"] == true;
-        let (numbers, order) = Number::read(dtype).ok_or_else(|| unsupported(dtype))?;
-        let (differences, differences_order) = Number::read(astype).ok_or_else(|| unsupported(astype))?;
+        let (numbers, order) = NumberKind::read(dtype).ok_or_else(|| unsupported(dtype))?;
+        let (differences, differences_order) = NumberKind::read(astype).ok_or_else(|| unsupported(astype))?;
         // Differences of numbers whose bytes stand the other way round than in the array mean nothing.
         if numbers.size() > 1 && order.is_some_and(|order| order != is_big) {
             return Err(unsupported(dtype));
         }
-        if matches!(numbers, Number::Whole { .. }) != matches!(differences, Number::Whole { .. }) {
+        if matches!(numbers, NumberKind::Whole { .. }) != matches!(differences, NumberKind::Whole { .. }) {
             return Err(unsupported(astype));
         }
         // Zarr v3 says in another codec in which order bytes are.
@@ -73,7 +73,7 @@ impl Delta {
     fn subtract(&self, bytes: &[u8]) -> Vec<u8> {
         let (from, to) = (self.numbers, self.differences);
         let mut differences = match from {
-            Number::Whole { .. } => {
+            NumberKind::Whole { .. } => {
                 let mut last = 0u64;
                 along(bytes, from, to, |number, into| {
                     let number = from.whole(number);
@@ -83,9 +83,9 @@ impl Delta {
                     to.put_whole(from.of_le(difference), into);
                 })
             }
-            Number::F16 => floats::<f16>(bytes, from, to, true),
-            Number::F32 => floats::<f32>(bytes, from, to, true),
-            Number::F64 => floats::<f64>(bytes, from, to, true),
+            NumberKind::F16 => floats::<f16>(bytes, from, to, true),
+            NumberKind::F32 => floats::<f32>(bytes, from, to, true),
+            NumberKind::F64 => floats::<f64>(bytes, from, to, true),
         };
         self.swap(&mut differences);
         differences
@@ -99,16 +99,16 @@ impl Delta {
         let (from, to) = (self.differences, self.numbers);
         // Sums have the larger one of both types, as in NumPy.
         match if from.size() > to.size() { from } else { to } {
-            Number::Whole { .. } => {
+            NumberKind::Whole { .. } => {
                 let mut sum = 0u64;
                 along(&differences, from, to, |difference, into| {
                     sum = sum.wrapping_add(from.whole(difference));
                     to.put_whole(sum, into);
                 })
             }
-            Number::F16 => floats::<f16>(&differences, from, to, false),
-            Number::F32 => floats::<f32>(&differences, from, to, false),
-            Number::F64 => floats::<f64>(&differences, from, to, false),
+            NumberKind::F16 => floats::<f16>(&differences, from, to, false),
+            NumberKind::F32 => floats::<f32>(&differences, from, to, false),
+            NumberKind::F64 => floats::<f64>(&differences, from, to, false),
         }
     }
 
@@ -119,7 +119,7 @@ impl Delta {
     }
 
     /// Checks that so many bytes are the elements of a chunk.
-    fn check(bytes: &[u8], shape: &[NonZeroU64], number: Number) -> Result<(), CodecError> {
+    fn check(bytes: &[u8], shape: &[NonZeroU64], number: NumberKind) -> Result<(), CodecError> {
         let count = shape.iter().try_fold(number.size() as u64, |size, length| size.checked_mul(length.get()));
         if count == Some(bytes.len() as u64) {
             return Ok(());
@@ -128,7 +128,7 @@ impl Delta {
     }
 }
 
-impl Number {
+impl NumberKind {
     /// Reads a type as NumPy writes it, and whether its bytes are big-endian, where it says so.
     fn read(name: &Value) -> Option<(Self, Option<bool>)> {
         let name = name.as_str()?;
@@ -211,7 +211,7 @@ impl Number {
 }
 
 /// Makes one number of each other one, in order.
-fn along(bytes: &[u8], from: Number, to: Number, mut each: impl FnMut(&[u8], &mut [u8])) -> Vec<u8> {
+fn along(bytes: &[u8], from: NumberKind, to: NumberKind, mut each: impl FnMut(&[u8], &mut [u8])) -> Vec<u8> {
     let mut made = vec![0; bytes.len() / from.size() * to.size()];
     for (number, into) in bytes.chunks_exact(from.size()).zip(made.chunks_exact_mut(to.size())) {
         each(number, into);
@@ -257,13 +257,13 @@ float!(f32, rounded::to_f32, f64::from);
 float!(f64, std::convert::identity, std::convert::identity);
 
 /// Adds up or subtracts floating-point numbers of any size in the type `T`.
-fn floats<T: Float>(bytes: &[u8], from: Number, to: Number, is_difference: bool) -> Vec<u8> {
+fn floats<T: Float>(bytes: &[u8], from: NumberKind, to: NumberKind, is_difference: bool) -> Vec<u8> {
     let mut last: Option<T> = None;
     along(bytes, from, to, |number, into| {
         let number = T::of(match from {
-            Number::F16 => f64::from(bytemuck::pod_read_unaligned::<f16>(number)),
-            Number::F32 => f64::from(bytemuck::pod_read_unaligned::<f32>(number)),
-            Number::Whole { .. } | Number::F64 => bytemuck::pod_read_unaligned(number),
+            NumberKind::F16 => f64::from(bytemuck::pod_read_unaligned::<f16>(number)),
+            NumberKind::F32 => f64::from(bytemuck::pod_read_unaligned::<f32>(number)),
+            NumberKind::Whole { .. } | NumberKind::F64 => bytemuck::pod_read_unaligned(number),
         });
         // The first one is no sum: 0 and -0 would make 0.
         let made = match last {
@@ -273,9 +273,9 @@ fn floats<T: Float>(bytes: &[u8], from: Number, to: Number, is_difference: bool)
         };
         last = Some(if is_difference { number } else { made });
         match to {
-            Number::F16 => into.copy_from_slice(bytemuck::bytes_of(&f16::from_f64(made.value()))),
-            Number::F32 => into.copy_from_slice(bytemuck::bytes_of(&rounded::to_f32(made.value()))),
-            Number::Whole { .. } | Number::F64 => into.copy_from_slice(bytemuck::bytes_of(&made.value())),
+            NumberKind::F16 => into.copy_from_slice(bytemuck::bytes_of(&f16::from_f64(made.value()))),
+            NumberKind::F32 => into.copy_from_slice(bytemuck::bytes_of(&rounded::to_f32(made.value()))),
+            NumberKind::Whole { .. } | NumberKind::F64 => into.copy_from_slice(bytemuck::bytes_of(&made.value())),
         }
     })
 }

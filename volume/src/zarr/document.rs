@@ -12,7 +12,7 @@ use crate::description::dtype_named;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gzip;
 use crate::store::{Object, Store};
-use crate::zarr::spelling::{self, CodecsV2, Context, Refused};
+use crate::zarr::spelling::{self, CodecContext, CodecsV2, Refused};
 
 /// Document of a version 3 array or group.
 pub(super) const V3: &str = "zarr.json";
@@ -211,14 +211,14 @@ impl Document {
         Ok(ArrayMetadata::V3(document))
     }
 
-    fn context(&self) -> Result<Context> {
+    fn context(&self) -> Result<CodecContext> {
         let is_big = match self.dtype_written().as_str().unwrap_or_default().chars().next() {
             Some('>') => true,
             Some('<') => false,
             _ => cfg!(target_endian = "big"),
         };
         let axes = self.json["shape"].as_array().map_or(0, Vec::len);
-        Ok(Context { axes, size: self.dtype()?.size(), big_endian: self.kind == DocumentKind::ArrayV2 && is_big })
+        Ok(CodecContext { axes, size: self.dtype()?.size(), big_endian: self.kind == DocumentKind::ArrayV2 && is_big })
     }
 
     fn refused(&self, Refused { kind, reason }: Refused) -> Error {

@@ -23,13 +23,13 @@ const EXTREME: u64 = 1 << 31;
 /// How bytes are packed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Lzma {
-    format: Format,
+    format: LzmaFormat,
     check: CheckKind,
     preset: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Format {
+enum LzmaFormat {
     Xz,
     Alone,
     Raw(Vec<Filter>),
@@ -75,12 +75,12 @@ impl Lzma {
         let wrong = |what: &str, value: &Value| PluginCreateError::Other(format!("lzma has no {what} {value}"));
         let value = |key: &str| configuration.get(key).unwrap_or(&Value::Null);
         let format = match value("format") {
-            Value::Null => Format::Xz,
+            Value::Null => LzmaFormat::Xz,
             format => match format.as_u64() {
                 // 0 leaves it to the decoder, and nothing can be written so.
-                Some(0 | 1) => Format::Xz,
-                Some(2) => Format::Alone,
-                Some(3) => Format::Raw(filters(value("filters"))?),
+                Some(0 | 1) => LzmaFormat::Xz,
+                Some(2) => LzmaFormat::Alone,
+                Some(3) => LzmaFormat::Raw(filters(value("filters"))?),
                 _ => return Err(wrong("format", format)),
             },
         };
@@ -103,7 +103,7 @@ impl Lzma {
     ///
     /// The stream is damaged, asks for more memory than it may have, or holds another number of bytes than expected.
     pub(super) fn unpack(&self, packed: &[u8], expected: Expected, into: &mut Vec<u8>) -> Result<(), Cause> {
-        let Format::Raw(filters) = &self.format else { return Packing::Xz.unpack(packed, expected, into) };
+        let LzmaFormat::Raw(filters) = &self.format else { return Packing::Xz.unpack(packed, expected, into) };
         let limit = expected.limit();
         let decoder = XzDecoder::new_stream(packed, Stream::new_raw_decoder(&chain(filters, None)?)?);
         into.clear();
@@ -124,9 +124,9 @@ impl Lzma {
             CheckKind::Sha256 => Check::Sha256,
         };
         let stream = match &self.format {
-            Format::Xz => Stream::new_easy_encoder(self.preset, check)?,
-            Format::Alone => Stream::new_lzma_encoder(&LzmaOptions::new_preset(self.preset)?)?,
-            Format::Raw(filters) => Stream::new_raw_encoder(&chain(filters, Some(bytes.len()))?)?,
+            LzmaFormat::Xz => Stream::new_easy_encoder(self.preset, check)?,
+            LzmaFormat::Alone => Stream::new_lzma_encoder(&LzmaOptions::new_preset(self.preset)?)?,
+            LzmaFormat::Raw(filters) => Stream::new_raw_encoder(&chain(filters, Some(bytes.len()))?)?,
         };
         let mut encoder = XzEncoder::new_stream(Vec::new(), stream);
         encoder.write_all(bytes)?;

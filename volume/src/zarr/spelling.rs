@@ -17,7 +17,7 @@ const DEFAULT_LEVEL: i64 = 5;
 
 /// The array that codecs belong to, as far as their configurations depend on it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Context {
+pub(super) struct CodecContext {
     /// Number of axes.
     pub(super) axes: usize,
     /// Bytes of one element.
@@ -59,7 +59,7 @@ type Configuration = Map<String, Value>;
 /// # Errors
 ///
 /// A codec is known, but not supported, not compiled in, or configured in a way that makes no sense.
-pub(super) fn codecs_v3(codecs: &Value, context: Context) -> Result<Value, Refused> {
+pub(super) fn codecs_v3(codecs: &Value, context: CodecContext) -> Result<Value, Refused> {
     let Some(codecs) = codecs.as_array() else { return Ok(codecs.clone()) };
     codecs.iter().map(|codec| codec_v3(codec, context)).collect()
 }
@@ -69,7 +69,7 @@ pub(super) fn codecs_v3(codecs: &Value, context: Context) -> Result<Value, Refus
 /// # Errors
 ///
 /// A codec is not known, not supported, not compiled in, or configured in a way that makes no sense.
-pub(super) fn codecs_v2(filters: &Value, compressor: &Value, context: Context) -> Result<CodecsV2, Refused> {
+pub(super) fn codecs_v2(filters: &Value, compressor: &Value, context: CodecContext) -> Result<CodecsV2, Refused> {
     let (mut arrays, mut serializer, mut bytes) = (Vec::new(), None, Vec::new());
     let filters = filters.as_array().map(Vec::as_slice).unwrap_or_default();
     for codec in filters.iter().chain((!compressor.is_null()).then_some(compressor)) {
@@ -108,7 +108,7 @@ pub(super) fn packing_name(codec: &str) -> Option<&str> {
     (!rearranges).then_some(name)
 }
 
-fn codec_v3(codec: &Value, context: Context) -> Result<Value, Refused> {
+fn codec_v3(codec: &Value, context: CodecContext) -> Result<Value, Refused> {
     let Some((name, configuration)) = parts_v3(codec) else { return Ok(codec.clone()) };
     if extensions::is_name(name) {
         return Err(unsupported(format!("codec {name} is not supported")));
@@ -130,7 +130,7 @@ fn codec_v3(codec: &Value, context: Context) -> Result<Value, Refused> {
 fn registered(
     name: &str,
     mut configuration: Configuration,
-    context: Context,
+    context: CodecContext,
 ) -> Result<Option<Configuration>, Refused> {
     match name {
         "gzip" => level(&mut configuration, DEFAULT_LEVEL),
@@ -146,7 +146,7 @@ fn registered(
         },
         "sharding_indexed" => {
             // The index has one axis more: offset and length.
-            let of_index = Context { axes: context.axes.saturating_add(1), size: size_of::<u64>(), ..context };
+            let of_index = CodecContext { axes: context.axes.saturating_add(1), size: size_of::<u64>(), ..context };
             for (key, context) in [("codecs", context), ("index_codecs", of_index)] {
                 if let Some(codecs) = configuration.get_mut(key) {
                     *codecs = codecs_v3(codecs, context)?;
@@ -163,7 +163,7 @@ fn registered(
 fn numcodecs(
     id: &str,
     mut configuration: Configuration,
-    context: Context,
+    context: CodecContext,
     version: u8,
 ) -> Result<Option<(Stage, &'static str, Configuration)>, Refused> {
     let written = || format!("{}{id}", if version == 2 { "" } else { NUMCODECS });
@@ -246,7 +246,7 @@ fn zfp(codec: &str) -> Refused {
 }
 
 /// Completes a configuration of blosc, and spells the shuffling as Zarr v3 does. numcodecs has numbers for it.
-fn blosc(configuration: &mut Configuration, context: Context, shuffle: Value) {
+fn blosc(configuration: &mut Configuration, context: CodecContext, shuffle: Value) {
     default(configuration, "cname", json!("lz4"));
     default(configuration, "clevel", json!(DEFAULT_LEVEL));
     default(configuration, "blocksize", json!(0));
@@ -309,7 +309,7 @@ fn damaged(reason: String) -> Refused {
 mod tests {
     use super::*;
 
-    const U16: Context = Context { axes: 3, size: 2, big_endian: false };
+    const U16: CodecContext = CodecContext { axes: 3, size: 2, big_endian: false };
 
     #[test]
     fn configurations_are_completed() {
