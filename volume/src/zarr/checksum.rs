@@ -4,6 +4,7 @@ use serde_json::Value;
 use zarrs::plugin::PluginCreateError;
 
 use crate::error::Cause;
+use crate::zarr::extensions::brief;
 
 /// A checksum and its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,13 +38,18 @@ impl Checksum {
             "crc32c" => (Sum::Crc32c, false),
             "adler32" => (Sum::Adler32, true),
             "fletcher32" => (Sum::Fletcher32, false),
-            other => return Err(PluginCreateError::Other(format!("there is no checksum `{other}`"))),
+            _ => {
+                return Err(PluginCreateError::Other(format!(
+                    "there is no checksum `{}`",
+                    brief(&configuration["sum"])
+                )));
+            }
         };
         let is_first = match (configuration.get("location").unwrap_or(&Value::Null), sum) {
             (Value::Null, _) => is_first,
             (Value::String(place), Sum::Crc32 | Sum::Crc32c | Sum::Adler32) if place == "start" => true,
             (Value::String(place), Sum::Crc32 | Sum::Crc32c | Sum::Adler32) if place == "end" => false,
-            (place, _) => return Err(PluginCreateError::Other(format!("{name} has no `location` {place}"))),
+            (place, _) => return Err(PluginCreateError::Other(format!("{name} has no `location` {}", brief(place)))),
         };
         Ok(Self { sum, is_first })
     }

@@ -48,7 +48,8 @@ impl Delta {
     /// There are no differences of such elements, or none that are stored so.
     pub(super) fn new(configuration: Value) -> Result<Self, PluginCreateError> {
         let unsupported = |of: &Value| {
-            let error = PluginUnsupportedError::new(format!("delta of elements {of}"), "codec".to_owned());
+            let error =
+                PluginUnsupportedError::new(format!("delta of elements {}", extensions::brief(of)), "codec".to_owned());
             PluginCreateError::Unsupported(error)
         };
         let written = |key: &str| configuration.get(key).filter(|name| !name.is_null());

@@ -192,6 +192,10 @@ impl Document {
                 _ => json!(0),
             };
         }
+        if context.axes == 0 && json["order"] == "F" {
+            // A single element has no order, and zarrs would make a permutation of nothing.
+            json["order"] = json!("C");
+        }
         // Codecs of numcodecs that zarrs knows only in version 3, or not at all, come in afterwards.
         let (filters, compressor) = (json["filters"].take(), json["compressor"].take());
         let CodecsV2 { arrays, serializer, bytes } =

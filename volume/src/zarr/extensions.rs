@@ -66,6 +66,16 @@ fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {
     Ok(Codec::BytesToBytes(Arc::new(BytesExtension { name, kind, configuration: into_configuration(configuration) })))
 }
 
+/// Returns the beginning of a value, for messages: values of a damaged document may be of any length.
+pub(super) fn brief(value: &Value) -> String {
+    const LONGEST: usize = 80;
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text,
+    }
+}
+
 /// Returns a configuration as zarrs keeps it.
 pub(super) fn into_configuration(value: Value) -> Configuration {
     match value {

@@ -10,6 +10,7 @@ use zarrs::plugin::{PluginCreateError, PluginUnsupportedError};
 
 use crate::error::Cause;
 use crate::unpack::{Expected, Packing};
+use crate::zarr::extensions::brief;
 
 /// Largest dictionary that is decoded with, as for xz: the strongest preset needs 64 MiB.
 const LARGEST_DICTIONARY: u64 = 128 << 20;
@@ -72,7 +73,8 @@ impl Lzma {
     ///
     /// There is no such format, or a filter that is not supported.
     pub(super) fn new(configuration: &Value) -> Result<Self, PluginCreateError> {
-        let wrong = |what: &str, value: &Value| PluginCreateError::Other(format!("lzma has no {what} {value}"));
+        let wrong =
+            |what: &str, value: &Value| PluginCreateError::Other(format!("lzma has no {what} {}", brief(value)));
         let value = |key: &str| configuration.get(key).unwrap_or(&Value::Null);
         let format = match value("format") {
             Value::Null => LzmaFormat::Xz,
@@ -155,13 +157,15 @@ fn filter(filter: &Value) -> Result<Filter, PluginCreateError> {
     const DELTA: u64 = 3;
     const LZMA2: u64 = 0x21;
     const LZMA1: u64 = 0x4000_0000_0000_0001;
-    let wrong = |key: &str| {
-        let value = &filter[key];
-        PluginCreateError::Other(format!("a filter of lzma has the `{key}` {value}"))
-    };
+    let wrong =
+        |key: &str| PluginCreateError::Other(format!("a filter of lzma has the `{key}` {}", brief(&filter[key])));
     let number = |key: &str| match &filter[key] {
         Value::Null => Ok(None),
         value => value.as_u64().and_then(|value| u32::try_from(value).ok()).map(Some).ok_or_else(|| wrong(key)),
+    };
+    let bits = |key: &str| match number(key)? {
+        Some(5..) => Err(wrong(key)),
+        bits => Ok(bits),
     };
     let options = || {
         let written = preset(&filter["preset"]).ok_or_else(|| wrong("preset"))?;
@@ -176,9 +180,9 @@ fn filter(filter: &Value) -> Result<Filter, PluginCreateError> {
         Ok(Options {
             preset: written,
             dictionary,
-            literal_context: number("lc")?.filter(|bits| *bits <= 4),
-            literal_position: number("lp")?.filter(|bits| *bits <= 4),
-            position: number("pb")?.filter(|bits| *bits <= 4),
+            literal_context: bits("lc")?,
+            literal_position: bits("lp")?,
+            position: bits("pb")?,
             is_fast: number("mode")?.map(|mode| mode == 1),
             nice_length: number("nice_len")?,
             match_finder: number("mf")?.map(u64::from),
@@ -194,8 +198,10 @@ fn filter(filter: &Value) -> Result<Filter, PluginCreateError> {
         Some(LZMA1) => options().map(Filter::Lzma1),
         Some(LZMA2) => options().map(Filter::Lzma2),
         _ => {
-            let error =
-                PluginUnsupportedError::new(format!("lzma with the filter {}", filter["id"]), "codec".to_owned());
+            let error = PluginUnsupportedError::new(
+                format!("lzma with the filter {}", brief(&filter["id"])),
+                "codec".to_owned(),
+            );
             Err(PluginCreateError::Unsupported(error))
         }
     }
@@ -321,6 +327,7 @@ mod tests {
             json!([{"id": 0x21, "dict_size": 1u64 << 30}]),
             json!([{"id": 0x21, "dict_size": -1}]),
             json!([{"id": 0x21, "preset": 10}]),
+            json!([{"id": 0x21, "lc": 5}]),
             json!([{"id": 3, "dist": 0}]),
             json!([{"id": 3, "dist": 257}]),
             json!([7]),

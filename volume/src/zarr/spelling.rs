@@ -71,10 +71,15 @@ pub(super) fn codecs_v3(codecs: &Value, context: CodecContext) -> Result<Value, 
 /// A codec is not known, not supported, not compiled in, or configured in a way that makes no sense.
 pub(super) fn codecs_v2(filters: &Value, compressor: &Value, context: CodecContext) -> Result<CodecsV2, Refused> {
     let (mut arrays, mut serializer, mut bytes) = (Vec::new(), None, Vec::new());
-    let filters = filters.as_array().map(Vec::as_slice).unwrap_or_default();
+    let filters = match filters {
+        Value::Null => &[][..],
+        Value::Array(filters) => filters,
+        other => return Err(damaged(format!("`{}` is no list of filters", extensions::brief(other)))),
+    };
     for codec in filters.iter().chain((!compressor.is_null()).then_some(compressor)) {
-        let (id, configuration) = parts_v2(codec).ok_or_else(|| damaged(format!("`{codec}` names no codec")))?;
-        let refuse = || unsupported(format!("codec {id} is not supported"));
+        let (id, configuration) =
+            parts_v2(codec).ok_or_else(|| damaged(format!("`{}` names no codec", extensions::brief(codec))))?;
+        let refuse = || unsupported(format!("codec {} is not supported", extensions::brief(&codec["id"])));
         let (stage, name, configuration) = numcodecs(id, configuration, context, 2)?.ok_or_else(refuse)?;
         let codec = json!({"name": name, "configuration": configuration});
         match stage {
@@ -186,7 +191,8 @@ fn numcodecs(
         "shuffle" => {
             default(&mut configuration, "elementsize", json!(if version == 2 { 4 } else { context.size }));
             if configuration["elementsize"].as_u64().is_none_or(|size| size == 0) {
-                return Err(damaged(format!("`{}` is no `elementsize` of shuffle", configuration["elementsize"])));
+                let size = extensions::brief(&configuration["elementsize"]);
+                return Err(damaged(format!("`{size}` is no `elementsize` of shuffle")));
             }
             (Stage::Bytes, "numcodecs.shuffle")
         }
@@ -242,7 +248,7 @@ fn built_in(feature: &str, is_built_in: bool, codec: &str) -> Result<(), Refused
 /// Refuses zfp, also where another crate compiles it into zarrs. Its decoder writes as many elements as the stream says, wherever the chunk
 /// ends, and reads on behind the end of the stream.
 fn zfp(codec: &str) -> Refused {
-    unsupported(format!("codec {codec} is not supported"))
+    unsupported(format!("codec {} is not supported", extensions::brief(&json!(codec))))
 }
 
 /// Completes a configuration of blosc, and spells the shuffling as Zarr v3 does. numcodecs has numbers for it.
@@ -262,9 +268,7 @@ fn blosc(configuration: &mut Configuration, context: CodecContext, shuffle: Valu
     if !name.is_empty() {
         configuration.insert("shuffle".to_owned(), json!(name));
     }
-    if configuration.get("typesize").is_none_or(Value::is_null) {
-        configuration.insert("typesize".to_owned(), json!(context.size));
-    }
+    default(configuration, "typesize", json!(context.size));
 }
 
 /// Completes a level from 0 to 9. zlib and gzip call their default -1.
@@ -275,8 +279,12 @@ fn level(configuration: &mut Configuration, otherwise: i64) {
     }
 }
 
+/// Puts a default where there is nothing, which Python may write as null.
 fn default(configuration: &mut Configuration, key: &str, value: Value) {
-    configuration.entry(key).or_insert(value);
+    let entry = configuration.entry(key).or_insert(Value::Null);
+    if entry.is_null() {
+        *entry = value;
+    }
 }
 
 /// Returns the name and the configuration of a codec, which may be left out; `None` if it is no codec.
@@ -320,6 +328,8 @@ mod tests {
         assert_eq!(spelled(json!({"name": "numcodecs.zlib"})), of("numcodecs.zlib", json!({"level": 1})));
         assert_eq!(spelled(of("numcodecs.zlib", json!({"level": -1}))), of("numcodecs.zlib", json!({"level": 5})));
         assert_eq!(spelled(of("numcodecs.gzip", Value::Null)), of("gzip", json!({"level": 1})));
+        let shuffle = of("numcodecs.shuffle", json!({"elementsize": null}));
+        assert_eq!(spelled(shuffle), of("numcodecs.shuffle", json!({"elementsize": 2})));
         assert_eq!(spelled(of("transpose", json!({"order": "F"}))), of("transpose", json!({"order": [2, 1, 0]})));
         assert_eq!(spelled(of("transpose", json!({"order": "C"}))), of("transpose", json!({"order": [0, 1, 2]})));
         assert_eq!(spelled(of("transpose", json!({"order": [1, 0, 2]}))), of("transpose", json!({"order": [1, 0, 2]})));
@@ -360,7 +370,9 @@ mod tests {
             let refused = codecs_v2(&Value::Null, &json!({"id": unknown}), U16).expect_err("unknown");
             assert!(refused.kind == ErrorKind::Unsupported && refused.reason.contains(unknown), "{refused:?}");
         }
-        assert_eq!(codecs_v2(&json!([7]), &Value::Null, U16).expect_err("no codec").kind, ErrorKind::Damaged);
+        for wrong in [json!([7]), json!("delta"), json!({})] {
+            assert_eq!(codecs_v2(&wrong, &Value::Null, U16).expect_err("no filters").kind, ErrorKind::Damaged);
+        }
     }
 
     #[test]

@@ -181,6 +181,9 @@ fn numcodecs_rows() -> Vec<Row> {
     rows.extend([
         row(ZarrPython, Zarr2, "delta", OF_DELTA),
         row(ZarrPython, Zarr3, "numcodecs.delta", OF_DELTA),
+        row(ZarrPython, Zarr3, "sharded numcodecs.delta", OF_DELTA),
+        row(ZarrPython, Zarr3, "sharded numcodecs.lz4", OF_NUMCODECS),
+        row(ZarrPython, Zarr3, "sharded numcodecs.fletcher32", OF_NUMCODECS),
         row(ZarrPython, Zarr2, "bitround", FLOATS),
         row(ZarrPython, Zarr3, "numcodecs.bitround", FLOATS),
         row(ZarrPython, Zarr3, "zstd without checksum", OF_NUMCODECS),
