@@ -225,7 +225,8 @@ impl From<volume::Error> for Failure {
                 "restore this document: without it no chunk of the volume can be read or written"
             }
             volume::Error::Source { kind: ErrorKind::NotBuiltIn, .. } => {
-                "http, https and s3 need a program that was built by: cargo build -p ndshm --features remote (gs: gcs, az: azure)"
+                "it is in a program that was built by: cargo build -p ndshm --features remote (http, https, s3), gcs (gs), azure (az) or codecs \
+                 (LZ4, LZMA and pcodec in Zarr)"
             }
             volume::Error::Source { kind: ErrorKind::Absent, volume, .. } if volume.starts_with("s3://") => {
                 if std::env::var_os("AWS_ACCESS_KEY_ID").is_none() {

@@ -227,7 +227,7 @@ pub enum ErrorKind {
     /// The description is sound, and asks for something that this library does not have: an element type, a codec, a chunk grid,
     /// writing shards.
     Unsupported,
-    /// The program was compiled without the feature that the URL needs.
+    /// The program was compiled without the feature that the URL or a codec of the volume needs.
     NotBuiltIn,
     /// A volume was to be made where something else is already.
     AlreadyExists,

@@ -48,10 +48,10 @@
 //! The way back is [`upload_from_shared_memory`], into volumes that exist and were opened for writing, or that [`create_volume`] makes. [`plan()`] divides a region among
 //! machines, [`Shard`] says which part is this process's, and [`markers`] which ones are done.
 //!
-//! Formats: Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, crc32c, gzip, sharding, transpose,
-//! zlib and zstd; Neuroglancer Precomputed, with raw, jpeg, png and `compressed_segmentation` chunks, its shards only for reading.
+//! Formats: Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, gzip, sharding, transpose, zlib and
+//! zstd, the filters delta, shuffle and bitround, and checksums; with the feature `codecs` also LZ4, LZMA and pcodec. Neuroglancer Precomputed, with raw, jpeg, png and `compressed_segmentation` chunks, its shards only for reading.
 //! [`ChunkSource`] and [`ChunkSink`] are the doors for others. Every integer and floating-point type that [`ndarray_shm`] knows is read,
-//! where the format has it; chunks that were never stored have the volume's fill value, or are an error where it has none
+//! where the format has it, and `bool` of Zarr as bytes of 0 and 1; chunks that were never stored have the volume's fill value, or are an error where it has none
 //! ([`Missing`]).
 //!
 //! Volumes are in local directories or, with the features `http`, `s3`, `gcs` and `azure`, behind URLs ([`VolumeUrl`]).

@@ -244,6 +244,45 @@ mod tests {
         }
     }
 
+    #[test]
+    fn blosc_has_the_size_that_it_says_or_is_an_error_whatever_packs_inside() {
+        use BloscCompressor::{BloscLZ, LZ4, LZ4HC, Snappy, Zlib, Zstd};
+
+        /// Where a buffer says how many bytes it becomes, and of how many a block has.
+        const SIZES: [usize; 2] = [4, 8];
+        let bomb = vec![7; 4 << 20];
+        let level = || 5u8.try_into().expect("a level");
+        let mut tried = 0;
+        for inner in [BloscLZ, LZ4, LZ4HC, Snappy, Zlib, Zstd] {
+            for shuffle in [BloscShuffleMode::NoShuffle, BloscShuffleMode::Shuffle, BloscShuffleMode::BitShuffle] {
+                // Not every library is built with each of them.
+                let Ok(packed) = blosc_compress_bytes(&bomb, level(), shuffle, 4, inner, 0, 1) else { continue };
+                tried += 1;
+                let mut into = Vec::new();
+                for expected in [Expected::Exactly(1000), Expected::AtMost(1000), Expected::Exactly(bomb.len() + 1)] {
+                    Packing::Blosc.unpack(&packed, expected, &mut into).expect_err("a bomb");
+                    assert!(into.capacity() <= expected.limit(), "{inner:?}: {}", into.capacity());
+                }
+                for (at, lie) in
+                    SIZES.iter().flat_map(|at| [0, 1, 1000, 1 << 23, i32::MAX as u32, u32::MAX].map(|lie| (*at, lie)))
+                {
+                    let mut lying = packed.clone();
+                    lying[at..at + 4].copy_from_slice(&lie.to_le_bytes());
+                    let mut into = Vec::new();
+                    let unpacked = Packing::Blosc.unpack(&lying, Expected::Exactly(1000), &mut into);
+                    assert!(unpacked.is_err() || into.len() == 1000, "{inner:?}, {lie} at {at}");
+                    assert!(into.capacity() < 1 << 20, "{inner:?}, {lie} at {at}");
+                }
+                for end in [0, 1, 15, 16, 17, packed.len() / 2, packed.len() - 1] {
+                    Packing::Blosc
+                        .unpack(&packed[..end], Expected::Exactly(bomb.len()), &mut into)
+                        .expect_err("cut short");
+                }
+            }
+        }
+        assert!(tried >= 12, "{tried}");
+    }
+
     #[cfg(feature = "codecs")]
     #[test]
     fn xz_that_asks_for_much_memory_is_refused() {

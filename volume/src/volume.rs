@@ -167,7 +167,8 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
     fn identity(&self) -> String;
 
     /// Returns what a downloaded array says about where it comes from, keys and texts, as far as it is known: `source` (a path or URL
-    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`.
+    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`, `elements` (`bool` where bytes
+    /// are truth values, 0 or 1).
     fn notes(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
@@ -267,6 +268,10 @@ macro_rules! forwarded {
                 (**self).identity()
             }
 
+            fn notes(&self) -> Vec<(&'static str, String)> {
+                (**self).notes()
+            }
+
             fn is_remote(&self) -> bool {
                 (**self).is_remote()
             }
@@ -326,6 +331,9 @@ mod tests {
         fn identity(&self) -> String {
             "identity".to_owned()
         }
+        fn notes(&self) -> Vec<(&'static str, String)> {
+            vec![("key", "note".to_owned())]
+        }
         fn is_remote(&self) -> bool {
             true
         }
@@ -363,6 +371,7 @@ mod tests {
                 (volume.identity(), volume.place(), volume.is_remote()),
                 ("identity".into(), "place".into(), true)
             );
+            assert_eq!(volume.notes(), [("key", "note".to_owned())]);
             assert!(matches!(volume.fetch(&[]), Ok(Fetched::Missing)));
             assert!(volume.read(&[], &mut Scratch::new()).is_err());
             assert_eq!(volume.meta().shape, [8]);

@@ -87,6 +87,27 @@ fn download_is_uploaded_without_its_order() {
 }
 
 #[test]
+fn bool_volume_becomes_bytes_that_say_so() {
+    let scene = Scene::new();
+    let path = scene.temporary().join("bools");
+    fs::create_dir(&path).expect("a directory");
+    let document = serde_json::json!({
+        "zarr_format": 2, "shape": [2, 2], "chunks": [2, 2], "dtype": "|b1", "order": "C", "fill_value": null,
+        "compressor": null, "filters": [{"id": "crc32"}],
+    });
+    fs::write(path.join(".zarray"), document.to_string()).expect("the metadata");
+    fs::write(path.join("0.0"), [0xef, 0x88, 0xff, 0xee, 1, 0, 0, 1]).expect("the chunk");
+    let volume = run(&mut scene.ndshm(["info", text(&path)])).expect_code(0).out;
+    assert!(volume.contains("elements of bool"), "{volume}");
+    run(&mut scene.ndshm(["download", text(&path), "x", "--quiet"])).expect_code(0);
+    assert_eq!(fs::read(scene.emulated().join("x")).expect("there"), [1, 0, 0, 1]);
+    if describes(&scene) {
+        let info = run(&mut scene.ndshm(["info", "x"])).expect_code(0).out;
+        assert!(info.lines().any(|line| line.split_whitespace().eq(["elements", "bool"])), "{info}");
+    }
+}
+
+#[test]
 fn contradiction_is_refused_unless_the_description_is_ignored() {
     let scene = Scene::new();
     array(&scene);

@@ -131,7 +131,7 @@ impl InfoParser<'_> {
         let channels = match &self.json["num_channels"] {
             // Written by hand, it is often left out.
             Value::Null => 1,
-            value => value.as_u64().filter(|count| *count > 0).ok_or_else(|| {
+            value => positive(value).ok_or_else(|| {
                 self.wrong(format!("`num_channels` is {}, but must be a whole number from 1 on", brief(value)))
             })?,
         };
@@ -160,7 +160,7 @@ impl InfoParser<'_> {
 
         let lengths = "three whole numbers from 1 on";
         let size = member("size", lengths)?;
-        let size = three(size, Value::as_u64).ok_or_else(|| wrong("size", size, "three whole numbers from 0 on"))?;
+        let size = three(size, length).ok_or_else(|| wrong("size", size, "three whole numbers from 0 on"))?;
         let chunk_sizes = member("chunk_sizes", "a list of chunk sizes")?;
         // Each of several chunk sizes has all the elements, under other names: any of them will do.
         let chunk = chunk_sizes.as_array().and_then(|sizes| sizes.first()).unwrap_or(&Value::Null);
@@ -168,9 +168,7 @@ impl InfoParser<'_> {
             .ok_or_else(|| wrong("chunk_sizes", chunk_sizes, &format!("a list that begins with {lengths}")))?;
         let origin = match json.get("voxel_offset") {
             None | Some(Value::Null) => [0; 3],
-            Some(value) => {
-                three(value, Value::as_i64).ok_or_else(|| wrong("voxel_offset", value, "three whole numbers"))?
-            }
+            Some(value) => three(value, whole).ok_or_else(|| wrong("voxel_offset", value, "three whole numbers"))?,
         };
         let resolution = member("resolution", "three numbers")?;
         let resolution =
@@ -246,8 +244,21 @@ fn dtype(name: &str) -> Option<DType> {
     dtype_named(name).filter(|dtype| !matches!(dtype, DType::Complex64 | DType::Complex128))
 }
 
+/// Returns a whole number, which may be written as a float: `64.0`. NumPy's numbers become such text.
+fn whole(value: &Value) -> Option<i64> {
+    /// From there on not every whole number is a float, so that one may stand for another.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    #[expect(clippy::cast_possible_truncation, reason = "it is whole and has 53 bits")]
+    let of_float = |float: f64| (float.fract() == 0.0 && float.abs() < EXACT).then_some(float as i64);
+    value.as_i64().or_else(|| value.as_f64().filter(|_| value.is_f64()).and_then(of_float))
+}
+
+fn length(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| whole(value).and_then(|length| u64::try_from(length).ok()))
+}
+
 fn positive(value: &Value) -> Option<u64> {
-    value.as_u64().filter(|length| *length > 0)
+    length(value).filter(|length| *length > 0)
 }
 
 fn three<T: Copy>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<[T; 3]> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ndarray_shm::{DType, Order};
-use zarrs::array::{Array, ArrayCreateError, ArrayMetadata};
+use zarrs::array::{Array, ArrayCreateError, ArrayMetadata, CodecError};
 use zarrs::plugin::PluginCreateError;
 use zarrs::storage::store::MemoryStore;
 
@@ -17,7 +17,8 @@ use crate::store::{self, Store};
 use crate::unpack::Expected;
 use crate::volume::{ChunkSource, Fetched, VolumeMeta};
 use crate::zarr::codecs::{Chain, ElementType, ShardCodec};
-use crate::zarr::document::{Document, UNREADABLE, join, unwrapped};
+use crate::zarr::document::{BOOL, Document, UNREADABLE, join, unwrapped};
+use crate::zarr::extensions;
 use crate::zarr::indexes::Indexes;
 use crate::zarr::shard_index::{self, ShardIndex};
 
@@ -61,6 +62,7 @@ struct Slab {
 impl ZarrArray {
     /// Makes the array that a document describes.
     pub(super) fn open(store: &Arc<dyn Store>, document: &Document) -> Result<Self> {
+        extensions::register();
         let dtype = document.dtype()?;
         let unreadable = |kind| move |cause: Cause| Error::volume(kind, document.name(), UNREADABLE).because(cause);
         // Constructed from the very document that was looked at, not from what may be there by now.
@@ -68,7 +70,11 @@ impl ZarrArray {
             .map_err(|error| unreadable(kind_of(&error))(Box::new(error)))?;
         check_extensions(&array).map_err(unreadable(ErrorKind::Unsupported))?;
         Self::with(store, document, array, dtype).map_err(|cause| {
-            let is_unknown = matches!(cause.downcast_ref(), Some(PluginCreateError::Unsupported(_)));
+            let is_unknown = matches!(cause.downcast_ref(), Some(PluginCreateError::Unsupported(_)))
+                || matches!(
+                    cause.downcast_ref(),
+                    Some(CodecError::UnsupportedDataType(..) | CodecError::UnsupportedDataTypeCodec(_))
+                );
             unreadable(if is_unknown { ErrorKind::Unsupported } else { ErrorKind::Damaged })(cause)
         })
     }
@@ -92,7 +98,12 @@ impl ZarrArray {
         if fill.len() != dtype.size() {
             return Err(format!("a fill value of {} bytes for elements of {dtype}", fill.len()).into());
         }
-        let elements = ElementType { dtype, data_type: array.data_type().clone(), fill: array.fill_value().clone() };
+        let elements = ElementType {
+            dtype,
+            is_bool: document.is_bool(),
+            data_type: array.data_type().clone(),
+            fill: array.fill_value().clone(),
+        };
         let chain = Chain::new(array.codecs(), &elements, &outer)?;
         let stored_shape: Vec<u64> = outer.iter().map(|length| length.get()).collect();
         let shards = chain.only_shards();
@@ -258,6 +269,7 @@ impl ChunkSource for ZarrArray {
             notes.push(("resolution", store::resolution_note(resolution)));
             notes.extend((!unit.is_empty()).then(|| ("unit", unit.clone())));
         }
+        notes.extend(self.chain.has_bools().then(|| ("elements", BOOL.to_owned())));
         notes
     }
 
@@ -289,6 +301,7 @@ impl ChunkSource for ZarrArray {
                 return Err(self.failed(&stored.key, region)(what.into()));
             }
             codecs.make_native(&mut packed);
+            codecs.check_bools(&packed).map_err(self.failed(&stored.key, region))?;
             scratch.block(packed, slab.shape, order, slab.window);
             return Ok(());
         }
@@ -308,7 +321,6 @@ impl fmt::Debug for ZarrArray {
     }
 }
 
-/// Refuses what would change where chunks are, and how large.
 /// Whether a sound document asks for what is not known here, or is not sound.
 fn kind_of(error: &ArrayCreateError) -> ErrorKind {
     match error {
@@ -323,6 +335,7 @@ fn kind_of(error: &ArrayCreateError) -> ErrorKind {
     }
 }
 
+/// Refuses what would change where chunks are, and how large.
 fn check_extensions(array: &Array<MemoryStore>) -> Result<(), Cause> {
     if let ArrayMetadata::V3(document) = array.metadata() {
         let unknown = document.additional_fields.iter().find(|(_, field)| field.must_understand());

@@ -17,6 +17,8 @@ use zarrs::array::{
     ArrayBytes, ArrayToArrayCodecTraits, ArrayToBytesCodecTraits, BytesRepresentation, BytesToBytesCodecTraits,
     CodecChain, DataType, FillValue,
 };
+#[cfg(feature = "codecs")]
+use zarrs::array::{CodecError, codec::PcodecCodec};
 use zarrs::metadata::v3::MetadataV3;
 
 use crate::bbox::to_usize;
@@ -24,6 +26,9 @@ use crate::error::Cause;
 use crate::gzip;
 use crate::unpack::{Expected, Packing};
 use crate::zarr::codec_settings::{configured, options};
+use crate::zarr::extensions::BytesExtension;
+#[cfg(feature = "codecs")]
+use crate::zarr::pcodec;
 use crate::zarr::place;
 use crate::zarr::shard_index::{ShardIndex, ShardIndexCodec, numbers, part, setting};
 
@@ -34,6 +39,8 @@ const SLACK: u64 = 64 << 10;
 #[derive(Debug, Clone)]
 pub(super) struct ElementType {
     pub(super) dtype: DType,
+    /// Whether elements are truth values, in bytes.
+    pub(super) is_bool: bool,
     pub(super) data_type: DataType,
     pub(super) fill: FillValue,
 }
@@ -59,9 +66,17 @@ pub(super) struct Chain {
 #[derive(Debug)]
 struct PackingStage {
     codec: Arc<dyn BytesToBytesCodecTraits>,
-    packing: Option<Packing>,
+    decoder: Decoder,
     unpacked: BytesRepresentation,
     expected: Expected,
+}
+
+/// What decodes the bytes of a codec.
+#[derive(Debug)]
+enum Decoder {
+    Packing(Packing),
+    Extension(BytesExtension),
+    Zarrs,
 }
 
 /// How elements are written one after the other.
@@ -72,6 +87,8 @@ enum Serialized {
     /// With the bytes of each number, so many, the other way round.
     Swapped(usize),
     Shards(Box<ShardCodec>),
+    #[cfg(feature = "codecs")]
+    Pcodec,
     /// In a way that only zarrs knows.
     Otherwise,
 }
@@ -113,17 +130,17 @@ impl Chain {
                 _ => Serialized::Native,
             }
         } else if writer.as_any().is::<ShardingCodec>() {
-            let elements = ElementType { dtype: elements.dtype, data_type: last_type.clone(), fill: last_fill.clone() };
+            let elements = ElementType { data_type: last_type.clone(), fill: last_fill.clone(), ..elements.clone() };
             Serialized::Shards(Box::new(ShardCodec::new(&**writer, &elements, &last_shape)?))
         } else {
-            Serialized::Otherwise
+            other_serializer(&**writer, elements, &last_type)?
         };
         let mut unpacked = writer.encoded_representation(&last_shape, &last_type, &last_fill)?;
         let mut stages = Vec::new();
         for codec in codecs.bytes_to_bytes_codecs() {
             let packed = codec.encoded_representation(&unpacked);
             let expected = expected(unpacked, size)?;
-            stages.push(PackingStage { codec: Arc::clone(codec), packing: packing_of(&**codec), unpacked, expected });
+            stages.push(PackingStage { codec: Arc::clone(codec), decoder: decoder_of(&**codec), unpacked, expected });
             unpacked = packed;
         }
         let packed = expected(unpacked, size)?;
@@ -169,13 +186,16 @@ impl Chain {
         let options = options();
         let (mut bytes, mut spare) = (packed, memory);
         for stage in self.stages.iter().rev() {
-            if let Some(packing) = stage.packing {
-                packing.unpack(&bytes, stage.expected, &mut spare)?;
-                std::mem::swap(&mut bytes, &mut spare);
-            } else {
-                bytes = stage.codec.decode(Cow::Owned(bytes), &stage.unpacked, &options)?.into_owned();
-                stage.expected.check(bytes.len())?;
+            match &stage.decoder {
+                Decoder::Packing(packing) => packing.unpack(&bytes, stage.expected, &mut spare)?,
+                Decoder::Extension(codec) => codec.unpack(&bytes, stage.expected, &mut spare)?,
+                Decoder::Zarrs => {
+                    spare = stage.codec.decode(Cow::Owned(bytes), &stage.unpacked, &options)?.into_owned();
+                    bytes = Vec::new();
+                    stage.expected.check(spare.len())?;
+                }
             }
+            std::mem::swap(&mut bytes, &mut spare);
         }
         crate::spare::give(spare);
         let arrays = self.codecs.array_to_array_codecs();
@@ -188,6 +208,8 @@ impl Chain {
                 ArrayBytes::from(bytes)
             }
             Serialized::Shards(shards) => ArrayBytes::from(shards.decode_whole(&bytes)?),
+            #[cfg(feature = "codecs")]
+            Serialized::Pcodec => ArrayBytes::from(pcodec::unpack(&bytes, self.elements.dtype, self.size)?),
             Serialized::Otherwise => {
                 let steps = representations(&self.codecs, &self.elements, &self.shape)?;
                 let (shape, data_type, fill) = steps.last().ok_or("no codecs")?;
@@ -206,7 +228,19 @@ impl Chain {
         };
         let bytes = decoded.into_fixed()?.into_owned();
         Expected::Exactly(self.size).check(bytes.len())?;
+        self.check_bools(&bytes)?;
         Ok((bytes, order))
+    }
+
+    /// Whether elements are truth values.
+    pub(super) fn has_bools(&self) -> bool {
+        self.elements.is_bool
+    }
+
+    /// Checks that bytes are truth values, where elements are that: any other byte is damage, and no two readers would agree on it.
+    pub(super) fn check_bools(&self, bytes: &[u8]) -> Result<(), Cause> {
+        let other = bytes.iter().find(|byte| self.elements.is_bool && **byte > 1);
+        other.map_or(Ok(()), |byte| Err(format!("it has the byte {byte}, where elements of bool are 0 or 1").into()))
     }
 
     /// Encodes the elements of a whole chunk, native and in C order.
@@ -221,9 +255,9 @@ impl Chain {
         let mut bytes = elements;
         self.make_native(&mut bytes);
         for stage in &self.stages {
-            bytes = match stage.packing {
+            bytes = match stage.decoder {
                 // In one call, and about twice as fast; the level that the metadata names binds nobody.
-                Some(Packing::Gzip) => gzip::pack(&bytes)?,
+                Decoder::Packing(Packing::Gzip) => gzip::pack(&bytes)?,
                 _ => stage.codec.encode(Cow::Owned(bytes), &options())?.into_owned(),
             };
         }
@@ -312,16 +346,40 @@ fn expected(bytes: BytesRepresentation, size: usize) -> Result<Expected, Cause> 
     }
 }
 
-fn packing_of(codec: &dyn BytesToBytesCodecTraits) -> Option<Packing> {
+fn decoder_of(codec: &dyn BytesToBytesCodecTraits) -> Decoder {
     let codec = codec.as_any();
-    Some(match () {
+    if let Some(extension) = codec.downcast_ref::<BytesExtension>() {
+        return Decoder::Extension(extension.clone());
+    }
+    Decoder::Packing(match () {
         () if codec.is::<GzipCodec>() => Packing::Gzip,
         () if codec.is::<ZlibCodec>() => Packing::Zlib,
         () if codec.is::<ZstdCodec>() => Packing::Zstd,
         () if codec.is::<Bz2Codec>() => Packing::Bz2,
         () if codec.is::<BloscCodec>() => Packing::Blosc,
-        () => return None,
+        () => return Decoder::Zarrs,
     })
+}
+
+/// Returns how elements are written by a codec that is not the usual one.
+#[cfg_attr(
+    not(feature = "codecs"),
+    expect(clippy::unnecessary_wraps, reason = "codecs that are compiled in can refuse")
+)]
+fn other_serializer(
+    writer: &dyn ArrayToBytesCodecTraits,
+    elements: &ElementType,
+    last_type: &DataType,
+) -> Result<Serialized, Cause> {
+    #[cfg(feature = "codecs")]
+    if writer.as_any().is::<PcodecCodec>() {
+        if *last_type != elements.data_type || !pcodec::has(elements.dtype) {
+            return Err(CodecError::UnsupportedDataType(last_type.clone(), "pcodec".to_owned()).into());
+        }
+        return Ok(Serialized::Pcodec);
+    }
+    let _ = (writer, elements, last_type);
+    Ok(Serialized::Otherwise)
 }
 
 /// Returns the order of elements that these codecs come to, if it is C or F and nothing else is done to them.

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use ndarray_shm::DType;
 use serde_json::{Value, json};
 use zarrs::array::ArrayMetadata;
+use zarrs::convert::array_metadata_v2_to_v3;
+use zarrs::metadata::v3::MetadataV3;
 
 use crate::description::dtype_named;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gzip;
 use crate::store::{Object, Store};
+use crate::zarr::spelling::{self, CodecContext, CodecsV2, Refused};
 
 /// Document of a version 3 array or group.
 pub(super) const V3: &str = "zarr.json";
@@ -19,6 +22,9 @@ pub(super) const V2: &str = ".zarray";
 pub(super) const V2_GROUP: &str = ".zgroup";
 /// Document of what a version 2 array or group has besides.
 pub(super) const V2_ATTRIBUTES: &str = ".zattrs";
+
+/// The element type of truth values in version 3.
+pub(super) const BOOL: &str = "bool";
 
 /// How many arrays of a group a message lists.
 const LISTED: usize = 12;
@@ -133,7 +139,7 @@ impl Document {
 
     /// Returns the type of the elements.
     pub(super) fn dtype(&self) -> Result<DType> {
-        let written = if self.kind == DocumentKind::ArrayV2 { &self.json["dtype"] } else { &self.json["data_type"] };
+        let written = self.dtype_written();
         let found = match (self.kind, written) {
             (_, Value::Null) => {
                 return Err(Error::volume(ErrorKind::Damaged, &self.name, "it names no element type"));
@@ -151,24 +157,80 @@ impl Document {
         })
     }
 
-    /// Returns the document as zarrs takes it.
+    /// Whether elements are truth values, which are read as bytes.
+    pub(super) fn is_bool(&self) -> bool {
+        match (self.kind, self.dtype_written()) {
+            (DocumentKind::ArrayV2, Value::String(text)) => is_bool_v2(text),
+            (DocumentKind::ArrayV3, Value::String(text)) => text == BOOL,
+            (DocumentKind::ArrayV3, Value::Object(object)) => object.get("name").is_some_and(|name| name == BOOL),
+            _ => false,
+        }
+    }
+
+    /// Returns the document as zarrs takes it: in version 3, with the codecs in its spelling.
     pub(super) fn metadata(&self) -> Result<ArrayMetadata> {
+        let damaged = |error| Error::volume(ErrorKind::Damaged, &self.name, UNREADABLE).because(error);
         let mut json = self.json.clone();
-        if let (DocumentKind::ArrayV2, Some(fill @ Value::Null), Ok(dtype)) =
-            (self.kind, json.get_mut("fill_value"), self.dtype())
-        {
+        let context = self.context()?;
+        if let Some(fill) = json.get_mut("fill_value").filter(|_| self.is_bool()) {
+            match fill.as_u64() {
+                Some(0) => *fill = json!(false),
+                Some(1) => *fill = json!(true),
+                Some(_) | None => {}
+            }
+        }
+        if self.kind != DocumentKind::ArrayV2 {
+            json["codecs"] = spelling::codecs_v3(&json["codecs"], context).map_err(|refused| self.refused(refused))?;
+            return serde_json::from_value(json).map(ArrayMetadata::V3).map_err(damaged);
+        }
+        if let Some(fill @ Value::Null) = json.get_mut("fill_value") {
             // The format leaves open what is read then. All peers read 0, and tensorstore writes so: it leaves out chunks of zeros.
-            *fill = match dtype {
+            *fill = match self.dtype()? {
+                _ if self.is_bool() => json!(false),
                 DType::Complex64 | DType::Complex128 => json!([0.0, 0.0]),
                 DType::F16 | DType::F32 | DType::F64 => json!(0.0),
                 _ => json!(0),
             };
         }
-        let metadata = match self.kind {
-            DocumentKind::ArrayV2 => serde_json::from_value(json).map(ArrayMetadata::V2),
-            _ => serde_json::from_value(json).map(ArrayMetadata::V3),
+        if context.axes == 0 && json["order"] == "F" {
+            // A single element has no order, and zarrs would make a permutation of nothing.
+            json["order"] = json!("C");
+        }
+        // Codecs of numcodecs that zarrs knows only in version 3, or not at all, come in afterwards.
+        let (filters, compressor) = (json["filters"].take(), json["compressor"].take());
+        let CodecsV2 { arrays, serializer, bytes } =
+            spelling::codecs_v2(&filters, &compressor, context).map_err(|refused| self.refused(refused))?;
+        let document = serde_json::from_value(json).map_err(damaged)?;
+        let mut document = array_metadata_v2_to_v3(&document)
+            .map_err(|error| Error::volume(ErrorKind::Unsupported, &self.name, UNREADABLE).because(error))?;
+        let spelled = |codecs: Vec<Value>| {
+            let codecs: serde_json::Result<Vec<MetadataV3>> = codecs.into_iter().map(serde_json::from_value).collect();
+            codecs.map_err(damaged)
         };
-        metadata.map_err(|error| Error::volume(ErrorKind::Damaged, &self.name, UNREADABLE).because(error))
+        // The order of elements comes first, the codec that makes bytes of them last.
+        let usual = document.codecs.pop();
+        document.codecs.extend(spelled(arrays)?);
+        document.codecs.extend(spelled(serializer.into_iter().collect())?.pop().or(usual));
+        document.codecs.extend(spelled(bytes)?);
+        Ok(ArrayMetadata::V3(document))
+    }
+
+    fn context(&self) -> Result<CodecContext> {
+        let is_big = match self.dtype_written().as_str().unwrap_or_default().chars().next() {
+            Some('>') => true,
+            Some('<') => false,
+            _ => cfg!(target_endian = "big"),
+        };
+        let axes = self.json["shape"].as_array().map_or(0, Vec::len);
+        Ok(CodecContext { axes, size: self.dtype()?.size(), big_endian: self.kind == DocumentKind::ArrayV2 && is_big })
+    }
+
+    fn refused(&self, Refused { kind, reason }: Refused) -> Error {
+        Error::volume(kind, &self.name, format!("{UNREADABLE}: {reason}"))
+    }
+
+    fn dtype_written(&self) -> &Value {
+        if self.kind == DocumentKind::ArrayV2 { &self.json["dtype"] } else { &self.json["data_type"] }
     }
 
     /// Returns where the volume is and which metadata it had, in one line.
@@ -182,11 +244,14 @@ impl Document {
     /// Says in a few words what it is.
     pub(super) fn describe(&self, sharded: bool) -> String {
         let (version, packing) = match self.kind {
-            DocumentKind::ArrayV2 => ("Zarr v2", self.json["compressor"]["id"].as_str().map(str::to_owned)),
+            DocumentKind::ArrayV2 => {
+                ("Zarr v2", self.json["compressor"]["id"].as_str().and_then(spelling::packing_name).map(str::to_owned))
+            }
             _ => ("Zarr v3", packing_v3(&self.json["codecs"])),
         };
         let packing = packing.unwrap_or_else(|| "uncompressed".to_owned());
-        format!("{version}, {packing}{}", if sharded { ", sharded" } else { "" })
+        let elements = if self.is_bool() { ", elements of bool" } else { "" };
+        format!("{version}, {packing}{}{elements}", if sharded { ", sharded" } else { "" })
     }
 }
 
@@ -241,7 +306,8 @@ fn dtype_v2(text: &str) -> Option<DType> {
     // Big-endian elements become native when they are decoded, so only the kind matters.
     let kind = text.strip_prefix(['<', '>', '|'])?;
     Some(match kind {
-        "u1" => DType::U8,
+        // Truth values are bytes of 0 and 1.
+        "u1" | "b1" => DType::U8,
         "u2" => DType::U16,
         "u4" => DType::U32,
         "u8" => DType::U64,
@@ -258,10 +324,15 @@ fn dtype_v2(text: &str) -> Option<DType> {
     })
 }
 
+fn is_bool_v2(text: &str) -> bool {
+    matches!(text, "|b1" | "<b1" | ">b1")
+}
+
 fn dtype_v3(text: &str) -> Option<DType> {
     let name = match text {
         "complex_float32" => "complex64",
         "complex_float64" => "complex128",
+        BOOL => "uint8",
         name => name,
     };
     dtype_named(name)
@@ -273,8 +344,7 @@ fn packing_v3(codecs: &Value) -> Option<String> {
     for codec in codecs.as_array()? {
         match codec["name"].as_str().or(codec.as_str())? {
             "sharding_indexed" => names.extend(packing_v3(&codec["configuration"]["codecs"])),
-            "bytes" | "transpose" | "crc32c" => {}
-            name => names.push(name.to_owned()),
+            name => names.extend(spelling::packing_name(name).map(str::to_owned)),
         }
     }
     (!names.is_empty()).then(|| names.join(" and "))

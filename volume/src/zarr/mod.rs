@@ -2,19 +2,30 @@
 //!
 //! The only room, with `demo`, that knows the crate zarrs. None of its types leaves; its messages do, as causes.
 //!
-//! A document says what is there (`document`, `multiscales`), codecs how a chunk becomes bytes (`codecs`, `unpack`, `shard_index`),
-//! and an array puts both together with a store (`array`, `indexes`, `sink`).
+//! A document says what is there (`document`, `multiscales`), with the codecs as zarrs spells them (`spelling`). Codecs say how a chunk
+//! becomes bytes (`codecs`, `unpack`, `shard_index`; `extensions` and the codecs there are those that zarrs does not have), and an array
+//! puts both together with a store (`array`, `indexes`, `sink`).
 
 mod array;
+mod checksum;
 mod codec_settings;
 mod codecs;
 mod create;
+mod delta;
 mod document;
+mod extensions;
 mod indexes;
+#[cfg(feature = "codecs")]
+mod lz4;
+#[cfg(feature = "codecs")]
+mod lzma;
 mod multiscales;
+#[cfg(feature = "codecs")]
+mod pcodec;
 mod place;
 mod shard_index;
 mod sink;
+mod spelling;
 
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ndarray_shm::Order;
 
-use crate::bbox::length;
+use crate::bbox::{length, ranges_text};
 use crate::error::{Error, Result};
 use crate::volume::{ChunkSink, Gather};
 use crate::zarr::array::ZarrArray;
@@ -22,6 +22,11 @@ impl ZarrArray {
         let needed = cut.iter().product::<usize>().checked_mul(self.meta.dtype.size());
         if needed != Some(elements.len()) {
             return Err(failed(format!("{} bytes were given for a region of shape {cut:?}", elements.len()).into()));
+        }
+        if chain.check_bools(&elements).is_err() {
+            let reason =
+                "it has an element that is neither 0 nor 1, and elements of this volume are of bool: make them 0 or 1";
+            return Err(Error::bbox(ranges_text(region), reason));
         }
         if cut == shape {
             return Ok(elements);
@@ -77,8 +82,7 @@ impl ZarrArray {
         if is_whole {
             return Ok(numbers);
         }
-        let text = crate::bbox::ranges_text(region);
-        Err(Error::bbox(text, "it is only a part of what is stored as one object"))
+        Err(Error::bbox(ranges_text(region), "it is only a part of what is stored as one object"))
     }
 
     /// An index that was read before an object was replaced would lead astray.

@@ -102,6 +102,11 @@ const HALVES: [&[&str]; 2] = [
 /// The second half, with a type that zarr-python does not have.
 const WITH_BFLOAT16: &[&str] = &["uint16", "uint64", "int8", "int32", "float64", "complex128", "bfloat16"];
 const LABELS: &[&str] = &["uint32", "uint64"];
+/// What codecs of numcodecs are tried with: one type of each size, and one that they have nothing for but bytes.
+const OF_NUMCODECS: &[&str] = &["uint16", "uint8", "float32", "int64", "complex64"];
+const OF_DELTA: &[&str] = &["uint16", "int32", "uint8", "int64"];
+const FLOATS: &[&str] = &["float32", "float64", "float16"];
+const BOOL: &[&str] = &["bool"];
 
 /// Every row that is read.
 pub(crate) fn rows() -> Vec<Row> {
@@ -146,6 +151,47 @@ pub(crate) fn rows() -> Vec<Row> {
         (Zarr3, "sharded transpose and blosc", HALVES[1]),
     ] {
         rows.push(Row { oracle: ZarrPython, format, encoding, dtypes, channels: &[] });
+    }
+    rows.extend(numcodecs_rows());
+    rows
+}
+
+/// Codecs of numcodecs in both versions, spellings of codecs that tensorstore reads, too, and truth values.
+fn numcodecs_rows() -> Vec<Row> {
+    use Format::{Zarr2, Zarr3};
+    use Oracle::{Tensorstore, ZarrPython};
+    let row = |oracle, format, encoding, dtypes| Row { oracle, format, encoding, dtypes, channels: &[] };
+    let v2 = ["lz4", "lzma", "lzma alone", "lzma raw", "crc32", "crc32c", "adler32", "fletcher32", "shuffle"];
+    let v3 = [
+        "numcodecs.zlib",
+        "numcodecs.bz2",
+        "numcodecs.gzip",
+        "numcodecs.zstd",
+        "numcodecs.blosc",
+        "numcodecs.lz4",
+        "numcodecs.lzma",
+        "numcodecs.crc32",
+        "numcodecs.crc32c",
+        "numcodecs.adler32",
+        "numcodecs.fletcher32",
+        "numcodecs.shuffle",
+    ];
+    let mut rows: Vec<Row> = v2.into_iter().map(|encoding| row(ZarrPython, Zarr2, encoding, OF_NUMCODECS)).collect();
+    rows.extend(v3.into_iter().map(|encoding| row(ZarrPython, Zarr3, encoding, OF_NUMCODECS)));
+    rows.extend([
+        row(ZarrPython, Zarr2, "delta", OF_DELTA),
+        row(ZarrPython, Zarr3, "numcodecs.delta", OF_DELTA),
+        row(ZarrPython, Zarr3, "sharded numcodecs.delta", OF_DELTA),
+        row(ZarrPython, Zarr3, "sharded numcodecs.lz4", OF_NUMCODECS),
+        row(ZarrPython, Zarr3, "sharded numcodecs.fletcher32", OF_NUMCODECS),
+        row(ZarrPython, Zarr2, "bitround", FLOATS),
+        row(ZarrPython, Zarr3, "numcodecs.bitround", FLOATS),
+        row(ZarrPython, Zarr3, "zstd without checksum", OF_NUMCODECS),
+        row(Tensorstore, Zarr3, "zstd without checksum", WITH_BFLOAT16),
+        row(Tensorstore, Zarr3, "transpose F", WITH_BFLOAT16),
+    ]);
+    for (format, encoding) in [(Zarr2, "raw"), (Zarr2, "blosc"), (Zarr3, "gzip"), (Zarr3, "sharded zstd")] {
+        rows.extend([ZarrPython, Tensorstore].map(|oracle| row(oracle, format, encoding, BOOL)));
     }
     rows
 }
@@ -327,7 +373,8 @@ impl Described {
 /// The type that the oracles call by this name.
 pub(crate) fn dtype(name: &str) -> DType {
     match name {
-        "uint8" => DType::U8,
+        // Truth values are bytes of 0 and 1.
+        "uint8" | "bool" => DType::U8,
         "uint16" => DType::U16,
         "uint32" => DType::U32,
         "uint64" => DType::U64,

@@ -21,10 +21,17 @@ def content(kind, name, shape, seed):
     return array
 
 
-def noise(kind, shape, seed):
+def random(kind, shape, seed):
     generator = numpy.random.Generator(numpy.random.PCG64(seed))
     count = int(numpy.prod(shape)) * kind.itemsize
+    if kind.kind == "b":
+        # Three of four are true.
+        return (numpy.frombuffer(generator.bytes(count), "u1") % 4 > 0).reshape(shape)
     return numpy.frombuffer(generator.bytes(count), kind).reshape(shape)
+
+
+def noise(kind, shape, seed):
+    return random(kind, shape, seed)
 
 
 def smooth(kind, shape, seed):
@@ -42,10 +49,7 @@ def smooth(kind, shape, seed):
 
 
 def labels(kind, shape, seed):
-    generator = numpy.random.Generator(numpy.random.PCG64(seed))
-    boxes = tuple(-(-length // 19) for length in shape)
-    bits = generator.bytes(int(numpy.prod(boxes)) * kind.itemsize)
-    values = numpy.frombuffer(bits, kind).reshape(boxes).copy()
+    values = random(kind, tuple(-(-length // 19) for length in shape), seed)
     for axis, length in enumerate(shape):
         values = numpy.repeat(values, 19, axis=axis).take(range(length), axis=axis)
     values[tuple(slice(length // 2) for length in shape)] = 0

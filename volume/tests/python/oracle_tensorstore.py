@@ -1,5 +1,6 @@
 """Volumes as tensorstore writes and reads them: Neuroglancer Precomputed, Zarr v2 and v3."""
 
+import metadata
 import numpy
 import tensorstore
 
@@ -27,6 +28,8 @@ PACKING_V3 = {
     "gzip": [{"name": "gzip", "configuration": {"level": 1}}],
     "zstd": [{"name": "zstd", "configuration": {"level": 1}}],
     "crc32c": [{"name": "crc32c"}],
+    "zstd without checksum": [{"name": "zstd", "configuration": {"level": 1}}],
+    "transpose F": [{"name": "gzip", "configuration": {"level": 1}}],
 }
 
 
@@ -87,6 +90,9 @@ def codecs(volume, encoding):
     plain = [{"name": "bytes", "configuration": {"endian": "big" if encoding == "big-endian" else "little"}}]
     if encoding == "transpose":
         return [{"name": "transpose", "configuration": {"order": last_first(volume)}}, *plain]
+    if encoding == "transpose F":
+        order = list(reversed(range(len(volume["shape"]))))
+        return [{"name": "transpose", "configuration": {"order": order}}, *plain, *PACKING_V3[encoding]]
     if encoding == "blosc":
         shuffle = {"cname": "zstd", "clevel": 3, "shuffle": "shuffle", "typesize": size, "blocksize": 0}
         return [*plain, {"name": "blosc", "configuration": shuffle}]
@@ -120,8 +126,14 @@ def make(volume, array):
     specification = {"precomputed": precomputed, "zarr2": zarr2, "zarr3": zarr3}[volume["format"]](volume)
     opened = tensorstore.open(
         {"driver": driver(volume), "kvstore": kvstore(volume["place"]), **specification}, create=True).result()
+    metadata.respell(volume["encoding"], lambda change: change_object(volume["place"], change))
     if array is not None:
         opened[opened.domain].write(array).result()
+
+
+def change_object(place, change):
+    store = tensorstore.KvStore.open(kvstore(place)).result()
+    store.write("zarr.json", change(store.read("zarr.json").result().value)).result()
 
 
 def read(volume, regions):

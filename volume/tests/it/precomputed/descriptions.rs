@@ -41,6 +41,22 @@ fn changed(place: &Place, change: impl FnOnce(&mut Value)) -> String {
 }
 
 #[test]
+fn whole_numbers_may_be_written_as_floats() {
+    let place = Place::new();
+    let plain = changed(&place, |_| {});
+    let floats = changed(&place, |info| {
+        info["num_channels"] = json!(1.0);
+        let scale = &mut info["scales"][0];
+        scale["size"] = json!([64.0, 64.0, 6.4e1]);
+        scale["chunk_sizes"] = json!([[16.0, 16, 16.0]]);
+        scale["voxel_offset"] = json!([0.0, -0.0, 0.0]);
+    });
+    assert_eq!(floats, plain);
+    let offset = changed(&place, |info| info["scales"][0]["voxel_offset"] = json!([-7.0, 3.0, 1e6]));
+    assert!(offset.contains("[-7, 3, 1000000, 0]"), "{offset}");
+}
+
+#[test]
 fn a_description_that_is_wrong_says_what_is_wrong() {
     let place = Place::new();
     assert!(changed(&place, |_| {}).contains("Precomputed, raw"));
@@ -54,6 +70,12 @@ fn a_description_that_is_wrong_says_what_is_wrong() {
         ("size", json!([64, 64]), "`size`"),
         ("size", json!([64, -64, 64]), "`size`"),
         ("size", json!([64, 1e30, 64]), "`size`"),
+        ("size", json!([64.5, 64, 64]), "`size`"),
+        ("size", json!([-64.0, 64, 64]), "`size`"),
+        // A float that may stand for another whole number.
+        ("size", json!([9_007_199_254_740_992.0, 64, 64]), "`size`"),
+        ("chunk_sizes", json!([[16.25, 16, 16]]), "`chunk_sizes`"),
+        ("voxel_offset", json!([0.5, 0, 0]), "`voxel_offset`"),
         ("size", json!("x".repeat(1_000_000)), "`size`"),
         ("chunk_sizes", json!([16, 16, 16]), "`chunk_sizes`"),
         ("chunk_sizes", json!([]), "`chunk_sizes`"),

@@ -15,7 +15,7 @@ use crate::place::Place;
 use crate::refused::chain;
 
 /// Makes a volume of 8 x 8 elements in one shard of 4 chunks, or in 4 chunks.
-fn volume(path: &Path, version: u8, sharded: bool, encoding: Encoding) -> Box<dyn ChunkSource> {
+pub(super) fn volume(path: &Path, version: u8, sharded: bool, encoding: Encoding) -> Box<dyn ChunkSource> {
     let mut new = NewVolume::new(VolumeFormat::Zarr, &[8, 8], &[4, 4], DType::U16);
     (new.version, new.encoding, new.shard_shape) = (version, encoding, sharded.then(|| vec![8, 8]));
     let url = VolumeUrl::local(path);
@@ -25,7 +25,7 @@ fn volume(path: &Path, version: u8, sharded: bool, encoding: Encoding) -> Box<dy
     open_volume(&url).expect("the volume")
 }
 
-fn change(file: &Path, change: impl FnOnce(&mut Value)) {
+pub(super) fn change(file: &Path, change: impl FnOnce(&mut Value)) {
     let mut json = serde_json::from_slice(&fs::read(file).expect("the metadata")).expect("a document");
     change(&mut json);
     fs::write(file, json.to_string()).expect("the metadata");
@@ -252,7 +252,7 @@ fn a_scale_that_leads_out_of_its_group_is_refused() {
 }
 
 /// A sequence that is the same in every run.
-fn random(state: &mut u64) -> usize {
+pub(super) fn random(state: &mut u64) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     usize::try_from(*state >> 33).expect("31 bits")
 }

@@ -1,6 +1,7 @@
 //! Zarr as others write and read it, and as nobody should write it.
 
 mod hostile;
+mod numcodecs;
 mod peers;
 mod written;
 

@@ -1,0 +1,215 @@
+//! Codecs of numcodecs that zarrs does not have, or reads differently: checksums, LZ4, LZMA and differences.
+//!
+//! zarrs calls them to encode and finds them by their names; the names are of this crate, so that no other user of zarrs in the same
+//! process meets them. `codecs` calls [`BytesExtension::unpack`] to decode, which knows how many bytes may come out.
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::sync::{Arc, Once};
+
+use serde_json::Value;
+use zarrs::array::codec::api::{
+    Codec, CodecRuntimePluginV3, PartialDecoderCapability, PartialEncoderCapability, RecommendedConcurrency,
+    register_codec_v3,
+};
+use zarrs::array::{
+    ArrayBytesRaw, BytesRepresentation, BytesToBytesCodecTraits, CodecError, CodecMetadataOptions, CodecOptions,
+    CodecTraits,
+};
+use zarrs::metadata::Configuration;
+use zarrs::metadata::v3::MetadataV3;
+use zarrs::plugin::{ExtensionName, PluginCreateError, ZarrVersion};
+
+use crate::error::Cause;
+use crate::unpack::Expected;
+use crate::zarr::checksum::Checksum;
+use crate::zarr::delta::Delta;
+#[cfg(feature = "codecs")]
+use crate::zarr::{lz4, lzma::Lzma};
+
+/// Differences of neighbouring elements.
+pub(super) const DELTA: &str = "ndarray-shm.delta";
+/// A checksum before or behind the bytes.
+pub(super) const CHECKSUM: &str = "ndarray-shm.checksum";
+/// A block of LZ4 behind its size.
+pub(super) const LZ4: &str = "ndarray-shm.lz4";
+/// A stream of xz or of LZMA, or LZMA without a header.
+pub(super) const LZMA: &str = "ndarray-shm.lzma";
+
+const NAMES: &[&str] = &[DELTA, CHECKSUM, LZ4, LZMA];
+
+/// Whether a codec has a name of this crate, which documents never have.
+pub(super) fn is_name(name: &str) -> bool {
+    NAMES.contains(&name)
+}
+
+/// Makes zarrs know these codecs; once is enough.
+pub(super) fn register() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let _handle = register_codec_v3(CodecRuntimePluginV3::new(is_name, create));
+    });
+}
+
+fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {
+    let configuration = Value::Object(metadata.configuration().cloned().map(Into::into).unwrap_or_default());
+    let kind = match metadata.name() {
+        DELTA => return Ok(Codec::ArrayToArray(Arc::new(Delta::new(configuration)?))),
+        CHECKSUM => BytesKind::Checksum(Checksum::new(&configuration)?),
+        #[cfg(feature = "codecs")]
+        LZ4 => BytesKind::Lz4,
+        #[cfg(feature = "codecs")]
+        LZMA => BytesKind::Lzma(Lzma::new(&configuration)?),
+        other => return Err(PluginCreateError::NameInvalid { name: other.to_owned() }),
+    };
+    let name = NAMES.iter().find(|name| **name == metadata.name()).copied().unwrap_or_default();
+    Ok(Codec::BytesToBytes(Arc::new(BytesExtension { name, kind, configuration: into_configuration(configuration) })))
+}
+
+/// Returns the beginning of a value, for messages: values of a damaged document may be of any length.
+pub(super) fn brief(value: &Value) -> String {
+    const LONGEST: usize = 80;
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text,
+    }
+}
+
+/// Returns a configuration as zarrs keeps it.
+pub(super) fn into_configuration(value: Value) -> Configuration {
+    match value {
+        Value::Object(map) => map.into(),
+        _ => Configuration::default(),
+    }
+}
+
+/// A codec that makes bytes of bytes.
+#[derive(Debug, Clone)]
+pub(super) struct BytesExtension {
+    name: &'static str,
+    kind: BytesKind,
+    configuration: Configuration,
+}
+
+#[derive(Debug, Clone)]
+enum BytesKind {
+    Checksum(Checksum),
+    #[cfg(feature = "codecs")]
+    Lz4,
+    #[cfg(feature = "codecs")]
+    Lzma(Lzma),
+}
+
+impl BytesExtension {
+    /// Decodes into `into`, in place of what is there.
+    ///
+    /// # Errors
+    ///
+    /// The bytes are damaged, or hold another number of bytes than expected.
+    pub(super) fn unpack(&self, packed: &[u8], expected: Expected, into: &mut Vec<u8>) -> Result<(), Cause> {
+        match &self.kind {
+            BytesKind::Checksum(checksum) => {
+                let bytes = checksum.checked(packed)?;
+                expected.check(bytes.len())?;
+                into.clear();
+                into.extend_from_slice(bytes);
+                Ok(())
+            }
+            #[cfg(feature = "codecs")]
+            BytesKind::Lz4 => lz4::unpack(packed, expected, into),
+            #[cfg(feature = "codecs")]
+            BytesKind::Lzma(lzma) => lzma.unpack(packed, expected, into),
+        }
+    }
+
+    #[cfg_attr(
+        not(feature = "codecs"),
+        expect(clippy::unnecessary_wraps, reason = "codecs that are compiled in can fail")
+    )]
+    fn pack(&self, bytes: &[u8]) -> Result<Vec<u8>, Cause> {
+        match &self.kind {
+            BytesKind::Checksum(checksum) => Ok(checksum.added(bytes)),
+            #[cfg(feature = "codecs")]
+            BytesKind::Lz4 => lz4::pack(bytes),
+            #[cfg(feature = "codecs")]
+            BytesKind::Lzma(lzma) => lzma.pack(bytes),
+        }
+    }
+
+    /// Most bytes that so many become.
+    fn longest(&self, bytes: u64) -> u64 {
+        match &self.kind {
+            BytesKind::Checksum(_) => bytes.saturating_add(Checksum::BYTES),
+            #[cfg(feature = "codecs")]
+            // What cannot be packed grows by one part in 255 in LZ4, and less in LZMA; headers come on top.
+            BytesKind::Lz4 | BytesKind::Lzma(_) => bytes.saturating_add(bytes / 128).saturating_add(1024),
+        }
+    }
+}
+
+impl ExtensionName for BytesExtension {
+    fn name(&self, _version: ZarrVersion) -> Option<Cow<'static, str>> {
+        Some(Cow::Borrowed(self.name))
+    }
+}
+
+impl CodecTraits for BytesExtension {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn configuration(&self, _version: ZarrVersion, _options: &CodecMetadataOptions) -> Option<Configuration> {
+        Some(self.configuration.clone())
+    }
+
+    fn partial_decoder_capability(&self) -> PartialDecoderCapability {
+        PartialDecoderCapability { partial_read: false, partial_decode: false }
+    }
+
+    fn partial_encoder_capability(&self) -> PartialEncoderCapability {
+        PartialEncoderCapability { partial_encode: false }
+    }
+}
+
+impl BytesToBytesCodecTraits for BytesExtension {
+    fn into_dyn(self: Arc<Self>) -> Arc<dyn BytesToBytesCodecTraits> {
+        self
+    }
+
+    fn recommended_concurrency(&self, _decoded: &BytesRepresentation) -> Result<RecommendedConcurrency, CodecError> {
+        Ok(RecommendedConcurrency::new_maximum(1))
+    }
+
+    fn encoded_representation(&self, decoded: &BytesRepresentation) -> BytesRepresentation {
+        let is_exact = matches!(self.kind, BytesKind::Checksum(_));
+        match *decoded {
+            BytesRepresentation::FixedSize(size) if is_exact => BytesRepresentation::FixedSize(self.longest(size)),
+            BytesRepresentation::FixedSize(size) | BytesRepresentation::BoundedSize(size) => {
+                BytesRepresentation::BoundedSize(self.longest(size))
+            }
+            BytesRepresentation::UnboundedSize => BytesRepresentation::UnboundedSize,
+        }
+    }
+
+    fn encode<'a>(&self, decoded: ArrayBytesRaw<'a>, _options: &CodecOptions) -> Result<ArrayBytesRaw<'a>, CodecError> {
+        self.pack(&decoded).map(Cow::Owned).map_err(|cause| CodecError::Other(cause.to_string()))
+    }
+
+    fn decode<'a>(
+        &self,
+        encoded: ArrayBytesRaw<'a>,
+        decoded: &BytesRepresentation,
+        _options: &CodecOptions,
+    ) -> Result<ArrayBytesRaw<'a>, CodecError> {
+        let expected = match decoded {
+            BytesRepresentation::FixedSize(size) => usize::try_from(*size).ok().map(Expected::Exactly),
+            BytesRepresentation::BoundedSize(size) => usize::try_from(*size).ok().map(Expected::AtMost),
+            BytesRepresentation::UnboundedSize => None,
+        };
+        let expected = expected.ok_or_else(|| CodecError::Other("no limit for what is packed here".to_owned()))?;
+        let mut bytes = Vec::new();
+        self.unpack(&encoded, expected, &mut bytes).map_err(|cause| CodecError::Other(cause.to_string()))?;
+        Ok(Cow::Owned(bytes))
+    }
+}
