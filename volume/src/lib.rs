@@ -49,7 +49,8 @@
 //! machines, [`Shard`] says which part is this process's, and [`markers`] which ones are done.
 //!
 //! Formats: Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, crc32c, gzip, sharding, transpose,
-//! zlib and zstd; Neuroglancer Precomputed, with raw, jpeg, png and `compressed_segmentation` chunks, its shards only for reading.
+//! zlib and zstd; Neuroglancer Precomputed, with raw, jpeg, png and `compressed_segmentation` chunks, its shards only for reading;
+//! N5, only for reading, with raw, gzip, bzip2, zstd and blosc blocks, and with the feature `codecs` lz4 and xz.
 //! [`ChunkSource`] and [`ChunkSink`] are the doors for others. Every integer and floating-point type that [`ndarray_shm`] knows is read,
 //! where the format has it; chunks that were never stored have the volume's fill value, or are an error where it has none
 //! ([`Missing`]).
@@ -69,6 +70,7 @@ mod grid;
 mod gzip;
 pub mod markers;
 mod missing;
+mod n5;
 mod open;
 mod plan;
 mod precomputed;

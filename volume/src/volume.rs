@@ -238,6 +238,10 @@ macro_rules! forwarded {
                 (**self).identity()
             }
 
+            fn notes(&self) -> Vec<(&'static str, String)> {
+                (**self).notes()
+            }
+
             fn is_remote(&self) -> bool {
                 (**self).is_remote()
             }
@@ -297,6 +301,9 @@ mod tests {
         fn identity(&self) -> String {
             "identity".to_owned()
         }
+        fn notes(&self) -> Vec<(&'static str, String)> {
+            vec![("source", "notes".to_owned())]
+        }
         fn is_remote(&self) -> bool {
             true
         }
@@ -334,6 +341,7 @@ mod tests {
                 (volume.identity(), volume.place(), volume.is_remote()),
                 ("identity".into(), "place".into(), true)
             );
+            assert_eq!(volume.notes(), [("source", "notes".to_owned())]);
             assert!(matches!(volume.fetch(&[]), Ok(Fetched::Missing)));
             assert!(volume.read(&[], &mut Scratch::new()).is_err());
             assert_eq!(volume.meta().shape, [8]);

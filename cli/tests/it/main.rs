@@ -17,6 +17,7 @@ mod listing;
 #[cfg(target_os = "linux")]
 mod managing;
 mod manuals;
+mod n5;
 mod npy_files;
 mod parts;
 mod pictures;

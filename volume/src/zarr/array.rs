@@ -14,12 +14,12 @@ use crate::error::{Cause, Error, ErrorKind, Result};
 use crate::gzip;
 use crate::scratch::Scratch;
 use crate::store::{self, Store};
+use crate::unpack::Expected;
 use crate::volume::{ChunkSource, Fetched, VolumeMeta};
 use crate::zarr::codecs::{Chain, ElementType, ShardCodec};
 use crate::zarr::document::{Document, UNREADABLE, join, unwrapped};
 use crate::zarr::indexes::Indexes;
 use crate::zarr::shard_index::{self, ShardIndex};
-use crate::unpack::Expected;
 
 /// An array whose chunks are objects, or parts of objects that are shards.
 pub(super) struct ZarrArray {

@@ -35,6 +35,7 @@ pub(crate) enum Format {
     Precomputed,
     Zarr2,
     Zarr3,
+    N5,
 }
 
 impl Format {
@@ -44,12 +45,17 @@ impl Format {
             Self::Precomputed => "precomputed",
             Self::Zarr2 => "zarr2",
             Self::Zarr3 => "zarr3",
+            Self::N5 => "n5",
         }
     }
 
     /// What stands in front of a URL.
     pub(crate) fn scheme(self) -> &'static str {
-        if self == Self::Precomputed { "precomputed" } else { "zarr" }
+        match self {
+            Self::Precomputed => "precomputed",
+            Self::Zarr2 | Self::Zarr3 => "zarr",
+            Self::N5 => "n5",
+        }
     }
 }
 
@@ -85,7 +91,7 @@ pub(crate) struct Row {
 impl Row {
     /// Whether we write such volumes, too: those of Precomputed without shards, and Zarr with the codecs that we have for new ones.
     pub(crate) fn is_rewritten(&self) -> bool {
-        !(self.format == Format::Precomputed && self.encoding.starts_with("sharded"))
+        self.format != Format::N5 && !(self.format == Format::Precomputed && self.encoding.starts_with("sharded"))
     }
 }
 
@@ -101,11 +107,14 @@ const HALVES: [&[&str]; 2] = [
 ];
 /// The second half, with a type that zarr-python does not have.
 const WITH_BFLOAT16: &[&str] = &["uint16", "uint64", "int8", "int32", "float64", "complex128", "bfloat16"];
+/// All that N5 has.
+const OF_N5: &[&str] =
+    &["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32", "float64"];
 const LABELS: &[&str] = &["uint32", "uint64"];
 
 /// Every row that is read.
 pub(crate) fn rows() -> Vec<Row> {
-    use Format::{Precomputed, Zarr2, Zarr3};
+    use Format::{N5, Precomputed, Zarr2, Zarr3};
     use Oracle::{CloudVolume, Tensorstore, ZarrPython};
     let precomputed =
         |oracle, encoding, dtypes, channels| Row { oracle, format: Precomputed, encoding, dtypes, channels };
@@ -138,6 +147,9 @@ pub(crate) fn rows() -> Vec<Row> {
         let theirs = if format == Zarr3 && turn % 2 == 1 { WITH_BFLOAT16 } else { HALVES[turn % 2] };
         rows.push(Row { oracle: Tensorstore, format, encoding, dtypes: theirs, channels: &[] });
         rows.push(Row { oracle: ZarrPython, format, encoding, dtypes: HALVES[(turn + 1) % 2], channels: &[] });
+    }
+    for encoding in ["raw", "gzip", "gzip with zlib", "bzip2", "blosc", "zstd", "xz"] {
+        rows.push(Row { oracle: Tensorstore, format: N5, encoding, dtypes: OF_N5, channels: &[] });
     }
     // Chunks that are left out and are not 0; two codecs in a shard.
     for (format, encoding, dtypes) in [
