@@ -111,7 +111,7 @@ fn xxh32(bytes: &[u8], seed: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// "N5 and LZ4Block, " six times in blocks of 64 bytes, framed with the packages lz4 and xxhash of Python.
+    /// One sentence six times in blocks of 64 bytes, framed with the packages lz4 and xxhash of Python.
     const STREAM: &str = "4c5a34426c6f636b201c0000004000000089b74000ff024e3520616e64204c5a34426c6f636b2c20110017505a34426c6f\
                           4c5a34426c6f636b201b00000026000000e2598b00fc02636b2c204e3520616e64204c5a34426c6f1100506f636b2c20\
                           4c5a34426c6f636b10000000000000000000000000";

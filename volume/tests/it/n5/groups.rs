@@ -1,4 +1,4 @@
-//! Containers, groups and scales, as N5 viewer, COSEM, Paintera and BigDataViewer write them.
+//! Containers, groups and scales, as N5 viewer, COSEM, Paintera and `BigDataViewer` write them.
 
 use std::path::Path;
 
