@@ -35,7 +35,7 @@ fn split<'a>(stored: &'a [u8], layout: &DatasetLayout) -> Result<(Vec<usize>, &'
     }
     let elements = shape.iter().try_fold(1_usize, |so_far, length| so_far.checked_mul(*length));
     let bytes = elements.and_then(|elements| elements.checked_mul(layout.dtype.size()));
-    if bytes.is_none_or(|bytes| bytes > LARGEST_BLOCK) {
+    if bytes.is_none_or(|bytes| bytes > LARGEST_BLOCK || isize::try_from(bytes).is_err()) {
         let reason =
             format!("it says that its shape is {shape:?}: more than {LARGEST_BLOCK} bytes are not decoded whole");
         return Err(reason.into());

@@ -240,6 +240,9 @@ pub(super) fn no_dataset(store: &Arc<dyn Store>) -> String {
     for _ in 0..DEEPEST {
         let mut below = Vec::new();
         for group in level {
+            if looked_at > LOOKED_AT {
+                break;
+            }
             // A store that cannot list, as over HTTP, has no list to show.
             let names = store.list(&group).unwrap_or_default();
             for name in names.iter().filter_map(|name| name.strip_suffix('/')) {
