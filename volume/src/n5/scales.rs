@@ -51,7 +51,7 @@ pub(super) struct GroupedScale {
 
 /// What is known about the axes of a dataset.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Geometry {
+pub(super) struct AxesInfo {
     /// A name for each.
     pub(super) axes: Vec<String>,
     /// Size of an element along each; empty if it is not said.
@@ -129,13 +129,13 @@ impl N5Group {
     }
 
     /// Returns what the group and a scale of it say about its axes.
-    pub(super) fn geometry(&self, scale: &GroupedScale, axes: usize) -> Geometry {
+    pub(super) fn geometry(&self, scale: &GroupedScale, axes: usize) -> AxesInfo {
         geometry(scale.attributes.json(), Some((self, scale.mip)), axes)
     }
 }
 
 /// Returns what a dataset says about its axes, and the group that it is a scale of.
-pub(super) fn geometry(dataset: &Value, group: Option<(&N5Group, usize)>, axes: usize) -> Geometry {
+pub(super) fn geometry(dataset: &Value, group: Option<(&N5Group, usize)>, axes: usize) -> AxesInfo {
     let of_group = group.map_or(&Value::Null, |(group, _)| &group.json);
     let listed = group.and_then(|(group, mip)| group.listed.as_ref()?.get(mip));
     let transforms = [listed.map(|(_, transform)| transform), Some(&dataset["transform"])];
@@ -164,11 +164,11 @@ pub(super) fn geometry(dataset: &Value, group: Option<(&N5Group, usize)>, axes: 
         },
     };
     let unit = if resolution.is_empty() { String::new() } else { unit.unwrap_or_default() };
-    Geometry { axes: names, resolution, unit }
+    AxesInfo { axes: names, resolution, unit }
 }
 
 /// What a `transform` says, from C order to that of the dataset.
-fn transformed(transform: &Value, axes: usize) -> Option<Geometry> {
+fn transformed(transform: &Value, axes: usize) -> Option<AxesInfo> {
     let mut resolution = numbers(&transform["scale"], axes)?;
     let mut names = texts(&transform["axes"], axes);
     let units = texts(&transform["units"], axes);
@@ -179,7 +179,7 @@ fn transformed(transform: &Value, axes: usize) -> Option<Geometry> {
         }
     }
     let unit = units.and_then(|units| common(&units)).unwrap_or_default();
-    Some(Geometry { axes: names.unwrap_or_else(|| default_names(axes)), resolution, unit })
+    Some(AxesInfo { axes: names.unwrap_or_else(|| default_names(axes)), resolution, unit })
 }
 
 /// The size of an element as attributes say it, before it is multiplied.
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn transforms_are_turned_from_c_order() {
         let transform = json!({"axes": ["z", "y", "x"], "units": ["nm", "nm", "nm"], "scale": [40, 4.5, 4], "translate": [1, 2, 3]});
-        let expected = Geometry {
+        let expected = AxesInfo {
             axes: ["x", "y", "z"].map(str::to_owned).to_vec(),
             resolution: vec![4.0, 4.5, 40.0],
             unit: "nm".to_owned(),
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(geometry(&json!({}), Some((&listed, 0)), 3), expected);
         let turned = json!({"transform": {"axes": ["x", "y", "z"], "units": ["nm", "nm", "nm"], "scale": [4, 4.5, 40], "ordering": "F"}});
         assert_eq!(geometry(&turned, None, 3), expected);
-        assert_eq!(geometry(&dataset, None, 2), Geometry { axes: default_names(2), ..Geometry::default() });
+        assert_eq!(geometry(&dataset, None, 2), AxesInfo { axes: default_names(2), ..AxesInfo::default() });
     }
 
     #[test]

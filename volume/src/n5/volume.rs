@@ -11,7 +11,7 @@ use ndarray_shm::Order;
 use super::attributes::N5Attributes;
 use super::block;
 use super::layout::DatasetLayout;
-use super::scales::Geometry;
+use super::scales::AxesInfo;
 use crate::bbox::{ranges_text, to_usize};
 use crate::error::{Cause, Error, Result};
 use crate::gzip;
@@ -24,7 +24,7 @@ pub(super) struct N5Volume {
     store: Arc<dyn Store>,
     layout: DatasetLayout,
     meta: VolumeMeta,
-    geometry: Geometry,
+    geometry: AxesInfo,
     identity: String,
     /// Key of the dataset; `""` for all of the store.
     prefix: String,
@@ -38,7 +38,7 @@ impl N5Volume {
         store: &Arc<dyn Store>,
         attributes: &N5Attributes,
         scale: &str,
-        geometry: impl FnOnce(usize) -> Geometry,
+        geometry: impl FnOnce(usize) -> AxesInfo,
     ) -> Result<Self> {
         let layout = DatasetLayout::read(attributes)?;
         let geometry = geometry(layout.shape.len());
@@ -65,7 +65,7 @@ impl N5Volume {
     }
 
     /// Returns what it is made of, and what is known about its axes.
-    pub(super) fn into_parts(self) -> (VolumeMeta, Geometry) {
+    pub(super) fn into_parts(self) -> (VolumeMeta, AxesInfo) {
         (self.meta, self.geometry)
     }
 
