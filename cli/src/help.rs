@@ -41,9 +41,9 @@ Environment:
 macro_rules! sources {
     () => {
         "\
-Volumes are paths or URLs: volume.zarr, precomputed://file:///data/em, zarr://s3://bucket/key, https://host/path. The
-format in front is needed only where it is not clear. http, https, s3, gs and az need a program that was built with the
-features `remote`, `gcs` or `azure`."
+Volumes are paths or URLs: volume.zarr, precomputed://file:///data/em, zarr://s3://bucket/key, n5://em.n5/raw,
+https://host/path. The format in front is needed only where it is not clear; N5 is only read. http, https, s3, gs and az
+need a program that was built with the features `remote`, `gcs` or `azure`."
     };
 }
 

@@ -60,6 +60,10 @@ fn planned(new: &NewVolume) -> VolumeMeta {
 /// Describes the volume that is to be made.
 fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, Failure> {
     let format = match (args.format, args.destination.expected_format()) {
+        (_, Some(VolumeFormat::N5)) => {
+            let reason = format!("`{}`: N5 volumes can be read, but not written", args.destination);
+            return Err(Failure::new(Exit::Usage, reason).advice("write to a Zarr or Precomputed volume instead"));
+        }
         (Some(FormatChoice::Zarr2), _) => Some((VolumeFormat::Zarr, 2)),
         (Some(FormatChoice::Zarr3), _) | (None, Some(VolumeFormat::Zarr)) => Some((VolumeFormat::Zarr, 3)),
         (Some(FormatChoice::Precomputed), _) | (None, Some(VolumeFormat::Precomputed)) => {

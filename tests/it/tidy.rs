@@ -48,6 +48,7 @@ const VOLUME_FLOORS: &[(&str, u32)] = &[
     ("markers", 4),
     ("zarr", 5),
     ("precomputed", 5),
+    ("n5", 5),
     ("demo", 5),
     ("open", 6),
     ("download", 7),

@@ -167,6 +167,8 @@ impl NewVolume {
                 ("Precomputed", String::new())
             }
             VolumeFormat::Zarr => ("Zarr", format!(" v{}", self.version)),
+            // Nothing of the format is made.
+            VolumeFormat::N5 => return false,
         };
         let encoding = match self.encoding {
             Encoding::Raw | Encoding::Gzip if self.format == VolumeFormat::Precomputed => "raw",

@@ -50,6 +50,7 @@
 //!
 //! Formats: Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, gzip, sharding, transpose, zlib and
 //! zstd, the filters delta, shuffle and bitround, and checksums; with the feature `codecs` also LZ4, LZMA and pcodec. Neuroglancer Precomputed, with raw, jpeg, png and `compressed_segmentation` chunks, its shards only for reading.
+//! N5, only for reading, with raw, gzip, bzip2, zstd and blosc blocks, and with the feature `codecs` lz4 and xz.
 //! [`ChunkSource`] and [`ChunkSink`] are the doors for others. Every integer and floating-point type that [`ndarray_shm`] knows is read,
 //! where the format has it, and `bool` of Zarr as bytes of 0 and 1; chunks that were never stored have the volume's fill value, or are an error where it has none
 //! ([`Missing`]).
@@ -69,6 +70,7 @@ mod grid;
 mod gzip;
 pub mod markers;
 mod missing;
+mod n5;
 mod open;
 mod plan;
 mod precomputed;

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::url::{IntoVolumeUrl, StorePlace, VolumeFormat, VolumeUrl};
 use crate::store::{self, Store};
 use crate::volume::{ChunkSink, ChunkSource};
-use crate::{precomputed, zarr};
+use crate::{n5, precomputed, zarr};
 
 /// How a volume is opened.
 #[derive(Debug, Clone, Default)]
@@ -70,6 +70,7 @@ impl VolumeOptions {
         match found(&url.into_volume_url()?)? {
             (VolumeFormat::Zarr, store) => zarr::open(&store, self.mip),
             (VolumeFormat::Precomputed, store) => precomputed::open(store, self.mip),
+            (VolumeFormat::N5, store) => n5::open(&store, self.mip),
         }
     }
 
@@ -95,9 +96,11 @@ impl VolumeOptions {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open_writable(&self, url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSink>> {
-        match found(&url.into_volume_url()?)? {
+        let url = url.into_volume_url()?;
+        match found(&url)? {
             (VolumeFormat::Zarr, store) => zarr::open_writable(&store, self.mip),
             (VolumeFormat::Precomputed, store) => precomputed::open_writable(store, self.mip, self.encoding),
+            (VolumeFormat::N5, _) => Err(Error::volume(ErrorKind::Unsupported, &url, n5::READ_ONLY)),
         }
     }
 
@@ -110,6 +113,7 @@ impl VolumeOptions {
         match found(&url.into_volume_url()?)? {
             (VolumeFormat::Zarr, store) => zarr::scales(&store),
             (VolumeFormat::Precomputed, store) => precomputed::scales(&store),
+            (VolumeFormat::N5, store) => n5::scales(&store),
         }
     }
 }
@@ -167,6 +171,7 @@ pub fn create_volume(url: impl IntoVolumeUrl, new: &NewVolume) -> Result<Box<dyn
     match new.format {
         VolumeFormat::Zarr => zarr::create(&store, new),
         VolumeFormat::Precomputed => precomputed::create(store, new),
+        VolumeFormat::N5 => Err(Error::new_volume(url, n5::READ_ONLY)),
     }
 }
 
@@ -182,12 +187,11 @@ fn found(url: &VolumeUrl) -> Result<(VolumeFormat, Arc<dyn Store>)> {
     if precomputed::found(&store)? {
         return Ok((VolumeFormat::Precomputed, store));
     }
-    let (kind, look_alike) = match store.get("attributes.json")? {
-        Some(_) => (ErrorKind::NotAVolume, " (it looks like N5, which is not supported)"),
-        None => (ErrorKind::Absent, ""),
-    };
-    let reason = format!("this is no volume: it has neither zarr.json nor .zarray nor info{look_alike}");
-    Err(Error::volume(kind, url, reason))
+    if n5::found(&store)? {
+        return Ok((VolumeFormat::N5, store));
+    }
+    let reason = "this is no volume: it has neither zarr.json nor .zarray nor info nor attributes.json";
+    Err(Error::volume(ErrorKind::Absent, url, reason))
 }
 
 /// Returns the URL of a volume that is there, without links: every process has to call it the same.
@@ -231,7 +235,9 @@ fn absolute(url: &VolumeUrl) -> Result<VolumeUrl> {
 
 fn not_a_directory(path: &Path) -> &'static str {
     match path.file_name().and_then(|name| name.to_str()) {
-        Some("zarr.json" | ".zarray" | ".zgroup" | "info") => "this is a metadata file: give the directory it is in",
+        Some("zarr.json" | ".zarray" | ".zgroup" | "info" | "attributes.json") => {
+            "this is a metadata file: give the directory it is in"
+        }
         _ => "this is a file, but a Zarr array is a directory (unpack it if it is an archive), as all volumes are",
     }
 }

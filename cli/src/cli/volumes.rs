@@ -18,7 +18,7 @@ use crate::words::{self, BackendChoice, PerAxis, Which};
 #[expect(clippy::struct_excessive_bools, reason = "a command line is made of switches")]
 #[command(after_help = help::CODES, after_long_help = help::DOWNLOAD)]
 pub(crate) struct DownloadArgs {
-    /// Path or URL of a volume: Zarr or Precomputed, local or behind http, https or s3
+    /// Path or URL of a volume: Zarr, Precomputed or N5, local or behind http, https or s3
     pub(crate) source: VolumeUrl,
     /// Name of the array to make
     #[arg(value_name = "NAME", required_unless_present_any = ["file", "location"])]

@@ -18,6 +18,7 @@ mod making;
 #[cfg(target_os = "linux")]
 mod managing;
 mod manuals;
+mod n5;
 mod npy_files;
 mod parts;
 mod pictures;

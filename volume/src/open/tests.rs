@@ -69,6 +69,7 @@ fn made(new: &[NewVolume]) -> (Vec<bool>, Vec<f64>) {
                 scope.spawn(move || match new.format {
                     VolumeFormat::Zarr => zarr::create(&gate, new).map(drop),
                     VolumeFormat::Precomputed => precomputed::create(gate, new).map(drop),
+                    VolumeFormat::N5 => unreachable!("volumes that are made here have other formats"),
                 })
             })
             .collect();

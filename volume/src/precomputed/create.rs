@@ -56,10 +56,10 @@ pub(super) fn packs(encoding: Encoding, is_remote: bool) -> bool {
     }
 }
 
-/// Chunks that are there would be taken for the new volume's, and a Zarr array is what others would find first.
+/// Chunks that are there would be taken for the new volume's, and a Zarr array or N5 dataset is what others would find there.
 fn refuse_to_mix(store: &dyn Store, prefix: &str) -> Result<()> {
     let there = "there is something already: choose another place, or remove it first";
-    for file in ["zarr.json", ".zarray", ".zgroup"] {
+    for file in ["zarr.json", ".zarray", ".zgroup", "attributes.json"] {
         if store.get(file)?.is_some() {
             return Err(Error::volume(ErrorKind::AlreadyExists, store.locate(file), there));
         }

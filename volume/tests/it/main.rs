@@ -11,6 +11,7 @@ mod described;
 mod formats;
 mod interrupted;
 mod missing;
+mod n5;
 mod other_places;
 mod pooled;
 mod precomputed;

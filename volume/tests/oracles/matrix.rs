@@ -35,6 +35,7 @@ pub(crate) enum Format {
     Precomputed,
     Zarr2,
     Zarr3,
+    N5,
 }
 
 impl Format {
@@ -44,12 +45,17 @@ impl Format {
             Self::Precomputed => "precomputed",
             Self::Zarr2 => "zarr2",
             Self::Zarr3 => "zarr3",
+            Self::N5 => "n5",
         }
     }
 
     /// What stands in front of a URL.
     pub(crate) fn scheme(self) -> &'static str {
-        if self == Self::Precomputed { "precomputed" } else { "zarr" }
+        match self {
+            Self::Precomputed => "precomputed",
+            Self::Zarr2 | Self::Zarr3 => "zarr",
+            Self::N5 => "n5",
+        }
     }
 }
 
@@ -85,7 +91,7 @@ pub(crate) struct Row {
 impl Row {
     /// Whether we write such volumes, too: those of Precomputed without shards, and Zarr with the codecs that we have for new ones.
     pub(crate) fn is_rewritten(&self) -> bool {
-        !(self.format == Format::Precomputed && self.encoding.starts_with("sharded"))
+        self.format != Format::N5 && !(self.format == Format::Precomputed && self.encoding.starts_with("sharded"))
     }
 }
 
@@ -101,6 +107,9 @@ const HALVES: [&[&str]; 2] = [
 ];
 /// The second half, with a type that zarr-python does not have.
 const WITH_BFLOAT16: &[&str] = &["uint16", "uint64", "int8", "int32", "float64", "complex128", "bfloat16"];
+/// All that N5 has.
+const OF_N5: &[&str] =
+    &["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32", "float64"];
 const LABELS: &[&str] = &["uint32", "uint64"];
 /// What codecs of numcodecs are tried with: one type of each size, and one that they have nothing for but bytes.
 const OF_NUMCODECS: &[&str] = &["uint16", "uint8", "float32", "int64", "complex64"];
@@ -110,7 +119,7 @@ const BOOL: &[&str] = &["bool"];
 
 /// Every row that is read.
 pub(crate) fn rows() -> Vec<Row> {
-    use Format::{Precomputed, Zarr2, Zarr3};
+    use Format::{N5, Precomputed, Zarr2, Zarr3};
     use Oracle::{CloudVolume, Tensorstore, ZarrPython};
     let precomputed =
         |oracle, encoding, dtypes, channels| Row { oracle, format: Precomputed, encoding, dtypes, channels };
@@ -153,6 +162,9 @@ pub(crate) fn rows() -> Vec<Row> {
         rows.push(Row { oracle: ZarrPython, format, encoding, dtypes, channels: &[] });
     }
     rows.extend(numcodecs_rows());
+    for encoding in ["raw", "gzip", "gzip with zlib", "bzip2", "blosc", "zstd", "xz"] {
+        rows.push(Row { oracle: Tensorstore, format: N5, encoding, dtypes: OF_N5, channels: &[] });
+    }
     rows
 }
 

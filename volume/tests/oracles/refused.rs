@@ -32,6 +32,9 @@ const CODECS_V3: &[&str] = &[
 const DTYPES_V2: &[&str] = &["<U8", "|S8", "<M8[ns]", "|O"];
 const DTYPES_V3: &[&str] = &["string", "float8_e4m3", "int4"];
 
+const COMPRESSIONS_N5: &[&str] = &["jpeg"];
+const DTYPES_N5: &[&str] = &["string", "object", "float16"];
+
 /// All of them.
 pub(crate) fn all() -> Vec<Refused> {
     let of =
@@ -42,6 +45,8 @@ pub(crate) fn all() -> Vec<Refused> {
         .chain(of(Format::Zarr2, "element type", DTYPES_V2))
         .chain(of(Format::Zarr3, "codec", CODECS_V3))
         .chain(of(Format::Zarr3, "element type", DTYPES_V3))
+        .chain(of(Format::N5, "compression", COMPRESSIONS_N5))
+        .chain(of(Format::N5, "element type", DTYPES_N5))
         .collect()
 }
 
@@ -74,6 +79,13 @@ fn document(refused: Refused) -> (&'static str, Value) {
                 "chunk_sizes": [[32, 32, 32]], "encoding": name,
             });
             ("info", json!({"type": "image", "data_type": kind, "num_channels": 1, "scales": [scale]}))
+        }
+        (Format::N5, what) => {
+            let (compression, dtype) = if what == "compression" { (name, "uint16") } else { ("raw", name) };
+            let dataset = json!({
+                "dimensions": [8, 8], "blockSize": [4, 4], "dataType": dtype, "compression": {"type": compression},
+            });
+            ("attributes.json", dataset)
         }
         (Format::Zarr2, what) => {
             let compressor = if what == "compressor" { json!({"id": name}) } else { Value::Null };

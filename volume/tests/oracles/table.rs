@@ -148,6 +148,7 @@ impl Format {
             Self::Precomputed => "Precomputed",
             Self::Zarr2 => "Zarr v2",
             Self::Zarr3 => "Zarr v3",
+            Self::N5 => "N5",
         }
     }
 }

@@ -192,6 +192,7 @@ fn new_volume(described: &Described) -> NewVolume {
         Format::Precomputed => (VolumeFormat::Precomputed, 1),
         Format::Zarr2 => (VolumeFormat::Zarr, 2),
         Format::Zarr3 => (VolumeFormat::Zarr, 3),
+        Format::N5 => unreachable!("N5 is not written"),
     };
     let mut new = NewVolume::new(format, &described.shape, &described.chunk, dtype(described.dtype));
     new.version = version;

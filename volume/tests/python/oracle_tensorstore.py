@@ -1,4 +1,4 @@
-"""Volumes as tensorstore writes and reads them: Neuroglancer Precomputed, Zarr v2 and v3."""
+"""Volumes as tensorstore writes and reads them: Neuroglancer Precomputed, Zarr v2 and v3, N5."""
 
 import metadata
 import numpy
@@ -33,6 +33,16 @@ PACKING_V3 = {
 }
 
 
+COMPRESSION_N5 = {
+    "gzip": {"type": "gzip", "level": 1},
+    "gzip with zlib": {"type": "gzip", "level": 1, "useZlib": True},
+    "bzip2": {"type": "bzip2", "blockSize": 1},
+    "blosc": {"type": "blosc", "cname": "zstd", "clevel": 3, "shuffle": 2},
+    "zstd": {"type": "zstd", "level": 1},
+    "xz": {"type": "xz", "preset": 1},
+}
+
+
 def kvstore(place):
     if "file" in place:
         return {"driver": "file", "path": place["file"] + "/"}
@@ -42,7 +52,7 @@ def kvstore(place):
 
 
 def driver(volume):
-    return {"precomputed": "neuroglancer_precomputed", "zarr2": "zarr", "zarr3": "zarr3"}[volume["format"]]
+    return {"precomputed": "neuroglancer_precomputed", "zarr2": "zarr", "zarr3": "zarr3", "n5": "n5"}[volume["format"]]
 
 
 def precomputed(volume):
@@ -77,6 +87,15 @@ def zarr2(volume):
         "order": "F" if encoding == "order F" else "C",
         "compressor": COMPRESSORS_V2.get(encoding),
         "dimension_separator": "/" if encoding == "order F" else ".",
+    }}
+
+
+def n5(volume):
+    return {"metadata": {
+        "dimensions": volume["shape"],
+        "blockSize": volume["chunk"],
+        "dataType": volume["dtype"],
+        "compression": COMPRESSION_N5.get(volume["encoding"], {"type": "raw"}),
     }}
 
 
@@ -123,7 +142,7 @@ def zarr3(volume):
 
 
 def make(volume, array):
-    specification = {"precomputed": precomputed, "zarr2": zarr2, "zarr3": zarr3}[volume["format"]](volume)
+    specification = {"precomputed": precomputed, "zarr2": zarr2, "zarr3": zarr3, "n5": n5}[volume["format"]](volume)
     opened = tensorstore.open(
         {"driver": driver(volume), "kvstore": kvstore(volume["place"]), **specification}, create=True).result()
     metadata.respell(volume["encoding"], lambda change: change_object(volume["place"], change))

@@ -22,6 +22,8 @@ pub enum VolumeFormat {
     Zarr,
     /// Neuroglancer Precomputed.
     Precomputed,
+    /// N5, which is only read.
+    N5,
 }
 
 /// Where a volume is: `volume.zarr`, `precomputed://file:///data/em`, `zarr://s3://bucket/key`, `https://host/path`.
@@ -90,6 +92,7 @@ impl VolumeUrl {
         match self.format {
             Some(VolumeFormat::Zarr) => "zarr://",
             Some(VolumeFormat::Precomputed) => "precomputed://",
+            Some(VolumeFormat::N5) => "n5://",
             None => "",
         }
     }
@@ -110,6 +113,7 @@ impl FromStr for VolumeUrl {
             Some((name, rest)) => match name.as_str() {
                 "precomputed" => (Some(VolumeFormat::Precomputed), rest),
                 "zarr" | "zarr2" | "zarr3" => (Some(VolumeFormat::Zarr), rest),
+                "n5" => (Some(VolumeFormat::N5), rest),
                 _ => (None, text),
             },
             None => (None, text),
@@ -122,13 +126,13 @@ impl FromStr for VolumeUrl {
                 "file" => StorePlace::Local(local_path(rest).map_err(wrong)?),
                 "http" | "https" => StorePlace::Remote(web_place(&name, rest).map_err(wrong)?),
                 "s3" | "gs" | "az" => StorePlace::Remote(bucket_place(&name, rest).map_err(wrong)?),
-                "precomputed" | "zarr" | "zarr2" | "zarr3" => {
+                "precomputed" | "zarr" | "zarr2" | "zarr3" | "n5" => {
                     return Err(wrong("it names two formats".to_owned()));
                 }
                 _ => {
                     return Err(wrong(format!(
-                        "`{name}://` is not known: use file, http, https, s3, gs or az, with precomputed:// or zarr:// in front \
-                         where the format is not clear (a path that looks like this needs ./ in front)"
+                        "`{name}://` is not known: use file, http, https, s3, gs or az, with precomputed://, zarr:// or n5:// in \
+                         front where the format is not clear (a path that looks like this needs ./ in front)"
                     )));
                 }
             },
@@ -362,7 +366,7 @@ pub(crate) fn shown(text: &str) -> String {
     let mut rest = text;
     while let Some((name, behind)) = scheme(rest) {
         rest = behind;
-        if !matches!(name.as_str(), "precomputed" | "zarr" | "zarr2" | "zarr3") {
+        if !matches!(name.as_str(), "precomputed" | "zarr" | "zarr2" | "zarr3" | "n5") {
             break;
         }
     }

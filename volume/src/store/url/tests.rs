@@ -32,7 +32,7 @@ fn means(text: &str, place: &str) {
 
 #[track_caller]
 fn round_trips(given: &VolumeUrl) {
-    for format in [None, Some(VolumeFormat::Zarr), Some(VolumeFormat::Precomputed)] {
+    for format in [None, Some(VolumeFormat::Zarr), Some(VolumeFormat::Precomputed), Some(VolumeFormat::N5)] {
         let given = format.map_or(given.clone(), |format| given.clone().format(format));
         let argument = given.to_argument();
         assert_eq!(url(&argument), given, "{argument}");
@@ -49,8 +49,10 @@ fn paths_are_taken_as_they_are() {
     }
     leads_to("precomputed://volume", "volume");
     leads_to("ZARR3:///data/em", "/data/em");
+    leads_to("N5://volume.n5", "volume.n5");
     assert_eq!(url("zarr2://em").expected_format(), Some(VolumeFormat::Zarr));
     assert_eq!(url("Precomputed://em").expected_format(), Some(VolumeFormat::Precomputed));
+    assert_eq!(url("n5://em.n5/raw").expected_format(), Some(VolumeFormat::N5));
     assert_eq!(url("em").expected_format(), None);
 }
 
@@ -116,6 +118,7 @@ fn what_leads_nowhere_says_why() {
         ("ftp://host/em", "`ftp://` is not known"),
         ("precomputed://graphene://https://host", "`graphene://` is not known"),
         ("zarr://precomputed://em", "two formats"),
+        ("n5://zarr://em", "two formats"),
         ("", "names nothing"),
         ("zarr://", "names nothing"),
         ("http://", "no host"),

@@ -1,0 +1,106 @@
+//! `attributes.json`, the one document of a dataset or group: found, unpacked, parsed, and known again later.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::gzip;
+use crate::store::Store;
+
+/// Name of the document.
+pub(super) const ATTRIBUTES: &str = "attributes.json";
+
+/// No document is longer, packed or unpacked.
+pub(super) const LONGEST: u64 = 16 << 20;
+
+/// How much of a value stands in a message.
+const BRIEF: usize = 80;
+
+/// A document, read once.
+#[derive(Debug)]
+pub(super) struct N5Attributes {
+    /// Path or URL of what it describes.
+    volume: String,
+    /// Path or URL of the document.
+    name: String,
+    /// Key of what it describes; `""` for all of the store.
+    prefix: String,
+    json: Value,
+    /// Tells this document from any other that may stand in its place later.
+    mark: String,
+}
+
+impl N5Attributes {
+    /// Finds the document under a prefix, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`Source`](Error::Source): it is damaged. [`Store`](Error::Store): it cannot be read.
+    pub(super) fn read(store: &Arc<dyn Store>, prefix: &str) -> Result<Option<Self>> {
+        let key = join(prefix, ATTRIBUTES);
+        let Some(object) = store.get_at_most(&key, LONGEST)? else { return Ok(None) };
+        let name = store.locate(&key);
+        let damaged = |reason| Error::volume(ErrorKind::Damaged, &name, reason);
+        let bytes = if object.gzip {
+            let mut text = Vec::new();
+            let longest = usize::try_from(LONGEST).unwrap_or(usize::MAX);
+            gzip::unpack(&object.bytes, longest, &mut text)
+                .map_err(|cause| damaged("it cannot be unpacked").because(cause))?;
+            text
+        } else {
+            object.bytes
+        };
+        let json: Value =
+            serde_json::from_slice(&bytes).map_err(|error| damaged("this is no JSON document").because(error))?;
+        if !json.is_object() {
+            return Err(damaged("this is no JSON object"));
+        }
+        let volume = name.strip_suffix(ATTRIBUTES).unwrap_or(&name).trim_end_matches(['/', '\\']).to_owned();
+        let (length, checksum) = (bytes.len(), crc32fast::hash(&bytes));
+        let mark = format!("attributes {length} bytes, crc32 {checksum:08x}, version {}", object.version);
+        Ok(Some(Self { volume, name, prefix: prefix.to_owned(), json, mark }))
+    }
+
+    /// Whether it describes a dataset, not a group.
+    pub(super) fn is_dataset(&self) -> bool {
+        self.json.get("dimensions").is_some()
+    }
+
+    pub(super) fn json(&self) -> &Value {
+        &self.json
+    }
+
+    /// Returns the path or URL of what it describes.
+    pub(super) fn volume(&self) -> &str {
+        &self.volume
+    }
+
+    /// Returns the path or URL of the document.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the key of what it describes.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Returns where the volume is and which attributes it had, in one line.
+    ///
+    /// The version of the document belongs to it: a volume that was written anew is another one, even if it has the same shape.
+    pub(super) fn identity(&self) -> String {
+        format!("n5 {:?} {}", self.volume, self.mark)
+    }
+}
+
+/// Puts a prefix in front of a key.
+pub(super) fn join(prefix: &str, key: &str) -> String {
+    if prefix.is_empty() { key.to_owned() } else { format!("{prefix}/{key}") }
+}
+
+/// Writes a value for a message: values of a damaged document may be of any length.
+pub(super) fn brief(value: &Value) -> String {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    if text.chars().count() <= BRIEF { text } else { format!("{}..", text.chars().take(BRIEF).collect::<String>()) }
+}

@@ -1,0 +1,96 @@
+//! N5 datasets, alone or as the scales of a group, in any store; for reading only.
+//!
+//! The only room that knows this format. A document says what is there (`attributes`, `layout`, `scales`), a block knows its own size and
+//! how it is packed (`block`, `lz4_frames`), and a volume puts both together with a store (`volume`). Every document and block is input.
+//!
+//! Axes stand in N5's own order, x first, which is the fastest in a block: blocks are in F order, as those of Precomputed volumes.
+
+mod attributes;
+mod block;
+mod layout;
+#[cfg(feature = "codecs")]
+mod lz4_frames;
+mod scales;
+mod volume;
+
+use std::sync::Arc;
+
+use self::attributes::{ATTRIBUTES, N5Attributes};
+use self::scales::{N5Group, geometry};
+use self::volume::N5Volume;
+use crate::description::ScaleInfo;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::Store;
+use crate::volume::ChunkSource;
+
+/// Why nothing of the format is written.
+pub(crate) const READ_ONLY: &str =
+    "N5 volumes can be read, but not written: write to a Zarr or Precomputed volume instead";
+
+/// Whether a dataset, a group or a container is there.
+///
+/// Groups need no document: such a one is recognised by its first scale.
+pub(crate) fn found(store: &Arc<dyn Store>) -> Result<bool> {
+    for key in [ATTRIBUTES.to_owned(), format!("s0/{ATTRIBUTES}")] {
+        if store.get_at_most(&key, attributes::LONGEST)?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Opens one scale for reading: a dataset, which has one, or one of a group that has several.
+///
+/// # Errors
+///
+/// - [`Source`](crate::Error::Source): nothing is there, it is a group without scales (the message lists the datasets in it), its
+///   attributes are damaged, or its blocks are packed as cannot be read;
+/// - [`Scale`](crate::Error::Scale): it has not so many scales;
+/// - [`UnsupportedDType`](crate::Error::UnsupportedDType): its elements cannot be in shared memory;
+/// - [`Store`](crate::Error::Store): the store cannot be reached.
+pub(crate) fn open(store: &Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSource>> {
+    let root = N5Attributes::read(store, "")?;
+    let missing =
+        |volume: String, count: usize| Error::Scale { volume, mip, scales: format!("{count}, counted from 0") };
+    if let Some(dataset) = root.as_ref().filter(|root| root.is_dataset()) {
+        if mip > 0 {
+            return Err(missing(dataset.volume().to_owned(), 1));
+        }
+        return Ok(Box::new(N5Volume::open(store, dataset, "", |axes| geometry(dataset.json(), None, axes))?));
+    }
+    let group = N5Group::read(store, root)?;
+    let Some(scale) = group.scale(store, mip)? else {
+        return Err(match group.count(store)? {
+            0 => Error::volume(ErrorKind::NotAVolume, group.volume(), scales::no_dataset(store)),
+            count => missing(group.volume().to_owned(), count),
+        });
+    };
+    Ok(Box::new(N5Volume::open(store, &scale.attributes, &scale.path, |axes| group.geometry(&scale, axes))?))
+}
+
+/// Lists the scales, the finest first.
+///
+/// # Errors
+///
+/// Those of [`open`].
+pub(crate) fn scales(store: &Arc<dyn Store>) -> Result<Vec<ScaleInfo>> {
+    let info = |volume: N5Volume, key: String| {
+        let (meta, geometry) = volume.into_parts();
+        ScaleInfo { key, meta, resolution: geometry.resolution, unit: geometry.unit }
+    };
+    let root = N5Attributes::read(store, "")?;
+    if let Some(dataset) = root.as_ref().filter(|root| root.is_dataset()) {
+        let volume = N5Volume::open(store, dataset, "", |axes| geometry(dataset.json(), None, axes))?;
+        return Ok(vec![info(volume, String::new())]);
+    }
+    let group = N5Group::read(store, root)?;
+    let mut all = Vec::new();
+    while let Some(scale) = group.scale(store, all.len())? {
+        let volume = N5Volume::open(store, &scale.attributes, &scale.path, |axes| group.geometry(&scale, axes))?;
+        all.push(info(volume, scale.path));
+    }
+    if all.is_empty() {
+        return Err(Error::volume(ErrorKind::NotAVolume, group.volume(), scales::no_dataset(store)));
+    }
+    Ok(all)
+}
