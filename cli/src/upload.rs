@@ -418,6 +418,7 @@ fn new_volume(args: &UploadArgs, source: &UploadSource<'_>) -> Result<(NewVolume
         EncodingChoice::Png => Encoding::Png,
         EncodingChoice::CompressedSegmentation => Encoding::CompressedSegmentation,
     };
+    new.jpeg_quality = args.jpeg_quality;
     new.resolution = args.resolution.as_ref().map(|sizes| sizes.0.clone()).unwrap_or_default();
     Ok((new, array))
 }

@@ -33,6 +33,11 @@ pub(crate) fn dtype_named(name: &str) -> Option<DType> {
     DTYPE_NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
 }
 
+/// Says how much detail JPEG chunks keep, behind the name of the encoding.
+pub(crate) fn quality_in_words(quality: u8) -> String {
+    format!(" of quality {quality}")
+}
+
 /// One scale of a volume, also called mip or level: the same picture at one resolution.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -87,6 +92,8 @@ pub struct NewVolume {
     pub dtype: DType,
     /// How chunks are encoded.
     pub encoding: Encoding,
+    /// Quality of JPEG chunks, 1 to 100; where it is not said, 85.
+    pub jpeg_quality: Option<u8>,
     /// Size of one element along each axis, in nanometres; 1 where it is empty.
     pub resolution: Vec<f64>,
 }
@@ -103,7 +110,17 @@ impl NewVolume {
             shard_shape: None,
             dtype,
             encoding: Encoding::Raw,
+            jpeg_quality: None,
             resolution: Vec::new(),
+        }
+    }
+
+    /// Returns what is wrong with the quality.
+    pub(crate) fn check_quality(&self) -> Result<(), String> {
+        match self.jpeg_quality {
+            Some(_) if self.encoding != Encoding::Jpeg => Err("a quality is for jpeg chunks only".to_owned()),
+            Some(quality) if !(1..=100).contains(&quality) => Err(format!("a quality is 1 to 100, not {quality}")),
+            _ => Ok(()),
         }
     }
 
@@ -134,12 +151,13 @@ impl NewVolume {
             Encoding::Png => "png",
             Encoding::CompressedSegmentation => "compressed_segmentation",
         };
+        let quality = self.jpeg_quality.map(quality_in_words).unwrap_or_default();
         let sharded = if self.shard_shape.is_some() { ", sharded" } else { "" };
         there.shape == shape
             && there.origin == origin
             && there.stored_shape == *self.shard_shape.as_ref().unwrap_or(&chunk)
             && there.chunk_shape == chunk
             && there.dtype == self.dtype
-            && there.description == format!("{format}{version}, {encoding}{sharded}")
+            && there.description == format!("{format}{version}, {encoding}{quality}{sharded}")
     }
 }

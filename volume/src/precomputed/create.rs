@@ -101,6 +101,7 @@ fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {
             return Err("chunks of Precomputed volumes are raw, gzip, jpeg, png or compressed_segmentation".to_owned());
         }
     };
+    new.check_quality()?;
     let is_segmentation = new.encoding == Encoding::CompressedSegmentation;
     let names: Vec<String> = resolution.iter().map(f64::to_string).collect();
     let mut scale = json!({
@@ -111,6 +112,9 @@ fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {
         "resolution": resolution.iter().map(|length| short(*length)).collect::<Vec<_>>(),
         "encoding": encoding,
     });
+    if let Some(quality) = new.jpeg_quality {
+        scale["jpeg_quality"] = json!(quality);
+    }
     if is_segmentation {
         scale["compressed_segmentation_block_size"] = json!(segmentation::BLOCK);
     }
