@@ -28,7 +28,7 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
                 let mut seed = 1_u32;
                 let noise = |at: usize| {
                     seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                    (at / 7 % 150) as u8 + (seed >> 26) as u8
+                    (at / 7 % 150).to_le_bytes()[0] + (seed >> 26).to_le_bytes()[0]
                 };
                 let elements: Vec<u8> = (0..count).map(noise).collect();
                 encoder.encode(&elements, width, height, colours).expect("encoded");
@@ -98,7 +98,7 @@ fn what_is_whole_is_decoded() {
             if turn % 2 == 0 {
                 damaged.drain(at..end);
             } else {
-                damaged[at..end].iter_mut().for_each(|byte| *byte = random(256) as u8);
+                damaged[at..end].iter_mut().for_each(|byte| *byte = random(256).to_le_bytes()[0]);
             }
             let (is_whole, decoded) = (check(&damaged), decode(&damaged));
             assert!(is_whole.is_err() || decoded.is_ok(), "{name}, {turn}: {decoded:?}");
