@@ -66,7 +66,7 @@
 //! # Features
 //!
 //! `half` (f16 and bf16 elements), `num-complex` (complex elements), `serde` (names, types and orders as text),
-//! `channel` (arrays in messages between processes: `Channel`).
+//! `channel` (arrays in messages between processes: `Channel`), `full` (all of them).
 //!
 //! # Not supported
 //!

@@ -141,6 +141,7 @@ fn describe(args: &UploadArgs, source: &UploadSource<'_>) -> Result<NewVolume, F
         TypeChoice::Segmentation => VolumeKind::Segmentation,
     });
     new.encoding = encoding;
+    new.jpeg_quality = args.jpeg_quality;
     new.resolution = args.resolution.as_ref().map(|sizes| sizes.0.clone()).unwrap_or_default();
     Ok(new)
 }

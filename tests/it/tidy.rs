@@ -551,6 +551,8 @@ fn the_first_command_builds_no_network() {
     let network = |tree: &str| ["tokio", "object_store", "reqwest"].map(|name| tree.contains(&format!("\n{name} v")));
     assert_eq!(network(&tree(&[])), [false; 3], "what is behind URLs is a feature");
     assert_eq!(network(&tree(&["--features", "remote"])), [true; 3], "the feature brings it");
+    let libjpeg = |features: &str| tree(&["--features", features]).contains("\nturbojpeg-sys v");
+    assert!(libjpeg("turbojpeg") && !libjpeg("full"), "what needs cmake is in no other feature");
 }
 
 fn dependencies_ask_for_no_newer_compiler_than_we_promise() {

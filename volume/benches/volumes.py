@@ -1,6 +1,6 @@
-"""Downloads of volumes into shared memory, beside peers, in one run: the cases take turns, each in a process of its own.
+"""Downloads of volumes into shared memory, and uploads of JPEG, beside peers, in one run: the cases take turns, each in a process of its own.
 
-    volumes.py --program PATH --place DIRECTORY [--quick] [--repeat N] [--write-docs FILE]
+    volumes.py --program PATH --place DIRECTORY [--quick] [--repeat N] [--turbojpeg] [--write-docs FILE]
 
 `volumes.py peer KIND VOLUME` is one such process: it answers each line of its standard input with a line of JSON.
 """
@@ -8,17 +8,21 @@
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from random import Random
 
 MIB = 1 << 20
 CHUNK = 64
-SIZES = {"raw": (1024, 1024, 512), "gzip": (512, 512, 256)}
-QUICK = {"raw": (256, 256, 256), "gzip": (256, 256, 128)}
+SIZES = {"raw": (1024, 1024, 512), "gzip": (512, 512, 256), "jpeg": (512, 512, 256)}
+QUICK = {"raw": (256, 256, 256), "gzip": (256, 256, 128), "jpeg": (256, 256, 128)}
+QUALITY = 85  # of JPEG, what ours and CloudVolume's is
+BUSY = 0.5  # processors that others may keep busy before a row is marked
 SEED = 6
 
 
@@ -50,7 +54,8 @@ def tensorstore(path, shared):
     import tensorstore as ts
 
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-    store = ts.open({"driver": "zarr3", "kvstore": f"file://{path}"}, context=context, open=True).result()
+    driver = "zarr3" if path.endswith(".zarr") else "neuroglancer_precomputed"
+    store = ts.open({"driver": driver, "kvstore": f"file://{path}/"}, context=context, open=True).result()
 
     def private():
         begin = time.perf_counter()
@@ -73,6 +78,64 @@ def tensorstore(path, shared):
     return copied if shared else private
 
 
+def elements(path):
+    """What is uploaded: a volume's elements, in private memory."""
+    import tensorstore as ts
+
+    return ts.open({"driver": "neuroglancer_precomputed", "kvstore": f"file://{path}/"}, open=True).result().read().result()
+
+
+def new_info(path):
+    """A new description like a volume's; its chunks go to memory, so that no disk is measured."""
+    info = json.loads((Path(path) / "info").read_text())
+    info["scales"][0]["jpeg_quality"] = QUALITY
+    return info, tempfile.mkdtemp(prefix="bench-volumes-", dir="/dev/shm")
+
+
+def stored(directory):
+    return sum(file.stat().st_size for file in Path(directory).rglob("*") if file.is_file())
+
+
+def cloudvolume_upload(path):
+    from cloudvolume import CloudVolume
+
+    data = elements(path)
+
+    def case():
+        info, directory = new_info(path)
+        volume = CloudVolume(f"precomputed://file://{directory}", info=info, compress=False, progress=False, parallel=1)
+        volume.commit_info()
+        begin = time.perf_counter()
+        volume[...] = data
+        seconds = time.perf_counter() - begin
+        total = stored(directory)
+        shutil.rmtree(directory)
+        return seconds, total
+
+    return case
+
+
+def tensorstore_upload(path):
+    import tensorstore as ts
+
+    data = elements(path)
+
+    def case():
+        info, directory = new_info(path)
+        (Path(directory) / "info").write_text(json.dumps(info))
+        context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+        spec = {"driver": "neuroglancer_precomputed", "kvstore": f"file://{directory}/"}
+        store = ts.open(spec, context=context, open=True).result()
+        begin = time.perf_counter()
+        store.write(data).result()
+        seconds = time.perf_counter() - begin
+        total = stored(directory)
+        shutil.rmtree(directory)
+        return seconds, total
+
+    return case
+
+
 def peak():
     """Most memory that this process had at a time, shared memory that it mapped included."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -87,6 +150,8 @@ def peer(kind, path):
         "cloudvolume-2": lambda: cloudvolume(path, 2),
         "tensorstore": lambda: tensorstore(path, True),
         "tensorstore-private": lambda: tensorstore(path, False),
+        "cloudvolume-upload": lambda: cloudvolume_upload(path),
+        "tensorstore-upload": lambda: tensorstore_upload(path),
     }[kind]()
     for _line in sys.stdin:
         seconds, total = case()
@@ -97,13 +162,12 @@ def peer(kind, path):
 
 
 def write(place, encoding, shape):
-    """Writes the same elements as Zarr v3 and as Precomputed, unless they are there; returns both paths."""
+    """Writes the same elements as Zarr v3, where that has the encoding, and as Precomputed, unless they are there; returns the paths."""
     name = f"{encoding}-" + "x".join(map(str, shape))
     zarr, precomputed = place / f"{name}.zarr", place / f"{name}.precomputed"
     done = place / f"{name}.done"
     if not done.exists():
         import numpy
-        import tensorstore as ts
         from cloudvolume import CloudVolume
 
         # A smooth field with noise in its lower four bits: packs about as well as a picture of a microscope.
@@ -112,27 +176,40 @@ def write(place, encoding, shape):
         field = axes[0][:, None, None] + axes[1][None, :, None] + axes[2][None, None, :]
         data = ((field + 3) * 36).astype(numpy.uint8)
         data += random.integers(0, 16, size=shape, dtype=numpy.uint8)
-        codecs = [{"name": "bytes"}] + ([{"name": "gzip", "configuration": {"level": 6}}] if encoding == "gzip" else [])
-        chunks = {"name": "regular", "configuration": {"chunk_shape": [CHUNK] * 3}}
-        metadata = {"shape": shape, "data_type": "uint8", "chunk_grid": chunks, "codecs": codecs}
-        spec = {"driver": "zarr3", "kvstore": f"file://{zarr}", "metadata": metadata}
-        ts.open(spec, create=True, delete_existing=True).result().write(data).result()
+        if encoding != "jpeg":
+            write_zarr(zarr, encoding, shape, data)
         info = CloudVolume.create_new_info(
-            num_channels=1, layer_type="image", data_type="uint8", encoding="raw", resolution=[1, 1, 1],
-            voxel_offset=[0, 0, 0], volume_size=list(shape), chunk_size=[CHUNK] * 3,
+            num_channels=1, layer_type="image", data_type="uint8", encoding="jpeg" if encoding == "jpeg" else "raw",
+            resolution=[1, 1, 1], voxel_offset=[0, 0, 0], volume_size=list(shape), chunk_size=[CHUNK] * 3,
         )
         volume = CloudVolume(f"precomputed://file://{precomputed}", info=info, compress="gzip" if encoding == "gzip" else False,
                              progress=False)
         volume.commit_info()
         volume[...] = data[..., None]
         done.touch()
-    return {"zarr": zarr, "precomputed": precomputed}
+    return {"precomputed": precomputed} if encoding == "jpeg" else {"zarr": zarr, "precomputed": precomputed}
+
+
+def write_zarr(path, encoding, shape, data):
+    import tensorstore as ts
+
+    codecs = [{"name": "bytes"}] + ([{"name": "gzip", "configuration": {"level": 6}}] if encoding == "gzip" else [])
+    chunks = {"name": "regular", "configuration": {"chunk_shape": [CHUNK] * 3}}
+    metadata = {"shape": shape, "data_type": "uint8", "chunk_grid": chunks, "codecs": codecs}
+    spec = {"driver": "zarr3", "kvstore": f"file://{path}", "metadata": metadata}
+    ts.open(spec, create=True, delete_existing=True).result().write(data).result()
 
 
 def warm(path):
     for file in path.rglob("*"):
         if file.is_file():
             file.read_bytes()
+
+
+def machine_time():
+    """Seconds that all processors together have worked, for whatever process."""
+    user, nice, system, _idle, _waiting, *interrupts = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 # --- the run -------------------------------------------------------------------------------------------------------------------
@@ -152,11 +229,12 @@ class Case:
         if self.error:
             return
         try:
-            before = self.processor_time()
+            before, begin, busy = self.processor_time(), time.perf_counter(), machine_time()
             self.process.stdin.write(self.line + "\n")
             self.process.stdin.flush()
             answer = json.loads(self.process.stdout.readline() or '{"error": "it ended"}')
             answer["cpu"] = self.processor_time() - before
+            answer["others"] = (machine_time() - busy - answer["cpu"]) / (time.perf_counter() - begin)
         except (OSError, ValueError) as error:
             answer = {"error": str(error)}
         if "error" in answer:
@@ -190,12 +268,37 @@ def measure(arguments, encoding, shape, paths):
     cases = []
     for kind, title in [("cloudvolume-1", "CloudVolume, parallel=1"), ("cloudvolume-2", "CloudVolume, parallel=2")]:
         Case(f"{title}, Precomputed", "peer", [*this, kind, str(paths["precomputed"])], "go", cases)
-    Case("tensorstore, copied into SharedMemory, Zarr v3", "peer", [*this, "tensorstore", str(paths["zarr"])], "go", cases)
-    Case("tensorstore, private memory, Zarr v3", "other", [*this, "tensorstore-private", str(paths["zarr"])], "go", cases)
-    for name, title in [("zarr", "Zarr v3"), ("precomputed", "Precomputed")]:
+    titles = {"zarr": "Zarr v3", "precomputed": "Precomputed"}
+    theirs = "zarr" if "zarr" in paths else "precomputed"
+    Case(f"tensorstore, copied into SharedMemory, {titles[theirs]}", "peer", [*this, "tensorstore", str(paths[theirs])], "go", cases)
+    private = [*this, "tensorstore-private", str(paths[theirs])]
+    Case(f"tensorstore, private memory, {titles[theirs]}", "other", private, "go", cases)
+    for name, path in paths.items():
         for line, how in [("threads 2", "2 threads"), ("processes 2", "2 processes"), ("threads 2 F", "2 threads, F order"),
                           ("threads 1", "1 thread")]:
-            Case(f"ndarray-shm, {how}, {title}", "ours", [*ours, str(paths[name])], line, cases)
+            Case(f"ndarray-shm, {how}, {titles[name]}", "ours", [*ours, str(path)], line, cases)
+    take_turns(arguments, cases)
+    return table(f"{encoding}{library(arguments, encoding)}", shape, cases)
+
+
+def measure_uploads(arguments, encoding, shape, path):
+    """Into a new Precomputed volume in memory; tensorstore and CloudVolume from private memory, ours from shared memory."""
+    this = [sys.executable, __file__, "peer"]
+    cases = []
+    Case("CloudVolume, parallel=1", "peer", [*this, "cloudvolume-upload", str(path)], "go", cases)
+    Case("tensorstore", "peer", [*this, "tensorstore-upload", str(path)], "go", cases)
+    for count in (2, 1):
+        title = f"ndarray-shm, {count} thread{'s' if count > 1 else ''}"
+        Case(title, "ours", [arguments.program, "serve", str(path)], f"upload {count}", cases)
+    take_turns(arguments, cases)
+    return table(f"{encoding}{library(arguments, encoding)}, uploads", shape, cases)
+
+
+def library(arguments, encoding):
+    return " by libjpeg-turbo" if encoding == "jpeg" and arguments.turbojpeg else ""
+
+
+def take_turns(arguments, cases):
     random = Random(SEED)
     for repetition in range(arguments.repeat + 1):
         # Nobody always comes after the same one, whose memory may have come back in pieces.
@@ -203,7 +306,6 @@ def measure(arguments, encoding, shape, paths):
             case.turn(repetition > 0)
     for case in cases:
         case.end()
-    return table(encoding, shape, cases)
 
 
 def table(encoding, shape, cases):
@@ -233,10 +335,10 @@ def table(encoding, shape, cases):
         if case.error or not case.answers:
             lines.append(f"| {case.title}: {case.error} |" + " |" * (8 + len(phases)))
             continue
-        row = [case.title, f"{size / median(case) / 1e9:.2f}", times(case, median)]
+        row = [case.title + (" *" if case.median("others") > BUSY else ""), f"{size / median(case) / 1e9:.2f}", times(case, median)]
         row += [f"{size / best(case) / 1e9:.2f}", times(case, best), f"{cpu(case) * 1e9 / size:.2f}", times(case, cpu)]
         row.append(f"{(max(answer['peak'] for answer in case.answers) - size) / MIB:.0f}")
-        if case.role == "ours":
+        if "spent" in case.answers[0]:
             row += [f"{case.median('spent', phase) * 1e3:.0f} ms" for phase in phases]
             row.append(f"{case.median('faults'):.0f}")
         else:
@@ -248,9 +350,19 @@ def table(encoding, shape, cases):
         "something on a machine that others use. The phases are summed over the workers. Memory of child processes is not in the peak. "
         "The cases take turns in an order that is random each time, from a fixed seed: what one frees is never always for the same other.",
         running(cases),
+        disturbed(cases),
         "",
     ]
     return "\n".join(lines)
+
+
+def disturbed(cases):
+    """Says how busy other processes kept the machine while each row was measured."""
+    others = [case.median("others") for case in cases if case.answers]
+    if not others or max(others) <= BUSY:
+        return ""
+    return (f"\\* measured while other processes kept more than {BUSY} processors busy (medians: {min(others):.1f} to "
+            f"{max(others):.1f}): these rows say little.")
 
 
 def running(cases):
@@ -277,6 +389,7 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--only", choices=sorted(SIZES))
+    parser.add_argument("--turbojpeg", action="store_true", help="the program was built with that feature")
     parser.add_argument("--write-docs", type=Path)
     arguments = parser.parse_args()
     arguments.place.mkdir(parents=True, exist_ok=True)
@@ -289,6 +402,9 @@ def main():
             warm(path)
         tables.append(measure(arguments, encoding, shape, paths))
         print(tables[-1], flush=True)
+        if encoding == "jpeg":
+            tables.append(measure_uploads(arguments, encoding, shape, paths["precomputed"]))
+            print(tables[-1], flush=True)
     if arguments.write_docs:
         mark, end = "<!-- generated: volumes -->\n", "<!-- end -->"
         text = arguments.write_docs.read_text()

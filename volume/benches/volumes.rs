@@ -1,7 +1,7 @@
-//! Downloads of volumes into shared memory, one for each line of standard input: the Rust side of `scripts/bench-volumes`.
+//! Downloads of volumes into shared memory, and uploads of JPEG, one for each line of standard input: the Rust side of `scripts/bench-volumes`.
 //!
 //! ```text
-//! volumes serve VOLUME    answers `threads N [C|F]` and `processes N [C|F]` with one line of JSON each
+//! volumes serve VOLUME    answers `threads N [C|F]`, `processes N [C|F]` and `upload N` with one line of JSON each
 //! volumes tiny [EDGE]     100,000 chunks: the rate of the first and of the last tenth
 //! ```
 
@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 use ndarray_shm::{DType, Location, Order, default_backend, unlink};
 use ndarray_shm_volume::{
-    ChunkSource, DownloadOptions, Downloaded, Fetched, ProcessWorkers, Result as VolumeResult, Scratch, StopFlag,
-    VolumeMeta, VolumeUrl, Workers, download_to_shared_memory, open_volume, paint_as_worker,
+    ChunkSource, DownloadOptions, Downloaded, Encoding, Fetched, NewVolume, ProcessWorkers, Result as VolumeResult,
+    Scratch, StopFlag, UploadOptions, VolumeFormat, VolumeMeta, VolumeUrl, Workers, create_volume,
+    download_to_shared_memory, open_volume, paint_as_worker, upload_from_shared_memory,
 };
 use serde_json::{Value, json};
 
@@ -52,6 +53,12 @@ fn answer(volume: &str, source: &dyn ChunkSource, line: &str) -> Outcome<Value> 
     let (kind, count) = (*words.first().ok_or("no case")?, words.get(1).ok_or("no number")?.parse::<usize>()?);
     let order = words.get(2).map_or(Ok(Order::C), |order| order.parse())?;
     let location: Location = format!("bench-volumes-{}", std::process::id()).parse()?;
+    if kind == "upload" {
+        let done = download_to_shared_memory(source, &source.meta().domain(), &location, &DownloadOptions::new())?;
+        let answer = upload(source.meta(), &location, done.order, count);
+        unlink(&location)?;
+        return answer;
+    }
     let workers = match kind {
         "threads" => Workers::Threads(count),
         "processes" => {
@@ -73,6 +80,20 @@ fn answer(volume: &str, source: &dyn ChunkSource, line: &str) -> Outcome<Value> 
     let answer = report(&done, seconds, faults().saturating_sub(before));
     unlink(&location)?;
     Ok(answer)
+}
+
+/// Uploads an array into a new volume of JPEG chunks in memory, so that no disk is measured.
+fn upload(meta: &VolumeMeta, location: &Location, order: Order, threads: usize) -> Outcome<Value> {
+    let directory = tempfile::tempdir_in("/dev/shm")?;
+    let mut new = NewVolume::new(VolumeFormat::Precomputed, &meta.shape, &meta.chunk_shape, meta.dtype);
+    new.encoding = Encoding::Jpeg;
+    new.origin.clone_from(&meta.origin);
+    let sink = create_volume(VolumeUrl::local(directory.path()), &new)?;
+    let options = UploadOptions::new().order(order).workers(threads);
+    let start = Instant::now();
+    let done = upload_from_shared_memory(&*sink, &sink.meta().domain(), location, &options)?;
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(json!({"seconds": seconds, "bytes": done.bytes, "total": done.stored_bytes, "peak": peak()}))
 }
 
 fn report(done: &Downloaded, seconds: f64, faults: u64) -> Value {

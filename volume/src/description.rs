@@ -33,6 +33,11 @@ pub(crate) fn dtype_named(name: &str) -> Option<DType> {
     DTYPE_NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
 }
 
+/// Says how much detail JPEG chunks keep, behind the name of the encoding.
+pub(crate) fn quality_in_words(quality: u8) -> String {
+    format!(" of quality {quality}")
+}
+
 /// One scale of a volume, also called mip or level: the same picture at one resolution.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -122,6 +127,8 @@ pub struct NewVolume {
     pub kind: Option<VolumeKind>,
     /// How chunks are encoded.
     pub encoding: Encoding,
+    /// Quality of JPEG chunks, 1 to 100; where it is not said, 85.
+    pub jpeg_quality: Option<u8>,
     /// Size of one element along each axis, in nanometres; 1 where it is empty.
     pub resolution: Vec<f64>,
 }
@@ -139,6 +146,7 @@ impl NewVolume {
             dtype,
             kind: None,
             encoding: Encoding::Raw,
+            jpeg_quality: None,
             resolution: Vec::new(),
         }
     }
@@ -149,6 +157,15 @@ impl NewVolume {
         let implied =
             (self.format == VolumeFormat::Precomputed).then(|| VolumeKind::implied(self.encoding, self.dtype));
         self.kind.or(implied.flatten())
+    }
+
+    /// Returns what is wrong with the quality.
+    pub(crate) fn check_quality(&self) -> Result<(), String> {
+        match self.jpeg_quality {
+            Some(_) if self.encoding != Encoding::Jpeg => Err("a quality is for jpeg chunks only".to_owned()),
+            Some(quality) if !(1..=100).contains(&quality) => Err(format!("a quality is 1 to 100, not {quality}")),
+            _ => Ok(()),
+        }
     }
 
     /// Whether a volume that is there is just what would be made: its shape, its chunks, how they are encoded, and its
@@ -180,6 +197,7 @@ impl NewVolume {
             Encoding::Png => "png",
             Encoding::CompressedSegmentation | Encoding::CompressedSegmentationGzip => "compressed_segmentation",
         };
+        let quality = self.jpeg_quality.map(quality_in_words).unwrap_or_default();
         let sharded = if self.shard_shape.is_some() { ", sharded" } else { "" };
         there.shape == shape
             && there.origin == origin
@@ -187,6 +205,6 @@ impl NewVolume {
             && there.chunk_shape == chunk
             && there.dtype == self.dtype
             && (there.kind.is_none() || there.kind == self.made_kind())
-            && there.description == format!("{format}{version}, {encoding}{sharded}")
+            && there.description == format!("{format}{version}, {encoding}{quality}{sharded}")
     }
 }

@@ -55,6 +55,9 @@
 //! where the format has it, and `bool` of Zarr as bytes of 0 and 1; chunks that were never stored have the volume's fill value, or are an error where it has none
 //! ([`Missing`]).
 //!
+//! With the feature `turbojpeg`, JPEG is encoded and decoded by libjpeg-turbo. `full` has all features that need nothing but Rust and a C
+//! compiler.
+//!
 //! Volumes are in local directories or, with the features `http`, `s3`, `gcs` and `azure`, behind URLs ([`VolumeUrl`]).
 
 // The documentation says which feature an item needs.

@@ -168,6 +168,12 @@ pub(crate) struct UploadArgs {
     /// How chunks are encoded; which of them a format has, it says
     #[arg(long, value_name = "ENCODING", default_value = "raw", help_heading = "New volumes")]
     pub(crate) encoding: EncodingChoice,
+    /// Quality of jpeg chunks, 1 to 100: the lower, the smaller and the less like the array [default: 85]
+    #[arg(
+        long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=100), requires = "create",
+        help_heading = "New volumes"
+    )]
+    pub(crate) jpeg_quality: Option<u8>,
     /// Type of the elements, such as uint16 or <u2 [default: the array's, if it says so]
     #[arg(long, value_name = "DTYPE", value_parser = words::dtype, requires = "create", help_heading = "New volumes")]
     pub(crate) dtype: Option<DType>,

@@ -126,6 +126,13 @@ fn what_does_not_fit_is_exit_code_2() {
         ),
         (create("precomputed", &[&precomputed("4,4,2")[..], &["jpeg", "--dtype", "uint16"]].concat()), "needs uint8"),
         (
+            create(
+                "precomputed",
+                &[&precomputed("4,4,4")[..], &["png", "--dtype", "uint8", "--jpeg-quality", "60"]].concat(),
+            ),
+            "jpeg chunks only",
+        ),
+        (
             create("precomputed", &[&precomputed("4,2,1")[..], &["raw", "--dtype", "float64"]].concat()),
             "no elements of type",
         ),

@@ -227,6 +227,19 @@ fn a_volume_that_is_another_is_not_taken_for_the_one_that_is_to_be_made() {
         // The same command again does the same again.
         put(to, format, encoding).expect_code(0);
     }
+    // So is what is asked to keep less.
+    let asks = |to: &str, quality: &str| {
+        let mut command = scene.ndshm(["upload", text(&file), text(&scene.temporary().join(to)), "--file", "--quiet"]);
+        command.args(["--create", "--dtype", "uint8", "--shape", "64,32,32", "--chunk", "40,32,32", "--order", "c"]);
+        run(command.args(["--format", "precomputed", "--encoding", "jpeg", "--jpeg-quality", quality]))
+    };
+    asks("d", "30").expect_code(0);
+    asks("d", "30").expect_code(0);
+    asks("d", "40").expect_code(1);
+    asks("a", "30").expect_code(1);
+    asks("e", "0").expect_code(2);
+    let info = fs::read_to_string(scene.temporary().join("d/info")).expect("a description");
+    assert!(info.contains("\"jpeg_quality\": 30"), "{info}");
     // What would be lossless would be stored with loss, what would be found by one program would not.
     put("a", "precomputed", "raw").expect_code(1);
     put("b", "precomputed", "jpeg").expect_code(1);

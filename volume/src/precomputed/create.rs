@@ -115,6 +115,7 @@ fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {
         }
     };
     let kind = kind(new)?;
+    new.check_quality()?;
     let names: Vec<String> = resolution.iter().map(f64::to_string).collect();
     let mut scale = json!({
         "key": names.join("_"),
@@ -124,6 +125,9 @@ fn describe(new: &NewVolume) -> Result<serde_json::Value, String> {
         "resolution": resolution.iter().map(|length| short(*length)).collect::<Vec<_>>(),
         "encoding": encoding,
     });
+    if let Some(quality) = new.jpeg_quality {
+        scale["jpeg_quality"] = json!(quality);
+    }
     if encoding == SEGMENTATION {
         scale["compressed_segmentation_block_size"] = json!(segmentation::BLOCK);
     }

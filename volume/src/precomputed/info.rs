@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::key;
 use super::sharding::Sharding;
-use crate::description::{dtype_name, dtype_named};
+use crate::description::{dtype_name, dtype_named, quality_in_words};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gzip;
 use crate::store::{Object, Store};
@@ -186,6 +186,7 @@ impl InfoParser<'_> {
             ),
         };
         let jpeg_quality = json.get("jpeg_quality").and_then(Value::as_u64).filter(|quality| *quality <= 100);
+        let jpeg_quality = jpeg_quality.and_then(|quality| u8::try_from(quality).ok());
         let grid: Vec<u64> = size.iter().zip(chunk).map(|(size, chunk)| size.div_ceil(chunk)).collect();
         let sharding = match json.get("sharding") {
             None | Some(Value::Null) => None,
@@ -208,6 +209,7 @@ impl InfoParser<'_> {
             return Err(Error::volume(ErrorKind::Unsupported, self.file, reason));
         }
         let packing = if sharding.is_some() { ", sharded" } else { "" };
+        let quality = jpeg_quality.filter(|_| encoding == "jpeg").map(quality_in_words).unwrap_or_default();
         let meta = VolumeMeta {
             origin: origin.into_iter().chain([0]).collect(),
             shape: size.into_iter().chain([channels]).collect(),
@@ -217,7 +219,7 @@ impl InfoParser<'_> {
             kind: self.kind(),
             fill: None,
             axes: ["x", "y", "z", "channel"].map(str::to_owned).to_vec(),
-            description: format!("Precomputed, {encoding}{packing}"),
+            description: format!("Precomputed, {encoding}{quality}{packing}"),
         };
         Ok(Scale {
             key,
@@ -228,7 +230,7 @@ impl InfoParser<'_> {
             encoding,
             sharding,
             block_size,
-            jpeg_quality: jpeg_quality.and_then(|quality| u8::try_from(quality).ok()).unwrap_or(JPEG_QUALITY),
+            jpeg_quality: jpeg_quality.unwrap_or(JPEG_QUALITY),
         })
     }
 }

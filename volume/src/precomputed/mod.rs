@@ -6,6 +6,7 @@
 mod create;
 mod encoding;
 mod info;
+mod jpeg;
 mod key;
 mod names;
 mod pictures;

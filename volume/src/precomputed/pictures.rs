@@ -5,15 +5,9 @@
 use std::io::Cursor;
 
 use png::{BitDepth, ColorType};
-use zune_jpeg::JpegDecoder;
-use zune_jpeg::zune_core::bytestream::ZCursor;
-use zune_jpeg::zune_core::colorspace::ColorSpace;
-use zune_jpeg::zune_core::options::DecoderOptions;
 
+use super::jpeg;
 use crate::error::Cause;
-
-/// Longest side that a JPEG may have.
-const LONGEST_SIDE: usize = 65535;
 
 /// Memory that decoding a PNG may take beside its elements.
 const PNG_ROOM: usize = 1 << 20;
@@ -65,27 +59,18 @@ impl PictureLayout {
 ///
 /// It is damaged, or is not a picture of this chunk.
 pub(super) fn decode_jpeg(bytes: &[u8], layout: PictureLayout, into: &mut Vec<u8>) -> Result<(), Cause> {
-    let colours = match (layout.channels(), layout.size) {
-        (1, 1) => ColorSpace::Luma,
-        (3, 1) => ColorSpace::RGB,
-        _ => return Err("only chunks of 8 bit elements with 1 or 3 channels are JPEG pictures".into()),
-    };
-    let options = DecoderOptions::new_safe()
-        .set_max_width(LONGEST_SIDE)
-        .set_max_height(LONGEST_SIDE)
-        .set_strict_mode(true)
-        .jpeg_set_out_colorspace(colours);
-    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
-    decoder.decode_headers().map_err(|error| error.to_string())?;
-    let facts = decoder.info().ok_or("a JPEG without a header")?;
-    layout.compare(usize::from(facts.width), usize::from(facts.height), usize::from(facts.components))?;
-    if layout.channels() == 1 {
-        into.resize(layout.bytes(), 0);
-        return Ok(decoder.decode_into(into).map_err(|error| error.to_string())?);
+    if !matches!((layout.channels(), layout.size), (1 | 3, 1)) {
+        return Err("only chunks of 8 bit elements with 1 or 3 channels are JPEG pictures".into());
     }
-    let mut picture = vec![0; layout.bytes()];
-    decoder.decode_into(&mut picture).map_err(|error| error.to_string())?;
-    apart(&picture, layout, into);
+    let mut picture = if layout.channels() == 1 { std::mem::take(into) } else { Vec::new() };
+    picture.resize(layout.bytes(), 0);
+    let compare = |width, height, colours| layout.compare(width, height, colours);
+    jpeg::decode(bytes, layout.channels() == 3, compare, &mut picture)?;
+    if layout.channels() == 1 {
+        *into = picture;
+    } else {
+        apart(&picture, layout, into);
+    }
     Ok(())
 }
 
@@ -95,18 +80,13 @@ pub(super) fn decode_jpeg(bytes: &[u8], layout: PictureLayout, into: &mut Vec<u8
 ///
 /// No JPEG holds such a chunk.
 pub(super) fn encode_jpeg(bytes: &[u8], layout: PictureLayout, quality: u8) -> Result<Vec<u8>, Cause> {
-    let (width, height) = layout.sides(LONGEST_SIDE)?;
-    let (width, height) = (u16::try_from(width)?, u16::try_from(height)?);
-    let mut packed = Vec::new();
-    let mut encoder = jpeg_encoder::Encoder::new(&mut packed, quality.max(1));
-    // Channels need not be colours that eyes see: none has fewer elements than another.
-    encoder.set_sampling_factor(jpeg_encoder::SamplingFactor::R_4_4_4);
+    let (width, height) = layout.sides(jpeg::LONGEST_SIDE)?;
+    let sides = [u16::try_from(width)?, u16::try_from(height)?];
     match (layout.channels(), layout.size) {
-        (1, 1) => encoder.encode(bytes, width, height, jpeg_encoder::ColorType::Luma)?,
-        (3, 1) => encoder.encode(&together(bytes, layout), width, height, jpeg_encoder::ColorType::Rgb)?,
-        _ => return Err("only chunks of 8 bit elements with 1 or 3 channels become JPEG pictures".into()),
+        (1, 1) => jpeg::encode(bytes, sides, false, quality.max(1)),
+        (3, 1) => jpeg::encode(&together(bytes, layout), sides, true, quality.max(1)),
+        _ => Err("only chunks of 8 bit elements with 1 or 3 channels become JPEG pictures".into()),
     }
-    Ok(packed)
 }
 
 /// Decodes a PNG into `into`, in place of what is there.

@@ -105,6 +105,9 @@ pub(super) fn decode(bytes: &[u8], layout: LabelLayout, size: usize, into: &mut 
 
 fn decode_labels<const WORDS: usize>(bytes: &[u8], layout: LabelLayout, into: &mut Vec<u8>) -> Result<(), Cause> {
     let layout = layout.checked()?;
+    if !bytes.len().is_multiple_of(4) {
+        return Err(format!("{} bytes are no words of 4 bytes: it was cut off or is damaged", bytes.len()).into());
+    }
     let words: Vec<u32> = bytes.chunks_exact(4).map(|word| word.try_into().map_or(0, u32::from_le_bytes)).collect();
     let channels = layout.shape[3];
     let headers = layout.block_count().checked_mul(HEADER).filter(|length| *length <= words.len());

@@ -73,6 +73,7 @@ fn check(new: &NewVolume) -> Result<(), String> {
     if !matches!(new.version, 2 | 3) {
         return Err(format!("there is no Zarr version {}: choose 2 or 3", new.version));
     }
+    new.check_quality()?;
     if let Some(shard) = &new.shard_shape {
         if new.version == 2 {
             return Err("Zarr version 2 has no shards: choose version 3".to_owned());

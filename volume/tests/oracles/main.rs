@@ -4,6 +4,7 @@
 //! the table in `docs/formats.md`; a run of all tests fails if the page says something else. Needs Python with the oracles,
 //! `NDSHM_TEST_PYTHON`; without it nothing is tested, and that is said.
 
+mod damage;
 mod matrix;
 mod python;
 mod reading;
@@ -99,6 +100,11 @@ fn trials(world: &Arc<World>) -> Vec<Trial> {
             let name = format!("write::{format}::{}::{kept}::{dtype}::{number}::{readers}", written.encoding);
             add(name, Box::new(move |world| writing::check(world, &written, number, kept)));
         }
+    }
+    for damaged in damage::all() {
+        let (format, dtype, channels) = (damaged.format.name(), damaged.dtype, damaged.channels);
+        let name = format!("damage::{format}::{}::{dtype}::{channels}", damaged.encoding);
+        add(name, Box::new(move |world| damage::check(world, damaged)));
     }
     for refused in refused::all() {
         let name = format!("refuse::{}::{}::{}", refused.format.name(), refused.what, refused.name);

@@ -65,7 +65,8 @@ pub(crate) fn check(world: &World, row: &Row, number: usize, kept: Kept) -> Resu
     Ok(())
 }
 
-fn read_by_oracle(
+/// Returns the elements of regions, one behind the other, as an oracle reads them.
+pub(crate) fn read_by_oracle(
     world: &World,
     oracle: &str,
     volume: &Value,
@@ -105,9 +106,14 @@ pub(crate) fn downloaded(
     assert_eq!((&done.shape, done.dtype), (&bbox.shape(), source.meta().dtype));
     // A single row has both orders.
     assert!(done.order == order || done.shape.iter().filter(|length| **length > 1).count() < 2, "order {}", done.order);
-    let bytes = with_element!(done.dtype, T => elements::<T>(&done)?, else => unreachable!("volumes have other types"));
+    let bytes = elements_of(&done)?;
     world.backend.unlink(&location).map_err(|error| error.to_string())?;
     Ok(bytes)
+}
+
+/// Returns the elements of what was downloaded, in C order.
+pub(crate) fn elements_of(done: &ndarray_shm_volume::Downloaded) -> Result<Vec<u8>, String> {
+    with_element!(done.dtype, T => elements::<T>(done), else => unreachable!("volumes have other types"))
 }
 
 fn elements<T: Element>(done: &ndarray_shm_volume::Downloaded) -> Result<Vec<u8>, String> {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use ndarray_shm::DType;
-use ndarray_shm_volume::{Encoding, Error, ErrorKind, NewVolume, VolumeOptions, VolumeUrl, create_volume};
+use ndarray_shm_volume::{Encoding, Error, ErrorKind, NewVolume, VolumeOptions, VolumeUrl, create_volume, open_volume};
 use serde_json::{Value, json};
 
 use super::hostile::{Runs, new, open};
@@ -204,7 +204,7 @@ type Change = fn(&mut NewVolume);
 #[test]
 fn volumes_that_precomputed_does_not_have_are_refused_and_leave_nothing() {
     let place = Place::new();
-    let changes: [(&str, Change); 11] = [
+    let changes: [(&str, Change); 14] = [
         ("not 2 axes", |new| (new.shape, new.chunk_shape) = (vec![4, 4], vec![4, 4])),
         ("do not divide", |new| new.chunk_shape = vec![4, 0, 4]),
         ("all 3 channels", |new| (new.shape, new.chunk_shape) = (vec![4, 4, 4, 3], vec![4, 4, 4, 1])),
@@ -215,6 +215,9 @@ fn volumes_that_precomputed_does_not_have_are_refused_and_leave_nothing() {
         ("no elements of type", |new| new.dtype = DType::F64),
         ("raw, gzip, jpeg", |new| new.encoding = Encoding::Zstd),
         ("needs uint8", |new| (new.dtype, new.encoding) = (DType::U16, Encoding::Jpeg)),
+        ("jpeg chunks only", |new| new.jpeg_quality = Some(60)),
+        ("1 to 100, not 0", |new| (new.encoding, new.jpeg_quality) = (Encoding::Jpeg, Some(0))),
+        ("1 to 100, not 101", |new| (new.encoding, new.jpeg_quality) = (Encoding::Jpeg, Some(101))),
         ("cannot be decoded whole", |new| {
             (new.shape, new.chunk_shape) = (vec![1 << 14; 3], vec![1 << 14; 3]);
         }),
@@ -232,4 +235,26 @@ fn volumes_that_precomputed_does_not_have_are_refused_and_leave_nothing() {
     create_volume(VolumeUrl::local(&path), &new(DType::U8, Encoding::Raw)).expect("a volume");
     let error = create_volume(VolumeUrl::local(&path), &new(DType::U8, Encoding::Raw)).expect_err("it is there");
     assert!(chain(&error).contains("already"), "{}", chain(&error));
+}
+
+#[test]
+fn a_lower_quality_makes_smaller_pictures() {
+    let place = Place::new();
+    let mut lengths = Vec::new();
+    for quality in [None, Some(100), Some(85), Some(20)] {
+        let path = place.path(&format!("volume-{quality:?}"));
+        let mut new = new(DType::U8, Encoding::Jpeg);
+        new.jpeg_quality = quality;
+        let sink = create_volume(VolumeUrl::local(&path), &new).expect("a volume");
+        let there = open_volume(&path).expect("the volume");
+        assert!(new.is_like(there.meta()), "{quality:?}: {}", there.meta().description);
+        new.jpeg_quality = Some(50);
+        assert!(!new.is_like(there.meta()), "{quality:?}: {}", there.meta().description);
+        let region = sink.meta().domain();
+        let encoded = sink.encode(region.ranges(), &Runs(1)).expect("encoded");
+        sink.store(region.ranges(), encoded).expect("stored");
+        lengths.push(fs::metadata(path.join("1_1_1/0-16_0-16_0-16")).expect("a chunk").len());
+    }
+    assert!(lengths[1] > lengths[2] && lengths[2] > lengths[3], "{lengths:?}");
+    assert_eq!(lengths[0], lengths[2], "85 is what is kept unless something else is said");
 }
