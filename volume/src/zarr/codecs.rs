@@ -22,10 +22,10 @@ use zarrs::metadata::v3::MetadataV3;
 use crate::bbox::to_usize;
 use crate::error::Cause;
 use crate::gzip;
+use crate::unpack::{Expected, Packing};
 use crate::zarr::codec_settings::{configured, options};
 use crate::zarr::place;
 use crate::zarr::shard_index::{ShardIndex, ShardIndexCodec, numbers, part, setting};
-use crate::unpack::{Expected, Packing};
 
 /// What packed bytes may be longer than zarrs expects of the worst case: other writers pack differently.
 const SLACK: u64 = 64 << 10;

@@ -11,8 +11,8 @@ use zarrs::metadata::v3::MetadataV3;
 
 use crate::bbox::to_usize;
 use crate::error::Cause;
-use crate::zarr::codec_settings::{configured, options};
 use crate::unpack::Expected;
+use crate::zarr::codec_settings::{configured, options};
 
 /// Bytes of one entry of an index: offset and length.
 const ENTRY: u64 = 16;
