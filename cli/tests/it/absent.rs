@@ -21,7 +21,8 @@ fn missing_chunks_are_counted_by_threads_and_processes() {
     for how in WAYS {
         let get = |more: &[&str]| run(&mut download(&scene, "x", &[how, &REGION, &["--replace"], more].concat()));
         let report = get(&[]).expect_code(0).json();
-        let (chunks, before) = (report["chunks"].as_u64().expect("a number"), report["filled"].as_u64().expect("a number"));
+        let (chunks, before) =
+            (report["chunks"].as_u64().expect("a number"), report["filled"].as_u64().expect("a number"));
         assert!(before < chunks, "{report:#}");
         let stored = fs::rename(scene.volume().join("0.0.0"), scene.temporary().join("kept"));
         stored.expect("the first chunk is stored");
@@ -53,7 +54,10 @@ fn region_of_which_nothing_is_stored_is_warned_of() {
     }
     let mut command = scene.ndshm(["download", "--location", "y", "--quiet", "--workers", "1"]);
     let finished = run(command.args(["--bbox", "0:4,0:4,0:4"]).arg(scene.volume())).expect_code(0);
-    assert!(finished.out.contains("filled") && finished.out.contains("1 chunk that this run found missing"), "{finished:?}");
+    assert!(
+        finished.out.contains("filled") && finished.out.contains("1 chunk that this run found missing"),
+        "{finished:?}"
+    );
     assert!(finished.err.contains("the only chunk of this region is not stored"), "{finished:?}");
 }
 
@@ -64,7 +68,8 @@ fn missing_chunk_that_is_an_error_leaves_nothing_behind() {
     volume::write(&scene.volume());
     fs::remove_file(scene.volume().join("0.0.0")).expect("a chunk");
     for how in WAYS {
-        let finished = run(&mut download(&scene, "x", &[how, &REGION, &["--missing", "error"]].concat())).expect_code(1);
+        let finished =
+            run(&mut download(&scene, "x", &[how, &REGION, &["--missing", "error"]].concat())).expect_code(1);
         let told = finished.json();
         assert!(told["error"].as_str().expect("an error").contains("is not stored"), "{told:#}");
         assert!(told["advice"].as_str().expect("advice").contains("--missing fill"), "{told:#}");
@@ -75,7 +80,8 @@ fn missing_chunk_that_is_an_error_leaves_nothing_behind() {
 /// Makes a Precomputed volume of eight chunks and an array of its elements, and returns the directory of its only scale.
 fn precomputed(scene: &Scene, path: &Path, encoding: &str) -> PathBuf {
     fs::write(scene.emulated().join("x"), elements()).expect("written");
-    let create = ["--create", "--format", "precomputed", "--encoding", encoding, "--dtype", "uint8", "--shape", "8,8,8"];
+    let create =
+        ["--create", "--format", "precomputed", "--encoding", encoding, "--dtype", "uint8", "--shape", "8,8,8"];
     upload(scene, path, &[&create[..], &["--chunk", "4,4,4", "--order", "f"]].concat()).expect_code(0);
     path.join("1_1_1")
 }
@@ -104,7 +110,8 @@ fn chunks_in_nested_directories_are_read_and_written_there() {
         let ranges = ["0-4", "4-8"];
         assert_eq!(names_in(&directory), ranges);
         let get = |more: &[&str]| {
-            let arguments = ["download", text(&path), "--location", "y", "--order", "f", "--replace", "--quiet", "--json"];
+            let arguments =
+                ["download", text(&path), "--location", "y", "--order", "f", "--replace", "--quiet", "--json"];
             run(scene.ndshm(arguments).args(more))
         };
         for how in WAYS {
@@ -114,7 +121,7 @@ fn chunks_in_nested_directories_are_read_and_written_there() {
 
         // Changing a part of a chunk, and storing whole ones: all stay where they were.
         fs::write(scene.emulated().join("x"), vec![9; 4 * 8 * 8]).expect("written");
-        let part = ["--bbox", "2:6,:,:,:", "--order", "f", "--dtype", "uint8", "--read-modify-write"];
+        let part = ["--bbox", "2:6,:,:,:", "--order", "f", "--read-modify-write"];
         upload(&scene, &path, &part).expect_code(0);
         assert_eq!(names_in(&directory), ranges);
         assert_eq!(names_in(&directory.join("0-4/4-8")), ranges.map(|range| format!("{range}{suffix}")));
@@ -143,7 +150,7 @@ fn scale_with_chunks_in_two_layouts_is_not_written() {
     let directory = precomputed(&scene, &path, "raw");
     fs::create_dir_all(directory.join("0-4/0-4")).expect("made");
     fs::rename(directory.join("0-4_0-4_0-4"), directory.join("0-4/0-4/0-4")).expect("moved");
-    let finished = upload(&scene, &path, &["--order", "f", "--dtype", "uint8", "--json"]).expect_code(1);
+    let finished = upload(&scene, &path, &["--order", "f"]).expect_code(1);
     let told = finished.json();
     let error = told["error"].as_str().expect("an error");
     assert!(error.contains("two layouts") && error.contains("0-4/0-4/0-4") && error.contains("0-4_0-4_4-8"), "{error}");

@@ -13,6 +13,11 @@ use crate::servers::{Fault, FaultyProxy, HttpServer, Request};
 
 const LENGTH: u64 = 16;
 
+/// An element that is not background.
+fn byte(number: usize) -> u8 {
+    u8::try_from(number % 250 + 1).expect("small")
+}
+
 /// A volume of 8 chunks of 8^3 bytes in one shard, and a directory for arrays.
 struct Sharded {
     directory: tempfile::TempDir,
@@ -27,7 +32,7 @@ impl Sharded {
         let mut new = NewVolume::new(VolumeFormat::Zarr, &[LENGTH; 3], &[8; 3], DType::U8);
         (new.encoding, new.shard_shape) = (Encoding::Raw, Some(vec![LENGTH; 3]));
         let volume = create_volume(VolumeUrl::local(directory.path().join("volume")), &new).expect("a volume");
-        let elements = ndarray::ArrayD::from_shape_fn(vec![16, 16, 16], |at| (at[0] + 3 * at[1] + 7 * at[2]) as u8 | 1);
+        let elements = ndarray::ArrayD::from_shape_fn(vec![16, 16, 16], |at| byte(at[0] + 3 * at[1] + 7 * at[2]));
         let bbox = volume.meta().domain();
         upload_from_array(&*volume, &bbox, &elements.view(), &UploadOptions::new()).expect("its elements");
         Self::of(directory, "volume/c/0/0/0", "1/1/1")
@@ -48,11 +53,10 @@ impl Sharded {
             }],
         });
         fs::write(directory.path().join("volume/info"), info.to_string()).expect("a description");
-        let chunks = 8 * 512u64;
         let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         // The index of the minishard stands in front of the chunks, so that a shard that is cut has it still.
         let index = words(&[0, 1, 1, 1, 1, 1, 1, 1, 192, 0, 0, 0, 0, 0, 0, 0, 512, 512, 512, 512, 512, 512, 512, 512]);
-        let elements: Vec<u8> = (0..chunks).map(|at| (at % 251) as u8).collect();
+        let elements: Vec<u8> = (0..512 * 8).map(byte).collect();
         let shard = [words(&[0, 192]), index, elements].concat();
         fs::write(directory.path().join("volume/s/0.shard"), shard).expect("a shard");
         Self::of(directory, "volume/s/0.shard", "8-16_8-16_8-16")
