@@ -168,6 +168,35 @@ fn nested_chunks_are_found_behind_a_web_server_and_cost_one_request_each() {
     assert_eq!(report["filled"], 1, "{report:#}");
 }
 
+/// As after copying such a directory into a bucket.
+#[test]
+fn nested_chunks_in_a_bucket_are_read_and_never_mixed_with_others() {
+    if servers::python("nested chunks in S3").is_none() {
+        return;
+    }
+    let scene = Scene::new();
+    let elements: Vec<u8> = (0..512u32).map(|at| u8::try_from(at % 250 + 1).expect("small")).collect();
+    fs::write(scene.emulated().join("x"), &elements).expect("written");
+    let objects = scene.temporary();
+    let path = objects.join("test/volume");
+    let destination = format!("precomputed://{}", path.display());
+    let new = ["--create", "--encoding", "raw", "--dtype", "uint8", "--shape", "8,8,8", "--chunk", "4,8,8"];
+    run(scene.ndshm(["upload", "x", &destination, "--order", "f", "--quiet"]).args(new)).expect_code(0);
+    for x in ["0-4", "4-8"] {
+        fs::create_dir_all(path.join("1_1_1").join(x).join("0-8")).expect("made");
+        let nested = path.join("1_1_1").join(x).join("0-8/0-8");
+        fs::rename(path.join("1_1_1").join(format!("{x}_0-8_0-8")), nested).expect("moved");
+    }
+    let server = S3Server::start_with(&objects);
+    let url = "precomputed://s3://test/volume";
+    let down = ["download", url, "--location", "y", "--order", "f", "--quiet", "--json"];
+    assert_eq!(ndshm(&scene, &server, &down).expect_code(0).json()["filled"], 0);
+    assert!(fs::read(scene.emulated().join("y")).expect("there") == elements);
+    let finished = ndshm(&scene, &server, &["upload", "x", url, "--order", "f", "--quiet"]).expect_code(1);
+    assert!(finished.err.contains("nested directories (`1_1_1/0-4/0-8/0-8`)"), "{finished:?}");
+    assert!(finished.err.contains("written in directories only"), "{finished:?}");
+}
+
 #[test]
 fn server_that_sends_no_parts_is_no_reason_to_wait_or_to_keep_anything() {
     if servers::python("shards behind a server without ranges").is_none() {

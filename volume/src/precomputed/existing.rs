@@ -1,4 +1,4 @@
-//! Whether a scale has chunks already, and how they are named: who writes beside them names chunks in the same way.
+//! Whether a scale has chunks already, and how they are named: chunks that are written beside them are named in the same way.
 
 use super::key::{self, NameLayout};
 use crate::error::{Result, StoreFailure};
@@ -27,7 +27,8 @@ impl Existing {
         if store.is_remote() { Self::in_bucket(store, prefix) } else { Self::in_directory(store, prefix) }
     }
 
-    /// A bucket may have millions of keys under one prefix: only the first ones are looked at. Nested names sort before flat ones.
+    /// A bucket may have millions of keys under one prefix: only the first ones are looked at, which is enough where all are named in
+    /// one way.
     fn in_bucket(store: &dyn Store, prefix: &str) -> Result<Self> {
         let keys = match store.first_keys(prefix.trim_end_matches('/'), KEYS) {
             Ok(keys) => keys,

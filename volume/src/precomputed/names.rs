@@ -5,7 +5,7 @@
 //! files, so that both names are asked for, and what is found says which of them is worth asking for first. What is missing is asked for
 //! under both, always: a volume may hold some chunks of each kind, and a chunk that is taken for missing may become background.
 //!
-//! A scale is in one layout, since whoever writes it uses one. So a server is asked for both layouts until a chunk is found, and for
+//! A scale is in one layout, since the programs that write scales use one. So a server is asked for both layouts until a chunk is found, and for
 //! a few missing chunks more. A directory is looked at for both, always.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -88,7 +88,7 @@ impl Names {
 
     /// What may stand behind a chunk's name.
     fn suffixes(&self, store: &dyn Store, layout: NameLayout) -> &'static [&'static str] {
-        // A directory's store knows the suffix; in buckets only who copied nested files left it there.
+        // A directory's store knows the suffix; in buckets only copies of nested files have it.
         if !store.is_remote() || (!store.is_web() && layout == NameLayout::Flat) {
             return &[""];
         }

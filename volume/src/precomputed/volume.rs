@@ -83,10 +83,13 @@ impl PrecomputedVolume {
         let key = &self.scale.key;
         let reason = match &existing.flat {
             Some(flat) => format!(
-                "scale `{key}` has chunks named in two layouts (`{flat}`, and in nested directories `{nested}`): which of them a reader                  takes is not certain, so nothing is written; remove one of the two, or write to a new volume"
+                "scale `{key}` has chunks named in two layouts (`{flat}`, and in nested directories `{nested}`): which of them a reader \
+                 takes is not certain, so nothing is written; remove one of the two, or write to a new volume"
             ),
             None => format!(
-                "the chunks of scale `{key}` are in nested directories (`{nested}`), as neuroglancer-scripts writes them: such scales are                  read here, and written in directories only, since chunks named in another way would be mixed with them; write to a                  new volume"
+                "the chunks of scale `{key}` are in nested directories (`{nested}`), as neuroglancer-scripts writes them: such scales are \
+                 read here, and written in directories only, since chunks named in another way would be mixed with them; write to a \
+                 new volume"
             ),
         };
         Err(Error::volume(ErrorKind::Unsupported, self.store.locate(INFO), reason))
