@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use ndarray_shm::render::SharedWith;
 use ndarray_shm::{Directory, Location, Order};
 use ndarray_shm_volume::{
-    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, Missing, ProcessWorkers, Spent, StopFlag, VolumeUrl,
-    Workers, download_to_shared_memory,
+    Bbox, ChunkSource, DownloadOptions, Downloaded, Error, Missing, ProcessWorkers, Spent, StopFlag, StoreFailure,
+    VolumeUrl, Workers, download_to_shared_memory,
 };
 use serde::Serialize;
 
@@ -78,6 +78,15 @@ impl DownloadRequest<'_> {
         Ok(DownloadReport::new(&downloaded, self.bbox, self.backend, start.elapsed()))
     }
 
+    /// Says what became of what was painted when the download ended for good.
+    fn kept(&self) -> &'static str {
+        if self.keep_partial {
+            "what is painted was kept only because of --keep-partial"
+        } else {
+            "nothing was left behind"
+        }
+    }
+
     /// Says what is left after a failure and what to do.
     fn explain(&self, error: Error) -> Failure {
         let location = self.location;
@@ -96,8 +105,21 @@ impl DownloadRequest<'_> {
                 Some("nothing was left behind; `download --keep-partial` keeps what is painted".to_owned())
             }
             Error::Worker { .. } => Some(format!("what is painted was kept: the same command continues, {discard}")),
-            Error::Store { .. } => Some(format!(
-                "what is painted was kept: the same command continues, {discard}. A larger NDSHM_RETRY_SECONDS waits longer for a server"
+            Error::Store { .. } => match error.store_failure() {
+                Some(StoreFailure::NoAnswer) => Some(format!(
+                    "what is painted was kept: the same command continues, {discard}. A larger NDSHM_RETRY_SECONDS waits longer for a \
+                     server"
+                )),
+                Some(StoreFailure::CredentialsRefused) => Some(format!(
+                    "what is painted was kept: the same command continues once the environment has credentials that may read the volume, \
+                     {discard}"
+                )),
+                _ => None,
+            },
+            Error::ChunkUnserved { .. } => Some(format!(
+                "this would fail again, so {}; a server for sharded volumes must answer HTTP range requests and send objects as they are \
+                 stored",
+                self.kept()
             )),
             Error::Missing { .. } => Some(
                 "--missing fill makes background of such chunks, which is right if the volume leaves background out"
@@ -150,6 +172,8 @@ pub(crate) struct DownloadReport {
     pub(crate) chunks: usize,
     /// Chunks painted by this run.
     painted: usize,
+    /// Chunks among them that are not stored.
+    filled: usize,
     /// Chunks that earlier runs had painted.
     resumed: usize,
     pub(crate) seconds: f64,
@@ -208,6 +232,7 @@ impl DownloadReport {
             bytes: downloaded.bytes,
             chunks: downloaded.chunks,
             painted: downloaded.painted,
+            filled: downloaded.filled,
             resumed: downloaded.resumed,
             seconds: time.as_secs_f64(),
             fetched: downloaded.fetched,
@@ -237,6 +262,9 @@ impl DownloadReport {
                 ),
             ),
         ];
+        if self.filled > 0 {
+            facts.push(("filled", format!("{} that this run found missing", units::count(self.filled, "chunk"))));
+        }
         if let Some(shard) = &self.shard {
             facts.insert(1, ("part", shard.clone()));
         }

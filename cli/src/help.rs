@@ -115,6 +115,7 @@ Progress goes to the standard error, the result to the standard output. Fields o
   bbox, shard                its region of the volume, and which part that is, or null
   bytes                      its size
   chunks, painted, resumed   chunks in all; painted by this run; painted before. Others at the same work painted the rest
+  filled                     chunks among those painted by this run that are not stored; if all are missing, a warning says so
   seconds, bytes_per_second  how long this run took, and what was painted by that
   fetched                    bytes that were fetched, as they are stored; 0 where the volume is fetched while it is decoded
   spent                      where the time went, in seconds, summed over all workers: making (the array), claiming,

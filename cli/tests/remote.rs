@@ -15,7 +15,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::scene::{Finished, Scene, run};
-use crate::servers::{HttpServer, S3Server};
+use crate::servers::{FaultyProxy, HttpServer, S3Server};
 use crate::volume::{CHUNKS, SHAPE};
 
 /// The program, which finds this S3 server.
@@ -126,6 +126,99 @@ fn packed_files_are_found_behind_a_plain_web_server() {
     let finished = down(&[]).expect_code(1);
     assert!(finished.err.contains("is not stored") && finished.err.contains("--missing fill"), "{finished:?}");
     down(&["--missing", "fill"]).expect_code(0);
+}
+
+/// neuroglancer-scripts' way: a directory for each range of x and of y, and packed files.
+#[test]
+fn nested_chunks_are_found_behind_a_web_server_and_cost_one_request_each() {
+    if servers::python("nested chunks behind HTTP").is_none() {
+        return;
+    }
+    let scene = Scene::new();
+    let elements: Vec<u8> = (0..4096u32).map(|at| u8::try_from(at % 250 + 1).expect("small")).collect();
+    fs::write(scene.emulated().join("x"), &elements).expect("written");
+    let path = scene.temporary().join("volume");
+    let destination = format!("precomputed://{}", path.display());
+    let new = ["--create", "--encoding", "gzip", "--dtype", "uint8", "--shape", "16,16,16", "--chunk", "4,4,4"];
+    run(scene.ndshm(["upload", "x", &destination, "--order", "f", "--quiet"]).args(new)).expect_code(0);
+    let directory = path.join("1_1_1");
+    for name in scene::names_in(&directory) {
+        let parts: Vec<&str> = name.split('_').collect();
+        let below = directory.join(parts[0]).join(parts[1]);
+        fs::create_dir_all(&below).expect("made");
+        fs::rename(directory.join(&name), below.join(parts[2])).expect("moved");
+    }
+    let server = HttpServer::plain(&path);
+    let proxy = FaultyProxy::counting(&server.url());
+    let down = |more: &[&str]| {
+        let url = format!("precomputed://{}", proxy.url());
+        let arguments = ["download", &url, "--location", "y", "--order", "f", "--replace", "--quiet", "--json"];
+        run(scene.ndshm(arguments).args(more))
+    };
+    let one = ["--workers", "1", "--requests", "1"];
+    assert_eq!(down(&one).expect_code(0).json()["filled"], 0);
+    assert!(fs::read(scene.emulated().join("y")).expect("there") == elements);
+    let chunks = proxy.requests().iter().filter(|request| request.path.contains("1_1_1/")).count();
+    assert_eq!(chunks, 64 + 3, "the first one is asked for under four names");
+    fs::remove_file(directory.join("4-8/4-8/4-8.gz")).expect("a chunk");
+    let finished = down(&["--processes", "--workers", "2"]).expect_code(1);
+    assert!(finished.err.contains("is not stored"), "{finished:?}");
+    assert_eq!(scene.files(), ["x", "y"], "nothing half-painted is kept");
+    let report = down(&["--processes", "--workers", "2", "--missing", "fill"]).expect_code(0).json();
+    assert_eq!(report["filled"], 1, "{report:#}");
+}
+
+/// As after copying such a directory into a bucket.
+#[test]
+fn nested_chunks_in_a_bucket_are_read_and_never_mixed_with_others() {
+    if servers::python("nested chunks in S3").is_none() {
+        return;
+    }
+    let scene = Scene::new();
+    let elements: Vec<u8> = (0..512u32).map(|at| u8::try_from(at % 250 + 1).expect("small")).collect();
+    fs::write(scene.emulated().join("x"), &elements).expect("written");
+    let objects = scene.temporary();
+    let path = objects.join("test/volume");
+    let destination = format!("precomputed://{}", path.display());
+    let new = ["--create", "--encoding", "raw", "--dtype", "uint8", "--shape", "8,8,8", "--chunk", "4,8,8"];
+    run(scene.ndshm(["upload", "x", &destination, "--order", "f", "--quiet"]).args(new)).expect_code(0);
+    for x in ["0-4", "4-8"] {
+        fs::create_dir_all(path.join("1_1_1").join(x).join("0-8")).expect("made");
+        let nested = path.join("1_1_1").join(x).join("0-8/0-8");
+        fs::rename(path.join("1_1_1").join(format!("{x}_0-8_0-8")), nested).expect("moved");
+    }
+    let server = S3Server::start_with(&objects);
+    let url = "precomputed://s3://test/volume";
+    let down = ["download", url, "--location", "y", "--order", "f", "--quiet", "--json"];
+    assert_eq!(ndshm(&scene, &server, &down).expect_code(0).json()["filled"], 0);
+    assert!(fs::read(scene.emulated().join("y")).expect("there") == elements);
+    let finished = ndshm(&scene, &server, &["upload", "x", url, "--order", "f", "--quiet"]).expect_code(1);
+    assert!(finished.err.contains("nested directories (`1_1_1/0-4/0-8/0-8`)"), "{finished:?}");
+    assert!(finished.err.contains("written in directories only"), "{finished:?}");
+}
+
+#[test]
+fn server_that_sends_no_parts_is_no_reason_to_wait_or_to_keep_anything() {
+    if servers::python("shards behind a server without ranges").is_none() {
+        return;
+    }
+    let scene = Scene::new();
+    fs::write(scene.emulated().join("x"), vec![5; 512]).expect("written");
+    let path = scene.temporary().join("volume");
+    let new = ["--create", "--format", "zarr3", "--dtype", "uint8", "--shape", "8,8,8", "--chunk", "4,4,4"];
+    let mut command =
+        scene.ndshm(["upload", "x", scene::text(&path), "--order", "c", "--quiet", "--shard-shape", "8,8,8"]);
+    run(command.args(new)).expect_code(0);
+    let server = HttpServer::without_ranges(&path);
+    for how in [&["--workers", "2"][..], &["--workers", "2", "--processes"]] {
+        let mut command = scene.ndshm(["download", &server.url(), "--location", "y", "--quiet", "--json"]);
+        let finished = run(command.args(how)).expect_code(1);
+        let told = finished.json();
+        let (error, advice) = (told["error"].as_str().expect("an error"), told["advice"].as_str().expect("advice"));
+        assert!(error.contains(" in http://") && error.contains("/c/0/0/0"), "chunk and shard: {error}");
+        assert!(advice.contains("range requests") && !finished.err.contains("NDSHM_RETRY_SECONDS"), "{finished:?}");
+        assert_eq!(scene.files(), ["x"], "nothing half-painted is kept");
+    }
 }
 
 /// A server that describes a volume, and then says nothing more; each time it does not answer, it is heard from.

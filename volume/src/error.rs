@@ -65,7 +65,7 @@ pub enum Error {
     /// A chunk is there, but cannot be read or decoded.
     #[error("chunk `{chunk}` (region {region}) cannot be read: repair it, or leave its region out")]
     Chunk {
-        /// The file or key of the chunk.
+        /// The file or key of the chunk; of a chunk in a shard `CHUNK in SHARD`.
         chunk: String,
         /// The part of the volume that was asked for.
         region: String,
@@ -82,7 +82,20 @@ pub enum Error {
         chunk: String,
         /// The part of the volume that was asked for.
         region: String,
-        /// What the file system said.
+        /// What the file system, or the server, said.
+        #[source]
+        cause: Cause,
+    },
+    /// A chunk may be there, but its server cannot send it in a form that can be used: not a part of a shard, or packed in another way.
+    #[error(
+        "chunk `{chunk}` (region {region}) cannot be had from this server: serve the volume in another way, or copy it to a directory"
+    )]
+    ChunkUnserved {
+        /// The key of the chunk.
+        chunk: String,
+        /// The part of the volume that was asked for.
+        region: String,
+        /// What the server answered.
         #[source]
         cause: Cause,
     },
@@ -107,7 +120,7 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// The store did not answer, or refused, after as many attempts as it is worth.
+    /// The store did not answer, or refused, after as many attempts as it is worth; [`store_failure`](Error::store_failure) tells which.
     #[error("{op} `{object}` failed")]
     Store {
         /// What was being done.
@@ -233,6 +246,37 @@ pub enum ErrorKind {
     AlreadyExists,
 }
 
+/// Why a store gave nothing. Programs decide by it whether asking again may help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StoreFailure {
+    /// The store did not answer, or was overloaded, for as long as a request is tried again. It may answer later.
+    NoAnswer,
+    /// The store refused the credentials that were sent. They may have expired.
+    CredentialsRefused,
+    /// The store refused a request without credentials, or the file system this user.
+    Forbidden,
+    /// The store cannot do what was asked for: not send a part of an object, or only in another encoding; or it refused the request.
+    Unserved,
+    /// The object itself is wrong: shorter than its index says, longer than it can be, gone.
+    Damaged,
+}
+
+impl StoreFailure {
+    /// Whether the same request may succeed later, with other credentials perhaps.
+    pub fn may_pass(self) -> bool {
+        matches!(self, Self::NoAnswer | Self::CredentialsRefused)
+    }
+}
+
+/// What a store, or the reader of shards above it, knows of a failure: the cause of a [`Store`](Error::Store).
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct StoreFault {
+    pub(crate) failure: StoreFailure,
+    pub(crate) text: String,
+}
+
 /// Returns what a thread said when it panicked.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
@@ -250,8 +294,8 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = variant_name! {
             self;
-            Source, Scale, NewVolume, UnsupportedDType, Chunk, ChunkDenied, Missing, FillValue, Store, Url, Alignment, Bbox, Interrupted, Worker,
-            Painting, Writing, Shard, Array, Io,
+            Source, Scale, NewVolume, UnsupportedDType, Chunk, ChunkDenied, ChunkUnserved, Missing, FillValue, Store, Url, Alignment, Bbox,
+            Interrupted, Worker, Painting, Writing, Shard, Array, Io,
         };
         if let Self::Array(error) = self {
             return write!(f, "{name}: {error:?}");
@@ -281,6 +325,23 @@ impl Error {
             Self::UnsupportedDType { .. } => Some(ErrorKind::Unsupported),
             _ => None,
         }
+    }
+
+    /// Returns why a store gave nothing; `None` if the error is about something else. A store that says no more did not answer.
+    pub fn store_failure(&self) -> Option<StoreFailure> {
+        let Self::Store { cause, .. } = self else { return None };
+        let fault = cause.downcast_ref::<StoreFault>().map(|fault| fault.failure);
+        let of_file = cause.downcast_ref::<io::Error>().map(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => StoreFailure::Forbidden,
+            _ => StoreFailure::Unserved,
+        });
+        Some(fault.or(of_file).unwrap_or(StoreFailure::NoAnswer))
+    }
+
+    /// The error of an object that is not what its volume says it is.
+    pub(crate) fn damaged_object(object: String, text: impl Into<String>) -> Self {
+        let cause = Box::new(StoreFault { failure: StoreFailure::Damaged, text: text.into() });
+        Self::Store { op: "reading", object, cause }
     }
 
     pub(crate) fn volume(kind: ErrorKind, volume: impl fmt::Display, reason: impl Into<String>) -> Self {
@@ -324,6 +385,35 @@ impl Error {
         }
     }
 
+    /// Makes what a server said of a chunk's object an error of that chunk, unless it may pass.
+    pub(crate) fn of_answer(self, region: String) -> Self {
+        let failure = self.store_failure();
+        match self {
+            Self::Store { object: chunk, cause, .. } if failure == Some(StoreFailure::Forbidden) => {
+                Self::ChunkDenied { chunk, region, cause }
+            }
+            Self::Store { object: chunk, cause, .. } if failure == Some(StoreFailure::Unserved) => {
+                Self::ChunkUnserved { chunk, region, cause }
+            }
+            Self::Store { object: chunk, cause, .. } if failure == Some(StoreFailure::Damaged) => {
+                Self::chunk(chunk, region, cause)
+            }
+            other => other,
+        }
+    }
+
+    /// Names a chunk beside the shard that it is in.
+    pub(crate) fn in_shard(mut self, name: impl fmt::Display) -> Self {
+        if let Self::Chunk { chunk, .. }
+        | Self::ChunkDenied { chunk, .. }
+        | Self::ChunkUnserved { chunk, .. }
+        | Self::Store { object: chunk, .. } = &mut self
+        {
+            *chunk = format!("{name} in {chunk}");
+        }
+        self
+    }
+
     pub(crate) fn io(op: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
         Self::Io { op, path: path.into(), source }
     }
@@ -354,5 +444,24 @@ mod tests {
         let cause = Box::new(io::Error::from(io::ErrorKind::UnexpectedEof));
         let error = Error::Store { op: "reading", object: "v/0".into(), cause }.of_file("0:4".into());
         assert!(matches!(error, Error::Chunk { .. }), "{error}");
+    }
+
+    #[test]
+    fn answers_that_may_pass_stay_answers_and_others_are_errors_of_the_chunk() {
+        let answer = |failure| {
+            let cause = Box::new(StoreFault { failure, text: "no".into() });
+            Error::Store { op: "reading", object: "v/0.shard".into(), cause }.of_answer("0:4".into()).in_shard("0-4")
+        };
+        for failure in [StoreFailure::NoAnswer, StoreFailure::CredentialsRefused] {
+            let error = answer(failure);
+            assert_eq!(error.store_failure(), Some(failure));
+            assert!(failure.may_pass() && error.to_string().contains("`0-4 in v/0.shard`"), "{error}");
+        }
+        assert!(matches!(answer(StoreFailure::Forbidden), Error::ChunkDenied { .. }));
+        assert!(matches!(answer(StoreFailure::Unserved), Error::ChunkUnserved { .. }));
+        let error = answer(StoreFailure::Damaged);
+        assert!(matches!(&error, Error::Chunk { chunk, .. } if chunk == "0-4 in v/0.shard"), "{error}");
+        let foreign = Error::Store { op: "reading", object: "x".into(), cause: "gone".into() };
+        assert_eq!(foreign.store_failure(), Some(StoreFailure::NoAnswer), "as it says nothing else");
     }
 }

@@ -94,7 +94,7 @@ pub use crate::download::{
     DownloadOptions, Downloaded, ProcessWorkers, Spent, Workers, download, download_to_file, download_to_shared_memory,
     file_location, paint_as_worker,
 };
-pub use crate::error::{Error, ErrorKind, Result};
+pub use crate::error::{Error, ErrorKind, Result, StoreFailure};
 pub use crate::grid::Cells;
 pub use crate::missing::{FillValue, Missing};
 pub use crate::open::{VolumeOptions, create_volume, open_volume, open_writable_volume};

@@ -60,9 +60,14 @@ impl Scratch {
         self.content = Content::Fill(element.to_vec());
     }
 
+    /// Whether the region was never stored, and has not been filled since.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self.content, Content::Missing)
+    }
+
     /// Fills the region with this element, given as native bytes, if it was never stored.
     pub fn fill_if_missing(&mut self, element: &[u8]) {
-        if matches!(self.content, Content::Missing) {
+        if self.is_missing() {
             self.fill(element);
         }
     }

@@ -182,7 +182,8 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied) or [`Store`](Error::Store), naming the chunk.
+    /// [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied), [`ChunkUnserved`](Error::ChunkUnserved) or [`Store`](Error::Store),
+    /// naming the chunk. A download keeps what it has painted after a [`Store`](Error::Store) that may pass.
     fn fetch(&self, _region: &[Range<i64>]) -> Result<Fetched> {
         Ok(Fetched::Later)
     }

@@ -2,6 +2,7 @@
 //!
 //! Every test has a scene of its own (see `scene.rs`), which is gone afterwards, also when the test fails.
 
+mod absent;
 mod arenas;
 mod counted;
 mod crashes;

@@ -31,7 +31,7 @@ pub use self::other_places::{download, download_to_file, file_location};
 pub use self::processes::ProcessWorkers;
 pub use self::spent::Spent;
 use crate::bbox::{Bbox, to_usize};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StoreFailure};
 
 use crate::download::fingerprint::Wanted;
 use crate::download::paint::PaintWork;
@@ -59,6 +59,9 @@ pub struct Downloaded {
     /// Chunks that this call's workers painted. Where others joined the same work and a worker process was killed, one of theirs
     /// may be counted for it.
     pub painted: usize,
+    /// Chunks among them that are not stored, so that their elements are the [background](DownloadOptions::missing). Of chunks that
+    /// were painted before this call nothing is known, and one that a killed worker process filled is not counted.
+    pub filled: usize,
     /// Chunks that were painted before this call. The rest of them was painted by others who joined the same work.
     pub resumed: usize,
     /// Bytes of the array.
@@ -111,7 +114,9 @@ impl Downloaded {
 /// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied): a chunk cannot be read or decoded. What was painted is thrown away, unless
 ///   [`keep_partial`](DownloadOptions::keep_partial).
 /// - [`Interrupted`](Error::Interrupted): the flag was raised; the same holds.
-/// - [`Store`](Error::Store): the server did not answer for long, or refused. What was painted is kept.
+/// - [`ChunkUnserved`](Error::ChunkUnserved): the server cannot send a chunk in a form that can be used; the same holds.
+/// - [`Missing`](Error::Missing): a chunk is not stored, and nothing says what its elements are; the same holds.
+/// - [`Store`](Error::Store): the server did not answer for long, or refused credentials that may have expired. What was painted is kept.
 /// - [`Worker`](Error::Worker): all worker processes were lost. What they painted is kept.
 /// - [`Painting`](Error::Painting): workers panicked, or were lost before anything was painted. Nothing is left.
 ///
@@ -174,7 +179,8 @@ fn download_as(
 /// # Errors
 ///
 /// - [`Array`](Error::Array): nothing is being painted under the name (`NotFound`), or another volume is (`Mismatch`).
-/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied): a chunk cannot be read or decoded; it stays unfinished.
+/// - [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied), [`ChunkUnserved`](Error::ChunkUnserved), [`Missing`](Error::Missing):
+///   a chunk cannot be read or decoded; it stays unfinished.
 /// - [`Interrupted`](Error::Interrupted): the flag was raised before every chunk was done.
 pub fn paint_as_worker(
     source: &dyn ChunkSource,
@@ -241,6 +247,16 @@ fn join<T: Element>(
             Err(Error::Interrupted { done: progress.done, total: progress.total })
         }
     }
+}
+
+/// Says that a region is nothing but background, which is right for a sparse volume and otherwise a mistake.
+fn nothing_stored(chunks: usize) -> String {
+    let those =
+        if chunks == 1 { "the only chunk of this region is not" } else { "none of the chunks of this region is" };
+    format!(
+        "{those} stored: every element is the fill value. If the region should not be empty: see that scale, region and path of the volume are \
+         the right ones, and that its chunks have the names that its format gives them"
+    )
 }
 
 fn unsupported(source: &dyn ChunkSource) -> Error {
@@ -334,7 +350,7 @@ impl DownloadRun<'_> {
         &self,
         buffer: RenderBuffer<T, IxDyn>,
         outcome: PaintOutcome,
-        watch: Watch<'_>,
+        mut watch: Watch<'_>,
     ) -> Result<Downloaded> {
         let progress = buffer.progress();
         let (done, total) = (progress.done, progress.total);
@@ -354,12 +370,17 @@ impl DownloadRun<'_> {
                     None => None,
                 };
                 let size = T::DTYPE.size() as u64;
+                let filled = usize::try_from(watch.totals.filled).unwrap_or(usize::MAX);
+                if filled == total {
+                    watch.warn(nothing_stored(total));
+                }
                 Ok(Downloaded {
                     location: self.location.clone(),
                     dtype: T::DTYPE,
                     order,
                     chunks: total,
                     painted: usize::try_from(watch.totals.painted).unwrap_or(usize::MAX),
+                    filled,
                     resumed: watch.resumed,
                     bytes: shape.iter().map(|length| *length as u64).product::<u64>() * size,
                     shape,
@@ -375,7 +396,9 @@ impl DownloadRun<'_> {
                 Err(Error::Interrupted { done, total })
             }
             // The server is gone, not the work: what it gave need not be asked for again.
-            PaintOutcome::Failed(error @ Error::Store { .. }) if done > 0 => Err(error),
+            PaintOutcome::Failed(error) if done > 0 && error.store_failure().is_some_and(StoreFailure::may_pass) => {
+                Err(error)
+            }
             PaintOutcome::Failed(error) => {
                 self.leave(buffer);
                 Err(error)

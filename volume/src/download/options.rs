@@ -132,7 +132,8 @@ impl<'a> DownloadOptions<'a> {
     }
 
     /// Keeps what is painted when the work is stopped or fails, so that the same call resumes it. Otherwise it is thrown
-    /// away, except when worker processes were lost or a server did not answer: that is no reason to begin anew.
+    /// away, except when worker processes were lost, a server did not answer, or it refused credentials that may have expired: that is no
+    /// reason to begin anew.
     pub fn keep_partial(mut self, keep: bool) -> Self {
         self.keep_partial = keep;
         self

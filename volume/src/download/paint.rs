@@ -90,27 +90,31 @@ impl<'a, T: Element> Painter<'a, T> {
         watch: &mut Stopwatch<'_>,
     ) -> Result<()> {
         self.work.source.decode(region, fetched, &mut self.scratch)?;
+        let is_missing = self.scratch.is_missing();
         if let Some(fill) = self.work.missing {
             self.scratch.fill_if_missing(fill);
         }
         let elements = self.scratch.elements::<T>(region)?;
         watch.was(Phase::Decoding);
         match elements {
-            Elements::Missing => {
-                let region = ranges_text(region);
-                return Err(Error::Missing { chunk: region.clone(), region });
-            }
+            Elements::Missing => return Err(missing(region)),
             Elements::Fill(value) => {
                 claim.view_mut().fill(value);
             }
             Elements::Block(block) => self.copier.copy(&block, claim.view_mut()),
         }
         claim.commit()?;
-        self.work.tally.painted();
+        self.work.tally.painted(is_missing);
         (self.work.heard)();
         watch.was(Phase::Copying);
         Ok(())
     }
+}
+
+/// The error of a chunk that is not stored, where nothing says what its elements are.
+pub(crate) fn missing(region: &[Range<i64>]) -> Error {
+    let region = ranges_text(region);
+    Error::Missing { chunk: region.clone(), region }
 }
 
 /// Moves a region of the buffer to the volume's coordinates.

@@ -17,7 +17,7 @@ use ndarray_shm::process::{ChildError, Ending, Processes, SpawnOptions};
 use ndarray_shm::render::SharedWith;
 use ndarray_shm::{Element, Location, NextClaim, RenderBuffer};
 
-use crate::download::paint::{PaintWork, in_volume, worker_count};
+use crate::download::paint::{self, PaintWork, in_volume, worker_count};
 use crate::download::report::{self, TotalsReader};
 use crate::download::spent::Totals;
 use crate::download::watch::{PaintOutcome, Watch};
@@ -126,11 +126,16 @@ pub(crate) fn paint<T: Element>(
 }
 
 /// Finds out whether the workers gave up because of the volume: a chunk that cannot be decoded there cannot be decoded
-/// here, and then the error is the same as with threads.
+/// here, and then the error is the same as with threads. A chunk that is not stored is one of those, unless it is to be filled.
 fn broken_chunk<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &PaintWork<'_>) -> Option<Error> {
     let Ok(NextClaim::Chunk(claim)) = buffer.claim_next() else { return None };
     let region = in_volume(claim.region(), work.bbox);
-    while_wanted([work.stop, work.stop], || work.source.read(&region, &mut Scratch::new()).err())
+    let mut scratch = Scratch::new();
+    match while_wanted([work.stop, work.stop], || work.source.read(&region, &mut scratch)) {
+        Err(error) => Some(error),
+        Ok(()) if scratch.is_missing() && work.missing.is_none() => Some(paint::missing(&region)),
+        Ok(()) => None,
+    }
 }
 
 /// The workers. Dropped, it kills those that have not been dismissed, which is safe, and waits until they are gone.

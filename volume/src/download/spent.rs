@@ -29,6 +29,7 @@ pub struct Spent {
 #[derive(Debug, Default)]
 pub(crate) struct DownloadTally {
     painted: AtomicU64,
+    filled: AtomicU64,
     fetched: AtomicU64,
     claiming: AtomicU64,
     fetching: AtomicU64,
@@ -48,9 +49,10 @@ pub(crate) enum Phase {
 }
 
 impl DownloadTally {
-    /// Adds a painted chunk.
-    pub(crate) fn painted(&self) {
+    /// Adds a painted chunk; `is_filled` says that nothing was stored of it.
+    pub(crate) fn painted(&self, is_filled: bool) {
         self.painted.fetch_add(1, Ordering::Relaxed);
+        self.filled.fetch_add(u64::from(is_filled), Ordering::Relaxed);
     }
 
     /// Adds bytes that were fetched.
@@ -81,7 +83,7 @@ impl DownloadTally {
             copying: time(&self.copying),
             waiting: time(&self.waiting),
         };
-        Totals { painted: read(&self.painted), fetched: read(&self.fetched), spent }
+        Totals { painted: read(&self.painted), filled: read(&self.filled), fetched: read(&self.fetched), spent }
     }
 }
 
@@ -90,6 +92,8 @@ impl DownloadTally {
 pub(crate) struct Totals {
     /// Chunks.
     pub(crate) painted: u64,
+    /// Chunks among them of which nothing was stored.
+    pub(crate) filled: u64,
     /// Bytes that were fetched.
     pub(crate) fetched: u64,
     pub(crate) spent: Spent,
@@ -102,6 +106,7 @@ impl Totals {
     /// Adds what others did.
     pub(crate) fn add(&mut self, other: &Self) {
         self.painted = self.painted.saturating_add(other.painted);
+        self.filled = self.filled.saturating_add(other.filled);
         self.fetched = self.fetched.saturating_add(other.fetched);
         let (a, b) = (&mut self.spent, &other.spent);
         a.making = a.making.saturating_add(b.making);
@@ -116,14 +121,14 @@ impl Totals {
     pub(crate) fn to_line(self) -> String {
         let Spent { claiming, fetching, decoding, copying, waiting, .. } = self.spent;
         let times = [claiming, fetching, decoding, copying, waiting].map(|time| time.as_nanos().to_string()).join(" ");
-        format!("{LINE} {} {} {times}\n", self.painted, self.fetched)
+        format!("{LINE} {} {} {} {times}\n", self.painted, self.filled, self.fetched)
     }
 
     /// Reads such a line. What a worker says else on its standard output is none.
     pub(crate) fn of_line(line: &str) -> Option<Self> {
         let mut numbers = line.strip_prefix(LINE)?.split_ascii_whitespace().map(str::parse::<u64>);
         let mut next = || numbers.next()?.ok();
-        let (painted, fetched) = (next()?, next()?);
+        let (painted, filled, fetched) = (next()?, next()?, next()?);
         let mut time = || next().map(Duration::from_nanos);
         let spent = Spent {
             making: Duration::ZERO,
@@ -133,7 +138,7 @@ impl Totals {
             copying: time()?,
             waiting: time()?,
         };
-        Some(Self { painted, fetched, spent })
+        Some(Self { painted, filled, fetched, spent })
     }
 }
 
@@ -164,18 +169,21 @@ mod tests {
     #[test]
     fn what_a_worker_tells_is_what_it_did() {
         let tally = DownloadTally::default();
-        tally.painted();
+        tally.painted(false);
+        tally.painted(true);
         tally.fetched(77);
         tally.spent(Phase::Fetching, Duration::from_nanos(5));
         tally.spent(Phase::Fetching, Duration::from_nanos(6));
         tally.spent(Phase::Waiting, Duration::from_secs(1));
         let totals = tally.totals();
-        assert_eq!((totals.painted, totals.fetched, totals.spent.fetching.as_nanos()), (1, 77, 11));
+        assert_eq!((totals.painted, totals.filled, totals.fetched), (2, 1, 77));
+        assert_eq!(totals.spent.fetching.as_nanos(), 11);
         assert_eq!(Totals::of_line(&totals.to_line()), Some(totals));
         let mut both = totals;
         both.add(&totals);
-        assert_eq!((both.painted, both.spent.waiting), (2, Duration::from_secs(2)));
-        for line in ["", "tests::a_test: test", LINE, "ndarray-shm-volume worker: 1 2 3 4 5 6", "worker: 1 2 3 4 5 6 7"]
+        assert_eq!((both.painted, both.filled, both.spent.waiting), (4, 2, Duration::from_secs(2)));
+        for line in
+            ["", "tests::a_test: test", LINE, "ndarray-shm-volume worker: 1 2 3 4 5 6 7", "worker: 1 2 3 4 5 6 7 8"]
         {
             assert_eq!(Totals::of_line(line), None, "{line}");
         }

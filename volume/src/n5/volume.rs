@@ -101,8 +101,10 @@ impl N5Volume {
         let header = block::most_header_bytes(region.len());
         let most = gzip::most_stored(self.layout.most_bytes()).saturating_add(header);
         let object = self.store.get_at_most(&key, most);
-        let object =
-            object.map_err(|error| if self.is_remote() { error } else { error.of_file(ranges_text(region)) })?;
+        let object = object.map_err(|error| {
+            let region = ranges_text(region);
+            if self.is_remote() { error.of_answer(region) } else { error.of_file(region) }
+        })?;
         let Some(object) = object else { return Ok(Fetched::Missing) };
         if !object.gzip {
             return Ok(Fetched::Packed(object.bytes));

@@ -37,21 +37,53 @@ pub(super) fn prefix(key: &str) -> Result<String, String> {
     Ok(prefix)
 }
 
-/// Writes a chunk's name: `0-64_-10-54_128-130`.
-pub(super) fn chunk(prefix: &str, ranges: &[Range<i64>]) -> String {
+/// How the chunks of a scale are named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NameLayout {
+    /// `0-64_-10-54_128-130`, as the format says.
+    Flat,
+    /// `0-64/-10-54/128-130`, in a directory for each range of x and of y, as neuroglancer-scripts writes them.
+    Nested,
+}
+
+impl NameLayout {
+    fn separator(self) -> char {
+        match self {
+            Self::Flat => '_',
+            Self::Nested => '/',
+        }
+    }
+}
+
+/// Writes a chunk's name behind what all keys of its scale begin with.
+pub(super) fn chunk(prefix: &str, ranges: &[Range<i64>], layout: NameLayout) -> String {
     let mut name = prefix.to_owned();
     for (axis, range) in ranges.iter().take(3).enumerate() {
-        let separator = if axis == 0 { "" } else { "_" };
+        if axis > 0 {
+            name.push(layout.separator());
+        }
         // Writing to a string cannot fail.
-        let _written = write!(name, "{separator}{}-{}", range.start, range.end);
+        let _ = write!(name, "{}-{}", range.start, range.end);
     }
     name
 }
 
-/// Whether a file in a scale's directory is called as chunks are.
-pub(super) fn is_chunk(name: &str) -> bool {
-    name.bytes().filter(|byte| *byte == b'_').count() == 2
-        && name.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
+/// Returns how a chunk is named that has this name in its scale; `None` if chunks are not called so.
+pub(super) fn layout_of(name: &str) -> Option<NameLayout> {
+    [NameLayout::Flat, NameLayout::Nested].into_iter().find(|layout| {
+        let mut ranges = name.split(layout.separator());
+        ranges.clone().count() == 3 && ranges.all(is_range)
+    })
+}
+
+/// Whether it is the range of a chunk along one axis: `0-64`, `-10--4`.
+pub(super) fn is_range(name: &str) -> bool {
+    let number = |text: &str| {
+        let digits = text.strip_prefix('-').unwrap_or(text);
+        !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let between = name.char_indices().skip(1).find(|(_, character)| *character == '-');
+    between.is_some_and(|(at, _)| number(&name[..at]) && number(&name[at + 1..]))
 }
 
 #[cfg(test)]
@@ -60,8 +92,23 @@ mod tests {
 
     #[test]
     fn chunks_are_told_from_other_files() {
-        assert!(is_chunk("0-64_-10-54_128-130"));
-        assert!(!is_chunk("READ_ME_first.pdf") && !is_chunk("0-64_0-64") && !is_chunk("0-64_0-64_0-64.partial"));
+        assert_eq!(layout_of("0-64_-10-54_128-130"), Some(NameLayout::Flat));
+        assert_eq!(layout_of("0-64/-10--4/128-130"), Some(NameLayout::Nested));
+        for name in [
+            "READ_ME_first.pdf",
+            "0-64_0-64",
+            "0-64_0-64_0-64.partial",
+            "0-64/0-64",
+            "0-64/0-64_0-64",
+            "0-64/0-64/",
+            "0-64/0-64/0-64/0-64",
+            "-_-_-",
+            "0_0_0",
+            "é-64_0-64_0-64",
+            "",
+        ] {
+            assert_eq!(layout_of(name), None, "{name}");
+        }
     }
 
     #[test]
@@ -78,6 +125,8 @@ mod tests {
 
     #[test]
     fn a_chunk_is_called_by_its_coordinates() {
-        assert_eq!(chunk("8_8_40/", &[0..64, -10..54, 128..130, 0..1]), "8_8_40/0-64_-10-54_128-130");
+        let named = |layout| chunk("8_8_40/", &[0..64, -10..54, 128..130, 0..1], layout);
+        assert_eq!(named(NameLayout::Flat), "8_8_40/0-64_-10-54_128-130");
+        assert_eq!(named(NameLayout::Nested), "8_8_40/0-64/-10-54/128-130");
     }
 }

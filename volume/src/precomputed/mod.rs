@@ -5,6 +5,7 @@
 
 mod create;
 mod encoding;
+mod existing;
 mod info;
 mod jpeg;
 mod key;
@@ -53,7 +54,8 @@ pub(crate) fn open(store: Arc<dyn Store>, mip: usize) -> Result<Box<dyn ChunkSou
 ///
 /// # Errors
 ///
-/// Those of [`open`], and [`Source`](crate::Error::Source) if the scale is sharded.
+/// Those of [`open`], and [`Source`](crate::Error::Source) if the scale is sharded, its chunks are named in two layouts, or, in a bucket, in
+/// nested directories.
 pub(crate) fn open_writable(store: Arc<dyn Store>, mip: usize, made: Option<Encoding>) -> Result<Box<dyn ChunkSink>> {
     let packs = made.map(|encoding| create::packs(encoding, store.is_remote()));
     Ok(Box::new(PrecomputedVolume::open(store, mip)?.writable(packs)?))

@@ -1,22 +1,27 @@
-//! Under which names the chunks of a volume are found: `NAME`, or the names of files that CloudVolume has packed, `NAME.gz`.
+//! Under which names the chunks of a volume are found: in one directory or in nested ones, `NAME`, or the names of files that CloudVolume
+//! and neuroglancer-scripts have packed, `NAME.gz`.
 //!
-//! A directory's store looks for both, and buckets announce the packing of an object. A plain web server has just the files, so
-//! that both names are asked for, and what is found says which of them is worth asking for first. What is missing is asked for under
-//! both, always: a volume may hold some chunks of each kind, and a chunk that is taken for missing may become background.
+//! A directory's store looks for packed files by itself, and buckets announce the packing of an object. A plain web server has just the
+//! files, so that both names are asked for, and what is found says which of them is worth asking for first. What is missing is asked for
+//! under both, always: a volume may hold some chunks of each kind, and a chunk that is taken for missing may become background.
+//!
+//! A scale is in one layout, since the programs that write scales use one. So a server is asked for both layouts until a chunk is found, and for
+//! a few missing chunks more. A directory is looked at for both, always.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use super::key::NameLayout;
 use crate::error::Result;
 use crate::store::{Object, Store};
 
-/// What CloudVolume adds to the name of a file that it packs by gzip.
+/// What is added to the name of a file that is packed by gzip.
 const PACKED: &str = ".gz";
 
 /// Other ways in which CloudVolume packs the files of a volume.
 pub(super) const OTHER_SUFFIXES: [(&str, &str); 5] =
     [(".br", "brotli"), (".bz2", "bzip2"), (".zstd", "zstd"), (".zst", "zstd"), (".xz", "xz")];
 
-/// So many missing chunks are looked for under names that cannot be read.
+/// So many missing chunks are looked for under names that cannot be read, and so many in the other layout.
 const ENOUGH: usize = 16;
 
 /// What was found so far, by all threads.
@@ -24,30 +29,71 @@ const ENOUGH: usize = 16;
 pub(super) struct Names {
     plain: AtomicBool,
     packed: AtomicBool,
+    flat: AtomicBool,
+    nested: AtomicBool,
+    /// How many chunks were looked for in the other layout than that of those that were found.
+    looked: AtomicUsize,
     /// How many chunks were looked for under names that cannot be read.
     searched: AtomicUsize,
 }
 
 impl Names {
-    /// Reads a chunk of at most so many bytes, whatever its name.
+    /// Reads a chunk of at most so many bytes, whatever its name; `key` returns its key in a layout.
     ///
     /// Behind a web server, a chunk that is there costs one request once another one was found, and one that is missing two.
-    pub(super) fn get(&self, store: &dyn Store, key: &str, most: u64) -> Result<Option<Object>> {
-        if !store.is_web() {
-            return store.get_at_most(key, most);
-        }
-        let mut names = [(key.to_owned(), false), (format!("{key}{PACKED}"), true)];
-        if self.packed.load(Ordering::Relaxed) && !self.plain.load(Ordering::Relaxed) {
-            names.reverse();
-        }
-        for (name, is_packed) in names {
-            if let Some(mut object) = store.get_at_most(&name, most)? {
-                object.gzip |= is_packed;
-                if is_packed { &self.packed } else { &self.plain }.store(true, Ordering::Relaxed);
+    pub(super) fn get(
+        &self,
+        store: &dyn Store,
+        key: &dyn Fn(NameLayout) -> String,
+        most: u64,
+    ) -> Result<Option<Object>> {
+        for (number, layout) in self.layouts(store).into_iter().enumerate() {
+            if number > 0 && !self.is_worth_another_look(store) {
+                break;
+            }
+            let key = key(layout);
+            for suffix in self.suffixes(store, layout) {
+                let Some(mut object) = store.get_at_most(&format!("{key}{suffix}"), most)? else { continue };
+                object.gzip |= *suffix == PACKED;
+                let kind = if *suffix == PACKED { &self.packed } else { &self.plain };
+                let layout = if layout == NameLayout::Flat { &self.flat } else { &self.nested };
+                kind.store(true, Ordering::Relaxed);
+                layout.store(true, Ordering::Relaxed);
                 return Ok(Some(object));
             }
         }
         Ok(None)
+    }
+
+    /// Returns the layout of the chunks that were found; the usual one if there were none, or some of each.
+    pub(super) fn layout(&self) -> NameLayout {
+        let (flat, nested) = (self.flat.load(Ordering::Relaxed), self.nested.load(Ordering::Relaxed));
+        if nested && !flat { NameLayout::Nested } else { NameLayout::Flat }
+    }
+
+    /// Both layouts, the one that is worth asking for first in front. A directory is asked in the same order always, so that of a chunk
+    /// that is there twice the same one is read every time.
+    fn layouts(&self, store: &dyn Store) -> [NameLayout; 2] {
+        match self.layout() {
+            NameLayout::Nested if store.is_remote() => [NameLayout::Nested, NameLayout::Flat],
+            _ => [NameLayout::Flat, NameLayout::Nested],
+        }
+    }
+
+    /// Whether a chunk that is not in the first layout is to be looked for in the other one.
+    fn is_worth_another_look(&self, store: &dyn Store) -> bool {
+        let is_settled = self.flat.load(Ordering::Relaxed) != self.nested.load(Ordering::Relaxed);
+        !(store.is_remote() && is_settled) || self.looked.fetch_add(1, Ordering::Relaxed) < ENOUGH
+    }
+
+    /// What may stand behind a chunk's name.
+    fn suffixes(&self, store: &dyn Store, layout: NameLayout) -> &'static [&'static str] {
+        // A directory's store knows the suffix; in buckets only copies of nested files have it.
+        if !store.is_remote() || (!store.is_web() && layout == NameLayout::Flat) {
+            return &[""];
+        }
+        let is_packed = self.packed.load(Ordering::Relaxed) && !self.plain.load(Ordering::Relaxed);
+        if is_packed { &[PACKED, ""] } else { &["", PACKED] }
     }
 
     /// Returns the suffix under which a missing chunk is stored, packed in a way that cannot be read, and what that is called.
@@ -155,30 +201,65 @@ mod tests {
         (from..from + count).map(|number| format!("{number}{suffix}")).collect()
     }
 
+    /// The key of a chunk with this number.
+    fn key(number: usize) -> impl Fn(NameLayout) -> String {
+        move |layout| match layout {
+            NameLayout::Flat => number.to_string(),
+            NameLayout::Nested => format!("nested/{number}"),
+        }
+    }
+
+    fn nested(from: usize, count: usize, suffix: &str) -> Vec<String> {
+        chunks(from, count, suffix).into_iter().map(|name| format!("nested/{name}")).collect()
+    }
+
     #[test]
     fn a_healthy_volume_costs_one_request_for_each_chunk() {
-        for (suffix, first) in [("", 1), (PACKED, 2)] {
-            let (web, names) = (FakeWebServer::of(&chunks(0, 50, suffix)), Names::default());
+        let files = [chunks(0, 50, ""), chunks(0, 50, PACKED), nested(0, 50, ""), nested(0, 50, PACKED)];
+        for (first, files) in (1..).zip(files) {
+            let (web, names) = (FakeWebServer::of(&files), Names::default());
+            let suffix = if first % 2 == 0 { PACKED } else { "" };
             for number in 0..50 {
-                let object = names.get(&web, &number.to_string(), 9).expect("an answer").expect("it is there");
+                let object = names.get(&web, &key(number), 9).expect("an answer").expect("it is there");
                 assert_eq!(object.gzip, suffix == PACKED);
-                assert_eq!(web.asked().len(), if number == 0 { first } else { 1 }, "chunk {number} of `{suffix}`");
+                assert_eq!(web.asked().len(), if number == 0 { first } else { 1 }, "chunk {number} of {}", files[0]);
             }
         }
     }
 
     #[test]
     fn missing_chunks_cost_two_requests() {
-        for suffix in ["", PACKED] {
-            let (web, names) = (FakeWebServer::of(&chunks(0, 1, suffix)), Names::default());
-            assert!(names.get(&web, "0", 9).expect("an answer").is_some());
+        for files in [chunks(0, 1, ""), chunks(0, 1, PACKED), nested(0, 1, ""), nested(0, 1, PACKED)] {
+            let (web, names) = (FakeWebServer::of(&files), Names::default());
+            assert!(names.get(&web, &key(0), 9).expect("an answer").is_some());
             let _first = web.asked();
             for number in 1..=100 {
-                let key = number.to_string();
-                assert!(names.get(&web, &key, 9).expect("an answer").is_none());
-                assert!(names.other(&web, &key).expect("an answer").is_none());
+                assert!(names.get(&web, &key(number), 9).expect("an answer").is_none());
+                assert!(names.other(&web, &number.to_string()).expect("an answer").is_none());
+                let asked = web.asked().len();
+                assert_eq!(asked, if number <= ENOUGH { 4 } else { 2 }, "chunk {number} beside {}", files[0]);
             }
-            assert_eq!(web.asked().len(), 2 * 100, "`{suffix}`");
+        }
+    }
+
+    #[test]
+    fn chunk_is_found_in_either_layout_while_none_was_found() {
+        let (web, names) = (FakeWebServer::of(&nested(500, 1, PACKED)), Names::default());
+        for number in 0..500 {
+            assert!(names.get(&web, &key(number), 9).expect("an answer").is_none());
+        }
+        assert_eq!(names.layout(), NameLayout::Flat);
+        assert!(names.get(&web, &key(500), 9).expect("an answer").is_some_and(|object| object.gzip));
+        assert_eq!(names.layout(), NameLayout::Nested);
+    }
+
+    #[test]
+    fn scale_of_both_layouts_is_read_once_both_were_seen() {
+        let files = [chunks(0, 1, ""), nested(ENOUGH, 1, ""), chunks(500, 1, ""), nested(900, 1, "")].concat();
+        let (web, names) = (FakeWebServer::of(&files), Names::default());
+        for number in 0..=900 {
+            let is_there = names.get(&web, &key(number), 9).expect("an answer").is_some();
+            assert_eq!(is_there, [0, ENOUGH, 500, 900].contains(&number), "chunk {number}");
         }
     }
 
@@ -187,7 +268,7 @@ mod tests {
         let files = [chunks(0, 20, ""), chunks(520, 20, PACKED), chunks(540, 20, "")].concat();
         let (web, names) = (FakeWebServer::of(&files), Names::default());
         for number in 0..560 {
-            let object = names.get(&web, &number.to_string(), 9).expect("an answer");
+            let object = names.get(&web, &key(number), 9).expect("an answer");
             let expected = (!(20..520).contains(&number)).then(|| (520..540).contains(&number));
             assert_eq!(object.map(|object| object.gzip), expected, "chunk {number}");
         }

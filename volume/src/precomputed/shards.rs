@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::sharding::{Address, Sharding};
-use crate::error::{Cause, Error, Result};
+use crate::error::{Error, Result};
 use crate::gzip;
 use crate::store::Store;
 
@@ -84,7 +84,7 @@ impl ShardReader {
         format!("{}{}", self.prefix, self.sharding.file(shard))
     }
 
-    /// Reads the bytes of a chunk, if it is stored. It is an error if they are more than `most`.
+    /// Reads the bytes of a chunk, if it is stored. It is an error if they are more than `most`; errors are those of stores, and name the shard.
     pub(super) fn read(&self, numbers: [u64; 3], most: usize) -> Result<Option<Vec<u8>>> {
         let address = self.sharding.address(numbers);
         let Some(index) = self.minishard(address)? else { return Ok(None) };
@@ -98,7 +98,13 @@ impl ShardReader {
             );
             return Err(self.damaged(address.shard, what));
         }
-        self.store.get_range(&self.key_of(address.shard), start..end)
+        self.behind_index(address.shard, start..end).map(Some)
+    }
+
+    /// Reads what an index of the shard places there, so that it must be there.
+    fn behind_index(&self, shard: u64, range: Range<u64>) -> Result<Vec<u8>> {
+        let found = self.store.get_range(&self.key_of(shard), range)?;
+        found.ok_or_else(|| self.damaged(shard, "it is gone, though its index was here".to_owned()))
     }
 
     fn minishard(&self, address: Address) -> Result<IndexEntries> {
@@ -113,9 +119,7 @@ impl ShardReader {
             if end - start > LONGEST_INDEX as u64 {
                 return Err(damaged(format!("an index of {} bytes is longer than any", end - start)));
             }
-            let Some(mut bytes) = self.store.get_range(&self.key_of(address.shard), start..end)? else {
-                return Ok(None);
-            };
+            let mut bytes = self.behind_index(address.shard, start..end)?;
             if self.sharding.packed_indexes {
                 let mut unpacked = Vec::new();
                 gzip::unpack(&bytes, LONGEST_INDEX, &mut unpacked).map_err(|cause| damaged(cause.to_string()))?;
@@ -160,9 +164,7 @@ impl ShardReader {
     }
 
     fn damaged(&self, shard: u64, what: String) -> Error {
-        let cause: Cause = what.into();
-        let chunk = self.store.locate(&self.key_of(shard));
-        Error::Chunk { chunk, region: "all of the shard".to_owned(), cause }
+        Error::damaged_object(self.store.locate(&self.key_of(shard)), what)
     }
 }
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use ndarray_shm::Order;
 
 use super::encoding::{ChunkEncoding, ChunkLayout};
+use super::existing::Existing;
 use super::info::{INFO, Info, Scale};
-use super::key;
+use super::key::{self, NameLayout};
 use super::names::{Names, OTHER_SUFFIXES};
 use super::shards::{ShardReader, numbers};
 use crate::bbox::{length, ranges_text, to_usize};
@@ -26,6 +27,8 @@ pub(super) struct PrecomputedVolume {
     shards: Option<ShardReader>,
     identity: String,
     names: Names,
+    /// How chunks that are written are named.
+    written: NameLayout,
     /// Whether chunks that are written are gzip streams.
     packs: bool,
 }
@@ -41,7 +44,7 @@ impl PrecomputedVolume {
             scale.sharding.clone().map(|sharding| ShardReader::new(Arc::clone(&store), &scale.prefix, sharding));
         let identity = identity(&info, &scale);
         let (names, packs) = (Names::default(), encoding.is_worth_packing());
-        Ok(Self { store, scale, encoding, shards, identity, names, packs })
+        Ok(Self { store, scale, encoding, shards, identity, names, written: NameLayout::Flat, packs })
     }
 
     /// Says whether chunks are to be wrapped in gzip, which nothing in the volume tells.
@@ -64,25 +67,45 @@ impl PrecomputedVolume {
             );
             return Err(Error::volume(ErrorKind::Unsupported, self.store.locate(INFO), reason));
         }
-        self.packs = self.encoding.is_worth_packing() && self.is_packed(made)?;
+        let existing = Existing::look(&*self.store, &self.scale.prefix)?;
+        self.written = self.layout_beside(&existing)?;
+        self.packs = self.encoding.is_worth_packing() && self.is_packed(existing, made)?;
         Ok(self)
     }
 
+    /// Returns how chunks beside these are to be named: those of one scale are all named in one way.
+    fn layout_beside(&self, existing: &Existing) -> Result<NameLayout> {
+        let nested = match existing {
+            Existing { nested: None, .. } => return Ok(NameLayout::Flat),
+            Existing { flat: None, nested: Some(_) } if !self.store.is_remote() => return Ok(NameLayout::Nested),
+            Existing { nested: Some(nested), .. } => nested,
+        };
+        let key = &self.scale.key;
+        let reason = match &existing.flat {
+            Some(flat) => format!(
+                "scale `{key}` has chunks named in two layouts (`{flat}`, and in nested directories `{nested}`): which of them a reader \
+                 takes is not certain, so nothing is written; remove one of the two, or write to a new volume"
+            ),
+            None => format!(
+                "the chunks of scale `{key}` are in nested directories (`{nested}`), as neuroglancer-scripts writes them: such scales are \
+                 read here, and written in directories only, since chunks named in another way would be mixed with them; write to a \
+                 new volume"
+            ),
+        };
+        Err(Error::volume(ErrorKind::Unsupported, self.store.locate(INFO), reason))
+    }
+
     /// Whether the chunks that are there are wrapped in gzip, or should be where there are none. A server tells everybody who reads, but of
-    /// files named `.gz` only CloudVolume and we know: others find such chunks missing, and take them for 0.
-    fn is_packed(&self, made: Option<bool>) -> Result<bool> {
+    /// files named `.gz` only few readers know: others find such chunks missing, and take them for 0.
+    fn is_packed(&self, existing: Existing, made: Option<bool>) -> Result<bool> {
         if self.store.is_remote() {
             return Ok(made.unwrap_or(true));
         }
-        let prefix = &self.scale.prefix;
-        let names = self.store.list(prefix.trim_end_matches('/'))?;
-        let Some(chunk) = names.iter().find(|name| key::is_chunk(name)) else {
-            return Ok(made.unwrap_or(false));
-        };
+        let Some(chunk) = existing.flat.or(existing.nested) else { return Ok(made.unwrap_or(false)) };
         let shape = [0, 1, 2, 3].map(|axis| to_usize(self.scale.meta.chunk_shape[axis]));
         let layout = ChunkLayout { shape, dtype: self.scale.meta.dtype };
         let most = self.encoding.most_packed_bytes(layout) as u64;
-        Ok(self.store.get_at_most(&format!("{prefix}{chunk}"), most)?.is_some_and(|object| object.gzip))
+        Ok(self.store.get_at_most(&chunk, most)?.is_some_and(|object| object.gzip))
     }
 
     /// Returns the chunk that a region lies in, as far as the volume reaches.
@@ -115,22 +138,47 @@ impl PrecomputedVolume {
         numbers(chunk, &self.scale.meta.origin, &self.scale.meta.chunk_shape)
     }
 
-    fn key(&self, chunk: &[Range<i64>]) -> String {
-        key::chunk(&self.scale.prefix, chunk)
+    fn key(&self, chunk: &[Range<i64>], layout: NameLayout) -> String {
+        key::chunk(&self.scale.prefix, chunk, layout)
     }
 
+    /// What went wrong with a chunk that was found, or is to be stored.
     fn failed(&self, chunk: &[Range<i64>], region: &[Range<i64>], cause: Cause) -> Error {
-        let file = match &self.shards {
-            Some(shards) => shards.key(self.numbers(chunk)),
-            None => self.key(chunk),
-        };
-        Error::chunk(self.store.locate_stored(&file), ranges_text(region), cause)
+        let failed = |key: &str| Error::chunk(self.store.locate_stored(key), ranges_text(region), cause);
+        match &self.shards {
+            Some(shards) => failed(&shards.key(self.numbers(chunk))).in_shard(key::chunk("", chunk, NameLayout::Flat)),
+            None => failed(&self.key(chunk, self.stored_layout(chunk))),
+        }
+    }
+
+    /// Returns how a chunk is named that was found.
+    fn stored_layout(&self, chunk: &[Range<i64>]) -> NameLayout {
+        if self.store.is_remote() {
+            return self.names.layout();
+        }
+        let is_there = |layout| self.store.size(&self.key(chunk, layout)).is_ok_and(|size| size.is_some());
+        let is_nested = !is_there(NameLayout::Flat) && is_there(NameLayout::Nested);
+        if is_nested { NameLayout::Nested } else { NameLayout::Flat }
+    }
+
+    /// Makes what the store said of a chunk an error of that chunk, unless asking again may help.
+    fn refused(&self, error: Error, chunk: &[Range<i64>], region: &[Range<i64>]) -> Error {
+        let region = ranges_text(region);
+        let error = if self.store.is_remote() { error.of_answer(region) } else { error.of_file(region) };
+        match &self.shards {
+            Some(_) => error.in_shard(key::chunk("", chunk, NameLayout::Flat)),
+            None => error,
+        }
     }
 
     /// A file with a suffix that nobody looks for is no missing chunk.
     fn check_missing(&self, chunk: &[Range<i64>], region: &[Range<i64>]) -> Result<()> {
-        let key = self.key(chunk);
-        let Some((suffix, packing)) = self.names.other(&*self.store, &key)? else { return Ok(()) };
+        let key = self.key(chunk, NameLayout::Flat);
+        let Some((suffix, packing)) =
+            self.names.other(&*self.store, &key).map_err(|error| self.refused(error, chunk, region))?
+        else {
+            return Ok(());
+        };
         let cause = format!(
             "it is stored as `{key}{suffix}`, packed by {packing}, which cannot be read: gzip can (CloudVolume can \
              convert it)"
@@ -163,7 +211,6 @@ impl ChunkSource for PrecomputedVolume {
 
     fn fetch(&self, region: &[Range<i64>]) -> Result<Fetched> {
         self.fetch_stored(region)
-            .map_err(|error| if self.is_remote() { error } else { error.of_file(ranges_text(region)) })
     }
 
     fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()> {
@@ -205,13 +252,13 @@ impl ChunkSink for PrecomputedVolume {
     }
 
     fn store(&self, region: &[Range<i64>], packed: Vec<u8>) -> Result<()> {
-        let key = self.key(&self.whole(region)?);
+        let key = self.key(&self.whole(region)?, self.written);
         self.store.put(&key, packed, self.packs)?;
         self.remove_others(&key)
     }
 
     fn erase(&self, region: &[Range<i64>]) -> Result<()> {
-        let key = self.key(&self.whole(region)?);
+        let key = self.key(&self.whole(region)?, self.written);
         self.store.delete(&key)?;
         self.remove_others(&key)
     }
@@ -223,10 +270,13 @@ impl PrecomputedVolume {
         let layout = self.layout(&chunk);
         let most = self.encoding.most_packed_bytes(layout);
         let (bytes, packed) = if let Some(shards) = &self.shards {
-            let Some(bytes) = shards.read(self.numbers(&chunk), most)? else { return Ok(Fetched::Missing) };
+            let bytes = shards.read(self.numbers(&chunk), most).map_err(|error| self.refused(error, &chunk, region))?;
+            let Some(bytes) = bytes else { return Ok(Fetched::Missing) };
             (bytes, shards.sharding.packed_chunks)
         } else {
-            let Some(object) = self.names.get(&*self.store, &self.key(&chunk), most as u64)? else {
+            let key = |layout| self.key(&chunk, layout);
+            let object = self.names.get(&*self.store, &key, most as u64);
+            let Some(object) = object.map_err(|error| self.refused(error, &chunk, region))? else {
                 self.check_missing(&chunk, region)?;
                 return Ok(Fetched::Missing);
             };

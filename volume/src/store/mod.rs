@@ -86,6 +86,13 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Removes an object, however it is encoded. Returns whether it was there.
     fn delete(&self, key: &str) -> Result<bool>;
 
+    /// Returns some of the keys under a prefix, in whatever depth, at most `most` of them. If not said otherwise, those directly under it.
+    fn first_keys(&self, prefix: &str, most: usize) -> Result<Vec<String>> {
+        let names = self.list(prefix)?.into_iter().filter(|name| !name.ends_with('/'));
+        let separator = if prefix.is_empty() { "" } else { "/" };
+        Ok(names.take(most).map(|name| format!("{prefix}{separator}{name}")).collect())
+    }
+
     /// Lists the names directly under a prefix, `""` being the root: objects as they are, groups with a `/` at the end; sorted.
     fn list(&self, prefix: &str) -> Result<Vec<String>>;
 }

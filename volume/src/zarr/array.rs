@@ -46,10 +46,22 @@ type Region = Vec<Range<u64>>;
 /// Where the bytes of a chunk are.
 struct ChunkLocation {
     key: String,
-    /// Its number in its shard.
+    /// Which shard it is in, and its number there.
     in_shard: Option<(Vec<u64>, u64)>,
+    /// Its numbers along each axis.
+    chunk: Vec<u64>,
     /// The part of the chunk's bytes that holds all that is wanted, if that is worth a request of its own.
     slab: Option<Slab>,
+}
+
+impl ChunkLocation {
+    /// Names the chunk in an error of the shard that it is in, by its numbers along each axis.
+    fn named(&self, error: Error) -> Error {
+        if self.in_shard.is_none() {
+            return error;
+        }
+        error.in_shard(self.chunk.iter().map(u64::to_string).collect::<Vec<String>>().join("/"))
+    }
 }
 
 /// A part of a chunk that is contiguous where it is stored.
@@ -172,7 +184,7 @@ impl ZarrArray {
             .collect();
         let shards = self.chain.only_shards();
         let (stored, in_shard) = match shards {
-            None => (chunk, None),
+            None => (chunk.clone(), None),
             Some(shards) => {
                 let counts = shards.index().counts();
                 let shard: Vec<u64> = chunk.iter().zip(counts).map(|(at, count)| at / count).collect();
@@ -183,7 +195,7 @@ impl ZarrArray {
         };
         let codecs = shards.map_or(&self.chain, ShardCodec::chunk);
         let slab = codecs.stored_plainly().and_then(|order| slab(&codecs.shape(), order, &window, self.meta.dtype));
-        Ok((ChunkLocation { key: self.key(&stored), in_shard, slab }, window))
+        Ok((ChunkLocation { key: self.key(&stored), in_shard, chunk, slab }, window))
     }
 
     /// Returns the path or URL of the array, whatever its metadata are.
@@ -198,14 +210,25 @@ impl ZarrArray {
         move |cause| Error::chunk(chunk.clone(), region.clone(), cause)
     }
 
-    fn store_failed(&self, error: Error, region: &[Range<i64>]) -> Error {
-        match error {
-            error @ Error::Store { .. } if !self.store.is_remote() => error.of_file(ranges_text(region)),
-            error => error,
-        }
+    /// The same of what was fetched for a chunk, which may be one of a shard.
+    fn chunk_failed(&self, stored: &ChunkLocation, region: &[Range<i64>]) -> impl Fn(Cause) -> Error {
+        let failed = self.failed(&stored.key, region);
+        move |cause| stored.named(failed(cause))
     }
 
-    fn fetch_index(&self, shards: &ShardCodec, key: &str, region: &[Range<i64>]) -> Result<Option<ShardIndex>> {
+    /// Makes what the store said of a chunk an error of that chunk, unless asking again may help.
+    fn store_failed(&self, error: Error, stored: &ChunkLocation, region: &[Range<i64>]) -> Error {
+        let region = ranges_text(region);
+        stored.named(if self.store.is_remote() { error.of_answer(region) } else { error.of_file(region) })
+    }
+
+    fn fetch_index(
+        &self,
+        shards: &ShardCodec,
+        stored: &ChunkLocation,
+        region: &[Range<i64>],
+    ) -> Result<Option<ShardIndex>> {
+        let key = &stored.key;
         let bytes = shards.index().bytes();
         let fetch = || {
             let index = if shards.index().is_first() {
@@ -217,9 +240,11 @@ impl ZarrArray {
             let length = if self.store.is_remote() { None } else { self.store.size(key)? };
             Ok((index?, length))
         };
-        match fetch().map_err(|error| self.store_failed(error, region))? {
+        match fetch().map_err(|error| self.store_failed(error, stored, region))? {
             (None, _) => Ok(None),
-            (Some(index), length) => shards.index().read(index, length).map(Some).map_err(self.failed(key, region)),
+            (Some(index), length) => {
+                shards.index().read(index, length).map(Some).map_err(self.chunk_failed(stored, region))
+            }
         }
     }
 
@@ -229,8 +254,8 @@ impl ZarrArray {
         if let (Some((shard, number)), Some(shards), Some(indexes)) =
             (&stored.in_shard, self.chain.only_shards(), &self.indexes)
         {
-            let Some(index) = indexes.get(shard, || self.fetch_index(shards, key, region))? else { return Ok(None) };
-            let place = shards.locate(&index, *number).map_err(self.failed(key, region))?;
+            let Some(index) = indexes.get(shard, || self.fetch_index(shards, stored, region))? else { return Ok(None) };
+            let place = shards.locate(&index, *number).map_err(self.chunk_failed(stored, region))?;
             let Some(place) = place else { return Ok(None) };
             range = Some(match range {
                 Some(slab) => place.start.saturating_add(slab.start)..place.start.saturating_add(slab.end),
@@ -238,18 +263,18 @@ impl ZarrArray {
             });
         }
         if let Some(range) = range {
-            let bytes = self.store.get_range(key, range).map_err(|error| self.store_failed(error, region))?;
+            let bytes = self.store.get_range(key, range).map_err(|error| self.store_failed(error, stored, region))?;
             if bytes.is_none() && stored.in_shard.is_some() {
-                return Err(self.failed(key, region)("the shard is gone, though its index was here".into()));
+                return Err(self.chunk_failed(stored, region)("the shard is gone, though its index was here".into()));
             }
             return Ok(bytes);
         }
         let (Expected::Exactly(limit) | Expected::AtMost(limit)) = self.chain.packed();
         let object = self.store.get_at_most(key, gzip::most_stored(limit));
-        let Some(object) = object.map_err(|error| self.store_failed(error, region))? else {
+        let Some(object) = object.map_err(|error| self.store_failed(error, stored, region))? else {
             return Ok(None);
         };
-        unwrapped(object, limit).map(Some).map_err(self.failed(key, region))
+        unwrapped(object, limit).map(Some).map_err(self.chunk_failed(stored, region))
     }
 }
 
@@ -294,19 +319,19 @@ impl ChunkSource for ZarrArray {
             return Ok(());
         };
         let codecs = self.chain.only_shards().map_or(&self.chain, ShardCodec::chunk);
-        if let (Some(slab), Some(order)) = (stored.slab, codecs.stored_plainly()) {
+        if let (Some(slab), Some(order)) = (&stored.slab, codecs.stored_plainly()) {
             let wanted = slab.bytes.end - slab.bytes.start;
             if packed.len() as u64 != wanted {
                 let what = format!("{} bytes came, where {wanted} were asked for", packed.len());
-                return Err(self.failed(&stored.key, region)(what.into()));
+                return Err(self.chunk_failed(&stored, region)(what.into()));
             }
             codecs.make_native(&mut packed);
-            codecs.check_bools(&packed).map_err(self.failed(&stored.key, region))?;
-            scratch.block(packed, slab.shape, order, slab.window);
+            codecs.check_bools(&packed).map_err(self.chunk_failed(&stored, region))?;
+            scratch.block(packed, slab.shape.clone(), order, slab.window.clone());
             return Ok(());
         }
         let memory = scratch.take_memory();
-        let (bytes, order) = codecs.decode(packed, memory).map_err(self.failed(&stored.key, region))?;
+        let (bytes, order) = codecs.decode(packed, memory).map_err(self.chunk_failed(&stored, region))?;
         scratch.block(bytes, codecs.shape(), order, window);
         Ok(())
     }

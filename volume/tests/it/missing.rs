@@ -5,7 +5,7 @@ use ndarray_shm::DType;
 use ndarray_shm::backend::EntryKind;
 use ndarray_shm::pool::PoolOptions;
 use ndarray_shm_volume::demo::DemoSpec;
-use ndarray_shm_volume::{Bbox, Error, FillValue, Missing, StopFlag};
+use ndarray_shm_volume::{Bbox, Error, FillValue, Missing, StopFlag, Workers};
 
 use crate::place::Place;
 
@@ -47,6 +47,27 @@ fn a_missing_chunk_is_an_error_where_the_caller_says_so() {
     let error = place.download(&*volume, &all(), &options).expect_err("a chunk is missing");
     assert!(matches!(&error, Error::Missing { region, .. } if region == "4:8,4:8"), "{error}");
     assert_eq!(place.left(), [EntryKind::Ledger, EntryKind::Partial, EntryKind::Array]);
+}
+
+/// What an earlier run filled is not known any more: the count is of this run.
+#[test]
+fn filled_chunks_are_those_of_this_run() {
+    let place = Place::new();
+    let volume = place.volume(&spec());
+    for chunk in ["0/0", "1/1", "2/2"] {
+        std::fs::remove_file(place.path("volume/c").join(chunk)).expect("a chunk to remove");
+    }
+    let last = place.path("volume/c/2/1");
+    let sound = std::fs::read(&last).expect("a chunk");
+    std::fs::write(&last, [0]).expect("cut short");
+    let options = || place.options().workers(Workers::Threads(1)).missing(Missing::Fill);
+    place.download(&*volume, &all(), &options().keep_partial(true)).expect_err("a damaged chunk");
+    std::fs::write(&last, sound).expect("repaired");
+    let done = place.download(&*volume, &all(), &options()).expect("the rest");
+    assert_eq!((done.resumed, done.painted, done.filled), (7, 2, 1));
+    let again = place.download(&*volume, &all(), &options().replace(true)).expect("all of it");
+    assert_eq!((again.resumed, again.painted, again.filled), (0, 9, 3));
+    assert!(again.warnings.is_empty() && done.warnings.is_empty());
 }
 
 #[test]

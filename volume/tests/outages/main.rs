@@ -3,6 +3,7 @@
 //!
 //! The binary is also the process that downloads or uploads: with [`URL`] in its environment it does that instead of running tests.
 
+mod permanent;
 #[path = "../servers/mod.rs"]
 mod servers;
 
@@ -50,6 +51,10 @@ fn main() -> ExitCode {
         trial("when_a_server_is_gone_for_good_the_next_run_fetches_only_the_rest", gone_for_good),
         trial("web_servers_may_fail_too", web_servers_may_fail_too),
         trial("uploads_arrive_whole_through_faults", uploads_arrive_whole_through_faults),
+        trial("cut_shards_are_damaged_for_good", permanent::cut_shards_are_damaged_for_good),
+        trial("shards_need_a_server_that_sends_parts", permanent::shards_need_a_server_that_sends_parts),
+        trial("refused_parts_are_no_outage", permanent::refused_parts_are_no_outage),
+        trial("absent_shards_are_missing_chunks", permanent::absent_shards_are_missing_chunks),
     ];
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }

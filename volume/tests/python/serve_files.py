@@ -1,9 +1,10 @@
 """A web server of files that sends parts of them, until standard input ends; it prints its port when it answers.
 
-Usage: serve_files.py DIRECTORY [tags] [lengthless] [plain]
+Usage: serve_files.py DIRECTORY [tags] [lengthless] [plain] [rangeless]
 
 `tags`: answers have an ETag. `lengthless`: answers say no Content-Length (chunked), as those of dynamic servers do. A missing file whose
-packed sibling `NAME.gz` is there is answered with that, under Content-Encoding gzip; with `plain` it is missing.
+packed sibling `NAME.gz` is there is answered with that, under Content-Encoding gzip; with `plain` it is missing. `rangeless`: files are
+sent whole, whatever part is asked for.
 """
 
 import os
@@ -42,7 +43,8 @@ class Files(BaseHTTPRequestHandler):
         if not path.is_file():
             return self.refuse(404)
         content, facts = path.read_bytes(), path.stat()
-        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        asked = "" if "rangeless" in WITH else self.headers.get("Range", "")
+        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", asked)
         begin, end = 0, len(content)
         if wanted:
             first, last = wanted.groups()

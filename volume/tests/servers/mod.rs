@@ -158,6 +158,11 @@ impl HttpServer {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("lengthless")]), _scratch: None }
     }
 
+    /// One that sends files whole, whatever part of them is asked for.
+    pub fn without_ranges(directory: &Path) -> Self {
+        Self { served: Served::start("serve_files.py", &[directory, Path::new("rangeless")]), _scratch: None }
+    }
+
     /// Starts nginx, which packs on the way whatever the client says it can unpack. `None`, said aloud, where it is not installed.
     pub fn nginx(directory: &Path) -> Option<Self> {
         let places = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx", "/opt/homebrew/bin/nginx"];

@@ -92,7 +92,7 @@ pub(super) async fn connect(
 }
 
 fn unusable(error: &object_store::Error) -> RequestFailure {
-    RequestFailure::of_request(error)
+    RequestFailure::of_request(error, None, true)
 }
 
 fn retries(patience: Duration) -> RetryConfig {
@@ -182,6 +182,7 @@ async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration)
         builder = builder.with_region(region);
     }
     let builder = builder.with_bucket_name(bucket).with_skip_signature(is_anonymous).with_retry(retries(patience));
+    let builder = builder.with_http_connector(WithLengths);
     bucket_server(builder.build(), prefix, is_anonymous)
 }
 
@@ -199,6 +200,7 @@ fn gcs(bucket: &str, prefix: &str, settings: &Settings, patience: Duration) -> R
             .into_iter()
             .all(|key| builder.get_config_value(&key).is_none());
     let builder = builder.with_bucket_name(bucket).with_skip_signature(is_anonymous).with_retry(retries(patience));
+    let builder = builder.with_http_connector(WithLengths);
     bucket_server(builder.build(), prefix, is_anonymous)
 }
 
@@ -213,5 +215,6 @@ fn azure(container: &str, prefix: &str, settings: &Settings, patience: Duration)
         .all(|key| builder.get_config_value(&key).is_none());
     let builder =
         builder.with_container_name(container).with_skip_signature(is_anonymous).with_retry(retries(patience));
+    let builder = builder.with_http_connector(WithLengths);
     bucket_server(builder.build(), prefix, is_anonymous)
 }

@@ -1,10 +1,14 @@
 //! A connection to web servers whose answers may not say how long they are, which `object_store` wants to know before it reads.
 //!
+//! It also notes the status of the last answer, which `object_store` says of few errors.
+//!
 //! Servers that make their answers as they go send them in pieces (chunked). Such an answer is taken whole, its length noted, and then
 //! handed on; all others pass as they come.
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use futures_util::StreamExt as _;
 use object_store::client::{
@@ -32,6 +36,21 @@ struct Measured(HttpClient);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Most(pub(super) u64);
 
+/// The status of the last answer to a request, which this goes with; 0 before there is one.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LastStatus(Arc<AtomicU16>);
+
+impl LastStatus {
+    /// Returns the status, if there was an answer, and no broken connection since.
+    pub(super) fn get(&self) -> Option<u16> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|status| *status != 0)
+    }
+
+    fn set(&self, status: u16) {
+        self.0.store(status, Ordering::Relaxed);
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 #[error("the answer says no length, and has more bytes than there can be in it ({0})")]
 pub(super) struct Endless(u64);
@@ -48,7 +67,10 @@ impl HttpService for Measured {
         Box::pin(async move {
             let is_get = request.method().as_str() == "GET";
             let most = request.extensions().get().map_or(LARGEST_OBJECT, |Most(most)| *most);
+            let last = request.extensions().get().cloned().unwrap_or_else(LastStatus::default);
+            last.set(0);
             let answer = self.0.execute(request).await?;
+            last.set(answer.status().as_u16());
             if !is_get || !answer.status().is_success() || answer.headers().contains_key("content-length") {
                 return Ok(answer);
             }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
 use object_store::{
     Attribute, Attributes, GetOptions, GetRange, GetResultPayload, ObjectMeta, ObjectStore as _, ObjectStoreExt as _,
@@ -69,6 +69,10 @@ fn open_with(place: &str, settings: &Settings) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(RemoteStore { io, server, shown, patience }))
 }
 
+fn failed(op: &'static str, object: String, failure: RequestFailure) -> Error {
+    Error::Store { op, object, cause: Box::new(failure.into_fault()) }
+}
+
 /// What came for a request.
 struct ReceivedObject {
     bytes: Vec<u8>,
@@ -79,12 +83,12 @@ struct ReceivedObject {
 impl RemoteStore {
     /// Waits for a request that is one of many attempts, or all of them.
     fn ask<T>(&self, op: &'static str, key: &str, request: impl AsyncFnMut(&Path) -> Answer<T>) -> Result<Option<T>> {
-        let failed = |failure: RequestFailure| Error::Store { op, object: self.locate(key), cause: Box::new(failure) };
+        let failed = |failure: RequestFailure| failed(op, self.locate(key), failure);
         if let Some(complaint) = key::complaint(key) {
             return Err(failed(RequestFailure::last(complaint)));
         }
         let path = self.path(key).map_err(failed)?;
-        let forked = |error: io_threads::NoAnswer| failed(RequestFailure::last(error.to_string()));
+        let forked = |error: io_threads::NoAnswer| failed(RequestFailure::no_answer(error.to_string()));
         self.io.wait(self.again_and_again(&path, request)).map_err(forked)?.map_err(failed)
     }
 
@@ -112,26 +116,32 @@ impl RemoteStore {
     }
 
     /// Sorts what a server answers instead of an object: nothing is there, or an error.
-    fn refused<T>(&self, error: &object_store::Error) -> Answer<T> {
+    fn refused<T>(&self, error: &object_store::Error, status: Option<u16>) -> Answer<T> {
         match error {
             object_store::Error::NotFound { .. } => Ok(None),
             // S3 says so of objects that do not exist, to whoever may not list the bucket. Nothing that could expire was sent, so
             // it is no failure of today; with credentials it may be, and then missing chunks must not become background.
             object_store::Error::PermissionDenied { .. } if self.server.is_anonymous && !self.server.is_web => Ok(None),
             error if self.server.is_anonymous && failure::is_denied(error) => Ok(None),
-            error if failure::is_denied(error) => Err(RequestFailure::last(
+            error if failure::is_denied(error) => Err(RequestFailure::denied(
                 "access denied: these credentials may not read it, or may not list the bucket, and then S3 also says so of \
                  objects that do not exist",
             )),
-            error => Err(RequestFailure::of_request(error)),
+            error => Err(self.failure(error, status)),
         }
+    }
+
+    fn failure(&self, error: &object_store::Error, status: Option<u16>) -> RequestFailure {
+        RequestFailure::of_request(error, status, self.server.is_anonymous)
     }
 
     /// Fetches an object or a part of it; an error that may pass if it does not come whole.
     async fn receive(&self, path: &Path, range: Option<GetRange>, most: u64) -> Answer<ReceivedObject> {
         let wanted = range.clone();
         let mut options = GetOptions { range, ..GetOptions::default() };
+        let status = lengths::LastStatus::default();
         options.extensions.insert(lengths::Most(most));
+        options.extensions.insert(status.clone());
         let found = match self.server.objects.get_opts(path, options).await {
             Ok(found) => found,
             Err(object_store::Error::NotSupported { .. }) if wanted.is_some() => {
@@ -139,7 +149,7 @@ impl RemoteStore {
                     "this server cannot send a part of an object (HTTP range requests)",
                 ));
             }
-            Err(error) => return self.refused(&error),
+            Err(error) => return self.refused(&error, status.get()),
         };
         let gzip = is_gzip(&found.attributes)?;
         if gzip && wanted.is_some() {
@@ -151,11 +161,11 @@ impl RemoteStore {
             wanted.filter(|wanted| *wanted != GetRange::Bounded(found.range.clone()))
         {
             let size = found.meta.size;
-            return Err(RequestFailure::last(format!("bytes {wanted:?} were wanted, and the object has {size}")));
+            return Err(RequestFailure::damaged(format!("bytes {wanted:?} were wanted, and the object has {size}")));
         }
         let length = found.range.end.saturating_sub(found.range.start);
         let Some(memory) = usize::try_from(length).ok().filter(|_| length <= most) else {
-            return Err(RequestFailure::last(too_long(length, most)));
+            return Err(RequestFailure::damaged(too_long(length, most)));
         };
         // What a server announces is not yet there: memory is taken as bytes come.
         let mut bytes = Vec::with_capacity(memory.min(PART));
@@ -170,7 +180,9 @@ impl RemoteStore {
         }
         if bytes.len() != memory {
             let came = bytes.len();
-            return Err(RequestFailure::passing(format!("the answer had {came} bytes, where {memory} were announced")));
+            return Err(RequestFailure::too_short(format!(
+                "the answer had {came} bytes, where {memory} were announced"
+            )));
         }
         Ok(Some(ReceivedObject { bytes, meta, gzip }))
     }
@@ -184,7 +196,7 @@ impl RemoteStore {
             Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => {
                 Ok(self.send(path, payload, false).await?.map(|()| true))
             }
-            Err(error) => Err(RequestFailure::of_request(&error)),
+            Err(error) => Err(self.failure(&error, None)),
         }
     }
 
@@ -200,7 +212,7 @@ impl RemoteStore {
             let options = PutMultipartOptions { attributes, ..PutMultipartOptions::default() };
             self.send_in_parts(path, payload, options).await
         };
-        sent.map(Some).map_err(|error| RequestFailure::of_request(&error))
+        sent.map(Some).map_err(|error| self.failure(&error, None))
     }
 
     async fn send_in_parts(
@@ -231,8 +243,8 @@ impl RemoteStore {
         if !self.server.is_web {
             return Ok(());
         }
-        let cause = "web servers are read only: write to s3://, gs://, az:// or a directory".into();
-        Err(Error::Store { op, object: self.locate(key), cause })
+        let reason = "web servers are read only: write to s3://, gs://, az:// or a directory";
+        Err(failed(op, self.locate(key), RequestFailure::last(reason)))
     }
 }
 
@@ -299,16 +311,25 @@ impl Store for RemoteStore {
             None => Ok(None),
             Some(Some(received)) => Ok(Some(received.bytes)),
             Some(None) => {
-                let Some(size) = self.size(key)? else { return Ok(None) };
+                // It is there, as the first answer was about a part of it: it must not be taken for missing.
+                let Some(size) = self.size(key)? else {
+                    let reason = "this server cannot send the end of an object, and does not say how long it is";
+                    return Err(failed("reading", self.locate(key), RequestFailure::last(reason)));
+                };
                 self.get_range(key, size.saturating_sub(length)..size)
             }
         }
     }
 
     fn size(&self, key: &str) -> Result<Option<u64>> {
-        self.ask("reading", key, async |path| match self.server.objects.head(path).await {
-            Ok(meta) => Ok(Some(meta.size)),
-            Err(error) => self.refused(&error),
+        self.ask("reading", key, async |path| {
+            let status = lengths::LastStatus::default();
+            let mut options = GetOptions { head: true, ..GetOptions::default() };
+            options.extensions.insert(status.clone());
+            match self.server.objects.get_opts(path, options).await {
+                Ok(found) => Ok(Some(found.meta.size)),
+                Err(error) => self.refused(&error, status.get()),
+            }
         })
     }
 
@@ -332,13 +353,31 @@ impl Store for RemoteStore {
         }
         let gone = self.ask("removing", key, async |path| match self.server.objects.delete(path).await {
             Ok(()) => Ok(Some(())),
-            Err(error) => self.refused(&error),
+            Err(error) => self.refused(&error, None),
         })?;
         Ok(gone.is_some())
     }
 
+    fn first_keys(&self, prefix: &str, most: usize) -> Result<Vec<String>> {
+        let failed = |failure| failed("listing", self.locate(prefix), failure);
+        let path = self.path(prefix).map_err(failed)?;
+        let root = self.path("").map_err(failed)?;
+        let request = async |path: &Path| {
+            let found = self.server.objects.list(Some(path)).take(most);
+            let found: Vec<_> = found.try_collect().await.map_err(|error| self.failure(&error, None))?;
+            let key = |found: &ObjectMeta| {
+                let parts: Option<Vec<_>> = found.location.prefix_match(&root).map(Iterator::collect);
+                parts.map(|parts| parts.iter().map(AsRef::as_ref).collect::<Vec<&str>>().join("/"))
+            };
+            Ok(Some(found.iter().filter_map(key).collect::<Vec<String>>()))
+        };
+        let listed = self.io.wait(self.again_and_again(&path, request));
+        let forked = |error: io_threads::NoAnswer| failed(RequestFailure::no_answer(error.to_string()));
+        Ok(listed.map_err(forked)?.map_err(failed)?.unwrap_or_default())
+    }
+
     fn list(&self, prefix: &str) -> Result<Vec<String>> {
-        let failed = |failure| Error::Store { op: "listing", object: self.locate(prefix), cause: Box::new(failure) };
+        let failed = |failure| failed("listing", self.locate(prefix), failure);
         if self.server.is_web {
             return Err(failed(RequestFailure::last("web servers do not say which objects they have")));
         }
@@ -348,7 +387,7 @@ impl Store for RemoteStore {
         let path = self.path(prefix).map_err(failed)?;
         let request = async |path: &Path| {
             let listed = self.server.objects.list_with_delimiter(Some(path)).await;
-            let listed = listed.map_err(|error| RequestFailure::of_request(&error))?;
+            let listed = listed.map_err(|error| self.failure(&error, None))?;
             let name = |path: &Path| path.filename().unwrap_or_default().to_owned();
             let objects = listed.objects.iter().map(|object| name(&object.location));
             let groups = listed.common_prefixes.iter().map(|group| format!("{}/", name(group)));
@@ -357,7 +396,7 @@ impl Store for RemoteStore {
             Ok(Some(names))
         };
         let listed = self.io.wait(self.again_and_again(&path, request));
-        let listed = listed.map_err(|forked| failed(RequestFailure::last(forked.to_string())))?.map_err(failed)?;
+        let listed = listed.map_err(|forked| failed(RequestFailure::no_answer(forked.to_string())))?.map_err(failed)?;
         Ok(listed.unwrap_or_default())
     }
 }

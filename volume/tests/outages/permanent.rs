@@ -1,0 +1,212 @@
+//! Failures that waiting does not mend: nothing half-painted is kept unless it is asked for, and the error names shard and chunk.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ndarray_shm::{DType, Directory, Location};
+use ndarray_shm_volume::{
+    DownloadOptions, Encoding, Error, Missing, NewVolume, Result, StoreFailure, UploadOptions, VolumeFormat, VolumeUrl,
+    Workers, create_volume, download_to_shared_memory, open_volume, upload_from_array,
+};
+
+use crate::servers::{Fault, FaultyProxy, HttpServer, Request};
+
+const LENGTH: u64 = 16;
+
+/// An element that is not background.
+fn byte(number: usize) -> u8 {
+    u8::try_from(number % 250 + 1).expect("small")
+}
+
+/// A volume of 8 chunks of 8^3 bytes in one shard, and a directory for arrays.
+struct Sharded {
+    directory: tempfile::TempDir,
+    shard: PathBuf,
+    /// What the last of its chunks is called in errors.
+    last: &'static str,
+}
+
+impl Sharded {
+    fn zarr() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut new = NewVolume::new(VolumeFormat::Zarr, &[LENGTH; 3], &[8; 3], DType::U8);
+        (new.encoding, new.shard_shape) = (Encoding::Raw, Some(vec![LENGTH; 3]));
+        let volume = create_volume(VolumeUrl::local(directory.path().join("volume")), &new).expect("a volume");
+        let elements = ndarray::ArrayD::from_shape_fn(vec![16, 16, 16], |at| byte(at[0] + 3 * at[1] + 7 * at[2]));
+        let bbox = volume.meta().domain();
+        upload_from_array(&*volume, &bbox, &elements.view(), &UploadOptions::new()).expect("its elements");
+        Self::of(directory, "volume/c/0/0/0", "1/1/1")
+    }
+
+    /// Written by hand, since such volumes are only read: index, chunks, index of the only minishard.
+    fn precomputed() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::create_dir_all(directory.path().join("volume/s")).expect("a scale");
+        let info = serde_json::json!({
+            "data_type": "uint8", "num_channels": 1, "type": "image",
+            "scales": [{
+                "key": "s", "size": [LENGTH, LENGTH, LENGTH], "chunk_sizes": [[8, 8, 8]], "resolution": [1, 1, 1], "encoding": "raw",
+                "sharding": {
+                    "@type": "neuroglancer_uint64_sharded_v1", "preshift_bits": 0, "hash": "identity",
+                    "minishard_bits": 0, "shard_bits": 0,
+                },
+            }],
+        });
+        fs::write(directory.path().join("volume/info"), info.to_string()).expect("a description");
+        let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        // The index of the minishard stands in front of the chunks, so that a shard that is cut has it still.
+        let index = words(&[0, 1, 1, 1, 1, 1, 1, 1, 192, 0, 0, 0, 0, 0, 0, 0, 512, 512, 512, 512, 512, 512, 512, 512]);
+        let elements: Vec<u8> = (0..512 * 8).map(byte).collect();
+        let shard = [words(&[0, 192]), index, elements].concat();
+        fs::write(directory.path().join("volume/s/0.shard"), shard).expect("a shard");
+        Self::of(directory, "volume/s/0.shard", "8-16_8-16_8-16")
+    }
+
+    fn of(directory: tempfile::TempDir, shard: &str, last: &'static str) -> Self {
+        fs::create_dir(directory.path().join("arrays")).expect("a directory for arrays");
+        let shard = directory.path().join(shard);
+        Self { directory, shard, last }
+    }
+
+    fn both() -> [Self; 2] {
+        [Self::zarr(), Self::precomputed()]
+    }
+
+    fn volume(&self) -> PathBuf {
+        self.directory.path().join("volume")
+    }
+
+    /// Makes the last chunk lie behind the end of the shard.
+    fn cut(&self) {
+        let shard = fs::read(&self.shard).expect("a shard");
+        if self.last.contains('_') {
+            fs::write(&self.shard, &shard[..shard.len() - 100]).expect("cut");
+            return;
+        }
+        // The index of a Zarr shard is at its end: what is cut out is in front of it, and the checksum still holds. It is more than the
+        // index, so that the chunk's range ends behind the shard.
+        let length = 8 * 16 + 4;
+        let index = shard.len() - length;
+        fs::write(&self.shard, [&shard[..index - 2 * length], &shard[index..]].concat()).expect("cut");
+    }
+
+    fn backend(&self) -> Directory {
+        Directory::new("test", self.directory.path().join("arrays"))
+    }
+
+    fn download(&self, url: &str, keep_partial: bool) -> Result<usize> {
+        let source = open_volume(url.parse::<VolumeUrl>()?)?;
+        let location: Location = "permanent-test".parse().expect("a location");
+        let options = DownloadOptions::new()
+            .backend(self.backend())
+            .workers(Workers::Threads(1))
+            .requests(1)
+            .missing(Missing::Fill)
+            .replace(true)
+            .keep_partial(keep_partial);
+        let done = download_to_shared_memory(&*source, &source.meta().domain(), &location, &options)?;
+        Ok(done.filled)
+    }
+
+    /// How many files there are of arrays, finished or not.
+    fn left(&self) -> usize {
+        fs::read_dir(self.directory.path().join("arrays")).expect("the arrays").count()
+    }
+
+    /// Demands an error that names shard and chunk, and that nothing is kept unasked; with `keep`, that something was painted before.
+    #[track_caller]
+    fn check(&self, url: &str, chunk: Option<&str>) -> Error {
+        let error = self.download(url, false).expect_err(url);
+        let text = error.to_string().replace('\\', "/");
+        let shard = self.shard.file_name().and_then(|name| name.to_str()).expect("a name");
+        assert!(text.contains(&format!("/{shard}` (region ")), "the shard: {text}");
+        let named = chunk.map_or_else(|| " in ".to_owned(), |chunk| format!("`{chunk} in "));
+        assert!(text.contains(&named), "the chunk: {text}");
+        assert_eq!(error.store_failure(), None, "it may not pass: {error:?}");
+        assert_eq!(self.left(), 0, "nothing is kept unasked");
+        error
+    }
+}
+
+fn local(path: &Path) -> String {
+    path.display().to_string()
+}
+
+pub(crate) fn cut_shards_are_damaged_for_good(_name: &str) {
+    for sharded in Sharded::both() {
+        assert_eq!(sharded.download(&local(&sharded.volume()), false).expect("it is sound"), 0);
+        fs::remove_dir_all(sharded.directory.path().join("arrays")).expect("the arrays");
+        fs::create_dir(sharded.directory.path().join("arrays")).expect("again");
+        sharded.cut();
+        let server = HttpServer::start(sharded.directory.path());
+        let behind = format!("{}/volume", server.url());
+        for url in [local(&sharded.volume()), behind] {
+            let error = sharded.check(&url, Some(sharded.last));
+            assert!(matches!(error, Error::Chunk { .. }), "{url}: {error:?}");
+            sharded.download(&url, true).expect_err("as before");
+            assert!(sharded.left() > 0, "seven chunks are sound, and kept when that is asked for");
+            let location = "permanent-test".parse().expect("a location");
+            assert!(ndarray_shm::render::discard(&sharded.backend(), &location).expect("it is there"));
+        }
+    }
+}
+
+pub(crate) fn shards_need_a_server_that_sends_parts(_name: &str) {
+    for sharded in Sharded::both() {
+        let server = HttpServer::without_ranges(sharded.directory.path());
+        let error = sharded.check(&format!("{}/volume", server.url()), None);
+        assert!(matches!(error, Error::ChunkUnserved { .. }), "{error:?}");
+        assert!(format!("{error:?}").contains("range requests"), "{error:?}");
+    }
+}
+
+/// Whether it asks for a part of a shard that is not its index: the index is asked for first.
+fn is_of_chunk(request: &Request, indexes: usize, asked: &mut usize) -> bool {
+    *asked += usize::from(!request.range.is_empty());
+    *asked > indexes + 2
+}
+
+pub(crate) fn refused_parts_are_no_outage(_name: &str) {
+    // The Precomputed shard has two levels of indexes.
+    for (sharded, indexes) in Sharded::both().into_iter().zip([1, 2]) {
+        let server = HttpServer::start(sharded.directory.path());
+        for (status, is_expected) in [
+            (400, (|error| matches!(error, Error::ChunkUnserved { .. })) as fn(&Error) -> bool),
+            (403, |error| matches!(error, Error::ChunkDenied { .. })),
+            (416, |error| matches!(error, Error::Chunk { .. })),
+            (404, |error| matches!(error, Error::Chunk { .. })),
+        ] {
+            let mut asked = 0;
+            let proxy = FaultyProxy::start(&server.url(), move |request| {
+                is_of_chunk(request, indexes, &mut asked).then_some(Fault::Status(status))
+            });
+            let error = sharded.check(&format!("{}/volume", proxy.url()), None);
+            assert!(is_expected(&error), "{status}: {error:?}");
+        }
+        // Credentials may have expired in the middle: others may go on from there.
+        let mut asked = 0;
+        let proxy = FaultyProxy::start(&server.url(), move |request| {
+            is_of_chunk(request, indexes, &mut asked).then_some(Fault::Status(403))
+        });
+        let url = format!("{}/volume", proxy.url().replace("http://", "http://me:secret@"));
+        let error = sharded.download(&url, false).expect_err("refused");
+        assert_eq!(error.store_failure(), Some(StoreFailure::CredentialsRefused), "{error:?}");
+        assert!(sharded.left() > 0, "kept");
+    }
+}
+
+/// A shard that does not exist has no chunks, which is no failure.
+pub(crate) fn absent_shards_are_missing_chunks(_name: &str) {
+    for sharded in Sharded::both() {
+        fs::remove_file(&sharded.shard).expect("the shard");
+        let server = HttpServer::start(sharded.directory.path());
+        for url in [local(&sharded.volume()), format!("{}/volume", server.url())] {
+            assert_eq!(sharded.download(&url, false).expect("all is background"), 8);
+        }
+        fs::remove_dir_all(sharded.directory.path().join("arrays")).expect("the arrays");
+        fs::create_dir(sharded.directory.path().join("arrays")).expect("again");
+        fs::create_dir(&sharded.shard).expect("a directory in its place");
+        let error = sharded.check(&local(&sharded.volume()), None);
+        assert!(format!("{error:?}").contains("a directory where a file should be"), "{error:?}");
+    }
+}
