@@ -1,9 +1,9 @@
-//! Segments that count who uses them: how one is made, attached, left, and collected when all who used it are dead.
+//! Segments that count their handles: creating, attaching, leaving, and reclaiming after all users have died.
 //!
-//! - Attaching: attach.rs. A count that has the mark of the dead is one whose last handle was killed before it could remove the
-//!   name: that death is finished, and nothing is found.
-//! - Leaving: count; the last one removes the name while it is still attached. If others are left, the lease is given up and asked
-//!   about: the others may have been killed (collect.rs).
+//! - Attaching: attach.rs. The flag *dead* in the count means that the last handle was killed before it could remove the
+//!   name. The attachment removes the name, and finds nothing.
+//! - Leaving: subtract one. The last handle removes the name while it is still attached. If other handles are counted, the lease is
+//!   released and queried: the other processes may have been killed (reclaim.rs).
 
 use std::fs::File;
 use std::time::Duration;

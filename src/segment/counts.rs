@@ -1,16 +1,17 @@
-//! How many use an array, and which handles to it are on their way: numbers in shared memory, changed one at a time.
+//! The reference count of an array, and its tickets: words in shared memory, each changed by compare-and-exchange.
 //!
-//! Everything that must be decided at once is in one word, so that no death between two steps leaves a half-done
-//! change: how many handles are attached, whether the array is kept, frozen, named, or dead. Dead is for ever: whoever
-//! brings the number of handles to 0 decides in the same step whether anybody may still come, and nobody is let in
-//! afterwards.
+//! Everything that must be decided together is in one word: how many handles are attached, and whether the array is kept,
+//! frozen, named or dead. A process that is killed between two steps therefore leaves no half-done change. Dead is final:
+//! the release that brings the count to 0 decides in the same exchange whether another attachment is possible, and no
+//! acquire succeeds afterwards.
 //!
-//! Tickets are not in that word. Whoever leaves as the last looks at them before he changes it, and what he saw must still be
-//! true then, although others may have come and gone meanwhile: so the word also counts those who came.
+//! A *ticket* stands for a handle that was sent and is not attached yet (in flight). The receiver uses it up when it
+//! attaches, or it expires. Tickets are not in the word. The last release scans them before it changes the word, and the
+//! result of that scan must still be true at the exchange, although other processes may have attached and left in
+//! between. The word therefore also counts arrivals.
 //!
-//! A *ticket* stands for a handle on its way. It is taken by whoever attaches with it, or expires. What the numbers say
-//! is only half of the truth: a process that was killed never subtracts itself. The other half is the lease, which the
-//! kernel keeps.
+//! The count is only half of the truth: a killed process never subtracts its handles. The other half is the lease, a
+//! kernel lock that ends with the process.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,44 +19,48 @@ use std::time::Duration;
 
 use crate::os;
 
-/// Most handles that can be on their way at once.
+/// Most tickets that can be in flight at once.
 pub(crate) const MOST_TICKETS: usize = 128;
 
-/// Longest time that a ticket may protect an array to which nobody is attached. A deadline further away than this is
-/// none: it was written before the machine was started, or by a stranger.
+/// Longest time for which a ticket may protect an array without attachments. A deadline further away is ignored: it was
+/// written before the machine was started, or by another program.
 pub(crate) const LONGEST_GRACE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 const HANDLES: u64 = 0xffff_ffff;
-/// How many have come so far, around and around: nobody sees the same word twice while he makes up his mind.
+/// Number of arrivals, wrapping around. It keeps a word from looking unchanged to a release that other processes overtook
+/// (ABA).
 const ARRIVALS: u64 = 0x0fff_ffff << 32;
 const ARRIVAL: u64 = 1 << 32;
-/// The last name is the only way to it, and it is about to go: nobody may attach.
+/// The last handle left a named array. The name is about to be removed, and attaching is refused.
 const DEAD: u64 = 1 << 63;
-/// Its name stays when nobody is attached.
+/// The name stays when the last handle leaves.
 const KEPT: u64 = 1 << 62;
-/// Nobody may write to it again.
+/// Writing is forbidden for ever.
 const FROZEN: u64 = 1 << 61;
-/// It has, or is about to have, a name.
+/// The array has a name, or is about to get one.
 const NAMED: u64 = 1 << 60;
 
-/// Set in the number of a ticket that may be used many times.
+/// Set in the number of a ticket that may be used many times (a reusable handle).
 const MANY: u64 = 1 << 63;
 
-/// Set in the number of a ticket that is just being made, or whose maker was killed.
+/// Set in the number of a ticket that is being issued, or whose sender was killed while it issued it.
 const PENDING: u64 = 1 << 62;
 
-/// The lower part of a deadline is microseconds since boot, the upper part tells the boot.
+/// Lower bits of a deadline: microseconds since boot. Upper bits: which boot.
 const BOOT_SHIFT: u32 = 48;
 
-/// A word of shared memory. A trait, so that the protocol can be checked with words whose every interleaving is tried.
+/// A word of shared memory. A trait, so that loom can check the protocol with its own words.
 pub(crate) trait Word {
     fn load(&self) -> u64;
     fn store(&self, value: u64);
-    /// Changes `current` to `new`, or returns what is there instead.
+    /// Changes `current` to `new`, or returns the value found instead.
     fn exchange(&self, current: u64, new: u64) -> Result<(), u64>;
 }
 
 impl Word for AtomicU64 {
+    // Release and acquire order two words twice. A sender writes a ticket's deadline before its number: a process that reads the
+    // number sees the deadline. A sender issues a ticket before it subtracts its handle: the last release, which reads that count,
+    // sees the ticket.
     #[inline]
     fn load(&self) -> u64 {
         self.load(Ordering::Acquire)
@@ -72,7 +77,7 @@ impl Word for AtomicU64 {
     }
 }
 
-/// A handle on its way: its random number (0: none), and until when it protects the array.
+/// A ticket: its random number (0: the slot is free), and the deadline until which it protects the array.
 #[repr(C)]
 #[derive(Debug)]
 struct TicketSlot<W> {
@@ -80,7 +85,7 @@ struct TicketSlot<W> {
     until: W,
 }
 
-/// The changing part of a counted array's last page, as it lies in shared memory.
+/// The changing part of a counted array's trailer, as it lies in shared memory.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Counts<W = AtomicU64, const SLOTS: usize = MOST_TICKETS> {
@@ -89,17 +94,17 @@ pub(crate) struct Counts<W = AtomicU64, const SLOTS: usize = MOST_TICKETS> {
     slots: [TicketSlot<W>; SLOTS],
 }
 
-/// What the word says, as it was read at one moment.
+/// A copy of the word, as it was read at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct State(u64);
 
 impl State {
-    /// The state of a new array: one handle.
+    /// The state of a new array, with one handle.
     pub(crate) fn new(named: bool) -> Self {
         Self(1 | if named { NAMED } else { 0 })
     }
 
-    /// The state of what is counted otherwise: only whether its name stays is said here.
+    /// The state of a segment whose users are counted elsewhere. Only whether its name is kept is stored here.
     pub(crate) fn unattended(keep: bool) -> Self {
         Self(if keep { KEPT } else { 0 })
     }
@@ -112,7 +117,7 @@ impl State {
         self.0.to_le_bytes()
     }
 
-    /// How many handles are attached, those of killed processes included.
+    /// Returns how many handles are counted, including those of killed processes.
     #[allow(clippy::cast_possible_truncation)] // the lower half is what is asked for
     pub(crate) fn handles(self) -> u32 {
         (self.0 & HANDLES) as u32
@@ -143,36 +148,36 @@ impl State {
     }
 }
 
-/// Why nobody more is let in.
+/// Why a handle cannot be counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CountRefusal {
-    /// The last handle went; the name is about to go too, if its owner has not been killed before that.
+    /// The last handle has left. Its name is removed next, unless that process was killed before it could do so.
     Dead,
-    /// The number would not fit.
+    /// The count is at its maximum.
     Full,
 }
 
-/// What is left when a handle went.
+/// What a release has left behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// Nothing: the name is to be removed by whoever got this answer, and nobody else gets it.
+    /// Nothing. The caller removes the name; no other release gets this answer.
     Nothing,
-    /// Nobody, and no name either: who has a descriptor may still come.
+    /// No handle, and no name either: a process with a descriptor can still attach.
     Nameless,
-    /// Other handles, or what others left who were killed.
+    /// Other handles, some or all of which may belong to killed processes.
     Others,
-    /// Nobody, but a handle is on its way.
+    /// No handle, but a ticket is in flight.
     InFlight,
-    /// It is kept, whoever comes and goes.
+    /// The array is kept, whatever the count.
     Kept,
 }
 
-/// The number of a handle on its way.
+/// The number of a ticket.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ticket(u64);
 
 impl Ticket {
-    /// Makes a ticket of a random number.
+    /// Makes a ticket from a random number.
     #[allow(clippy::cast_possible_truncation)] // any 62 bits will do
     pub(crate) fn new(random: u128, many: bool) -> Self {
         let number = (random as u64 & !(MANY | PENDING)).max(1);
@@ -193,7 +198,7 @@ impl Ticket {
     }
 }
 
-/// Whether the number of a slot is that of a ticket that was sent.
+/// Whether a slot's number is that of an issued ticket.
 fn is_ticket(number: u64) -> bool {
     number & PENDING == 0 && number & !MANY != 0
 }
@@ -204,13 +209,13 @@ impl fmt::Debug for Ticket {
     }
 }
 
-/// What stands for this boot in a deadline; 0 where the system does not tell it.
+/// The part of a deadline that identifies this boot; 0 where the system does not tell it.
 fn boot() -> u64 {
     let id = os::known_boot_id().map(|id| crc32fast::hash(&id) | 1);
     u64::from(id.unwrap_or(0)) << BOOT_SHIFT
 }
 
-/// How long a deadline is still away; `None` if it has passed, was set before the machine was started, or never was one.
+/// Returns the time left until a deadline; `None` if it has passed, was set before this boot, or is not a deadline.
 pub(crate) fn remaining(until: u64, now: Duration) -> Option<Duration> {
     let micros = until & !(u64::MAX << BOOT_SHIFT);
     let left = Duration::from_micros(micros).checked_sub(now)?;
@@ -218,20 +223,27 @@ pub(crate) fn remaining(until: u64, now: Duration) -> Option<Duration> {
     (this_boot && !left.is_zero() && left <= LONGEST_GRACE).then_some(left)
 }
 
-/// The deadline of a ticket that is valid for `grace` from `now`.
+/// Returns the deadline of a ticket that is valid for `grace` from `now`.
 fn deadline(now: Duration, grace: Duration) -> u64 {
     let micros = (now + grace.min(LONGEST_GRACE)).as_micros();
     boot() | u64::try_from(micros).unwrap_or(u64::MAX) & !(u64::MAX << BOOT_SHIFT)
 }
 
 impl<W: Word> TicketSlot<W> {
-    /// Puts a ticket here, if the number and whether its deadline has passed allow that.
+    /// Puts a ticket into this slot, if `may_take` allows it for the slot's number and for whether its deadline has
+    /// passed.
     ///
-    /// Each of the two words changes only from what was seen at first. A maker that is killed in between leaves a pending number,
-    /// which makes room when the deadline beside it has passed. Then the deadline decides: a maker that was only stopped finds
-    /// another one there, and gives the slot up.
+    /// Three exchanges, each from the value that was read: the number becomes pending, the deadline is set, the number
+    /// becomes the ticket's. A sender that is killed in between leaves a pending number, and the slot can be taken again
+    /// once the deadline beside it has passed.
+    ///
+    /// Two senders in one slot: A makes the number pending and is stopped. B finds the pending number with a passed
+    /// deadline, leaves the number as it is, and sets its own deadline. A continues, its exchange of the deadline fails,
+    /// and A gives the slot up. If A is stopped after it has set its deadline, B can take the slot only when that has
+    /// passed too; then the last exchange decides, which succeeds for one of them.
     fn make(&self, ticket: Ticket, deadline: u64, now: Duration, may_take: fn(u64, bool) -> bool) -> bool {
-        // In this order: a number that was just put there has its deadline already.
+        // The number is read before the deadline. The other way round, a sender could pair the old, passed deadline with
+        // a number that another sender put there in between, and overwrite a valid ticket.
         let number = self.number.load();
         let until = self.until.load();
         if !may_take(number, remaining(until, now).is_none()) {
@@ -249,7 +261,8 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         State(self.word.load())
     }
 
-    /// Changes the word in one step, or not at all.
+    /// Changes the word in one exchange, or not at all. `step` runs again whenever another process changed the word in
+    /// between.
     fn change<R>(&self, mut step: impl FnMut(State) -> Result<(State, R), R>) -> R {
         let mut current = self.word.load();
         loop {
@@ -277,10 +290,15 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         })
     }
 
-    /// Counts one handle less. Of all who leave, one at most is told that nothing is left.
+    /// Counts one handle less. At most one release is told that nothing is left.
+    ///
+    /// The scan of the tickets runs between the load of the word and its exchange. Process L releases the last handle and finds no
+    /// ticket; S attaches, issues a ticket and leaves; the count is 1 again, but the number of arrivals differs, so L's
+    /// exchange fails and L scans again instead of declaring the array dead. The other way round: L finds a ticket, its
+    /// receiver attaches, uses it up and leaves; again L's exchange fails, and L removes the name, which no process would otherwise do.
     pub(crate) fn release(&self, now: Duration) -> Left {
         self.change(|state| match state.handles() {
-            // Nobody who is attached can meet this, unless the bytes are not to be trusted: the lease will tell.
+            // An attached process never finds 0 here, unless the bytes were damaged. Then the lease decides.
             0 => Err(if state.is_kept() { Left::Kept } else { Left::Others }),
             handles => {
                 let left = state.with_handles(u64::from(handles) - 1);
@@ -299,61 +317,63 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         })
     }
 
-    /// Returns whether the flag was not set before.
+    /// Sets a flag. Returns whether it was not set before.
     fn set(&self, flag: u64) -> bool {
         self.change(|state| Ok((State(state.0 | flag), state.0 & flag == 0)))
     }
 
-    /// Makes the name outlive those who are attached. The caller is attached.
+    /// Makes the name outlive the last handle. The caller is attached.
     pub(crate) fn keep(&self) {
         self.set(KEPT);
     }
 
-    /// Forbids writing, for ever. The caller has every cell locked.
+    /// Forbids writing for ever. The caller holds a write lock on every cell.
     pub(crate) fn freeze(&self) {
         self.set(FROZEN);
     }
 
-    /// Notes that there is a name to be removed at the end. The caller is attached.
+    /// Notes that the last handle must remove a name. The caller is attached.
     ///
-    /// Returns whether that was news.
+    /// Returns whether the flag was not set before.
     pub(crate) fn name(&self) -> bool {
         self.set(NAMED)
     }
 
-    /// Notes that there is no name after all. The caller is attached. Returns whether that was news.
+    /// Notes that there is no name after all. The caller is attached. Returns whether the flag was set before.
     pub(crate) fn unname(&self) -> bool {
         self.change(|state| Ok((State(state.0 & !NAMED), state.is_named())))
     }
 
-    /// Sends a handle on its way, for `grace`; `false` if as many are on their way as there can be. The caller is
+    /// Issues a ticket that protects the array for `grace`. Returns `false` if all slots are in use. The caller is
     /// attached.
     pub(crate) fn issue(&self, ticket: Ticket, now: Duration, grace: Duration) -> bool {
         let until = deadline(now, grace);
         let make =
             |may_take: fn(u64, bool) -> bool| self.slots.iter().any(|slot| slot.make(ticket, until, now, may_take));
-        // Expired tickets make room, but while there is other room they stay: what comes late may yet be in time.
+        // Free slots are used first: an expired ticket still works as long as its slot is not taken.
         make(|number, _is_late| number == 0) || make(|_number, is_late| is_late)
     }
 
-    /// Uses a ticket; `false` if it was used, taken back, or expired and made room. The caller is attached.
+    /// Uses a ticket up. Returns `false` if it was used before, revoked, or expired and replaced. The caller is attached.
     pub(crate) fn redeem(&self, ticket: Ticket) -> bool {
         let Some(slot) = self.slots.iter().find(|slot| slot.number.load() == ticket.0) else { return false };
+        // Two receivers with the same ticket may both find the slot. The exchange succeeds for one of them.
         ticket.is_many() || slot.number.exchange(ticket.0, 0).is_ok()
     }
 
-    /// Takes a ticket back, however often it may be used; `false` if there is none any more.
+    /// Revokes a ticket, reusable or not. Returns `false` if it does not exist any more.
     pub(crate) fn revoke(&self, ticket: Ticket) -> bool {
         self.slots.iter().any(|slot| slot.number.exchange(ticket.0, 0).is_ok())
     }
 
-    /// How many handles on their way protect the array, and for how long the last of them will.
+    /// Returns how many tickets protect the array, and how long the last of them does so.
     pub(crate) fn in_flight(&self, now: Duration) -> (usize, Duration) {
+        // The number before the deadline, as in `TicketSlot::make`.
         count(self.slots.iter().map(|slot| (slot.number.load(), slot.until.load())), now)
     }
 }
 
-/// Counts tickets that have not expired, and says how long the last of them has.
+/// Counts the tickets that have not expired, and returns how long the last of them is still valid.
 pub(crate) fn count(tickets: impl Iterator<Item = (u64, u64)>, now: Duration) -> (usize, Duration) {
     let valid = tickets.filter(|(number, _)| is_ticket(*number)).filter_map(|(_, until)| remaining(until, now));
     valid.fold((0, Duration::ZERO), |(count, last), left| (count + 1, last.max(left)))

@@ -1,5 +1,5 @@
-//! Joint segments: bookkeeping that many processes change at once, under a public name. Leased as counted arrays are, so
-//! that nobody has the same bytes as plain elements; who leaves as the last removes the name ([`collect`](super::collect)).
+//! Joint segments: bookkeeping that many processes change at once, under a public name. They are leased as counted arrays are, so
+//! that no process maps the same bytes as plain elements. The last process to leave removes the name (reclaim.rs).
 
 use std::fs::File;
 use std::time::Duration;

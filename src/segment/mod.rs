@@ -252,7 +252,6 @@ impl Segment {
     }
 }
 
-/// Whether any process is attached to what has the name; asks the kernel and disturbs nobody.
 impl Directory {
     /// Whether any process is attached to the array of this name.
     ///

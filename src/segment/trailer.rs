@@ -4,15 +4,15 @@
 //! offset  size  (little-endian; the page begins at a multiple of 4096 behind the payload, zeros between)
 //!      0     8  number of handles, flags: see counts.rs
 //!      8    56  zero
-//!     64  2048  128 handles on their way, each a number and a deadline (8 + 8)
+//!     64  2048  128 tickets, each a number and a deadline (8 + 8)
 //!   2112  1328  zero
-//!   3440    16  the file it was made in: device, number (8 + 8)
+//!   3440    16  the file in which it was created: device, inode number (8 + 8)
 //!   3456   272  the name it has or will get: its length (2), UTF-8 (255), zeros
-//!   3728   304  the record: what it is, in the words of share/record.rs or arena/geometry.rs
+//!   3728   304  the record, in the form of counted/record.rs or arena/tables/geometry.rs
 //!   4032    64  the footer, whose checksum covers file, name and record
 //! ```
 //!
-//! An arena has no handles on their way, and of the flags only the one that keeps its name.
+//! An arena has no tickets, and of the flags only *kept*.
 //!
 //! The bytes are input: [`Trailer`] is a copy that was checked. Only the counts are looked at again in shared memory.
 
