@@ -21,11 +21,11 @@ use crate::backend::{Access, Backend, Directory, DraftFile, DraftOptions, Locati
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
-/// How long the last one out waits for others who are at the name, if it is merely dropped, and if it is closed.
+/// How long the last handle waits for another process that changes the name, when it is dropped, and when it is closed.
 pub(crate) const DROP_WAIT: Duration = Duration::from_millis(100);
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
 
-/// A segment whose file counts who uses it: one of its handles.
+/// One handle to a segment that counts its handles in its file.
 #[derive(Debug)]
 pub(crate) struct CountedSegment {
     /// The page with the counts, where it is not behind the payload in the same mapping.
@@ -56,7 +56,7 @@ impl AsMut<Segment> for CountedSegment {
 struct Aftermath {
     home: Home,
     id: FileId,
-    /// What is known already; else it is to be found out whether those who are still counted are alive.
+    /// The verdict, if it is known already. Otherwise it is to be found out whether the handles that are still counted are alive.
     found: Option<Verdict>,
     farewell: Option<Farewell>,
     is_done: bool,
@@ -120,9 +120,9 @@ impl DraftSegment {
         let page = page.map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
         self.grow(trailer::file_length(payload).ok_or_else(|| too_large(name))?)?;
         let at = page_at(self.segment());
-        // SAFETY: the mapping is as long as the file, whose last page begins at `at`.
+        // SAFETY: the mapping is as long as the file, and the last page of the file begins at `at`.
         let to = unsafe { self.segment().pointer().add(at) };
-        // SAFETY: as above; nobody else can reach a draft, and the bytes are beyond those that views show.
+        // SAFETY: as above; no other process can reach a draft, and the bytes are beyond those that views show.
         unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), to, PAGE) };
         Ok(())
     }
@@ -138,7 +138,7 @@ impl DraftSegment {
     ) -> Result<CountedSegment, (Error, Self)> {
         let (name, was_alone) = (home.location.as_str(), self.is_alone());
         let own = self.refuse_forked_child(name);
-        // Not before: as a plain draft it was kept from those who might still know the file.
+        // Not earlier: until now the draft's locks excluded processes that still have the recycled file open.
         let opened = own.and_then(|()| self.open_to_others(name)).and_then(|()| self.lease_as(COUNTED, LEASE, name));
         if let Err(error) = opened {
             return Err((error, self));
@@ -289,7 +289,7 @@ impl CountedSegment {
     pub(crate) fn counts(&self) -> &Counts {
         let page = match &self.page {
             Some(page) => page.as_mut_ptr(),
-            // SAFETY: without a page of its own, the mapping is as long as the file, whose last page begins there.
+            // SAFETY: without a page of its own, the mapping is as long as the file, and the last page of the file begins there.
             None => unsafe { self.segment.pointer().add(page_at(&self.segment)) },
         };
         // SAFETY: the page is mapped for writing as long as `self` lives and begins at a multiple of its size, which
@@ -298,7 +298,7 @@ impl CountedSegment {
         unsafe { &*page.cast::<Counts>() }
     }
 
-    /// Whether nobody may write any more.
+    /// Whether writing is forbidden for ever.
     pub(crate) fn is_frozen(&self) -> bool {
         self.counts().state().is_frozen()
     }
@@ -326,7 +326,7 @@ impl CountedSegment {
         }
     }
 
-    /// Waits until nobody reads or writes, and forbids writing for ever.
+    /// Waits until no process reads or writes, and forbids writing for ever.
     pub(crate) fn freeze(&self) -> Result<()> {
         if self.is_frozen() {
             return Ok(());
@@ -346,11 +346,11 @@ impl CountedSegment {
             return Err(unlinked(home));
         };
         let file = kept.file.try_clone().map_err(|error| Error::os("publish", &home.location, error))?;
-        // Noted first: a name that nobody knows of would never be removed.
+        // The flag comes first: a name without it would never be removed.
         let had_name = !counts.name();
         let published = home.backend.publish(&mut DraftFile::nameless(file), &home.location, Publish::New);
         match published {
-            Ok(()) => counts.name(), // again: somebody who failed meanwhile may have taken the note back
+            Ok(()) => counts.name(), // again: a process that failed meanwhile may have cleared the flag
             Err(_) if home.leads_to(id)? => return Ok(()), // another process was quicker
             Err(_) if had_name => false,
             // Taken back, unless another process succeeds in this moment: one of the two sees what the other did.

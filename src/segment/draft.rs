@@ -14,9 +14,9 @@ pub(crate) struct DraftSegment {
     pub(super) file: DraftFile,
     pub(super) backend: Directory,
     options: DraftOptions,
-    /// It was published before: its locks keep everybody away who might still know the file.
+    /// It was published before, and its locks exclude processes that still have the file open.
     pub(super) alone: bool,
-    /// Its memory is to come back when nobody needs it under its name any more.
+    /// Its memory is to be recycled after its name was removed.
     recyclable: bool,
 }
 
@@ -34,7 +34,7 @@ impl DraftSegment {
         Ok(Self { segment, file, backend, options, alone: false, recyclable: false })
     }
 
-    /// Makes a draft of memory that was published before; nobody may have it, but somebody may still be attached.
+    /// Makes a draft of memory that was published before. It has no public name, but processes may still be attached.
     pub(super) fn of_used(segment: Segment, file: DraftFile, backend: Directory, options: DraftOptions) -> Self {
         Self { segment, file, backend, options, alone: false, recyclable: true }
     }
@@ -95,7 +95,7 @@ impl DraftSegment {
         file.set_len(length).map_err(failed)
     }
 
-    /// Leases the file as one kind of array instead of another. Nobody else can have it.
+    /// Leases the file as one kind of array instead of another. No other process can hold it.
     pub(super) fn lease_as(&self, new: LockRange, old: LockRange, name: &str) -> Result<()> {
         lease_own(self.file.file(), new, name)?;
         os::unlock(self.file.file(), old).map_err(|error| Error::os("lease", name, error))

@@ -41,7 +41,7 @@ const ZERO_AT: Range<usize> = ID_AT.end..TRAILER_CRC_AT.start;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Kind {
-    /// An array that counts who uses it.
+    /// An array that counts its handles.
     Counted = 1,
     /// Which chunks of a renderbuffer are finished.
     Ledger = 2,
@@ -55,7 +55,7 @@ pub(crate) enum Kind {
 #[derive(Debug, Clone)]
 pub(crate) struct RawFooter([u8; FOOTER]);
 
-/// A footer whose every field was checked against the file it was read from.
+/// A footer. Every field was checked against the file it was read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Footer {
     pub(crate) kind: Kind,

@@ -73,7 +73,7 @@ impl Segment {
         let _goes_with_the_description = self.descriptor.as_ref().map(|kept| os::unlock(&kept.file, COUNTED));
     }
 
-    /// Whether anybody has locked the range, this process included unless by the very description that is kept.
+    /// Whether the range is locked by any description other than the kept one, in this process or another.
     pub(crate) fn is_range_locked(&self, range: LockRange, home: &Home) -> Result<bool> {
         let Some(kept) = &self.descriptor else { return Ok(false) };
         os::is_locked(&kept.file, LockKind::Exclusive, range)
@@ -122,7 +122,7 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// Takes a lock if nobody has it.
+    /// Takes a lock if it is free.
     pub(crate) fn try_take(&self, range: LockRange, home: &Home) -> Result<bool> {
         self.file.as_ref().map_or(Ok(false), |file| try_lock(file, range, home))
     }
@@ -159,7 +159,7 @@ impl Drop for Mark {
 }
 
 impl Turn {
-    /// Takes a second lock on the same description, if nobody has it.
+    /// Takes a second lock on the same description, if it is free.
     pub(crate) fn try_also(&self, range: LockRange, home: &Home) -> Result<bool> {
         try_lock(&self.file, range, home)
     }

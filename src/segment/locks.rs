@@ -41,7 +41,7 @@ struct Closed {
     seen: Instant,
 }
 
-/// What this thread took and nobody dropped yet.
+/// Locks that this thread took and that were not dropped yet.
 #[derive(Debug)]
 struct HeldLock {
     id: FileId,
@@ -107,7 +107,8 @@ pub(crate) fn take(file: &File, id: FileId, kind: LockKind, range: LockRange, wa
         return Err(Error::WouldDeadlock { location: name.to_owned() });
     }
     let gate = if own != Standing::Nothing {
-        // Somebody may wait at the gate for what this thread holds already: to queue behind him would never end.
+        // The gate is ignored. A writer at the gate may wait for the cells that this thread holds, and this thread would then wait
+        // for the writer: neither would ever continue.
         Gate::Open
     } else if kind == LockKind::Exclusive && range == ALL_CELLS {
         Gate::Close
@@ -133,10 +134,10 @@ pub(crate) fn take(file: &File, id: FileId, kind: LockKind, range: LockRange, wa
 enum Gate {
     /// Ignore it.
     Open,
-    /// Ask whether a writer stands in it, and wait until none does; never hold it, or readers in turn would keep writers
-    /// from it.
+    /// Query whether a writer holds it, and wait until none does. Readers never hold it themselves: a succession of readers would
+    /// keep a writer from closing it.
     Pass,
-    /// Stand in it until the cells are free, so that nobody new gets in.
+    /// Hold it until the cells are granted, so that no new reader enters before this writer.
     Close,
 }
 
@@ -162,7 +163,7 @@ impl LockRequest<'_> {
         self.open_gate(has_gate)
     }
 
-    /// Tries once. A writer that does not wait needs no gate, and closing it would turn others away for nothing.
+    /// Tries once. A writer that does not wait needs no gate, and closing it would refuse other requests for nothing.
     fn at_once(self) -> std::io::Result<bool> {
         Ok((self.gate == Gate::Close || self.passes_gate(&mut false)?)
             && os::try_lock(self.file, self.kind, self.range)?)

@@ -27,7 +27,7 @@ pub(super) fn fill_holes(file: &File, facts: &Facts, home: &Home, access: Access
                    AttachOptions::leave_holes"
                 .into(),
         }),
-        // Replaced or removed meanwhile: what is attached is the caller's file, whoever has the name.
+        // The name was replaced or removed meanwhile. The attachment is to the caller's file, whatever has the name.
         Ok(_) | Err(Error::NotFound { .. }) => Err(unlinked(home)),
         Err(error) => Err(error),
     }

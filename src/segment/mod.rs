@@ -41,8 +41,8 @@ use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
-/// Is told of a name that nobody but handles on their way keeps any more, and for how long they will. Called while an array is
-/// dropped: it must neither wait nor fail.
+/// Called when only tickets keep a name, with the time for which they do. It runs while an array is dropped, so it must neither wait
+/// nor fail.
 pub(crate) type Farewell = fn(&Home, Duration);
 
 /// Mapped bytes and their lease, which lasts exactly as long as the mapping.
@@ -189,7 +189,7 @@ impl Segment {
         os::step("hold: opened");
         let hold = Hold::take(file, self.id, kind, range, wait, home.location.as_str())?;
         os::step("hold: granted");
-        // Waiting may have taken long, and others are not bound to our rules: is it still what was mapped?
+        // The wait may have been long, and the name may have been removed or replaced meanwhile: is it still the mapped file?
         let facts = look(hold.file(), &home.location)?;
         if !self.guards_by_descriptor && (facts.links == 0 || (!os::LINKS_TELL && !home.leads_to(self.id)?)) {
             return Err(unlinked(home));
@@ -269,7 +269,7 @@ pub(crate) fn is_attached(backend: &Directory, at: &Location) -> Result<bool> {
     is_leased(&backend.open(at, Access::Read)?, at)
 }
 
-/// Whether anybody but this very description has a lease on the file, as a plain array or a counted one.
+/// Whether any description other than this one has a lease on the file, as a plain array or a counted one.
 pub(crate) fn is_leased(file: &File, at: &Location) -> Result<bool> {
     // GETLK answers for a lock of the kind that would be set, and asking needs no descriptor open for writing.
     let asked = |lease| os::is_locked(file, LockKind::Exclusive, lease);

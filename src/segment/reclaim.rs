@@ -1,4 +1,4 @@
-//! Collecting what only the dead have counted: take the lease *alone*, so that nobody can attach meanwhile, look again, and
+//! Reclaiming what only dead processes had counted: take the lease *alone*, so that no process can attach meanwhile, check again, and
 //! remove the name.
 
 use std::fs::File;
@@ -13,26 +13,26 @@ use crate::backend::{Access, Backend};
 use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind};
 
-/// What collecting found.
+/// Result of looking at a counted array or an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The name has gone, or leads to another file.
     Gone,
-    /// Somebody is attached.
+    /// A process is attached.
     Attached,
-    /// Nobody is attached, but a handle on its way protects it so much longer.
+    /// No process is attached, but a ticket protects it for this long.
     InFlight(Duration),
-    /// Nobody is attached, and its name is to stay.
+    /// No process is attached, and its name is kept.
     Kept,
-    /// It was made for another name, or in another file: a copy, which is not ours to remove.
+    /// It was created under another name, or in another file: a copy, which is never removed.
     Copy,
-    /// Nobody is attached and nobody will be: an orphan of this kind.
+    /// No process is attached and none will be: an orphan of this kind.
     Orphan(Kind),
 }
 
-/// Finds out whether a counted array, or an arena, is still of use to anybody, and if it is not, removes its name.
+/// Finds out whether a counted array, or an arena, is still in use, and removes its name if it is not.
 ///
-/// With an `id`, only what leads to that file is looked at. Without `remove`, nothing is changed or locked.
+/// With an `id`, only a name that leads to that file counts. Without `remove`, nothing is changed or locked.
 pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool) -> Result<Verdict> {
     let open = |access| match home.backend.open(&home.location, access) {
         Err(Error::NotFound { .. } | Error::NotAnArray { .. }) => Ok(None),
@@ -46,7 +46,8 @@ pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool)
     if !matches!(found, Verdict::Orphan(_)) || !remove {
         return Ok(found);
     }
-    // From here on nobody can attach, and only those who are attached change anything: what is seen now stays.
+    // While this process holds COUNTED alone, no process can attach, and only attached processes change the trailer. A process that
+    // attached between the first look and this lock makes the lock fail; one that comes later waits, and then finds the name gone.
     let Some(alone) = open(Access::ReadWrite)? else { return Ok(Verdict::Gone) };
     let lease = os::try_lock(&alone, LockKind::Exclusive, COUNTED);
     if !lease.map_err(|error| Error::os("lease", &home.location, error))? {
@@ -61,13 +62,13 @@ pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool)
     match home.backend.unlink_within(&home.location, Some(id), Duration::ZERO) {
         Ok(true) => Ok(found),
         Ok(false) => Ok(Verdict::Gone),
-        // Somebody is about to remove or replace it, or pretends to. It is not waited for: attachers wait for us.
+        // Another process holds the lock on the name. It is not waited for, because attachments wait for this process.
         Err(Error::TimedOut { .. }) => Ok(Verdict::Attached),
         Err(error) => Err(error),
     }
 }
 
-/// What is to become of an array to which nothing is attached, and which file has it. With an `id`, only that file is judged.
+/// Returns what is to become of an array without attachments, and which file it is. With an `id`, only that file is judged.
 fn judge(file: &File, id: Option<FileId>, home: &Home) -> Result<(Verdict, FileId)> {
     let name = home.location.as_str();
     let facts = look(file, name)?;
@@ -79,7 +80,7 @@ fn judge(file: &File, id: Option<FileId>, home: &Home) -> Result<(Verdict, FileI
     let found = if trailer.refuse_copy(name).is_err() || !trailer.is_original() {
         Verdict::Copy
     } else if trailer.state.is_dead() {
-        Verdict::Orphan(trailer.kind) // the last handle's process was killed before it could remove the name
+        Verdict::Orphan(trailer.kind) // the process of the last handle was killed before it could remove the name
     } else if trailer.state.is_kept() {
         Verdict::Kept
     } else if let (1.., left) = in_flight {

@@ -1,11 +1,11 @@
-//! Memory that is used again: a published segment loses its name and becomes a draft, when nobody else has it any more.
+//! Recycled memory: a published segment loses its name and becomes a draft once no other process is attached.
 //!
-//! Every attachment has a read lock on LEASE, through its own description. The memory's owner *changes* its own read lock to a
-//! write lock, which the kernel allows only if nobody else has one. From then on nobody can attach, and nobody has guards,
-//! because all cells are locked the same way. It stays so until the memory has a public name again.
+//! Every attachment holds a read lock on LEASE, through a description of its own. The memory's owner *converts* its own read lock to
+//! a write lock, which the kernel grants only if no other description holds one. From then on no process can attach, and none
+//! holds guards, because all cells are locked the same way. This lasts until the memory has a public name again.
 //!
-//! Somebody may have opened the old name and not have leased the file yet. He is refused, or gets his lease when the file has
-//! its next name, and then sees that his name does not lead to it: segment/attach.rs looks.
+//! Another process may have opened the old name without having leased the file yet. Its lease is refused, or granted when the file
+//! has its next name. In the second case the name check after the lease (segment/attach.rs) finds that the old name leads elsewhere.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -23,20 +23,20 @@ use crate::random;
 /// What stands for the name in errors about memory that has none.
 const NAMELESS: &str = "(recycled memory)";
 
-/// How often a hidden name is made up that somebody has.
+/// How many random hidden names are tried, in case one is taken.
 const TRIES: u32 = 1000;
 
-/// Whether memory that had a name can be used again here. Where a lock cannot be changed from one kind to the other in one
-/// step, nobody can know that he is alone.
+/// Whether memory that had a name can be recycled on this platform. Where a lock cannot be converted from one kind to the other in
+/// one step, a process cannot prove that it holds the memory alone.
 pub(crate) fn is_possible() -> bool {
     os::LOCKS_CONVERT
 }
 
-/// Takes the name of a plain segment away, waiting no longer than this for others who are at it, and keeps its memory, to which
-/// others may still be attached. `Ok(None)`: it had lost its name before, or the memory cannot be used again; it goes with the
-/// last that is attached.
+/// Removes the name of a plain segment and keeps its memory, to which other processes may still be attached. Waits at most `limit`
+/// for another process that changes the same name. `Ok(None)`: the segment had lost its name before, or its memory cannot be
+/// recycled; the memory is freed with the last attachment.
 ///
-/// `options` are those that a new draft in its place would have; they must be the segment's own.
+/// `options` are those of a new draft in its place; they must be the segment's own.
 #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
 pub(crate) fn recycle(
     segment: Segment,
@@ -73,16 +73,17 @@ impl Segment {
     }
 }
 
-/// A descriptor of the description that shall have the memory alone.
+/// A descriptor of the open file description that is to hold the memory alone.
 struct LeaseDescriptor {
     file: File,
-    /// It is that of the mapping. Otherwise the mapping has another one, with a lease that cannot be changed.
+    /// Whether the mapping was made from this description. Otherwise the mapping keeps another one, with a lease that cannot be
+    /// converted.
     is_mapped: bool,
 }
 
 fn own_description(segment: &Segment, home: &Home) -> Result<LeaseDescriptor> {
     let failed = |error| Error::os("keep the descriptor", &home.location, error);
-    // What a forked child has was made by its parent, who may have the same locks changed.
+    // A forked child shares the description with its parent, which may convert the same locks.
     let kept = segment.descriptor.as_ref().filter(|_| segment.is_own_process());
     if let (Some(kept), Access::ReadWrite) = (kept, segment.access) {
         return Ok(LeaseDescriptor { file: kept.file.try_clone().map_err(failed)?, is_mapped: true });
@@ -93,7 +94,7 @@ fn own_description(segment: &Segment, home: &Home) -> Result<LeaseDescriptor> {
 }
 
 impl LeaseDescriptor {
-    /// Refuses memory of which a new draft could not be made, while it still has its name.
+    /// Refuses memory that could not become a new draft, while it still has its name.
     fn check(&self, segment: &Segment, home: &Home, options: DraftOptions) -> Result<()> {
         let facts = look(&self.file, &home.location)?;
         let (owner, mode) = (facts.owner, facts.mode);
@@ -107,7 +108,7 @@ impl LeaseDescriptor {
         Err(Error::PermissionDenied { location: home.location.to_string(), owner, mode, reason })
     }
 
-    /// Makes a draft of what has a hidden name by now; where that fails, the name goes too.
+    /// Makes a draft of the file, which has a hidden name by now. If that fails, dropping the draft file removes the name.
     fn into_draft(
         self,
         mut segment: Segment,
@@ -118,14 +119,14 @@ impl LeaseDescriptor {
         let file = DraftFile::hidden(self.file, path);
         let facts = os::facts(file.file()).ok()?;
         if facts.links != 1 {
-            return None; // somebody gave it a second name, under which it could be met later
+            return None; // a process gave it a second name, under which it could be opened later
         }
         if options.pages.are_reserved() && facts.allocated < facts.length {
             home.backend.reserve(file.file()).ok()?;
         }
         if !self.is_mapped {
             let name = home.location.as_str();
-            // The old mapping goes, and with it the lease that could not be changed.
+            // Replacing the old mapping releases the lease that could not be converted.
             segment.map = map(file.file(), 0, segment.file_length, Access::ReadWrite, name).ok()?;
             segment.access = Access::ReadWrite;
             segment.generation = os::fork_generation();
@@ -137,22 +138,22 @@ impl LeaseDescriptor {
 }
 
 impl DraftSegment {
-    /// Keeps everybody away from memory that was published before. `Ok(false)`: somebody is still attached, or has cells.
+    /// Takes memory that was published before for this draft alone. `Ok(false)`: a process is still attached, or holds cells.
     pub(crate) fn isolate(&mut self) -> Result<bool> {
         let failed = |error| Error::os("lock", NAMELESS, error);
         let take = |range| os::try_lock(self.file().file(), LockKind::Exclusive, range).map_err(failed);
-        // The lease alone would do among those who know the rules. But cells can be held without one, and what has opened the name for
-        // a counted array has the other lease until it has looked.
+        // LEASE alone does not exclude everything: a forked child can hold cells without a lease, and a process that opened the name
+        // as a counted array holds COUNTED until it has read the end of the file.
         os::step("recycle: to be alone");
         self.alone = self.alone || (take(LEASE)? && take(COUNTED)? && take(ALL_CELLS)?);
         if self.alone {
-            // It would describe the next array. Before this moment another process could still have rewritten it.
+            // The description would be that of the next array. Before this moment another process could still have written it again.
             self.set_description(None)?;
         }
         Ok(self.alone)
     }
 
-    /// Whether nobody else has the memory, nor can get it.
+    /// Whether this draft holds the memory alone.
     pub(crate) fn is_alone(&self) -> bool {
         self.alone
     }
@@ -162,8 +163,8 @@ impl DraftSegment {
         self.segment().file_length
     }
 
-    /// Begins anew, with as many bytes of the room. `Ok(false)`: somebody removed its hidden name, so that it could never
-    /// have another.
+    /// Begins a new array of `length` bytes in the room. `Ok(false)`: the hidden name was removed, so that the file could never
+    /// get another.
     pub(crate) fn reuse(&mut self, length: u64) -> Result<bool> {
         let id = self.segment().id;
         if self.file().path().is_some_and(|path| !os::facts_at(path).is_ok_and(|facts| facts.id == id)) {
@@ -173,7 +174,7 @@ impl DraftSegment {
         Ok(true)
     }
 
-    /// Lets others attach to what has a public name by now. On failure it is hidden again.
+    /// Lets other processes attach, once the file has its public name. On failure the file is hidden again.
     pub(super) fn admit(&mut self, at: &Location) -> Result<()> {
         self.open_to_others(at.as_str()).inspect_err(|_| {
             let home = Home { backend: self.backend.clone(), location: at.clone() };
@@ -183,7 +184,7 @@ impl DraftSegment {
         })
     }
 
-    /// Changes the locks that kept everybody away to an ordinary lease.
+    /// Converts the exclusive locks back to an ordinary lease.
     pub(super) fn open_to_others(&mut self, name: &str) -> Result<()> {
         if self.alone {
             let file = self.file().file();
@@ -196,7 +197,7 @@ impl DraftSegment {
     }
 }
 
-/// Moves a file to a name that nobody has and no location can be.
+/// Renames a file to a free name that no location can have.
 fn hide(id: FileId, home: &Home, limit: Duration) -> Result<PathBuf> {
     for _ in 0..TRIES {
         let hidden = Location::hidden(random::number());

@@ -9,7 +9,7 @@
 //!   3440    16  the file in which it was created: device, inode number (8 + 8)
 //!   3456   272  the name it has or will get: its length (2), UTF-8 (255), zeros
 //!   3728   304  the record, in the form of counted/record.rs or arena/tables/geometry.rs
-//!   4032    64  the footer, whose checksum covers file, name and record
+//!   4032    64  the footer; its checksum covers file, name and record
 //! ```
 //!
 //! An arena has no tickets, and of the flags only *kept*.
@@ -43,7 +43,7 @@ const FOOTER_AT: usize = RECORD_AT + RECORD;
 const _: () = assert!(size_of::<Counts>() == TICKETS_AT + TICKET * MOST_TICKETS && size_of::<Counts>() <= NAME_AT);
 const _: () = assert!(PAGE % align_of::<Counts>() == 0);
 
-/// A trailer whose constant part was checked against the file it was read from, and what changed as it was then.
+/// A trailer. Its constant part was checked against the file, and its changing part is a copy from the time of reading.
 #[derive(Debug, Clone)]
 pub(crate) struct Trailer {
     pub(crate) kind: Kind,
@@ -67,7 +67,7 @@ pub(crate) fn file_length(payload: u64) -> Option<u64> {
     payload.checked_next_multiple_of(PAGE as u64)?.checked_add(PAGE as u64)
 }
 
-/// Writes the page of an array that nobody else can reach yet.
+/// Writes the page of an array that no other process can reach yet.
 pub(crate) fn new_page(
     kind: Kind,
     payload: u64,
@@ -154,8 +154,8 @@ impl Trailer {
         Err(Error::Trailer { location: name.to_owned(), reason })
     }
 
-    /// Whether the file is the one that was made, as far as can be known: a copy under the same name in another directory is not, nor
-    /// is a file whose device has another number since the machine was started. What is not is never removed.
+    /// Whether the file is the one in which the array was created, as far as can be known. A copy under the same name in another
+    /// directory is not, nor is a file on a device that got another number when the machine was started. Others are never removed.
     pub(crate) fn is_original(&self) -> bool {
         self.made_in == self.file
     }
