@@ -1,4 +1,4 @@
-//! Waiting for what nobody announces: short sleeps that grow.
+//! Waiting for events without a notification: short sleeps that grow.
 
 use std::time::{Duration, Instant};
 

@@ -216,7 +216,7 @@ pub enum Error {
         /// The name it had.
         location: String,
     },
-    /// Somebody holds what was asked for, and waiting was not.
+    /// Another holder has the lock, and the call does not wait.
     #[error("`{location}` is locked by another guard or claim (try again, or use a form that waits)")]
     WouldBlock {
         /// The array asked for.
@@ -384,12 +384,12 @@ predicates! {
     is_not_counted => NotCounted, "Whether the file says nothing about itself.";
     is_handle_spent => HandleSpent, "Whether a handle leads nowhere any more.";
     is_unlinked => Unlinked, "Whether the name has gone or means something else.";
-    is_would_block => WouldBlock, "Whether somebody else holds what was asked for.";
+    is_would_block => WouldBlock, "Whether another holder has the lock.";
     is_would_deadlock => WouldDeadlock, "Whether waiting would never end.";
     is_timed_out => TimedOut, "Whether the time ran out.";
     is_incomplete => Incomplete, "Whether chunks are still missing.";
     is_permission_denied => PermissionDenied, "Whether permissions forbid it.";
-    is_foreign_owner => ForeignOwner, "Whether it belongs to another user, whose files were not asked for.";
+    is_foreign_owner => ForeignOwner, "Whether it belongs to another user that was not allowed.";
     is_unsupported => Unsupported, "Whether platform or file system cannot do it.";
     is_too_many_open_files => TooManyOpenFiles, "Whether process or system have no descriptor left.";
     is_closed => Closed, "Whether the other end of the channel is gone, or the queue has ended.";

@@ -115,7 +115,7 @@ impl<B: Backend + 'static> From<Arc<B>> for Directory {
     }
 }
 
-// SAFETY: every promise is that of the backend inside, whose functions are called with the same arguments.
+// SAFETY: every promise is that of the backend inside: its functions are called with the same arguments.
 #[allow(unsafe_code)]
 unsafe impl Backend for Directory {
     fn name(&self) -> &str {

@@ -22,7 +22,7 @@ const UNCHECKED_BYTES: u64 = 1 << 20;
 /// How often a name is tried again that others change under our hands.
 const TRIES: u32 = 1000;
 
-/// How long removing or replacing a name waits for others who are at it.
+/// How long removing or replacing a name waits for another process that does so.
 const NAME_WAIT: Duration = Duration::from_secs(10);
 
 /// How often in a row the test of locks must succeed: a process that is just being spawned can make a single one lie.
@@ -108,7 +108,7 @@ impl Files {
         no_space(&self.path, needed, room)
     }
 
-    /// Takes room for every byte; of a file that nobody else can reach, on pages of the kind that is given.
+    /// Takes room for every byte; of a file that no other process can reach, on pages of the given kind.
     fn fill_holes(&self, file: &File, exclusive: Option<Pages>) -> Result<()> {
         let op = "reserve room";
         let facts = os::facts(file).map_err(|error| self.explain(op, error))?;
@@ -167,7 +167,7 @@ impl Files {
             let ((file, facts), kind) = match self.open_with_facts(at, Access::ReadWrite) {
                 Ok(opened) => (opened, LockKind::Exclusive),
                 Err(Error::NotFound { .. }) => return Ok(None),
-                // A file that nobody may write to can still be unlinked by its owner; the lock is then a weaker one.
+                // The owner can unlink a file that it may only read; the lock is then a weaker one.
                 Err(Error::PermissionDenied { .. }) => match self.open_with_facts(at, Access::Read) {
                     Err(Error::NotFound { .. }) => return Ok(None),
                     other => (other?, LockKind::Shared),
@@ -185,7 +185,7 @@ impl Files {
         Err(Error::WouldBlock { location: at.to_string() })
     }
 
-    /// Removes the name of a file whose NAME is locked. Unless it is locked alone, the file is moved to a hidden name first, and back
+    /// Removes the name of a file with NAME locked. Unless it is locked alone, the file is moved to a hidden name first, and back
     /// if it is another one by now: a process that is not alone either, or was not, has removed the meant one in between.
     fn remove(&self, at: &Location, id: FileId, alone: Alone) -> io::Result<bool> {
         let path = self.path_of(at);
@@ -213,7 +213,7 @@ impl Files {
             let held = self.hold_name(to, NAME_WAIT)?;
             match put(&path, held.is_some()) {
                 Ok(()) => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {} // somebody was quicker: replace theirs
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {} // another process was quicker: replace its file
                 Err(error) => return Err(self.explain_at("replace", to, error)),
             }
         }
@@ -446,7 +446,7 @@ unsafe impl Backend for Files {
         }
         match self.test_lock_survival() {
             Ok(survives) => Ok(self.survives.set(survives.into()) == 1),
-            // Who may only read here cannot make a file to try it with: better a descriptor too many than a lost lock.
+            // A user that may only read here cannot create a file for the probe: better a descriptor too many than a lost lock.
             Err(Error::PermissionDenied { .. } | Error::NoSpace { .. }) => Ok(false),
             Err(error) => Err(error),
         }

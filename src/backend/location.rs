@@ -66,7 +66,7 @@ impl Location {
         &self.0
     }
 
-    /// Makes a name up that nobody has, short enough for every system.
+    /// Makes up a unique name, short enough for every system.
     pub(crate) fn unique(random: u128) -> Self {
         #[allow(clippy::cast_possible_truncation)] // 64 bits of it are enough
         Self(format!("ndshm-{:016x}", random as u64).into())
@@ -78,7 +78,7 @@ impl Location {
             .then(|| Self(name.into()))
     }
 
-    /// Makes up the file name of a draft that nobody has.
+    /// Makes up a unique file name for a draft.
     pub(crate) fn hidden(random: u128) -> Self {
         #[allow(clippy::cast_possible_truncation)] // 64 bits of it are enough
         Self(format!("{RESERVED_PREFIX}draft-{:016x}", random as u64).into())

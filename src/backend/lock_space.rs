@@ -8,7 +8,7 @@ use crate::os::LockRange;
 /// On Windows the byte below it is taken too: `os/windows/locks.rs`.
 const BASE: u64 = 1 << 62;
 
-/// Read-locked by every attachment of a plain array, through the mapping's own file description: whether anybody is attached.
+/// Read-locked by every attachment of a plain array, through the mapping's own file description: whether a process is attached.
 pub(crate) const LEASE: LockRange = LockRange { start: BASE, length: 1 };
 
 /// Write-locked by a process that is about to remove or replace this file's name; read-locked by one that cannot, or must not
@@ -19,7 +19,7 @@ pub(crate) const NAME: LockRange = LockRange { start: BASE + 1, length: 1 };
 /// limited time only.
 pub(crate) const GATE: LockRange = LockRange { start: BASE + 2, length: 1 };
 
-/// Read-locked by every attachment of a counted array, instead of [`LEASE`]: who counts makes sure that nobody has the same
+/// Read-locked by every attachment of a counted array, instead of [`LEASE`]: a counted attachment makes sure that no process has the same
 /// bytes as plain elements.
 pub(crate) const COUNTED: LockRange = LockRange { start: BASE + 3, length: 1 };
 
@@ -27,10 +27,10 @@ pub(crate) const COUNTED: LockRange = LockRange { start: BASE + 3, length: 1 };
 /// A ledger without payload is stale as soon as this is free.
 pub(crate) const BEGINNING: LockRange = LockRange { start: BASE + 4, length: 1 };
 
-/// Write-locked for an instant by whoever changes several spans of an arena.
+/// Write-locked for an instant to change several spans of an arena.
 pub(crate) const SPANS: LockRange = LockRange { start: BASE + 16, length: 1 };
 
-/// Write-locked by whoever settles what dead members of an arena have left.
+/// Write-locked while the holds of dead members of an arena are reclaimed.
 pub(crate) const RECOVER: LockRange = LockRange { start: BASE + 17, length: 1 };
 
 /// Returns what member `seat` of an arena has write-locked for as long as its process lives.

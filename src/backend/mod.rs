@@ -63,8 +63,8 @@ pub use crate::os::FileId;
 /// - what [`draft`](Self::draft) returns no one else can reach until it is published;
 /// - a file's length never changes after it was drafted, except while one process provably has it alone, and its bytes change
 ///   only through mappings and descriptors that take part in the locks;
-/// - [`publish`](Self::publish) and [`rename`](Self::rename) give a name in one step, or not at all, and nobody finds a
-///   mix of two segments under it. (Replacing what somebody has mapped takes Windows two steps; between them the name is
+/// - [`publish`](Self::publish) and [`rename`](Self::rename) give a name in one step, or not at all, and no process finds a
+///   mix of two segments under it. (Replacing a mapped file takes Windows two steps; between them the name is
 ///   free.)
 /// - [`lock_survives_close`](Self::lock_survives_close) is `true` only where that was tested.
 #[allow(unsafe_code)]
@@ -75,7 +75,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// Returns the directory in which other programs find the segments as files.
     fn path(&self) -> &Path;
 
-    /// Makes a file of `length` zero bytes that has no name and whose room is reserved.
+    /// Makes a file of `length` zero bytes without a name, with its room reserved.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
 
     /// Takes room for every byte of a draft that was made sparse; bytes already written stay.
     ///
-    /// Nobody else can reach a draft, so this can also be done where the file system cannot allocate ahead.
+    /// No other process can reach a draft, so this can also be done where the file system cannot allocate ahead.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// [`AlreadyExists`](crate::Error::AlreadyExists) as for [`publish`](Self::publish).
     fn rename(&self, from: &Location, to: &Location, id: FileId, mode: Publish) -> Result<()>;
 
-    /// As [`rename`](Self::rename), but waits no longer than this for others who are about to remove or replace the name.
+    /// As [`rename`](Self::rename), but waits at most this long for other processes that remove or replace the name.
     ///
     /// # Errors
     ///
@@ -156,7 +156,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// [`PermissionDenied`](crate::Error::PermissionDenied), [`NotAnArray`](crate::Error::NotAnArray).
     fn unlink(&self, at: &Location, id: Option<FileId>) -> Result<bool>;
 
-    /// As [`unlink`](Self::unlink), but waits no longer than this for others who are about to remove or replace the name.
+    /// As [`unlink`](Self::unlink), but waits at most this long for other processes that remove or replace the name.
     ///
     /// # Errors
     ///
@@ -247,7 +247,7 @@ impl DraftFile {
         Self { file, hidden: None, generation: os::fork_generation() }
     }
 
-    /// Wraps a file with a hidden name that nobody else guesses; dropping it removes that name.
+    /// Wraps a file with a hidden, unique name; dropping it removes that name.
     pub fn hidden(file: File, path: PathBuf) -> Self {
         Self { file, hidden: Some(path), generation: os::fork_generation() }
     }
@@ -317,7 +317,7 @@ pub enum EntryKind {
     Partial,
     /// The ledger of a renderbuffer.
     Ledger,
-    /// A draft that could not be nameless, or one whose maker died.
+    /// A draft that could not be nameless, or one that a killed creator left.
     Draft,
 }
 

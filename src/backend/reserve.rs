@@ -27,13 +27,13 @@ const PRICE_OF_BASE_PAGES: Duration = Duration::from_micros(500);
 const STAKE: u32 = 10;
 
 /// Huge pages that were had may have cost so many times that price. Where a virtual machine's host must find the memory
-/// first, either kind costs more than twice as much; and whoever attaches later reads huge pages two or three times as fast.
+/// first, either kind costs more than twice as much; and attached processes read huge pages two or three times as fast.
 const WORTH: u32 = 4;
 
 /// Waiting counts for one in so many.
 const PATIENCE: u32 = 4;
 
-/// A loss so small that nobody notices.
+/// A loss too small to notice.
 const LEAST_STAKE: Duration = Duration::from_millis(2);
 
 /// Windows in a call. Every call waits for all processors once: one for each window takes a third longer, on a busy machine
@@ -52,7 +52,7 @@ const WINDOWS_PER_THREAD: usize = 16;
 /// More threads than this do not make memory faster.
 const MOST_THREADS: usize = 8;
 
-/// Takes room for the first `length` bytes of a file that nobody else can reach; bytes already written stay. A file that
+/// Takes room for the first `length` bytes of a file that no other process can reach; bytes already written stay. A file that
 /// is shorter gets this length, or gets it from the caller.
 ///
 /// # Errors

@@ -259,7 +259,7 @@ impl ChannelListener {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os) with `AlreadyExists`: somebody listens there; with `InvalidInput`: something else has the name, or
+    /// [`Os`](Error::Os) with `AlreadyExists`: a process listens there; with `InvalidInput`: something else has the name, or
     /// the path is too long; with `PermissionDenied`. [`Unsupported`](Error::Unsupported) on Windows.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();

@@ -9,7 +9,7 @@ const STEP: usize = 1 << 20;
 /// Writes every byte of the first `length`, so that room is taken for each: what is there already stays, what is
 /// missing becomes zero.
 ///
-/// Nobody else may write to the file meanwhile: what they wrote between the read and the write would be undone.
+/// No other process may write to the file meanwhile: its write between this read and this write would be undone.
 pub(crate) fn fill(mut file: &File, length: u64) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(STEP);
     let mut at = 0;

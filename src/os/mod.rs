@@ -9,7 +9,7 @@
 //! | `SUPPORTED` | whether processes can share anything here |
 //! | `open` | opens a file that exists, never follows a link, never blocks, never inherits |
 //! | `create_nameless` | a new empty file without a name, or `Unsupported` where that cannot be named later |
-//! | `create_hidden` | a new empty file under a name nobody had, exclusively |
+//! | `create_hidden` | a new empty file under a free name, exclusively |
 //! | `link_nameless`, `rename_new`, `rename_over` | give or change a name in one step |
 //! | `reopen` | a new open file description of the same file, by descriptor |
 //! | `is_in_file_system_of` | whether what is known of a directory is true of a file |
@@ -27,13 +27,13 @@
 //! | `private_directory` | a directory only this user, or its own group, can write into |
 //! | `pair`, `connect` | stream sockets between processes of one machine, which no program that is run inherits |
 //! | `listen` | gives a socket a path of any length, where nothing is, or only what a dead process left |
-//! | `Listener::accept`, `has_name`, `remove_name` | who connects; the name, known by identity, which goes with the listener |
+//! | `Listener::accept`, `has_name`, `remove_name` | the connecting process; the name, known by identity, which is removed with the listener |
 //! | `Socket::send`, `receive`, `receive_files`, `room_for` | bytes and open files, at most until a deadline; a file is taken from the socket only if it could be had |
-//! | `Socket::peer` | who is at the other end, as the kernel says |
+//! | `Socket::peer` | the process at the other end, as the kernel says |
 //! | `SOCKETS_CARRY_FILES` | whether open files can be received without ever losing one |
-//! | `daemon`: `supported`, `wait`, `Process`, .. | waiting for several sockets at once, and for the death of who is at their other end |
-//! | `daemon`: `set_apart`, `leave_session`, `keep_descriptors`, .. | a program in the background that outlives whoever started it |
-//! | `wait_on`, `wake` | sleep while a word of shared memory has a value, at most so long; wake those who do, in any process. Where that is impossible, short sleeps |
+//! | `daemon`: `supported`, `wait`, `Process`, .. | waiting for several sockets at once, and for the death of the processes at their other ends |
+//! | `daemon`: `set_apart`, `leave_session`, `keep_descriptors`, .. | a program in the background that outlives the process that started it |
+//! | `wait_on`, `wake` | sleep while a word of shared memory has a value, at most so long; wake its sleepers, in any process. Where that is impossible, short sleeps |
 //! | `fork_generation`, `forks` | a number that differs between a process and its forked children; how many forks it has begun, while none goes on |
 //! | `PerProcess`, `Fact` | statics without a lock that a forked child could inherit locked |
 //! | `LOCKS_CONVERT` | whether `try_lock` changes a lock of the same description from one kind to the other, in one step or not at all |
@@ -195,7 +195,7 @@ pub(crate) use self::per_process::{Fact, MOMENT, PerProcess};
 #[cfg(test)]
 mod sleep_tests;
 
-/// Who is at the other end of a socket.
+/// The process at the other end of a socket.
 #[cfg_attr(not(feature = "channel"), allow(unreachable_pub))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
@@ -284,7 +284,7 @@ pub(crate) struct Room {
 pub(crate) enum Bound {
     /// The file system itself.
     FileSystem,
-    /// A memory file system whose size was set by its mount.
+    /// A memory file system with a size set by its mount.
     MemoryFileSystem,
     /// A memory control group: a container's memory limit.
     ControlGroup,

@@ -32,13 +32,13 @@ pub(crate) fn create_report() -> io::Result<(File, OsString)> {
 
 /// Arranges that a child inherits the report, and that it is killed when the thread that starts it ends.
 ///
-/// SIGKILL, and not a signal that could be ignored: nobody is left who could insist. Its own children, if they were
+/// SIGKILL, and not a signal that could be ignored: no process is left that could insist. Its own children, if they were
 /// started like this, follow.
 pub(crate) fn prepare_child(command: &mut Command, report: Option<Arc<File>>) {
     let parent = process::getpid();
     before_exec(command, report, move || {
         process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // Whoever died before that call sends nothing. A parent in another pid namespace has no number here.
+        // A parent that died before that call sends nothing. A parent in another pid namespace has no number here.
         if process::getppid().is_some_and(|now| now != parent) {
             process::kill_process(process::getpid(), Signal::KILL)?;
         }
@@ -63,7 +63,7 @@ impl Watched {
     /// Sends it the signal, and its group if it leads one.
     pub(crate) fn stop(&mut self, how: Stop) {
         let Some(pid) = number(self.child.id()) else { return };
-        // A pidfd never means a stranger, even where somebody else has waited for the child.
+        // A pidfd never means another process, even where other code has waited for the child.
         let sent = match &self.end {
             Some(Process(end)) => process::pidfd_send_signal(end, how.signal()),
             None => process::kill_process(pid, how.signal()),

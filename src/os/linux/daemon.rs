@@ -1,5 +1,5 @@
-//! Linux: what a process in the background needs that serves others: waiting for several sockets and for the death of whoever
-//! is at their other end, trusting no stranger, and depending on nobody who may end before it does.
+//! Linux: what a background process needs that serves other processes: waiting for several sockets and for the death of the processes
+//! at their other ends, trusting no other user, and depending on no process that may end before it does.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -106,7 +106,7 @@ pub(crate) fn wait(sources: &[Source<'_>], limit: Option<Duration>) -> io::Resul
     }
 }
 
-/// Whether the program at `path`, and the link if it is one, are of somebody whom the user of `model` trusts already:
+/// Whether the program at `path`, and the link if it is one, belong to a user that the user of `model` trusts already:
 /// this user, the system, or that program's owner.
 pub(crate) fn is_trusted_like(path: &Path, model: &Path) -> bool {
     let owner = |path: &Path| std::fs::metadata(path).map(|facts| facts.uid());
@@ -171,7 +171,7 @@ mod tests {
         }
         drop(client);
         assert_eq!(ready(&[Source::Socket(&socket)]), [true]);
-        assert!(Process::by_number(&socket).expect("asked").is_none(), "whose number it is now nobody knows");
+        assert!(Process::by_number(&socket).expect("asked").is_none(), "the number may be another process's now");
     }
 
     #[test]
@@ -187,7 +187,7 @@ mod tests {
             assert!(!is_trusted_like(&link, &own), "it may point to anything tomorrow");
             std::os::unix::fs::chown(&own, Some(65534), None).expect("given away");
             assert!(!is_trusted_like(&own, Path::new("/")));
-            assert!(is_trusted_like(&own, &own), "whoever owns the running program is trusted");
+            assert!(is_trusted_like(&own, &own), "the owner of the running program is trusted");
         }
     }
 

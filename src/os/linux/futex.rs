@@ -10,10 +10,10 @@ use rustix::thread::futex::{self, Flags, Timespec};
 /// How long a sleep is where the kernel refuses to wait, as in a sandbox without the call.
 const REFUSED: Duration = Duration::from_millis(1);
 
-/// Sleeps while the word is `expected`, until somebody [wakes](wake) those who sleep on it, or for `limit`.
+/// Sleeps while the word is `expected`, until a process [wakes](wake) its sleepers, or for `limit`.
 ///
 /// It may end early for no reason: look at what is waited for, and wait again. The word is known by its place in the
-/// file, so the sleepers and who wakes them may be in different processes.
+/// file, so sleepers and waker may be in different processes.
 pub(crate) fn wait_on(word: &AtomicU32, expected: u32, limit: Duration) {
     let time = Timespec::try_from(limit).ok(); // what does not fit is for ever
     // Without the flag PRIVATE, which would mean the threads of one process.
@@ -23,9 +23,9 @@ pub(crate) fn wait_on(word: &AtomicU32, expected: u32, limit: Duration) {
     }
 }
 
-/// Wakes at most so many of those who sleep on the word, in whichever process; returns how many it were.
+/// Wakes at most `count` sleepers of the word, in any process; returns how many were woken.
 ///
-/// Change the word first: who was about to sleep then does not.
+/// Change the word first: a thread that is about to sleep then does not.
 pub(crate) fn wake(word: &AtomicU32, how_many: u32) -> usize {
     // The kernel takes the number for a signed one.
     let how_many = how_many.min(i32::MAX.unsigned_abs());

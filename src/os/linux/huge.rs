@@ -1,7 +1,7 @@
 //! Linux: huge pages for files in memory, whatever their file system was mounted with.
 //!
 //! madvise(2), `MADV_COLLAPSE` (Linux 6.1): puts the pages of a window, a range as large and as aligned as a huge page, onto
-//! one, with zeros where there were none. An empty window is refused. Nobody needs a privilege for it.
+//! one, with zeros where there were none. An empty window is refused. It needs no privilege.
 
 use std::fs::File;
 use std::io;

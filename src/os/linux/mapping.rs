@@ -28,7 +28,7 @@ pub(crate) struct Mapping {
     ahead: usize,
 }
 
-// SAFETY: it owns addresses, not what is there: whoever reads or writes through them proves that he may.
+// SAFETY: it owns addresses, not the bytes there: every read or write through them has a proof of its own.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; nothing here changes through a shared reference.
 unsafe impl Sync for Mapping {}
@@ -36,7 +36,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `length` bytes, at least one, from `offset` on, for writing too if `write`.
     ///
-    /// What is beyond the end of the file can be mapped, and kills whoever touches it.
+    /// Pages beyond the end of the file can be mapped; touching one kills the process.
     pub(crate) fn new(file: &File, offset: u64, length: usize, write: bool) -> io::Result<Self> {
         let page = rustix::param::page_size();
         let ahead = usize::try_from(offset % page as u64).unwrap_or(0);
@@ -47,7 +47,7 @@ impl Mapping {
         Ok(Self { start, length, ahead })
     }
 
-    /// Maps an empty file, one byte that nobody touches: the mapping can hold its lock.
+    /// Maps an empty file, one byte that is never touched: the mapping can hold its lock.
     pub(crate) fn of_empty(file: &File, write: bool) -> io::Result<Self> {
         Self::new(file, 0, 1, write)
     }
@@ -57,10 +57,10 @@ impl Mapping {
         self.start.as_ptr().cast::<u8>().wrapping_add(self.ahead)
     }
 
-    /// Leaves the mapping out of forked children, so that a lock that it holds goes with this process. Nobody may look at the
-    /// bytes.
+    /// Leaves the mapping out of forked children, so that a lock that it holds ends with this process. The bytes must never be
+    /// read.
     pub(crate) fn keep_from_children(&self) -> io::Result<()> {
-        // SAFETY: the range is our own mapping; what a forked child lacks, nobody touches there.
+        // SAFETY: the range is our own mapping, and its bytes are never touched, in a forked child either.
         Ok(unsafe { mm::madvise(self.start.as_ptr(), self.length, Advice::LinuxDontFork) }?)
     }
 
@@ -87,7 +87,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is one that `new` got, nobody else unmaps it, and whoever uses its bytes borrows or owns `self`.
+        // SAFETY: the range is one that `new` got, no other code unmaps it, and every use of its bytes borrows or owns `self`.
         let _nothing_can_be_done = unsafe { mm::munmap(self.start.as_ptr(), self.length) };
     }
 }
@@ -115,7 +115,7 @@ fn place(file: &File, offset: u64, length: usize, protection: ProtFlags) -> io::
 /// Looks for free addresses of this length that agree with an offset modulo the size of a huge page.
 ///
 /// They are given free again: another thread may be quicker. (Mapping over a range that is kept would need no second try,
-/// but where that fails, nobody knows whether the range is still ours to unmap.)
+/// but where that fails, it is unknown whether the range is still ours to unmap.)
 fn free_place(length: usize, size: usize, offset: u64) -> Option<*mut c_void> {
     let reserved = length.checked_add(size)?;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -140,13 +140,13 @@ fn map_near(
     NonNull::new(start).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// Unmaps what one of the functions above has just mapped, and nobody has seen yet.
+/// Unmaps what one of the functions above has just mapped and not yet returned.
 fn unmap(start: *mut c_void, length: usize) -> io::Result<()> {
     // SAFETY: both callers give a range that they got from mmap(2) and never looked into.
     Ok(unsafe { mm::munmap(start, length) }?)
 }
 
-/// Whether a page of a mapping has memory; mapping it would give it some. Who may not ask is told that it has.
+/// Whether a page of a mapping has memory; mapping it would give it some. A process that may not ask gets the answer that it has.
 fn is_in_memory(page: *mut c_void) -> bool {
     let mut answer = 0;
     // SAFETY: for a length of one byte one byte is written, to `answer`; the page itself is not touched.

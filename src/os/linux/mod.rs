@@ -55,7 +55,7 @@ pub(crate) fn create_nameless(directory: &Path, mode: u32) -> io::Result<File> {
     }
 }
 
-/// Gives a nameless file its name, which nobody may have.
+/// Gives a nameless file its name, which must be free.
 pub(crate) fn link_nameless(file: &File, to: &Path) -> io::Result<()> {
     Ok(fs::linkat(CWD, descriptor_path(file), CWD, to, AtFlags::SYMLINK_FOLLOW)?)
 }
@@ -103,7 +103,7 @@ pub(crate) fn is_in_file_system_of(file: &File, directory: &Path) -> bool {
 
 /// Takes room for the first `length` bytes; bytes already written stay. A file that is shorter gets this length.
 ///
-/// Where the file system cannot allocate ahead, a file without holes is as good, and a file that nobody else can see
+/// Where the file system cannot allocate ahead, a file without holes is as good, and a file that no other process can see
 /// (`exclusive`) is written from end to end.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
     let mut at = 0;

@@ -28,7 +28,7 @@ pub(in crate::os) fn for_children(file: &File) -> io::Result<(File, OsString)> {
 
 /// In a child: finds the file that [`for_children`] described, and keeps it from the child's own children.
 ///
-/// The words come from the command line, which anybody may have written: the descriptor is never closed, and refused unless it
+/// The words come from the command line, which any program may have written: the descriptor is never closed, and refused unless it
 /// is that of a file without a name.
 #[allow(unsafe_code)]
 pub(crate) fn inherited_report(name: &OsStr) -> io::Result<ManuallyDrop<File>> {
@@ -39,7 +39,7 @@ pub(crate) fn inherited_report(name: &OsStr) -> io::Result<ManuallyDrop<File>> {
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
     rustix::io::fcntl_getfd(descriptor)?;
     // SAFETY: the descriptor is open, as the call before has shown, and the parent opened it for this process alone. It
-    // is not closed here, whoever owns it.
+    // is not closed here, whatever owns it.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(number) });
     let facts = facts(&file)?;
     if facts.links > 0 || facts.other.is_some() {

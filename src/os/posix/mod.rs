@@ -31,7 +31,7 @@ pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
     Ok(fs::open(path, flags, Mode::empty())?.into())
 }
 
-/// Creates an empty file at `path`, which nobody may have; the mode is exact, whatever the umask.
+/// Creates an empty file at `path`, which must be free; the mode is exact, whatever the umask.
 pub(crate) fn create_hidden(path: &Path, mode: u32) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file: File = fs::open(path, flags, Mode::from_raw_mode(0o600))?.into();
@@ -103,7 +103,7 @@ pub(crate) fn share_with_group(file: &File, group: u32) -> io::Result<()> {
     set_mode(file, 0o660)
 }
 
-/// Removes a name; whoever has the file open or mapped keeps it.
+/// Removes a name. Processes that have the file open or mapped keep it.
 pub(crate) use std::fs::remove_file as unlink;
 
 /// Replaces whatever `to` names by what `from` names, in one step.
@@ -145,7 +145,7 @@ fn facts_of(metadata: &std::fs::Metadata) -> Facts {
     }
 }
 
-/// Whether a group is this user's own. On Apple systems the group that a user has is everybody's ("staff").
+/// Whether a group is this user's own. On Apple systems all users have the same group ("staff").
 fn is_own_group(group: u32) -> bool {
     !cfg!(target_vendor = "apple") && group == rustix::process::getegid().as_raw()
 }
@@ -178,7 +178,7 @@ pub(crate) fn is_writable_directory(directory: &Path) -> bool {
     directory.is_dir() && fs::access(directory, fs::Access::WRITE_OK | fs::Access::EXEC_OK).is_ok()
 }
 
-/// Takes the lock if nobody else's stands in the way: `Ok(false)` if somebody's does.
+/// Takes the lock if no other lock conflicts; `Ok(false)` if one does.
 pub(crate) fn try_lock(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
     match fcntl_lock(file, libc::F_OFD_SETLK, lock_type(kind), range) {
         Ok(_) => Ok(true),
@@ -212,7 +212,7 @@ pub(crate) fn unlock(file: &File, range: LockRange) -> io::Result<()> {
     fcntl_lock(file, libc::F_OFD_SETLK, UNLOCK, range).map(drop)
 }
 
-/// Asks whether somebody else's lock would keep `kind` out of the range; takes nothing, disturbs nobody.
+/// Queries whether another description's lock would refuse `kind` on the range. Takes no lock and disturbs no process.
 pub(crate) fn is_locked(file: &File, kind: LockKind, range: LockRange) -> io::Result<bool> {
     let answer = fcntl_lock(file, libc::F_OFD_GETLK, lock_type(kind), range)?;
     Ok(libc::c_int::from(answer.l_type) != UNLOCK)

@@ -1,4 +1,4 @@
-//! Unix: who is at the other end of a socket, as the kernel wrote it down when the two were connected.
+//! Unix: the process at the other end of a socket, as the kernel recorded it when the two were connected.
 //!
 //! rustix has the call for Linux, but its type says that a process number is never 0, and of a process in a foreign pid
 //! namespace it is.
@@ -33,7 +33,7 @@ cfg_if::cfg_if! {
             if descriptor < 0 {
                 return Err(io::ErrorKind::Unsupported.into());
             }
-            // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+            // SAFETY: the kernel has just made this descriptor for us, and no other value owns it.
             #[allow(unsafe_code)]
             Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
         }

@@ -1,8 +1,8 @@
-//! Unix: sockets that have a path, where others connect.
+//! Unix: sockets that have a path, to which other processes connect.
 //!
-//! A path is longer than `sun_path` on many machines (a build directory, a deep TMPDIR); Linux reaches it all the same
-//! through the open directory. [`listen`] replaces what stands at the path only under a lock on its directory,
-//! and only if it is a socket of this user at which nobody listens.
+//! Many paths are longer than `sun_path` (a build directory, a deep TMPDIR). Linux reaches them through the open directory.
+//! [`listen`] replaces a file at the path only under a lock on its directory, and only if it is a socket of this user at which
+//! no process listens.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -37,14 +37,14 @@ const THROUGH: OFlags = OFlags::RDONLY;
 /// Connections that may wait to be accepted; the kernel allows no more than `net.core.somaxconn`, or what it is called there.
 const BACKLOG: i32 = 4096;
 
-/// How long somebody else may keep the directory locked. Nobody needs it for longer than a few system calls.
+/// How long another process may keep the directory locked. A listener needs the lock for a few system calls only.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Connects to whoever listens at `path`, and waits while too many others do.
+/// Connects to the process that listens at `path`, and waits while its queue of connections is full.
 ///
 /// # Errors
 ///
-/// `NotFound`; `ConnectionRefused` if nobody listens there; `TimedOut`; `InvalidInput` if the path is too long here.
+/// `NotFound`; `ConnectionRefused` if no process listens there; `TimedOut`; `InvalidInput` if the path is too long here.
 pub(crate) fn connect(path: &Path, deadline: Option<Instant>) -> io::Result<Socket> {
     let place;
     let address = if fits(path) {
@@ -59,7 +59,7 @@ pub(crate) fn connect(path: &Path, deadline: Option<Instant>) -> io::Result<Sock
         match rustix::net::connect(&socket, &address) {
             Ok(()) | Err(Errno::ISCONN) => break,
             Err(Errno::INTR) => {}
-            // unix(7) has no way to tell when there is room among those who wait.
+            // The kernel does not tell when the queue of a unix(7) socket has room again.
             Err(Errno::AGAIN) if backoff.pause() => {}
             Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
             Err(error) => return Err(error.into()),
@@ -69,12 +69,12 @@ pub(crate) fn connect(path: &Path, deadline: Option<Instant>) -> io::Result<Sock
     Ok(socket.into())
 }
 
-/// Listens at `path`, with mode 0600. A socket of this user that somebody left there is replaced.
+/// Listens at `path`, with mode 0600. A socket of this user at which no process listens is replaced.
 ///
 /// # Errors
 ///
-/// `AlreadyExists` if somebody listens there; `PermissionDenied` if the socket is another user's; `InvalidInput` if
-/// something else stands there or the path is too long; `TimedOut` if somebody keeps the directory locked.
+/// `AlreadyExists` if a process listens there; `PermissionDenied` if the socket is another user's; `InvalidInput` if
+/// something else stands there or the path is too long; `TimedOut` if another process keeps the directory locked.
 pub(crate) fn listen(path: &Path) -> io::Result<Listener> {
     let place = SocketName::of(path)?;
     let lock = lock(&place.directory)?;
@@ -84,7 +84,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<Listener> {
     listener
 }
 
-/// A socket that others connect to. Dropping it takes its name away; who had connected stays connected.
+/// A listening socket. Dropping it removes its name; existing connections stay open.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: UnixListener,
@@ -95,9 +95,9 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Waits for somebody to connect.
+    /// Waits for a connection.
     ///
-    /// Who only wants to know whether somebody listens connects too, and is gone at once.
+    /// A process that only checks whether another one listens connects too, and closes the connection at once.
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl Listener {
         self.place.look().is_ok_and(|found| identity(&found) == self.id)
     }
 
-    /// Takes the name away, so that nobody connects any more, if it is still its own and this is the process that made it.
+    /// Removes the name, so that no process connects any more, if it is still this socket's and this process made it.
     pub(crate) fn remove_name(&self) {
         if fork_generation() == self.generation && self.has_name() {
             self.place.remove();
@@ -131,7 +131,7 @@ impl AsFd for Listener {
 }
 
 impl Drop for Listener {
-    /// While it still listens, so that nobody has replaced it yet.
+    /// The name is removed while the socket still listens: until then no process can have replaced it.
     fn drop(&mut self) {
         self.remove_name();
     }
@@ -170,7 +170,7 @@ impl SocketName {
         let _gone_already = rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty());
     }
 
-    /// Removes a socket at which nobody listens, or says what else stands in the way.
+    /// Removes a socket at which no process listens, or returns what else is in the way.
     fn make_way(&self) -> io::Result<()> {
         let found = match self.look() {
             Ok(found) => found,
@@ -180,10 +180,10 @@ impl SocketName {
         may_be_replaced(&found, user_id())?;
         let probe = stream_socket()?;
         match rustix::net::connect(&probe, &self.address) {
-            // Whoever binds does so under the lock, and listens before he gives it up: nobody is just about to.
+            // No process is between bind and listen now: both happen under the lock that this process holds.
             Err(Errno::CONNREFUSED) => {}
             Err(Errno::NOENT) => return Ok(()),
-            // Somebody listens, and too many wait already; or it is a socket of another kind.
+            // A process listens and its queue is full, or it is a socket of another kind.
             Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => return Err(taken()),
             Err(error) => return Err(error.into()),
         }
@@ -191,7 +191,7 @@ impl SocketName {
             Ok(again) if identity(&again) == identity(&found) => {
                 Ok(rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?)
             }
-            // Somebody who does not lock was faster; binding will tell.
+            // A process that does not take the lock was quicker; binding reports it.
             _ => Ok(()),
         }
     }
@@ -210,7 +210,7 @@ impl SocketName {
         })?;
         let listen = || {
             if !THROUGH_PROC {
-                // Nobody can connect before it listens.
+                // No process can connect before the socket listens.
                 rustix::fs::chmodat(&self.directory, &self.name, mode, AtFlags::empty())?;
             }
             rustix::net::listen(&socket, BACKLOG)?;
@@ -222,7 +222,7 @@ impl SocketName {
 }
 
 fn taken() -> io::Error {
-    io::Error::new(io::ErrorKind::AlreadyExists, "somebody listens there, or something else has the name")
+    io::Error::new(io::ErrorKind::AlreadyExists, "a process listens there, or another file has the name")
 }
 
 fn open_directory(at: impl AsFd, path: &Path, access: OFlags) -> Result<OwnedFd, Errno> {
@@ -247,7 +247,7 @@ fn short_address(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<S
     Ok(SocketAddrUnix::new(short)?)
 }
 
-/// A new socket whose calls do not wait, and that no program that is run inherits.
+/// Makes a socket with calls that do not wait, and which programs that are started do not inherit.
 fn stream_socket() -> io::Result<OwnedFd> {
     cfg_if::cfg_if! {
         if #[cfg(target_vendor = "apple")] {
@@ -263,7 +263,7 @@ fn stream_socket() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Keeps other listeners out of the directory until it is unlocked, or what is returned is closed.
+/// Locks the directory against other listeners until the returned descriptor is unlocked or closed.
 fn lock(directory: &OwnedFd) -> io::Result<OwnedFd> {
     let readable = open_directory(directory, Path::new("."), OFlags::RDONLY)?;
     let mut backoff = Backoff::new(PATIENCE);
@@ -272,7 +272,7 @@ fn lock(directory: &OwnedFd) -> io::Result<OwnedFd> {
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) if backoff.pause() => {}
             Err(Errno::AGAIN) => {
-                let reason = "somebody keeps the socket's directory locked (flock)";
+                let reason = "another process keeps the socket's directory locked (flock)";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
             }
             other => return Ok(other.map(|()| readable)?),

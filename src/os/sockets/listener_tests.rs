@@ -1,4 +1,4 @@
-//! Sockets with a path: who may have it, and what is left.
+//! Sockets with a path: which process may have it, and what is left.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
@@ -81,7 +81,7 @@ fn a_socket_somebody_left_is_replaced_and_one_in_use_is_not() {
     assert!(path.exists(), "the standard library leaves it");
     let listener = listen(&path).unwrap();
     assert_eq!(listen(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
-    listener.accept(Some(late())).unwrap(); // whoever asked
+    listener.accept(Some(late())).unwrap(); // the process that asked
     greet(&listener, &path);
 }
 

@@ -31,7 +31,7 @@ const MOST_FILES: usize = 253;
 /// Room for the control data of the largest message, and for what a socket may have been asked to tell besides.
 const CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(MOST_FILES)) + 256;
 
-/// How often a message is looked at whose files did not all come through although there was room for them.
+/// How often a message is looked at again if not all of its descriptors came through although there was room for them.
 const LOOKS: usize = 3;
 
 /// A connected stream socket between two processes of this machine (`AF_UNIX`).
@@ -46,7 +46,7 @@ pub struct Socket {
 impl From<OwnedFd> for Socket {
     /// Takes the descriptor over. Whether it is a socket shows when it is used.
     fn from(descriptor: OwnedFd) -> Self {
-        // There is no flag for a single call there that keeps SIGPIPE from a sender whose receiver is gone.
+        // These systems have no flag for a single call that prevents SIGPIPE when the receiver is gone.
         #[cfg(target_vendor = "apple")]
         let _shows_when_used = rustix::net::sockopt::set_socket_nosigpipe(&descriptor, true);
         // MSG_DONTWAIT is a promise of Linux; others keep it for one direction or not at all.
@@ -94,7 +94,7 @@ impl Socket {
         Err(io::Error::new(io::ErrorKind::InvalidInput, "this socket is not a stream (SOCK_STREAM)"))
     }
 
-    /// Says who is at the other end.
+    /// Returns the process at the other end.
     pub(crate) fn peer(&self) -> io::Result<Peer> {
         credentials::peer(self.as_fd())
     }
@@ -122,7 +122,7 @@ impl Socket {
         let mut crowded = Backoff::new(left(deadline).unwrap_or(Duration::MAX));
         loop {
             match when_ready(self, PollFlags::OUT, deadline, send) {
-                // unix(7): more files under way than the user may have open. Nobody announces their arrival.
+                // unix(7): more files under way than the user may have open. The kernel does not announce their arrival.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
                     if !crowded.pause() {
                         return Err(io::ErrorKind::TimedOut.into());
@@ -164,7 +164,7 @@ impl Socket {
             if !complete {
                 drop(files);
                 self.room_for(count)?;
-                continue; // somebody gave descriptors back meanwhile
+                continue; // descriptors became free meanwhile
             }
             if files.len() != count || usize::from(byte) != count % 256 {
                 let found = files.len();

@@ -158,7 +158,7 @@ fn the_message_gives_its_files_up_when_they_are_taken_or_left() {
         } else {
             drop(other);
         }
-        assert!(is_closed(&watched), "nobody has it, taken: {taken}");
+        assert!(is_closed(&watched), "no process has it, taken: {taken}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! For tests of sockets: a process of their own, whose descriptors nobody else opens and closes, and another one to talk to.
+//! For tests of sockets: a process of their own, in which no other thread opens and closes descriptors, and another one to talk to.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::socket::Socket;
 
-/// Held by whoever starts a process, until it runs its own program.
+/// Held by a thread that starts a process, until that runs its own program.
 static STARTING: RwLock<()> = RwLock::new(());
 
 /// Keeps the tests of this program from starting processes: until a child runs its own program it has a copy of every

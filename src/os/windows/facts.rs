@@ -17,7 +17,7 @@ use windows_sys::Win32::Storage::FileSystem as fs;
 use super::{check, is_one_of};
 use crate::os::{Facts, FileId};
 
-/// What the names of files begin with that were unlinked or replaced, until nobody has them mapped.
+/// The prefix of the names of files that were unlinked or replaced, until they are not mapped any more.
 pub(super) const ASIDE: &str = ".ndshm-gone-";
 
 /// Units of UTF-16 that the longest of paths has, and a NUL.

@@ -1,10 +1,9 @@
-//! Files: opened so that nobody is kept from opening, renaming or removing them; names that change while files are in
-//! use.
+//! Files: opened so that other processes can still open, rename and remove them; names that change while files are in use.
 //!
-//! Windows does not remove what is mapped, and while it removes a file, opening the name is refused as if a right were
-//! missing. So a name is taken away in two steps: the file moves *aside*, to a hidden name that no location can have, and
-//! is removed there, at once if nobody maps it, else by the last one who leaves ([`finish_unlink`]). If all who map it are
-//! killed, the hidden file stays until somebody collects it.
+//! Windows does not remove a mapped file, and while it removes a file, opening the name is refused as if a right were
+//! missing. So a name is removed in two steps. The file moves *aside*, to a hidden name that no location can have. There it is
+//! removed at once if it is not mapped, otherwise by the last process that unmaps it ([`finish_unlink`]). If all processes that map
+//! it are killed, the hidden file stays until it is reclaimed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -35,7 +34,7 @@ pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
     patiently(|| options.open(path)).map_err(vanishing)
 }
 
-/// Creates an empty file at `path`, which nobody may have. There are no permission bits: the directory's rights apply.
+/// Creates an empty file at `path`, which must be free. There are no permission bits: the directory's rights apply.
 pub(crate) fn create_hidden(path: &Path, _mode: u32) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create_new(true);
@@ -82,7 +81,7 @@ pub(crate) fn write_all_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()>
 ///
 /// # Errors
 ///
-/// `Unsupported` for a file that was unlinked while nobody had it mapped: an empty array.
+/// `Unsupported` for a file that was unlinked while it was not mapped: an empty array.
 #[allow(unsafe_code)]
 pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
     let number = facts(file)?.id.number;
@@ -93,7 +92,7 @@ pub(crate) fn reopen(file: &File, write: bool) -> io::Result<File> {
     let error = if handle == code::INVALID_HANDLE_VALUE {
         io::Error::last_os_error()
     } else {
-        // SAFETY: the handle was made by the call above and belongs to nobody else.
+        // SAFETY: the handle was made by the call above, and no other value owns it.
         let again = File::from(unsafe { OwnedHandle::from_raw_handle(handle) });
         // Wine follows the name that the file had once, which may be another file's by now.
         if facts(&again)?.id.number == number {
@@ -131,7 +130,7 @@ pub(crate) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     })
 }
 
-/// Replaces whatever `to` names by what `from` names: in one step, unless somebody has the old file mapped. Then the
+/// Replaces whatever `to` names by what `from` names: in one step, unless the old file is mapped. Then the
 /// name is free for a moment in between.
 pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
     match patiently(|| std::fs::rename(from, to)) {
@@ -148,7 +147,7 @@ pub(crate) fn rename_over(from: &Path, to: &Path) -> io::Result<()> {
     renamed
 }
 
-/// Takes the name away; whoever has the file open or mapped keeps it.
+/// Removes a name. Processes that have the file open or mapped keep it.
 pub(crate) fn unlink(path: &Path) -> io::Result<()> {
     remove_aside(&move_aside(path)?);
     Ok(())
@@ -162,7 +161,7 @@ pub(crate) fn finish_unlink(file: &File, directory: &Path) {
     }
 }
 
-/// Removes a file that was just moved aside, unless somebody maps it.
+/// Removes a file that was just moved aside, unless it is mapped.
 fn remove_aside(aside: &Path) {
     let _mapped_or_gone = patiently(|| open_to_remove(aside)).and_then(|file| remove(&file));
 }
@@ -171,7 +170,7 @@ fn open_to_remove(path: &Path) -> io::Result<File> {
     open_as(path, fs::DELETE | fs::FILE_READ_ATTRIBUTES, fs::FILE_FLAG_OPEN_REPARSE_POINT)
 }
 
-/// Moves a file to a hidden name in the same directory, which whoever has the file open can tell too.
+/// Moves a file to a hidden name in the same directory. A process that has the file open can compute that name too.
 fn move_aside(path: &Path) -> io::Result<PathBuf> {
     let aside = path.with_file_name(aside_name(facts_at(path)?.id.number));
     rename_new(path, &aside)?;
@@ -185,8 +184,7 @@ fn aside_name(number: u64) -> String {
 
 /// Removes the file with its name: now, or where the system knows only the older way with the last handle.
 ///
-/// Newer versions of Windows would remove a mapped file too, and then nobody could open it again by a handle that was
-/// kept. `FORCE_IMAGE_SECTION_CHECK` makes them refuse, as older versions do anyway.
+/// Newer versions of Windows would remove a mapped file too, and then it could not be opened again by a kept handle. `FORCE_IMAGE_SECTION_CHECK` makes them refuse, as older versions do anyway.
 fn remove(file: &File) -> io::Result<()> {
     let flags = fs::FILE_DISPOSITION_FLAG_DELETE
         | fs::FILE_DISPOSITION_FLAG_POSIX_SEMANTICS
@@ -196,7 +194,7 @@ fn remove(file: &File) -> io::Result<()> {
         .or_else(|_| set(file, &fs::FILE_DISPOSITION_INFO { DeleteFile: true }))
 }
 
-/// Whether somebody else's use of a file stands in the way.
+/// Whether another process's use of the file is the reason of the error.
 fn is_in_use(error: &io::Error) -> bool {
     is_one_of(error, &[code::ERROR_ACCESS_DENIED, code::ERROR_SHARING_VIOLATION, code::ERROR_USER_MAPPED_FILE])
 }
@@ -239,8 +237,8 @@ pub(super) fn wide(path: &Path) -> io::Result<Vec<u16>> {
 
 /// Takes room for the first `length` bytes; bytes already written stay.
 ///
-/// NTFS does so whenever the length of an ordinary file grows. Where that did not happen, a file that nobody else can
-/// see (`exclusive`) is written from end to end, and for others there is no way.
+/// NTFS does so whenever the length of an ordinary file grows. Where that did not happen, a file that no other process can
+/// see (`exclusive`) is written from end to end; for other files there is no way.
 pub(crate) fn reserve(file: &File, length: u64, exclusive: bool) -> io::Result<()> {
     let now = facts(file)?;
     if now.allocated >= length {
@@ -308,7 +306,7 @@ mod tests {
 
     #[allow(unsafe_code)]
     fn first_byte(mapping: &memmap2::MmapRaw) -> u8 {
-        // SAFETY: the mapped files are not empty, and nobody writes to them.
+        // SAFETY: the mapped files are not empty, and no thread writes to them.
         unsafe { mapping.as_ptr().read() }
     }
 
@@ -361,7 +359,7 @@ mod tests {
         assert_eq!(rename_new(&path, &other).expect_err("taken").kind(), io::ErrorKind::AlreadyExists);
         std::fs::remove_file(&other).expect("removed");
         rename_new(&path, &other).expect("free");
-        // Wine does not know the volume of a file whose name has changed.
+        // Wine does not know the volume of a renamed file.
         assert_eq!(facts(&file).expect("facts").id.number, facts_at(&other).expect("facts").id.number);
         drop(mapping);
     }

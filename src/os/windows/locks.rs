@@ -187,7 +187,7 @@ mod tests {
         std::fs::write(&path, b"").expect("a file");
         let range = LockRange { start: 1 << 62, length: 1 };
         let holder = super::super::open(&path, true).expect("the file");
-        lock(&holder, LockKind::Exclusive, range).expect("nobody has it");
+        lock(&holder, LockKind::Exclusive, range).expect("it is free");
         let waiter = std::thread::spawn(move || {
             let file = super::super::open(&path, true).expect("the file");
             lock(&file, LockKind::Exclusive, range)

@@ -1,4 +1,4 @@
-//! Whose a directory is, and who may write into it: owners and access control lists.
+//! The owner of a directory, and the users that may write into it: owners and access control lists.
 
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ use super::facts::{facts, open_as};
 use super::files::wide;
 use crate::os::PrivateDirectoryError;
 
-/// Rights with which somebody could put files into a directory, take them out, turn it into a link to another one, or
+/// Rights with which a user could put files into a directory, take them out, turn it into a link to another one, or
 /// give himself the right to.
 const WRITING: u32 = fs::FILE_ADD_FILE
     | fs::FILE_ADD_SUBDIRECTORY
@@ -46,7 +46,7 @@ const OWNERS: [security::WELL_KNOWN_SID_TYPE; 2] = [security::WinCreatorOwnerSid
 
 /// Returns what tells this user's directory in a temporary directory from other users': the security identifier.
 pub(crate) fn user_tag() -> String {
-    // Whoever has no identifier owns no directory either, and is told so there.
+    // A user without an identifier owns no directory either, and is refused there.
     this_user().and_then(|user| user.text()).unwrap_or_else(|_| "unknown-user".to_owned())
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), PrivateDirectoryError
 
 /// Makes a directory with rights for the user, the system and administrators, whatever its parent would hand down.
 fn create_directory(path: &Path, user: &Sid) -> io::Result<()> {
-    // D: who may what; P: nothing from above; OICI: so do files and directories inside; FA: everything.
+    // D: the rights; P: nothing from above; OICI: so do files and directories inside; FA: everything.
     let text = format!("D:P(A;OICI;FA;;;{})(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)", user.text()?);
     let text: Vec<u16> = text.encode_utf16().chain([0]).collect();
     let mut descriptor = Local(null_mut());
@@ -123,7 +123,7 @@ fn this_user() -> io::Result<Sid> {
     let process = unsafe { GetCurrentProcess() };
     // SAFETY: `token` may be written.
     check(unsafe { OpenProcessToken(process, security::TOKEN_QUERY, &raw mut token) })?;
-    // SAFETY: the handle was made by the call above and belongs to nobody else.
+    // SAFETY: the handle was made by the call above, and no other value owns it.
     let owned = unsafe { OwnedHandle::from_raw_handle(token) };
     let mut token_user =
         vec![0u64; (size_of::<security::TOKEN_USER>() + security::SECURITY_MAX_SID_SIZE as usize) / 8 + 1];
@@ -192,7 +192,7 @@ impl Rights {
                 continue;
             }
             if kind != ALLOWED && kind != ALLOWED_CALLBACK {
-                return Ok(true); // for directory services; what it means here nobody says
+                return Ok(true); // for directory services; its meaning here is not documented
             }
             let allowed = entry.cast::<security::ACCESS_ALLOWED_ACE>();
             // SAFETY: entries of these two kinds have a mask there.
