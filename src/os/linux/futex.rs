@@ -23,7 +23,7 @@ pub(crate) fn wait_on(word: &AtomicU32, expected: u32, limit: Duration) {
     }
 }
 
-/// Wakes at most `count` sleepers of the word, in any process; returns how many were woken.
+/// Wakes at most `how_many` sleepers of the word, in any process; returns how many were woken.
 ///
 /// Change the word first: a thread that is about to sleep then does not.
 pub(crate) fn wake(word: &AtomicU32, how_many: u32) -> usize {
