@@ -26,7 +26,7 @@ pub(crate) enum Look {
     Damaged(String),
     /// It is bookkeeping of another kind, or gone.
     Other,
-    /// Nobody can say what it is.
+    /// It is unknown what it is.
     Unknown(String),
 }
 
@@ -110,7 +110,7 @@ impl CountedReport {
     /// Who uses it, in a few words: "2", "2+1 in flight", "kept", "orphaned".
     pub(crate) fn users(&self) -> String {
         let in_flight = if self.in_flight > 0 { format!("{} in flight", self.in_flight) } else { String::new() };
-        // Without anybody attached, the number is that of the dead.
+        // While no process is attached, the number is that of killed processes.
         let users = match (self.attached, self.in_flight) {
             (true, 0) => self.refcount.to_string(),
             (true, _) => format!("{}+{in_flight}", self.refcount),

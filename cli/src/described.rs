@@ -25,14 +25,14 @@ pub(crate) enum ArrayKind {
     Plain,
     /// One that describes itself and counts its users.
     Counted {
-        /// Whether nobody uses it any more.
+        /// Whether no process uses it any more.
         orphaned: bool,
     },
     /// A renderbuffer that is not finished.
     Partial,
 }
 
-/// An array whose type and shape are known.
+/// An array of known type and shape.
 #[derive(Debug)]
 pub(crate) struct Described {
     pub(crate) backend: Directory,
@@ -126,7 +126,7 @@ impl Described {
         self.shape.iter().map(|length| *length as u64).product::<u64>() * self.dtype.size() as u64
     }
 
-    /// Lets `look` see the elements of a finished array, while nobody writes.
+    /// Lets `look` see the elements of a finished array, while no process writes.
     pub(crate) fn read<T: Element, R>(
         &self,
         look: impl FnOnce(ArrayViewD<'_, T>) -> Result<R, Failure>,
@@ -136,7 +136,7 @@ impl Described {
             let reader = options.open_counted(&self.location)?;
             let result = look(reader.view());
             if orphaned {
-                // Who leaves last takes the name along. Somebody who only looks leaves as one does who is killed.
+                // The last handle to leave removes the name. A command that only looks leaves as if it were killed.
                 mem::forget(reader);
             }
             return result;

@@ -457,7 +457,7 @@ fn remove_ipc(matters: bool) -> Check {
     if matters { Check::warning(name, found, advice) } else { Check::ok(name, found) }
 }
 
-/// Who looks after the counted arrays of killed processes. Everything works without.
+/// The manager, which reclaims counted arrays of killed processes. Everything works without it.
 fn manager() -> Check {
     let name = "manager";
     match ndarray_shm::manager::status(None) {
@@ -475,7 +475,7 @@ fn manager() -> Check {
     }
 }
 
-/// Half-painted renderbuffers, and drafts, that nobody works on.
+/// Unfinished renderbuffers and drafts on which no process works.
 fn leftovers() -> Check {
     let name = "leftovers";
     let mut left = Vec::new();

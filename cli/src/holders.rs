@@ -25,7 +25,7 @@ pub(crate) struct Holder {
     pub(crate) open: bool,
 }
 
-/// Everybody who has a file, as `info --json` prints it.
+/// All processes that hold a file, as `info --json` prints them.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Holders {
     /// `null` where the platform does not say.
@@ -35,7 +35,7 @@ pub(crate) struct Holders {
 }
 
 impl Holders {
-    /// Asks who has a file, which is at `path` and has this identity.
+    /// Finds the processes that hold the file at `path` with this identity.
     pub(crate) fn of(path: &Path, id: FileId) -> Self {
         match imp::holders(path, id) {
             Some((holders, hidden)) => Self { holders: Some(holders), holders_hidden: Some(hidden) },

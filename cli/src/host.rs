@@ -181,7 +181,7 @@ pub(crate) fn mark(facts: &fs::Metadata) -> String {
     format!("{made}number {}", file_number(facts))
 }
 
-/// Whether writing failed because nobody reads any more.
+/// Whether writing failed because the reader has closed its end.
 pub(crate) fn reader_has_gone(error: &io::Error) -> bool {
     /// What Windows says where the reader did not close the pipe but disconnected it.
     const ERROR_PIPE_NOT_CONNECTED: i32 = 233;

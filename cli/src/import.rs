@@ -78,7 +78,7 @@ pub(crate) fn run(args: &ImportArgs, out: &mut dyn Write) -> Result<Exit, Failur
     Ok(Exit::Done)
 }
 
-/// A file whose header was read and found to be true.
+/// A file. Its header was read and agrees with its length.
 struct NpyFile<'a> {
     path: &'a Path,
     file: BufReader<File>,
@@ -147,7 +147,7 @@ impl<'a> NpyFile<'a> {
     }
 }
 
-/// A failure on its way through the core, whose own errors become failures too.
+/// A failure that passes through the core. Errors of the core become failures too.
 struct Torn(Failure);
 
 impl From<ndarray_shm::Error> for Torn {

@@ -1,6 +1,6 @@
 //! What asks the program to end, turned into the flag that downloads look at.
 //!
-//! Whoever works sees the flag after its chunk, cleans up and returns. A request to a server that does not answer sees no flag: a
+//! A worker sees the flag after its chunk, cleans up and returns. A request to a server that does not answer sees no flag: a
 //! second signal ends the program at once, as a kill would, and so does the first one before there is anything to clean up.
 
 use std::io;
@@ -17,7 +17,7 @@ const TWICE: Duration = Duration::from_secs(1);
 /// What is said after a second signal.
 const AGAIN: &str = "interrupted twice: what is painted was left as it is";
 
-/// How long a server may be silent before somebody is told.
+/// How long a server may be silent before the user is told.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// Opens a volume. Nothing is there yet that could be left behind, so that a signal ends the program at once; and who waits for a

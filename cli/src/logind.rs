@@ -13,7 +13,7 @@ use crate::host::MAY_HAVE_SYSTEMD;
 /// Directories with configuration, the strongest first.
 const ROOTS: [&str; 4] = ["/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd"];
 
-/// Returns whether systemd runs this machine (as `sd_booted(3)` finds out); without it nobody removes anything.
+/// Returns whether systemd runs this machine (as `sd_booted(3)` finds out); without it no names are removed at logout.
 pub(crate) fn is_running() -> bool {
     MAY_HAVE_SYSTEMD && Path::new("/run/systemd/system").is_dir()
 }

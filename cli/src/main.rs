@@ -79,7 +79,7 @@ fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(failure) => {
             failure.print(&mut io::stderr().lock());
-            // Who reads JSON finds one document, whatever happened; should that fail, the exit code still tells.
+            // A reader of JSON finds one document, whatever happened. If writing it fails, the exit code still tells.
             let _written = failure.print_json(&mut out);
             failure.exit().into()
         }

@@ -33,7 +33,7 @@ pub(crate) fn existing(choice: Option<BackendChoice>) -> Result<Vec<Directory>, 
     if choice != Some(BackendChoice::Shm) && Directory::emulated_path()?.symlink_metadata().is_ok() {
         match Directory::emulated() {
             Ok(emulated) => places.push(emulated),
-            // Nobody asked for it in particular, and what is in real shared memory can be shown even so.
+            // The command did not ask for this place in particular, and what is in real shared memory can be shown even so.
             Err(error) if choice.is_none() && !places.is_empty() => {
                 let _whether_anybody_listens = writeln!(std::io::stderr(), "warning: not looked at: {error}");
             }

@@ -14,7 +14,7 @@ use crate::described::{ArrayKind, Described};
 use crate::exit::{Exit, Failure};
 use crate::words::AxisCut;
 
-/// Letters that axes have where nobody names them, the one that is contiguous in memory first.
+/// Letters of axes without names, the contiguous axis first.
 const LETTERS: &str = "xyzc";
 
 /// Most elements of a picture.

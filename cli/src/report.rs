@@ -114,7 +114,7 @@ pub(crate) fn json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()
     write_owed(&mut OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner), out, value)
 }
 
-/// The same by a program that is being ended: who comes later with another document waits for the end.
+/// The same in a program that is being ended: a thread that comes later with another document waits for the end.
 pub(crate) fn last_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     write_owed(&mut ManuallyDrop::new(OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner)), out, value)
 }

@@ -19,7 +19,7 @@ struct UnlinkReport {
     /// Whether the name was there and is gone.
     unlinked: bool,
     backend: Option<String>,
-    /// Whether somebody still had it attached, so that its memory is not free yet; `null` if nobody can say.
+    /// Whether a process was still attached, so that its memory is not free yet; `null` if that is unknown.
     attached: Option<bool>,
     /// How many handles of a counted array were on their way, and lead nowhere now; `null` for everything else.
     in_flight: Option<usize>,

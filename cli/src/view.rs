@@ -44,7 +44,7 @@ struct Viewed {
     every: usize,
     /// The values that are black and white; `null` where values are labels.
     range: Option<[f64; 2]>,
-    /// Whether the array is a renderbuffer whose missing chunks are 0 here.
+    /// Whether the array is an unfinished renderbuffer; its missing chunks are 0 here.
     partial: bool,
     /// The file; `null` if it went elsewhere.
     file: Option<String>,

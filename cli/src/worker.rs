@@ -45,7 +45,7 @@ pub(crate) fn run(args: &WorkerArgs) -> Result<Exit, Failure> {
     let backend: Directory = Directory::new(args.backend.as_str(), &args.directory);
     match paint_as_worker(&*source, backend, &args.location, &stop) {
         Ok(_painted) => Ok(Exit::Done),
-        // Whoever stopped it knows why.
+        // The process that stopped this one reports why.
         Err(_) if stop.is_stopped() => Ok(Exit::Interrupted),
         Err(error) => Err(Failure::from(error).while_doing("a worker process failed")),
     }

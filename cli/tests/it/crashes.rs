@@ -197,7 +197,7 @@ fn when_everybody_is_killed_the_same_command_paints_the_rest() {
     let mut running = Running::start(&mut download(&scene, &how));
     wait_for_chunks(&scene, &mut running, 1 + random_below(CHUNKS / 2));
     let workers = wait_for_workers(&mut running, 4);
-    // Stopped first, so that none can see another die and clean up. On Windows nobody can be stopped; there the parent dies
+    // Stopped first, so that none can see another die and clean up. On Windows no process can be stopped; there the parent dies
     // first, and workers that see it may be gone before they are killed.
     #[cfg(unix)]
     {

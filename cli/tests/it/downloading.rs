@@ -175,7 +175,7 @@ fn chunk_that_this_user_may_not_read_ends_the_download_like_a_damaged_one() {
     }
 }
 
-/// All files below a directory whose names begin as those of chunks do.
+/// All files below a directory with names that begin as those of chunks do.
 #[cfg(target_os = "linux")]
 fn files_below(directory: &Path) -> Vec<std::path::PathBuf> {
     let mut files = Vec::new();

@@ -117,7 +117,7 @@ fn locks_of_uploads_that_nobody_has_are_removed() {
     drop(lock("ndshm-write-0badcafe"));
     let held = lock("ndshm-write-00c0ffee");
     let cell = held.lock_cell(7, Duration::ZERO).expect("nobody has it");
-    // Of another length it is somebody's array, whatever it is called.
+    // A file of another length is a user's array, whatever its name is.
     drop(
         CreateOptions::<SharedArray<u8, _>>::new()
             .backend(scene.backend())
@@ -154,7 +154,7 @@ fn where_there_is_nothing_there_is_nothing_to_do() {
     assert!(!scene.emulated().exists());
 }
 
-/// On Windows nobody can be stopped.
+/// On Windows no process can be stopped.
 #[cfg(unix)]
 #[test]
 fn a_stopped_holder_is_alive() {
@@ -245,7 +245,7 @@ fn drafts_go_when_they_are_old() {
     assert_eq!(scene.files(), [""; 0]);
 }
 
-/// Only said, not done: what else is in shared memory here is nobody's to remove but its owner's.
+/// Only said, not done: what else is in shared memory here belongs to its owner.
 #[cfg(target_os = "linux")]
 #[test]
 fn every_place_is_looked_at() {

@@ -10,7 +10,7 @@ use sysinfo::{Pid, Signal};
 
 use crate::scene::{Scene, names_in, run, signal, wait_until};
 
-/// An array of 64 times 7, which nobody can read while its guard lives.
+/// An array of 64 times 7, which no process can read while its guard lives.
 fn array(scene: &Scene) -> SharedArray<u8, Ix1> {
     let array = CreateOptions::<SharedArray<u8, Ix1>>::new().backend(scene.backend()).create("x", 64).expect("made");
     array.write().expect("nobody else has it").fill(7);
@@ -66,7 +66,7 @@ fn an_upload_that_was_killed_before_its_first_chunk_goes_on_as_it_began() {
             command.args(new).args(["--shape", "4,4,4", "--chunk", "4,4,4"]);
             command
         };
-        // It makes the volume and then waits for whoever writes to the array.
+        // It makes the volume and then waits for the writer of the array.
         let guard = array.write().expect("nobody else has it");
         let mut child = start(&mut upload(encoding));
         wait_until("the volume", || volume.join("info").is_file());

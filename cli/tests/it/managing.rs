@@ -154,7 +154,7 @@ fn idle_it_ends_after_the_time_given() {
     run(&mut scene.ndshm(["manager", "stop"])).expect_code(0);
     wait_until("its end", || !is_running(pid));
     client.kill();
-    // The array of a client whose manager was stopped is found by the next.
+    // The next manager finds the array of a client after its manager was stopped.
     let finished = run(&mut scene.ndshm(["manager", "--idle", "1"])).expect_code(0);
     assert!(finished.out.contains("listens at"), "{finished:?}");
     assert!(!has_array(&scene));

@@ -45,7 +45,7 @@ fn a_plane_of_a_volume_becomes_a_picture_with_x_to_the_right() {
             let shade = f64::from(shades[row * 20 + column]);
             assert!((shade - element / 257.0).abs() <= 0.51, "{order} {row} {column}: {shade} of {element}");
         }
-        // Nobody names the axes: x is the one that is contiguous, so that z is the first one in C and the last one in F order.
+        // The axes have no names: x is the one that is contiguous, so that z is the first one in C and the last one in F order.
         let plain = [&layout[..], &["--slice", "z=3", "--out", path, "--json", "--replace"]].concat();
         let report = view(&scene, order, &plain).expect_code(0).json();
         assert_eq!(report["right"], if order == "c" { 2 } else { 0 });

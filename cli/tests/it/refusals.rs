@@ -173,7 +173,7 @@ fn a_source_that_is_no_volume_is_named() {
     assert_eq!(scene.files(), [""; 0]);
 }
 
-/// A description that was cut short, that is no JSON, or whose fields make no sense.
+/// A description that was cut short, is no JSON, or has fields that make no sense.
 #[test]
 fn damaged_description_is_called_damaged_and_not_made_anew() {
     let scene = Scene::new();

@@ -44,7 +44,7 @@ fn expected() -> ArrayD<u16> {
     spec().expected(&ndarray_shm_volume::Bbox::whole(&SHAPE)).expect("all of it")
 }
 
-/// A program whose `ndshm` is the one that is tested, in this scene.
+/// A program that finds the tested `ndshm`, in this scene.
 fn command(scene: &Scene, program: impl Into<OsString>, python: Option<&Path>) -> Command {
     let ndshm = scene.ndshm([""; 0]);
     let mut command = Command::new(program.into());

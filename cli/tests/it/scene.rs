@@ -41,7 +41,7 @@ impl Scene {
         self.root.path().join("emulated")
     }
 
-    /// Says who may use the emulated directory; at first nobody else.
+    /// Sets which users may use the emulated directory; at first only this one.
     #[cfg(unix)]
     pub(crate) fn set_mode_of_emulated(&self, mode: u32) {
         use std::os::unix::fs::PermissionsExt as _;
@@ -104,7 +104,7 @@ impl Scene {
             .env_remove("EMULATE_SHM")
             .env("NDSHM_EMULATED_DIR", self.emulated())
             .env(TEMPORARY_DIRECTORY, self.temporary())
-            // Nobody's manager has to do with these tests; those about it name a socket of their own.
+            // These tests use no manager of the user; those about it name a socket of their own.
             .env("NDSHM_MANAGER", "off")
             .env("NDSHM_MANAGER_SOCKET", self.socket())
             .stdin(Stdio::null());

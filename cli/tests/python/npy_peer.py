@@ -48,7 +48,7 @@ def write(directory):
     save("version-3", elements((4, 5), "u2"), version=(3, 0))
     save("bool", elements((30, 3), "u1") > 100, dtype="uint8")
     save("bfloat16", elements((6, 5), "u2").view(ml_dtypes.bfloat16), dtype="bfloat16")
-    # More than one block of whoever reads and writes in blocks.
+    # More than one block of a reader or writer that works in blocks.
     save("large", elements((5 << 20,), "u1").view("<u4").reshape(1280, 1024).T)
 
 
