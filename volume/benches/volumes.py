@@ -301,7 +301,7 @@ def library(arguments, encoding):
 def take_turns(arguments, cases):
     random = Random(SEED)
     for repetition in range(arguments.repeat + 1):
-        # Nobody always comes after the same one, whose memory may have come back in pieces.
+        # No case always comes after the same other one, which may have returned its memory in pieces.
         for case in random.sample(cases, len(cases)):
             case.turn(repetition > 0)
     for case in cases:

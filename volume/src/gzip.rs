@@ -156,7 +156,7 @@ mod tests {
         let bomb = zlib.finish().expect("packed");
         assert!(unpack_zlib(&bomb, 1000, &mut into).expect_err("a bomb").to_string().contains("1000 bytes"));
         assert!(into.capacity() < 4096, "{}", into.capacity());
-        unpack_zlib(&bomb, 50 << 20, &mut into).expect("no bomb for whom it fits");
+        unpack_zlib(&bomb, 50 << 20, &mut into).expect("no bomb where it fits");
         assert_eq!(into.len(), 50 << 20);
     }
 

@@ -153,8 +153,8 @@ pub fn open_writable_volume(url: impl IntoVolumeUrl) -> Result<Box<dyn ChunkSink
 
 /// Makes a volume without chunks, for writing.
 ///
-/// Of several who make different volumes in one place at the same time one has made it, and the others get an error; those whose volume
-/// is just the same have it, too. (Servers that cannot put an object under the condition that there is none keep the last description.)
+/// If several processes make different volumes in one place at the same time, one succeeds and the others get an error. Processes that
+/// make the same volume all succeed. (Servers that cannot put an object under the condition that there is none keep the last description.)
 ///
 /// # Errors
 ///

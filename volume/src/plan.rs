@@ -13,7 +13,7 @@ use crate::bbox::Bbox;
 use crate::error::{Error, Result};
 use crate::volume::VolumeMeta;
 
-/// More parts than anybody has machines; each takes memory here.
+/// More parts than there are machines anywhere; each takes memory here.
 const MOST_PARTS: usize = 1 << 20;
 
 /// Divides a region of a volume into `count` parts that are aligned to its stored objects and about equally many of them.

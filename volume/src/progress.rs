@@ -17,7 +17,7 @@ pub struct DownloadProgress {
     pub done: usize,
     /// Chunks there are.
     pub total: usize,
-    /// Chunks that were painted since this call began, by its workers and by others who joined the same work.
+    /// Chunks that were painted since this call began, by its workers and by other processes that joined the same work.
     pub painted_here: usize,
     /// Bytes of the array that are painted. Chunks at the edges are smaller than others; this goes by their mean.
     pub bytes: u64,

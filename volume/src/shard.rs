@@ -34,7 +34,7 @@ impl Shard {
     /// # Errors
     ///
     /// [`Shard`](Error::Shard): neither is there, or both are, or what is there does not say which part of how many. Nothing is
-    /// guessed: a part that is done twice costs time, one that nobody does costs data.
+    /// guessed: a part that is done twice costs time, one that is left out costs data.
     pub fn from_environment(count: Option<usize>) -> Result<Self> {
         Self::from_variables(count, |name| std::env::var(name).ok())
     }

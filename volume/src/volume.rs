@@ -1,4 +1,4 @@
-//! What a volume is to those who paint and write: a grid of chunks, each of which is fetched, decoded, encoded and stored alone.
+//! What a volume is to downloads and uploads: a grid of chunks, each of which is fetched, decoded, encoded and stored alone.
 //!
 //! Formats implement [`ChunkSource`] and [`ChunkSink`]; nothing above this file knows which one it talks to. A source never sees
 //! the array: it decodes into a [`Scratch`], whose elements are then copied to where they belong. Waiting (fetch, store) and
@@ -386,7 +386,7 @@ mod tests {
     #[test]
     fn a_region_without_channels_means_all_of_them() {
         let mut meta = VolumeMeta::new(&[8, 8, 8, 3], &[4, 4, 4, 3], DType::U8);
-        assert!(meta.parse_bbox("0:4,:,2:").is_err(), "nobody said that the last axis is channels");
+        assert!(meta.parse_bbox("0:4,:,2:").is_err(), "the last axis is not known to be channels");
         meta.axes = ["x", "y", "z", "c"].map(str::to_owned).to_vec();
         assert_eq!(meta.parse_bbox("0:4,:,2:").expect("all channels").to_string(), "0:4,0:8,2:8,0:3");
         assert_eq!(meta.parse_bbox("0:4,:,2:,1:2").expect("one channel").to_string(), "0:4,0:8,2:8,1:2");

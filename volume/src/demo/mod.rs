@@ -1,4 +1,4 @@
-//! Writes volumes whose every element is known beforehand, for demonstrations, tests and benchmarks.
+//! Writes volumes of which every element is known beforehand, for demonstrations, tests and benchmarks.
 //!
 //! What an element should be is computed from its coordinates alone, by code that shares nothing with reading: a download
 //! can be checked against it.
@@ -345,7 +345,7 @@ pub fn write_volume(directory: &Path, spec: &DemoSpec) -> Result<()> {
     fs::write(&file, format!("{json:#}\n")).map_err(|error| Error::io("writing", &file, error))
 }
 
-/// Computes and packs one file's elements. Those beyond the volume, which nobody may ever see, have the fill value.
+/// Computes and packs one file's elements. Those beyond the volume, which no reader may ever see, have the fill value.
 fn pack(
     spec: &DemoSpec,
     array: &Array<FilesystemStore>,

@@ -1,6 +1,6 @@
 //! What may be asked of a remote volume at a time: requests, and bytes that are fetched, or about to be, and not yet decoded.
 //!
-//! Nobody knows how long a stored chunk is before it is fetched. So a fetch reserves what the largest one so far took, and corrects
+//! The length of a stored chunk is unknown before it is fetched. So a fetch reserves what the largest one so far took, and corrects
 //! that when it knows.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

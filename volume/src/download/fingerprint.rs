@@ -1,5 +1,5 @@
-//! What is being painted, in one line: the region, the order, what missing chunks become and the volume, so that nobody paints two
-//! of them under one name, and a worker process learns from the buffer what its job is.
+//! What is being painted, in one line: the region, the order, what missing chunks become and the volume, so that no two
+//! of them are painted under one name, and a worker process learns from the buffer what its job is.
 
 use ndarray_shm::{Location, Order};
 

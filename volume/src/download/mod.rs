@@ -62,7 +62,7 @@ pub struct Downloaded {
     /// Chunks among them that are not stored, so that their elements are the [background](DownloadOptions::missing). Of chunks that
     /// were painted before this call nothing is known, and one that a killed worker process filled is not counted.
     pub filled: usize,
-    /// Chunks that were painted before this call. The rest of them was painted by others who joined the same work.
+    /// Chunks that were painted before this call. The rest was painted by other processes that joined the same work.
     pub resumed: usize,
     /// Bytes of the array.
     pub bytes: u64,
@@ -310,7 +310,7 @@ impl DownloadRun<'_> {
         self.end(buffer, outcome, watch)
     }
 
-    /// Begins the buffer, joins those who paint the same, or resumes what was left.
+    /// Begins the buffer, joins processes that paint the same, or resumes an unfinished one.
     fn begin<T: Element>(&self, missing: Option<&[u8]>) -> Result<RenderBuffer<T, IxDyn>> {
         let meta = self.source.meta();
         let lengths = &meta.chunk_shape;

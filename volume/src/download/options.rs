@@ -10,7 +10,7 @@ use crate::download::processes::ProcessWorkers;
 use crate::missing::Missing;
 use crate::progress::{Progress, StopFlag};
 
-/// Who decodes and paints.
+/// The workers that decode and paint.
 #[derive(Debug)]
 pub enum Workers {
     /// This many threads of this process; 0 is one for each processor.
@@ -61,7 +61,7 @@ impl<'a> DownloadOptions<'a> {
         self
     }
 
-    /// Chooses who paints.
+    /// Chooses the workers that paint.
     pub fn workers(mut self, workers: Workers) -> Self {
         self.workers = workers;
         self
@@ -69,7 +69,7 @@ impl<'a> DownloadOptions<'a> {
 
     /// Chooses what is done about chunks that are not stored.
     ///
-    /// It is part of what is painted: unfinished work is resumed, and joined, only by who wants the same.
+    /// It is part of what is painted: unfinished work is resumed, and joined, only by calls with the same choice.
     pub fn missing(mut self, missing: Missing) -> Self {
         self.missing = missing;
         self
@@ -77,7 +77,7 @@ impl<'a> DownloadOptions<'a> {
 
     /// Chooses how many requests a remote volume gets at a time; worker processes divide them. 0 is the default, 16.
     ///
-    /// A volume on this machine is read by those who decode it.
+    /// A local volume is read by the threads that decode it.
     pub fn requests(mut self, requests: usize) -> Self {
         self.requests = if requests == 0 { REQUESTS } else { requests };
         self
@@ -105,8 +105,8 @@ impl<'a> DownloadOptions<'a> {
     /// Paints into memory of this pool, in its backend: one download after the other does not pay for new memory each time.
     ///
     /// The array then goes with the last clone of what the download returns: its name is taken away, and its memory comes back to
-    /// the pool as soon as nobody is attached any more. An array whose name is unlinked or replaced by other means gives nothing
-    /// back.
+    /// the pool as soon as no process is attached any more. If the name is unlinked or replaced by other means, the memory is not
+    /// returned.
     pub fn pool(mut self, pool: &Pool) -> Self {
         self.backend = Some(pool.backend().clone());
         self.pool = Some(pool.clone());

@@ -12,12 +12,12 @@ use crate::bbox::Bbox;
 use crate::error::{Error, Result};
 use crate::volume::ChunkSource;
 
-/// Paints a region of a volume into an array that nobody else can find: its name is gone before this returns, and its memory goes
+/// Paints a region of a volume into an array that no other process can find: its name is gone before this returns, and its memory goes
 /// with the value, however the process ends.
 ///
 /// It is an ordinary [`SharedArray`] that keeps a descriptor, through which its guards work without a name. Worker processes find
 /// it while it is being painted, by the name that [`ProcessWorkers::with_location`](crate::ProcessWorkers::with_location) tells
-/// them. Nothing unfinished is kept for another run: nobody would know its name. (A process that is killed meanwhile leaves what it
+/// them. Nothing unfinished is kept for another run, because its name would be unknown. (A process that is killed meanwhile leaves what it
 /// had painted to `ndshm gc`.)
 ///
 /// # Errors
@@ -97,7 +97,7 @@ fn unique() -> Result<Location> {
 
 /// Paints a region of a volume into a file: the elements and nothing else, in the order that was chosen.
 ///
-/// The file gets its name when it is complete; until then two files beside it, whose names begin with `.ndshm-`, hold what is
+/// The file gets its name when it is complete; until then two files beside it, with names that begin with `.ndshm-`, hold what is
 /// painted and which chunks are finished, and the same call goes on from there, as in shared memory. After a restart of the machine
 /// it begins anew, because what had not reached the disk may be lost. The file has the permissions 0600, or 0660 where a
 /// group [shares](DownloadOptions::shared_with) it. Worker processes need the

@@ -50,7 +50,7 @@ impl<'a> PaintWork<'a> {
     }
 }
 
-/// Fetches, decodes and paints until nothing is left, or a flag is raised: the whole work of a worker whose source is near.
+/// Fetches, decodes and paints until nothing is left, or a flag is raised: the whole work of a worker with a local source.
 pub(crate) fn paint<T: Element>(buffer: &RenderBuffer<T, IxDyn>, work: &PaintWork<'_>) -> Result<WalkEnd> {
     let mut painter = Painter::new(work);
     let mut watch = Stopwatch::start(work.tally);
@@ -80,8 +80,8 @@ impl<'a, T: Element> Painter<'a, T> {
         Self { work: *work, scratch: Scratch::new(), copier: Copier::new() }
     }
 
-    /// Paints a chunk and marks it as finished. Background is painted here too, by whoever has the claim: never over a chunk that
-    /// another painted, and never left to what the memory held before.
+    /// Paints a chunk and marks it as finished. Background is painted here too, under the claim: never over a chunk that
+    /// another worker painted, and never left to what the memory held before.
     pub(crate) fn paint(
         &mut self,
         mut claim: ChunkClaim<'_, T, IxDyn>,

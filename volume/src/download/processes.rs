@@ -218,7 +218,7 @@ impl ProcessExit {
         self.how.as_ref().map_or_else(ChildError::ending, |()| Ending::Exited(0))
     }
 
-    /// Whether it ended well, as far as anybody knows.
+    /// Whether it ended well, as far as is known.
     fn is_good(&self) -> bool {
         matches!(self.ending(), Ending::Exited(0) | Ending::Unknown)
     }
@@ -226,7 +226,7 @@ impl ProcessExit {
     /// Whether it ended without deciding to, which says nothing about the work: by a signal, on Windows by a fault, or before
     /// it began.
     ///
-    /// Whoever terminates a process of Windows chooses its exit code, so such a worker may seem to have given up.
+    /// On Windows a program that terminates a process chooses its exit code, so such a worker may seem to have given up.
     fn is_death(&self) -> bool {
         matches!(self.ending(), Ending::Signal(_) | Ending::NotStarted | Ending::Exited(..0))
     }

@@ -1,6 +1,6 @@
 //! What worker processes tell of themselves, and are told: a line on a pipe after each chunk, and one variable.
 //!
-//! Nothing depends on it but numbers for people: which chunks are finished says the buffer's ledger, whoever lives.
+//! Only numbers for people depend on it. The buffer's ledger says which chunks are finished, whichever workers live.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::process::Command;
@@ -54,7 +54,7 @@ impl ParentLink {
 
     pub(crate) fn tell(&self, tally: &DownloadTally) {
         if self.told.is_some() {
-            // Whether anybody listens is no concern of the painter.
+            // The painter does not care whether the receiver still listens.
             let _heard = io::stdout().lock().write_all(tally.totals().to_line().as_bytes());
         }
     }

@@ -1,11 +1,11 @@
 //! Workers that are threads of this process: the default, since no lock of an interpreter holds them back.
 //!
-//! A source that is near is fetched by who decodes it: handing bytes from one thread to another costs more than reading them
+//! A local source is read by the threads that decode it: handing bytes from one thread to another costs more than reading them
 //! from the page cache. From a remote one, many threads that wait fetch for few that compute; the bytes go through a bounded
 //! queue, with the claim on their chunk.
 //!
-//! The first error ends the work: nobody begins another chunk, but what a colleague has at hand, and what was fetched already, is
-//! still painted, so that it need not be fetched again.
+//! The first error ends the work. No thread begins another chunk, but chunks in progress, and those that were fetched already, are
+//! still painted, so that they need not be fetched again.
 
 use std::any::Any;
 use std::ops::Range;
@@ -77,7 +77,7 @@ pub(crate) fn run<T: Element>(
     let chunk = meta.chunk_shape.iter().fold(meta.dtype.size() as u64, |bytes, length| bytes.saturating_mul(*length));
     let budget = &Budget::new(work.in_flight, chunk);
     thread::scope(|scope| {
-        // Dropped by the last decoder, so that no fetcher waits for a queue that nobody empties.
+        // Dropped by the last decoder, so that no fetcher waits for a queue that no thread empties.
         let (sender, receiver) = mpsc::sync_channel(count);
         let receiver = std::sync::Arc::new(Mutex::new(receiver));
         let mut crew = ThreadCrew::new(scope, work.abort);
@@ -97,7 +97,7 @@ pub(crate) fn run<T: Element>(
     })
 }
 
-/// A chunk on its way from who fetched it to who decodes it.
+/// A chunk on its way from the thread that fetched it to the one that decodes it.
 struct FetchedChunk<'a, T: Element> {
     claim: ChunkClaim<'a, T, IxDyn>,
     region: Vec<Range<i64>>,
@@ -124,7 +124,7 @@ fn fetch<'a, T: Element>(
         watch.was(Phase::Claiming);
         let region = in_volume(claim.region(), work.bbox);
         let fetched = match work.source.fetch(&region) {
-            // Who is stopped while a server is silent has nothing to say about the server.
+            // A download that is stopped while a server is silent does not report the server.
             Err(Error::Store { .. }) if work.flags().iter().any(|flag| flag.is_stopped()) => {
                 return Ok(WalkEnd::Stopped);
             }
@@ -146,7 +146,7 @@ fn decode<T: Element>(queue: &Mutex<Receiver<FetchedChunk<'_, T>>>, work: &Paint
     let mut watch = Stopwatch::start(work.tally);
     let mut first = None;
     loop {
-        // Whoever panics does not hold this lock.
+        // No thread panics while it holds this lock.
         let chunk = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         watch.was(Phase::Waiting);
         let Ok(FetchedChunk { claim, region, fetched, reserved }) = chunk else { break };

@@ -1,4 +1,4 @@
-//! Which chunk is next: every index once, then those that others had, until nobody has one any more.
+//! Which chunk is next: every index once, then those that other workers had claimed, until none is claimed any more.
 //!
 //! A renderbuffer finds free chunks by itself; this adds that the workers of one process never ask for the same chunk twice, and
 //! that waiting for others costs as much as they have chunks, not as much as there are.
@@ -24,7 +24,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 /// The way of all workers of one process through the chunks.
 #[derive(Debug, Default)]
 pub(crate) struct Walk {
-    /// The first index that nobody here has asked for.
+    /// The first index that no worker of this process has asked for.
     next: AtomicUsize,
     /// Chunks that others had when they were asked for.
     busy: Mutex<Vec<usize>>,

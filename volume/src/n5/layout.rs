@@ -117,7 +117,7 @@ fn dtype(value: &Value, attributes: &N5Attributes) -> Result<DType> {
 /// Finds out how blocks are packed, and what the attributes call that.
 ///
 /// Datasets of before version 2 of the format name it in `compressionType`, others in `compression` with its parameters, of which
-/// only one matters to who unpacks.
+/// only one matters for unpacking.
 fn packing(json: &Value) -> Result<(BlockPacking, String), (ErrorKind, String)> {
     let (name, zlib) = match (&json["compression"], &json["compressionType"]) {
         (Value::Null, Value::Null) if json.get("codecs").is_some() => {

@@ -1,4 +1,4 @@
-//! Several who make a volume in one place, each of whom has seen that there is none.
+//! Several threads that make a volume in one place, after each of them has seen that there is none.
 
 use std::ops::Range;
 use std::sync::{Arc, Barrier};
@@ -13,7 +13,7 @@ use crate::store::url::{VolumeFormat, VolumeUrl};
 use crate::store::{self, Object, Store};
 use crate::{precomputed, zarr};
 
-/// A directory in which everybody waits for the others after the last look.
+/// A directory in which each thread waits for the others after the last look.
 #[derive(Debug)]
 struct Gate {
     files: Arc<dyn Store>,
@@ -55,7 +55,7 @@ impl Store for Gate {
     }
 }
 
-/// Lets all make their volumes at the same time. Returns who has one, and the resolution that is there then.
+/// Lets all make their volumes at the same time. Returns which of them have one, and the resolution that is there then.
 fn made(new: &[NewVolume]) -> (Vec<bool>, Vec<f64>) {
     let directory = tempfile::tempdir().expect("a directory");
     let url = VolumeUrl::local(directory.path());

@@ -9,7 +9,7 @@ use std::collections::hash_map::Entry;
 
 use crate::error::Cause;
 
-/// Blocks where the volume does not say: what everybody uses.
+/// Blocks where the volume does not say: what all writers use.
 pub(super) const BLOCK: [usize; 3] = [8, 8, 8];
 
 /// Widths that a label's number may have.
@@ -18,7 +18,7 @@ const WIDTHS: [u32; 7] = [0, 1, 2, 4, 8, 16, 32];
 /// Bits of where a table is.
 const TABLE_BITS: u32 = 24;
 
-/// Elements that a block may have; everybody uses 512.
+/// Elements that a block may have; all writers use 512.
 const LARGEST_BLOCK: usize = 1 << 24;
 
 /// Bytes of the widest label.

@@ -171,7 +171,7 @@ impl PrecomputedVolume {
         }
     }
 
-    /// A file with a suffix that nobody looks for is no missing chunk.
+    /// A file with a suffix that no reader looks for is no missing chunk.
     fn check_missing(&self, chunk: &[Range<i64>], region: &[Range<i64>]) -> Result<()> {
         let key = self.key(chunk, NameLayout::Flat);
         let Some((suffix, packing)) =

@@ -1,7 +1,7 @@
 //! Where objects are kept: files of a directory, or a server's answers, under one contract.
 //!
 //! A store knows keys and bytes. It knows no volume and no format; it retries what is worth it and says in words what is not.
-//! Calls wait for the answer: whoever wants many at a time calls from many threads.
+//! Calls block until the answer is there: for many at a time, call from many threads.
 
 #[cfg(test)]
 mod conformance;
@@ -80,7 +80,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn put(&self, key: &str, bytes: Vec<u8>, gzip: bool) -> Result<()>;
 
     /// Writes an object where there is none, in one step as [`put`](Self::put) does. `false`: there is one, and it stays. Of servers that know
-    /// no condition it is a promise only as long as nobody else writes.
+    /// no condition it is a promise only as long as no other process writes.
     fn put_new(&self, key: &str, bytes: Vec<u8>) -> Result<bool>;
 
     /// Removes an object, however it is encoded. Returns whether it was there.
@@ -136,7 +136,7 @@ fn not_built_in(shown: &str) -> Error {
     Error::volume(ErrorKind::NotBuiltIn, shown, reason)
 }
 
-/// Says where a volume is, for those who want to find it again: without user, password, query or signature.
+/// Returns where a volume is, in a form that leads there again: without user, password, query or signature.
 pub(crate) fn source(store: &dyn Store, format: &str, key: &str) -> String {
     let shown = store.locate(key);
     let place = shown.split_once('?').map_or(shown.as_str(), |(place, _)| place);

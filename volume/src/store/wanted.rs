@@ -1,5 +1,5 @@
-//! Whether the answer that a thread waits for is still wanted: whoever stops a job does not want to wait until a server that
-//! is silent, or gone, has been asked for minutes.
+//! Whether the answer that a thread waits for is still wanted: a job that was stopped must not wait for minutes until a silent
+//! server has been given up.
 //!
 //! A thread says once which flags it heeds, and what it calls need not hand them down to where requests wait.
 

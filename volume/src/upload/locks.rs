@@ -1,9 +1,10 @@
-//! One lock for each stored object, among all threads and processes of this machine: who changes a part of an object, and who stores
-//! it whole, do so one after the other.
+//! One lock for each stored object, among all threads and processes of this machine. A thread that changes a part of an object and
+//! one that stores the whole object take turns: otherwise the first would store again what it had read around its part, over
+//! what the second stored in between.
 //!
-//! The locks of a volume are cells of one array of one byte in shared memory; the kernel frees them with whoever dies. Its name goes with
-//! the last upload that ends. If that one is killed the name stays; nobody waits for it, and the next upload or `ndshm gc` takes
-//! it away. Other machines are not kept out.
+//! The locks of a volume are cells of one array of one byte in shared memory; the kernel releases them when their holder dies. The last
+//! upload that ends removes the array's name. If that upload is killed the name stays; no upload waits for it, and the next one or
+//! `ndshm gc` removes it. Other machines are not excluded.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -22,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// What the names of locks begin with.
 const PREFIX: &str = "ndshm-write-";
 
-/// Whoever may write to the same volume may take its locks, whichever user that is: there is nothing to read or to spoil.
+/// Every user that may write to the volume may take its locks: the file holds nothing to read or to damage.
 const PERMISSIONS: u32 = 0o666;
 
 type File = SharedArray<u8, Ix1>;
@@ -40,8 +41,8 @@ impl Locks {
         Self { volume, file: Mutex::new(None) }
     }
 
-    /// Does some work while nobody else on this machine does work on the same object of the same volume. `Ok(None)`: `give_up` said so
-    /// before the lock was had.
+    /// Runs `work` while no other thread of this machine works on the same object of the same volume. `Ok(None)`: `give_up` returned
+    /// true before the lock was granted.
     pub(crate) fn locked<R>(
         &self,
         region: &[Range<i64>],
@@ -64,7 +65,7 @@ impl Locks {
         Ok(None)
     }
 
-    /// Returns the array whose cells are the locks; `None` if others were just making or removing it.
+    /// Returns the array of the locks; `None` if another process was just making or removing it.
     fn file(&self) -> ndarray_shm::Result<Option<Arc<File>>> {
         let mut known = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = &*known {
@@ -89,7 +90,7 @@ impl Locks {
 }
 
 impl Drop for Locks {
-    /// Whoever is at work keeps the name, and takes it away later.
+    /// An upload that still works keeps the name, and removes it later.
     fn drop(&mut self) {
         if let Some(file) = self.file.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             // What another user made, that one removes.
@@ -104,8 +105,8 @@ pub fn is_upload_lock(name: &str) -> bool {
         .is_some_and(|volume| volume.len() == 8 && volume.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Removes the name of locks that nobody has, as uploads leave it that were killed; only looks if it is a `dry_run`. Returns whether it
-/// was, or would be, removed. An upload that goes on at this moment makes it anew.
+/// Removes the name of locks that no upload holds, as killed uploads leave it; only looks if it is a `dry_run`. Returns whether it
+/// was, or would be, removed. An upload that continues at this moment makes it again.
 ///
 /// # Errors
 ///
@@ -118,13 +119,14 @@ pub fn remove_upload_lock(backend: &Directory, location: &Location, dry_run: boo
     }
 }
 
-/// Whether others are just using the name, making it or taking it away.
+/// Whether another process is just using the name, making it or removing it.
 fn is_busy(error: &ndarray_shm::Error) -> bool {
     use ndarray_shm::Error::{TimedOut, Unlinked, WouldBlock};
     matches!(error, TimedOut { .. } | WouldBlock { .. } | Unlinked { .. })
 }
 
-/// Takes the name away while nobody has a lock and none can be taken: who comes next finds that it has no name, and begins anew.
+/// Removes the name while this process holds all cells: no upload holds a lock then, and one that waits finds the name gone and
+/// begins again.
 fn remove(file: &File, patience: Duration, dry_run: bool) -> ndarray_shm::Result<bool> {
     let removed = file.write_timeout(patience).and_then(|_alone| Ok(dry_run || file.unlink()?));
     match removed {
@@ -133,12 +135,12 @@ fn remove(file: &File, patience: Duration, dry_run: bool) -> ndarray_shm::Result
     }
 }
 
-/// Two volumes whose names are the same by accident share their locks, which does no harm: nobody holds two.
+/// Two volumes with the same checksum share their locks, which does no harm: no thread holds two.
 fn name(volume: &str) -> ndarray_shm::Result<Location> {
     Location::new(&format!("{PREFIX}{:08x}", crc32fast::hash(volume.as_bytes())))
 }
 
-/// Two objects whose cells are the same by accident wait for each other, which does no harm either.
+/// Two objects with the same cell wait for each other, which does no harm either.
 fn cell(region: &[Range<i64>]) -> u32 {
     crc32fast::hash(ranges_text(region).as_bytes())
 }

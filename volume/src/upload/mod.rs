@@ -25,14 +25,14 @@ use crate::upload::threads::UploadRun;
 use crate::upload::units::Units;
 use crate::volume::ChunkSink;
 
-/// How long an array that somebody writes is waited for before the flag is looked at again.
+/// How long the wait for a writer of the array lasts before the flag is checked again.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Writes an array in shared memory into a region of a volume.
 ///
 /// The array has the shape of `bbox`, the volume's element type, and the [order](UploadOptions::order) that is said; its file holds
-/// the elements and nothing else, whoever made it. It is only read, and never unlinked, however this ends. If somebody writes
-/// to it under the array's locks, this waits, and keeps writers out until it is done.
+/// the elements and nothing else. It is only read, and never unlinked, however this ends. If a process writes
+/// to it under the array's locks, this waits, and then keeps writers out until it is done.
 ///
 /// [`open_writable_volume`](crate::open_writable_volume) opens a volume that exists for writing, which one that
 /// [`open_volume`](crate::open_volume) opened is not; [`create_volume`](crate::create_volume) makes a new one.
@@ -106,8 +106,8 @@ pub fn upload_from_shared_memory(
 
 /// Writes a file that holds the elements of an array, and nothing else, into a region of a volume.
 ///
-/// The file is opened for reading only. Otherwise as [`upload_from_shared_memory`]. Whoever shortens the file meanwhile by other means
-/// than this project's locks ends the program, as with every file that is mapped.
+/// The file is opened for reading only. Otherwise as [`upload_from_shared_memory`]. A program that shortens the file meanwhile, without
+/// this project's locks, ends this process, as with every mapped file.
 ///
 /// # Errors
 ///
@@ -179,7 +179,7 @@ pub fn upload_from_array<T: Element>(
     write(sink, array, bbox, &units, options)
 }
 
-/// Attaches for reading; waits while somebody writes, until the flag is raised.
+/// Attaches for reading; waits while a process writes, until the flag is raised.
 fn open<T: Element>(
     backend: &Directory,
     location: &Location,

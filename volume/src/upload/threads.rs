@@ -1,8 +1,8 @@
 //! The threads of an upload: what each of them does, and what is said of it when all have ended.
 //!
 //! Objects that are written whole come first. For local volumes each thread encodes and stores; where storing waits for a network,
-//! some encode and many store. Objects that are only changed come last; whoever takes one does all of it. Both store under the
-//! object's lock: what is stored whole while another changes a part of it would else be undone by what that one has read before.
+//! some encode and many store. Objects that are only changed come last; one thread does all of the work on each. Both store under the
+//! object's lock: otherwise a thread that changes a part would undo a whole object that was stored after its read.
 
 use std::any::Any;
 use std::ops::Range;
@@ -27,7 +27,7 @@ use crate::upload::queue::{Packed, PackedQueue};
 use crate::upload::units::Units;
 use crate::volume::ChunkSink;
 
-/// Requests that a remote store gets at a time, if nobody says.
+/// Requests that a remote store gets at a time by default.
 const REQUESTS: usize = 16;
 
 /// Encoded bytes that wait for being stored, or are just being stored.
@@ -225,7 +225,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
         self.sink.encode(region, from).map(Some)
     }
 
-    /// Stores an object of which the array has all, when nobody changes a part of it. `false`: gave up.
+    /// Stores an object that the array covers completely, while no thread changes a part of it. `false`: gave up.
     fn store_locked(&self, packed: Packed) -> Result<bool> {
         let region = packed.region.clone();
         let stored = self.locks.locked(&region, &|| self.is_over(), || self.store(packed))?;
@@ -263,7 +263,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
                 let named = thread::Builder::new().name(format!("{}-{number}", task.name));
                 let started = named.spawn_scoped(scope, move || {
                     let alarm = StopOnDrop::new(&self.abort);
-                    // Whether anybody listens is no concern of the thread.
+                    // The thread does not care whether the receiver still listens.
                     let heard = || {
                         let _heard = sender.send(());
                     };
@@ -320,7 +320,7 @@ impl<'a, T: Element> UploadRun<'a, T> {
     /// The first error is the one that is told.
     fn fail(&self, error: Error) {
         self.abort.stop();
-        // Who is stopped while a server is silent has nothing to say about the server.
+        // An upload that is stopped while a server is silent does not report the server.
         if self.options.stop.is_stopped() && self.sink.is_remote() && matches!(error, Error::Store { .. }) {
             return;
         }

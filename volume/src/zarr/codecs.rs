@@ -256,7 +256,7 @@ impl Chain {
         self.make_native(&mut bytes);
         for stage in &self.stages {
             bytes = match stage.decoder {
-                // In one call, and about twice as fast; the level that the metadata names binds nobody.
+                // In one call, and about twice as fast; the level in the metadata binds no writer.
                 Decoder::Packing(Packing::Gzip) => gzip::pack(&bytes)?,
                 _ => stage.codec.encode(Cow::Owned(bytes), &options())?.into_owned(),
             };

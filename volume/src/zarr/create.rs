@@ -26,7 +26,7 @@ pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArra
     // What cannot be opened must not be written.
     ZarrArray::open(store, &Document::planned(store, kind, json.clone())).map_err(Error::of_new_volume)?;
     refuse_to_replace(store, &name)?;
-    // In front of the document that makes it a volume, and also if there are none: nobody adds any behind it.
+    // In front of the document that makes it a volume, and also if there are none: no process adds any behind it.
     let attributes = (kind == DocumentKind::ArrayV2).then(|| text(&attributes(new).unwrap_or_else(|| json!({}))));
     if let Some(attributes) = &attributes {
         store.put_new(V2_ATTRIBUTES, attributes.clone())?;
@@ -36,7 +36,7 @@ pub(super) fn create(store: &Arc<dyn Store>, new: &NewVolume) -> Result<ZarrArra
         let found = store.get(V2_ATTRIBUTES)?;
         match (is_maker, found.is_some_and(|found| found.bytes == attributes)) {
             (_, true) => {}
-            // Of somebody who was killed, or came too late with the rest.
+            // Of a process that was killed, or came too late with the rest.
             (true, false) => store.put(V2_ATTRIBUTES, attributes, false)?,
             (false, false) => return Err(taken(store.locate(V2_ATTRIBUTES), TAKEN)),
         }
@@ -53,7 +53,7 @@ fn refuse_to_replace(store: &Arc<dyn Store>, name: &str) -> Result<()> {
             return Err(taken(store.locate(file), TAKEN));
         }
     }
-    // Left by somebody who was killed before the volume was there, attributes are nothing yet.
+    // Attributes that a killed process left before the volume was there count for nothing yet.
     match store.list("")?.iter().find(|name| *name != V2_ATTRIBUTES) {
         Some(other) => Err(taken(name, format!("{TAKEN} (`{other}`)"))),
         None => Ok(()),

@@ -11,7 +11,7 @@ use crate::zarr::shard_index::ShardIndex;
 /// Memory for indexes.
 const ROOM: u64 = 64 << 20;
 
-/// What was found under the key of a shard; nothing at all until somebody has looked.
+/// What was found under the key of a shard; nothing at all until a thread has looked.
 type ShardIndexSlot = Arc<Mutex<Option<Option<Arc<ShardIndex>>>>>;
 
 /// Indexes by the number of their shard along each axis.
@@ -83,7 +83,7 @@ impl fmt::Debug for Indexes {
     }
 }
 
-/// What is under these locks is whole at any moment, also when somebody panics.
+/// The data under these locks is whole at any moment, also when a thread panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

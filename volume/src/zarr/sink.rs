@@ -39,7 +39,7 @@ impl ZarrArray {
         whole.map_err(failed)
     }
 
-    /// Encodes a shard, chunk by chunk. Chunks that nobody could tell from missing ones are left out.
+    /// Encodes a shard, chunk by chunk. Chunks that no reader could tell from missing ones are left out.
     fn encode_shard(
         &self,
         shards: &ShardCodec,

@@ -1,4 +1,4 @@
-//! Regions of volumes: those that fit chunks and those that do not, what is missing, what is asked for, who paints.
+//! Regions of volumes: those that fit chunks and those that do not, what is missing, what is asked for, which workers paint.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -154,7 +154,7 @@ fn bytes_on_their_way_are_bounded_and_one_chunk_always_fits() {
         let remote = Remote::new(&*volume, Duration::from_millis(1), 1000);
         let options = place.options().requests(16).in_flight(limit).workers(Workers::Threads(2)).replace(true);
         place.download(&remote, &all(), &options).expect("a download");
-        // The first fetches reserve a chunk's own bytes, since nobody knows better. All of them may come when the rest is full.
+        // The first fetches reserve a chunk's own bytes, since nothing better is known. All of them may come when the rest is full.
         let guesses = (usize::try_from(limit).expect("small") / 128).min(16);
         assert!(remote.bytes.most() <= most + guesses * (1000 - 128), "{} of {limit}", remote.bytes.most());
     }

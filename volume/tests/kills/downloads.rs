@@ -178,7 +178,7 @@ fn killed_in_the_middle(command: &str) {
     assert_eq!(fetched.len(), CHUNKS);
     assert!(fetched.values().all(|count| *count <= 2), "nothing is fetched three times");
     let twice = fetched.values().filter(|count| **count == 2).count();
-    // What was under way when it was killed: with each who fetches, in the queue, and with each who decodes.
+    // What was under way when it was killed: with each fetching thread, in the queue, and with each decoding one.
     let under_way = if command == "remote" { REQUESTS + 2 * WORKERS } else { WORKERS };
     assert!(twice <= under_way, "{twice} chunks were fetched twice");
 }

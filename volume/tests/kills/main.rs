@@ -1,4 +1,4 @@
-//! Downloads whose whole process group is killed in the middle. Signals to a group of processes, and shared memory, are Linux's.
+//! Downloads: their whole process group is killed in the middle. Signals to a group of processes, and shared memory, are Linux's.
 
 #[cfg(target_os = "linux")]
 mod downloads;

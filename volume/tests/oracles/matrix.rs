@@ -208,14 +208,14 @@ fn numcodecs_rows() -> Vec<Row> {
     rows
 }
 
-/// What we write, and who reads it back.
+/// What we write, and the programs that read it back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written {
     pub(crate) format: Format,
     pub(crate) encoding: &'static str,
     pub(crate) dtypes: &'static [&'static str],
     pub(crate) channels: &'static [u64],
-    /// Those who can read it in files.
+    /// The programs that can read it in files.
     pub(crate) readers: &'static [Oracle],
 }
 

@@ -67,12 +67,12 @@ impl World {
         }
     }
 
-    /// Returns a path that nobody else uses.
+    /// Returns a unique path.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join("served").join(format!("{}-{name}", self.count.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Returns a location that nobody else uses.
+    /// Returns a unique location.
     pub(crate) fn location(&self) -> Location {
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         Location::new(&format!("oracles-{}-{number}", std::process::id())).expect("a location")

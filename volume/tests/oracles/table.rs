@@ -14,7 +14,7 @@ const WRITE: &str = "NDSHM_WRITE_DOCS";
 const BEGIN: &str = "<!-- what follows is written by volume/tests/oracles: NDSHM_WRITE_DOCS=1 -->\n";
 const END: &str = "<!-- what a test wrote ends here -->\n";
 
-/// Who wrote and who read.
+/// The programs that wrote and that read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Direction {
     /// The oracle wrote it, we read it.

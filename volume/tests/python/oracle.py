@@ -8,7 +8,7 @@ One process for all of them, since importing them takes seconds. One line of JSO
 A volume is {"place": {"file": path} or {"s3": {"endpoint", "bucket", "key"}}, "format", "encoding", "dtype", "shape", "chunk",
 "origin"}. Elements travel through files, dense, in C order, little-endian.
 
-No oracle is trusted: what it wrote must be what it reads back itself, before anybody else is compared with it.
+No oracle is trusted: what it wrote must be what it reads back itself, before anything is compared with it.
 """
 
 import json

@@ -53,7 +53,7 @@ def dies_with_me():
 
 def main():
     nginx, directory, scratch = sys.argv[1:4]
-    # Somebody else may take the port between the look and the start.
+    # Another process may take the port between the look and the start.
     for _ in range(10):
         port = free_port()
         configuration = Path(scratch, "nginx.conf")

@@ -94,7 +94,7 @@ def write_zarr_python(volumes):
             document["fill_value"] = [3.0, 0.0]
         write_document(volumes, name, document, array)
         volumes.all[-1]["axes"] = ["z", "y", "x"]
-    # Shards in shards, and shards that are turned and packed as a whole: what nobody writes, but the format has.
+    # Shards in shards, and shards that are turned and packed as a whole: what no writer makes, but the format has.
     array = elements("uint16", (24, 24), 99)
     little = BytesCodec(endian="little")
     small = ShardingCodec(chunk_shape=(3, 4), codecs=[little, GzipCodec()])

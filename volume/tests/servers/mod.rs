@@ -1,7 +1,7 @@
 //! Real servers for tests: S3 (moto), web servers (nginx, and one of ours in Python), and a proxy that fails on purpose.
 //!
 //! A server is on a free port of the loopback, ends when its value is dropped, and when the test process is killed: it watches its
-//! standard input. Whoever uses them includes this folder: `#[path = "../servers/mod.rs"] mod servers;`.
+//! standard input. A test that uses them includes this folder: `#[path = "../servers/mod.rs"] mod servers;`.
 
 // Each test uses its own part of this.
 #![allow(dead_code, unreachable_pub, unused_imports)]

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub enum Fault {
     /// The server is not asked; the answer has this status.
     Status(u16),
-    /// As S3 says that somebody may not know whether an object exists: 403, `AccessDenied`.
+    /// As S3 answers a client that may not know whether an object exists: 403, `AccessDenied`.
     Denied,
     /// The answer ends in the middle of its body.
     Truncated,
@@ -112,7 +112,7 @@ impl FaultyProxy {
     /// Breaks all connections and refuses new ones, as a server that was killed.
     pub fn go_down(&mut self) {
         self.shared.down.store(true, Ordering::SeqCst);
-        // Whoever waits for a connection looks up.
+        // Wakes the thread that waits for a connection.
         let _woken = TcpStream::connect(self.address);
         if let Some(listening) = self.listening.take() {
             let _over = listening.join();

@@ -41,7 +41,7 @@ fn touch(path: &Path) {
     file.set_modified(SystemTime::UNIX_EPOCH).expect("its time is ours to set");
 }
 
-/// Somebody who knew that there was no shard must look again before it takes away what another has stored since.
+/// A process that knew that there was no shard must look again before it removes what another has stored since.
 pub(crate) fn a_shard_that_another_stored_is_not_taken_away_as_background() {
     let place = Place::new();
     let url = VolumeUrl::local(place.path("volume"));
@@ -90,7 +90,7 @@ pub(crate) fn two_that_found_another_description_share_their_locks() {
     }
 }
 
-/// `CloudVolume` looks for `.br` before it looks for the plain file: what is written must be what everybody finds.
+/// `CloudVolume` looks for `.br` before it looks for the plain file: what is written must be what every reader finds.
 pub(crate) fn a_chunk_that_was_packed_otherwise_does_not_outlive_its_successor() {
     let place = Place::new();
     let url = VolumeUrl::local(place.path("volume"));
@@ -110,7 +110,7 @@ pub(crate) fn a_chunk_that_was_packed_otherwise_does_not_outlive_its_successor()
     }
 }
 
-/// Whoever reads chunks of the second size would find old elements.
+/// A reader of chunks of the second size would find old elements.
 pub(crate) fn a_scale_of_several_chunk_sizes_is_not_written() {
     let place = Place::new();
     let url = VolumeUrl::local(place.path("volume"));

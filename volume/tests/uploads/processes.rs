@@ -146,7 +146,7 @@ pub(crate) fn without_a_common_lock_they_would() {
     assert_eq!(locks(&raw), 0);
 }
 
-/// What the one writes who changes a part of an object, and the other who has all of it.
+/// What the process writes that changes a part of an object, and the other, which has all of it.
 const CHANGED: u16 = 5;
 const WHOLE: u16 = 7;
 
@@ -191,7 +191,7 @@ fn changing(place: &Place) -> (Child, PathBuf) {
     (child, gate)
 }
 
-/// Whoever changes a part of an object has read the rest, and stores it again: what is stored whole in between would be lost.
+/// A process that changes a part of an object has read the rest, and stores it again: what is stored whole in between would be lost.
 pub(crate) fn what_is_stored_whole_waits_for_who_changes_a_part() {
     let place = Place::new();
     let raw = halves(&place.path("volume"));

@@ -399,7 +399,7 @@ pub(crate) fn who_writes_to_the_array_is_waited_for() {
     }
 }
 
-/// Somebody who wants to write while an upload reads waits for its end.
+/// A writer that comes while an upload reads waits for its end.
 pub(crate) fn writers_are_kept_out_until_the_end() {
     let place = Place::new();
     let mut raw = Raw::new(&place.path("volume"), meta());

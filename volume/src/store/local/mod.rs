@@ -1,9 +1,9 @@
 //! Objects that are files of a directory.
 //!
-//! An object is replaced by renaming: it is written beside its place, under a hidden name `.ndshm-NUMBERS.partial`, and others see the
-//! old one or the new one. A writer that is killed leaves such a file behind; it belongs to nobody then and is never read or listed, and
-//! `find DIRECTORY -name '.ndshm-*.partial' -delete` removes them when nobody writes. Nothing is forced to the disk: a machine that
-//! loses power may lose what was written in its last seconds, so whoever must know writes again.
+//! An object is replaced by renaming: it is written beside its place, under a hidden name `.ndshm-NUMBERS.partial`, and readers see the
+//! old one or the new one. A killed writer leaves such a file behind; it is never read or listed, and
+//! `find DIRECTORY -name '.ndshm-*.partial' -delete` removes such files while no process writes. Nothing is forced to the disk: a machine
+//! that loses power may lose what was written in its last seconds; the same upload again restores it.
 
 #[cfg(test)]
 mod tests;
@@ -78,7 +78,7 @@ fn packed(path: &Path) -> PathBuf {
     path.into()
 }
 
-/// Opens a file, not a directory, and not a pipe, which would wait for somebody to write.
+/// Opens a file, not a directory, and not a pipe, which would wait for a writer.
 fn open(path: &Path) -> io::Result<Option<(File, Metadata)>> {
     let Some(found) = if_there(fs::metadata(path))? else { return Ok(None) };
     if !found.is_file() {
@@ -173,7 +173,7 @@ fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// The same where the file system has no links: an empty file takes the name, which is then replaced. Who reads in between finds that one.
+/// The same where the file system has no links: an empty file takes the name, which is then replaced. A reader in between finds the empty one.
 fn name_without_links(partial: &Path, path: &Path) -> io::Result<()> {
     File::create_new(path)?;
     let renamed = rename_over(partial, path);

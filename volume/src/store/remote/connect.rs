@@ -1,7 +1,7 @@
 //! From a URL to a client of the server it names: credentials, time limits, what is asked for in every request.
 //!
 //! Settings come from the environment, under the names that the servers' own tools use: `AWS_*`, `GOOGLE_*`, `AZURE_*`. Where it has
-//! no credentials, requests are not signed, which is how public buckets are read; nobody waits for the metadata service of a cloud
+//! no credentials, requests are not signed, which is how public buckets are read; no request waits for the metadata service of a cloud
 //! that this machine may not be in, unless `AWS_METADATA_ENDPOINT` says where it is.
 
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(super) struct Server {
     pub(super) prefix: String,
     /// Whether it is a web server, which only answers requests for objects.
     pub(super) is_web: bool,
-    /// Whether requests say nothing about who asks.
+    /// Whether requests are not signed.
     pub(super) is_anonymous: bool,
 }
 
@@ -71,7 +71,7 @@ impl Settings {
 
 #[cfg_attr(not(any(feature = "s3", feature = "gcs", feature = "azure")), expect(unused_variables))]
 #[cfg_attr(not(feature = "s3"), expect(clippy::unused_async))]
-/// Connects to nothing yet, except that a bucket of S3 is asked for its region if nobody said it. `None`: the scheme was not built in.
+/// Connects to nothing yet, except that a bucket of S3 is asked for its region if the settings lack it. `None`: the scheme was not built in.
 pub(super) async fn connect(
     place: &str,
     settings: &Settings,
@@ -112,7 +112,7 @@ fn client(accept_encoding: &'static str, patience: Duration) -> ClientOptions {
 }
 
 fn client_with(headers: HeaderMap, patience: Duration) -> ClientOptions {
-    // Who has little patience has little for a single attempt.
+    // Little patience in all means little patience for a single attempt.
     let at_most = patience.max(Duration::from_secs(1));
     ClientOptions::new()
         .with_timeout_disabled()
@@ -125,7 +125,7 @@ fn client_with(headers: HeaderMap, patience: Duration) -> ClientOptions {
 fn web(place: &str, patience: Duration) -> Result<Server, RequestFailure> {
     let url = WebUrl::split(place);
     let mut headers = HeaderMap::new();
-    // Google's servers unpack what is stored under gzip for whoever does not say that he can do it.
+    // Google's servers unpack objects that are stored under gzip for clients that do not announce that they can.
     let accepted = if url.host().ends_with("googleapis.com") { "gzip" } else { "identity" };
     headers.insert("accept-encoding", HeaderValue::from_static(accepted));
     if let Some(user) = url.basic_authorization() {
@@ -173,7 +173,7 @@ async fn s3(bucket: &str, prefix: &str, settings: &Settings, patience: Duration)
         || settings.get("AWS_SKIP_SIGNATURE").is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1");
     let endpoint = builder.get_config_value(&Key::S3Endpoint).or_else(|| builder.get_config_value(&Key::Endpoint));
     if endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
-        // Whoever names such an endpoint has said it already.
+        // An endpoint with `http://` implies it.
         builder = builder.with_allow_http(true);
     }
     if endpoint.is_none() && !has(&builder, Key::Region) && !has(&builder, Key::DefaultRegion) {

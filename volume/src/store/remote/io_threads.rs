@@ -1,4 +1,4 @@
-//! The threads on which requests wait, and how a caller waits for one: whoever calls from many threads has many requests.
+//! The threads on which requests wait, and how a caller waits for one: calls from many threads are many requests.
 //!
 //! One runtime serves the whole process; it starts with the first remote store and only moves bytes. What is computed from
 //! them is computed by the callers. It cannot live on in a forked child, whose only thread is the one that forked: a store that was
@@ -41,7 +41,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How often is looked whether it is.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Why nobody waits for an answer.
+/// Why the wait for an answer ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoAnswer {
     /// This is a child that was forked after its parent opened the store.
@@ -76,7 +76,7 @@ impl IoThreads {
         let _context = self.runtime.enter();
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut context = Context::from_waker(&waker);
-        // A caller inside another runtime has a budget of steps there, which nobody would refill while it waits here.
+        // A caller inside another runtime has a budget of steps there, which is not refilled while it waits here.
         let mut bounded = pin!(tokio::task::unconstrained(async {
             let _permit = self.requests.acquire().await;
             request.await

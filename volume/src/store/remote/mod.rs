@@ -119,7 +119,7 @@ impl RemoteStore {
     fn refused<T>(&self, error: &object_store::Error, status: Option<u16>) -> Answer<T> {
         match error {
             object_store::Error::NotFound { .. } => Ok(None),
-            // S3 says so of objects that do not exist, to whoever may not list the bucket. Nothing that could expire was sent, so
+            // S3 says so of objects that do not exist, to clients that may not list the bucket. Nothing that could expire was sent, so
             // it is no failure of today; with credentials it may be, and then missing chunks must not become background.
             object_store::Error::PermissionDenied { .. } if self.server.is_anonymous && !self.server.is_web => Ok(None),
             error if self.server.is_anonymous && failure::is_denied(error) => Ok(None),
@@ -251,7 +251,7 @@ impl RemoteStore {
 /// What is there, nothing, or a failure.
 type Answer<T> = std::result::Result<Option<T>, RequestFailure>;
 
-/// Whether an object is packed, by what the server says of it. Encodings that nobody here can undo are errors.
+/// Whether an object is packed, by what the server says of it. Encodings that cannot be undone here are errors.
 fn is_gzip(attributes: &Attributes) -> std::result::Result<bool, RequestFailure> {
     let Some(encoding) = attributes.get(&Attribute::ContentEncoding) else { return Ok(false) };
     let mut names = encoding

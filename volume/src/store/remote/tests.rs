@@ -70,7 +70,7 @@ fn a_bucket_whose_server_knows_no_conditions_can_be_written() {
     let without = ("AWS_CONDITIONAL_PUT".to_owned(), "disabled".to_owned());
     let store = open_with("s3://test", &Settings::new(pairs.into_iter().chain([without]))).expect("a bucket");
     for bytes in [[1; 10], [2; 10]] {
-        assert!(store.put_new("first", bytes.to_vec()).expect("nobody can know"));
+        assert!(store.put_new("first", bytes.to_vec()).expect("it cannot be known"));
         assert_eq!(store.get("first").expect("reading").expect("it is there").bytes, bytes);
     }
 }
@@ -100,7 +100,7 @@ fn nginx_keeps_every_promise_of_reading() {
     if python("nginx_keeps_every_promise_of_reading").is_none() {
         return;
     }
-    // Of the user that runs the tests, and nobody else: nginx started by root serves as another.
+    // Of the user that runs the tests, and no other: nginx started by root serves as another.
     let directory = tempfile::tempdir().expect("a directory");
     fill(directory.path());
     let Some(server) = HttpServer::nginx(directory.path()) else { return };

@@ -42,7 +42,7 @@ fn an_array_that_has_the_name_is_neither_resized_nor_cleared() {
         assert!(before.read().expect("a guard").iter().all(|element| *element == 5));
         assert_eq!(place.left(), [EntryKind::Array]);
 
-        // Replaced on request, it stays as it is for those who have it.
+        // Replaced on request, it stays as it is for attached processes.
         let options = AttachOptions::<SharedArray<u8, Ix3>>::new().backend(place.backend.clone()).keep_fd(true);
         let kept = options.open(&place.location, (3, 4, 5)).expect("the array");
         place.download(&*volume, &region(), &place.options().replace(true)).expect("a download");

@@ -1,4 +1,4 @@
-//! Neuroglancer Precomputed as others write and read it, and as nobody should write it.
+//! Neuroglancer Precomputed as other programs write and read it, and as no program should write it.
 
 mod descriptions;
 mod hostile;

@@ -1,4 +1,4 @@
-//! Zarr as others write and read it, and as nobody should write it.
+//! Zarr as other programs write and read it, and as no program should write it.
 
 mod hostile;
 mod numcodecs;
