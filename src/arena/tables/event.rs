@@ -1,30 +1,44 @@
-//! Waiting until somebody has done something: a word of shared memory on which processes sleep, any of which may be killed.
+//! Sleeping until another process has done something, on a word of shared memory (a futex). Any of the processes may be killed.
 //!
 //! ```text
-//! | turns: 31 bits | somebody may sleep: 1 |
+//! | turns: 31 bits | a process may sleep: 1 |
 //! ```
 //!
-//! Sleepers are not counted, since one who is killed would stay counted. Who sleeps says that *somebody* does; who wakes
-//! nobody although it was said takes it back. A turn is counted with each, so that whoever is about to sleep meanwhile does not,
-//! and what he said is not taken back. What no word can help against is that the one who was woken is killed before he has
-//! looked: so sleep for a limited time, and look again.
+//! The *waiter* sets the flag and adds a turn, checks the condition once more, and sleeps while the word has this value. The *waker*
+//! makes the condition true, and if the flag is set adds a turn and wakes. The flag stays set until a waker finds no sleeper.
+//!
+//! Sleepers are not counted, because a killed sleeper would stay counted. Three interleavings shape the protocol:
+//!
+//! - **The waiter checks while the waker acts.** The waiter sets the flag and then loads the condition; the waker stores the condition
+//!   and then loads the flag. A fence between the two steps of each makes sure that at least one sees the other's store.
+//!   Without the fences, both could miss it, and the waiter would sleep through the event.
+//! - **The waker wakes before the waiter sleeps.** The waiter has checked and is about to sleep; the waker finds no sleeper to wake.
+//!   The waker's turn has changed the word, so the kernel does not put the waiter to sleep.
+//! - **Another waiter comes while the waker clears the flag.** The waker has found no sleeper; a second waiter sets the flag, checks in
+//!   vain and sleeps. The second waiter's turn has changed the word, so the waker's exchange fails and the flag stays.
+//!
+//! One case is beyond the protocol: the process that was woken is killed before it has looked, and the others sleep on. (So would a
+//! waiter that is stopped before it sleeps while 2^31 turns pass.) Therefore callers sleep for a limited time and look again.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use crate::os;
 
-const SOMEBODY: u32 = 1;
+/// The flag: a process may sleep, or is about to.
+const SLEEPER: u32 = 1;
 const TURN: u32 = 2;
 
-/// A word on which one can sleep. A trait, so that every interleaving can be tried.
+/// A word on which threads sleep. A trait, so that loom can try every interleaving.
 pub(crate) trait Bed {
     fn load(&self) -> u32;
-    /// Changes `current` to `new`, or returns what is there instead.
+    /// Changes `current` to `new`, or returns the value that it found instead.
     fn exchange(&self, current: u32, new: u32) -> Result<(), u32>;
-    /// What was written before by this thread can be seen by all whose fence comes later.
+    /// Sequentially consistent fence: a thread that passes its fence later sees what this thread has written before.
     fn fence();
+    /// Sleeps if the word is `expected`, in one step with the comparison.
     fn sleep(&self, expected: u32, limit: Duration);
+    /// Wakes at most so many sleepers, and returns how many it has woken.
     fn wake(&self, how_many: u32) -> usize;
 }
 
@@ -50,11 +64,11 @@ impl Bed for AtomicU32 {
     }
 }
 
-/// Something that happens again and again.
+/// An event that happens again and again, and for which processes sleep.
 #[derive(Debug)]
 pub(crate) struct Event<'a, B = AtomicU32>(&'a B);
 
-/// What somebody who is about to sleep has seen of an event.
+/// The word that a waiter sleeps on, as [`Event::prepare`] left it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen(u32);
 
@@ -63,50 +77,53 @@ impl<'a, B: Bed> Event<'a, B> {
         Self(word)
     }
 
-    /// Says that somebody is about to sleep. Look once more for what is waited for, and if it has not happened,
-    /// [sleep](Self::sleep).
+    /// Sets the flag before sleeping. The caller checks the condition once more, and [sleeps](Self::sleep) if it is still false.
     pub(crate) fn prepare(&self) -> Seen {
         let mut word = self.0.load();
         loop {
-            let new = word.wrapping_add(TURN) | SOMEBODY;
+            let new = word.wrapping_add(TURN) | SLEEPER;
             match self.0.exchange(word, new) {
                 Ok(()) => {
+                    // Between the flag and the caller's check; goes with the fence in `rouse`.
                     B::fence();
                     return Seen(new);
                 }
+                // A turn of another waiter or waker: the caller has not checked yet, so no event is missed.
                 Err(now) => word = now,
             }
         }
     }
 
-    /// Sleeps until it happens, or for `limit`, or for no reason shorter.
+    /// Sleeps until the event, or for `limit`. May return earlier for no reason. Returns at once after any turn since `prepare`.
     pub(crate) fn sleep(&self, seen: Seen, limit: Duration) {
         self.0.sleep(seen.0, limit);
     }
 
-    /// Wakes one of those who wait for what has just been done.
+    /// Wakes one sleeper. The caller has made the condition true.
     pub(crate) fn notify(&self) {
         self.rouse(1);
     }
 
-    /// Wakes all of them.
+    /// Wakes all sleepers. The caller has made the condition true.
     pub(crate) fn notify_all(&self) {
         self.rouse(u32::MAX);
     }
 
     fn rouse(&self, how_many: u32) {
+        // Between the caller's change and the load of the flag; goes with the fence in `prepare`.
         B::fence();
         let mut word = self.0.load();
-        // Whoever says so later looks again later too.
-        while word & SOMEBODY != 0 {
+        // Without the flag there is no sleeper to wake: a waiter that sets it later checks the condition later, too, and finds it true.
+        while word & SLEEPER != 0 {
             let turned = word.wrapping_add(TURN);
             match self.0.exchange(word, turned) {
                 Ok(()) => {
                     if self.0.wake(how_many) == 0 {
-                        let _somebody_came = self.0.exchange(turned, turned & !SOMEBODY);
+                        let _ = self.0.exchange(turned, turned & !SLEEPER); // fails if a waiter has come since: the flag is its own
                     }
                     return;
                 }
+                // A turn of a waiter that may sleep by now, or of another waker. If that cleared the flag, it found no sleeper.
                 Err(now) => word = now,
             }
         }

@@ -1,4 +1,4 @@
-//! Sleeping and waking, in every order: nobody sleeps on although what he waits for has happened.
+//! Sleeping and waking in every order: no waiter sleeps through its event.
 
 use std::time::Duration;
 
@@ -7,12 +7,13 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-use super::{Bed, Event, SOMEBODY};
+use super::{Bed, Event, SLEEPER};
 
-/// A word on which threads sleep as on one of the kernel's: it compares and goes to sleep in one step, and for ever.
+/// A word on which threads sleep as on a futex: comparing and going to sleep is one step. Without a limit, so that an event that a
+/// thread sleeps through is a deadlock.
 struct Word {
     value: AtomicU32,
-    /// How many sleep, and for how many of those who were woken it is time to get up.
+    /// How many threads sleep, and how many were woken and have not returned yet.
     sleepers: Mutex<(u32, u32)>,
     morning: Condvar,
 }
@@ -31,19 +32,19 @@ impl Bed for Word {
     }
 
     fn sleep(&self, expected: u32, _limit: Duration) {
-        let mut sleepers = self.sleepers.lock().expect("nobody panicked");
+        let mut sleepers = self.sleepers.lock().expect("no thread panicked");
         if self.value.load(Ordering::SeqCst) != expected {
             return;
         }
         sleepers.0 += 1;
         while sleepers.1 == 0 {
-            sleepers = self.morning.wait(sleepers).expect("nobody panicked");
+            sleepers = self.morning.wait(sleepers).expect("no thread panicked");
         }
         sleepers.1 -= 1;
     }
 
     fn wake(&self, how_many: u32) -> usize {
-        let mut sleepers = self.sleepers.lock().expect("nobody panicked");
+        let mut sleepers = self.sleepers.lock().expect("no thread panicked");
         let woken = how_many.min(sleepers.0);
         sleepers.0 -= woken;
         sleepers.1 += woken;
@@ -54,7 +55,7 @@ impl Bed for Word {
     }
 }
 
-/// A number of messages, and the event that there is one.
+/// A number of messages, and the event that one was put there.
 struct Box {
     messages: AtomicU64,
     event: Word,
@@ -94,8 +95,8 @@ impl Box {
     }
 }
 
-/// A thread that would sleep for ever is a deadlock, which loom finds. At most two switches away from a thread that could go on are
-/// tried, or as many as `LOOM_MAX_PREEMPTIONS` says: two show that every fence and the turns are needed.
+/// Runs a test in every order with at most two preemptions, or with as many as `LOOM_MAX_PREEMPTIONS` says. A thread that sleeps for
+/// ever is a deadlock, which loom finds. Two preemptions are enough to fail without either fence and without the turns.
 fn model(test: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(2));
@@ -108,7 +109,7 @@ fn spawn(shared: &Arc<Box>, act: fn(&Box)) -> thread::JoinHandle<()> {
 }
 
 #[test]
-fn who_waits_gets_all_that_comes() {
+fn waiter_takes_every_message() {
     model(|| {
         let shared = Box::new();
         let sender = spawn(&shared, |shared| {
@@ -122,7 +123,7 @@ fn who_waits_gets_all_that_comes() {
 }
 
 #[test]
-fn two_who_wait_get_one_each() {
+fn two_waiters_take_one_message_each() {
     model(|| {
         let shared = Box::new();
         let receivers = [(), ()].map(|()| spawn(&shared, Box::take));
@@ -135,7 +136,7 @@ fn two_who_wait_get_one_each() {
 }
 
 #[test]
-fn who_is_sent_something_by_two_gets_both() {
+fn waiter_takes_messages_of_two_senders() {
     model(|| {
         let shared = Box::new();
         let senders = [(), ()].map(|()| spawn(&shared, Box::put));
@@ -148,16 +149,16 @@ fn who_is_sent_something_by_two_gets_both() {
 }
 
 #[test]
-fn nobody_is_called_when_nobody_sleeps_and_once_in_vain_when_the_sleeper_was_killed() {
+fn flag_of_killed_sleeper_is_cleared_by_next_notify() {
     loom::model(|| {
         let shared = Box::new();
         let event = Event::new(&shared.event);
         event.notify();
         assert_eq!(shared.event.load(), 0);
-        let _of_one_who_was_killed = event.prepare();
-        assert_ne!(shared.event.load() & SOMEBODY, 0);
+        let _ = event.prepare(); // and then it was killed
+        assert_ne!(shared.event.load() & SLEEPER, 0);
         event.notify();
-        assert_eq!(shared.event.load() & SOMEBODY, 0);
+        assert_eq!(shared.event.load() & SLEEPER, 0);
         let word = shared.event.load();
         event.notify_all();
         assert_eq!(shared.event.load(), word);

@@ -1,4 +1,4 @@
-//! Which bytes of an arena's file are what. Everything follows from three numbers in its record, which never change.
+//! Layout of an arena's file. Every offset follows from the record in its last page, which never changes.
 //!
 //! ```text
 //! header          4096   how many spans were ever used; zeros
@@ -9,7 +9,7 @@
 //! data                   spans of 64 KiB, the first at a multiple of that; counters have none
 //! last page       4096   as of a counted array: flags, name, the record below, footer of kind 3
 //!
-//! record: version 2 (4) | 1 = sparse, 2 = counters (4) | spans (8) | queues (4) | cells of a queue (4) | maker's process (4) | zeros
+//! record: version 2 (4) | 1 = sparse, 2 = counters (4) | spans (8) | queues (4) | cells of a queue (4) | creator's process (4) | zeros
 //! ```
 
 use crate::arena::tables::slots::SEATS;
@@ -18,7 +18,7 @@ use crate::segment::trailer::{PAGE, RECORD};
 
 /// Bytes of a span.
 pub(crate) const SPAN: u64 = 1 << 16;
-/// Slots of a span: the most blocks that it can be cut into.
+/// Slots of a span: the most blocks that a span can be cut into.
 pub(crate) const SLOTS_OF_SPAN: u32 = 256;
 /// Bytes of a slot, a member, the head of a queue.
 pub(crate) const SLOT: u64 = 16;
@@ -33,32 +33,32 @@ const VERSION: u32 = 2;
 const SPARSE: u32 = 1;
 const COUNTERS: u32 = 2;
 const FIELDS: usize = 28;
-/// Where the members are.
+/// Offset of the members.
 pub(crate) const MEMBERS_AT: u64 = PAGE as u64;
 const QUEUES_AT: u64 = MEMBERS_AT + PAGE as u64;
 
 const _: () = assert!(SEATS as u64 * MEMBER <= PAGE as u64);
 
-/// The numbers that everything follows from.
+/// The contents of the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Geometry {
     pub(crate) spans: u32,
     pub(crate) queues: u32,
     pub(crate) cells: u32,
     pub(crate) sparse: bool,
-    /// Slots only: what they count lies elsewhere.
+    /// Slots without data: they count memory that lies elsewhere.
     pub(crate) counters: bool,
-    /// Number of the process that made it.
+    /// Number of the process that created the file.
     pub(crate) creator: u32,
 }
 
 impl Geometry {
-    /// Words of a queue: its head, its cells, and what fills the last cache line.
+    /// Returns the words of a queue: its head, its cells, and padding to a cache line.
     pub(crate) fn queue_words(&self) -> u64 {
         (QUEUE_HEAD + u64::from(self.cells) * 8).next_multiple_of(64) / 8
     }
 
-    /// Where queue `index` begins.
+    /// Returns the offset of queue `index`.
     pub(crate) fn queue_at(&self, index: u32) -> u64 {
         QUEUES_AT + u64::from(index) * self.queue_words() * 8
     }
@@ -79,12 +79,12 @@ impl Geometry {
         (self.slots_at() + u64::from(self.slots()) * SLOT).next_multiple_of(SPAN)
     }
 
-    /// Bytes that blocks can have.
+    /// Returns the bytes of all spans.
     pub(crate) fn capacity(&self) -> u64 {
         if self.counters { 0 } else { u64::from(self.spans) * SPAN }
     }
 
-    /// Bytes before the last page. With the limits on its numbers nothing here can overflow.
+    /// Returns the bytes before the last page. The limits on spans, queues and cells keep it from overflowing.
     pub(crate) fn payload(&self) -> u64 {
         self.data_at() + self.capacity()
     }
@@ -100,11 +100,11 @@ impl Geometry {
         record
     }
 
-    /// Reads a record, and holds it against the length of the payload.
+    /// Reads a record, and compares it with the length of the payload.
     ///
     /// # Errors
     ///
-    /// What is wrong, in words.
+    /// A text that says what is wrong.
     pub(crate) fn of_record(kind: Kind, record: &[u8; RECORD], payload: u64) -> Result<Self, String> {
         let field = |field: usize| u32::from_le_bytes(std::array::from_fn(|byte| record[field * 4 + byte]));
         let [version, flags, spans, more_spans, queues, cells, creator] = std::array::from_fn(field);
@@ -116,15 +116,15 @@ impl Geometry {
         }
         let counters = flags & COUNTERS != 0;
         if counters != (kind == Kind::Counters) {
-            return Err("footer and record do not agree whether it has data".into());
+            return Err("footer and record disagree on whether it has data".into());
         }
         let cells_fit = cells.is_power_of_two() || (cells == 0 && queues == 0);
         if queues > MOST_QUEUES || cells > MOST_CELLS || !cells_fit {
-            return Err(format!("{queues} queues of {cells} cells cannot be"));
+            return Err(format!("{queues} queues of {cells} cells are not possible"));
         }
         let all_spans = u64::from(more_spans) << 32 | u64::from(spans);
         if !(1..=MOST_SPANS).contains(&all_spans) {
-            return Err(format!("{all_spans} spans cannot be"));
+            return Err(format!("{all_spans} spans are not possible"));
         }
         let geometry = Self { spans, queues, cells, sparse: flags & SPARSE != 0, counters, creator };
         if geometry.payload() != payload {
@@ -141,7 +141,7 @@ mod tests {
     const SAMPLE: Geometry = Geometry { spans: 10, queues: 8, cells: 1024, sparse: true, counters: false, creator: 7 };
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_record_is_read_back() {
         assert_eq!(Geometry::of_record(Kind::Arena, &SAMPLE.to_record(), SAMPLE.payload()), Ok(SAMPLE));
         let least = Geometry { spans: 1, queues: 0, cells: 0, sparse: false, counters: false, creator: 0 };
         assert_eq!(Geometry::of_record(Kind::Arena, &least.to_record(), least.payload()), Ok(least));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_arena_overflows_nowhere() {
+    fn largest_geometry_does_not_overflow() {
         #[allow(clippy::cast_possible_truncation)] // it is less
         let spans = MOST_SPANS as u32;
         let most = Geometry { spans, queues: MOST_QUEUES, cells: MOST_CELLS, ..SAMPLE };
@@ -161,15 +161,15 @@ mod tests {
         assert!(most.payload() > most.capacity() && most.slots() > u32::MAX - 512);
     }
 
-    /// Checksums would notice most of it, but whoever writes a lie can write its checksum too.
+    /// Checksums find most damage, but a hostile process can write a checksum that fits.
     #[test]
-    fn no_lie_is_believed() {
+    fn changed_record_is_refused() {
         for bit in 0..FIELDS * 8 {
             let mut record = SAMPLE.to_record();
             record[bit / 8] ^= 1 << (bit % 8);
             let read = Geometry::of_record(Kind::Arena, &record, SAMPLE.payload());
-            // Holes and the maker's number are told, and nothing depends on them. Rounding hides a few cells: what is believed
-            // fits into the file all the same.
+            // The flag `sparse` and the creator's number may have any value: no offset depends on them. A few cells more or less can be
+            // lost in rounding; they fit into the file in any case.
             let told = bit == 32 || bit >= 24 * 8;
             let hidden =
                 (16 * 8..24 * 8).contains(&bit) && read.as_ref().is_ok_and(|read| read.payload() == SAMPLE.payload());

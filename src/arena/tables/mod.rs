@@ -1,7 +1,7 @@
-//! The tables that lie in an arena's file, as words that are each changed by one atomic step.
+//! The tables in an arena's file. Each change is one atomic step on one word.
 //!
-//! Nothing here maps anything or knows a process: `header.rs` lays these types over the mapped bytes. A process may be killed
-//! between any two steps, and no step depends on another one that has to follow.
+//! A process may be killed between any two steps, so no step relies on another one that has to follow. Nothing here maps memory or
+//! knows of processes: `header.rs` lays these types over the mapped bytes.
 
 pub(super) mod event;
 pub(super) mod geometry;

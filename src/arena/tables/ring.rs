@@ -1,13 +1,7 @@
-//! A bounded queue in shared memory for any number of senders and receivers, of whom anyone may be killed at any step.
+//! A bounded lock-free queue in shared memory, for any number of senders and receivers. A kill at any step blocks no other process.
 //!
-//! Every message is one word, put there by one compare-exchange and taken by one. The two *positions*, where the next
-//! message goes and where the next one is, are only hints beside that: whoever finds that one lags moves it on, so
-//! that nobody waits for one that was stopped before he did. This is the array queue of Shann, Huang and Chen ("A
-//! practical nonblocking queue algorithm using compare-and-swap", ICPADS 2000), which also Tsigas and Zhang ("A simple,
-//! fast and scalable non-blocking concurrent FIFO queue for shared memory multiprocessor systems", SPAA 2001) work on;
-//! as there, each cell has a counter beside its content, here of laps, so that an exchange that comes too late fails.
-//! Unlike theirs a cell says by its lap alone which position it is at, so a position need not be looked at twice; a
-//! message moves no more than one word, so one exchange of 64 bits is enough; and it can be closed:
+//! A message is one word: one compare-exchange of a cell sends it, another one receives it. Position `p` is in cell `p % cells`,
+//! in lap `p / cells`:
 //!
 //! ```text
 //! a cell:  | lap: 25 bits | closed: 1 | sender + 1: 6, or 0: empty | block: 32 |
@@ -17,12 +11,28 @@
 //!                                └─────────┘ the message is orphaned now
 //! ```
 //!
-//! The cell at which the next message would go is marked *closed*; a mark is where the end of the queue is for ever, so
-//! whoever sends is either before it or refused. New memory, which is zero, is an empty queue.
+//! - **The cells decide.** `head` (the next message to be received) and `tail` (the position of the next message to be sent) are
+//!   hints that may lag by one: a process can be killed between its exchange of the cell and that of the position. A process that
+//!   finds a position lagging moves it on itself, and waits for no other.
+//! - **Laps prevent ABA.** A process may be stopped between its load of a cell and its exchange. When it goes on, the cell is in
+//!   another lap and the exchange fails, even if the same sender has sent the same block again. (Laps repeat after 2^25.)
+//! - **Closing is a mark in a cell**, the one in which the next message would go. A sender and the process that closes exchange the same
+//!   word: the message is before the mark, or is refused.
+//! - **Memory order.** Every exchange acquires and releases, every load acquires. A receiver therefore sees everything that the
+//!   sender wrote to the block. And a process that finds a cell too far ahead of the position it has loaded sees, when it loads the
+//!   position again, that it has moved on.
+//!
+//! New memory, which is zero, is an empty queue.
+//!
+//! This is the array queue of Shann, Huang and Chen ("A practical nonblocking queue algorithm using compare-and-swap", ICPADS
+//! 2000), on which also Tsigas and Zhang build ("A simple, fast and scalable non-blocking concurrent FIFO queue for shared memory
+//! multiprocessor systems", SPAA 2001). Theirs has a counter beside the content of each cell as well. Here the counter is the lap, which
+//! tells the position of a cell, so a position need not be loaded twice; content and lap fit into 64 bits, so an ordinary
+//! compare-exchange is enough; and the queue can be closed.
 
 use crate::arena::tables::slots::{SEATS, Word};
 
-/// The sender of an orphaned message, whose sender has left or died: the ORPHAN bit keeps the block.
+/// Stands for the sender of an orphaned message. The ORPHAN bit keeps the block in place of the sender, which has left or died.
 pub(crate) const ORPHAN_SENDER: u32 = SEATS + 1;
 
 const SLOT: u64 = u32::MAX as u64;
@@ -32,7 +42,7 @@ const CLOSED: u64 = 1 << 38;
 const LAP_SHIFT: u32 = 39;
 const LAPS: u64 = u64::MAX >> LAP_SHIFT;
 
-/// What is in a queue: who sent it, and the block that it is.
+/// A message of a queue: its sender and its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Message {
     /// The seat of the member that sent it, or [`ORPHAN_SENDER`].
@@ -41,7 +51,7 @@ pub(crate) struct Message {
     pub(crate) slot: u32,
 }
 
-/// Why a message cannot be put there or taken.
+/// Why a message cannot be sent or received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RingRefusal {
     /// There is no room for another message.
@@ -50,9 +60,9 @@ pub(crate) enum RingRefusal {
     Empty,
     /// There is no message, and all members that had registered as senders have left or died.
     Deserted,
-    /// It is closed: nobody sends any more, or, to who receives, nobody ever will.
+    /// The queue is closed. To a receiver: and every message has been received.
     Closed,
-    /// These bytes are not what anybody here could have written.
+    /// The queue holds bytes that no member can have written.
     Damaged,
 }
 
@@ -61,18 +71,18 @@ pub(crate) enum RingRefusal {
 struct Cell(u64);
 
 impl Cell {
-    /// The same with this message in it.
+    /// Returns the cell with this message in it.
     fn filled(self, message: Message) -> Self {
         let sender = u64::from(message.sender + 1) << SENDER_SHIFT & SENDER;
         Self(self.0 & !(SENDER | SLOT) | sender | u64::from(message.slot))
     }
 
-    /// The same without its message, as it is in the next lap.
+    /// Returns the cell without its message, in the next lap. The mark of a closed queue stays.
     fn emptied(self) -> Self {
         Self((self.0 & !(SENDER | SLOT)).wrapping_add(1 << LAP_SHIFT))
     }
 
-    /// How many laps it is ahead of a position; a lag of one is the largest number that there is.
+    /// Returns how many laps the cell is ahead of `lap`, modulo 2^25: [`LAPS`] means one lap behind.
     fn lead(self, lap: u64) -> u64 {
         (self.0 >> LAP_SHIFT).wrapping_sub(lap) & LAPS
     }
@@ -85,17 +95,17 @@ impl Cell {
         Self(self.0 | CLOSED)
     }
 
-    #[allow(clippy::cast_possible_truncation)] // the lower half is what is asked for
+    #[allow(clippy::cast_possible_truncation)] // the block is the lower half
     fn message(self) -> Option<Message> {
         let sender = (self.0 & SENDER) >> SENDER_SHIFT;
         (sender != 0).then(|| Message { sender: sender as u32 - 1, slot: self.0 as u32 })
     }
 }
 
-/// A queue as it lies in shared memory. The number of cells is a power of two.
+/// A queue in shared memory. The number of cells is a power of two.
 #[derive(Debug)]
 pub(crate) struct Ring<'a, W> {
-    /// The position of the next message to be taken, or the one before.
+    /// The position of the next message to be received, or the one before.
     head: &'a W,
     /// The position that the next message gets, or the one before.
     tail: &'a W,
@@ -103,14 +113,14 @@ pub(crate) struct Ring<'a, W> {
 }
 
 impl<'a, W: Word> Ring<'a, W> {
-    /// Takes words for a queue, as others do or will; zeros are an empty one.
+    /// Returns the queue that these words are; zeros are an empty one.
     ///
     /// `None` unless the number of cells is a power of two.
     pub(crate) fn new(head: &'a W, tail: &'a W, cells: &'a [W]) -> Option<Self> {
         cells.len().is_power_of_two().then_some(Self { head, tail, cells })
     }
 
-    /// The cell of a position, what is in it, and how many laps that is ahead of the position; a lag of one is [`LAPS`].
+    /// Returns the cell of a position, its content, and how many laps that is ahead of the position; one lap behind is [`LAPS`].
     fn at(&self, position: u64) -> (&'a W, Cell, u64) {
         let length = self.cells.len() as u64;
         #[allow(clippy::cast_possible_truncation)] // less than the number of cells
@@ -119,14 +129,17 @@ impl<'a, W: Word> Ring<'a, W> {
         (place, cell, cell.lead(position >> length.trailing_zeros()))
     }
 
-    /// Moves a position on, unless somebody did.
+    /// Moves a position from `from` to the next one.
+    ///
+    /// A process calls this after its own exchange of a cell, and also when it finds that another process was stopped or killed
+    /// between the two.
     fn advance(position: &W, from: u64) {
-        let _moved = position.exchange(from, from.wrapping_add(1));
+        let _ = position.exchange(from, from.wrapping_add(1)); // fails if another process has moved it: then it is right already
     }
 
-    /// Puts a message at the end; returns its position.
+    /// Appends a message and returns its position.
     ///
-    /// Until it [is consumed](Self::is_consumed) the caller keeps the block.
+    /// The caller holds the block until the message [is consumed](Self::is_consumed).
     pub(crate) fn push(&self, message: Message) -> Result<u64, RingRefusal> {
         loop {
             let (tail, place, cell) = self.end()?;
@@ -136,7 +149,9 @@ impl<'a, W: Word> Ring<'a, W> {
             if cell.message().is_some() {
                 return Err(RingRefusal::Full);
             }
+            // Fails if another sender has used the cell, or another process has closed the queue, since the load: look again.
             if place.exchange(cell.0, cell.filled(message).0).is_ok() {
+                // Killed here, the sender has sent: the next process that looks for the end moves the tail.
                 Self::advance(self.tail, tail);
                 return Ok(tail);
             }
@@ -145,9 +160,12 @@ impl<'a, W: Word> Ring<'a, W> {
 
     /// Takes the message at the beginning.
     ///
-    /// The block is held before the message is taken, since nobody else might keep it afterwards. A message that
-    /// another receiver takes meanwhile keeps its block no longer, so `hold` may be about a block that is no more, or is
-    /// another's by now: it may refuse, and must do no harm until it is undone by `release`.
+    /// The receiver holds the block before it takes the message. The other way round, the sender could see that the message is
+    /// consumed, and release the block before the receiver holds it.
+    ///
+    /// So `hold` may come too late: another receiver has taken the message and released the block, which is free, or holds another
+    /// array by now. `hold` may refuse then. If it succeeds, the exchange of the cell fails and `release` undoes it; in
+    /// between, the hold must do no harm to the block's new owner.
     pub(crate) fn pop(
         &self,
         mut hold: impl FnMut(u32) -> bool,
@@ -159,94 +177,109 @@ impl<'a, W: Word> Ring<'a, W> {
             match (lead, cell.message()) {
                 (0, Some(message)) => {
                     if !hold(message.slot) {
-                        // Who sends keeps the block as long as the message is there.
+                        // The sender, or ORPHAN, keeps the block as long as the message is there. If it still is there, it kept
+                        // none; else another receiver has taken it, or it was orphaned: look again.
                         if place.load() == cell.0 {
                             return Err(RingRefusal::Damaged);
                         }
                         continue;
                     }
                     if place.exchange(cell.0, cell.emptied().0).is_ok() {
+                        // Killed here, the receiver has taken the message: the next receiver moves the head.
                         Self::advance(self.head, head);
                         return Ok(message);
                     }
-                    release(message.slot);
+                    release(message.slot); // another receiver has taken the message, or it was orphaned: look again
                 }
+                // The message of this position was never sent, so the head cannot be further on: there is no message.
                 (0, None) if cell.is_closed() => return Err(RingRefusal::Closed),
                 (0, None) => return Err(RingRefusal::Empty),
-                // Somebody took the message, and may never come to say so; there may even be another.
+                // Another receiver has taken the message and has not moved the head, or was killed before it could. The cell may
+                // hold a message of the next lap by now.
                 (1, _) => Self::advance(self.head, head),
                 _ => Self::unless_damaged(self.head, head)?,
             }
         }
     }
 
-    /// A cell that is laps away from a position means that the position has moved on; else nobody here wrote it.
+    /// Fails if a position is still `was`, after a cell was found in a lap that does not go with it.
+    ///
+    /// Between its load of the position and that of the cell, a process may be stopped while others use the cell again and again.
+    /// They had loaded a later position before they exchanged the cell, so this load returns a later one, too. Otherwise no member
+    /// has written these bytes.
     fn unless_damaged(position: &W, was: u64) -> Result<(), RingRefusal> {
         if position.load() == was { Err(RingRefusal::Damaged) } else { Ok(()) }
     }
 
-    /// Whether the message that got this position has been taken.
+    /// Returns whether the message with this position has been received.
     pub(crate) fn is_consumed(&self, position: u64) -> bool {
         let (_, cell, lead) = self.at(position);
         lead != 0 || cell.message().is_none()
     }
 
-    /// Marks where the queue ends: nobody sends any more, and who receives gets what is there and then the end.
+    /// Closes the queue: senders are refused from now on, and receivers get what is there and then [`RingRefusal::Closed`].
     ///
-    /// Returns whether that was news.
+    /// Returns whether the queue was open. In a full queue the mark goes into the cell of the oldest message and stays when that is
+    /// received.
     pub(crate) fn close(&self) -> Result<bool, RingRefusal> {
         loop {
             let (_, place, cell) = self.end()?;
             if cell.is_closed() {
                 return Ok(false);
             }
+            // Fails if a sender has used the cell since the load, or its old message was received or orphaned: the end may be
+            // elsewhere, look again.
             if place.exchange(cell.0, cell.closed().0).is_ok() {
                 return Ok(true);
             }
         }
     }
 
-    /// Whether nobody can send any more.
+    /// Returns whether the queue is closed.
     pub(crate) fn is_closed(&self) -> Result<bool, RingRefusal> {
         self.end().map(|(.., cell)| cell.is_closed())
     }
 
-    /// The position that the next message would get, its cell, and what is in that: another message if the queue is full.
+    /// Returns the position that the next message would get, its cell, and the cell's content: an old message if the queue is full.
     fn end(&self) -> Result<(u64, &'a W, Cell), RingRefusal> {
         loop {
             let tail = self.tail.load();
             let (place, cell, lead) = self.at(tail);
             match (lead, cell.message()) {
                 (0, None) | (LAPS, Some(_)) => return Ok((tail, place, cell)),
-                // Another sender put a message there, and may be killed before it moves the tail. The message may even have been
-                // taken.
+                // Another sender has sent this message and has not moved the tail, or was killed before it could. The message may
+                // have been received already.
                 (0, Some(_)) | (1, None) => Self::advance(self.tail, tail),
                 _ => Self::unless_damaged(self.tail, tail)?,
             }
         }
     }
 
-    /// How many messages there are, or were a moment ago.
+    /// Returns how many messages there are, or were a moment ago.
     #[allow(clippy::cast_possible_truncation)] // at most the number of cells
     pub(crate) fn len(&self) -> usize {
-        // Either may lag by one. In this order they never seem to be less than none apart.
+        // Head first, then tail: while other processes send and receive in between, the tail can only be further ahead, so
+        // the difference is never negative. Each may lag by one, which is corrected.
         let head = self.head.load();
         let (.., lead) = self.at(head);
         let head = head.wrapping_add(u64::from(lead == 1));
-        let _all_counted = self.end();
+        let _ = self.end(); // moves a lagging tail
         self.tail.load().wrapping_sub(head).min(self.cells.len() as u64) as usize
     }
 
-    /// Makes the messages of a member that sends no more orphaned ones.
+    /// Makes the messages of a member that sends no more orphaned messages.
     ///
-    /// `keep` is called for each block first, perhaps in vain, and keeps it until no orphaned message is
-    /// [found](Self::messages) for it; one at a time may do either. Done in part, it can be done again.
+    /// `keep` is called for each block before its message changes, and keeps the block until no orphaned message for it is
+    /// [found](Self::messages). If a receiver takes the message in between, the block was kept in vain, and the next process that
+    /// reclaims releases it. One process at a time may orphan messages or look for such blocks. A process that is killed in the
+    /// middle leaves work that can be done again.
     pub(crate) fn orphan_messages(&self, sender: u32, mut keep: impl FnMut(u32) -> bool) {
         for place in self.cells {
             let mut cell = Cell(place.load());
             while let Some(message) = cell.message().filter(|message| message.sender == sender) {
                 let heir = Message { sender: ORPHAN_SENDER, ..message };
-                // What cannot be kept was taken meanwhile, or was never anybody's.
+                // A block that cannot be kept is free: a receiver has taken the message since the load, or the bytes are damaged.
+                // In both cases this message is done. The exchange fails if the cell has changed since the load.
                 let done = !keep(message.slot) || place.exchange(cell.0, cell.filled(heir).0).is_ok();
                 let now = Cell(place.load());
                 if done && now == cell {
@@ -257,7 +290,7 @@ impl<'a, W: Word> Ring<'a, W> {
         }
     }
 
-    /// Every message that is there all the while, some of those that come or go, and in no order.
+    /// Iterates over the messages, in no order. Finds every message that stays during the iteration, and perhaps others.
     pub(crate) fn messages(self) -> impl Iterator<Item = Message> + 'a {
         self.cells.iter().filter_map(|place| Cell(place.load()).message())
     }

@@ -1,5 +1,5 @@
-//! The queue with every interleaving of two or three threads, with receivers that count who keeps a block, and with one
-//! that is killed after any step.
+//! The queue under loom: every interleaving of two or three threads. Receivers hold and release blocks, and in some tests one thread
+//! is killed after any step.
 
 use std::cell::Cell as Plain;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,12 +12,12 @@ use loom::thread;
 use super::*;
 use crate::arena::tables::senders::SenderWord;
 
-/// How often a block was free, above the bits of those who keep it.
+/// Unit of the upper 16 bits of a block's word, which count how often the block was freed. The bits below say which members keep it.
 const LIFE: u64 = 1 << 48;
 
 type Shared = Arc<Memory<AtomicU64>>;
 
-/// A word that its user can no longer touch when it has done so many steps: it was killed.
+/// A word of a thread that is killed when it has no steps left. Each load, store or exchange is a step.
 struct Mortal<'a> {
     word: &'a AtomicU64,
     steps: &'a Plain<u32>,
@@ -49,7 +49,7 @@ impl Word for Mortal<'_> {
     }
 }
 
-/// Does something as one who is killed after so many steps; `None` if he was.
+/// Does something and is killed after so many steps. Returns `None` if it was killed.
 fn killed_after<R>(steps: u32, memory: &Memory<AtomicU64>, act: impl FnOnce(&Memory<Mortal<'_>>) -> R) -> Option<R> {
     let steps = Plain::new(steps);
     let mortal = |word| Mortal { word, steps: &steps };
@@ -75,7 +75,7 @@ impl<W: Word> Memory<W> {
         change(&self.blocks[slot as usize], |word| word | 1 << seat);
     }
 
-    /// Keeps a block that somebody else does; `false` if nobody does.
+    /// Keeps a block that another member keeps. Returns `false` if none does.
     fn hold(&self, slot: u32, seat: u32) -> bool {
         let word = &self.blocks[slot as usize];
         let mut current = word.load();
@@ -88,7 +88,7 @@ impl<W: Word> Memory<W> {
         false
     }
 
-    /// Whoever goes last frees the block, which is another's then.
+    /// Gives up a block. The last member to do so frees it, and its next life begins.
     fn release(&self, slot: u32, seat: u32) {
         change(&self.blocks[slot as usize], |word| {
             let left = word & !(1 << seat);
@@ -100,7 +100,7 @@ impl<W: Word> Memory<W> {
         self.blocks[slot as usize].load() & (LIFE | 1 << seat) == 1 << seat
     }
 
-    /// Takes a message and makes sure that its block has lived since it was sent.
+    /// Takes a message, and holds its block before that.
     fn receive(&self, seat: u32) -> Option<u32> {
         match self.ring().pop(|slot| self.hold(slot, seat), |slot| self.release(slot, seat)) {
             Ok(message) => Some(message.slot),
@@ -113,13 +113,13 @@ impl<W: Word> Memory<W> {
         SenderWord::new(&self.senders)
     }
 
-    /// Takes a message, or says why there is none.
+    /// Takes a message, or says why there is none: the queue is empty, or has ended.
     fn receive_until_deserted(&self, seat: u32) -> Result<u32, RingRefusal> {
         let pop = || self.ring().pop(|slot| self.hold(slot, seat), |slot| self.release(slot, seat));
         self.senders().receive(pop).map(|message| message.slot)
     }
 
-    /// Sends the block that this member has just made; it keeps the block until the message was taken.
+    /// Sends a block that this member has just made. It keeps the block until the message is received.
     fn send(&self, slot: u32, seat: u32) -> Option<u64> {
         self.keep(slot, seat);
         match self.ring().push(message(seat, slot)) {
@@ -137,7 +137,7 @@ fn memory(cells: usize, blocks: usize) -> Shared {
     Arc::new(Memory::new(AtomicU64::new, cells, blocks))
 }
 
-/// Tries the orders of access with at most so many switches away from one that could go on.
+/// Runs a test in every order with at most so many preemptions.
 fn model(switches: usize, test: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(switches);
@@ -149,13 +149,13 @@ fn spawn<R: 'static>(memory: &Shared, act: impl FnOnce(&Memory<AtomicU64>) -> R 
     thread::spawn(move || act(&memory))
 }
 
-/// Takes what is left.
+/// Takes all messages that are left.
 fn drain(memory: &Memory<AtomicU64>, seat: u32) -> Vec<u32> {
     std::iter::from_fn(|| memory.receive(seat)).collect()
 }
 
 #[test]
-fn what_two_send_one_receives_once() {
+fn receiver_gets_each_message_of_two_senders_once() {
     for cells in [1, 2] {
         model(3, move || {
             let memory = memory(cells, 2);
@@ -172,8 +172,9 @@ fn what_two_send_one_receives_once() {
     }
 }
 
+/// The sender releases a block as soon as its message is consumed; the receiver has held it since before that.
 #[test]
-fn what_one_sends_one_of_two_receives_and_has_it_although_the_sender_lets_it_go() {
+fn receiver_keeps_block_that_sender_releases() {
     for cells in [1, 2] {
         model(3, move || {
             let memory = memory(cells, 2);
@@ -202,9 +203,9 @@ fn what_one_sends_one_of_two_receives_and_has_it_although_the_sender_lets_it_go(
     }
 }
 
-/// In one cell, so that every message is in another lap of it.
+/// With one cell every message is in another lap. Same sender and same block: without laps, the words would be equal (ABA).
 #[test]
-fn laps_tell_one_message_from_the_next_with_the_same_block() {
+fn laps_distinguish_messages_with_the_same_block() {
     model(3, || {
         let memory = memory(1, 1);
         let sender = spawn(&memory, |memory| [(), ()].map(|()| memory.ring().push(message(0, 0)).is_ok()));
@@ -218,8 +219,9 @@ fn laps_tell_one_message_from_the_next_with_the_same_block() {
     });
 }
 
+/// Also between its exchange of the cell and that of the tail: the other sender moves the tail.
 #[test]
-fn a_sender_that_is_killed_at_any_step_stops_nobody_and_has_sent_or_not() {
+fn killed_sender_has_sent_or_not_and_blocks_no_process() {
     for cells in [1, 2] {
         for steps in 0..9 {
             model(2, move || {
@@ -229,7 +231,7 @@ fn a_sender_that_is_killed_at_any_step_stops_nobody_and_has_sent_or_not() {
                 let sent = memory.send(1, 1);
                 let early = memory.receive(2);
                 let killed = killed.join().expect("it ends");
-                // What the dead one kept is orphaned before it is taken from it.
+                // Reclaims the dead sender: its message is orphaned before its bit is cleared.
                 memory.ring().orphan_messages(0, |slot| memory.hold(slot, ORPHAN_SENDER));
                 memory.release(0, 0);
                 let received: Vec<u32> = early.into_iter().chain(drain(&memory, 2)).collect();
@@ -237,14 +239,15 @@ fn a_sender_that_is_killed_at_any_step_stops_nobody_and_has_sent_or_not() {
                 assert_eq!(times(1), usize::from(sent.is_some()));
                 assert!(times(0) <= 1 && (killed || cells == 1 || times(0) == 1), "{received:?}");
                 assert!(received.iter().all(|slot| memory.is_kept_by(*slot, 2)));
-                assert!(memory.send(1, 1).is_some(), "there is room for all that come after");
+                assert!(memory.send(1, 1).is_some(), "there is room again");
             });
         }
     }
 }
 
+/// Also between its exchange of the cell and that of the head: the other receiver moves the head.
 #[test]
-fn a_receiver_that_is_killed_at_any_step_stops_nobody_and_loses_what_it_took_only() {
+fn killed_receiver_loses_only_what_it_took() {
     for steps in 0..9 {
         model(2, move || {
             let memory = memory(2, 2);
@@ -260,16 +263,17 @@ fn a_receiver_that_is_killed_at_any_step_stops_nobody_and_loses_what_it_took_onl
             for (slot, position) in [(0, positions[0]), (1, positions[1])] {
                 assert!(memory.ring().is_consumed(position.expect("room")));
                 memory.release(slot, 0);
-                memory.release(slot, 1); // as who finds it dead does
+                memory.release(slot, 1); // as reclaiming the dead receiver does
                 memory.release(slot, 2);
-                assert_eq!(Word::load(&memory.blocks[slot as usize]) % LIFE, 0, "nobody keeps it");
+                assert_eq!(Word::load(&memory.blocks[slot as usize]) % LIFE, 0, "no member keeps it");
             }
         });
     }
 }
 
+/// A receiver takes the first message while another process orphans it, is killed at any step of that, and does it again.
 #[test]
-fn message_orphaned_while_it_is_taken_is_kept_all_the_time() {
+fn block_is_kept_while_its_message_is_orphaned() {
     for steps in [u32::MAX, 0, 1, 2, 3, 4, 5, 6] {
         model(3, move || {
             let memory = memory(2, 2);
@@ -302,8 +306,9 @@ fn message_orphaned_while_it_is_taken_is_kept_all_the_time() {
     }
 }
 
+/// Sender and closer exchange the same cell, also when the queue is full and the closed cell still has a message.
 #[test]
-fn who_sends_while_it_is_closed_is_either_received_or_refused() {
+fn message_sent_during_close_is_received_or_refused() {
     for cells in [1, 2] {
         for sent_before in 0..=1 {
             model(3, move || {
@@ -326,8 +331,9 @@ fn who_sends_while_it_is_closed_is_either_received_or_refused() {
     }
 }
 
+/// The sender registers, sends and leaves, or is killed at any step.
 #[test]
-fn queue_ends_after_the_last_message_of_a_sender_however_that_ends() {
+fn queue_ends_after_last_message_of_its_sender() {
     for steps in [u32::MAX, 0, 1, 2, 3, 4, 5, 6, 7, 8] {
         model(3, move || {
             let memory = memory(2, 1);
@@ -351,7 +357,7 @@ fn queue_ends_after_the_last_message_of_a_sender_however_that_ends() {
 }
 
 #[test]
-fn sender_that_registers_before_the_last_message_is_taken_keeps_the_queue_from_ending() {
+fn queue_goes_on_if_sender_registers_before_last_message_is_taken() {
     model(3, || {
         let memory = memory(2, 1);
         memory.senders().register(0);
@@ -364,7 +370,7 @@ fn sender_that_registers_before_the_last_message_is_taken_keeps_the_queue_from_e
         let taken = memory.receive(1);
         first.join().expect("it ends");
         let answer = receiver.join().expect("it ends");
-        // Until the message is taken it is there, and from then on there is a sender.
+        // At every moment there is a message or a registered sender.
         assert_ne!(answer, Err(RingRefusal::Deserted), "{taken:?}");
     });
 }

@@ -1,11 +1,11 @@
-//! The queue by itself: step by step, and with many threads at once. What loom tries is in `ring_model.rs`.
+//! The queue alone: single steps, and many threads at once. `ring_model.rs` runs it under loom.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use super::*;
 
-/// The words of a queue, and those that say who keeps each block.
+/// The words of a queue, and for each block a word that says which members keep it.
 struct Memory<W> {
     head: W,
     tail: W,
@@ -35,13 +35,13 @@ fn message(sender: u32, slot: u32) -> Message {
     Message { sender, slot }
 }
 
-/// Takes a message whose block nobody counts.
+/// Takes a message without counting the holds on its block.
 fn pop<W: Word>(ring: &Ring<'_, W>) -> Result<Message, RingRefusal> {
     ring.pop(|_| true, |_| ())
 }
 
 #[test]
-fn messages_come_in_their_order_around_and_around() {
+fn messages_arrive_in_order_over_many_laps() {
     for (capacity, count) in [(1, 1), (2, 2), (4, 4)] {
         let memory = plain(capacity);
         let ring = memory.ring();
@@ -62,7 +62,7 @@ fn messages_come_in_their_order_around_and_around() {
 }
 
 #[test]
-fn only_powers_of_two_are_numbers_of_cells() {
+fn number_of_cells_is_a_power_of_two() {
     let memory = plain(3);
     for cells in [&memory.cells[..0], &memory.cells[..3]] {
         assert!(Ring::new(&memory.head, &memory.tail, cells).is_none());
@@ -70,7 +70,7 @@ fn only_powers_of_two_are_numbers_of_cells() {
 }
 
 #[test]
-fn laps_are_counted_around_and_around() {
+fn queue_works_on_when_laps_overflow() {
     let memory = plain(2);
     let last = LAPS << 1;
     memory.head.store(last, Ordering::Relaxed);
@@ -87,7 +87,7 @@ fn laps_are_counted_around_and_around() {
 }
 
 #[test]
-fn a_message_is_consumed_when_it_has_been_taken_and_ever_after() {
+fn received_message_stays_consumed() {
     let memory = plain(2);
     let ring = memory.ring();
     let first = ring.push(message(1, 1)).expect("room");
@@ -102,7 +102,7 @@ fn a_message_is_consumed_when_it_has_been_taken_and_ever_after() {
 }
 
 #[test]
-fn what_is_there_when_it_is_closed_can_be_had_and_nothing_else_comes() {
+fn closed_queue_delivers_its_messages_and_refuses_new_ones() {
     for (capacity, sent) in [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (4, 3)] {
         let memory = plain(capacity);
         let ring = memory.ring();
@@ -122,7 +122,7 @@ fn what_is_there_when_it_is_closed_can_be_had_and_nothing_else_comes() {
 }
 
 #[test]
-fn messages_of_one_sender_are_orphaned_where_they_are() {
+fn orphaned_messages_keep_their_places() {
     let memory = plain(8);
     let ring = memory.ring();
     let sent = [message(1, 10), message(2, 20), message(1, 11), message(ORPHAN_SENDER, 30), message(0, 0)];
@@ -146,24 +146,24 @@ fn messages_of_one_sender_are_orphaned_where_they_are() {
 }
 
 #[test]
-fn a_block_that_cannot_be_held_stays_in_the_queue() {
+fn message_stays_when_its_block_cannot_be_held() {
     let memory = plain(1);
     let ring = memory.ring();
     ring.push(message(1, 7)).expect("room");
     let refused = ring.pop(|_| false, |_| panic!("it was not held"));
-    assert_eq!(refused, Err(RingRefusal::Damaged), "who sent it did not keep it");
+    assert_eq!(refused, Err(RingRefusal::Damaged), "its sender did not keep the block");
     assert_eq!(pop(&ring), Ok(message(1, 7)));
 }
 
-/// Whatever bytes there are, every operation ends, and answers with what is a message or an error.
+/// With any bytes, every operation ends, and returns a message or an error.
 #[test]
-fn foreign_bytes_are_an_error_and_not_an_endless_loop() {
+fn foreign_bytes_cause_no_endless_loop() {
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        // Positions and laps that nearly fit are the interesting ones.
+        // Mostly few bits, so that positions and laps nearly fit each other.
         if random & 0x30 == 0 { random } else { random & 7 << (random >> 8 & 63) }
     };
     let mut damaged = 0;
@@ -183,9 +183,9 @@ fn foreign_bytes_are_an_error_and_not_an_endless_loop() {
     assert!(damaged > 1000, "{damaged}");
 }
 
-/// Every message exactly once, and those of one sender in their order.
+/// Every message arrives exactly once, and those of one sender in order.
 #[test]
-fn nothing_is_lost_doubled_or_overtaken_among_many_threads() {
+fn no_message_is_lost_doubled_or_overtaken_among_many_threads() {
     const SENDERS: u32 = 4;
     const EACH: u32 = 20_000;
     for capacity in [1, 2, 64] {

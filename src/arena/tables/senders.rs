@@ -1,4 +1,4 @@
-//! Which members have registered as senders of a queue: one word of shared memory, of which no part depends on another.
+//! Which members have registered as senders of a queue: one word of shared memory.
 //!
 //! ```text
 //! bits 63..46  0 until the first registration; then changes with each, and is never 0 again
@@ -8,10 +8,10 @@
 //! A member sets its bit before its first message as a sender and clears it after its last one. The bit of a killed member is
 //! cleared by any process that finds its seat free. How many senders a process has is known to that process only.
 //!
-//! The end of a queue is a moment at which no bit is set and no message is left. A receiver looks at the word, then for a message,
-//! then at the word again: as long as the word is the same, no sender has registered in between. (A receiver that is stopped
-//! between its two looks while a multiple of 2^18 - 1 registrations is made could miss them; it would report an end too early,
-//! and receive on when asked again.)
+//! The end of a queue is a moment at which no bit is set and no message is left. A receiver loads the word, looks for a message, and
+//! loads the word again: if it is the same, no sender has registered in between. (A receiver that is stopped between the two loads
+//! while a multiple of 2^18 - 1 registrations is made could miss them. It would report the end too early, and receive again when it
+//! is called again.)
 
 use std::sync::atomic::AtomicU64;
 
@@ -25,12 +25,12 @@ const MOST: u64 = u64::MAX >> SEATS;
 #[derive(Debug)]
 pub(crate) struct SenderWord<'a, W = AtomicU64>(&'a W);
 
-/// Registrations, as they were read at one moment.
+/// The value of the word at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Registrations(u64);
 
 impl Registrations {
-    /// Whether members have registered, and all of them have left or been found dead.
+    /// Returns whether members have registered, and all of them have left or been found dead.
     pub(crate) fn are_over(self) -> bool {
         self.0 != 0 && self.0 & MEMBERS == 0
     }
@@ -52,7 +52,7 @@ impl Registrations {
 }
 
 impl<'a, W: Word> SenderWord<'a, W> {
-    /// Takes a word; zero says that no sender has ever registered.
+    /// Returns the registrations in a word; zero means that no sender has ever registered.
     pub(crate) fn new(word: &'a W) -> Self {
         Self(word)
     }
@@ -61,7 +61,7 @@ impl<'a, W: Word> SenderWord<'a, W> {
         Registrations(self.0.load())
     }
 
-    /// Registers a member.
+    /// Registers a member. The bit and the next number are set in one exchange.
     pub(crate) fn register(&self, seat: u32) {
         let mut seen = self.load();
         while let Err(now) = self.0.exchange(seen.0, seen.with(seat).0) {
@@ -69,7 +69,9 @@ impl<'a, W: Word> SenderWord<'a, W> {
         }
     }
 
-    /// Ends the registration of a member, if it has one. Returns whether it was the last.
+    /// Ends the registration of a member, if it has one. Returns whether that was the last registration.
+    ///
+    /// The exchange releases: a receiver that finds the bit cleared sees all messages that the member sent before.
     pub(crate) fn leave(&self, seat: u32) -> bool {
         let mut seen = self.load();
         loop {
@@ -84,12 +86,16 @@ impl<'a, W: Word> SenderWord<'a, W> {
         }
     }
 
-    /// Ends all registrations, unless any has changed since they were read. Their members must have been found dead.
+    /// Ends all registrations, unless any has changed since `seen` was loaded. The caller has found their members dead.
+    ///
+    /// After the caller has asked the kernel, another process may take the seat of a dead member and register. That changed the
+    /// number, so the exchange fails and the new sender stays registered.
     pub(crate) fn forget(&self, seen: Registrations) -> bool {
         self.0.exchange(seen.0, seen.without(MEMBERS).0).is_ok()
     }
 
-    /// Receives, and tells a queue that has ended from one that is empty.
+    /// Receives. Fails with [`Deserted`](RingRefusal::Deserted) if the queue has ended, with [`Empty`](RingRefusal::Empty) if it is
+    /// just empty.
     pub(crate) fn receive<R>(&self, mut receive: impl FnMut() -> Result<R, RingRefusal>) -> Result<R, RingRefusal> {
         match receive() {
             Err(RingRefusal::Empty) => {}
@@ -99,7 +105,9 @@ impl<'a, W: Word> SenderWord<'a, W> {
         if !seen.are_over() {
             return Err(RingRefusal::Empty);
         }
-        // The last one may have sent something before it left.
+        // The last sender may have sent its last message and left between the first `receive` and the load: receive again. If there
+        // is still none, a new sender may have registered since the load; its messages may even have been received. Then the word
+        // has changed, and the queue is empty but has not ended.
         match receive() {
             Err(RingRefusal::Empty) if self.load() == seen => Err(RingRefusal::Deserted),
             other => other,
@@ -139,13 +147,13 @@ mod tests {
     }
 
     #[test]
-    fn registration_since_the_look_is_not_forgotten() {
+    fn forget_fails_after_a_new_registration() {
         let word = AtomicU64::new(0);
         let senders = SenderWord::new(&word);
         senders.register(7);
         let seen = senders.load();
         senders.leave(7);
-        senders.register(7); // another process in the same seat
+        senders.register(7); // by another process, which has taken the same seat
         assert!(!senders.forget(seen));
         assert!(senders.load().seats().eq([7]));
     }

@@ -1,14 +1,14 @@
-//! How large blocks are: equal parts of a span, or runs of whole spans.
+//! Sizes of blocks: equal parts of a span, or runs of whole spans.
 //!
-//! A small block is what so many equal blocks leave each other of a span, so little is lost at its end. The numbers are
-//! chosen so that a header of 64 bytes and elements of 256, 512, 1024, .. bytes fit, with about four steps per doubling.
+//! A size class is the number of equal blocks in a span, so little is lost at the end of the span. The numbers are chosen so that a
+//! header of 64 bytes and elements of 256, 512, 1024, .. bytes fit well, with about four classes per doubling.
 
 use crate::arena::tables::geometry::{SLOTS_OF_SPAN, SPAN};
 
-/// Every block begins at a multiple of this, and so do its elements.
+/// Alignment of every block, and of its elements.
 pub(crate) const ALIGNMENT: u64 = 64;
 
-/// How many blocks a span is cut into, class by class.
+/// Number of blocks in a span, for each class.
 const BLOCKS: [u16; CLASSES] =
     [256, 204, 170, 146, 128, 113, 93, 78, 68, 60, 51, 42, 36, 31, 25, 21, 18, 15, 12, 11, 9, 7, 6, 5, 4, 3, 2];
 
@@ -17,17 +17,17 @@ pub(crate) const CLASSES: usize = 27;
 
 const _: () = assert!(BLOCKS[0] as u32 <= SLOTS_OF_SPAN);
 
-/// What a block is cut from.
+/// Size of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Size {
-    /// A span cut into equal blocks, by its class.
+    /// A part of a span, by its class.
     Small(u8),
-    /// So many spans, which are one block.
+    /// So many whole spans.
     Run(u32),
 }
 
 impl Size {
-    /// The smallest size that has room for so many bytes; `None` if no run is that long.
+    /// Returns the smallest size that has room for so many bytes; `None` if no run is that long.
     pub(crate) fn of(bytes: u64) -> Option<Self> {
         let class = BLOCKS.partition_point(|blocks| block_of(*blocks) < bytes);
         match u8::try_from(class) {
@@ -36,7 +36,7 @@ impl Size {
         }
     }
 
-    /// How many blocks it is cut into.
+    /// Returns how many blocks of this size a span, or the run, is cut into; 0 for an unknown class.
     pub(crate) fn blocks(self) -> u32 {
         match self {
             Self::Small(class) => BLOCKS.get(usize::from(class)).map_or(0, |blocks| u32::from(*blocks)),
@@ -44,7 +44,7 @@ impl Size {
         }
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block; 0 for an unknown class.
     pub(crate) fn block(self) -> u64 {
         match self {
             Self::Small(class) => BLOCKS.get(usize::from(class)).map_or(0, |blocks| block_of(*blocks)),

@@ -1,27 +1,41 @@
-//! Who holds what: one word of shared memory for each block, changed one at a time.
+//! The slot table: for each block one word of shared memory that says which members hold it.
 //!
 //! ```text
-//! bits 63..48  generation: changes whenever somebody gets the block for himself
-//! bit  47      ORPHAN: a message that a dead member sent keeps it
-//! bit  46      FLIGHT: whoever has its handle may take it over, once
+//! bits 63..48  generation: changes whenever a member takes the block for itself alone
+//! bit  47      ORPHAN: an orphaned message keeps the block
+//! bit  46      FLIGHT: a handle in flight keeps the block; one receiver may take it over
 //! bits 45..0   one for each member: it holds the block, once or many times
 //! ```
 //!
-//! A block is free when nobody holds it, and there is nothing else that says so: whoever clears the last bit has freed it. A
-//! bit says the same however often it is set or cleared, so reclaiming a dead member's holds may begin anew.
+//! A block is free when bits 0 to 47 are zero. There is no free list: the exchange that clears the last of these bits frees the
+//! block. Setting or clearing a bit twice has the effect of doing it once, so reclaiming a dead member's holds may be
+//! interrupted and repeated.
 //!
-//! Beside the word stands the *serial*, which never repeats. A block can be had by its handle only while the serial's low
-//! bits are the generation. They are not while somebody has it for himself, to fill it: storing the serial is what shares it.
+//! Beside the word stands the *serial*, which never repeats. A handle leads to its block only while the low 16 bits of the serial
+//! are the generation. Taking a block changes the generation, so a draft cannot be reached by any handle; storing the new
+//! serial shares it.
 //!
-//! How often a member holds a block is known to its process only (`held`). That number also has a bit which keeps two of its
-//! threads from setting and clearing the member's bit at the same time.
+//! The word has one bit per member. How many holds a member has is counted in its own process (`held`). The highest bit of that
+//! count is a lock: while a thread sets or clears the member's bit, the other threads of the process wait.
+//!
+//! # Memory order
+//!
+//! Every exchange acquires and releases, every load acquires and every store releases. Two pairs matter for the elements:
+//!
+//! - The exchange that clears a reader's bit releases; the exchange that takes the free block acquires. So all reads of the old
+//!   elements come before the first write of the new ones.
+//! - The store of the serial in [`Slots::share`] releases; the load in [`Slots::hold`] acquires. So a process that gets the block
+//!   by its handle sees all elements. (A receiver gets this order from the message's cell instead, see `ring.rs`.)
+//!
+//! Threads of one process are ordered by `held`: a thread that gives up its hold releases there, and the thread that gives up
+//! the last one acquires before it clears the bit.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 pub(crate) use crate::segment::counts::Word;
 
-/// Members that an arena can have at once.
+/// Most members of an arena at one time.
 pub(crate) const SEATS: u32 = 46;
 
 const GENERATION: u32 = 48;
@@ -30,15 +44,17 @@ const ORPHAN: u64 = 1 << 47;
 const FLIGHT: u64 = 1 << SEATS;
 
 /// Set in the number of holds while a thread sets or clears its process's bit.
+///
+/// It is a spin lock in private memory. A killed process takes the lock with it, so no other process can wait for it.
 const CHANGING: u32 = 1 << 31;
 
-/// The holds of one process on one block. A trait, so that every interleaving can be tried.
+/// The holds of one process on one block. A trait, so that loom can try every interleaving.
 pub(crate) trait Holds {
     fn load(&self) -> u32;
     fn store(&self, value: u32);
-    /// Changes `current` to `new`; whether that was there.
+    /// Changes `current` to `new`. Returns `false` if the value was another one.
     fn exchange(&self, current: u32, new: u32) -> bool;
-    /// Lets another thread of the process come to an end with what takes it a few instructions.
+    /// Gives way to the thread that has set [`CHANGING`], which needs a few more instructions.
     fn pause();
 }
 
@@ -64,7 +80,7 @@ impl Holds for AtomicU32 {
     }
 }
 
-/// One block's place in the slot table.
+/// One block's entry in the slot table.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Slot<W> {
@@ -72,18 +88,18 @@ pub(crate) struct Slot<W> {
     serial: W,
 }
 
-/// What became of a hold that was given up.
+/// Result of giving up a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// This member, or others, hold it still.
+    /// The block is still held, by this or another member.
     Held,
-    /// Nobody does: it is free.
+    /// That was the last hold: the block is free.
     Freed,
-    /// This member did not hold it.
+    /// This member did not hold the block.
     NotHeld,
 }
 
-/// Returns what the low bits of a serial are compared with.
+/// Returns the generation, which is compared with the low bits of the serial.
 fn generation(word: u64) -> u64 {
     word >> GENERATION
 }
@@ -96,7 +112,7 @@ fn low(serial: u64) -> u64 {
     serial & (u64::MAX >> GENERATION)
 }
 
-/// The next generation, other than that of `serial`: what is not shared yet must not look shared.
+/// Returns the next generation. Skips the low bits of `serial`, with which the block would look shared before it is.
 fn next_generation(word: u64, serial: u64) -> u64 {
     let next = low(generation(word) + 1);
     if next == low(serial) { low(next + 1) } else { next }
@@ -111,7 +127,7 @@ pub(crate) struct Slots<'a, W, H> {
 }
 
 impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
-    /// Looks at the table with the eyes of the member in `seat`, whose process keeps its holds in `held`.
+    /// Returns the table for the member in `seat`. `held` counts the holds of its process.
     pub(crate) fn new(table: &'a [Slot<W>], held: &'a [H], seat: u32) -> Self {
         debug_assert!(seat < SEATS && held.len() == table.len());
         Self { table, held, bit: 1 << seat }
@@ -121,7 +137,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         Some((self.table.get(index as usize)?, self.held.get(index as usize)?))
     }
 
-    /// How often this process holds a block, when no thread of it is changing that.
+    /// Returns how many holds this process has, after waiting for a thread that is changing its bit.
     fn holds(held: &H) -> u32 {
         loop {
             let holds = held.load();
@@ -132,14 +148,14 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         }
     }
 
-    /// Takes a free block for this member alone; `false` if somebody has it, or is about to.
+    /// Takes a free block for this member alone. Returns `false` if it is held, or another thread or process is just taking it.
     ///
     /// No handle leads to it until it is [shared](Self::share).
     pub(crate) fn allocate(&self, index: u32) -> bool {
         self.take_free(index, 0)
     }
 
-    /// Takes a free block for this member, and for one more who will come with its handle once it is shared.
+    /// Takes a free block for this member and for one receiver, which takes over FLIGHT with the handle once the block is shared.
     pub(crate) fn allocate_in_flight(&self, index: u32) -> bool {
         self.take_free(index, FLIGHT)
     }
@@ -151,8 +167,12 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
             return false;
         }
         let new = next_generation(word, slot.serial.load());
+        // Of two members that found the same free word, the exchange lets one through.
         let taken = slot.word.exchange(word, new << GENERATION | self.bit | also).is_ok();
-        // The serial may have changed before the exchange, if the word came back to what it was after a whole turn.
+        // The generation has 16 bits. While this thread was stopped between its loads and its exchange, other members may have
+        // taken and freed the block 2^16 times: the word is the same again, but the serial is not, and its low bits may be the
+        // generation chosen above. An old handle would lead to this draft. Held by this member, the serial cannot change any
+        // more, so this look decides.
         if taken && low(slot.serial.load()) == new {
             slot.change(|word| Some(word & !(self.bit | also)));
             held.store(0);
@@ -162,10 +182,12 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         taken
     }
 
-    /// Lets whoever has the handle have the block, with everything that was written to it, and returns the new serial. The
-    /// caller has it for himself.
+    /// Shares a block that this member has taken for itself alone, and returns the new serial.
+    ///
+    /// From now on the handle with this serial leads to it. The store releases what was written to the block.
     pub(crate) fn share(&self, index: u32) -> u64 {
         let Some((slot, _)) = self.at(index) else { return 0 };
+        // Load and store need not be one step: only the one member that has the block alone stores its serial.
         let old = slot.serial.load();
         let ahead = generation(slot.word.load()).wrapping_sub(low(old));
         let serial = old.wrapping_add(low(ahead));
@@ -173,7 +195,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         serial
     }
 
-    /// Takes a shared block that nobody else holds, and this process once, for this member alone again.
+    /// Takes a shared block for this member alone again, if no other member holds it and this process holds it once.
     pub(crate) fn make_exclusive(&self, index: u32) -> bool {
         let Some((slot, held)) = self.at(index) else { return false };
         if !held.exchange(1, CHANGING) {
@@ -181,22 +203,24 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         }
         let word = slot.word.load();
         let new = next_generation(word, slot.serial.load()) << GENERATION | self.bit;
+        // A member that comes with the handle at the same time exchanges the same word. If its exchange is first, this one
+        // fails; if this one is first, the other member finds another generation and is refused.
         let taken = holders(word) == self.bit && slot.word.exchange(word, new).is_ok();
         held.store(1);
         taken
     }
 
-    /// Holds a block that somebody else keeps for the length of the call; `false` if nobody does.
+    /// Holds a block that is held already, by a message's sender or by this process. Returns `false` if it is free.
     pub(crate) fn hold_invited(&self, index: u32) -> bool {
         self.hold_if(index, 0, |_| true)
     }
 
-    /// Holds the block that a handle leads to; `false` if that is not shared, or was freed.
+    /// Holds the block that a handle leads to. Returns `false` if the block is not shared under this serial, or was freed.
     pub(crate) fn hold(&self, index: u32, serial: u64) -> bool {
         self.hold_shared(index, serial, 0)
     }
 
-    /// Takes over the block that a handle in flight leads to; `false` if somebody else has, or it came too late.
+    /// Takes over the block that a handle in flight leads to. Returns `false` if the handle was received before, or is void.
     pub(crate) fn receive(&self, index: u32, serial: u64) -> bool {
         self.hold_shared(index, serial, FLIGHT)
     }
@@ -206,10 +230,13 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         if slot.serial.load() != serial || !self.hold_if(index, over, |word| generation(word) == low(serial)) {
             return false;
         }
-        // Only what is held stays what it is: look again.
+        // Now that this member holds the block, neither serial nor generation can change: look again. The block is another one
+        // - if all holders released it after the first look, and it went through 2^16 generations until this one came again;
+        // - if this process had the block as a draft: then `hold_if` counted one hold more and did not ask for the generation.
         if self.is_shared_as(index, serial) {
             return true;
         }
+        // The FLIGHT bit that was taken over belongs to another handle.
         if over != 0 {
             slot.change(|word| Some(word | over));
         }
@@ -217,20 +244,22 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         false
     }
 
-    /// Whether a block that is held is shared under this serial.
+    /// Returns whether a block is shared under this serial. The answer lasts only while this member holds the block.
     pub(crate) fn is_shared_as(&self, index: u32, serial: u64) -> bool {
         self.at(index)
             .is_some_and(|(slot, _)| generation(slot.word.load()) == low(serial) && slot.serial.load() == serial)
     }
 
-    /// The serial of a block that is held, if it is shared.
+    /// Returns the serial of a block that this member holds, if it is shared.
     pub(crate) fn serial(&self, index: u32) -> Option<u64> {
         let (slot, _) = self.at(index)?;
         let serial = slot.serial.load();
         self.is_shared_as(index, serial).then_some(serial)
     }
 
-    /// Holds once more. With `over`, takes that bit over, whatever this process holds already.
+    /// Adds one hold. With `over`, clears that bit of the word in the same step.
+    ///
+    /// `may` says whether the word allows it. It is not asked if this process holds the block already and `over` is 0.
     fn hold_if(&self, index: u32, over: u64, may: impl Fn(u64) -> bool) -> bool {
         let Some((slot, held)) = self.at(index) else { return false };
         loop {
@@ -239,16 +268,19 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
                 return false;
             }
             if before > 0 && over == 0 {
+                // The member's bit is set, and stays set as long as this number is not 0. The exchange fails if another thread
+                // has given up or added a hold since the load.
                 if held.exchange(before, before + 1) {
                     return true;
                 }
                 continue;
             }
+            // Without CHANGING, a thread that gives up the last hold could clear the bit after this thread has set it.
             if !held.exchange(before, CHANGING) {
                 continue;
             }
             let set = slot.change(|word| {
-                // A member's bit that its process knows nothing of is not believed.
+                // Refuses a bit of this member that this process did not set: the bytes were forged.
                 let fits = (holders(word) & self.bit != 0) == (before > 0) && word & over == over;
                 (holders(word) != 0 && fits && may(word)).then_some(word & !over | self.bit)
             });
@@ -263,68 +295,71 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         loop {
             match Self::holds(held) {
                 0 => return Released::NotHeld,
+                // CHANGING keeps a thread that adds a hold from setting the bit until it is cleared here.
                 1 if held.exchange(1, CHANGING) => {
                     let left = slot.change(|word| (word & self.bit != 0).then_some(word & !self.bit));
                     held.store(0);
                     return match left.map(holders) {
-                        None => Released::NotHeld, // forged bytes: the bit was ours alone to clear
+                        None => Released::NotHeld, // forged bytes: only this process clears its bit
                         Some(0) => Released::Freed,
                         Some(_) => Released::Held,
                     };
                 }
                 before if before > 1 && held.exchange(before, before - 1) => return Released::Held,
-                _another_thread_was_quicker => {}
+                _ => {} // another thread changed the number after the load
             }
         }
     }
 
-    /// Whether nobody but this process holds the block, once, and no handle to it is in flight.
+    /// Returns whether this process holds the block once, no other member holds it, and no handle to it is in flight.
     pub(crate) fn is_held_by_us_alone(&self, index: u32) -> bool {
         self.at(index).is_some_and(|(slot, held)| holders(slot.word.load()) == self.bit && held.load() == 1)
     }
 }
 
-/// What is done with slots on behalf of others, and questions about them.
+/// Questions about a slot, and changes on behalf of other members.
 impl<W: Word> Slot<W> {
-    /// Makes a slot of a table by itself.
+    /// Makes a slot without a table.
     #[cfg(test)]
     pub(crate) fn of(word: W, serial: W) -> Self {
         Self { word, serial }
     }
 
-    /// How many members hold the block, orphaned messages and flights not counted.
+    /// Returns how many members hold the block. Orphaned messages and handles in flight do not count.
     pub(crate) fn members(&self) -> u32 {
         (self.word.load() & (FLIGHT - 1)).count_ones()
     }
 
-    /// How many others than its producer have a loan, or are to have it.
+    /// Returns how many receivers hold a loan or have its handle in flight: the producer does not count.
     pub(crate) fn borrowers(&self) -> u32 {
         let word = self.word.load();
         if word & FLIGHT != 0 { 1 } else { self.members().saturating_sub(1) }
     }
 
-    /// Whether nobody holds it.
+    /// Returns whether the block is free.
     pub(crate) fn is_free(&self) -> bool {
         holders(self.word.load()) == 0
     }
 
-    /// Whether the member has its bit here.
+    /// Returns whether the member in `seat` holds the block.
     pub(crate) fn is_held_by(&self, seat: u32) -> bool {
         self.word.load() >> seat & 1 != 0
     }
 
-    /// Whether its handle is on its way to somebody.
+    /// Returns whether a handle is in flight.
     #[cfg(test)]
     pub(crate) fn is_in_flight(&self) -> bool {
         self.word.load() & FLIGHT != 0
     }
 
-    /// Whether a message of a dead member keeps it.
+    /// Returns whether the block is kept for an orphaned message.
     pub(crate) fn is_orphaned(&self) -> bool {
         self.word.load() & ORPHAN != 0
     }
 
-    /// Changes the word in one step and returns the new one, unless `step` says that there is nothing to change.
+    /// Changes the word in one exchange, and returns the new word. `None` if `step` refuses the current one.
+    ///
+    /// An exchange that fails saw a change by another process or thread, so `step` decides anew about the word that it found.
     fn change(&self, step: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let mut current = self.word.load();
         loop {
@@ -336,18 +371,22 @@ impl<W: Word> Slot<W> {
         }
     }
 
-    /// Keeps a block that a dead member holds until its message is received. The caller has RECOVER locked.
+    /// Keeps a block for an orphaned message until that is received. Returns `false` if the block is free.
+    ///
+    /// The caller has locked RECOVER. The sender's bit is still set: it is cleared only afterwards, so the block is never free in
+    /// between.
     pub(crate) fn orphan(&self) -> bool {
         self.change(|word| (holders(word) != 0).then_some(word | ORPHAN)).is_some()
     }
 
-    /// Ends that. Returns whether the block is free now.
+    /// Clears ORPHAN. Returns whether this freed the block.
     pub(crate) fn release_orphan(&self) -> bool {
         self.change(|word| (word & ORPHAN != 0).then_some(word & !ORPHAN)).map(holders) == Some(0)
     }
 
-    /// Clears the bit of a member that is dead, or on its way out. Returns whether the block is free now; a handle in flight
-    /// that only this member could honour is void with it.
+    /// Clears the bit of a member that is dead or leaving. Returns whether this freed the block.
+    ///
+    /// If a handle in flight is all that is left, it becomes void: the producer's memory is gone with the producer.
     pub(crate) fn clear_seat(&self, seat: u32) -> bool {
         let bit = 1 << seat;
         let left = self.change(|word| {
@@ -357,7 +396,7 @@ impl<W: Word> Slot<W> {
         left.map(holders) == Some(0)
     }
 
-    /// Takes a handle in flight back; `false` if there is none any more.
+    /// Revokes a handle in flight. Returns `false` if it was received, or is void.
     pub(crate) fn revoke(&self) -> bool {
         self.change(|word| (word & FLIGHT != 0).then_some(word & !FLIGHT)).is_some()
     }

@@ -1,4 +1,4 @@
-//! The slots' protocol by itself: step by step, and with every interleaving of two or three threads.
+//! The protocol of slots alone: single steps, and under loom every interleaving of two or three threads.
 
 use std::sync::atomic::AtomicU64;
 
@@ -15,7 +15,7 @@ impl<W: Word, H: Holds> Table<W, H> {
         Self { slots: [Slot::of(word(0), word(0))], held: [[hold(0)], [hold(0)]] }
     }
 
-    /// The table as the member in seat 0 or 1 sees it, each a process of its own.
+    /// Returns the table for the member in seat 0 or 1, each a process of its own.
     fn seen_by(&self, seat: u32) -> Slots<'_, W, H> {
         Slots::new(&self.slots, &self.held[seat as usize], seat)
     }
@@ -30,7 +30,7 @@ fn plain() -> Table<AtomicU64, AtomicU32> {
 }
 
 #[test]
-fn a_block_is_one_members_then_everybodys_then_nobodys() {
+fn block_is_taken_then_shared_then_freed() {
     let table = plain();
     let [one, two] = [table.seen_by(0), table.seen_by(1)];
     assert!(one.allocate(0));
@@ -48,7 +48,7 @@ fn a_block_is_one_members_then_everybodys_then_nobodys() {
 }
 
 #[test]
-fn a_hold_that_is_given_up_twice_is_noticed() {
+fn second_release_of_a_hold_is_refused() {
     let table = plain();
     let [one, two] = [table.seen_by(0), table.seen_by(1)];
     assert_eq!(one.release(0), Released::NotHeld);
@@ -61,7 +61,7 @@ fn a_hold_that_is_given_up_twice_is_noticed() {
 }
 
 #[test]
-fn a_process_that_holds_a_block_often_has_one_bit() {
+fn several_holds_of_a_process_are_one_bit() {
     let table = plain();
     let [one, two] = [table.seen_by(0), table.seen_by(1)];
     assert!(one.allocate(0));
@@ -77,21 +77,21 @@ fn a_process_that_holds_a_block_often_has_one_bit() {
 }
 
 #[test]
-fn a_forged_bit_or_number_is_not_believed() {
+fn forged_bit_or_count_is_refused() {
     let table = plain();
     let one = table.seen_by(0);
     Word::store(&table.slots[0].word, 1);
-    assert!(!one.hold_invited(0), "its process knows nothing of this hold");
+    assert!(!one.hold_invited(0), "its process did not set this bit");
     Word::store(&table.slots[0].word, 2);
     assert!(one.hold_invited(0));
     Word::store(&table.slots[0].word, 2);
-    assert_eq!(one.release(0), Released::NotHeld, "somebody has cleared it");
+    assert_eq!(one.release(0), Released::NotHeld, "its bit was cleared");
     Holds::store(&table.held[0][0], CHANGING - 1);
-    assert!(!one.hold_invited(0), "the number would not fit");
+    assert!(!one.hold_invited(0), "the number would overflow");
 }
 
 #[test]
-fn only_who_holds_a_block_alone_and_once_takes_it_back() {
+fn only_sole_holder_takes_block_back() {
     let table = plain();
     let [one, two] = [table.seen_by(0), table.seen_by(1)];
     assert!(one.allocate(0));
@@ -107,7 +107,7 @@ fn only_who_holds_a_block_alone_and_once_takes_it_back() {
 }
 
 #[test]
-fn what_is_not_shared_cannot_be_had_however_often_the_generations_went_around() {
+fn draft_has_no_handle_after_generations_wrap() {
     let table = plain();
     let one = table.seen_by(0);
     assert!(one.allocate(0));
@@ -123,7 +123,7 @@ fn what_is_not_shared_cannot_be_had_however_often_the_generations_went_around() 
 }
 
 #[test]
-fn a_handle_in_flight_is_for_one() {
+fn handle_in_flight_has_one_receiver() {
     let table = plain();
     let [one, two] = [table.seen_by(0), table.seen_by(1)];
     assert!(one.allocate_in_flight(0));
@@ -137,7 +137,7 @@ fn a_handle_in_flight_is_for_one() {
 }
 
 #[test]
-fn its_maker_can_receive_a_handle_too_and_take_it_back() {
+fn producer_receives_or_revokes_its_own_handle() {
     let table = plain();
     let one = table.seen_by(0);
     assert!(one.allocate_in_flight(0));
@@ -154,7 +154,7 @@ fn orphaned_messages_keep_their_blocks() {
     let table = plain();
     let [one, two] = [table.seen_by(0), table.seen_by(1)];
     let slot = &table.slots[0];
-    assert!(!slot.orphan(), "nobody has it");
+    assert!(!slot.orphan(), "it is free");
     assert!(one.allocate(0));
     one.share(0);
     assert!(slot.orphan());
@@ -163,11 +163,11 @@ fn orphaned_messages_keep_their_blocks() {
     assert!(two.hold_invited(0), "its message is received");
     assert!(!slot.release_orphan());
     assert_eq!(two.release(0), Released::Freed);
-    assert!(!slot.release_orphan() && !slot.clear_seat(0), "again, and nothing happens");
+    assert!(!slot.release_orphan() && !slot.clear_seat(0), "repeating changes nothing");
 }
 
 #[test]
-fn with_a_producer_its_handles_in_flight_are_void() {
+fn handle_in_flight_is_void_when_its_producer_dies() {
     let table = plain();
     let one = table.seen_by(0);
     assert!(one.allocate_in_flight(0));
@@ -176,7 +176,7 @@ fn with_a_producer_its_handles_in_flight_are_void() {
     assert!(!table.seen_by(1).receive(0, serial));
 }
 
-/// The same protocol with words of which loom tries every order of access.
+/// The same protocol with loom's atomics, in every interleaving.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod model {
     use loom::sync::Arc;
@@ -203,7 +203,7 @@ mod model {
         }
     }
 
-    /// The elements of a block: loom complains if anybody looks while somebody writes.
+    /// One slot, and its block's elements: loom fails the test if one thread reads while another writes.
     struct Model {
         table: Table<AtomicU64, AtomicU32>,
         elements: loom::cell::UnsafeCell<u64>,
@@ -215,17 +215,17 @@ mod model {
             Arc::new(Self { table, elements: loom::cell::UnsafeCell::new(0) })
         }
 
-        /// As a draft does.
+        /// Writes to the elements, as a draft does.
         fn write(&self) {
             self.elements.with_mut(|_elements| ());
         }
 
-        /// As an array does.
+        /// Reads the elements, as an array does.
         fn look(&self) {
             self.elements.with(|_elements| ());
         }
 
-        /// Makes a shared block of the member in seat 0.
+        /// Makes a shared block that the member in seat 0 holds.
         fn shared() -> (Arc<Self>, u64) {
             let model = Self::new();
             assert!(model.table.seen_by(0).allocate(0));
@@ -245,7 +245,7 @@ mod model {
     }
 
     #[test]
-    fn of_two_who_allocate_one_has_the_block() {
+    fn one_of_two_members_allocates_a_block() {
         loom::model(|| {
             let model = Model::new();
             let take = |seat: u32| {
@@ -265,7 +265,7 @@ mod model {
     }
 
     #[test]
-    fn of_two_threads_of_one_process_one_has_the_block() {
+    fn one_of_two_threads_allocates_a_block() {
         loom::model(|| {
             let model = Model::new();
             let other = beside(&model, |model| model.table.seen_by(0).allocate(0));
@@ -276,9 +276,9 @@ mod model {
         });
     }
 
-    /// A handle may be used at any time, also while its block is freed and filled with something else.
+    /// A handle may be used at any time, also while its block is freed and filled with another array.
     #[test]
-    fn who_has_a_handle_gets_what_it_was_made_for_or_nothing() {
+    fn handle_leads_to_its_own_array_or_none() {
         loom::model(|| {
             let (model, serial) = Model::shared();
             let reader = beside(&model, move |model| {
@@ -300,9 +300,9 @@ mod model {
         });
     }
 
-    /// Handles can be made up: the one that a draft will have must not lead to it before it is shared.
+    /// A process can guess the handle that a draft will have. It must not lead to the draft before that is shared.
     #[test]
-    fn a_guessed_handle_leads_to_no_draft() {
+    fn guessed_handle_leads_to_no_draft() {
         loom::model(|| {
             let model = Model::new();
             let guesser = beside(&model, |model| {
@@ -323,7 +323,7 @@ mod model {
     }
 
     #[test]
-    fn who_takes_a_block_back_has_it_alone() {
+    fn block_taken_back_has_no_other_member() {
         loom::model(|| {
             let (model, serial) = Model::shared();
             let reader = beside(&model, move |model| {
@@ -342,7 +342,7 @@ mod model {
     }
 
     #[test]
-    fn who_takes_a_block_back_has_it_alone_in_his_process_too() {
+    fn block_taken_back_has_no_other_thread() {
         loom::model(|| {
             let (model, serial) = Model::shared();
             let reader = beside(&model, move |model| {
@@ -360,8 +360,9 @@ mod model {
         });
     }
 
+    /// One thread of a process gives up the last hold while another adds one: bit and count must agree.
     #[test]
-    fn the_bit_of_a_process_stays_while_one_of_its_threads_holds_and_goes_with_the_last() {
+    fn bit_of_a_process_goes_with_its_last_hold() {
         loom::model(|| {
             let (model, serial) = Model::shared();
             assert!(model.table.seen_by(1).hold(0, serial));
@@ -381,7 +382,7 @@ mod model {
     }
 
     #[test]
-    fn two_threads_that_hold_at_once_both_hold() {
+    fn two_threads_hold_at_once() {
         loom::model(|| {
             let (model, serial) = Model::shared();
             let other = beside(&model, move |model| model.table.seen_by(1).hold(0, serial));
@@ -394,7 +395,7 @@ mod model {
     }
 
     #[test]
-    fn who_holds_while_another_thread_of_his_process_gives_up_is_not_turned_away() {
+    fn thread_holds_while_another_thread_releases() {
         loom::model(|| {
             let (model, serial) = Model::shared();
             assert!(model.table.seen_by(1).hold(0, serial));
@@ -408,7 +409,7 @@ mod model {
     }
 
     #[test]
-    fn a_handle_in_flight_is_received_once() {
+    fn handle_in_flight_is_received_once() {
         loom::model(|| {
             let model = Model::new();
             assert!(model.table.seen_by(0).allocate_in_flight(0));
@@ -420,9 +421,10 @@ mod model {
         });
     }
 
-    /// Two processes reclaim the same holds, as if one had been killed at it at any step, while the block is received and used again.
+    /// Holds are reclaimed twice, as if the first process had been killed before it could set the seat's state. Meanwhile another
+    /// member gets the block by its handle, and takes it when it is free.
     #[test]
-    fn holds_may_be_reclaimed_again_while_others_go_on() {
+    fn holds_are_reclaimed_again_while_block_is_used() {
         loom::model(|| {
             let (model, serial) = Model::shared();
             let user = beside(&model, move |model| {
@@ -442,7 +444,7 @@ mod model {
         });
     }
 
-    /// What keeps the block changes hands from the dead member to the ORPHAN bit, while a consumer takes it and others want the memory.
+    /// First the dead member's bit keeps the block, then ORPHAN. Another member tries to allocate it meanwhile.
     #[test]
     fn orphaned_block_is_never_free_in_between() {
         loom::model(|| {

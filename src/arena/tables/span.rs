@@ -3,8 +3,11 @@
 //! ```text
 //! bits 63..32  epoch: counts the changes
 //! bits 31..28  0 = free, 1 = cut into blocks, 2 = head of a run, 3 = part of a run
-//! bits 27..0   the class; the number of spans of the run
+//! bits 27..0   of a cut span: its class; of a head: the number of spans of its run
 //! ```
+//!
+//! The epoch prevents ABA: a process may load a word and be stopped while others free the span and cut it in the same way again. Its
+//! exchange fails, or it sees that the area is another one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +20,7 @@ pub(crate) const BLOCKS: u64 = 1;
 pub(crate) const HEAD: u64 = 2;
 pub(crate) const PART: u64 = 3;
 
-/// What a span is, as its word said at one moment.
+/// A span's word at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span(pub(crate) u64);
 
@@ -26,7 +29,7 @@ impl Span {
         self.0 >> KIND_SHIFT & 0xf
     }
 
-    /// The word of the same span as something else.
+    /// Returns the span's next word, with another kind and value.
     pub(crate) fn become_(self, kind: u64, value: u64) -> Self {
         Self((self.0 >> 32).wrapping_add(1) << 32 | kind << KIND_SHIFT | value & VALUE)
     }
@@ -39,7 +42,7 @@ impl Span {
         self.kind() == PART
     }
 
-    /// What its blocks are, if it has any.
+    /// Returns the size of its blocks, if it is cut or the head of a run.
     #[allow(clippy::cast_possible_truncation)] // 28 bits
     pub(crate) fn size(self) -> Option<Size> {
         let value = (self.0 & VALUE) as u32;
@@ -51,20 +54,20 @@ impl Span {
     }
 }
 
-/// A span or run that has blocks, known by what its word was.
+/// A span or run that has blocks. The word, with its epoch, tells it from areas that the same spans were before or after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Area {
     pub(crate) span: u32,
     pub(crate) word: Span,
 }
 
-/// The numbers below `count`, from `from` on and then from 0.
+/// Iterates over the numbers below `count`, from `from` on and then from 0.
 pub(crate) fn around(count: u32, from: u32) -> impl Iterator<Item = u32> {
     let from = from.min(count);
     (from..count).chain(0..from)
 }
 
-/// Changes a span's word, if it is still what it was.
+/// Changes a span's word if it is still `current`. Returns whether it was.
 pub(crate) fn exchange(word: &AtomicU64, current: Span, new: Span) -> bool {
     word.compare_exchange(current.0, new.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
