@@ -99,7 +99,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os) with `NotFound` or `ConnectionRefused`: nobody listens there.
+    /// [`Os`](Error::Os) with `NotFound` or `ConnectionRefused`: no process listens there.
     ///
     /// # Examples
     ///
@@ -144,7 +144,7 @@ impl Channel {
         self.wire.socket
     }
 
-    /// Says who was at the other end when the connection was made.
+    /// Returns the process that was at the other end when the connection was made.
     ///
     /// # Errors
     ///
@@ -268,7 +268,7 @@ impl ChannelListener {
         Ok(Self { listener, path: path.display().to_string() })
     }
 
-    /// Waits until somebody connects.
+    /// Waits for a connection.
     ///
     /// # Errors
     ///
@@ -277,7 +277,7 @@ impl ChannelListener {
         self.accept_timeout(Duration::MAX)
     }
 
-    /// Waits until somebody connects, but no longer than this.
+    /// Waits for a connection, but no longer than this.
     ///
     /// # Errors
     ///

@@ -41,8 +41,8 @@ impl HandleOptions {
         Self { grace: GRACE, reusable: false }
     }
 
-    /// Keeps the array for this long (a week at most) even if nobody is attached. A handle that comes later is still good
-    /// as long as somebody has the array.
+    /// Keeps the array for this long (a week at most) even if no process is attached. A handle that comes later is still good
+    /// as long as a process has the array.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
@@ -55,7 +55,7 @@ impl HandleOptions {
     }
 }
 
-/// A counted array's name on its way: whoever has it can attach, in any process of the same machine and directory.
+/// A counted array's name in flight. A process that has it can attach, in any process of the same machine and directory.
 ///
 /// It is written and read as one line of text without blanks, and with the feature `serde` as a string. While it is on its
 /// way the array stays, even if its sender is killed, for the grace time its sender chose. Made for one user, it is used up
@@ -105,10 +105,10 @@ impl Handle {
         Ok(Self { ticket, id, backend, directory, location: home.location.clone() })
     }
 
-    /// Takes the handle back: it keeps the array no longer, and nobody can attach with it. `Ok(false)`: it was used already,
-    /// or the array has gone.
+    /// Revokes the handle: it keeps the array no longer, and no process can attach with it. `Ok(false)`: it was used already,
+    /// or the array is gone.
     ///
-    /// Whoever has the handle can do it, a receiver who does not want the array too.
+    /// Every holder of the handle can revoke it, also a receiver that does not want the array.
     ///
     /// # Errors
     ///

@@ -34,7 +34,7 @@ pub struct Inspection {
     pub is_attached: bool,
     /// Whether the name outlives all handles, as it was wished, or because this is a copy of the file that was made.
     pub is_kept: bool,
-    /// Whether nobody can write to it any more.
+    /// Whether no process can write to it any more.
     pub is_frozen: bool,
     /// Number of the process that made it.
     pub creator: u32,
@@ -43,7 +43,7 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Whether nobody uses it and nobody will: [`reclaim`](crate::counted::reclaim()) would remove it.
+    /// Whether no process uses it and none will: [`reclaim`](crate::counted::reclaim()) would remove it.
     pub fn is_orphaned(&self) -> bool {
         !self.is_attached && !self.is_kept && self.in_flight == 0
     }

@@ -26,7 +26,7 @@
 //! | look at an array without attaching to it | [`inspect()`], [`inspect_in`] |
 //! | remove what killed processes left | [`reclaim()`], [`Reclaim`] |
 //!
-//! Not here: an array that other programs map as plain bytes is a [`SharedArray`](crate::SharedArray), whose file has no trailer.
+//! Not here: an array that other programs map as plain bytes is a [`SharedArray`](crate::SharedArray); its file has no trailer.
 //! For many small arrays a message of an [`arena::Queue`](crate::arena::Queue) costs less than a handle each.
 //!
 //! # Source

@@ -113,7 +113,7 @@ impl Handle {
     /// # Errors
     ///
     /// - [`HandleSpent`](Error::HandleSpent): it was used or taken back, or the name is another array's by now.
-    /// - [`NotFound`](Error::NotFound): the array has gone; nobody had it when the grace time was over.
+    /// - [`NotFound`](Error::NotFound): the array is gone; no process had it when the grace time was over.
     /// - those of [`RefcountedArray::open`]; after a wrong type or number of axes the handle is still good.
     pub fn attach<T: Element, D: Dimension>(&self) -> Result<RefcountedArray<T, D>> {
         AttachOptions::<RefcountedArray<_, _>>::new().attach(self)

@@ -53,7 +53,7 @@ impl Parcel {
         matches!(parcel.get("strategy").and_then(Value::as_str), Some("file_descriptor" | "sealed"))
     }
 
-    /// Nobody will receive it.
+    /// No process will receive it.
     pub(super) fn revoke(&self) {
         if let Way::FileSystem { handle } = &self.way {
             let _it_expires_otherwise = handle.revoke();
@@ -210,7 +210,7 @@ impl ReceivedArray {
         })
     }
 
-    /// Waits until nobody writes, then attaches it for reading in a way that keeps writers out for as long as the value
+    /// Waits until no process writes, then attaches it for reading in a way that keeps writers out for as long as the value
     /// lives. The descriptor is given up.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
-//! Removing what the dead have left: counted arrays that nobody uses any more, drafts whose makers were killed, and the halves of
-//! renderbuffers that were killed while they began or were discarded.
+//! Reclaiming what killed processes leave: orphaned counted arrays, drafts of killed creators, and halves of renderbuffers that were
+//! being begun or discarded.
 //!
-//! Nothing here guesses. An array goes only if the kernel says that nobody is attached, its trailer is ours and says that
-//! no handle is on its way, and both are looked at again while nobody can attach.
+//! Nothing here guesses. An array is removed only if the kernel says that no process is attached, and its trailer is ours and says that no
+//! ticket protects it. Both are checked again while no process can attach.
 
 use std::fs::File;
 use std::time::{Duration, SystemTime};
@@ -75,7 +75,7 @@ pub struct Reclaimed {
     pub foreign: usize,
     /// How many counted arrays and arenas are in use.
     pub attached: usize,
-    /// How many are kept although nobody is attached.
+    /// How many are kept although no process is attached.
     pub kept: usize,
     /// How many are copies, or were moved to another file system: they were made in another file, and are left alone.
     pub copies: usize,

@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(ArrayRecord::of_bytes(&record.to_bytes(), 0), Ok(record));
     }
 
-    /// Checksums would notice most of it, but whoever writes a lie can write its checksum too.
+    /// Checksums would notice most of it, but a program that forges a record can forge its checksum too.
     #[test]
     fn no_lie_is_believed() {
         let lies: &[(usize, &[u8])] = &[

@@ -23,12 +23,12 @@ use crate::segment::{Attach, CountedSegment, Home, Segment};
 /// How often another name is made up when one is taken.
 const TRIES: u32 = 100;
 
-/// An array whose memory and name go when the last process that uses it has gone, however that ended.
+/// An array that is removed, memory and name, with the last process that uses it, however that ends.
 ///
 /// It describes itself: opening needs neither shape nor element type, and refuses the wrong ones. Behind the elements its
-/// file has one page more, with the number of handles; who subtracts himself last removes the name. A killed process cannot
-/// subtract itself, but the kernel knows that it is gone: the next one that leaves, [`reclaim`](crate::counted::reclaim()), `ndshm gc`
-/// or a running manager removes what only the dead have counted.
+/// file has one page more, with the number of handles. The last handle to leave removes the name. A killed process cannot
+/// decrement the number, but the kernel releases its lease. The next handle that leaves, [`reclaim`](crate::counted::reclaim()), `ndshm gc`
+/// or a running manager then removes the array.
 ///
 /// Every handle is a mapping of its own; a forked child shares its parent's and is not counted.
 ///
@@ -124,18 +124,18 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         Ok(Self::of(memory, layout, id))
     }
 
-    /// Returns how many handles there are, in all processes. Those of processes that were killed count until somebody
-    /// notices; ask [`inspect`](crate::counted::inspect) whether anybody is alive.
+    /// Returns how many handles there are, in all processes. Those of killed processes stay counted;
+    /// [`inspect`](crate::counted::inspect) says whether any process is alive.
     pub fn refcount(&self) -> u32 {
         self.memory.counts().state().handles()
     }
 
-    /// Returns how many handles are on their way to somebody, and have not expired.
+    /// Returns how many handles are in flight and have not expired.
     pub fn in_flight(&self) -> usize {
         self.memory.counts().in_flight(os::since_boot()).0
     }
 
-    /// Returns its name; `None` while it has none, and when that has gone with the last who was counted, before this handle
+    /// Returns its name; `None` while it has none, and after the last counted handle removed it, before this handle
     /// came by descriptor.
     pub fn location(&self) -> Option<&Location> {
         (self.strategy() == SharingStrategy::FileSystem).then_some(&self.home().location)
@@ -165,7 +165,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         self.memory.counts().state().is_kept()
     }
 
-    /// Waits until nobody reads or writes, then forbids writing, for everyone and for ever.
+    /// Waits until no process reads or writes, then forbids writing to all processes for ever.
     ///
     /// Every later write guard is refused, every later attachment maps the elements read-only, and [`view`](Self::view)
     /// needs no guard. Processes that do not take the locks are not bound to it; see
@@ -178,7 +178,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         self.memory.freeze()
     }
 
-    /// Whether nobody can write to it any more.
+    /// Whether no process can write to it any more.
     pub fn is_frozen(&self) -> bool {
         self.memory.is_frozen()
     }
@@ -193,8 +193,8 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         if !self.is_frozen() {
             return Err(self.nameless("looking without a guard needs a frozen array; take read(), or freeze() it"));
         }
-        // SAFETY: the array was frozen by somebody who had every cell locked, so nobody had write access then, and
-        // nothing gives any afterwards; the flag is never taken back.
+        // SAFETY: the process that froze the array had every cell write-locked, so no write guard existed then, and
+        // none is granted afterwards; the flag is never cleared.
         Ok(unsafe { view::shared(self.segment(), &self.layout) })
     }
 
@@ -256,7 +256,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         }
     }
 
-    /// Waits until nobody writes, then keeps writers out for as long as the value lives, without a descriptor.
+    /// Waits until no process writes, then keeps writers out for as long as the value lives, without a descriptor.
     ///
     /// # Errors
     ///
@@ -330,7 +330,7 @@ impl<T: Element, D: Dimension> fmt::Debug for RefcountedArray<T, D> {
 }
 
 impl<T: Element, D: Dimension> Draft<T, D> {
-    /// Makes the draft an array that other processes can be given, by descriptor or under a name that nobody guesses.
+    /// Makes the draft an array that other processes can be given, by descriptor or under a random name.
     ///
     /// Nothing is copied; the file gets one page more.
     ///

@@ -24,7 +24,7 @@ pub enum SharingStrategy {
     /// The array has no name; its descriptor is sent over a Unix socket, and costs one of the process's. Nothing can be
     /// left behind. Linux only.
     FileDescriptor,
-    /// The array has a name that nobody guesses and that goes with its last holder. Any text channel carries its
+    /// The array has a random name, which is removed with its last handle. Any text channel carries its
     /// [`Handle`](crate::counted::Handle), and there can be more arrays than descriptors.
     FileSystem,
 }

@@ -1,7 +1,7 @@
 //! Taking turns: one thread at a time uses a thing, and the others wait no longer than they like.
 //!
-//! A mutex would do but for its lock, which cannot be given a time: who may receive for a second must not wait behind
-//! somebody who receives for ever.
+//! A mutex has no lock with a timeout, and a thread that receives for at most a second must not wait behind one that receives for
+//! ever.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use std::time::Instant;
 pub(crate) struct Turns<T> {
     taken: Mutex<bool>,
     free: Condvar,
-    /// Locked only by the one whose turn it is, so never waited for.
+    /// Locked only by the thread that has the turn, so never waited for.
     thing: Mutex<T>,
 }
 
@@ -35,7 +35,7 @@ impl<T> Turns<T> {
         Some(Turned { turns: self, thing: whole(self.thing.lock()) })
     }
 
-    /// Returns the thing, unless it was somebody's turn when this process was forked: then it may be in any state.
+    /// Returns the thing, unless a thread had the turn when this process was forked: then it may be in any state.
     pub(crate) fn into_inner(self) -> Option<T> {
         (!whole(self.taken.into_inner())).then(|| whole(self.thing.into_inner()))
     }
@@ -46,7 +46,7 @@ fn whole<T>(result: Result<T, PoisonError<T>>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Somebody's turn, until it is dropped.
+/// A turn, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Turned<'a, T> {
     turns: &'a Turns<T>,

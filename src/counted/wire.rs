@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The byte and its files are one sendmsg(2) with one `SCM_RIGHTS`, so that Python's `multiprocessing.reduction.recvfds`
-//! can take them. How many files follow stands in the body, in the language of whoever wrote it.
+//! can take them. The body says how many files follow, in its writer's own format.
 //!
 //! Nothing is lost: what arrived of a message that could not be received yet, for want of time or of descriptors, is kept
 //! here or left in the socket, and the next call goes on. A message is torn only if its sender died or gave up in the middle
@@ -38,8 +38,7 @@ const FORKED: &str = "using a channel in a forked child, where it would tear the
 const NO_FILES: &str = "sending descriptors (they could be lost when the receiver has none free); share arrays by name";
 const LEFT_BEHIND: &str = "another thread was in the middle of a message when this process was forked: connect again";
 
-/// One end of a connection that carries messages, for any number of threads: whoever sends or receives does so alone, but
-/// both at once.
+/// One end of a connection that carries messages, for any number of threads. One thread sends and one receives at a time.
 ///
 /// Only in the process that made it. A forked child that read the same stream would tear its parent's messages; see
 /// [`adopt`](Self::adopt).
@@ -95,7 +94,7 @@ impl Wire {
     ///
     /// - [`Error::TimedOut`] after `limit`; [`Duration::MAX`] is for ever. If part of the message was sent by then, it is the last one: the other end is told
     ///   that there is no more, and sending again is [`Error::Protocol`]. Receiving goes on.
-    /// - [`Error::Closed`] if nobody will receive it.
+    /// - [`Error::Closed`] if no process will receive it.
     /// - [`Error::Protocol`] if the body is longer than [`LONGEST_BODY`]; nothing was sent.
     /// - [`Error::Unsupported`] for files where they cannot be received safely, and in a forked child.
     pub(crate) fn send(&self, body: &[u8], files: &[&File], limit: Duration) -> Result<()> {

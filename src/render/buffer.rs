@@ -26,7 +26,7 @@ use crate::segment::locks::{Hold, Wait};
 /// The array is cut into chunks. A worker [claims](Self::claim_next) a chunk, paints it through a safe view, and commits
 /// it. The kernel keeps two workers off the same chunk, and frees the chunk of one that dies. Readers by name never see a
 /// half-painted array: until [`finish`](Self::finish) it stands under a reserved name, with a ledger of finished chunks
-/// beside it; whoever begins the same work under the same name later goes on where it stopped.
+/// beside it. A process that begins the same work under the same name later continues where it stopped.
 ///
 /// ```
 /// use std::time::Duration;
@@ -39,10 +39,10 @@ use crate::segment::locks::{Hold, Wait};
 ///     chunk.view_mut().fill(1.0);
 ///     chunk.commit()?;
 /// }
-/// let array = buffer.finish()?; // whoever comes first gives it its name
+/// let array = buffer.finish()?; // the first call gives it its name
 /// assert_eq!(array.read()?.sum(), 4096.0);
 ///
-/// unlink("render-example")?; // once, when nobody needs it any more
+/// unlink("render-example")?; // once, when no process needs it any more
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 #[derive(Debug)]
@@ -54,16 +54,16 @@ pub struct RenderBuffer<T, D> {
     replace: bool,
     /// How long finishing waits for another user.
     patience: Duration,
-    /// Where the next search begins: behind the chunk that was claimed last, so that one slow painter costs nobody a scan.
+    /// Where the next search begins: behind the chunk that was claimed last, so that one slow painter costs no other a scan.
     next: AtomicUsize,
     elements: PhantomData<T>,
 }
 
 impl<T: Element, D: Dimension> RenderBuffer<T, D> {
-    /// Begins a buffer of zeros, joins others who began it, or resumes what an earlier run left.
+    /// Begins a buffer of zeros, joins one that another process began, or resumes what an earlier run left.
     ///
-    /// `fingerprint` says what is painted: source, region, anything that makes one work different from another. Only those
-    /// who give the same one, with the same shape, order and chunks, work on the same buffer.
+    /// `fingerprint` says what is painted: source, region, anything that makes one work different from another. Only calls with the
+    /// same fingerprint, shape, order and chunks work on the same buffer.
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound): nobody began it, or it is finished.
+    /// - [`NotFound`](Error::NotFound): it was not begun, or it is finished.
     /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): other elements, or another
     ///   number of axes.
     /// - [`ForeignOwner`](Error::ForeignOwner), [`TimedOut`](Error::TimedOut): as for [`create`](Self::create).
@@ -229,7 +229,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         RenderProgress { done: self.pair.ledger.done(), total: self.grid.len() }
     }
 
-    /// Waits until every chunk is finished, whoever paints them.
+    /// Waits until every chunk is finished, whichever worker paints it.
     ///
     /// # Errors
     ///
@@ -246,7 +246,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Gives the complete array its public name and clears the ledger away.
     ///
-    /// Every worker may call it; whoever comes second gets the same array, while it has its name.
+    /// Every worker may call it; later calls get the same array, while it has its name.
     ///
     /// # Errors
     ///

@@ -12,8 +12,8 @@ use crate::segment::locks::Hold;
 
 /// A chunk of a [`RenderBuffer`](crate::RenderBuffer) that only its holder may paint.
 ///
-/// Others find it busy until it is [committed](Self::commit) or dropped. If the holder dies, the kernel frees the chunk,
-/// and someone else paints it again. Costs one descriptor while it lives.
+/// Other painters find it busy until it is [committed](Self::commit) or dropped. If the holder dies, the kernel frees the chunk,
+/// and another worker paints it again. Costs one descriptor while it lives.
 #[must_use = "a claim that is dropped leaves its chunk to be painted again"]
 pub struct ChunkClaim<'a, T: Element, D: Dimension> {
     buffer: &'a RenderBuffer<T, D>,
@@ -24,7 +24,7 @@ pub struct ChunkClaim<'a, T: Element, D: Dimension> {
 }
 
 impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
-    /// Makes the view of a chunk whose cell is write-locked by `hold`.
+    /// Makes the view of a chunk; `hold` write-locks its cell.
     #[allow(unsafe_code)]
     pub(super) fn new(buffer: &'a RenderBuffer<T, D>, index: usize, raw: RawArrayViewMut<T, D>, hold: Hold) -> Self {
         let region = buffer.grid().region(index);
@@ -46,7 +46,7 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
         &self.region
     }
 
-    /// Looks at and writes to the chunk, whose first element has index 0 along every axis.
+    /// Returns a view for writing. The first element of the chunk has index 0 along every axis.
     ///
     /// It holds zeros, or what an earlier painter left before it died or gave up.
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
@@ -84,13 +84,13 @@ pub struct ChunkGuard<'a, T: Element, D: Dimension> {
 }
 
 impl<'a, T: Element, D: Dimension> ChunkGuard<'a, T, D> {
-    /// Makes the view of a chunk whose cell is read-locked by `hold`.
+    /// Makes the view of a chunk; `hold` read-locks its cell.
     #[allow(unsafe_code)]
     pub(super) fn new(buffer: &'a RenderBuffer<T, D>, index: usize, raw: RawArrayViewMut<T, D>, hold: Hold) -> Self {
         let region = buffer.grid().region(index);
         let raw = cut(raw, &region);
         // SAFETY: the elements lie in the buffer's mapping, which lives for 'a. The hold has the chunk's cell
-        // read-locked: nobody writes to the chunk while it lives. The guard keeps view and hold together.
+        // read-locked: no process writes to the chunk while it lives. The guard keeps view and hold together.
         let view = unsafe { raw.deref_into_view() };
         Self { region, view, _hold: hold }
     }
@@ -128,7 +128,7 @@ fn cut<T: Element, D: Dimension>(mut whole: RawArrayViewMut<T, D>, region: &[Ran
 pub enum Claim<'a, T: Element, D: Dimension> {
     /// It is yours to paint.
     Chunk(ChunkClaim<'a, T, D>),
-    /// Somebody else paints it, or the array is locked as a whole.
+    /// Another worker paints it, or the array is locked as a whole.
     Busy,
     /// It is finished.
     Done,

@@ -218,7 +218,7 @@ impl LedgerFile {
         Ok(Some(Self { home, file, id: facts.id, record }))
     }
 
-    /// Whether anybody is attached to this very ledger: painting, or about to.
+    /// Whether a process is attached to this very ledger: painting, or about to.
     pub(crate) fn is_in_use(&self) -> Result<bool> {
         is_leased(&self.file, &self.home.location)
     }
@@ -297,7 +297,7 @@ impl LedgerSegment {
         self.state(index).load(Ordering::Acquire) == DONE
     }
 
-    /// Marks a chunk as finished, making what was written to it visible to whoever sees the mark.
+    /// Marks a chunk as finished, making what was written to it visible to every process that sees the mark.
     pub(crate) fn set_done(&self, index: usize) {
         self.state(index).store(DONE, Ordering::Release);
     }
@@ -325,7 +325,7 @@ fn write_trailer(draft: &Segment, trailer: &[u8]) {
     assert!(trailer.len() <= draft.length(), "the draft was made for this trailer");
     // SAFETY: the difference is within the mapping's bytes.
     let to = unsafe { draft.pointer().add(draft.length() - trailer.len()) };
-    // SAFETY: the destination has as many bytes, mapped for writing, and nobody else can reach a draft.
+    // SAFETY: the destination has as many bytes, mapped for writing, and no other process can reach a draft.
     unsafe { std::ptr::copy_nonoverlapping(trailer.as_ptr(), to, trailer.len()) };
 }
 

@@ -79,7 +79,7 @@ use crate::segment::{Home, is_attached};
 ///
 /// # Errors
 ///
-/// [`NotFound`](crate::Error::NotFound): nobody began it, or it is finished. [`Trailer`](crate::Error::Trailer): it is
+/// [`NotFound`](crate::Error::NotFound): it was not begun, or it is finished. [`Trailer`](crate::Error::Trailer): it is
 /// damaged.
 pub fn ledger(backend: &Directory, location: &Location) -> Result<Ledger> {
     let home = Home { backend: backend.clone(), location: location.clone() };
@@ -92,7 +92,7 @@ pub fn ledger(backend: &Directory, location: &Location) -> Result<Ledger> {
 ///
 /// # Errors
 ///
-/// [`NotFound`](crate::Error::NotFound): nobody began it, or it is finished.
+/// [`NotFound`](crate::Error::NotFound): it was not begun, or it is finished.
 pub fn attached(backend: &Directory, location: &Location) -> Result<bool> {
     is_attached(backend, &location.companion(Companion::Partial)?).map_err(|error| error.about(location))
 }

@@ -140,7 +140,7 @@ impl Pair {
         os::step("render: ledger published");
         // From here on the buffer is ours, unless another process discards it.
         let begin = || {
-            // Whoever finished between our look and the ledger's name gave the array its name first.
+            // A process that finished the buffer between our look and the ledger's name gave the array its name first.
             if !replace {
                 home.refuse_taken()?;
             }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::os::{self, Facts};
 use crate::segment::{DraftSegment, Home};
 
-/// The users whose files a process takes for a renderbuffer, and who can join the one that it begins.
+/// The users that may own the files of a renderbuffer, and that can join one that this process begins.
 ///
 /// Joining a buffer is trusting the owner of its files: that user reads what is painted, may change it, and may shorten the files, which
 /// kills every process that has them mapped (SIGBUS). So files of other users are refused unless they were chosen here

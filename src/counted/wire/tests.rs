@@ -117,7 +117,7 @@ fn a_stranger_is_noticed_at_the_first_wrong_byte() {
         let error = receive(&wire, 0, LATE).unwrap_err();
         assert!(error.is_protocol() && error.to_string().contains("NDSM"), "{error}");
         send_bytes(&raw, &frame(b"a good one"));
-        assert!(receive(&wire, 0, LATE).unwrap_err().is_protocol(), "nobody knows where it begins");
+        assert!(receive(&wire, 0, LATE).unwrap_err().is_protocol(), "its beginning is unknown");
         wire.send(b"still heard", &[], LATE).unwrap();
     }
 }
