@@ -1,8 +1,9 @@
-//! Arrays in an arena: a draft is its maker's alone, an array is everybody's and never changes.
+//! Arrays in an arena. Only its creator can reach a draft; an array is shared and never changes.
 //!
-//! Why safe code may look without a lock: the elements of a shared array are never written. Only a draft gives write access, and
-//! a block becomes a draft only when nobody holds it (it was free), or nobody but the one who turns it into a draft; no handle
-//! leads to it from that moment until it is shared. Whoever has an array holds its block, by a bit that his process alone clears.
+//! Why safe code may read without a lock: the elements of a shared array are never written. Only a draft gives write access. A block
+//! becomes a draft only when it is free, or when the array that is turned into a draft is its only hold. From that moment until the
+//! draft is shared, no handle leads to the block. Every array holds its block by a bit of its process, and only that process clears
+//! the bit while it lives.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -19,17 +20,17 @@ use crate::array::layout::Layout;
 use crate::array::{Element, Order};
 use crate::error::{Error, IntoError, Result};
 
-/// An array in an arena that only its maker can reach, so that filling it is ordinary, safe Rust.
+/// An array in an arena that only its creator can reach, so filling it is ordinary, safe Rust.
 ///
-/// What its elements are in the beginning is whatever was there before; [`Arena::zeroed`](crate::Arena::zeroed) makes one of zeros.
-/// Dropped, it leaves nothing.
+/// The elements begin with whatever the memory held before; [`Arena::zeroed`](crate::Arena::zeroed) makes a draft of zeros. Dropping a
+/// draft frees its memory.
 pub struct ArenaDraft<T, D> {
-    /// The only one that has the block, which is not shared: its serial means nothing yet.
+    /// The only hold on the block. The block is not shared, so the serial has no meaning yet.
     array: ArenaArray<T, D>,
 }
 
 impl<T: Element, D: Dimension> ArenaDraft<T, D> {
-    /// Takes memory; with a limit, waits for it.
+    /// Takes memory. With a limit, waits for it.
     pub(super) fn new(header: &Arc<ArenaHeader>, layout: Layout<D>, limit: Option<Duration>) -> Result<Self> {
         let block = Block::allocate::<T, D>(header, &layout, limit)?;
         Ok(Self { array: ArenaArray::new(block, 0, layout) })
@@ -45,7 +46,7 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
         self.array.order()
     }
 
-    /// Looks at the elements.
+    /// Returns a view of the elements.
     ///
     /// # Panics
     ///
@@ -54,7 +55,7 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
         self.array.view()
     }
 
-    /// Looks at and writes to the elements.
+    /// Returns a mutable view of the elements.
     ///
     /// # Panics
     ///
@@ -64,13 +65,13 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
         let pointer = self.array.block.pointer().cast::<T>();
         // SAFETY: nothing is dereferenced; the pointer is aligned and not null, and the layout was checked not to overflow.
         let view = unsafe { RawArrayViewMut::from_shape_ptr(self.array.layout.shape(), pointer) };
-        // SAFETY: the block has room for the layout, is mapped for writing as long as it is held, which is as long as the
-        // borrow, and every bit pattern is a value of `T`; nobody else can reach a draft, and in this process `&mut self`
-        // keeps everyone else out.
+        // SAFETY: the block has room for the layout, and every bit pattern is a value of `T`. The block is mapped for writing as
+        // long as it is held, which is at least as long as the borrow. No other process can reach a draft, and in this process
+        // `&mut self` excludes every other access.
         unsafe { view.deref_into_view_mut() }
     }
 
-    /// Makes it an array that others can be given. Nobody can change it from now on.
+    /// Shares the draft: it becomes an array that other processes can get by its handle. It never changes from now on.
     ///
     /// # Errors
     ///
@@ -85,10 +86,10 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     }
 }
 
-/// An array in an [`Arena`](crate::Arena). It never changes while any process holds it, so looking at it needs no lock.
+/// An array in an [`Arena`](crate::Arena). It never changes while any process holds it, so reading it needs no lock.
 ///
-/// Cloning is cheap, and holds the same hold. The memory is free for others when the last hold, in whatever process, has gone;
-/// a killed process holds nothing as soon as somebody notices, at the latest when memory is needed.
+/// Cloning is cheap, and the clones share one hold. The memory becomes free when the last process releases its last hold. What a killed
+/// process held is reclaimed by the next process that finds no free memory, or calls [`Arena::reclaim`](crate::Arena::reclaim).
 pub struct ArenaArray<T, D> {
     pub(super) block: Arc<Block>,
     serial: u64,
@@ -101,13 +102,13 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         Self { block: Arc::new(block), serial, layout, elements: PhantomData }
     }
 
-    /// Takes over a hold on a shared block, if what is there are elements `T` with the axes of `D`; else releases it.
+    /// Takes over a hold on a shared block. Releases it if the block does not hold elements `T` with the axes of `D`.
     pub(crate) fn of_held(header: &Arc<ArenaHeader>, slot: u32, serial: u64) -> Result<Self> {
         let (block, found) = Block::of_held(header, slot)?;
         Ok(Self::of_block(block, serial, &found)?)
     }
 
-    /// Takes over a hold on a shared block, if what was found there are elements `T` with the axes of `D`; else gives it back.
+    /// Takes over a hold on a shared block. Gives it back if its contents are not elements `T` with the axes of `D`.
     pub(super) fn of_block(block: Block, serial: u64, found: &BlockContents) -> Result<Self, IntoError<Block>> {
         match Layout::described::<T>(found.dtype, found.shape.slice(), found.order, block.header.name()) {
             Ok(layout) => Ok(Self::new(block, serial, layout)),
@@ -115,20 +116,20 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         }
     }
 
-    /// Looks at the elements. No lock is needed.
+    /// Returns a view of the elements. Takes no lock.
     ///
     /// # Panics
     ///
-    /// In a forked child, which is no member of the arena: open that again in the child.
+    /// In a forked child, which is no member of the arena: open the arena again in the child.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
         let pointer = self.block.pointer().cast::<T>().cast_const();
         // SAFETY: nothing is dereferenced; the pointer is aligned and not null, and the layout was checked not to overflow.
         let view = unsafe { RawArrayView::from_shape_ptr(self.layout.shape(), pointer) };
-        // SAFETY: the block has room for the layout (it was allocated for it, or described itself and was checked), and is
-        // mapped as long as it is held, which is as long as the borrow; every bit pattern is a value of `T`. While the borrow
-        // lives no process and no thread writes to the elements: a shared block is never written to, see the first lines of
-        // this file, and only `ArenaDraft::view_mut` writes to one that is not shared, for which it borrows this mutably.
+        // SAFETY: the block has room for the layout: it was allocated for it, or its description was checked against its size.
+        // It is mapped as long as it is held, which is at least as long as the borrow. Every bit pattern is a value of `T`. While
+        // the borrow lives, no process and no thread writes to the elements: a shared block is never written, as the first
+        // lines of this file show, and only `ArenaDraft::view_mut` writes to one that is not shared, which borrows this mutably.
         unsafe { view.deref_into_view() }
     }
 
@@ -142,23 +143,25 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         self.layout.order
     }
 
-    /// Returns what others can get the array by, as long as somebody holds it.
+    /// Returns a handle, by which other members get the array as long as any process holds it.
     pub fn handle(&self) -> ArenaHandle {
         ArenaHandle { owner: self.block.header.tag(), slot: self.block.slot, serial: self.serial }
     }
 
-    /// How many members of the arena hold it now; processes that were killed count until somebody notices.
+    /// Returns how many members of the arena hold the array. A killed process counts until its holds are reclaimed.
     pub fn members(&self) -> u32 {
         let table = self.block.header.slot_table();
         table.get(self.block.slot as usize).map_or(0, Slot::members)
     }
 
-    /// Makes it a draft again, without copying: if nobody else has it, here or elsewhere. Handles to it lead nowhere then.
+    /// Turns the array into a draft again, without copying. This value must be the only hold, in this and every other process.
+    ///
+    /// From then on, handles to the array lead nowhere.
     ///
     /// # Errors
     ///
-    /// The error gives the array back. [`WouldBlock`](Error::WouldBlock): somebody else holds it, or a message about it waits.
-    /// [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// The error gives the array back. [`WouldBlock`](Error::WouldBlock): another value or process holds it, or a message with it was
+    /// not yet received. [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn try_into_draft(mut self) -> Result<ArenaDraft<T, D>, IntoError<Self>> {
         match self.make_exclusive() {
             Ok(()) => Ok(ArenaDraft { array: self }),
@@ -166,14 +169,14 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         }
     }
 
-    /// Makes the block this value's alone.
+    /// Takes the block for this value alone.
     fn make_exclusive(&mut self) -> Result<()> {
         self.block.header.check_process()?;
         let is_taken = Arc::get_mut(&mut self.block).is_some_and(|block| {
             let (header, slot) = (&block.header, block.slot);
-            // It may be kept only for a message of a dead member that was received long ago.
+            // All that keeps the block may be the ORPHAN bit of a message that was received since. Reclaiming clears it.
             let reclaim = || {
-                let _others_are_at_it = header.reclaim_dead(DROP_WAIT);
+                let _ = header.reclaim_dead(DROP_WAIT); // may fail while another process reclaims: the exchange decides
                 header.slots().make_exclusive(slot)
             };
             let is_orphaned = || header.slot_table().get(slot as usize).is_some_and(Slot::is_orphaned);
@@ -182,16 +185,16 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         if is_taken { Ok(()) } else { Err(Error::WouldBlock { location: self.block.header.name().to_owned() }) }
     }
 
-    /// Gives the array up, and says if something is wrong: dropping does the same in silence.
+    /// Releases the array, as dropping does, and reports errors. If it has clones, the last of them releases it.
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): this process did not hold it, which no safe code can bring about.
+    /// [`HandleSpent`](Error::HandleSpent): this process did not hold it, which safe code cannot cause.
     /// [`Unsupported`](Error::Unsupported): this is a forked child, which holds nothing.
     pub fn release(self) -> Result<()> {
         match Arc::try_unwrap(self.block) {
             Ok(block) => block.release(),
-            Err(_a_clone_holds_it) => Ok(()),
+            Err(_) => Ok(()), // a clone keeps the hold
         }
     }
 }

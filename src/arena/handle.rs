@@ -1,11 +1,11 @@
-//! Handles: 24 bytes that lead to an array, or to a count, as long as somebody holds it.
+//! Handles: 24-byte references to an array or a loan. They lead to it as long as a process holds it.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// Handles of one kind: the numbers are the same, the text tells them apart.
+/// Defines one kind of handle. Both kinds have the same bytes; as text they begin with different prefixes.
 macro_rules! handle {
     ($(#[$attribute:meta])* $name:ident, $prefix:literal, $format:literal) => {
         $(#[$attribute])*
@@ -22,7 +22,7 @@ macro_rules! handle {
             /// Bytes of a handle.
             pub const BYTES: usize = 24;
 
-            /// Writes it down: the file's number (8 bytes), slot (4), zero (4), serial (8), little-endian.
+            /// Returns the handle as bytes: the file's number (8 bytes), slot (4), zero (4), serial (8), little-endian.
             pub fn to_bytes(self) -> [u8; Self::BYTES] {
                 let mut bytes = [0; Self::BYTES];
                 bytes[..8].copy_from_slice(&self.owner.to_le_bytes());
@@ -31,7 +31,7 @@ macro_rules! handle {
                 bytes
             }
 
-            /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+            /// Reads a handle from the bytes that [`to_bytes`](Self::to_bytes) returns.
             ///
             /// # Errors
             ///
@@ -83,9 +83,9 @@ macro_rules! handle {
 handle! {
     /// A 24-byte reference to an array in an arena, for any process that has the arena open.
     ///
-    /// It can also be written as one line of text. It keeps nothing alive: a process has to hold the array until the handle is used, or
-    /// [`Arena::get`](crate::Arena::get) answers [`HandleSpent`](Error::HandleSpent). A handle never leads to another array than the
-    /// one it was made for, however often its memory was used again.
+    /// It can also be written as one line of text. A handle keeps nothing alive: if no process holds the array when the handle is used,
+    /// [`Arena::get`](crate::Arena::get) fails with [`HandleSpent`](Error::HandleSpent). It never leads to another array, even if the
+    /// memory was used again.
     ///
     /// ```
     /// use ndarray_shm::arena::ArenaHandle;
@@ -107,7 +107,7 @@ handle! {
 handle! {
     /// A 24-byte reference to one loan, for any process that has the counters open. It can also be written as one line of text.
     ///
-    /// It stands for one loan to one receiver, and can be received once. Until then, or until its producer goes, it keeps the memory.
+    /// It can be received once, by one receiver. Until then it keeps the memory, unless the producer ends.
     /// [`Limbo`](crate::arena::loans::Limbo) has an example.
     CounterHandle, "ndshm-counter1:", "ndshm-counter1:COUNTERS:SLOT:SERIAL, in hexadecimal"
 }
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_handle_is_read_back() {
         let handle = ArenaHandle { owner: 0x1234_5678_9abc_def0, slot: 77, serial: 1 << 40 };
         assert_eq!(ArenaHandle::from_bytes(handle.to_bytes()).expect("its own bytes"), handle);
         assert_eq!(handle.to_string().parse::<ArenaHandle>().expect("its own text"), handle);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_refused() {
+    fn invalid_text_is_refused() {
         for text in ["", "ndshm-arena1:", "ndshm-arena1:1:2", "ndshm-arena1:1:2:3:4", "ndshm-arena1:1:+2:3", "1:2:3"] {
             assert!(text.parse::<ArenaHandle>().is_err(), "{text}");
         }

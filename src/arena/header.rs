@@ -1,7 +1,7 @@
-//! The header that an arena's members share: the mapped file as tables of atomics, and this process's place among the members.
+//! The arena header: the mapped file as tables of atomics, and this process's seat among the members.
 //!
-//! The one file of the arena that turns addresses into references. All references to tables are to atomics; the bytes of blocks
-//! are given away as pointers, and `array.rs` says who may look at them.
+//! This is the only file of the arena that turns addresses into references. All references to tables are to atomics. The bytes of
+//! blocks are returned as pointers; `array.rs` says when they may be dereferenced.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,18 +24,18 @@ use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
 use crate::segment::{DraftSegment, Home, Mark, Segment, Turn, reclaim_if_orphaned};
 
-/// How long anybody waits for what everybody holds for moments only.
+/// Limit for locks that members hold only for moments (RECOVER, SPANS): it is reached when a member is stopped while it holds one.
 pub(super) const TURN_WAIT: Duration = Duration::from_secs(10);
-/// How long somebody waits for it who is merely dropped: others can settle what he leaves.
+/// The same in a `Drop`, which must not wait long: another process can reclaim what is left.
 pub(super) const DROP_WAIT: Duration = Duration::from_millis(100);
 
-/// One member's line of the table.
+/// One member's entry in the table.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Member {
-    /// 0: nobody, and nothing is left of anybody. Else the number of those who had joined.
+    /// 0: free, and nothing is left of an earlier member. Otherwise the number that this member got when it joined.
     pub(super) state: AtomicU64,
-    /// Number of the process, to be shown.
+    /// Number of the process, which is only shown.
     pub(super) process: AtomicU64,
     _rest_of_the_cache_line: [u64; 6],
 }
@@ -43,7 +43,7 @@ pub(super) struct Member {
 const _: () = assert!(size_of::<Member>() as u64 == MEMBER);
 const _: () = assert!(size_of::<Slot<AtomicU64>>() as u64 == SLOT);
 
-/// The head of a queue: four cache lines, of which nobody writes to two at once for the same reason.
+/// The head of a queue. Its parts have cache lines of their own, so that writing to one does not slow down access to another.
 #[repr(C)]
 #[derive(Debug)]
 struct QueueHead {
@@ -53,7 +53,7 @@ struct QueueHead {
     emptied: Line<AtomicU32>,
 }
 
-/// What a receiver looks at when it finds no message.
+/// The words that a receiver loads when it finds no message.
 #[repr(C)]
 #[derive(Debug)]
 struct Filled {
@@ -69,47 +69,48 @@ struct Line<W>(W);
 
 const _: () = assert!(size_of::<QueueHead>() as u64 == QUEUE_HEAD);
 
-/// A queue in shared memory: its messages, and what those sleep on who wait for one, or for room.
+/// A queue in shared memory: its messages, its registered senders, and the events that receivers and senders sleep on.
 #[derive(Debug)]
 pub(crate) struct QueueWords<'a> {
     pub(crate) ring: Ring<'a, AtomicU64>,
-    /// A message was sent, or the last registered sender has left.
+    /// A message was sent, the last registered sender has left, or the queue was closed.
     pub(crate) filled: Event<'a>,
     /// The members that have registered as senders.
     pub(crate) senders: SenderWord<'a>,
-    /// A message was received.
+    /// A message was received, or the queue was closed.
     pub(crate) emptied: Event<'a>,
 }
 
-/// Slots as they lie in shared memory.
+/// The slot table in shared memory, for this member.
 pub(crate) type SharedSlots<'a> = Slots<'a, AtomicU64, AtomicU32>;
 
-/// A mapped arena and this process's place in it.
+/// A mapped arena and this process's membership.
 #[derive(Debug)]
 pub(crate) struct ArenaHeader {
     pub(super) home: Home,
     pub(super) geometry: Geometry,
     /// Random number of the arena.
     id: u128,
-    /// Of the process that joined: a forked child is no member.
+    /// Fork generation of the process that joined: a forked child is no member.
     generation: u64,
-    /// This member's seat.
+    /// This member's seat, or [`SEATS`] when it has none.
     pub(super) seat: u32,
+    /// Holds the lock of the seat.
     pub(super) mark: Option<Mark>,
     /// How often this process holds each block.
     held: Box<[AtomicU32]>,
     /// Where this process found free blocks.
     pub(super) hints: BlockHints,
-    /// What this process has sent.
+    /// For each queue, the messages of this process that were not yet received.
     pub(super) sent: Box<[SentList]>,
-    /// How many registered senders this process has, for each queue.
+    /// For each queue, how many registered senders this process has.
     senders: Box<[Mutex<usize>]>,
-    /// `None` when it was left.
+    /// `None` after leaving.
     segment: Option<Segment>,
 }
 
 impl ArenaHeader {
-    /// Makes an arena under a name that must be free, or that only the dead have.
+    /// Creates an arena and joins it. The name must be free, or that of an orphan, which is replaced.
     pub(crate) fn create(
         home: Home,
         kind: Kind,
@@ -131,7 +132,7 @@ impl ArenaHeader {
         Self::join(home, geometry, id, segment)
     }
 
-    /// Opens an arena that somebody made.
+    /// Opens an existing arena and joins it.
     pub(crate) fn open(home: Home, kind: Kind) -> Result<Self> {
         manager_client::announce(&home.backend);
         let name = home.location.as_str();
@@ -169,13 +170,13 @@ impl ArenaHeader {
         self.home.location.as_str()
     }
 
-    /// What stands for the arena in handles.
-    #[allow(clippy::cast_possible_truncation)] // half of it is enough
+    /// Returns the number of the arena in handles.
+    #[allow(clippy::cast_possible_truncation)] // half of the random number is enough
     pub(crate) fn tag(&self) -> u64 {
         self.id as u64
     }
 
-    /// Refuses the handles of other files, and forked children.
+    /// Refuses handles of other files, and every handle in a forked child.
     pub(super) fn check_handle(&self, owner: u64, handle: &impl ToString, expected: &'static str) -> Result<()> {
         self.check_process()?;
         if owner == self.tag() {
@@ -193,7 +194,7 @@ impl ArenaHeader {
         Err(Error::Unsupported { location: self.name().to_owned(), what })
     }
 
-    /// Whether this is the process that joined.
+    /// Returns whether this is the process that joined, not a forked child.
     pub(crate) fn is_own_process(&self) -> bool {
         self.generation == os::fork_generation()
     }
@@ -202,12 +203,12 @@ impl ArenaHeader {
         self.segment.as_ref().ok_or_else(|| Error::Unlinked { location: self.name().to_owned() })
     }
 
-    /// Waits for a lock that every member holds for moments only, no longer than this.
+    /// Waits at most `limit` for a lock that members hold only for moments.
     pub(super) fn turn(&self, range: LockRange, limit: Duration) -> Result<Turn> {
         self.segment()?.turn(range, limit, &self.home)
     }
 
-    /// `count` values of a type that is atomics only, `at` bytes from the beginning.
+    /// Returns `count` values of a type that consists of atomics, `at` bytes from the beginning; empty if they are not all mapped.
     #[allow(unsafe_code)]
     fn table<T>(&self, at: u64, count: u64) -> &[T] {
         let Some(segment) = &self.segment else { return &[] };
@@ -216,33 +217,36 @@ impl ArenaHeader {
         let (true, Ok(offset), Ok(count)) = (fits, usize::try_from(at), usize::try_from(count)) else { return &[] };
         // SAFETY: the table ends within the mapped bytes.
         let first = unsafe { segment.pointer().add(offset) };
-        // SAFETY: the mapping begins on a page and the offset is aligned; it is writable and lives as long as `segment`,
-        // which is borrowed; callers name types of atomics and unused words, for which every bit pattern is a value; these
-        // bytes are changed as atomics only, by everyone: no array can be opened over a file with this footer, and this file
-        // was not opened while it was attached as one.
+        // SAFETY: the mapping begins on a page and the offset is aligned. The mapping is writable and lives as long as `segment`,
+        // which is borrowed. Callers name types that consist of atomics and unused words, for which every bit pattern is a value.
+        // Every process changes these bytes as atomics only: no array can be opened over a file with this footer, and opening
+        // this file failed while it was attached as an array.
         unsafe { std::slice::from_raw_parts(first.cast::<T>(), count) }
     }
 
-    /// How many spans, from the first, were ever used.
+    /// The word that counts how many spans, from the first, were ever used.
     fn touched_word(&self) -> Option<&AtomicU64> {
         self.table(0, 1).first()
     }
 
-    /// How many spans, from the first, may hold anything.
-    #[allow(clippy::cast_possible_truncation)] // it is at most a number of 32 bits
+    /// Returns how many spans, from the first, may hold blocks. All later spans and slots are zero.
+    #[allow(clippy::cast_possible_truncation)] // at most `spans`, which has 32 bits
     pub(crate) fn touched(&self) -> u32 {
         let touched = self.touched_word().map_or(0, |word| word.load(Ordering::Acquire));
         touched.min(self.geometry.spans.into()) as u32
     }
 
-    /// Notes that a span is about to be used.
+    /// Notes that the spans before `end` may be used.
+    ///
+    /// This comes before the change of the span's word. A member that is killed in between has only made the next process that
+    /// reclaims look at a free span; the other way round, that process would miss the dead member's holds.
     pub(crate) fn touch(&self, end: u32) {
         if self.touched() < end {
-            let _more_by_now = self.touched_word().map(|word| word.fetch_max(end.into(), Ordering::AcqRel));
+            let _ = self.touched_word().map(|word| word.fetch_max(end.into(), Ordering::AcqRel));
         }
     }
 
-    /// Counts those who join: a number that nobody else gets.
+    /// Returns a number for a member that joins, which no other member gets.
     pub(super) fn next_member(&self) -> u64 {
         let word = self.table::<AtomicU64>(8, 1).first();
         word.map_or(1, |word| word.fetch_add(1, Ordering::AcqRel).wrapping_add(1).max(1))
@@ -252,7 +256,7 @@ impl ArenaHeader {
         self.table(MEMBERS_AT, SEATS.into())
     }
 
-    /// Queue `index`, if there is one.
+    /// Returns queue `index`, if there is one.
     pub(crate) fn queue_words(&self, index: u32) -> Option<QueueWords<'_>> {
         if index >= self.geometry.queues {
             return None;
@@ -265,12 +269,12 @@ impl ArenaHeader {
         Some(QueueWords { ring, filled, senders, emptied: Event::new(&emptied.0) })
     }
 
-    /// All queues.
+    /// Iterates over all queues.
     pub(crate) fn queues(&self) -> impl Iterator<Item = QueueWords<'_>> {
         (0..self.geometry.queues).filter_map(|index| self.queue_words(index))
     }
 
-    /// The messages of all queues.
+    /// Iterates over the rings of all queues.
     pub(crate) fn rings(&self) -> impl Iterator<Item = Ring<'_, AtomicU64>> {
         self.queues().map(|queue| queue.ring)
     }
@@ -280,23 +284,23 @@ impl ArenaHeader {
         self.table(self.geometry.spans_at(), self.geometry.spans.into())
     }
 
-    /// All slots, to settle what others have left.
+    /// All slots, for questions and for changes on behalf of other members.
     pub(crate) fn slot_table(&self) -> &[Slot<AtomicU64>] {
         self.table(self.geometry.slots_at(), self.geometry.slots().into())
     }
 
-    /// The slots that may hold anything.
+    /// The slots that may have holders.
     pub(crate) fn touched_slots(&self) -> &[Slot<AtomicU64>] {
         let slots = self.slot_table();
         &slots[..slots.len().min((self.touched() * SLOTS_OF_SPAN) as usize)]
     }
 
-    /// The slots as this member holds them.
+    /// The slot table for this member.
     pub(crate) fn slots(&self) -> SharedSlots<'_> {
         Slots::new(self.slot_table(), &self.held, self.seat)
     }
 
-    /// Where `length` bytes are that begin `offset` bytes into span `span`; `None` if they are not all in the data.
+    /// Returns the address of `length` bytes that begin `offset` bytes into span `span`; `None` if they are not all in the data.
     #[allow(unsafe_code)]
     pub(crate) fn bytes_at(&self, span: u32, offset: u64, length: u64) -> Option<*mut u8> {
         let segment = self.segment.as_ref()?;
@@ -304,11 +308,11 @@ impl ArenaHeader {
         let end = start.checked_add(length).filter(|end| *end <= self.geometry.capacity())?;
         debug_assert!(self.geometry.data_at() + end <= segment.length() as u64);
         let at = usize::try_from(self.geometry.data_at() + start).ok()?;
-        // SAFETY: the data end where the payload ends, all of which is mapped; this ends within the data.
+        // SAFETY: the bytes end within the data, which is part of the payload, and the whole payload is mapped.
         Some(unsafe { segment.pointer().add(at) })
     }
 
-    /// Words of a block that is held, `at` bytes from the first span.
+    /// Returns words of a block that this process holds, `at` bytes from the first span.
     pub(crate) fn words_at(&self, at: u64, count: u64) -> &[AtomicU64] {
         let end = at.saturating_add(count.saturating_mul(8));
         if end > self.geometry.capacity() { &[] } else { self.table(self.geometry.data_at() + at, count) }
@@ -318,7 +322,7 @@ impl ArenaHeader {
     ///
     /// # Errors
     ///
-    /// [`Error::HandleSpent`]: this process does not hold it.
+    /// [`Error::HandleSpent`]: this process does not hold the block.
     pub(crate) fn release(&self, slot: u32) -> Result<()> {
         self.check_process()?;
         if self.slots().release(slot) == Released::NotHeld { Err(self.spent()) } else { Ok(()) }
@@ -328,7 +332,7 @@ impl ArenaHeader {
         Error::HandleSpent { location: self.name().to_owned() }
     }
 
-    /// Sends a block that this process holds, and holds it once more until it is received.
+    /// Sends a block that this process holds, and adds a hold that keeps the block until it is received.
     pub(super) fn send(&self, queue: u32, slot: u32) -> Result<(), RingRefusal> {
         let (Some(words), Some(list)) = (self.queue_words(queue), self.sent.get(queue as usize)) else {
             return Err(RingRefusal::Damaged);
@@ -336,7 +340,8 @@ impl ArenaHeader {
         if !self.slots().hold_invited(slot) {
             return Err(RingRefusal::Damaged);
         }
-        // Locked from before it has a position, so that they stand here in their order.
+        // Locked before the message gets its position: otherwise two threads could add their messages to the list in the
+        // other order, and `end_received` stops at the first that is not consumed.
         let mut messages = list.lock();
         let sent = words.ring.push(Message { sender: self.seat, slot });
         match sent {
@@ -351,7 +356,7 @@ impl ArenaHeader {
         sent.map(drop)
     }
 
-    /// Receives a block, which this process holds from then on; returns its slot.
+    /// Receives a block, which this process then holds, and returns its slot.
     pub(super) fn receive(&self, queue: u32) -> Result<u32, RingRefusal> {
         let words = self.queue_words(queue).ok_or(RingRefusal::Damaged)?;
         let slots = self.slots();
@@ -360,13 +365,17 @@ impl ArenaHeader {
         Ok(message.slot)
     }
 
-    /// As [`receive`](Self::receive), and tells a queue that has ended with its registered senders from one that is empty.
+    /// As [`receive`](Self::receive), but fails with [`RingRefusal::Deserted`] if the queue is empty and has lost its last registered
+    /// sender.
     pub(super) fn receive_until_deserted(&self, queue: u32) -> Result<u32, RingRefusal> {
         let words = self.queue_words(queue).ok_or(RingRefusal::Damaged)?;
         words.senders.receive(|| self.receive(queue))
     }
 
-    /// How many registered senders of a queue this process has. Locked while its bit is set or cleared.
+    /// Locks the number of registered senders that this process has for a queue.
+    ///
+    /// The lock is held while the member's bit is set or cleared. Without it, a thread that drops the last sender could clear the bit
+    /// after another thread has registered a new one.
     fn own_senders(&self, queue: u32) -> Option<MutexGuard<'_, usize>> {
         Some(self.senders.get(queue as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -392,18 +401,19 @@ impl ArenaHeader {
         }
     }
 
-    /// Ends the registrations of a queue's senders if the processes of all of them are dead.
+    /// Ends the registrations of a queue's senders if all of their processes are dead.
     pub(super) fn forget_dead_senders(&self, queue: u32) {
         let Some(words) = self.queue_words(queue) else { return };
         let seen = words.senders.load();
-        // A living member has the lock of its seat from before it registers until after it has left.
+        // A living member holds the lock of its seat from before it registers until after it has left. So each of these has died
+        // or left if its lock is free now; `forget` fails if one has registered since.
         let any_lives = seen.seats().any(|seat| self.is_alive(seat).unwrap_or(true));
         if seen.seats().next().is_some() && !any_lives && words.senders.forget(seen) {
             words.filled.notify_all();
         }
     }
 
-    /// Gives up the holds on what was received since. Never waits, and costs next to nothing where nothing was sent.
+    /// Gives up the holds on messages that have been received. Never waits, and is cheap if nothing was sent.
     pub(crate) fn end_sent(&self) {
         for (queue, list) in (0u32..).zip(&self.sent) {
             let Some(mut messages) = list.try_lock().filter(|_| self.is_own_process()) else { continue };
@@ -413,7 +423,7 @@ impl ArenaHeader {
         }
     }
 
-    /// Gives up the seat, unmaps, and removes the name if nobody else is here.
+    /// Gives up the seat, unmaps, and removes the name if no other process is attached.
     pub(crate) fn close(mut self) -> Result<()> {
         self.leave(TURN_WAIT)
     }
@@ -427,7 +437,7 @@ impl ArenaHeader {
             self.segment = None;
             return Ok(());
         }
-        // What cannot be settled now is settled by whoever finds that the seat's lock is gone.
+        // If this fails, the seat's state stays. Its lock is released below, so the next process that reclaims finds a death.
         let settled = if self.seat < SEATS { self.give_up_seat(limit) } else { Ok(()) };
         self.mark = None;
         let Some(segment) = self.segment.take() else { return settled };
@@ -441,6 +451,6 @@ impl ArenaHeader {
 
 impl Drop for ArenaHeader {
     fn drop(&mut self) {
-        let _reported_by_close = self.leave(DROP_WAIT);
+        let _ = self.leave(DROP_WAIT); // `close` reports the error
     }
 }

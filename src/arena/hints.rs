@@ -1,4 +1,4 @@
-//! What a process remembers of where blocks were free. Each of them is a hint: a claim is checked in the shared tables.
+//! Where a process has found free blocks. These are hints only: a block is taken in the shared tables.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -6,13 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use crate::arena::tables::sizes::{CLASSES, Size};
 use crate::arena::tables::span::Area;
 
-/// How many sets of hints a process has: threads that allocate at the same time use different ones.
+/// Number of sets of hints. Threads that allocate at the same time use different sets.
 const SETS: usize = 8;
 
 /// Areas of one size that this process has used.
 #[derive(Debug, Default)]
 pub(super) struct AreaHints {
-    /// The first is the one that was used last.
+    /// The area that was used last is the first.
     pub(super) areas: VecDeque<Area>,
     /// The block of the first area that is tried next.
     pub(super) next: u32,
@@ -20,12 +20,12 @@ pub(super) struct AreaHints {
     pub(super) searched: u32,
 }
 
-/// The hints that one thread at a time uses.
+/// A set of hints, which one thread at a time uses.
 #[derive(Debug, Default)]
 pub(super) struct HintSet {
     small: [AreaHints; CLASSES],
     runs: BTreeMap<u32, AreaHints>,
-    /// The span from which a free one is looked for.
+    /// The span at which the next search for free spans begins.
     pub(super) cursor: u32,
 }
 
@@ -43,7 +43,7 @@ impl HintSet {
 pub(super) struct BlockHints([Mutex<HintSet>; SETS]);
 
 impl BlockHints {
-    /// Locks a set that no other thread uses, if there is one.
+    /// Locks a set that no other thread uses. If there is none, waits for the first one.
     pub(super) fn lock(&self) -> MutexGuard<'_, HintSet> {
         for set in &self.0 {
             match set.try_lock() {

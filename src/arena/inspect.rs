@@ -1,4 +1,4 @@
-//! What an arena, or a file of counters, says about itself and its members, without joining it.
+//! Inspecting an arena, or a file of counters, without joining it.
 
 use crate::arena::tables::geometry::Geometry;
 use crate::arena::tables::slots::SEATS;
@@ -10,7 +10,7 @@ use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
 use crate::segment::{Home, is_leased};
 
-/// What an arena, or a file of counters, said about itself at one moment, as [`inspect()`] found it.
+/// State of an arena, or a file of counters, at one moment, as [`inspect()`] found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArenaInspection {
@@ -30,20 +30,20 @@ pub struct ArenaInspection {
     pub most_members: u32,
     /// Whether any process is attached: the kernel's answer.
     pub is_attached: bool,
-    /// Whether the name outlives all members, as it was wished, or because this is a copy of the file that was made.
+    /// Whether the name outlives all members: it was created so, or this is a copy of the original file.
     pub is_kept: bool,
-    /// Number of the process that made it.
+    /// Number of the process that created it.
     pub creator: u32,
 }
 
 impl ArenaInspection {
-    /// Whether no process uses it and none will: [`reclaim`](crate::counted::reclaim()) would remove it.
+    /// Returns whether no process is attached and the name is not kept: [`reclaim`](crate::counted::reclaim()) would remove it.
     pub fn is_orphaned(&self) -> bool {
         !self.is_attached && !self.is_kept
     }
 }
 
-/// Looks at an arena, or counters, in the default backend, without joining it.
+/// Inspects an arena, or counters, in the default backend, without joining it.
 ///
 /// # Examples
 ///
@@ -60,13 +60,13 @@ impl ArenaInspection {
 /// # Errors
 ///
 /// [`NotFound`](Error::NotFound); [`NotCounted`](Error::NotCounted), [`Reserved`](Error::Reserved): it is something else;
-/// [`Trailer`](Error::Trailer): what it says cannot be true.
+/// [`Trailer`](Error::Trailer): its last page is damaged.
 pub fn inspect(location: impl IntoLocation) -> Result<ArenaInspection> {
     let home = Home::new(None, location)?;
     inspect_in(&home.backend, &home.location)
 }
 
-/// Looks at an arena, or counters, in a given directory, as [`inspect()`] does in the default one.
+/// Inspects an arena, or counters, in a given directory, as [`inspect()`] does in the default one.
 ///
 /// # Errors
 ///

@@ -1,21 +1,23 @@
-//! The members of an arena: 46 seats, each a lock that the kernel releases when its process dies, and what a member leaves.
+//! The members of an arena, and how the holds of a dead member are reclaimed.
 //!
-//! A seat's state is 0 when no process has it and nothing is left of one that had. A state other than 0 whose lock is free is a
-//! death: the process that takes that lock reclaims the member's holds before it sets the state to 0. A process sets its state
-//! before its first bit in any slot, and back to 0 after its last.
+//! An arena has 46 seats, each with a lock byte that the kernel unlocks when its process dies. A seat's state is 0 when no process
+//! has taken it and nothing is left of an earlier one. *A state other than 0 with a free lock is a death*: the process that takes
+//! the lock reclaims the member's holds before it sets the state to 0. A member sets its state before it sets its first bit in any
+//! slot, and sets it back to 0 after it has cleared the last.
 //!
-//! # What a member leaves
+//! # Reclaiming
 //!
-//! All of it is done under RECOVER, by a process that has the lock of the seat, and may be done again from the beginning: every
-//! step sets or clears a bit, or one word. A process that is killed at it leaves the seat as it was, dead.
+//! The process that reclaims holds RECOVER and the lock of the seat. Every step sets or clears a bit, or one word, so the whole may
+//! be repeated: a process that is killed in the middle leaves the seat dead, and the next one begins anew.
 //!
-//! 1. Messages that the member sent and that are not yet received become *orphaned*: first the block gets ORPHAN, then the
-//!    message names ORPHAN as its sender. A consumer that takes the message in between has the block by then.
-//! 2. Its registrations as a sender end, and its bit is cleared in every slot.
-//! 3. Spans that it was putting together, or taking apart, are freed (`blocks/spans.rs`).
-//! 4. The seat's state becomes 0.
+//! 1. Messages that the member sent and that are not yet received become *orphaned*: first the block gets ORPHAN, then the message
+//!    names ORPHAN as its sender. A receiver that takes the message in between holds the block already.
+//! 2. Its registrations as a sender end, and its bit is cleared in every slot. This comes after 1, so that the block of a message
+//!    is never free.
+//! 3. Spans that the member was joining to a run, or taking apart, are freed (`blocks/spans.rs`).
+//! 4. The seat's state becomes 0. This comes last: until then the seat is found dead again.
 //!
-//! ORPHAN bits whose message has been received since are cleared by the next process that reclaims.
+//! When the orphaned message has been received, its ORPHAN bit is cleared by the next process that reclaims.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -30,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::os;
 use crate::segment::Turn;
 
-/// How long a member that joins waits for seats that others are just settling, and for a moment in which no thread forks.
+/// How long a joining process waits for seats that other processes are reclaiming, and for a moment in which no thread forks.
 const JOIN_WAIT: Duration = Duration::from_secs(5);
 
 /// Result of reclaiming the holds of dead members, by [`Arena::reclaim`](crate::Arena::reclaim) or
@@ -45,7 +47,7 @@ pub struct ReclaimedBlocks {
 }
 
 impl ArenaHeader {
-    /// Takes a seat that nobody has, or one of a dead member.
+    /// Takes a free seat, or that of a dead member.
     pub(super) fn take_seat(&mut self) -> Result<()> {
         let mut backoff = Backoff::new(JOIN_WAIT);
         loop {
@@ -53,7 +55,7 @@ impl ArenaHeader {
                 self.seat = seat;
                 return Ok(());
             }
-            // Some may be free at any moment: of members that leave, or whose holds are being reclaimed.
+            // Otherwise a seat may become free at any moment: its member is leaving, or is dead and being reclaimed.
             let all_alive = (0..SEATS).all(|seat| self.is_taken(seat) && self.is_alive(seat).unwrap_or(true));
             let location = || self.name().to_owned();
             if all_alive {
@@ -66,22 +68,23 @@ impl ArenaHeader {
     }
 
     fn try_seats(&mut self) -> Result<Option<u32>> {
-        // The child of a fork that is going on may have a copy of what is opened now.
+        // While another thread forks, the child may get a copy of the description that is opened now.
         let Some(forks) = os::forks() else { return Ok(None) };
         let mut mark = self.segment()?.mark(&self.home)?;
-        // A free seat if there is one: what a dead member has left in its seat takes longer.
+        // Free seats first: reclaiming a dead member takes longer.
         let free = (0..SEATS).filter(|seat| !self.is_taken(*seat));
         for seat in free.chain(0..SEATS) {
             let range = lock_space::seat(seat);
             if !mark.try_take(range, &self.home)? {
                 continue;
             }
-            // A child that has the description too would hide this process's death.
+            // If another thread has forked since, the child has the description too. It would keep the lock beyond the death of this
+            // process, and hide that death.
             if !mark.confirm(range, forks) {
                 os::step("seat: a child may have its lock");
                 return Ok(None);
             }
-            // Asked when the lock is had: until then the state may change.
+            // The state is loaded again under the lock: before, another process could take the seat and die, or reclaim it.
             if self.is_taken(seat) {
                 let turn = self.turn(RECOVER, TURN_WAIT)?;
                 self.reclaim_seat(seat, &turn, TURN_WAIT)?;
@@ -95,23 +98,23 @@ impl ArenaHeader {
         Ok(None)
     }
 
-    /// Whether the seat's state says that somebody has it, or has died in it.
+    /// Returns whether the seat's state is not 0: it has a member, alive or dead.
     pub(crate) fn is_taken(&self, seat: u32) -> bool {
         self.members().get(seat as usize).is_some_and(|member| member.state.load(Ordering::Acquire) != 0)
     }
 
-    /// Whether the process that took the seat is alive, as the kernel says.
+    /// Asks the kernel whether the process that took the seat is alive.
     pub(crate) fn is_alive(&self, seat: u32) -> Result<bool> {
         Ok(seat == self.seat || self.segment()?.is_range_locked(lock_space::seat(seat), &self.home)?)
     }
 
-    /// Number of the process in a seat, to be shown.
+    /// Returns the number of the process in a seat, which is only shown.
     pub(crate) fn process_of(&self, seat: u32) -> u32 {
         let process = self.members().get(seat as usize).map(|member| member.process.load(Ordering::Relaxed));
         process.and_then(|process| u32::try_from(process).ok()).unwrap_or(0)
     }
 
-    /// Gives up this member's holds; messages not yet received stay valid.
+    /// Gives up this member's holds. Its messages stay valid: those not yet received become orphaned.
     pub(super) fn give_up_seat(&mut self, limit: Duration) -> Result<()> {
         let turn = self.turn(RECOVER, limit)?;
         let settled = self.reclaim_seat(self.seat, &turn, limit);
@@ -119,9 +122,9 @@ impl ArenaHeader {
         settled.map(drop)
     }
 
-    /// Reclaims the holds of the member in `seat`, and returns how many blocks became free. The caller has that seat's lock.
+    /// Reclaims the holds of the member in `seat`, and returns how many blocks became free. The caller holds that seat's lock.
     ///
-    /// Waits no longer than this for those who change spans; the seat stays dead then, and is settled by whoever comes next.
+    /// Waits for SPANS for at most `limit`. If that fails, the seat's state stays, and the next process that reclaims begins anew.
     pub(super) fn reclaim_seat(&self, seat: u32, _recover: &Turn, limit: Duration) -> Result<usize> {
         let slots = self.slot_table();
         for ring in self.rings() {
@@ -135,14 +138,15 @@ impl ArenaHeader {
         let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
         self.free_loose_spans(limit)?;
         if let Some(member) = self.members().get(seat as usize) {
-            member.state.store(0, Ordering::Release); // free, and nothing is left
+            // Releases all that was cleared: the process that takes the seat next loads this 0 before it sets its first bit.
+            member.state.store(0, Ordering::Release);
         }
         Ok(freed)
     }
 
-    /// Reclaims the holds of dead members, and frees the blocks of orphaned messages received since.
+    /// Reclaims the holds of dead members, and frees the blocks of orphaned messages that have been received.
     ///
-    /// Waits no longer than this for a process that does the same.
+    /// Waits for RECOVER, which a process that does the same holds, for at most `limit`.
     pub(crate) fn reclaim_dead(&self, limit: Duration) -> Result<ReclaimedBlocks> {
         self.check_process()?;
         let mut reclaimed = ReclaimedBlocks::default();
@@ -152,14 +156,15 @@ impl ArenaHeader {
             if !self.is_taken(seat) || !recover.try_also(range, &self.home)? {
                 continue;
             }
-            // Asked again: it may have left, or been settled, before its lock was had.
+            // The state is loaded again under the lock: before, the member could leave.
             if self.is_taken(seat) {
                 reclaimed.blocks += self.reclaim_seat(seat, &recover, limit)?;
                 reclaimed.members += 1;
             }
             recover.unlock(range);
         }
-        // Estates get no message while RECOVER is locked: what is not found is not there.
+        // Messages become orphaned only under RECOVER, which this process holds. So an ORPHAN bit that no message names now belongs
+        // to one that was received, or that a receiver took while it was being orphaned.
         let messages = self.rings().flat_map(Ring::messages).filter(|message| message.sender == ORPHAN_SENDER);
         let kept: HashSet<u32> = messages.map(|message| message.slot).collect();
         for (index, slot) in (0u32..).zip(self.touched_slots()).filter(|(_, slot)| slot.is_orphaned()) {

@@ -1,7 +1,7 @@
-//! Many arrays in one file and one mapping, and queues that pass them on in a microsecond.
+//! Many arrays in one file and one mapping, and queues that pass them between processes within a microsecond.
 //!
-//! An [`Arena`] is for thousands to millions of arrays that up to 46 processes make, share and release: none of it takes a
-//! system call, a descriptor or a mapping of its own. A [`Queue`] passes an array to another process as one word.
+//! An [`Arena`] is for thousands to millions of arrays, which up to 46 processes make, share and release without a system call, a
+//! descriptor or a mapping per array. A [`Queue`] passes an array to another process as one word.
 //!
 //! ```
 //! use ndarray::Ix1;
@@ -19,18 +19,18 @@
 //! | to | use |
 //! |---|---|
 //! | make an array, fill it, share it | [`Arena::draft`], [`ArenaDraft::share`] |
-//! | wait for memory that others hold | [`Arena::draft_wait`] |
+//! | wait for memory that other processes hold | [`Arena::draft_wait`] |
 //! | send a reference to one by other means | [`ArenaHandle`], 24 bytes |
-//! | pass arrays on between processes | [`Queue`] |
+//! | pass arrays between processes | [`Queue`] |
 //! | let receivers end with the last sender, also if it is killed | [`Queue::sender`] |
-//! | see and free what killed members held | [`Arena::stats`], [`Arena::reclaim`] |
-//! | look at an arena without joining it | [`inspect()`] |
+//! | see and reclaim what killed members held | [`Arena::stats`], [`Arena::reclaim`] |
+//! | inspect an arena without joining it | [`inspect()`] |
 //! | lend memory that lies elsewhere | [`loans`] |
 //!
 //! Not for arrays that other programs open by name (numpy, CloudVolume): those are [`SharedArray`](crate::SharedArray)s. Not for more
 //! than 46 processes. All members trust one another: each of them can write to all of the memory.
 //!
-//! Whatever several processes change is one word at a time, or a bit that may be set or cleared again. So a process may be killed
+//! Processes change shared state one word at a time, in an order that leaves a valid state after every step. So a process may be killed
 //! at any instruction, and there is no journal.
 
 mod array;
@@ -71,16 +71,16 @@ use crate::segment::footer::Kind;
 
 /// Many arrays in one segment and one mapping, for up to 46 processes.
 ///
-/// Making, sharing, getting and releasing a small array takes well under a microsecond, no system call, no descriptor and no mapping:
-/// a million arrays are no more to the kernel than one. Each array is held by bits, one for each process that has it; whoever gives
-/// up the last one has freed it, and nothing else says that it is free. So a process may be killed at any instruction: what it
-/// held is free as soon as somebody looks ([`reclaim`](Self::reclaim), or whoever finds no memory otherwise).
+/// Making, sharing, getting and releasing a small array takes well under a microsecond, and no system call, descriptor or mapping: to
+/// the kernel, a million arrays are no more than one. Each array has one bit for each process that holds it, and is free when the last
+/// bit is cleared. A process may be killed at any instruction: what it held is reclaimed by [`reclaim`](Self::reclaim), or by the next
+/// process that finds no free memory.
 ///
-/// The arena's name goes with the last process that has it open, unless it was made with [`keep`](ArenaOptions::keep); if all were
-/// killed, [`reclaim`](crate::counted::reclaim()) removes it. A forked child is no member: what it inherits answers errors, and it opens the
-/// arena again.
+/// The last process that leaves the arena removes its name, unless it was made with [`keep`](ArenaOptions::keep). If all processes were
+/// killed, [`reclaim`](crate::counted::reclaim()) removes the name. A forked child is no member: the values that it inherits return errors,
+/// and it has to open the arena again.
 ///
-/// Cloning is cheap and stays the same member. The arena is left when the last clone, array and draft of this process is dropped.
+/// Cloning is cheap, and clones are the same member. This process leaves the arena when it drops the last clone, array and draft.
 ///
 /// ```
 /// use ndarray_shm::Arena;
@@ -95,7 +95,7 @@ use crate::segment::footer::Kind;
 /// let same = Arena::open("arena-example")?.get::<f32, ndarray::Ix2>(&handle)?;
 /// assert_eq!((same.view().sum(), same.members()), (10_000.0, 2));
 ///
-/// drop((array, same)); // nobody holds it: its memory is used again
+/// drop((array, same)); // no process holds it: its memory is free
 /// assert!(arena.get::<f32, ndarray::Ix2>(&handle).is_err());
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
@@ -108,32 +108,32 @@ pub struct Arena {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArenaStats {
-    /// Bytes that blocks can have.
+    /// Bytes for arrays in all.
     pub capacity: u64,
-    /// Bytes of spans in which nothing is, and which any array can have.
+    /// Bytes of empty spans, which arrays of any size can use.
     pub unused: u64,
-    /// Arrays and drafts that somebody holds, dead processes included.
+    /// Arrays and drafts that processes hold, dead ones included.
     pub arrays: usize,
-    /// Of these, arrays that a message of a process that has gone keeps.
+    /// Of these, arrays that an orphaned message keeps.
     pub orphaned_messages: usize,
-    /// Who has the arena open, by the number of the process, and how many arrays each holds.
+    /// The processes that have the arena open, and how many arrays each holds.
     pub members: Vec<ArenaMember>,
 }
 
-/// One who has an arena open.
+/// A process that has an arena open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArenaMember {
     /// Number of the process, in its own pid namespace.
     pub process: u32,
-    /// Whether it lives, as the kernel says.
+    /// Whether it is alive: the kernel's answer.
     pub is_alive: bool,
     /// How many arrays it holds.
     pub arrays: usize,
 }
 
 impl Arena {
-    /// Makes an arena under a name that must be free, with room for blocks of so many bytes in all, and takes the memory.
+    /// Creates an arena under a name that must be free, with so many bytes for arrays, and takes the memory.
     ///
     /// # Errors
     ///
@@ -142,22 +142,22 @@ impl Arena {
         ArenaOptions::new().create(location, capacity)
     }
 
-    /// Opens an arena that another process made. What was chosen about it is in its file.
+    /// Opens an existing arena. Its options are stored in its file.
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound), also when the last member is just leaving.
+    /// - [`NotFound`](Error::NotFound), also while the last member is leaving.
     /// - [`TooManyProcesses`](Error::TooManyProcesses): 46 processes have it open already.
-    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it settled what a dead one left, or a thread of this process
-    ///   while it forked.
+    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this process while it
+    ///   forked.
     /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): it is something else.
-    /// - [`Trailer`](Error::Trailer): what it says about itself cannot be true.
-    /// - [`PermissionDenied`](Error::PermissionDenied): every member writes to it, to count.
+    /// - [`Trailer`](Error::Trailer): its last page is damaged.
+    /// - [`PermissionDenied`](Error::PermissionDenied): every member needs permission to write, because it counts its holds in the file.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         Self::open_in(&default_backend()?, location)
     }
 
-    /// Opens an arena that another process made in a given backend.
+    /// Opens an existing arena in a given directory.
     ///
     /// # Errors
     ///
@@ -171,11 +171,11 @@ impl Arena {
         Ok(Self { header: Arc::new(header) })
     }
 
-    /// Takes memory for an array, which is filled before anyone else can see it. Its elements are whatever was there.
+    /// Takes memory for an array that no other process can reach until it is shared. The elements begin with whatever the memory held.
     ///
     /// # Errors
     ///
-    /// - [`NoSpace`](Error::NoSpace): nothing is free, not even after the dead's was freed.
+    /// - [`NoSpace`](Error::NoSpace): no memory is free, not even after reclaiming the holds of dead members.
     /// - [`TooLarge`](Error::TooLarge); [`InvalidSetting`](Error::InvalidSetting): more than 32 axes.
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn draft<T: Element, D: Dimension>(&self, shape: impl ShapeBuilder<Dim = D>) -> Result<ArenaDraft<T, D>> {
@@ -183,14 +183,14 @@ impl Arena {
         ArenaDraft::new(&self.header, layout, None)
     }
 
-    /// As [`draft`](Self::draft), but while nothing is free waits until arrays are dropped, or processes that held some have died;
+    /// As [`draft`](Self::draft), but waits while no memory is free, until arrays are dropped or processes that hold them die.
     /// [`Duration::MAX`] waits without limit.
     ///
-    /// A thread that holds the arrays itself would wait for itself.
+    /// A thread that holds the arrays itself waits in vain.
     ///
     /// # Errors
     ///
-    /// - [`TimedOut`](Error::TimedOut): nothing became free.
+    /// - [`TimedOut`](Error::TimedOut): no memory became free.
     /// - [`NoSpace`](Error::NoSpace), at once: the arena is smaller than the array.
     /// - As [`draft`](Self::draft).
     ///
@@ -230,7 +230,7 @@ impl Arena {
         Ok(draft)
     }
 
-    /// Copies an array into the arena and shares it; Fortran order is kept, every other order of axes becomes C.
+    /// Copies an array into the arena and shares it. Keeps Fortran order; every other order of axes becomes C.
     ///
     /// # Errors
     ///
@@ -241,17 +241,17 @@ impl Arena {
         Ok(draft.share()?)
     }
 
-    /// Gets the array that a handle leads to, which somebody holds.
+    /// Returns the array that a handle leads to, and holds it.
     ///
     /// # Errors
     ///
-    /// - [`HandleSpent`](Error::HandleSpent): nobody holds it any more.
+    /// - [`HandleSpent`](Error::HandleSpent): no process holds the array any more.
     /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has other elements, or another
     ///   number of axes.
-    /// - [`InvalidSetting`](Error::InvalidSetting): it is another arena's.
+    /// - [`InvalidSetting`](Error::InvalidSetting): the handle is of another arena.
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn get<T: Element, D: Dimension>(&self, handle: &ArenaHandle) -> Result<ArenaArray<T, D>> {
-        let expected = "one of this arena's: this is another's, or that of an arena which had the name before";
+        let expected = "a handle of this arena: this is one of another arena, or of an earlier one with the same name";
         self.header.check_handle(handle.owner, handle, expected)?;
         if !self.header.slots().hold(handle.slot, handle.serial) {
             return Err(self.header.spent());
@@ -259,25 +259,25 @@ impl Arena {
         ArenaArray::of_held(&self.header, handle.slot, handle.serial)
     }
 
-    /// Frees what only the dead hold.
+    /// Reclaims what dead processes held.
     ///
-    /// Nobody needs to: whoever finds no memory does it too. It takes a few system calls, and looks through all arrays if
-    /// somebody has died.
+    /// Calling it is optional: a process that finds no free memory reclaims as well. It takes a few system calls, and visits all arrays
+    /// if a process has died.
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut): somebody was stopped in the middle of the same. [`Unsupported`](Error::Unsupported): this is a
+    /// [`TimedOut`](Error::TimedOut): another process was stopped while it reclaimed. [`Unsupported`](Error::Unsupported): this is a
     /// forked child.
     pub fn reclaim(&self) -> Result<ReclaimedBlocks> {
         self.header.end_sent();
         self.header.reclaim_dead(TURN_WAIT)
     }
 
-    /// Counts what is there. Looks through everything, and disturbs nobody.
+    /// Counts arrays and members. Visits all arrays, and makes no other process wait.
     ///
     /// # Errors
     ///
-    /// What the kernel answers when it is asked who lives. [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// The kernel's error when it is asked which members are alive. [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn stats(&self) -> Result<ArenaStats> {
         self.header.check_process()?;
         self.header.stats()
@@ -288,12 +288,12 @@ impl Arena {
         &self.header.home.location
     }
 
-    /// Returns how many bytes blocks can have in all; every array takes 64 bytes beside its elements, and rounding.
+    /// Returns how many bytes there are for arrays in all. Beside its elements, an array needs 64 bytes or more, and is rounded up.
     pub fn capacity(&self) -> u64 {
         self.header.geometry.capacity()
     }
 
-    /// Removes the name, if it still leads here. Whoever has the arena open keeps it.
+    /// Removes the name, if it still leads to this arena. Processes that have the arena open keep it.
     ///
     /// # Errors
     ///
@@ -302,12 +302,11 @@ impl Arena {
         self.header.home.unlink(self.header.segment()?.id())
     }
 
-    /// Leaves, and says if something went wrong: dropping does the same in silence. While this process has clones or arrays,
-    /// the arena is left when the last of them goes.
+    /// Leaves the arena, as dropping does, and reports errors. If this process has clones or arrays, it leaves with the last of them.
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): the last one out may not remove the name.
+    /// [`PermissionDenied`](Error::PermissionDenied): this process was the last one and is not permitted to remove the name.
     pub fn close(self) -> Result<()> {
         Arc::into_inner(self.header).map_or(Ok(()), ArenaHeader::close)
     }

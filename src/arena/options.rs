@@ -1,4 +1,4 @@
-//! What can be chosen when an arena is made.
+//! Options for creating an arena.
 
 use crate::arena::Arena;
 use crate::arena::header::ArenaHeader;
@@ -9,7 +9,7 @@ use crate::os;
 use crate::segment::Home;
 use crate::segment::footer::Kind;
 
-/// Everything that can be chosen about an arena.
+/// Options for creating an arena.
 ///
 /// ```
 /// use ndarray_shm::arena::ArenaOptions;
@@ -41,10 +41,10 @@ impl ArenaOptions {
     }
 
     common_settings! {
-        /// A user that may only read the file can keep locks that members need, and must not be given that right.
+        /// A user that may only read the file can still take locks that members wait for. Do not grant it.
     }
 
-    /// Makes the name outlive everybody who has the arena open: only [`Arena::unlink`] removes it.
+    /// Sets whether the name outlives all members. If so, only [`Arena::unlink`] removes it.
     pub fn keep(mut self, keep: bool) -> Self {
         self.keep = keep;
         self
@@ -62,15 +62,15 @@ impl ArenaOptions {
         self
     }
 
-    /// Makes an arena with room for blocks of so many bytes in all, rounded up to 64 KiB.
+    /// Creates an arena with so many bytes for arrays, rounded up to 64 KiB, and joins it.
     ///
-    /// Beside it the file has 1/16 of that for the counts.
+    /// The file has 1/16 of that in addition, for the counts.
     ///
     /// # Errors
     ///
-    /// - [`AlreadyExists`](Error::AlreadyExists): somebody alive has the name.
+    /// - [`AlreadyExists`](Error::AlreadyExists): the name is taken, and not by an orphan.
     /// - [`NoSpace`](Error::NoSpace), [`TooLarge`](Error::TooLarge): beyond 1 TiB, or the address space.
-    /// - [`InvalidSetting`](Error::InvalidSetting): that number of queues or messages cannot be.
+    /// - [`InvalidSetting`](Error::InvalidSetting): the number of queues or messages is out of range.
     pub fn create(self, location: impl IntoLocation, capacity: u64) -> Result<Arena> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let spans = capacity.div_ceil(SPAN).max(1);

@@ -1,9 +1,9 @@
-//! What this process has sent and nobody has received yet: it keeps those blocks, since nobody else would.
+//! The messages that this process has sent and that are not yet received. The process holds their blocks until then.
 //!
-//! A message says who sent it, not how to undo that: the receiver holds the block before he takes the message, but he cannot
-//! take away a hold that is the sender's. So each process remembers the positions of its messages, and gives up its holds on
-//! blocks that were received when it next comes by: whenever it sends, allocates, drops an array, or collects. What is left when
-//! it leaves or dies becomes orphaned (`members.rs`), and messages stay valid.
+//! The receiver holds the block before it takes the message, but cannot release the sender's hold, which is counted in the sender's
+//! process. So each process remembers the positions of its messages, and releases the blocks of received ones whenever it
+//! sends, allocates, drops an array or reclaims. When it leaves or dies, the rest becomes orphaned (`members.rs`): these
+//! messages stay valid.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,30 +11,30 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::arena::tables::ring::Ring;
 
-/// A message: the position it got, and its block's slot.
+/// A message: its position, and the slot of its block.
 pub(super) type SentMessage = (u64, u32);
 
 /// The messages that this process sent to a queue and that were not received when it last looked.
 #[derive(Debug, Default)]
 pub(super) struct SentList {
-    /// In the order of their positions, which is that in which they are received.
+    /// In the order of their positions, in which they are received.
     messages: Mutex<VecDeque<SentMessage>>,
-    /// How many there are, to be asked in passing.
+    /// Length of the list, which is read without the lock.
     count: AtomicUsize,
 }
 
 impl SentList {
-    /// Locks the list for a message that is about to be sent: positions stand in it in their order.
+    /// Locks the list. A sender locks it before the message gets its position, so that the list is in the order of positions.
     pub(super) fn lock(&self) -> MutexGuard<'_, VecDeque<SentMessage>> {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the list, if there may be anything in it and no other thread has it locked: that thread does the same.
+    /// Locks the list, unless it is empty or locked. A thread that has it locked calls `end_received` itself.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, VecDeque<SentMessage>>> {
         if self.count.load(Ordering::Relaxed) == 0 { None } else { self.messages.try_lock().ok() }
     }
 
-    /// Removes what was received since, and gives up this process's holds on it.
+    /// Removes messages that have been received, and releases their blocks.
     pub(super) fn end_received(
         &self,
         ring: &Ring<'_, AtomicU64>,

@@ -1,8 +1,6 @@
-//! Finding a block: first where this process has found some before, then a free span, then everywhere.
+//! Finding a free block: first where this process has found some before (`hints.rs`), then in a free span, then everywhere.
 //!
-//! What a process remembers (`hints.rs`) is only a hint; every claim is checked in the shared tables.
-//!
-//! Waiting for room is looking again and again: a block is freed by one exchange, or by a death, and neither wakes a process.
+//! Waiting for memory is polling: a block is freed by one exchange, or by a death, and neither wakes a process.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,13 +12,13 @@ use crate::arena::tables::sizes::Size;
 use crate::arena::tables::span::Area;
 use crate::error::{Error, Result};
 
-/// How often room is looked for anew, because others changed spans meanwhile.
+/// How often a search is repeated because other processes changed spans meanwhile.
 const TRIES: u32 = 64;
-/// How many spans are looked through for free blocks before another is cut.
+/// How many remembered areas are searched for a free block before another span is cut.
 const LOOKS: usize = 8;
 
-/// Pauses between two looks for room: the first, the longest, and how many times as long as the last look one is at least. Looking
-/// through a large arena that is full takes milliseconds.
+/// Pauses between two searches: the first, the longest, and the shortest in multiples of the time that the last search took.
+/// Searching a large arena that is full takes milliseconds.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 const PAUSE_PER_LOOK: u32 = 4;
@@ -29,7 +27,7 @@ const PAUSE_PER_LOOK: u32 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub(crate) slot: u32,
-    /// Where it begins, in bytes from the first span.
+    /// Offset in bytes from the first span.
     pub(crate) at: u64,
     pub(crate) bytes: u64,
 }
@@ -39,7 +37,7 @@ impl ArenaHeader {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`] when nothing is free, not even after what the dead held was freed.
+    /// [`Error::NoSpace`]: no block is free, not even after reclaiming the holds of dead members.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Taken> {
         self.check_process()?;
         self.end_sent();
@@ -50,10 +48,11 @@ impl ArenaHeader {
             found = self.find(size, &mut hints)?;
         }
         if found.is_none() {
-            // What is held by the dead, and what stands empty in another size, is room too.
+            // Blocks of dead members become free, and so do spans that are cut into blocks of another size but unused.
             self.reclaim_dead(TURN_WAIT)?;
             for _ in 0..TRIES {
-                // While others look for room they hold for a moment what is free, or cut it for themselves.
+                // Another process in this loop holds free blocks for a moment, or cuts the spans that this one has freed. Then
+                // spans have changed, and it is worth searching again.
                 let before = self.span_changes();
                 self.free_unused_spans()?;
                 found = self.find(size, &mut hints)?;
@@ -67,13 +66,13 @@ impl ArenaHeader {
         Ok(Self::taken(area, size, block))
     }
 
-    /// Takes a block of at least so many bytes for this member alone; while all are taken, waits for one.
+    /// Takes a block of at least so many bytes for this member alone. Waits while none is free.
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`]; [`Error::NoSpace`] at once where so many bytes never fit.
+    /// [`Error::TimedOut`]; [`Error::NoSpace`] at once if the arena is too small for so many bytes.
     pub(crate) fn allocate_wait(&self, bytes: u64, limit: Duration) -> Result<Taken> {
-        // A deadline beyond what the clock can say is none.
+        // A deadline beyond the range of the clock is none.
         let deadline = Instant::now().checked_add(limit);
         let mut pause = FIRST_PAUSE;
         loop {
@@ -91,12 +90,12 @@ impl ArenaHeader {
         }
     }
 
-    /// What so many bytes take, if the arena is large enough for them.
+    /// Returns the size of a block for so many bytes, if the arena is large enough.
     fn size_that_fits(&self, bytes: u64) -> Option<Size> {
         Size::of(bytes).filter(|size| size.block() <= self.geometry.capacity())
     }
 
-    /// Takes a block of an area that is remembered.
+    /// Takes a block of a remembered area.
     fn take_hinted(&self, hints: &mut AreaHints) -> Option<(Area, u32)> {
         for _ in 0..LOOKS.min(hints.areas.len()) {
             let area = *hints.areas.front()?;
@@ -105,7 +104,7 @@ impl ArenaHeader {
             }
             hints.next = 0;
             hints.areas.pop_front();
-            // An area that is something else by now is forgotten.
+            // A full area goes to the end of the list. One that was freed, and may be another area by now, is forgotten.
             if self.span(area.span) == Some(area.word) {
                 hints.areas.push_back(area);
             }
@@ -113,7 +112,7 @@ impl ArenaHeader {
         None
     }
 
-    /// Makes an area of free spans, or finds one that others have made.
+    /// Makes an area of free spans and takes a block of it; if no spans are free, searches all areas for a free block.
     fn find(&self, size: Size, hints: &mut HintSet) -> Result<Option<(Area, u32)>> {
         loop {
             let made = match size {
@@ -127,7 +126,7 @@ impl ArenaHeader {
                 return Ok(found);
             };
             hints.cursor = area.span + if let Size::Run(spans) = size { spans } else { 1 };
-            // Others may have been quicker; then there is another span, or none.
+            // Another process can have found the new area and taken all of its blocks, or freed it again: make another one.
             if let Some(block) = self.take_block(area, 0) {
                 return Ok(Some((area, block)));
             }
@@ -142,7 +141,7 @@ impl ArenaHeader {
         }
     }
 
-    /// Where the block of a slot is that is held; `None` if the bytes say nothing that can be.
+    /// Locates the block of a slot that this process holds. `None` if the span has no such block: its bytes are damaged.
     pub(crate) fn locate(&self, slot: u32) -> Option<Taken> {
         let (span, block) = (slot / SLOTS_OF_SPAN, slot % SLOTS_OF_SPAN);
         let word = self.span(span)?;
@@ -156,8 +155,8 @@ impl ArenaHeader {
             location: self.name().to_owned(),
             needed,
             available: self.unused(),
-            advice: "the arena is full: drop arrays that are no longer needed (in every process: stats() says who holds \
-                     how many), or create a larger one",
+            advice: "the arena is full: drop arrays that are no longer needed (in every process: stats() says how many each \
+                     holds), or create a larger one",
         }
     }
 }

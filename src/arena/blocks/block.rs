@@ -1,4 +1,4 @@
-//! A block: what it says it holds, and the hold that keeps it.
+//! A block: the description at its beginning, and a hold that keeps it.
 //!
 //! ```text
 //! offset  size  field (little-endian)
@@ -23,14 +23,14 @@ use crate::array::layout::Layout;
 use crate::array::{DType, Element, Order};
 use crate::error::{Error, Result};
 
-/// Most axes that can be written down.
+/// Most axes that a description has room for.
 const MOST_AXES: usize = 32;
 /// Words before the lengths.
 const FIRST_LENGTH: usize = 2;
-/// No slot has this number: there are fewer.
+/// Stands for no slot: an arena has fewer.
 const NO_SLOT: u32 = u32::MAX;
 
-/// Bytes before the elements of an array of so many axes.
+/// Returns the bytes before the elements of an array with so many axes.
 fn description_bytes(axes: usize) -> u64 {
     (((FIRST_LENGTH + axes) * 8) as u64).next_multiple_of(ALIGNMENT)
 }
@@ -47,13 +47,13 @@ fn shape_word(order: Order, axes: usize) -> u64 {
     u64::from(order) | (axes as u64) << 8
 }
 
-/// What a block says it holds, checked against its size.
+/// The description of a block, checked against the block's size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BlockContents {
     pub(crate) dtype: DType,
     pub(crate) order: Order,
     pub(crate) shape: IxDyn,
-    /// Where the elements begin, in bytes from the first span, and how many bytes they are.
+    /// Offset of the elements from the first span, and their length, in bytes.
     pub(crate) at: u64,
     pub(crate) bytes: u64,
 }
@@ -63,13 +63,13 @@ pub(crate) struct BlockContents {
 pub(crate) struct Block {
     pub(crate) header: Arc<ArenaHeader>,
     pub(crate) slot: u32,
-    /// Where the elements begin, in bytes from the first span.
+    /// Offset of the elements from the first span, and their length, in bytes.
     at: u64,
     bytes: u64,
 }
 
 impl Block {
-    /// Takes a block for an array, and writes down what it is. With a limit, waits for room.
+    /// Takes a block for an array, and writes the description. With a limit, waits for a free block.
     pub(crate) fn allocate<T: Element, D: Dimension>(
         header: &Arc<ArenaHeader>,
         layout: &Layout<D>,
@@ -98,7 +98,7 @@ impl Block {
         Ok(block)
     }
 
-    /// Takes over a hold that was just taken, and reads what the block is; a block that makes no sense is released.
+    /// Takes over a hold of this process, and reads the description. If that is damaged, releases the hold.
     pub(crate) fn of_held(header: &Arc<ArenaHeader>, slot: u32) -> Result<(Self, BlockContents)> {
         let mut block = Self { header: Arc::clone(header), slot, at: 0, bytes: 0 };
         let described = header.describe(slot)?;
@@ -106,11 +106,11 @@ impl Block {
         Ok((block, described))
     }
 
-    /// Where the elements begin: a multiple of 64, valid for the bytes of the array as long as this lives.
+    /// Returns the address of the elements: a multiple of 64, valid for the bytes of the array as long as this value lives.
     ///
     /// # Panics
     ///
-    /// In a forked child, which holds nothing: what is there may be another array by now.
+    /// In a forked child, which holds no block: the memory may be another array by now.
     pub(crate) fn pointer(&self) -> *mut u8 {
         assert!(
             self.header.is_own_process(),
@@ -121,7 +121,7 @@ impl Block {
         pointer.expect("it was located within the data, and the arena is not left while a block is held")
     }
 
-    /// Gives up the hold, and says if there was none.
+    /// Releases the hold. Fails if there was none.
     pub(crate) fn release(mut self) -> Result<()> {
         let slot = std::mem::replace(&mut self.slot, NO_SLOT);
         self.header.release(slot)
@@ -131,23 +131,23 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if self.slot != NO_SLOT {
-            let _a_forked_child_holds_nothing = self.header.release(self.slot);
+            let _ = self.header.release(self.slot); // fails only in a forked child, which holds no block
         }
         self.header.end_sent();
     }
 }
 
 impl ArenaHeader {
-    /// The words that describe the array of a block, for an array of so many axes.
+    /// The words of the description of a block, for an array with so many axes.
     fn description_words(&self, taken: &Taken, axes: usize) -> &[AtomicU64] {
         self.words_at(taken.at, (FIRST_LENGTH + axes) as u64)
     }
 
-    /// Reads what the block of a slot holds, which this process holds too.
+    /// Reads the description of the block of a slot, which this process holds.
     ///
     /// # Errors
     ///
-    /// [`Error::Trailer`]: what it says cannot be true.
+    /// [`Error::Trailer`]: the description is damaged.
     pub(crate) fn describe(&self, slot: u32) -> Result<BlockContents> {
         let read = || {
             let taken = self.locate(slot).ok_or("its span has no such block")?;
@@ -157,7 +157,7 @@ impl ArenaHeader {
             let dtype = known.map(|known| DType::ALL[known]).ok_or("its element type is unknown")?;
             let axes = usize::from(rest.to_le_bytes()[1]);
             let order = [Order::C, Order::F].into_iter().find(|order| shape_word(*order, axes) == rest);
-            let order = order.filter(|_| axes <= MOST_AXES).ok_or("its order or number of axes cannot be")?;
+            let order = order.filter(|_| axes <= MOST_AXES).ok_or("its order or number of axes is not valid")?;
             let lengths = self.description_words(&taken, axes).get(FIRST_LENGTH..).ok_or("it lies outside the data")?;
             let mut shape = IxDyn::zeros(axes);
             let mut bytes = Some(dtype.size() as u64);

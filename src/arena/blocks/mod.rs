@@ -1,4 +1,4 @@
-//! Blocks: how one is found, what it holds, and how spans become free again.
+//! Blocks: finding a free one, its contents, and freeing of spans.
 
 mod allocate;
 mod block;

@@ -1,11 +1,12 @@
-//! Spans: which are free, which are cut into blocks, which are one block together.
+//! Spans: free ones, those that are cut into blocks, and runs of spans that are one block.
 //!
-//! A free span is cut by one exchange. Everything else is done under SPANS. A run is put together from its parts, and the
-//! exchange that makes one of them the head is what makes it a run; it is taken apart the other way round. So parts that no
-//! head covers are what somebody was killed over, and free for whoever has SPANS next.
+//! A free span is cut by one exchange, without a lock. Everything else is done under SPANS. To join a run, a process makes each
+//! span a part, then the first part the head: that exchange completes the run. It takes a run apart in the reverse order. So parts
+//! that no head covers are what a killed process has left, and the next process that holds SPANS frees them.
 //!
-//! A span is freed only by who has taken every block of it, and who takes a block looks at the span's word again afterwards:
-//! a block that is held keeps its span what it is.
+//! A process frees a span only while it holds every block of it. A process that takes a block loads the span's word once more
+//! afterwards. So of two processes, one that takes a block and one that frees its span, either the second finds the block held, or
+//! the first finds that the span has changed: a block that is held keeps its span as it is.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -28,7 +29,7 @@ impl ArenaHeader {
         span * SLOTS_OF_SPAN
     }
 
-    /// Takes a block of an area, looking from block `from` on; `None` if all are taken, or the area is something else by now.
+    /// Takes a block of an area, searching from block `from` on. `None` if all are held, or the area has been freed.
     pub(crate) fn take_block(&self, area: Area, from: u32) -> Option<u32> {
         let count = area.word.size()?.blocks();
         if self.span(area.span)? != area.word {
@@ -37,6 +38,8 @@ impl ArenaHeader {
         let slots = self.slots();
         let first = Self::first_slot(area.span);
         let block = around(count, from).find(|block| slots.allocate(first + block))?;
+        // Between the first look and the exchange in `allocate`, another process may have freed the span, and cut or joined it anew:
+        // then this slot is of another block. Held, it keeps the span as it is, so this look decides.
         if self.span(area.span) == Some(area.word) && self.is_whole(area) {
             return Some(block);
         }
@@ -44,14 +47,14 @@ impl ArenaHeader {
         None
     }
 
-    /// Whether the parts of a run are what they are said to be: nobody changes them while its block is held.
+    /// Returns whether all spans of a run behind its head are parts. They do not change while the run's block is held.
     fn is_whole(&self, area: Area) -> bool {
         let Some(Size::Run(spans)) = area.word.size() else { return true };
         let run = self.spans().get(area.span as usize..).and_then(|run| run.get(1..spans as usize));
         run.is_some_and(|parts| parts.iter().all(|word| Span(word.load(Ordering::Acquire)).is_part()))
     }
 
-    /// Cuts a free span into blocks, looking from span `from` on.
+    /// Cuts a free span into blocks, searching from span `from` on.
     pub(crate) fn cut_span(&self, class: u8, from: u32) -> Option<Area> {
         let words = self.spans();
         around(self.geometry.spans, from).find_map(|span| {
@@ -62,11 +65,12 @@ impl ArenaHeader {
             }
             self.touch(span + 1);
             let cut = found.become_(BLOCKS, class.into());
+            // Fails if another process has cut or joined the span since the load: try the next one.
             exchange(word, found, cut).then_some(Area { span, word: cut })
         })
     }
 
-    /// Puts a run of free spans together, looking from span `from` on.
+    /// Joins free spans to a run, searching from span `from` on.
     pub(crate) fn join_spans(&self, spans: u32, from: u32) -> Result<Option<Area>> {
         let words = self.spans();
         if spans as usize > words.len() || spans == 0 {
@@ -75,7 +79,7 @@ impl ArenaHeader {
         let _turn = self.turn(SPANS, TURN_WAIT)?;
         let last = words.len() - spans as usize;
         let from = (from as usize).min(last + 1);
-        // A run may begin before the middle and end behind it.
+        // The second search covers runs that begin before `from` and end behind it.
         Ok(self.join_between(words, spans, from, last + 1).or_else(|| self.join_between(words, spans, 0, from)))
     }
 
@@ -83,7 +87,7 @@ impl ArenaHeader {
         let mut at = start;
         while at < end {
             let run = &words[at..at + spans as usize];
-            // From its end: the last that is taken says where the next try begins.
+            // From the end: the last span of these that is not free says where the next candidate begins.
             if let Some(taken) = run.iter().rposition(|word| !Span(word.load(Ordering::Acquire)).is_free()) {
                 at += taken + 1;
                 continue;
@@ -100,13 +104,14 @@ impl ArenaHeader {
                 let head = part.become_(HEAD, spans.into());
                 return exchange(&run[0], part, head).then_some(Area { span: first, word: head });
             }
-            run[..got].iter().for_each(free_part); // somebody has cut one of them
+            // Another process has cut the span behind these, which needs no lock.
+            run[..got].iter().for_each(free_part);
             at += got + 1;
         }
         None
     }
 
-    /// Looks for an area of a size among those that anybody has made, from span `from` on, and takes a block of it.
+    /// Searches all areas of a size, whichever process made them, from span `from` on, and takes a block of one.
     pub(crate) fn search_block(&self, size: Size, from: u32) -> Option<(Area, u32)> {
         around(self.touched(), from).find_map(|span| {
             let word = self.span(span)?;
@@ -118,14 +123,15 @@ impl ArenaHeader {
         })
     }
 
-    /// Frees every span and run all of whose blocks are free. Returns how many spans that were.
+    /// Frees every span and run of which all blocks are free. Returns how many spans it has freed.
     pub(crate) fn free_unused_spans(&self) -> Result<usize> {
         let _turn = self.turn(SPANS, TURN_WAIT)?;
         let words = self.spans();
         let mut freed = 0;
         for span in 0..self.touched() {
             let Some((word, size)) = self.span(span).and_then(|word| Some((word, word.size()?))) else { continue };
-            // Without its head a run is loose parts, which are free for the next that has SPANS.
+            // First the head of a run becomes a part. Killed after that, this process leaves parts without a head, which the next
+            // process that holds SPANS frees.
             let (count, next) = match size {
                 Size::Small(_) => (1, FREE),
                 Size::Run(spans) => (spans as usize, PART),
@@ -142,7 +148,7 @@ impl ArenaHeader {
         Ok(freed)
     }
 
-    /// Does something while this member has every block of a span, if all are free.
+    /// Runs `action` while this member holds every block of a span, if all of them are free.
     fn with_all_blocks(&self, span: u32, size: Size, action: impl FnOnce() -> usize) -> usize {
         let first = Self::first_slot(span);
         let blocks = first..first + size.blocks();
@@ -151,6 +157,7 @@ impl ArenaHeader {
             return 0;
         }
         let slots = self.slots();
+        // Another process may take one of the blocks since: then give up those before it.
         let got = blocks.clone().take_while(|slot| slots.allocate(*slot)).count();
         let done = if got == blocks.len() { action() } else { 0 };
         blocks.take(got).for_each(|slot| {
@@ -159,7 +166,7 @@ impl ArenaHeader {
         done
     }
 
-    /// Frees parts of runs that have no head.
+    /// Frees parts of runs that have no head: a process was killed while it joined them or took them apart.
     pub(crate) fn free_loose_spans(&self, limit: Duration) -> Result<()> {
         let _turn = self.turn(SPANS, limit)?;
         let mut covered = 0;
@@ -174,18 +181,18 @@ impl ArenaHeader {
         Ok(())
     }
 
-    /// A number that is another one as soon as any span has become something else.
+    /// Returns the sum of all epochs, which changes with every change of a span.
     pub(crate) fn span_changes(&self) -> u64 {
         self.spans().iter().fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Acquire) >> 32))
     }
 
-    /// Bytes of the spans that are free now.
+    /// Returns the bytes of the spans that are free now.
     pub(crate) fn unused(&self) -> u64 {
         self.spans().iter().filter(|word| Span(word.load(Ordering::Relaxed)).is_free()).count() as u64 * SPAN
     }
 }
 
-/// Frees a part of a run. The caller has SPANS.
+/// Frees a part of a run. The caller holds SPANS.
 fn free_part(word: &AtomicU64) {
     let found = Span(word.load(Ordering::Acquire));
     if found.is_part() {

@@ -1,4 +1,4 @@
-//! What is left of spans when somebody is killed between two of his exchanges, and how it is found.
+//! Spans after a member was killed between two exchanges, and how they are freed.
 
 use super::*;
 use crate::arena::tables::geometry::Geometry;
@@ -13,7 +13,7 @@ fn geometry() -> Geometry {
     Geometry { spans: SPANS, queues: 0, cells: 0, sparse: false, counters: false, creator: 0 }
 }
 
-/// An arena of two members, in a directory that goes with it.
+/// Makes an arena with two members, in a temporary directory.
 fn members() -> (tempfile::TempDir, ArenaHeader, ArenaHeader) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let backend = Directory::new("test", directory.path());
@@ -27,7 +27,7 @@ fn kinds(header: &ArenaHeader) -> Vec<u64> {
     (0..SPANS).map(|span| header.span(span).expect("there are so many").kind()).collect()
 }
 
-/// Sets a span's word as one exchange of a member would have.
+/// Sets a span's word as one exchange of a member does.
 fn set(header: &ArenaHeader, span: u32, kind: u64, value: u64) {
     let word = &header.spans()[span as usize];
     header.touch(span + 1);
@@ -35,22 +35,22 @@ fn set(header: &ArenaHeader, span: u32, kind: u64, value: u64) {
 }
 
 #[test]
-fn a_run_is_made_used_and_taken_apart() {
+fn run_is_joined_used_and_freed() {
     let (_directory, one, two) = members();
     let area = one.join_spans(3, 0).expect("a turn").expect("free spans");
     assert_eq!(kinds(&one), [HEAD, PART, PART, FREE, FREE, FREE, FREE, FREE]);
     assert_eq!(two.take_block(area, 0), Some(0));
     assert_eq!(one.take_block(area, 0), None);
-    assert_eq!(one.free_unused_spans().expect("a turn"), 0, "somebody has it");
+    assert_eq!(one.free_unused_spans().expect("a turn"), 0, "the other member holds it");
     two.release(ArenaHeader::first_slot(area.span)).expect("it was held");
     assert_eq!(one.free_unused_spans().expect("a turn"), 3);
     assert_eq!(kinds(&one), [FREE; SPANS as usize]);
-    assert_eq!(two.take_block(area, 0), None, "it is something else by now");
-    assert!(two.slots().allocate(0), "and the slot is free");
+    assert_eq!(two.take_block(area, 0), None, "the area was freed");
+    assert!(two.slots().allocate(0), "the slot is free");
 }
 
 #[test]
-fn a_run_is_found_around_what_is_taken() {
+fn run_is_joined_between_used_spans() {
     let (_directory, one, _two) = members();
     for span in [1, 4] {
         set(&one, span, BLOCKS, 0);
@@ -63,9 +63,9 @@ fn a_run_is_found_around_what_is_taken() {
     assert_eq!(one.join_spans(9, 0).expect("a turn"), None);
 }
 
-/// A member is killed after each exchange of making and of taking apart a run of three.
+/// A member is killed after each exchange of joining a run of three, and of taking one apart.
 #[test]
-fn every_state_between_two_exchanges_is_cleaned_up() {
+fn loose_spans_of_killed_member_are_freed() {
     let making = [&[PART][..], &[PART, PART], &[PART, PART, PART]];
     let taking_apart = [&[PART, PART, PART][..], &[FREE, PART, PART], &[FREE, FREE, PART]];
     for state in making.iter().chain(&taking_apart) {
@@ -82,10 +82,10 @@ fn every_state_between_two_exchanges_is_cleaned_up() {
 }
 
 #[test]
-fn blocks_that_a_dead_member_had_while_it_freed_a_span_are_free() {
+fn blocks_of_member_killed_while_freeing_a_span_are_freed() {
     let (_directory, one, two) = members();
     let area = one.cut_span(26, 0).expect("a free span");
-    // It has claimed one of two blocks, and is dead: its seat's state stays, its lock goes.
+    // The member has taken one of two blocks, and counts as dead: its seat is reclaimed below.
     assert_eq!(two.take_block(area, 0), Some(0));
     assert_eq!(one.free_unused_spans().expect("a turn"), 0);
     let turn = one.turn(RECOVER, std::time::Duration::from_secs(1)).expect("a turn");
@@ -96,7 +96,7 @@ fn blocks_that_a_dead_member_had_while_it_freed_a_span_are_free() {
 }
 
 #[test]
-fn a_run_whose_parts_are_not_is_not_used() {
+fn run_with_foreign_parts_is_refused() {
     let (_directory, one, _two) = members();
     set(&one, 6, HEAD, 5);
     let beyond = Area { span: 6, word: one.span(6).expect("it is there") };

@@ -1,8 +1,8 @@
-//! Counters: the slots of an arena without its data, for memory that lies elsewhere and belongs to its producer.
+//! Counters: an arena's slots without data, for memory that lies elsewhere and belongs to its producer.
 //!
-//! One loan to one receiver is one slot. Its producer's bit keeps it from being used for another loan until the producer has
-//! seen that it is over; FLIGHT stands for the receiver until he comes, then his bit does. So every loan ends exactly once: by its
-//! receiver's release, or with his death.
+//! A loan to one receiver is one slot. The producer's bit keeps the slot from being used for another loan until the producer has seen
+//! that this one is over. FLIGHT stands for the receiver until it receives the handle, then its own bit does. So every loan ends exactly
+//! once: when its receiver releases it or dies, or the producer revokes it.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -23,12 +23,12 @@ use crate::segment::footer::Kind;
 
 /// Thousands of reference counters in one file, for up to 46 processes.
 ///
-/// Memory that only its producer can free (a GPU's, a pinned buffer, a mapping of his) is [lent](super::Limbo): each loan is a
-/// handle that one receiver takes over, holds, and gives back. Nobody's death leaves a count wrong: what a process held or lent is
-/// its bits in the file, and those of a dead process are cleared by whoever looks next. The file's name goes with the last process
-/// that has it open.
+/// Memory that only its producer can free (GPU memory, a pinned buffer, a private mapping) is [lent](super::Limbo): each loan is a
+/// handle that one receiver takes over, holds, and releases. A count stays right when a process dies: what a process holds or has lent
+/// are its bits in the file, and the next process that reclaims clears the bits of dead ones. The last process that has the file open
+/// removes its name.
 ///
-/// Cloning is cheap and stays the same member.
+/// Cloning is cheap, and clones are the same member.
 #[derive(Clone)]
 pub struct Counters {
     inner: Arc<CountersState>,
@@ -36,16 +36,17 @@ pub struct Counters {
 
 struct CountersState {
     header: ArenaHeader,
-    /// The slot from which a free one is looked for.
+    /// The slot at which the next search for a free one begins.
     cursor: AtomicU32,
-    /// Slots that this process has seen to be free.
+    /// Slots that this process has freed: hints for the next loans.
     free: Mutex<Vec<u32>>,
-    /// What this process has received and not given back: of its own loans it has two holds.
+    /// Handles that this process has received and not released. A process that receives its own loan has two holds on the slot, so
+    /// the slot alone does not tell whether it may release one as a receiver.
     received: Mutex<HashSet<CounterHandle>>,
 }
 
 impl Counters {
-    /// Makes a file of so many counters, rounded up to a multiple of 256, under a name that must be free.
+    /// Creates a file of so many counters, rounded up to a multiple of 256, under a name that must be free.
     ///
     /// # Errors
     ///
@@ -54,7 +55,7 @@ impl Counters {
         Self::make(Home::new(None, location)?, counters)
     }
 
-    /// Opens counters that somebody made.
+    /// Opens existing counters.
     ///
     /// # Errors
     ///
@@ -63,7 +64,7 @@ impl Counters {
         Ok(Self::of(ArenaHeader::open(Home::new(None, location)?, Kind::Counters)?))
     }
 
-    /// Makes a file of counters in a given backend.
+    /// Creates a file of counters in a given directory.
     ///
     /// # Errors
     ///
@@ -72,7 +73,7 @@ impl Counters {
         Self::make(Home::new(Some(backend), location)?, counters)
     }
 
-    /// Opens counters in a given backend.
+    /// Opens existing counters in a given directory.
     ///
     /// # Errors
     ///
@@ -110,18 +111,18 @@ impl Counters {
         &self.header().home.location
     }
 
-    /// Returns how many loans can be out at once.
+    /// Returns how many loans there can be at one time.
     pub fn capacity(&self) -> u32 {
         self.header().geometry.slots()
     }
 
-    /// Takes over what a handle lends, once: whoever comes second gets an error.
+    /// Receives a loan by its handle. This succeeds once for each handle.
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): it was received already, or its producer has gone.
-    /// [`InvalidSetting`](Error::InvalidSetting): it is of other counters. [`Unsupported`](Error::Unsupported): this is a forked
-    /// child.
+    /// [`HandleSpent`](Error::HandleSpent): the handle was received already or revoked, or its producer has left or died.
+    /// [`InvalidSetting`](Error::InvalidSetting): the handle is of other counters. [`Unsupported`](Error::Unsupported): this is a
+    /// forked child.
     pub fn receive(&self, handle: &CounterHandle) -> Result<ReceivedLoan> {
         self.check(handle)?;
         if !self.header().slots().receive(handle.slot, handle.serial) {
@@ -131,12 +132,11 @@ impl Counters {
         Ok(ReceivedLoan { counters: self.clone(), handle: *handle, released: false })
     }
 
-    /// Gives back what was received and then [kept by its handle](ReceivedLoan::into_handle).
+    /// Releases a loan of which this process [kept only the handle](ReceivedLoan::into_handle).
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): this process does not hold it, or no more. Nothing changes then: no count falls
-    /// below what it is.
+    /// [`HandleSpent`](Error::HandleSpent): this process has not received the handle, or has released it. No count changes.
     pub fn release(&self, handle: &CounterHandle) -> Result<()> {
         self.check(handle)?;
         if !self.received().remove(handle) {
@@ -145,11 +145,11 @@ impl Counters {
         self.header().release(handle.slot)
     }
 
-    /// How many other processes wait for a loan or hold it: 0 or 1. What dead processes held is subtracted first.
+    /// Returns how many receivers hold a loan or have its handle in flight: 0 or 1. Reclaims what dead processes held first.
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): the loan is over, and its producer has seen it. As [`reclaim`](Self::reclaim).
+    /// [`HandleSpent`](Error::HandleSpent): the loan is over, and its producer has seen that. As [`reclaim`](Self::reclaim).
     pub fn count(&self, handle: &CounterHandle) -> Result<u32> {
         self.check(handle)?;
         self.reclaim()?;
@@ -160,7 +160,7 @@ impl Counters {
         }
     }
 
-    /// Subtracts what dead processes held or lent.
+    /// Reclaims what dead processes held or lent.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// [`Error::TooManyHandles`]: all are taken, even when what the dead had is not counted.
+    /// [`Error::TooManyHandles`]: no counter is free, not even after reclaiming what dead processes held.
     pub(super) fn lend(&self) -> Result<CounterHandle> {
         self.header().check_process()?;
         let mut taken = self.take();
@@ -205,7 +205,7 @@ impl Counters {
         Some(found)
     }
 
-    /// Ends a loan that this process made, if its receiver has given it back, or has died and was settled; else `false`.
+    /// Ends a loan of this process if it is over: its receiver has released it, or has died and was reclaimed. Returns whether it is.
     pub(super) fn end_if_over(&self, handle: &CounterHandle) -> bool {
         let slots = self.header().slots();
         let is_over = slots.is_held_by_us_alone(handle.slot);
@@ -215,13 +215,14 @@ impl Counters {
         is_over
     }
 
-    /// Takes back a loan that nobody has received; `false` if somebody has.
+    /// Revokes a loan that was not received yet. Returns `false` if it was.
     pub(super) fn revoke(&self, handle: &CounterHandle) -> bool {
         self.header().slot_table().get(handle.slot as usize).is_some_and(Slot::revoke)
     }
 
     fn check(&self, handle: &CounterHandle) -> Result<()> {
-        let expected = "one of these counters: this is of others, or of those that had the name before";
+        let expected =
+            "a handle of these counters: this is one of other counters, or of earlier ones with the same name";
         self.header().check_handle(handle.owner, handle, expected)
     }
 }
@@ -248,7 +249,7 @@ impl ReceivedLoan {
         self.handle
     }
 
-    /// Gives it back, and says if something is wrong: dropping does the same in silence.
+    /// Releases the loan, as dropping does, and reports errors.
     ///
     /// # Errors
     ///
@@ -258,7 +259,7 @@ impl ReceivedLoan {
         self.counters.release(&self.handle)
     }
 
-    /// Goes on holding it without this value, for callers that can keep bytes only: [`Counters::release`] gives it back.
+    /// Keeps the loan without this value, for callers that can store only bytes. [`Counters::release`] releases it.
     pub fn into_handle(mut self) -> CounterHandle {
         self.released = true;
         self.handle
@@ -268,7 +269,7 @@ impl ReceivedLoan {
 impl Drop for ReceivedLoan {
     fn drop(&mut self) {
         if !self.released {
-            let _a_forked_child_holds_nothing = self.counters.release(&self.handle);
+            let _ = self.counters.release(&self.handle); // fails only in a forked child, which holds no loan
         }
     }
 }

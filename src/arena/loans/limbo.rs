@@ -1,8 +1,8 @@
-//! Where memory waits that its producer has dropped while others still use it.
+//! The limbo: memory that its producer has dropped while receivers still use it.
 //!
-//! The design is that of torch's CUDA tensors between processes (`torch/multiprocessing/cuda_multiprocessing.md`): the producer keeps
-//! what it has sent until its reference count, in a file of counters, says that it is used no more; the limbo is looked
-//! through whenever something is lent or dropped, and when somebody asks.
+//! The design is that of torch's CUDA tensors between processes (`torch/multiprocessing/cuda_multiprocessing.md`). The producer keeps
+//! sent memory until its reference count, in a file of counters, falls to zero. It checks the counts of memory in the limbo whenever it
+//! lends or drops memory, and when it reclaims.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,16 +15,16 @@ use crate::arena::handle::CounterHandle;
 use crate::arena::header::DROP_WAIT;
 use crate::error::{Error, IntoError, Result};
 
-/// How many may wait before somebody is warned.
+/// Memories in the limbo above which a warning is logged.
 const LIMIT: usize = 1000;
-/// How many that wait are looked at when something is lent or dropped.
+/// Memories in the limbo that are checked when memory is lent or dropped.
 const LOOKS: usize = 64;
 
-/// Memory that belongs to its producer: dropping it frees it, for everyone.
+/// Memory that belongs to its producer. Dropping the value frees the memory, for receivers too.
 ///
-/// It may be a CPU's or a device's; all that is asked of it is its size, for [`Limbo::bytes`] and warnings.
+/// It may be memory of the CPU or of a device. Only its size is needed, for [`Limbo::bytes`] and warnings.
 pub trait Memory: Send {
-    /// Returns how many bytes it is.
+    /// Returns the size in bytes.
     fn bytes(&self) -> u64;
 }
 
@@ -34,10 +34,10 @@ impl<T: Memory + ?Sized> Memory for Box<T> {
     }
 }
 
-/// Lends memory to other processes, and keeps what was dropped meanwhile until they have given it back.
+/// Lends memory to other processes, and keeps dropped memory until they have released it.
 ///
-/// When the limbo and everything it has lent is dropped, or the process ends, what others still hold is left as it is: never
-/// freed under their hands, and never by this process. Handles that nobody has received are void then.
+/// When the limbo and all [`LentMemory`] are dropped, memory that receivers still hold is leaked, not freed: `Drop` of the [`Memory`]
+/// is not called. Handles that were not received are void then.
 ///
 /// ```
 /// use ndarray_shm::arena::loans::{Counters, Limbo, Memory};
@@ -76,27 +76,28 @@ struct LimboState<M: Memory> {
 
 struct Waiting<M> {
     memory: M,
-    /// Of the memory: asked once, since whose code answers is not known here.
+    /// Size of the memory, asked once: `Memory::bytes` is foreign code, which must not run while `waiting` is locked.
     bytes: u64,
     loans: Vec<CounterHandle>,
 }
 
 impl<M: Memory> Limbo<M> {
-    /// Makes a limbo whose loans are counted here.
+    /// Makes a limbo that counts its loans in these counters.
     pub fn new(counters: &Counters) -> Self {
         let (limit, warned) = (AtomicUsize::new(LIMIT), AtomicBool::new(false));
         Self { inner: Arc::new(LimboState { counters: counters.clone(), waiting: Mutex::default(), limit, warned }) }
     }
 
-    /// Sets how many memories may wait before a warning is logged, once; 1000 otherwise.
+    /// Sets how many memories the limbo may keep before it logs a warning, once. The default is 1000.
     pub fn warn_above(self, limit: usize) -> Self {
         self.inner.limit.store(limit, Ordering::Relaxed);
         self
     }
 
-    /// Takes memory that others are to be told of.
+    /// Takes memory that can then be sent to receivers.
     ///
-    /// Looks through some of what waits; through all of it, and for receivers that have died, if that is more than the limit.
+    /// Checks some of the memory in the limbo. If there is more than the [limit](Self::warn_above), checks all of it, and reclaims what
+    /// dead receivers held.
     ///
     /// # Errors
     ///
@@ -111,8 +112,7 @@ impl<M: Memory> Limbo<M> {
         }
     }
 
-    /// Frees everything that waits and is held no more, what receivers held that have died included; returns how many
-    /// memories that was.
+    /// Frees the memory in the limbo that no living receiver holds, and returns how many memories it has freed.
     ///
     /// # Errors
     ///
@@ -122,36 +122,36 @@ impl<M: Memory> Limbo<M> {
         self.inner.free_released(usize::MAX)
     }
 
-    /// Returns how many memories wait: in a forked child none.
+    /// Returns how many memories are in the limbo; 0 in a forked child.
     pub fn len(&self) -> usize {
         self.inner.waiting().map_or(0, |waiting| waiting.len())
     }
 
-    /// Whether nothing waits.
+    /// Returns whether the limbo is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns how many bytes wait: in a forked child none.
+    /// Returns how many bytes are in the limbo; 0 in a forked child.
     pub fn bytes(&self) -> u64 {
         self.inner.waiting().map_or(0, |waiting| waiting.iter().map(|one| one.bytes).sum())
     }
 }
 
 impl<M: Memory> LimboState<M> {
-    /// Refuses forked children, in which locks of their parent's threads stay locked.
+    /// Locks the memory in the limbo. Fails in a forked child, in which a lock of a parent's thread would stay locked for ever.
     fn waiting(&self) -> Result<MutexGuard<'_, VecDeque<Waiting<M>>>> {
         self.counters.header().check_process()?;
         Ok(self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Ends the loans that are over, and returns whether others are not.
+    /// Removes the loans that are over, and returns whether any are left.
     fn is_lent(&self, loans: &mut Vec<CounterHandle>) -> bool {
         loans.retain(|loan| !self.counters.end_if_over(loan));
         !loans.is_empty()
     }
 
-    /// Looks at so many that wait, and frees those that are held no more.
+    /// Checks so many memories in the limbo, and frees those that are not lent any more.
     fn free_released(&self, looks: usize) -> Result<usize> {
         let mut free = Vec::new();
         let mut waiting = self.waiting()?;
@@ -163,12 +163,12 @@ impl<M: Memory> LimboState<M> {
                 free.push(one.memory);
             }
         }
-        // The memory is dropped without the lock: its code is not known here, and may lend or drop more meanwhile.
+        // `free` is dropped after the lock is released: its `Drop` is foreign code, which may lend or drop memory itself.
         drop(waiting);
         Ok(free.len())
     }
 
-    /// Keeps memory until it is held no more.
+    /// Keeps memory in the limbo until its loans are over.
     fn keep(&self, memory: M, loans: Vec<CounterHandle>) {
         let bytes = memory.bytes();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -178,8 +178,8 @@ impl<M: Memory> LimboState<M> {
             let bytes: u64 = waiting.iter().map(|waiting| waiting.bytes).sum();
             drop(waiting);
             log::warn!(
-                "{count} memories ({bytes} bytes) that were lent to other processes wait to be given back; receivers that keep \
-                 everything they get keep it all in memory"
+                "the limbo keeps {count} memories ({bytes} bytes) that other processes have not released; memory is freed only \
+                 when its receivers release it"
             );
         }
     }
@@ -189,17 +189,17 @@ impl<M: Memory> Drop for LimboState<M> {
     fn drop(&mut self) {
         let _ = self.free_released(usize::MAX); // in a forked child nothing is freed
         if self.waiting().is_ok_and(|waiting| !waiting.is_empty()) {
-            let _others_are_at_it = self.counters.header().reclaim_dead(DROP_WAIT);
+            let _ = self.counters.header().reclaim_dead(DROP_WAIT); // fails while another process reclaims
             let _ = self.free_released(usize::MAX);
         }
-        // Not locked: in a forked child the lock may be one that nobody gives back.
+        // Without locking: in a forked child, a parent's thread may have held the lock at the fork, and it is never released.
         let left = std::mem::take(self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner));
         if left.is_empty() {
             return;
         }
-        // Others are looking at it: it must not be freed, and nobody is left who could free it later.
+        // Receivers still use this memory, so it must not be freed; and after this drop nothing can free it later.
         if self.counters.header().is_own_process() {
-            log::warn!("{} memories are left as they are, because other processes still hold them", left.len());
+            log::warn!("{} memories are leaked, because other processes still hold them", left.len());
         }
         left.into_iter().for_each(|waiting| std::mem::forget(waiting.memory));
     }
@@ -211,7 +211,7 @@ impl<M: Memory> fmt::Debug for Limbo<M> {
     }
 }
 
-/// Lent memory, of which other processes can be told by [`send`](Self::send). Dropped while they use it, it waits in the limbo.
+/// Lent memory, which [`send`](Self::send) makes handles for. If it is dropped while receivers hold it, the limbo keeps it.
 ///
 /// [`Limbo`] has an example.
 pub struct LentMemory<M: Memory> {
@@ -225,16 +225,16 @@ impl<M: Memory> LentMemory<M> {
         self.loans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lends it once more: one handle, one receiver, one release.
+    /// Makes a handle for one receiver, which receives it once and releases it once.
     ///
     /// # Errors
     ///
-    /// [`TooManyHandles`](Error::TooManyHandles): the file has no counter left. [`Unsupported`](Error::Unsupported): this is a
+    /// [`TooManyHandles`](Error::TooManyHandles): the file has no free counter. [`Unsupported`](Error::Unsupported): this is a
     /// forked child.
     pub fn send(&self) -> Result<CounterHandle> {
         self.inner.counters.header().check_process()?;
         let mut loans = self.loans();
-        // What was given back makes room.
+        // Removes loans that are over, so that the list does not grow for ever.
         if loans.len() >= LOOKS {
             self.inner.is_lent(&mut loans);
         }
@@ -243,7 +243,7 @@ impl<M: Memory> LentMemory<M> {
         Ok(handle)
     }
 
-    /// Takes back a handle that was not delivered; `Ok(false)`: somebody has received it.
+    /// Revokes a handle that was not delivered. Returns `Ok(false)` if it was received.
     ///
     /// # Errors
     ///
@@ -256,7 +256,7 @@ impl<M: Memory> LentMemory<M> {
         Ok(revoked)
     }
 
-    /// Returns how many handles are held or on their way. What dead receivers held is subtracted first.
+    /// Returns how many handles are held or in flight, after reclaiming what dead receivers held.
     ///
     /// # Errors
     ///
@@ -268,11 +268,12 @@ impl<M: Memory> LentMemory<M> {
         Ok(loans.len())
     }
 
-    /// Gives the memory back, if nobody has it and no handle is on its way.
+    /// Returns the memory, if no receiver holds it and no handle is in flight.
     ///
     /// # Errors
     ///
-    /// The error gives it back as it is. [`WouldBlock`](Error::WouldBlock): others hold it. As [`count`](Self::count).
+    /// The error gives this value back. [`WouldBlock`](Error::WouldBlock): a receiver holds it, or a handle is in flight. As
+    /// [`count`](Self::count).
     pub fn into_memory(mut self) -> Result<M, IntoError<Self>> {
         let memory = self.count().and_then(|count| {
             let memory = if count == 0 { self.memory.take() } else { None };
@@ -285,17 +286,17 @@ impl<M: Memory> LentMemory<M> {
 impl<M: Memory> Deref for LentMemory<M> {
     type Target = M;
 
-    #[allow(clippy::missing_panics_doc)] // it is there until this is consumed
+    #[allow(clippy::missing_panics_doc)] // never panics
     fn deref(&self) -> &M {
-        self.memory.as_ref().expect("it is taken when this is consumed only")
+        self.memory.as_ref().expect("the memory is taken only when this value is consumed")
     }
 }
 
 impl<M: Memory> Drop for LentMemory<M> {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        // A forked child cannot know, and must not free what its parent has lent; nor may it wait for locks that a thread of
-        // its parent had.
+        // A forked child does not know what its parent has lent, and must not free it. Nor may it take a lock that a thread of its
+        // parent may have held at the fork.
         if !self.inner.counters.header().is_own_process() {
             std::mem::forget(memory);
             return;
@@ -306,13 +307,13 @@ impl<M: Memory> Drop for LentMemory<M> {
         } else {
             drop(memory);
         }
-        let _ = self.inner.free_released(LOOKS); // this is no forked child
+        let _ = self.inner.free_released(LOOKS); // fails only in a forked child, which this is not
     }
 }
 
 impl<M: Memory> fmt::Debug for LentMemory<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let loans = self.loans.try_lock().map(|loans| loans.len()); // in a forked child another's lock
+        let loans = self.loans.try_lock().map(|loans| loans.len()); // in a forked child it may be locked for ever
         f.debug_struct("LentMemory").field("loans", &loans.ok()).finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! Queues of arrays, from process to process.
+//! Queues that pass arrays between processes.
 
 mod patience;
 mod queue;

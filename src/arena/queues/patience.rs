@@ -1,9 +1,8 @@
-//! How a process waits for another: it looks for a little while, then it sleeps.
+//! How a process waits for another one: it spins for some microseconds, then it sleeps.
 //!
-//! To be woken takes microseconds on the same CPU, and tens of them on another, which has to be woken itself. Whoever expects
-//! an answer sooner than that does better to keep looking. How long that pays is learnt from the last waits: as long as they were
-//! short, it is tried; one long wait halves what the next one tries. Where there is one CPU, nobody can answer while
-//! somebody looks.
+//! Waking a thread takes microseconds on the same CPU, and tens of microseconds on another CPU that has to wake up itself. Spinning is
+//! cheaper if the wait is shorter than that. The time to spin is learnt from earlier waits: a short wait sets it to the maximum, a long
+//! one halves it. On a single CPU the other process cannot run while this one spins, so it does not spin.
 
 use std::hint;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,19 +12,20 @@ use std::time::{Duration, Instant};
 use crate::arena::tables::event::Event;
 use crate::os::Fact;
 
-/// The longest time for which it is ever worth looking.
+/// The longest time to spin.
 const LONGEST_LOOK: Duration = Duration::from_micros(50);
-/// A wait that is over so soon could have been spent looking.
+/// A wait up to this long counts as short.
 const SHORT: Duration = Duration::from_micros(100);
-/// How often is looked between two looks at the clock.
+/// How many attempts are made between two looks at the clock.
 const LOOKS: u32 = 16;
-/// Nobody sleeps longer without looking. Whoever was to be woken may have been killed just then, and took the call along.
+/// The longest sleep without an attempt. A waker wakes one sleeper; if that is killed before its attempt, another sleeper has to find
+/// the message by itself.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
-/// What was learnt about how long somebody has to wait for something.
+/// How long to spin, as learnt from earlier waits for the same event.
 #[derive(Debug)]
 pub(super) struct Patience {
-    /// For how many nanoseconds it seems worth to look.
+    /// Nanoseconds to spin.
     look: AtomicU32,
 }
 
@@ -34,7 +34,7 @@ impl Patience {
         Self { look: AtomicU32::new(LONGEST_LOOK.subsec_nanos()) }
     }
 
-    /// Tries until something comes of it, at least once; `None` when the time is over. `between` is done after every sleep.
+    /// Calls `attempt` until it returns a result, at least once. Returns `None` after `limit`. Calls `between` after every sleep.
     pub(super) fn wait<R>(
         &self,
         event: &Event<'_>,
@@ -46,7 +46,7 @@ impl Patience {
             return Some(result);
         }
         let begin = Instant::now();
-        // A deadline beyond what the clock can say is none.
+        // A deadline beyond the range of the clock is none.
         let deadline = limit.and_then(|limit| begin.checked_add(limit));
         let look = if may_look() { self.look.load(Ordering::Relaxed) } else { 0 };
         let look = Duration::from_nanos(look.into()).min(limit.unwrap_or(Duration::MAX));
@@ -61,6 +61,7 @@ impl Patience {
         }
         let result = loop {
             let seen = event.prepare();
+            // The event may have happened before `prepare`, when no flag told its waker to wake: see `event.rs`.
             if let Some(result) = attempt() {
                 break Some(result);
             }
@@ -87,7 +88,7 @@ impl Patience {
     }
 }
 
-/// Whether somebody else can do something while this thread looks.
+/// Returns whether another process can run while this thread spins.
 fn may_look() -> bool {
     static MAY: Fact = Fact::new();
     MAY.get_or(|| thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1).into()) == 1

@@ -1,6 +1,6 @@
-//! Queues of arrays between the members of an arena: what is sent is one word, whatever the size of the array.
+//! Queues of arrays between the members of an arena. A message is one word, whatever the size of the array.
 //!
-//! The protocol is in `ring.rs`, who keeps a block while it waits in `sent.rs`, how is waited in `patience.rs`.
+//! The protocol is in `ring.rs`. Until a message is received, its sender holds the block (`sent.rs`). Waiting is in `patience.rs`.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -19,27 +19,27 @@ use crate::arena::tables::slots::SEATS;
 use crate::array::{DType, Element, Order};
 use crate::error::{Error, IntoError, Result};
 
-/// How often somebody who waits asks whether members have died.
+/// Interval at which a waiting process checks whether members have died.
 const CHECK: Duration = Duration::from_secs(1);
-/// How often a receiver asks whether registered senders live: less than the time that it sleeps without looking.
+/// Interval at which a receiver checks whether registered senders are alive. Shorter than its longest sleep, so that it checks after
+/// each.
 const ASK: Duration = Duration::from_millis(20);
 
-/// What a form that receives an array of one type gives back with its error: the array, if it is of another type, else nothing.
+/// Error of receiving an array of one type. Gives the array back if it is of another type.
 pub type ReceiveError = IntoError<Option<ArenaMessage>>;
 
-/// A queue of arrays, from any members of an arena to any others.
+/// A queue of arrays between the members of an arena, for any number of senders and receivers.
 ///
-/// Every message is received once, by one of those who receive, and those of one sender in their order. Sending an array does
-/// not copy it: the message is one word, and whoever receives it holds the same block. Until then the sender's process keeps
-/// the block, also when the array itself is dropped; it lets go of what was received whenever it sends, allocates, drops an
-/// array, or [reclaims](Arena::reclaim).
+/// Every message is received once, by one receiver, and the messages of one sender arrive in order. Sending does not copy: the message is
+/// one word, and the receiver holds the same block. Until then the sender's process holds the block, even if the array is dropped. It
+/// releases the blocks of received messages whenever it sends, allocates, drops an array, or [reclaims](Arena::reclaim).
 ///
-/// Anybody may be killed at any moment: nobody waits for the dead, what they have sent arrives, what they had received is
-/// released, and the next to receive gets the next message. Receivers end when the queue is [closed](Self::close), or with the last
-/// [registered sender](Self::sender), however that ended.
+/// Any process may be killed at any moment, and no other process waits for it. The messages that it has sent arrive, the arrays that it
+/// has received are released, and the next receiver gets the next message. Receivers end when the queue is [closed](Self::close), or
+/// when the last [registered sender](Self::sender) has left or died.
 ///
-/// Whoever has to wait looks for some microseconds, where there is more than one CPU, and sleeps then (on Linux until the
-/// message comes, elsewhere for up to 2 ms at a time).
+/// A process that has to wait spins for some microseconds if there is more than one CPU, and then sleeps (on Linux until the message
+/// comes, elsewhere for up to 2 ms at a time).
 ///
 /// ```
 /// use ndarray::Ix1;
@@ -57,23 +57,23 @@ pub type ReceiveError = IntoError<Option<ArenaMessage>>;
 pub struct Queue {
     header: Arc<ArenaHeader>,
     index: u32,
-    /// What was learnt by waiting for messages, and for room.
+    /// How long to spin while waiting for messages, and for room.
     for_messages: Patience,
     for_room: Patience,
-    /// When it was last asked whether members have died.
+    /// When this value last checked whether members have died.
     checked: Mutex<Instant>,
-    /// When it was last asked whether registered senders live.
+    /// When this value last checked whether registered senders are alive.
     asked: Mutex<Option<Instant>>,
-    /// Whether receivers wait on when all registered senders have left or died.
+    /// Whether receivers go on waiting when all registered senders have left or died.
     keep_waiting: bool,
 }
 
 impl Arena {
-    /// One of the arena's queues, which are numbered from 0.
+    /// Returns one of the arena's queues, which are numbered from 0.
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): the arena was made with fewer queues.
+    /// [`InvalidSetting`](Error::InvalidSetting): the arena has fewer queues.
     pub fn queue(&self, index: u32) -> Result<Queue> {
         if self.header.queue_words(index).is_none() {
             return Err(Error::InvalidSetting {
@@ -93,8 +93,10 @@ impl Queue {
         Self { header, index, for_messages, for_room, checked, asked, keep_waiting: false }
     }
 
-    /// Sets whether receiving waits on when all [registered senders](Self::sender) have left or died, for one that registers
-    /// later: a producer that is started again. Until this is said, receiving ends then.
+    /// Sets whether receivers go on waiting when all [registered senders](Self::sender) have left or died. The default is `false`:
+    /// receiving ends.
+    ///
+    /// With `true`, receivers wait for a sender that registers later, such as a producer that is started again.
     ///
     /// ```
     /// # use ndarray::Ix1;
@@ -111,40 +113,40 @@ impl Queue {
         self
     }
 
-    /// Its number in the arena.
+    /// Returns the queue's number in the arena.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// How many messages fit.
+    /// Returns how many messages the queue has room for.
     pub fn capacity(&self) -> usize {
         self.header.geometry.cells as usize
     }
 
-    /// How many messages wait, or did a moment ago.
+    /// Returns how many messages are in the queue, or were a moment ago.
     pub fn len(&self) -> usize {
         self.words().map_or(0, |words| words.ring.len())
     }
 
-    /// Whether no message waits, or none did a moment ago.
+    /// Returns whether the queue is empty, or was a moment ago.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Sends an array; waits for room.
+    /// Sends an array. Waits for room.
     ///
-    /// Sends an [`ArenaArray`], a [message](ArenaMessage) that was received, or a reference to one of them, which stays.
+    /// Takes an [`ArenaArray`], a received [message](ArenaMessage), or a reference to one of them, which the caller keeps.
     ///
     /// # Errors
     ///
-    /// They give the array back. [`Closed`](Error::Closed); [`InvalidSetting`](Error::InvalidSetting) for an array of another
-    /// arena; [`Unsupported`](Error::Unsupported) in a forked child; [`Trailer`](Error::Trailer) if the queue's bytes are
-    /// damaged.
+    /// The error gives the array back. [`Closed`](Error::Closed): the queue was closed. [`InvalidSetting`](Error::InvalidSetting): the
+    /// array is of another arena. [`Unsupported`](Error::Unsupported): this is a forked child. [`Trailer`](Error::Trailer): the queue's
+    /// bytes are damaged.
     pub fn send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
         self.send_within(array, None)
     }
 
-    /// Sends an array if there is room.
+    /// Sends an array if there is room. Does not wait.
     ///
     /// # Errors
     ///
@@ -154,7 +156,7 @@ impl Queue {
         self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array))
     }
 
-    /// Sends an array; waits for room, but not longer than `limit`.
+    /// Sends an array. Waits for room for at most `limit`.
     ///
     /// # Errors
     ///
@@ -171,7 +173,7 @@ impl Queue {
         self.slot_of(&array).and_then(send).map_err(|error| IntoError::new(error, array))
     }
 
-    /// Tries until it is not refused for this reason.
+    /// Calls `attempt` until it succeeds, or is refused for another reason than this.
     fn wait_while<R>(
         &self,
         reason: RingRefusal,
@@ -187,7 +189,7 @@ impl Queue {
         }
     }
 
-    /// The slot of an array that may be sent.
+    /// Returns the slot of an array, if it may be sent through this queue.
     fn slot_of(&self, array: &impl Sendable) -> Result<u32> {
         self.header.check_process()?;
         let block = array.block();
@@ -195,26 +197,27 @@ impl Queue {
             return Err(Error::InvalidSetting {
                 setting: "the array to be sent",
                 value: block.header.name().to_owned(),
-                expected: "an array of the arena that the queue is in, had through the same `Arena`",
+                expected: "an array of the queue's arena, from the same `Arena` or a clone of it",
             });
         }
         Ok(block.slot)
     }
 
-    /// Receives the next array; waits for it.
+    /// Receives the next array. Waits for it.
     ///
     /// # Errors
     ///
-    /// [`Closed`](Error::Closed), when everything that was sent has been received and the queue was closed, or all
-    /// [registered senders](Self::sender) have left or died; [`DTypeMismatch`](Error::DTypeMismatch) and
-    /// [`ShapeMismatch`](Error::ShapeMismatch) if the array is of another type, which then comes with the error: dropped, it
-    /// is released; [`Unsupported`](Error::Unsupported) in a forked child; [`Trailer`](Error::Trailer) if bytes of the queue
-    /// or the array are damaged.
+    /// - [`Closed`](Error::Closed): every message has been received, and the queue was closed or all
+    ///   [registered senders](Self::sender) have left or died.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): the array is of another type. The error gives
+    ///   it back; dropping the error releases it.
+    /// - [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// - [`Trailer`](Error::Trailer): bytes of the queue or the array are damaged.
     pub fn recv<T: Element, D: Dimension>(&self) -> Result<ArenaArray<T, D>, ReceiveError> {
         self.recv_any().map_err(nothing).and_then(typed)
     }
 
-    /// Receives the next array, if there is one.
+    /// Receives the next array, if there is one. Does not wait.
     ///
     /// # Errors
     ///
@@ -223,7 +226,7 @@ impl Queue {
         self.try_recv_any().map_err(nothing)?.map(typed).transpose()
     }
 
-    /// Receives the next array; waits for it, but not longer than `limit`.
+    /// Receives the next array. Waits for it for at most `limit`.
     ///
     /// # Errors
     ///
@@ -232,16 +235,16 @@ impl Queue {
         self.recv_any_timeout(limit).map_err(nothing).and_then(typed)
     }
 
-    /// Receives the next array, of whichever type; waits for it.
+    /// Receives the next array, of any type. Waits for it.
     ///
     /// # Errors
     ///
-    /// Those of [`recv`](Self::recv), except that any type will do.
+    /// Those of [`recv`](Self::recv), without mismatches.
     pub fn recv_any(&self) -> Result<ArenaMessage> {
         self.recv_within(None)
     }
 
-    /// Receives the next array, of whichever type, if there is one.
+    /// Receives the next array, of any type, if there is one. Does not wait.
     ///
     /// # Errors
     ///
@@ -259,7 +262,7 @@ impl Queue {
         }
     }
 
-    /// Receives the next array, of whichever type; waits for it, but not longer than `limit`.
+    /// Receives the next array, of any type. Waits for it for at most `limit`.
     ///
     /// # Errors
     ///
@@ -273,7 +276,7 @@ impl Queue {
         let attempt = || self.receive();
         let received = self.wait_while(RingRefusal::Empty, limit, &self.for_messages, &self.words()?.filled, attempt);
         let slot = match received {
-            // Where the time is too short to sleep, nothing else asks.
+            // Senders are checked after every sleep. A limit too short for any sleep needs this check.
             Err(error) if error.is_timed_out() && self.notice_deaths() => match self.receive() {
                 Err(RingRefusal::Empty) => return Err(error),
                 received => received.map_err(|refused| self.error(refused))?,
@@ -288,12 +291,12 @@ impl Queue {
         if self.keep_waiting { self.header.receive(self.index) } else { self.header.receive_until_deserted(self.index) }
     }
 
-    /// Now and then asks the kernel whether registered senders live. Returns whether it has asked.
+    /// Asks the kernel whether registered senders are alive, at most once per [`ASK`]. Returns whether it has asked.
     fn notice_deaths(&self) -> bool {
         if self.keep_waiting || self.words().is_ok_and(|words| words.senders.load().seats().next().is_none()) {
             return false;
         }
-        // Locked by another thread that does the same.
+        // If it is locked, another thread is asking.
         let Ok(mut asked) = self.asked.try_lock() else { return false };
         if asked.is_some_and(|asked| asked.elapsed() < ASK) {
             return false;
@@ -315,26 +318,26 @@ impl Queue {
         }
     }
 
-    /// Ends the queue, for ever: nobody sends any more, and who receives gets what was sent before and then
+    /// Closes the queue for ever. Sending fails from now on; receivers get the messages that were sent before, and then
     /// [`Closed`](Error::Closed).
     ///
-    /// Returns whether it was open. Closing takes effect in one step: what is sent at the same time is either before
-    /// the end, or refused.
+    /// Returns whether the queue was open. Closing takes effect in one step: a message that is sent at the same time is either received
+    /// or refused.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported) in a forked child, [`Trailer`](Error::Trailer) if the queue's bytes are damaged.
+    /// [`Unsupported`](Error::Unsupported): this is a forked child. [`Trailer`](Error::Trailer): the queue's bytes are damaged.
     pub fn close(&self) -> Result<bool> {
         self.header.check_process()?;
         let words = self.words()?;
         let was_open = words.ring.close().map_err(|refused| self.error(refused))?;
-        // Also where somebody else closed it, who may have been killed before he called anybody.
+        // Also if the queue was closed already: the process that closed it may have been killed before it woke the sleepers.
         words.filled.notify_all();
         words.emptied.notify_all();
         Ok(was_open)
     }
 
-    /// Whether nobody can send any more; messages may still wait.
+    /// Returns whether the queue is closed. It may still hold messages.
     pub fn is_closed(&self) -> bool {
         self.words().is_ok_and(|words| words.ring.is_closed() == Ok(true))
     }
@@ -343,10 +346,10 @@ impl Queue {
         self.header.queue_words(self.index).ok_or_else(|| self.error(RingRefusal::Damaged))
     }
 
-    /// Now and then settles what dead members have left, so that what they held can be had by those who are waited for.
+    /// Reclaims the holds of dead members, at most once per [`CHECK`]. The process that this one waits for may need their memory.
     fn check(&self) {
         self.notice_deaths();
-        // Locked by another thread that does the same.
+        // If it is locked, another thread is checking.
         let Ok(mut checked) = self.checked.try_lock() else { return };
         if checked.elapsed() < CHECK {
             return;
@@ -355,8 +358,7 @@ impl Queue {
         self.header.end_sent();
         let has_died = |seat| self.header.is_taken(seat) && self.header.is_alive(seat).is_ok_and(|alive| !alive);
         if (0..SEATS).any(has_died) {
-            // Another process may be doing it, and no waiting thread depends on the result.
-            let _ = self.header.reclaim_dead(Duration::ZERO);
+            let _ = self.header.reclaim_dead(Duration::ZERO); // fails while another process reclaims
         }
     }
 
@@ -410,26 +412,26 @@ impl ArenaMessage {
         Ok(Self { block, serial, description })
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.description.dtype
     }
 
-    /// The order of the elements.
+    /// Returns the order of the axes in memory.
     pub fn order(&self) -> Order {
         self.description.order
     }
 
-    /// The lengths of the axes.
+    /// Returns the lengths of the axes.
     pub fn shape(&self) -> &[usize] {
         self.description.shape.slice()
     }
 
-    /// Says of which type it is.
+    /// Turns the message into an array of elements `T` with the axes of `D`.
     ///
     /// # Errors
     ///
-    /// They give the message back. [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch).
+    /// The error gives the message back. [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch).
     pub fn into_array<T: Element, D: Dimension>(self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
         let Self { block, serial, description } = self;
         let array = ArenaArray::of_block(block, serial, &description);
@@ -445,12 +447,12 @@ fn nothing(error: Error) -> ReceiveError {
     IntoError::new(error, None)
 }
 
-/// What a [`Queue`] sends: an [`ArenaArray`], an [`ArenaMessage`], or a reference to one.
+/// A value that a [`Queue`] sends: an [`ArenaArray`], an [`ArenaMessage`], or a reference to one.
 pub trait Sendable: sealed::HoldsBlock {}
 
 mod sealed {
     pub trait HoldsBlock {
-        #[allow(private_interfaces)] // outside of the crate a block has no methods
+        #[allow(private_interfaces)] // outside the crate, `Block` has no methods
         fn block(&self) -> &super::Block;
     }
 }

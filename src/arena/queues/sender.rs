@@ -1,6 +1,6 @@
-//! Senders that a queue knows of, so that its receivers learn when all of them have left or died.
+//! Registered senders of a queue: its receivers end when all of them have left or died.
 //!
-//! The kernel says which of them live (`members.rs`); the word that names them is in `tables/senders.rs`.
+//! The word that names them is in `tables/senders.rs`. The kernel says which of them are alive (`members.rs`).
 
 use std::fmt;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::error::{IntoError, Result};
 /// processes have died, and every message has been received: it fails with [`Closed`](crate::Error::Closed). A receiver that sleeps
 /// notices a death within 100 ms. The queue stays open: when another sender registers, receiving goes on.
 ///
-/// Where several processes send, one may have left before the next has registered, and receivers would end in between: the process that
-/// starts them keeps a sender of its own until all have registered, or receivers [keep waiting](Queue::keep_waiting).
+/// If several processes send, one may leave before the next has registered, and receivers would end in between. To prevent that, the
+/// process that starts them keeps a sender of its own until all have registered, or receivers [keep waiting](Queue::keep_waiting).
 ///
-/// A clone is a sender as well, and so are those of other threads and processes. A forked child has none of its parent's.
+/// Each clone is a registered sender of its own. A forked child has none of its parent's senders.
 ///
 /// ```
 /// use ndarray::{Ix1, arr1};
@@ -40,7 +40,7 @@ pub struct Sender {
 impl Queue {
     /// Registers a sender: receiving ends when all registered senders have left or died, and no message is left.
     ///
-    /// Messages that are sent with [`send`](Self::send) need no registration, and a queue without one never ends by itself.
+    /// [`send`](Self::send) needs no registration. A queue on which no sender was ever registered ends only when it is closed.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl Queue {
 }
 
 impl Sender {
-    /// Sends an array; waits for room.
+    /// Sends an array. Waits for room.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl Sender {
         self.queue.try_send(array)
     }
 
-    /// Sends an array; waits for room, but not longer than `limit`.
+    /// Sends an array. Waits for room for at most `limit`.
     ///
     /// # Errors
     ///
@@ -87,8 +87,7 @@ impl Sender {
 
 impl Clone for Sender {
     fn clone(&self) -> Self {
-        // Fails only in a forked child, where neither of them is registered.
-        let _ = self.queue.register_sender();
+        let _ = self.queue.register_sender(); // fails only in a forked child, in which no sender is registered
         Self { queue: self.queue.clone() }
     }
 }
