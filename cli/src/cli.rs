@@ -311,7 +311,7 @@ pub(crate) struct ImportArgs {
     /// Use a file in the emulated directory, whatever EMULATE_SHM says
     #[arg(long)]
     pub(crate) emulate: bool,
-    /// Replace an array that has the name already; whoever is attached to it keeps the old one
+    /// Replace an array that has the name already; attached processes keep the old one
     #[arg(long)]
     pub(crate) replace: bool,
     /// No progress

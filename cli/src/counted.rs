@@ -143,7 +143,7 @@ impl CountedReport {
         } else {
             "no: the name goes with the last handle"
         };
-        let orphaned = if self.orphaned { "yes: nobody uses it and nobody will; `ndshm gc` removes it" } else { "no" };
+        let orphaned = if self.orphaned { "yes: no process uses it and none will; `ndshm gc` removes it" } else { "no" };
         let made = Duration::from_secs(self.created);
         let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH + made).unwrap_or_default();
         vec![
@@ -156,7 +156,7 @@ impl CountedReport {
             ),
             ("in flight", in_flight),
             ("kept", kept.to_owned()),
-            ("frozen", if self.frozen { "yes: nobody can write to it any more" } else { "no" }.to_owned()),
+            ("frozen", if self.frozen { "yes: no process can write to it any more" } else { "no" }.to_owned()),
             ("orphaned", orphaned.to_owned()),
             ("made", format!("{} ago by process {}", units::age(age), self.creator)),
         ]

@@ -148,7 +148,7 @@ impl Described {
         let guard = match array.try_read() {
             Err(error) if error.is_would_block() => {
                 let _whether_anybody_listens =
-                    writeln!(std::io::stderr(), "{}: waiting for somebody who writes to it", self.location);
+                    writeln!(std::io::stderr(), "{}: waiting for a process that writes to it", self.location);
                 array.read()?
             }
             other => other?,

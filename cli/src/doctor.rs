@@ -257,7 +257,7 @@ fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
                 name,
                 error,
                 format!(
-                    "make it a directory of yours that nobody else may write to (mode 0700), or set \
+                    "make it a directory of yours that no other user may write to (mode 0700), or set \
                      {NDSHM_EMULATED_DIR} to one that is"
                 ),
             ));
@@ -427,7 +427,7 @@ fn huge_pages() -> Check {
             "huge pages need Linux 6.1, and `shmem_enabled` in /sys/kernel/mm/transparent_hugepage not set to `deny`; if \
              both are right, free memory may be in pieces: `echo 1 > /proc/sys/vm/compact_memory`",
         ),
-        Err(Error::Unsupported { .. }) => Check::ok(name, "this platform lets nobody choose pages"),
+        Err(Error::Unsupported { .. }) => Check::ok(name, "pages cannot be chosen on this platform"),
         Err(error) => Check::warning(name, format!("cannot be tried: {error}"), "see the other lines"),
     }
 }

@@ -218,11 +218,11 @@ Fields of counted:
   strategy                   \"file_system\": what has a name is shared by name
   bytes                      its size, without the page that counts
   refcount                   how many handles are counted, those of killed processes included
-  in_flight                  how many handles are on their way to somebody
+  in_flight                  how many handles are in flight
   protected_seconds          how much longer these keep the array by themselves
   kept                       whether the name outlives all handles
-  frozen                     whether nobody can write to it any more
-  orphaned                   whether nobody uses it and nobody will: `ndshm gc` removes it
+  frozen                     whether no process can write to it any more
+  orphaned                   whether no process uses it and none will: `ndshm gc` removes it
   creator, created           number of the process that made it, and when, in seconds since 1970"
     };
 }
@@ -304,7 +304,7 @@ order), then y, z and c; --axes names them otherwise, as in --axes zyx. x goes t
 ",
     layout!(),
     " The array is
-only read, while nobody writes to it; of a renderbuffer that is not finished, chunks that are missing are 0.
+only read, while no process writes to it; of a renderbuffer that is not finished, chunks that are missing are 0.
 
 Fields of --json:
   location, dtype, shape  the array
@@ -325,7 +325,7 @@ pub(crate) const EXPORT: &str = concat!(
 ",
     layout!(),
     " The array is
-only read, while nobody writes to it; the file has its name when all of it is written, and its order is the array's.
+only read, while no process writes to it; the file has its name when all of it is written, and its order is the array's.
 
 Fields of --json:
   location            the array
@@ -359,7 +359,7 @@ pub(crate) const UNLINK: &str = concat!(
 Fields of each item of --json:
   name, backend  the name and where it was (null if nowhere)
   unlinked       whether it was there and is gone
-  attached       whether a process still had it mapped, and has it still; null if nobody can say
+  attached       whether a process still had it mapped, and has it still; null if that is unknown
   in_flight      how many handles of a counted array were on their way, and lead nowhere now; null for everything else
   error          why it was not removed, or null
 
@@ -418,8 +418,8 @@ Fields of --json: cleaned (whether the array is gone again) and downloads, one f
 pub(crate) const MANAGER: &str = concat!(
     "\
 There is one manager for each user. Programs that use counted arrays tell it which directories they use; when one of them
-dies, however it ends, the manager removes the arrays there that nobody holds any more. Nothing depends on it: the same is
-done by whoever looks next, only later.
+dies, however it ends, the manager removes the arrays there that no process holds any more. Nothing depends on it: the same is
+done by the next process that looks, only later.
 
 It ends in good order on Ctrl-C, SIGTERM and SIGHUP. If there is one already, `ndshm manager` says so and ends with 0.
 

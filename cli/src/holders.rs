@@ -1,7 +1,7 @@
 //! Which processes have a file mapped or open, as far as the platform says and this user may know.
 //!
 //! A look at living processes is a look at what moves: one that goes away meanwhile was not there, and one that belongs
-//! to somebody else is counted instead of named.
+//! to another user is counted instead of named.
 
 use std::path::Path;
 

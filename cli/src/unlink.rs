@@ -54,7 +54,7 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
         };
         if !args.json && outcome.unlinked {
             let attached = match outcome.attached {
-                Some(true) if args.partial => " (it was being painted: whoever does will stop with an error)",
+                Some(true) if args.partial => " (it was being painted: its painters will stop with an error)",
                 Some(true) => " (still attached: its memory is free once the last process lets go)",
                 _ => "",
             };
@@ -96,7 +96,7 @@ fn remove(search: &Search, location: &Location, partial: bool) -> Result<UnlinkR
     let attached = entry.as_ref().and_then(|entry| places::attached(backend, entry));
     let unlinked = if partial { render::discard(backend, location)? } else { backend.unlink(location)? };
     if !unlinked {
-        return Err(Failure::new(Exit::NotFound, format!("`{location}` was removed by somebody else just now")));
+        return Err(Failure::new(Exit::NotFound, format!("`{location}` was removed by another process just now")));
     }
     Ok(UnlinkReport {
         name: location.to_string(),

@@ -121,7 +121,7 @@ impl Channel {
     /// ```
     pub fn connect(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let op = "connecting to a channel (somebody must listen at this path)";
+        let op = "connecting to a channel (a process must listen at this path)";
         let socket = os::connect(path, None).map_err(|error| Error::os_elsewhere(op, path.display(), error))?;
         Self::of_socket(socket, &path.display().to_string())
     }
@@ -263,7 +263,7 @@ impl ChannelListener {
     /// the path is too long; with `PermissionDenied`. [`Unsupported`](Error::Unsupported) on Windows.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let op = "listening for channels (the directory must exist, and nobody else may listen at this path)";
+        let op = "listening for channels (the directory must exist, and no other process may listen at this path)";
         let listener = os::listen(path).map_err(|error| Error::os_elsewhere(op, path.display(), error))?;
         Ok(Self { listener, path: path.display().to_string() })
     }
@@ -306,11 +306,11 @@ crate::os::with_sockets! {
                 assert!(error.to_string().contains(advice), "{error}");
                 assert!(matches!(&error, Error::Os { source, .. } if source.kind() == kind), "{error:?}");
             };
-            refused(Channel::connect(&path).unwrap_err(), ErrorKind::NotFound, "somebody must listen");
+            refused(Channel::connect(&path).unwrap_err(), ErrorKind::NotFound, "a process must listen");
             let missing = ChannelListener::bind(directory.path().join("none/socket")).unwrap_err();
             refused(missing, ErrorKind::NotFound, "the directory must exist");
             let _listener = ChannelListener::bind(&path).unwrap();
-            refused(ChannelListener::bind(&path).unwrap_err(), ErrorKind::AlreadyExists, "nobody else may listen");
+            refused(ChannelListener::bind(&path).unwrap_err(), ErrorKind::AlreadyExists, "no other process may listen");
         }
     }
 }

@@ -319,7 +319,7 @@ impl CountedSegment {
     pub(crate) fn read_only(&self) -> Error {
         match self.segment.read_only(&self.home) {
             Error::PermissionDenied { location, owner, mode, .. } if self.is_frozen() => {
-                let reason = "it is frozen: nobody can write to it any more (copy it to change it)";
+                let reason = "it is frozen: no process can write to it any more (copy it to change it)";
                 Error::PermissionDenied { location, owner, mode, reason }
             }
             other => other,

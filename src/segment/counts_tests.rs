@@ -239,7 +239,7 @@ mod model {
         });
     }
 
-    /// The number of handles is the same again when he comes to change it; what he saw of the tickets is not true any more.
+    /// The number of handles is the same again when the leaving thread changes it; its scan of the tickets is not true any more.
     #[test]
     fn who_leaves_while_a_ticket_is_used_and_its_user_leaves_too_leaves_no_name_to_nobody() {
         loom::model(|| {

@@ -64,7 +64,7 @@ pub(crate) struct DownloadArgs {
     /// Use a file in the emulated directory, whatever EMULATE_SHM says
     #[arg(long)]
     pub(crate) emulate: bool,
-    /// Replace an array that has the name already; whoever is attached to it keeps the old one
+    /// Replace an array that has the name already; attached processes keep the old one
     #[arg(long)]
     pub(crate) replace: bool,
     /// When interrupted, or when a chunk cannot be read, keep what is painted: the same command continues with the rest

@@ -108,7 +108,7 @@ fn kept_and_frozen_arrays_say_so() {
     let counted = &info(&scene, "x")["counted"];
     assert_eq!((&counted["kept"], &counted["frozen"], &counted["refcount"]), (&json!(true), &json!(true), &json!(0)));
     let text = run(&mut scene.ndshm(["info", "x"])).expect_code(0).out;
-    assert!(text.contains("only `ndshm unlink` removes the name") && text.contains("nobody can write"), "{text}");
+    assert!(text.contains("only `ndshm unlink` removes the name") && text.contains("no process can write"), "{text}");
 }
 
 #[test]

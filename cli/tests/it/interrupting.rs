@@ -13,7 +13,7 @@ use crate::scene::{Scene, names_in, run, signal, wait_until};
 /// An array of 64 times 7, which no process can read while its guard lives.
 fn array(scene: &Scene) -> SharedArray<u8, Ix1> {
     let array = CreateOptions::<SharedArray<u8, Ix1>>::new().backend(scene.backend()).create("x", 64).expect("made");
-    array.write().expect("nobody else has it").fill(7);
+    array.write().expect("no other process has it").fill(7);
     array
 }
 
@@ -25,13 +25,13 @@ fn start(command: &mut Command) -> Child {
 fn a_program_that_hears_only_the_second_signal_leaves_a_json_document() {
     let scene = Scene::new();
     let array = array(&scene);
-    let guard = array.write().expect("nobody else has it");
+    let guard = array.write().expect("no other process has it");
     let out = scene.temporary().join("x.npy");
     let mut child = start(scene.ndshm(["export", "x", "--dtype", "uint8", "--shape", "64", "--json"]).arg(&out));
     let mut words = BufReader::new(child.stderr.take().expect("piped"));
     let mut line = String::new();
     words.read_line(&mut line).expect("text");
-    assert!(line.contains("waiting for somebody who writes"), "{line}");
+    assert!(line.contains("waiting for a process that writes"), "{line}");
     // Signals that come at once after the first one count as the same.
     let pid = Pid::from_u32(child.id());
     let mut status = None;
@@ -67,7 +67,7 @@ fn an_upload_that_was_killed_before_its_first_chunk_goes_on_as_it_began() {
             command
         };
         // It makes the volume and then waits for the writer of the array.
-        let guard = array.write().expect("nobody else has it");
+        let guard = array.write().expect("no other process has it");
         let mut child = start(&mut upload(encoding));
         wait_until("the volume", || volume.join("info").is_file());
         child.kill().expect("it is ours");

@@ -190,8 +190,8 @@ fn who_waits_for_ever_does_not_keep_another_beyond_his_time() {
             })
         });
         assert!(receive(&other, 0, SOON).unwrap_err().is_timed_out());
-        one.send(b"for him", &[], LATE).unwrap();
-        assert_eq!(patient.join().unwrap().unwrap().0, b"for him");
+        one.send(b"for it", &[], LATE).unwrap();
+        assert_eq!(patient.join().unwrap().unwrap().0, b"for it");
     });
     assert!(waiting.load(Ordering::SeqCst));
 }

@@ -119,7 +119,7 @@ pub(crate) fn make(store: &dyn Store, key: &str, bytes: &[u8]) -> Result<bool> {
     Err(Error::volume(
         ErrorKind::AlreadyExists,
         store.locate(key),
-        "somebody else has made another volume here at the same time: choose another place, or open what is there",
+        "another process has made another volume here at the same time: choose another place, or open what is there",
     ))
 }
 
