@@ -131,7 +131,7 @@ fn chunks_in_nested_directories_are_read_and_written_there() {
         assert_eq!(bytes, elements().into_iter().enumerate().map(expected).collect::<Vec<u8>>());
 
         // What is missing is missing.
-        let chunk = directory.join("4-8/0-4").join(format!("0-4{suffix}"));
+        let chunk = directory.join("4-8").join("0-4").join(format!("0-4{suffix}"));
         fs::remove_file(&chunk).expect("a chunk");
         let finished = get(&[]).expect_code(1);
         assert!(finished.err.contains("is not stored") && finished.err.contains("4:8,0:4,0:4"), "{finished:?}");
