@@ -1,5 +1,5 @@
-//! Reclaims the files of killed processes in one directory: orphaned counted arrays and arenas, drafts, and payloads and ledgers of
-//! renderbuffers whose other half is missing.
+//! Reclaims the files of killed processes in one directory: orphaned counted arrays and arenas, drafts, and of renderbuffers the
+//! payloads without a ledger and the ledgers without a payload.
 //!
 //! A counted array is removed only if no process holds its lease and its trailer is valid and has no ticket that protects it. Both are
 //! checked once more under an exclusive lock on the lease, so that no process can attach between the check and the removal.
@@ -57,11 +57,11 @@ pub enum RemovedKind {
     Arena,
     /// An orphaned file of [counters](crate::arena::loans::Counters).
     Counters,
-    /// A draft whose creator is dead.
+    /// A draft of a dead creator.
     Draft,
-    /// The payload of a renderbuffer whose ledger is missing.
+    /// The payload of a renderbuffer without a ledger.
     Payload,
-    /// The ledger of a renderbuffer whose payload is missing.
+    /// The ledger of a renderbuffer without a payload.
     Ledger,
 }
 
@@ -75,13 +75,13 @@ pub struct Reclaimed {
     pub foreign: usize,
     /// Number of counted arrays and arenas to which a process is attached.
     pub attached: usize,
-    /// Number of those to which no process is attached, but whose names are to be kept.
+    /// Number of counted arrays and arenas that are not in use and [kept](crate::RefcountedArray::keep).
     pub kept: usize,
-    /// Number of those that are copies, or were moved to another file system. They are left alone.
+    /// Number of counted arrays and arenas that are copies, or were moved to another file system. They are left alone.
     pub copies: usize,
-    /// Number of those that only handles in flight protect.
+    /// Number of counted arrays that only handles in flight protect.
     pub in_flight: usize,
-    /// Time until the first of the latter loses its protection.
+    /// Time until the first of these arrays loses its protection.
     pub next: Option<Duration>,
     /// Files that could not be read or removed, with the reason: damaged files, and those that this user may not remove.
     pub failed: Vec<(String, Error)>,
@@ -190,7 +190,7 @@ impl Reclaim {
         Ok(None)
     }
 
-    /// Removes a draft whose creator is dead. A living creator holds the draft's lease.
+    /// Removes a draft of a dead creator. A living creator holds the draft's lease.
     fn draft(self, backend: &Directory, entry: &DirectoryEntry) -> Result<bool> {
         let Some(location) = Location::of_draft(&entry.name) else { return Ok(false) };
         let file = backend.open(&location, Access::Read)?;

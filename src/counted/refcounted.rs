@@ -1,4 +1,4 @@
-//! `RefcountedArray`: an array that stores its type and shape, and whose name is removed with its last handle.
+//! `RefcountedArray`: an array that stores its type and shape, and loses its name with its last handle.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -160,7 +160,9 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// [`Unsupported`](Error::Unsupported): the array has no name. [`publish`](Self::publish) it first.
     pub fn keep(&self) -> Result<()> {
         if self.strategy() == SharingStrategy::FileDescriptor {
-            return Err(self.nameless("it is shared by the strategy file_descriptor, and so has no name to keep; publish() it first"));
+            return Err(self.nameless(
+                "it is shared by the strategy file_descriptor, and so has no name to keep; publish() it first",
+            ));
         }
         self.memory.counts().keep();
         Ok(())

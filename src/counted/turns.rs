@@ -1,4 +1,4 @@
-//! A mutex whose lock can be awaited with a deadline.
+//! A mutex with a deadline for taking its lock.
 //!
 //! `std::sync::Mutex` has no such lock. A channel needs it: while one thread receives without a time limit, another thread that
 //! receives with a limit must return in time.

@@ -37,7 +37,8 @@ const TORN: &str = "an earlier message was sent only in part, and the receiver c
 const FORKED: &str = "using a channel in a forked child, which would garble the messages of its parent (create the channel after \
                       the fork, or let the child adopt it)";
 const NO_FILES: &str = "sending descriptors (they are lost if the receiver has none free); share arrays by name";
-const LEFT_BEHIND: &str = "another thread was sending or receiving a message when this process was forked: connect again";
+const LEFT_BEHIND: &str =
+    "another thread was sending or receiving a message when this process was forked: connect again";
 
 /// One end of a connection that carries messages, for any number of threads. One thread at a time sends, and one receives.
 ///
