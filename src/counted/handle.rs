@@ -58,9 +58,9 @@ impl HandleOptions {
 
 /// A reference to a counted array, with which any process on the same machine that reaches the same directory can attach.
 ///
-/// It is formatted and parsed as one line of text without blanks, and with the feature `serde` as a string. The array exists at least
-/// until the grace time is over, even if the sender is killed. Attaching uses the handle up, unless it is reusable; attaching with a
-/// second copy fails with [`HandleSpent`](Error::HandleSpent).
+/// It is formatted and parsed as one line of text without blanks, and with the feature `serde` as a string. While it is in flight, it
+/// protects the array for the grace time, even if the sender is killed. Attaching uses the handle up, unless it is reusable; attaching
+/// with a second copy fails with [`HandleSpent`](Error::HandleSpent).
 ///
 /// ```
 /// use ndarray_shm::counted::{Handle, SharingStrategy};
@@ -113,7 +113,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied).
+    /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
     pub fn revoke(&self) -> Result<bool> {
         self.revoke_in(None, Attach::new(Access::Read)).and_then(|(revoked, memory)| {
             memory.map_or(Ok(()), CountedSegment::close)?;

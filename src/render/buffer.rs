@@ -70,7 +70,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// - [`Mismatch`](Error::Mismatch): a buffer of this name exists for another work.
     /// - [`AlreadyExists`](Error::AlreadyExists): a finished array has the name.
-    /// - [`ForeignOwner`](Error::ForeignOwner): the buffer belongs to another user, who was [not chosen](RenderOptions::shared_with).
+    /// - [`ForeignOwner`](Error::ForeignOwner): the buffer belongs to another user that was [not chosen](RenderOptions::shared_with).
     /// - [`TimedOut`](Error::TimedOut): another process is beginning the buffer, and takes longer than the
     ///   [timeout](RenderOptions::timeout).
     /// - [`NoSpace`](Error::NoSpace): there is not enough memory; none was reserved.

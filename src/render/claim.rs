@@ -24,7 +24,7 @@ pub struct ChunkClaim<'a, T: Element, D: Dimension> {
 }
 
 impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
-    /// Makes the view of a chunk whose cell is write-locked by `hold`.
+    /// Returns the claim of a chunk. `hold` is the write lock on its cell.
     #[allow(unsafe_code)]
     pub(super) fn new(buffer: &'a RenderBuffer<T, D>, index: usize, raw: RawArrayViewMut<T, D>, hold: Hold) -> Self {
         let region = buffer.grid().region(index);
@@ -86,7 +86,7 @@ pub struct ChunkGuard<'a, T: Element, D: Dimension> {
 }
 
 impl<'a, T: Element, D: Dimension> ChunkGuard<'a, T, D> {
-    /// Makes the view of a chunk whose cell is read-locked by `hold`.
+    /// Returns the guard of a chunk. `hold` is the read lock on its cell.
     #[allow(unsafe_code)]
     pub(super) fn new(buffer: &'a RenderBuffer<T, D>, index: usize, raw: RawArrayViewMut<T, D>, hold: Hold) -> Self {
         let region = buffer.grid().region(index);

@@ -154,9 +154,7 @@ impl LedgerRecord {
         let (shape, chunk_shape, chunk_offset) = (lengths()?, lengths()?, lengths()?);
         let left = fields.0.len();
         if fingerprint_length > LONGEST_FINGERPRINT || left != fingerprint_length {
-            return Err(format!(
-                "the fingerprint has {fingerprint_length} bytes according to its length, but {left} are left"
-            ));
+            return Err(format!("the fingerprint should have {fingerprint_length} bytes, but {left} are left"));
         }
         let fingerprint = std::str::from_utf8(fields.0).map_err(|_| "the fingerprint is not UTF-8")?.to_owned();
         let work = RenderSpec { dtype, order, shape, chunk_shape, chunk_offset, fingerprint };

@@ -65,7 +65,7 @@ impl RenderOptions {
 
     /// Chooses whether the finished array may replace an existing one. The old array keeps its name until then.
     ///
-    /// Only one process should create a buffer with this option, and the others [`open`](Self::open) it. A process that calls
+    /// Only one process should create a buffer with this option; all other processes [`open`](Self::open) it. A process that calls
     /// [`create`](Self::create) after the array is finished would begin it again.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
