@@ -61,7 +61,7 @@ pub struct Channel {
     wire: Wire,
 }
 
-/// A received message, and its arrays in the order in which they were sent.
+/// A message received from a [`Channel`], and its arrays in the order in which they were sent.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Received<M> {

@@ -26,8 +26,8 @@
 //! | read an array's properties without attaching | [`inspect()`], [`inspect_in`] |
 //! | remove the files that killed processes left | [`reclaim()`], [`Reclaim`] |
 //!
-//! For an array that other programs map as plain bytes, use a [`SharedArray`](crate::SharedArray): its file has no trailer.
-//! For many small arrays, a message of an [`arena::Queue`](crate::arena::Queue) costs less than one handle per array.
+//! Not for arrays that other programs map as plain bytes: use a [`SharedArray`](crate::SharedArray), which has no trailer. For
+//! many small arrays, a message of an [`arena::Queue`](crate::arena::Queue) costs less than one handle per array.
 //!
 //! # Source
 //!

@@ -36,7 +36,8 @@
 //! }
 //! ```
 //!
-//! For a single writer, [`SharedArray::write`](crate::SharedArray::write) is simpler. A committed chunk cannot be painted again.
+//! Not for a single writer: [`SharedArray::write`](crate::SharedArray::write) is simpler. Not for chunks that change again: a committed
+//! chunk cannot be painted again.
 
 mod buffer;
 mod claim;
