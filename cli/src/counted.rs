@@ -143,7 +143,8 @@ impl CountedReport {
         } else {
             "no: the name goes with the last handle"
         };
-        let orphaned = if self.orphaned { "yes: no process uses it and none will; `ndshm gc` removes it" } else { "no" };
+        let orphaned =
+            if self.orphaned { "yes: no process uses it and none will; `ndshm gc` removes it" } else { "no" };
         let made = Duration::from_secs(self.created);
         let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH + made).unwrap_or_default();
         vec![
