@@ -1,10 +1,12 @@
 //! Channels: messages with arrays between two processes, over a Unix stream socket.
 //!
+//! wire.rs frames the messages. This file defines their body:
+//!
 //! ```text
-//! body, as JSON: {"message": .., "arrays": [PARCEL, ..]}; behind it the descriptors of those parcels that have one, in order
+//! body, JSON: {"message": .., "arrays": [PARCEL, ..]}, followed by the descriptors of the parcels that have one, in order
 //! PARCEL: {"strategy": "file_system",     "dtype": "<f4", "shape": [2, 3], "order": "C", "handle": "ndshm1:.."}
 //!         {"strategy": "file_descriptor", "dtype": "<f4", "shape": [2, 3], "order": "C",
-//!          "backend": "shm", "directory": "/dev/shm", "location": "ndshm-.."}, the directory escaped as in a handle
+//!          "backend": "shm", "directory": "/dev/shm", "location": "ndshm-.."}, with the directory escaped as in a handle
 //!         {"strategy": "sealed",          "dtype": "<f4", "shape": [2, 3], "order": "C"}
 //! ```
 
@@ -20,17 +22,19 @@ use super::wire::{Wire, deadline};
 use crate::error::{Error, Result};
 use crate::os::{self, Peer, Socket};
 
-/// What errors call a channel that has no path.
+/// The name of a channel without a path, in errors.
 const UNNAMED: &str = "(channel)";
 
-/// One end of a connection over which two processes send each other messages with arrays.
+/// One end of a connection over which two processes exchange messages with arrays.
 ///
-/// A message is anything that `serde` writes as JSON, with any number of arrays beside it: counted arrays by descriptor or
-/// by name as their [strategy](crate::counted::SharingStrategy) says, and frozen ones. Nothing is copied. Both ends can send and
-/// receive, any number of threads can use one end, and a message arrives whole or not at all.
+/// A message is any value that `serde` can serialize as JSON, together with any number of arrays: [frozen](crate::FrozenArray) ones,
+/// and counted ones, which are sent by descriptor or by name according to their [strategy](crate::counted::SharingStrategy).
+/// Elements are not copied. Both ends can send and receive. Any number of threads can use one end. A message arrives whole or not
+/// at all.
 ///
-/// Arrays that travel by name are kept for 30 seconds by the handle alone; send [`handle_with`] options of your own, or keep
-/// the array until the answer comes, if a receiver may take longer. Arrays that travel by descriptor are kept by the socket.
+/// An array sent by descriptor lives at least until its message is received, because the socket holds the descriptor. An array sent
+/// by name is protected for 30 seconds by its handle. If the receiver may take longer, keep the array until the receiver has answered,
+/// or send a handle made by [`handle_with`] as text in the message.
 ///
 /// ```
 /// # #[cfg(target_os = "linux")] {
@@ -57,39 +61,41 @@ pub struct Channel {
     wire: Wire,
 }
 
-/// A message of a [`Channel`] and the arrays that came with it, in the order in which they were sent.
+/// A message received from a [`Channel`], and its arrays in the order in which they were sent.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Received<M> {
-    /// The message itself.
+    /// The message.
     pub message: M,
-    /// The arrays, not attached yet. Those that are dropped unattached are given up at once.
+    /// The arrays, not attached yet. Dropping one unattached revokes its handle or closes its descriptor.
     pub arrays: Vec<ReceivedArray>,
 }
 
-/// What is written.
+/// The body of a message to be sent.
 #[derive(Serialize)]
 struct Outgoing<'a, M: ?Sized> {
     message: &'a M,
     arrays: &'a [Parcel],
 }
 
-/// What is read.
+/// The body of a received message.
 #[derive(Deserialize)]
 struct Incoming<M> {
     message: M,
-    /// Read only when the message has been taken: one that cannot be read must not block the channel.
+    /// Decoded only after the message was taken from the wire. An array of an unknown kind would otherwise block the channel: the
+    /// message would stay the next one for ever.
     arrays: Vec<Value>,
 }
 
 impl Channel {
-    /// Makes both ends of a channel: keep one, and give the other to a child as an inherited descriptor.
+    /// Creates both ends of a channel: one to keep, the other for a child process that inherits its descriptor.
     ///
-    /// A child that gets text only, such as an entry of [`process`](crate::process), [connects](Self::connect) by a path.
+    /// A child that receives only text, such as an entry of [`process`](crate::process), [connects](Self::connect) to a path instead.
     ///
     /// # Errors
     ///
-    /// [`TooManyOpenFiles`](Error::TooManyOpenFiles); [`Unsupported`](Error::Unsupported) on Windows.
+    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles).
+    /// - [`Unsupported`](Error::Unsupported): the platform is Windows.
     pub fn pair() -> Result<(Self, Self)> {
         let (one, other) = os::pair().map_err(|error| Error::os("make a channel", UNNAMED, error))?;
         Ok((Self::of_socket(one, UNNAMED)?, Self::of_socket(other, UNNAMED)?))
@@ -99,7 +105,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os) with `NotFound` or `ConnectionRefused`: no process listens there.
+    /// [`Os`](Error::Os) with `NotFound` or `ConnectionRefused`: no process listens at the path.
     ///
     /// # Examples
     ///
@@ -126,7 +132,7 @@ impl Channel {
         Self::of_socket(socket, &path.display().to_string())
     }
 
-    /// Uses a connected stream socket: an inherited descriptor, or one that the program made by other means.
+    /// Makes a channel of a connected stream socket, such as an inherited descriptor.
     ///
     /// # Errors
     ///
@@ -139,42 +145,44 @@ impl Channel {
         Ok(Self { wire: Wire::new(socket, name)? })
     }
 
-    /// Gives the socket back, to be inherited by a child or used otherwise. What had arrived in part is lost.
+    /// Returns the socket, for a child to inherit or for other use. A message that has arrived only in part is lost.
     pub fn into_socket(self) -> Socket {
         self.wire.socket
     }
 
-    /// Returns the process that was at the other end when the connection was made.
+    /// Returns the user, and where known the process, that was at the other end when the connection was made.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported) where the system does not say.
+    /// [`Unsupported`](Error::Unsupported): the system does not provide it.
     pub fn peer(&self) -> Result<Peer> {
         let Wire { socket, name, .. } = &self.wire;
         socket.peer().map_err(|error| Error::os("ask which process is at the other end", name, error))
     }
 
-    /// Makes this process, a forked child, the one that uses this end. The parent must not use its copy afterwards.
+    /// Lets this process, a forked child, use this end. The parent must not use its copy afterwards.
     pub fn adopt(self) -> Self {
         Self { wire: self.wire.adopt() }
     }
 
-    /// Sends a message with arrays, waiting as long as it takes until the kernel has all of it.
+    /// Sends a message with arrays, and waits without limit until the kernel has taken all of it.
     ///
     /// # Errors
     ///
-    /// - [`Closed`](Error::Closed): the other end is gone.
-    /// - [`Protocol`](Error::Protocol): it is longer than 64 MiB (arrays do not count), or JSON cannot express it.
+    /// - [`Closed`](Error::Closed): the other end was closed.
+    /// - [`Protocol`](Error::Protocol): the message is longer than 64 MiB, not counting the elements of arrays, or JSON cannot
+    ///   express it; or an earlier message was sent only in part.
     /// - those of making a handle: [`RefcountedArray::handle`](crate::RefcountedArray::handle).
     pub fn send<M: Serialize + ?Sized>(&self, message: &M, arrays: &[&dyn Shareable]) -> Result<()> {
         self.send_timeout(message, arrays, Duration::MAX)
     }
 
-    /// Sends a message with arrays, but waits no longer than this.
+    /// Sends a message with arrays, and waits at most `limit`.
     ///
     /// # Errors
     ///
-    /// As [`send`](Self::send). [`TimedOut`](Error::TimedOut): if a part was sent by then, nothing can be sent any more.
+    /// [`TimedOut`](Error::TimedOut), and those of [`send`](Self::send). If part of the message was sent when the time ran out, this
+    /// end cannot send any more.
     pub fn send_timeout<M: Serialize + ?Sized>(
         &self,
         message: &M,
@@ -194,27 +202,28 @@ impl Channel {
                 body.map_err(|error| self.wire.protocol(format!("the message cannot be written as JSON: {error}")))?;
             self.wire.send(&body, &files.iter().collect::<Vec<_>>(), limit)
         });
-        // What no process will receive must not keep an array alive.
+        // A message that was not sent is never received, and its handles must not protect their arrays.
         sent.inspect_err(|_| parcels.iter().for_each(Parcel::revoke))
     }
 
     /// Waits for a message.
     ///
-    /// A message is received whole or not at all: after any error but `Closed` and `Protocol` the next call begins with the
-    /// same message, also with another type `M`. To skip one, receive it as [`serde::de::IgnoredAny`].
+    /// A message is received whole or not at all. After any error but `Closed` and `Protocol`, the next call receives the same
+    /// message again, if necessary as another type `M`. To skip a message, receive it as [`serde::de::IgnoredAny`].
     ///
     /// # Errors
     ///
-    /// - [`Closed`](Error::Closed): there will be no more.
-    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): its descriptors cannot be had now; free some, and receive again.
-    /// - [`Message`](Error::Message): it is not of type `M`.
-    /// - [`Protocol`](Error::Protocol): what arrived is no message of a channel, after which nothing more can be received; or
-    ///   one of its arrays is of a kind that this version does not know, and then the next message is next.
+    /// - [`Closed`](Error::Closed): the other end was closed, and no complete message is left.
+    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): this process has too few free descriptors for those of the message. Close
+    ///   some, and receive again.
+    /// - [`Message`](Error::Message): the message is not of type `M`.
+    /// - [`Protocol`](Error::Protocol): the bytes are not a channel's, and nothing more can be received; or an array of the message is
+    ///   of a kind that this version does not know. Then the message is dropped, and the next call receives the one after it.
     pub fn receive<M: DeserializeOwned>(&self) -> Result<Received<M>> {
         self.receive_timeout(Duration::MAX)
     }
 
-    /// Waits for a message, but no longer than this.
+    /// Waits for a message, at most `limit`.
     ///
     /// # Errors
     ///
@@ -234,7 +243,7 @@ impl Channel {
                 self.wire.protocol(format!("an array that this version cannot read ({error}); the message was dropped"))
             })
         });
-        // All of them first: those that can be read are given up if one cannot.
+        // Decodes all arrays before the first failure is returned, so that the decoded ones are dropped, which revokes their handles.
         let arrays: Vec<Result<ReceivedArray>> = arrays.collect();
         let arrays = arrays.into_iter().collect::<Result<_>>()?;
         Ok(Received { message: incoming.message, arrays })
@@ -247,7 +256,9 @@ impl From<Channel> for Socket {
     }
 }
 
-/// Waits at a path for other processes to connect, each of which gets a [`Channel`]; the path is removed when this is dropped.
+/// Listens at a path and accepts connections of other processes, one [`Channel`] for each.
+///
+/// Dropping it removes the path.
 #[derive(Debug)]
 pub struct ChannelListener {
     listener: os::Listener,
@@ -255,12 +266,14 @@ pub struct ChannelListener {
 }
 
 impl ChannelListener {
-    /// Begins to listen at a path, with mode 0600. What a listener that was killed left there is replaced.
+    /// Begins to listen at a path, with mode 0600, and replaces the socket of a listener that was killed.
     ///
     /// # Errors
     ///
-    /// [`Os`](Error::Os) with `AlreadyExists`: a process listens there; with `InvalidInput`: something else has the name, or
-    /// the path is too long; with `PermissionDenied`. [`Unsupported`](Error::Unsupported) on Windows.
+    /// - [`Os`](Error::Os) with `AlreadyExists`: another process listens at the path.
+    /// - [`Os`](Error::Os) with `InvalidInput`: the path exists and is not a socket, or it is too long.
+    /// - [`Os`](Error::Os) with `PermissionDenied`.
+    /// - [`Unsupported`](Error::Unsupported): the platform is Windows.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let op = "listening for channels (the directory must exist, and no other process may listen at this path)";
@@ -268,7 +281,7 @@ impl ChannelListener {
         Ok(Self { listener, path: path.display().to_string() })
     }
 
-    /// Waits for a connection.
+    /// Waits until a process connects.
     ///
     /// # Errors
     ///
@@ -277,7 +290,7 @@ impl ChannelListener {
         self.accept_timeout(Duration::MAX)
     }
 
-    /// Waits for a connection, but no longer than this.
+    /// Waits until a process connects, at most `limit`.
     ///
     /// # Errors
     ///
@@ -299,7 +312,7 @@ crate::os::with_sockets! {
         use super::*;
 
         #[test]
-        fn what_is_wrong_with_a_path_is_said_of_a_socket_and_not_of_an_array() {
+        fn path_errors_give_advice_about_sockets() {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("socket");
             let refused = |error: Error, kind: ErrorKind, advice: &str| {

@@ -1,13 +1,14 @@
-//! How element type, order and shape are written in bytes of our own: the same in the record of a counted array and in the ledger
-//! of a renderbuffer. What is read is input, and errors say in words what is wrong with it.
+//! Encodes and decodes element type, order and shape, for the record of a counted array and the ledger of a renderbuffer.
+//!
+//! The bytes that are read may come from any process, so every field is checked. Errors are texts that say what is wrong.
 
 use crate::array::{DType, Order};
 use crate::error::{Error, Result};
 
-/// Most axes that can be written down.
+/// Maximum number of axes that a record or ledger can hold.
 pub(crate) const MOST_AXES: usize = 32;
 
-/// Refuses a shape with more axes than can be written down.
+/// Refuses a shape with more than [`MOST_AXES`] axes.
 pub(crate) fn check_axes(shape: &[usize]) -> Result<()> {
     if shape.len() <= MOST_AXES {
         return Ok(());
@@ -16,8 +17,8 @@ pub(crate) fn check_axes(shape: &[usize]) -> Result<()> {
     Err(Error::InvalidSetting { setting: "the shape", value, expected })
 }
 
-/// Writes the fields that both begin with: the element type, padded with NUL to `width` bytes, the order, the number of axes, and two
-/// zeros.
+/// Encodes the first fields of a record or ledger: the element type, padded with NUL to `width` bytes, the order, the number of axes,
+/// and two zeros.
 pub(crate) fn head(width: usize, dtype: DType, order: Order, axes: usize) -> Vec<u8> {
     let mut bytes = dtype.as_str().as_bytes().to_vec();
     bytes.resize(width, 0);
@@ -27,7 +28,7 @@ pub(crate) fn head(width: usize, dtype: DType, order: Order, axes: usize) -> Vec
     bytes
 }
 
-/// Writes lengths.
+/// Encodes lengths as 8 little-endian bytes each.
 pub(crate) fn lengths(lengths: &[usize]) -> impl Iterator<Item = u8> {
     lengths.iter().flat_map(|length| (*length as u64).to_le_bytes())
 }
@@ -46,15 +47,15 @@ impl Fields<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// Reads what [`head`] has written in `WIDTH` bytes for the element type.
+    /// Decodes the fields that [`head`] encodes, with `WIDTH` bytes for the element type.
     pub(crate) fn head<const WIDTH: usize>(&mut self) -> Result<(DType, Order, usize), String> {
         let text = self.take::<WIDTH>()?;
         let text = std::str::from_utf8(&text).unwrap_or_default().trim_end_matches('\0');
-        let dtype = text.parse().map_err(|_| format!("{text:?} is no element type"))?;
+        let dtype = text.parse().map_err(|_| format!("{text:?} is not an element type"))?;
         let order = match self.take()? {
             [b'C'] => Order::C,
             [b'F'] => Order::F,
-            [other] => return Err(format!("{other} is no order")),
+            [other] => return Err(format!("{other} is not an order")),
         };
         match self.take()? {
             [axes, 0, 0] if usize::from(axes) <= MOST_AXES => Ok((dtype, order, axes.into())),

@@ -1,4 +1,4 @@
-//! Handles: a counted array's name on its way to another process, as one line of text.
+//! Handles: references to counted arrays, sent to other processes as one line of text.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use crate::segment::DROP_WAIT;
 use crate::segment::counts::{MOST_TICKETS, Ticket};
 use crate::segment::{Attach, CountedBy, CountedSegment, Home};
 
-/// How long a handle keeps its array if nothing else is said.
+/// The default grace time.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// First word of the text, with its version.
 const SCHEME: &str = "ndshm1";
 
-/// How often a handle can be used, and how long it keeps the array alive by itself.
+/// Options of a [`Handle`]: how often it can be used, and how long it protects the array without any attached process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "options do nothing until `handle_with` is called"]
 pub struct HandleOptions {
@@ -36,30 +36,31 @@ impl Default for HandleOptions {
 }
 
 impl HandleOptions {
-    /// Begins with a handle for one user that keeps the array for 30 seconds.
+    /// Returns the defaults: the handle can be used once, and protects the array for 30 seconds.
     pub fn new() -> Self {
         Self { grace: GRACE, reusable: false }
     }
 
-    /// Keeps the array for this long (a week at most) even if no process is attached. A handle that comes later is still good
-    /// as long as a process has the array.
+    /// Sets the grace time: how long the handle protects the array, at most a week, while no process is attached.
+    ///
+    /// After that time the handle still works if a process is attached and the handle's slot was not needed for a newer handle.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// Lets any number of processes attach, until the handle is [revoked](Handle::revoke).
+    /// Makes the handle reusable: any number of processes can attach with it, until it is [revoked](Handle::revoke).
     pub fn reusable(mut self) -> Self {
         self.reusable = true;
         self
     }
 }
 
-/// A counted array's name in flight. A process that has it can attach, in any process of the same machine and directory.
+/// A reference to a counted array, with which any process on the same machine that reaches the same directory can attach.
 ///
-/// It is written and read as one line of text without blanks, and with the feature `serde` as a string. While it is on its
-/// way the array stays, even if its sender is killed, for the grace time its sender chose. Made for one user, it is used up
-/// by attaching; a copy that comes second is [`HandleSpent`](Error::HandleSpent).
+/// It is formatted and parsed as one line of text without blanks, and with the feature `serde` as a string. While it is in flight, it
+/// protects the array for the grace time, even if the sender is killed. Attaching uses the handle up, unless it is reusable; attaching
+/// with a second copy fails with [`HandleSpent`](Error::HandleSpent).
 ///
 /// ```
 /// use ndarray_shm::counted::{Handle, SharingStrategy};
@@ -87,7 +88,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Notes in the array that a handle is on its way, and returns it.
+    /// Issues a ticket in the array's trailer and returns its handle.
     pub(super) fn issue(memory: &CountedSegment, id: u128, options: HandleOptions) -> Result<Self> {
         let ticket = Ticket::new(random::number(), options.reusable);
         let (home, counts) = (memory.home(), memory.counts());
@@ -105,14 +106,14 @@ impl Handle {
         Ok(Self { ticket, id, backend, directory, location: home.location.clone() })
     }
 
-    /// Revokes the handle: it keeps the array no longer, and no process can attach with it. `Ok(false)`: it was used already,
-    /// or the array is gone.
+    /// Revokes the handle: no process can attach with it any more, and it no longer protects the array.
     ///
-    /// Every holder of the handle can revoke it, also a receiver that does not want the array.
+    /// Any process that holds a copy can revoke it, including a receiver that does not want the array. Returns `false` if the handle was
+    /// used or revoked before, or the array was removed.
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied).
+    /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
     pub fn revoke(&self) -> Result<bool> {
         self.revoke_in(None, Attach::new(Access::Read)).and_then(|(revoked, memory)| {
             memory.map_or(Ok(()), CountedSegment::close)?;
@@ -120,11 +121,11 @@ impl Handle {
         })
     }
 
-    /// Takes the handle back without waiting for long; what cannot be had at once expires.
+    /// Revokes the handle without waiting for long. If that fails, the handle expires.
     #[cfg(feature = "channel")]
     pub(super) fn give_up(&self, backend: Option<&Directory>) {
         let how = Attach { patience: DROP_WAIT, ..Attach::new(Access::Read) };
-        let _left_when_dropped = self.revoke_in(backend, how);
+        let _result = self.revoke_in(backend, how); // dropping the attachment in it detaches
     }
 
     fn revoke_in(&self, backend: Option<&Directory>, how: Attach) -> Result<(bool, Option<CountedSegment>)> {
@@ -132,7 +133,7 @@ impl Handle {
         let how = Attach { sparse: true, ..how };
         match CountedSegment::attach(&home, how, CountedBy::Array(self.id), |_| Ok(())) {
             Ok((memory, ())) => Ok((memory.counts().revoke(self.ticket), Some(memory))),
-            // The name is another array's by now, or nothing's.
+            // No array has the name any more, or another array has it.
             Err(Error::NotFound { .. } | Error::Unlinked { .. } | Error::HandleSpent { .. }) => Ok((false, None)),
             Err(error) => Err(error),
         }
@@ -143,12 +144,12 @@ impl Handle {
         &self.location
     }
 
-    /// Returns the directory in which the name is.
+    /// Returns the directory that contains the name.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Whether any number of processes can attach with it.
+    /// Returns whether any number of processes can attach with it.
     pub fn is_reusable(&self) -> bool {
         self.ticket.is_many()
     }
@@ -157,20 +158,22 @@ impl Handle {
         CountedBy::Ticket(self.ticket, self.id)
     }
 
-    /// Finds the place that the handle means, which need not be this process's default.
+    /// Returns the place that the handle refers to, which may differ from this process's default.
     pub(super) fn home(&self, backend: Option<&Directory>) -> Result<Home> {
         let backend = backend.cloned().map_or_else(|| backend_at(&self.backend, &self.directory), Ok)?;
         Ok(Home { backend, location: self.location.clone() })
     }
 }
 
-/// Returns how another process finds a backend: by its name and its directory, wherever that process works.
+/// Returns the name and the absolute directory by which another process finds a backend, whatever its working directory.
 pub(super) fn address(backend: &Directory) -> (String, PathBuf) {
     let directory = backend.path();
     (backend.name().to_owned(), std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned()))
 }
 
-/// Returns the backend of a directory that another process named. The emulated directory is checked as always.
+/// Returns the backend of a directory that another process named.
+///
+/// The owner and permissions of the emulated directory are checked, as when this process chooses it.
 pub(super) fn backend_at(name: &str, directory: &Path) -> Result<Directory> {
     if let Ok(real) = Directory::shm() {
         if real.path() == directory {
@@ -183,7 +186,7 @@ pub(super) fn backend_at(name: &str, directory: &Path) -> Result<Directory> {
     Ok(remembered(name, directory))
 }
 
-/// `ndshm1:ticket:id:backend:directory:location`, with everything but letters, digits and `-._/` written as `%xx`.
+/// `ndshm1:ticket:id:backend:directory:location`, with all bytes but letters, digits and `-._/` written as `%xx`.
 impl fmt::Display for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [backend, location] = [self.backend.as_bytes(), self.location.as_str().as_bytes()].map(encode);
@@ -192,12 +195,12 @@ impl fmt::Display for Handle {
     }
 }
 
-/// Writes a path as text, whatever bytes it has.
+/// Encodes a path of any bytes as text.
 pub(super) fn path_to_text(path: &Path) -> String {
     encode(path.as_os_str().as_encoded_bytes())
 }
 
-/// Reads a path that must be absolute, so that it means the same in every process.
+/// Decodes a path. It must be absolute, so that it means the same in every process.
 pub(super) fn path_of_text(text: &str) -> Option<PathBuf> {
     os::path_from(decode(text)?).filter(|path| path.is_absolute())
 }
@@ -241,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_is_read_as_it_is_written() {
+    fn parsing_gives_the_formatted_handle_back() {
         let directory = std::env::temp_dir().join("blank and:colon");
         let location =
             Location::new(if os::forbidden_name(":").is_some() { "名 %41" } else { "名 %41:" }).expect("a name");

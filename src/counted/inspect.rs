@@ -1,4 +1,4 @@
-//! What a counted array says about itself and its users, without attaching to it.
+//! Reads the trailer of a counted array without attaching to it.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,46 +10,48 @@ use crate::os;
 use crate::segment::trailer::Trailer;
 use crate::segment::{Home, is_leased};
 
-/// What a counted array said about itself and its users at one moment, as [`inspect()`] found it.
+/// The properties of a counted array at one moment, returned by [`inspect()`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
     /// Its name.
     pub location: Location,
-    /// Type of the elements.
+    /// Element type.
     pub dtype: DType,
     /// Order of the axes in memory.
     pub order: Order,
     /// Lengths of the axes.
     pub shape: Vec<usize>,
-    /// Bytes of the elements.
+    /// Size of the elements in bytes.
     pub bytes: u64,
-    /// How many handles are counted, those of killed processes included.
+    /// Reference count: the number of attached handles, including those of killed processes.
     pub refcount: u32,
-    /// How many handles are on their way and have not expired.
+    /// Number of handles in flight that have not expired.
     pub in_flight: usize,
-    /// How much longer they keep the array by themselves.
+    /// Time until the last of them expires. Until then they protect the array.
     pub protected_for: Duration,
-    /// Whether any process is attached: the kernel's answer.
+    /// Whether any process is attached, according to the kernel's lock table.
     pub is_attached: bool,
-    /// Whether the name outlives all handles, as it was wished, or because this is a copy of the file that was made.
+    /// Whether the name outlives all handles: the array was [kept](crate::RefcountedArray::keep), or the file is a copy of the one in
+    /// which the array was created.
     pub is_kept: bool,
-    /// Whether no process can write to it any more.
+    /// Whether the array is frozen, so that it cannot be written any more.
     pub is_frozen: bool,
-    /// Number of the process that made it.
+    /// Process number of the creator.
     pub creator: u32,
-    /// When it was made.
+    /// Time of creation.
     pub created: SystemTime,
 }
 
 impl Inspection {
-    /// Whether no process uses it and none will: [`reclaim`](crate::counted::reclaim()) would remove it.
+    /// Returns whether the array is an orphan, which [`reclaim`](crate::counted::reclaim()) removes: no process is attached, no handle
+    /// protects it, and it is not kept.
     pub fn is_orphaned(&self) -> bool {
         !self.is_attached && !self.is_kept && self.in_flight == 0
     }
 }
 
-/// Looks at a counted array in the default backend, whatever its type and shape, without attaching to it.
+/// Returns the properties of a counted array in the default backend, without attaching to it.
 ///
 /// # Examples
 ///
@@ -65,14 +67,16 @@ impl Inspection {
 ///
 /// # Errors
 ///
-/// [`NotFound`](crate::Error::NotFound); [`NotCounted`](crate::Error::NotCounted): it is a plain array;
-/// [`Trailer`](crate::Error::Trailer): what it says cannot be true.
+/// - [`NotFound`](crate::Error::NotFound): no file has the name.
+/// - [`NotCounted`](crate::Error::NotCounted): it is a plain array.
+/// - [`Reserved`](crate::Error::Reserved): it is an arena or a file of counters.
+/// - [`Trailer`](crate::Error::Trailer): its trailer is malformed, or that of an array with another name.
 pub fn inspect(location: impl IntoLocation) -> Result<Inspection> {
     let home = Home::new(None, location)?;
     inspect_in(&home.backend, &home.location)
 }
 
-/// Looks at a counted array in a given directory, as [`inspect()`] does in the default one.
+/// Returns the properties of a counted array in the given directory, without attaching to it. See [`inspect()`].
 ///
 /// # Errors
 ///

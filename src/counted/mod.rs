@@ -1,7 +1,7 @@
-//! Arrays that count their handles, and the ways in which they travel between processes.
+//! Reference-counted arrays, and the ways to send them to other processes.
 //!
-//! A [`RefcountedArray`] describes itself and needs no name of the caller's choice. Its name goes with its last handle. If all
-//! processes that had one were killed, [`reclaim()`], the [`manager`](crate::manager) or `ndshm gc` removes it.
+//! A [`RefcountedArray`] stores its own type and shape, and can do without a name that the caller chooses. The last handle to detach
+//! removes the name. If all attached processes were killed, [`reclaim()`], the [`manager`](crate::manager) or `ndshm gc` removes it.
 //!
 //! ```
 //! use ndarray::Ix2;
@@ -10,7 +10,7 @@
 //!
 //! let array = RefcountedArray::<f64, _>::create("counted-room-example", (2, 2))?;
 //! array.write()?.fill(2.5);
-//! let text = array.handle()?.to_string(); // one line, for an argument or a message
+//! let text = array.handle()?.to_string(); // one line, for a command line or a message
 //!
 //! // in another process, which needs neither shape nor name
 //! let same = text.parse::<Handle>()?.attach::<f64, Ix2>()?;
@@ -20,19 +20,19 @@
 //!
 //! | to | use |
 //! |---|---|
-//! | hand an array to another process as text | [`RefcountedArray::handle`], [`Handle`] |
+//! | send an array to another process as text | [`RefcountedArray::handle`], [`Handle`] |
 //! | send arrays in messages over a socket | `Channel`, with the feature `channel` |
 //! | choose between descriptors and names, per array or for the program | [`SharingStrategy`] |
-//! | look at an array without attaching to it | [`inspect()`], [`inspect_in`] |
-//! | remove what killed processes left | [`reclaim()`], [`Reclaim`] |
+//! | read an array's properties without attaching | [`inspect()`], [`inspect_in`] |
+//! | remove the files that killed processes left | [`reclaim()`], [`Reclaim`] |
 //!
-//! Not here: an array that other programs map as plain bytes is a [`SharedArray`](crate::SharedArray); its file has no trailer.
-//! For many small arrays a message of an [`arena::Queue`](crate::arena::Queue) costs less than a handle each.
+//! Not for arrays that other programs map as plain bytes: use a [`SharedArray`](crate::SharedArray), which has no trailer. For
+//! many small arrays, a message of an [`arena::Queue`](crate::arena::Queue) costs less than one handle per array.
 //!
 //! # Source
 //!
-//! The two strategies, handles that are counted while they travel, and the manager are those of `torch.multiprocessing`; counts
-//! here survive a kill, because the kernel's locks say which handles are alive.
+//! The two strategies, the counting of handles in flight, and the manager follow `torch.multiprocessing`. Unlike there, a killed
+//! process does not leak its count: the kernel's locks show which processes are alive.
 
 #[cfg(feature = "channel")]
 mod channel;

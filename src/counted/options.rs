@@ -1,4 +1,4 @@
-//! What creating and attaching is for counted arrays; which of it can be chosen stands with the plain ones.
+//! Creating and attaching counted arrays with options. The option types themselves are in src/array/options.rs.
 
 use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
 
@@ -48,17 +48,17 @@ impl<T: Element, D: Dimension> Attachable for RefcountedArray<T, D> {
 }
 
 impl<T: Element, D: Dimension> CreateOptions<RefcountedArray<T, D>> {
-    /// Makes an array that other processes can be given, by descriptor or under a name that cannot be guessed.
+    /// Creates an array of zeros to be sent to other processes: without a name, or with a random one, as `strategy` says.
     ///
     /// # Errors
     ///
-    /// As [`Draft::share`]; [`InvalidSetting`](Error::InvalidSetting) with any [`mode`](Self::mode) but
-    /// [`CreationMode::CreateNew`], since no name can be taken.
+    /// [`InvalidSetting`](Error::InvalidSetting): the [`mode`](Self::mode) is not [`CreationMode::CreateNew`]. A random name cannot
+    /// replace or open an existing array. Also the errors of [`Draft::share`].
     pub fn share(&self, strategy: SharingStrategy, shape: impl ShapeBuilder<Dim = D>) -> Result<RefcountedArray<T, D>> {
         self.share_with(strategy, shape, |_| {})
     }
 
-    /// As [`share`](Self::share), with elements that `fill` writes.
+    /// Creates an array as [`share`](Self::share) does, and lets `fill` write it before other processes can see it.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl<T: Element, D: Dimension> CreateOptions<RefcountedArray<T, D>> {
             return Err(Error::InvalidSetting {
                 setting,
                 value,
-                expected: "CreateNew: what is shared gets a name of its own",
+                expected: "CreateNew, because a shared array gets a random name",
             });
         }
         let backend = self.backend.clone().map_or_else(default_backend, Ok)?;
@@ -85,7 +85,7 @@ impl<T: Element, D: Dimension> CreateOptions<RefcountedArray<T, D>> {
 }
 
 impl<T: Element, D: Dimension> AttachOptions<RefcountedArray<T, D>> {
-    /// Attaches to the array that has the name.
+    /// Attaches to the array with this name.
     ///
     /// # Errors
     ///
@@ -96,11 +96,11 @@ impl<T: Element, D: Dimension> AttachOptions<RefcountedArray<T, D>> {
         Ok(RefcountedArray::of(memory, layout, id))
     }
 
-    /// Attaches with a handle, using it up if it is for one.
+    /// Attaches with a handle, and uses it up unless it is reusable.
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent), and those of [`RefcountedArray::open`].
+    /// As [`Handle::attach`].
     pub fn attach(&self, handle: &Handle) -> Result<RefcountedArray<T, D>> {
         let (memory, layout, id) = attach::<T, D>(&handle.home(self.backend.as_ref())?, self.how, handle.entry())?;
         Ok(RefcountedArray::of(memory, layout, id))
@@ -108,31 +108,31 @@ impl<T: Element, D: Dimension> AttachOptions<RefcountedArray<T, D>> {
 }
 
 impl Handle {
-    /// Attaches, and uses the handle up if it is for one.
+    /// Attaches to the array, and uses the handle up unless it is reusable.
     ///
     /// # Errors
     ///
-    /// - [`HandleSpent`](Error::HandleSpent): it was used or taken back, or the name is another array's by now.
-    /// - [`NotFound`](Error::NotFound): the array is gone; no process had it when the grace time was over.
-    /// - those of [`RefcountedArray::open`]; after a wrong type or number of axes the handle is still good.
+    /// - [`HandleSpent`](Error::HandleSpent): the handle was used or revoked, or another array has the name by now.
+    /// - [`NotFound`](Error::NotFound): the array was removed, because no process was attached when the grace time was over.
+    /// - those of [`RefcountedArray::open`]. A wrong element type or number of axes does not use the handle up.
     pub fn attach<T: Element, D: Dimension>(&self) -> Result<RefcountedArray<T, D>> {
         AttachOptions::<RefcountedArray<_, _>>::new().attach(self)
     }
 }
 
 impl<T: Element, D: Dimension> AttachOptions<ArrayReader<T, D>> {
-    /// Attaches to the counted array that has the name, as soon as the lock can be had.
+    /// Attaches to the counted array with this name, once its read lock is granted.
     ///
     /// # Errors
     ///
-    /// As [`RefcountedArray::open`], and those that waiting has in [`open`](Self::open).
+    /// As [`RefcountedArray::open`], and the errors of waiting of [`open`](Self::open).
     pub fn open_counted(&self, location: impl IntoLocation) -> Result<ArrayReader<T, D>> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let (memory, layout, _) = attach::<T, D>(&home, self.how, CountedBy::Name)?;
         Ok(ArrayReader::of(memory, home.location, layout))
     }
 
-    /// Attaches with a handle, using it up if it is for one, as soon as the lock can be had.
+    /// Attaches with a handle, once the array's read lock is granted, and uses the handle up unless it is reusable.
     ///
     /// # Errors
     ///
@@ -144,13 +144,14 @@ impl<T: Element, D: Dimension> AttachOptions<ArrayReader<T, D>> {
     }
 }
 
-/// Attaches to what has the name, and reads what it is.
+/// Attaches, and returns the segment with its layout and random number.
 fn attach<T: Element, D: Dimension>(
     home: &Home,
     how: Attach,
     entry: CountedBy,
 ) -> Result<(CountedSegment, Layout<D>, u128)> {
-    manager_client::announce(&home.backend); // before there is anything that our death could leave behind
+    // First of all, so that the manager knows this directory if the process is killed while it is attached.
+    manager_client::announce(&home.backend);
     let how = Attach { farewell: Some(manager_client::remind), ..how };
     let (memory, (layout, id)) = CountedSegment::attach(home, how, entry, |trailer| read::<T, D>(trailer, home))?;
     Ok((memory, layout, id))

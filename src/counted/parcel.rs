@@ -1,4 +1,4 @@
-//! What an array is on the way between two channels: what it says about itself, and a handle or a descriptor.
+//! Parcels: how a message refers to an array, by its type and shape and a handle or descriptor.
 
 use std::fs::File;
 
@@ -17,7 +17,7 @@ use crate::os;
 use crate::segment::Home;
 use crate::segment::locks::Wait;
 
-/// One array in the body of a message.
+/// One array in the body of a message. wire.rs sends the descriptor that belongs to it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Parcel {
     dtype: DType,
@@ -27,14 +27,14 @@ pub(super) struct Parcel {
     way: Way,
 }
 
-/// How it travels.
+/// By what means the receiver attaches.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "strategy", rename_all = "snake_case")]
 enum Way {
     FileSystem {
         handle: Handle,
     },
-    /// The directory is written as in a handle.
+    /// The directory is encoded as in a handle.
     FileDescriptor {
         backend: String,
         directory: String,
@@ -48,29 +48,29 @@ impl Parcel {
         Self { dtype: T::DTYPE, shape: shape.to_vec(), order, way }
     }
 
-    /// Whether a descriptor comes with it, even if the rest of it cannot be read.
+    /// Returns whether a descriptor belongs to the parcel, even if this version cannot decode the rest of it.
     pub(super) fn comes_with_descriptor(parcel: &Value) -> bool {
         matches!(parcel.get("strategy").and_then(Value::as_str), Some("file_descriptor" | "sealed"))
     }
 
-    /// No process will receive it.
+    /// Revokes the handle in a parcel that could not be sent.
     pub(super) fn revoke(&self) {
         if let Way::FileSystem { handle } = &self.way {
-            let _it_expires_otherwise = handle.revoke();
+            let _ = handle.revoke(); // otherwise it expires
         }
     }
 }
 
-/// What can be sent through a [`Channel`](super::Channel): counted arrays, by their own strategy or
-/// [another](RefcountedArray::by), and frozen ones.
+/// Arrays that a [`Channel`](super::Channel) can send: counted arrays, by their own strategy or [another](RefcountedArray::by), and
+/// frozen arrays.
 pub trait Shareable: private::Pack {}
 
 mod private {
     use super::{File, Parcel, Result};
 
-    /// Only arrays of this crate can be packed.
+    /// Seals [`Shareable`](super::Shareable): only arrays of this crate can be packed.
     pub trait Pack {
-        /// Describes the array, and makes a handle or a descriptor of its own for the way.
+        /// Returns the array's parcel, with a new handle in it or a new descriptor beside it.
         #[allow(private_interfaces)]
         fn pack(&self) -> Result<(Parcel, Option<File>)>;
     }
@@ -87,7 +87,7 @@ impl<T: Element, D: Dimension> Pack for RefcountedArray<T, D> {
 
 impl<T: Element, D: Dimension> Shareable for RefcountedArray<T, D> {}
 
-/// An array that is to be sent by a strategy of the sender's choice, from [`RefcountedArray::by`].
+/// An array together with the strategy by which to send it, returned by [`RefcountedArray::by`].
 #[derive(Debug)]
 pub struct By<'a, T: Element, D: Dimension> {
     array: &'a RefcountedArray<T, D>,
@@ -95,8 +95,10 @@ pub struct By<'a, T: Element, D: Dimension> {
 }
 
 impl<T: Element, D: Dimension> RefcountedArray<T, D> {
-    /// Says by which strategy it is to be sent, whatever its own: one without a name is [published](Self::publish) first,
-    /// one with a name is sent as a descriptor beside it. Nothing is copied.
+    /// Chooses a strategy for sending the array that may differ from its own.
+    ///
+    /// To send a nameless array by name, the channel [publishes](Self::publish) it first. An array that is sent by descriptor keeps its
+    /// name. Elements are not copied.
     pub fn by(&self, strategy: SharingStrategy) -> By<'_, T, D> {
         By { array: self, strategy }
     }
@@ -128,7 +130,7 @@ impl<T: Element, D: Dimension> Pack for FrozenArray<T, D> {
     #[allow(private_interfaces)]
     fn pack(&self) -> Result<(Parcel, Option<File>)> {
         let failed = |error| Error::os("send", NAMELESS, error);
-        let given_up = || unsupported("its descriptor was given up, and there is no other way to send it");
+        let given_up = || unsupported("its descriptor was closed, and there is no other way to send it");
         let file = os::reopen(self.file().ok_or_else(given_up)?, false).map_err(failed)?;
         Ok((Parcel::new::<T>(self.shape(), self.order(), Way::Sealed {}), Some(file)))
     }
@@ -136,16 +138,16 @@ impl<T: Element, D: Dimension> Pack for FrozenArray<T, D> {
 
 impl<T: Element, D: Dimension> Shareable for FrozenArray<T, D> {}
 
-/// An array that has arrived, and is not attached yet.
+/// A received array that is not attached yet.
 ///
-/// Dropped unattached it is given up: its handle is taken back, its descriptor closed.
+/// Dropping it unattached revokes its handle or closes its descriptor.
 #[derive(Debug)]
 pub struct ReceivedArray {
     parcel: Parcel,
     file: Option<File>,
-    /// Whether it is still to be attached.
+    /// Whether its handle may still be unused, so that dropping this must revoke it.
     pending: bool,
-    /// Of the process that received it: a forked child's copy gives nothing up.
+    /// The fork generation that received it. A forked child's copy must not revoke the parent's handle.
     generation: u64,
     backend: Option<Directory>,
 }
@@ -155,22 +157,22 @@ impl ReceivedArray {
         Self { parcel, file, pending: true, generation: os::fork_generation(), backend: None }
     }
 
-    /// Returns the type of its elements, as its sender says.
+    /// Returns the element type that the sender claims.
     pub fn dtype(&self) -> DType {
         self.parcel.dtype
     }
 
-    /// Returns the lengths of its axes, as its sender says.
+    /// Returns the lengths of the axes that the sender claims.
     pub fn shape(&self) -> &[usize] {
         &self.parcel.shape
     }
 
-    /// Returns the order of its axes in memory, as its sender says.
+    /// Returns the order of the axes in memory that the sender claims.
     pub fn order(&self) -> Order {
         self.parcel.order
     }
 
-    /// Returns how it travelled. A frozen array travels by descriptor.
+    /// Returns the strategy by which it was sent. A frozen array is always sent by descriptor.
     pub fn strategy(&self) -> SharingStrategy {
         match self.parcel.way {
             Way::FileSystem { .. } => SharingStrategy::FileSystem,
@@ -178,23 +180,27 @@ impl ReceivedArray {
         }
     }
 
-    /// Whether it is a [`FrozenArray`].
+    /// Returns whether it is a [`FrozenArray`].
     pub fn is_sealed(&self) -> bool {
         matches!(self.parcel.way, Way::Sealed {})
     }
 
-    /// Uses this backend instead of the one its sender names, which must be in the same directory.
+    /// Uses this backend instead of the one that the sender names. Both must be of the same directory.
     pub fn backend(mut self, backend: Directory) -> Self {
         self.backend = Some(backend);
         self
     }
 
-    /// Attaches it. What came by descriptor keeps one as long as it lives, for guards and to be sent on.
+    /// Attaches to the counted array.
+    ///
+    /// An array that was sent by descriptor keeps a descriptor open while it is attached, for its guards and to be sent on.
     ///
     /// # Errors
     ///
-    /// The error gives what was received back. As [`RefcountedArray::open`] and [`Handle::attach`];
-    /// [`Unsupported`](Error::Unsupported): it is a frozen array.
+    /// The error gives the received array back.
+    ///
+    /// - [`Unsupported`](Error::Unsupported): it is a frozen array.
+    /// - those of [`RefcountedArray::open`] and [`Handle::attach`].
     pub fn attach<T: Element, D: Dimension>(self) -> Result<RefcountedArray<T, D>, IntoError<Self>> {
         self.take(|received| match &received.parcel.way {
             Way::FileSystem { handle } => {
@@ -210,8 +216,9 @@ impl ReceivedArray {
         })
     }
 
-    /// Waits until no process writes, then attaches it for reading in a way that keeps writers out for as long as the value
-    /// lives. The descriptor is given up.
+    /// Attaches to the counted array for reading, once its read lock is granted. Writers are excluded until the reader is dropped.
+    ///
+    /// The reader keeps no descriptor, where a mapping keeps its locks without one.
     ///
     /// # Errors
     ///
@@ -231,13 +238,16 @@ impl ReceivedArray {
         })
     }
 
-    /// Maps a frozen array; its descriptor is kept, to be sent on ([`FrozenArray::without_fd`] gives it up).
+    /// Maps a frozen array. It keeps its descriptor, so that it can be sent on; [`FrozenArray::without_fd`] closes it.
     ///
     /// # Errors
     ///
-    /// The error gives what was received back. [`Unsupported`](Error::Unsupported): it is not frozen, or not sealed by the
-    /// kernel whatever its sender says; [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch),
-    /// [`SizeMismatch`](Error::SizeMismatch).
+    /// The error gives the received array back.
+    ///
+    /// - [`Unsupported`](Error::Unsupported): it is not a frozen array, or the kernel has not sealed it although the sender says so.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): the sender claims another element type or
+    ///   number of axes.
+    /// - [`SizeMismatch`](Error::SizeMismatch): the memory does not have the size of an array of this type and shape.
     pub fn frozen<T: Element, D: Dimension>(self) -> Result<FrozenArray<T, D>, IntoError<Self>> {
         self.take(|received| {
             let (Way::Sealed {}, Some(file)) = (&received.parcel.way, &received.file) else {
@@ -249,7 +259,7 @@ impl ReceivedArray {
         })
     }
 
-    /// Turns what was received into an array, or gives it back.
+    /// Runs `attach`, and returns the received array in the error if it fails.
     fn take<R>(mut self, attach: impl FnOnce(&Self) -> Result<R>) -> Result<R, IntoError<Self>> {
         match attach(&self) {
             Ok(array) => {
@@ -262,7 +272,7 @@ impl ReceivedArray {
 
     fn descriptor(&self) -> Result<(&File, Home)> {
         let (Way::FileDescriptor { backend, directory, location }, Some(file)) = (&self.parcel.way, &self.file) else {
-            return Err(unsupported("it came without a descriptor"));
+            return Err(unsupported("it arrived without a descriptor"));
         };
         let named = || {
             let directory = path_of_text(directory).ok_or_else(|| unsupported("its sender names no directory"))?;
@@ -272,7 +282,7 @@ impl ReceivedArray {
         Ok((file, Home { backend, location: location.clone() }))
     }
 
-    /// The layout that its sender says it has; memory that is sealed has no trailer to say it.
+    /// Returns the layout that the sender claims. Sealed memory has no trailer to compare it with.
     fn layout<T: Element, D: Dimension>(&self) -> Result<Layout<D>> {
         Layout::described::<T>(self.parcel.dtype, &self.parcel.shape, self.parcel.order, NAMELESS)
     }

@@ -1,8 +1,8 @@
-//! Reclaiming what killed processes leave: orphaned counted arrays, drafts of killed creators, and halves of renderbuffers that were
-//! being begun or discarded.
+//! Reclaims the files of killed processes in one directory: orphaned counted arrays and arenas, drafts, and of renderbuffers the
+//! payloads without a ledger and the ledgers without a payload.
 //!
-//! Nothing here guesses. An array is removed only if the kernel says that no process is attached, and its trailer is ours and says that no
-//! ticket protects it. Both are checked again while no process can attach.
+//! A counted array is removed only if no process holds its lease and its trailer is valid and has no ticket that protects it. Both are
+//! checked once more under an exclusive lock on the lease, so that no process can attach between the check and the removal.
 
 use std::fs::File;
 use std::time::{Duration, SystemTime};
@@ -15,10 +15,10 @@ use crate::segment::footer::Kind;
 use crate::segment::trailer::PAGE;
 use crate::segment::{Home, Verdict, has_name, is_leased, pin, reclaim_if_orphaned};
 
-/// A draft without a lease may be one that is just being made: it is left alone until it is this old.
+/// Minimum age of a draft to be removed. A younger draft without a lease may have a living creator that has not taken the lease yet.
 const DRAFT_AGE: Duration = Duration::from_secs(60);
 
-/// What to reclaim.
+/// Options for reclaiming files in one directory.
 ///
 /// ```
 /// use ndarray_shm::counted::Reclaim;
@@ -35,66 +35,67 @@ pub struct Reclaim {
     older_than: Duration,
 }
 
-/// A file that was removed, or would have been.
+/// A file that was removed, or that a dry run would have removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Removed {
     /// Its file name.
     pub name: String,
-    /// How many bytes of memory or disk it took.
+    /// Bytes of memory or disk that it took.
     pub bytes: u64,
-    /// What it was.
+    /// What kind of file it was.
     pub kind: RemovedKind,
 }
 
-/// What a file was that [`Reclaim`] removed.
+/// The kind of a file that [`Reclaim`] removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RemovedKind {
-    /// A counted array that no process was attached to.
+    /// An orphaned counted array.
     CountedArray,
-    /// An [arena](crate::Arena) that no process was attached to.
+    /// An orphaned [arena](crate::Arena).
     Arena,
-    /// The file of [counters](crate::arena::loans::Counters) that no process was attached to.
+    /// An orphaned file of [counters](crate::arena::loans::Counters).
     Counters,
     /// A draft of a dead creator.
     Draft,
-    /// The payload of a renderbuffer, without its ledger.
+    /// The payload of a renderbuffer without a ledger.
     Payload,
-    /// The ledger of a renderbuffer, without its payload.
+    /// The ledger of a renderbuffer without a payload.
     Ledger,
 }
 
-/// What reclaiming a directory by [`Reclaim::run`] found.
+/// Result of [`Reclaim::run`] for one directory.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Reclaimed {
-    /// What was removed.
+    /// The files that were removed, or that a dry run would have removed.
     pub removed: Vec<Removed>,
-    /// How many files of other users were not looked at: they are theirs to reclaim. root looks at all.
+    /// Number of files that were skipped because they belong to other users. For root it is 0.
     pub foreign: usize,
-    /// How many counted arrays and arenas are in use.
+    /// Number of counted arrays and arenas to which a process is attached.
     pub attached: usize,
-    /// How many are kept although no process is attached.
+    /// Number of counted arrays and arenas that are not in use and [kept](crate::RefcountedArray::keep).
     pub kept: usize,
-    /// How many are copies, or were moved to another file system: they were made in another file, and are left alone.
+    /// Number of counted arrays and arenas that are copies, or were moved to another file system. They are left alone.
     pub copies: usize,
-    /// How many are kept only by handles on their way.
+    /// Number of counted arrays that only handles in flight protect.
     pub in_flight: usize,
-    /// When the first of these loses that protection.
+    /// Time until the first of these arrays loses its protection.
     pub next: Option<Duration>,
-    /// What could not be looked at or removed, and why: damaged files, and those that only others may remove.
+    /// Files that could not be read or removed, with the reason: damaged files, and those that this user may not remove.
     pub failed: Vec<(String, Error)>,
 }
 
-/// Removes, from every directory that arrays live in, what only the dead have left, and says what it was.
+/// Removes the files that killed processes left in shared memory and, if it exists, in the emulated directory.
 ///
-/// Safe at any time, in any process: living holders, handles in flight and other programs' files are never touched. [`Reclaim`] does it
-/// in one directory, or only says what it would remove.
+/// Returns one result for each directory. It can be called at any time by any process: files that a process uses or a handle in flight
+/// protects, and files of other programs, are left alone. [`Reclaim`] does the same in one directory, or only lists what it would
+/// remove.
 ///
 /// # Errors
 ///
-/// Those of listing a directory. What a single file answers is in [`Reclaimed::failed`].
+/// Those of listing a directory. Errors of single files are in [`Reclaimed::failed`].
 pub fn reclaim() -> Result<Vec<Reclaimed>> {
     let exists = Directory::emulated_path().is_ok_and(|path| path.is_dir());
     let emulated = exists.then(|| Directory::emulated().ok()).flatten();
@@ -103,24 +104,24 @@ pub fn reclaim() -> Result<Vec<Reclaimed>> {
 }
 
 impl Reclaim {
-    /// Begins with removing everything that can be.
+    /// Returns the defaults: everything that can be reclaimed is removed.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Only says what would be removed.
+    /// Chooses whether to only list what would be removed.
     pub fn dry_run(mut self, dry_run: bool) -> Self {
         self.dry_run = dry_run;
         self
     }
 
-    /// Leaves alone what was made or changed within this time.
+    /// Leaves files alone that were created or changed within this time.
     pub fn older_than(mut self, age: Duration) -> Self {
         self.older_than = age;
         self
     }
 
-    /// Goes through one directory.
+    /// Reclaims in one directory.
     ///
     /// # Errors
     ///
@@ -137,7 +138,7 @@ impl Reclaim {
                 continue;
             }
             let done = match entry.kind {
-                // A counted array is never shorter than its last page, and always a number of pages.
+                // The file of a counted array is a whole number of pages, of which the last is the trailer.
                 EntryKind::Array if entry.len >= PAGE as u64 && entry.len % PAGE as u64 == 0 => {
                     self.array(backend, &entry, &mut reclaimed)
                 }
@@ -153,7 +154,7 @@ impl Reclaim {
                     let DirectoryEntry { name, allocated: bytes, .. } = entry;
                     reclaimed.removed.push(Removed { name, bytes, kind });
                 }
-                // Whatever disappears while we look was not there, and what is not counted is not ours to judge.
+                // The file disappeared since it was listed, or it is not a counted array and therefore not ours to remove.
                 Ok(None) | Err(Error::NotFound { .. } | Error::NotAnArray { .. } | Error::NotCounted { .. }) => {}
                 Err(error) => reclaimed.failed.push((entry.name, error)),
             }
@@ -189,7 +190,7 @@ impl Reclaim {
         Ok(None)
     }
 
-    /// A living maker has a lease on its draft.
+    /// Removes a draft of a dead creator. A living creator holds the draft's lease.
     fn draft(self, backend: &Directory, entry: &DirectoryEntry) -> Result<bool> {
         let Some(location) = Location::of_draft(&entry.name) else { return Ok(false) };
         let file = backend.open(&location, Access::Read)?;
@@ -199,28 +200,33 @@ impl Reclaim {
         Ok(self.dry_run || Backend::unlink(backend, &location, Some(entry.id))?)
     }
 
-    /// A payload without a ledger is what a killed discard leaves. Its painters, if there are any, have a lease.
+    /// Removes a payload without a ledger, as a killed discard leaves it. Painters that still use it hold its lease.
     fn payload(self, backend: &Directory, entry: &DirectoryEntry) -> Result<bool> {
         let Some((_, location)) = Location::of_companion(&entry.name) else { return Ok(false) };
         let partial = location.companion(Companion::Partial)?;
         let Some(file) = open_listed(backend, &partial, Access::ReadWrite, entry)? else { return Ok(false) };
-        // A payload gets its name after its ledger: what is open and has no ledger now has lost it for ever.
+        // The order of these steps matters. A creator names the ledger first and the payload second. So the payload, opened by its
+        // name above, has had its ledger: if there is no ledger now, it was removed, and the payload can never be finished. Looking for
+        // the ledger first would be wrong: a creator could name both files between the two steps. A payload that was finished meanwhile
+        // has its public name, and unlinking the hidden name by identity does not touch it.
         if has_name(backend, &location.companion(Companion::Ledger)?)? || is_leased(&file, &partial)? {
             return Ok(false);
         }
-        // Leased alone, so that no pool makes it the payload of another buffer.
+        // Until the name is removed, the exclusive lease keeps every pool from recycling this memory for another renderbuffer.
         let lease = || os::try_lock(&file, LockKind::Exclusive, LEASE).map_err(|e| Error::os("lease", &partial, e));
         Ok(self.dry_run || (lease()? && Backend::unlink(backend, &partial, Some(entry.id))?))
     }
 
-    /// A ledger without a payload is what a killed beginner or finisher leaves. A living beginner has its BEGINNING locked.
+    /// Removes a ledger without a payload, as a killed creator or a killed finish leaves it. A living creator holds BEGINNING until the
+    /// payload has its name.
     fn ledger(self, backend: &Directory, entry: &DirectoryEntry) -> Result<bool> {
         let Some((_, location)) = Location::of_companion(&entry.name) else { return Ok(false) };
         let ledger = location.companion(Companion::Ledger)?;
         let Some(file) = open_listed(backend, &ledger, Access::Read, entry)? else { return Ok(false) };
-        // Asked before the payload is looked for: when the beginner gives it up, the payload has its name.
+        // BEGINNING is queried before the payload is looked for. In the other order, a creator could name the payload and release
+        // BEGINNING between the two steps: the payload would seem to be missing, and a live ledger would be removed.
         let is_young = os::is_locked(&file, LockKind::Exclusive, BEGINNING)
-            .map_err(|error| Error::os("ask for the beginner of", &ledger, error))?;
+            .map_err(|error| Error::os("query the lock of the creator of", &ledger, error))?;
         if is_young || has_name(backend, &location.companion(Companion::Partial)?)? {
             return Ok(false);
         }
@@ -228,7 +234,7 @@ impl Reclaim {
     }
 }
 
-/// Opens what has a name, if it is still the file that was listed.
+/// Opens a file by name, if it is still the file that was listed.
 fn open_listed(backend: &Directory, at: &Location, access: Access, entry: &DirectoryEntry) -> Result<Option<File>> {
     Ok(pin(backend, at, access)?.and_then(|(file, facts)| (facts.id == entry.id).then_some(file)))
 }

@@ -1,4 +1,4 @@
-//! What a counted array says about itself, as bytes that never change.
+//! The record of a counted array: element type, shape, order and creator, in the trailer. It never changes.
 //!
 //! ```text
 //! offset  size  field (little-endian)
@@ -6,8 +6,8 @@
 //!     16     1  order, 'C' or 'F'
 //!     17     1  number of axes, at most 32
 //!     18     2  zero
-//!     20     4  number of the process that made it
-//!     24     8  when, in nanoseconds since 1970
+//!     20     4  process number of the creator
+//!     24     8  time of creation, in nanoseconds since 1970
 //!     32   256  lengths of the axes, 8 bytes each; the rest zero
 //!    288    16  zero
 //! ```
@@ -22,22 +22,22 @@ use crate::array::{DType, Element, Order};
 use crate::error::{Error, Result};
 use crate::segment::trailer::{RECORD, Trailer};
 
-/// Bytes of the element type.
+/// Bytes of the field with the element type.
 const DTYPE: usize = 16;
 
-/// What a counted array is.
+/// The decoded record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ArrayRecord {
     pub(super) dtype: DType,
     pub(super) order: Order,
     pub(super) shape: Vec<usize>,
-    /// Number of the process that made it.
+    /// Process number of the creator.
     pub(super) creator: u32,
     pub(super) created: SystemTime,
 }
 
 impl ArrayRecord {
-    /// Describes an array of this process.
+    /// Returns the record of an array that this process creates now.
     pub(super) fn new<T: Element, D: Dimension>(layout: &Layout<D>) -> Result<Self> {
         let shape = layout.dim.slice().to_vec();
         check_axes(&shape)?;
@@ -57,7 +57,7 @@ impl ArrayRecord {
         record
     }
 
-    /// Reads what a trailer says, and holds it against the payload.
+    /// Decodes the record of a trailer, and checks it against the size of the payload.
     pub(super) fn of(trailer: &Trailer, name: &str) -> Result<Self> {
         Self::of_bytes(&trailer.record, trailer.payload)
             .map_err(|reason| Error::Trailer { location: name.to_owned(), reason })
@@ -82,7 +82,7 @@ impl ArrayRecord {
         Ok(Self { dtype, order, shape, creator, created: created.unwrap_or(SystemTime::UNIX_EPOCH) })
     }
 
-    /// Returns the layout, if elements and number of axes are those asked for.
+    /// Returns the layout, if the record has the element type `T` and the number of axes of `D`.
     pub(super) fn layout<T: Element, D: Dimension>(&self, name: &str) -> Result<Layout<D>> {
         Layout::described::<T>(self.dtype, &self.shape, self.order, name)
     }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn decoding_gives_the_encoded_record_back() {
         let record = sample();
         assert_eq!(ArrayRecord::of_bytes(&record.to_bytes(), 96), Ok(record));
         let record = ArrayRecord { shape: Vec::new(), dtype: DType::Complex128, ..sample() };
@@ -107,9 +107,9 @@ mod tests {
         assert_eq!(ArrayRecord::of_bytes(&record.to_bytes(), 0), Ok(record));
     }
 
-    /// Checksums would notice most of it, but a program that forges a record can forge its checksum too.
+    /// The checksum catches damage, but a forger can compute it too. So every field is checked.
     #[test]
-    fn no_lie_is_believed() {
+    fn inconsistent_records_are_refused() {
         let lies: &[(usize, &[u8])] = &[
             (0, b"<f3"),
             (5, b"x"),

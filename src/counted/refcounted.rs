@@ -1,4 +1,4 @@
-//! The array that counts its handles: it describes itself, and its name goes with the last of them.
+//! `RefcountedArray`: an array that stores its type and shape, and loses its name with its last handle.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,17 +20,19 @@ use crate::segment::locks::{Hold, Wait};
 use crate::segment::trailer::Trailer;
 use crate::segment::{Attach, CountedSegment, Home, Segment};
 
-/// How often another name is made up when one is taken.
+/// How many random names are tried before giving up.
 const TRIES: u32 = 100;
 
-/// An array that is removed, memory and name, with the last process that uses it, however that ends.
+/// A reference-counted array: its name and memory are freed after the last process has detached or died.
 ///
-/// It describes itself: opening needs neither shape nor element type, and refuses the wrong ones. Behind the elements its
-/// file has one page more, with the number of handles. The last handle to leave removes the name. A killed process cannot
-/// decrement the number, but the kernel releases its lease. The next handle that leaves, [`reclaim`](crate::counted::reclaim()), `ndshm gc`
-/// or a running manager then removes the array.
+/// The array stores its own element type, shape and order. Opening it needs none of them, and fails if the caller's element type or
+/// number of axes is another.
 ///
-/// Every handle is a mapping of its own; a forked child shares its parent's and is not counted.
+/// Its file has one more page behind the elements, the trailer, which holds the reference count. The last handle to detach removes
+/// the name. A killed process stays counted, but the kernel releases its lock. An array that only killed processes have attached is
+/// an orphan: the next handle that detaches, [`reclaim`](crate::counted::reclaim()), `ndshm gc` or a running manager removes it.
+///
+/// Every handle has a mapping of its own. A forked child shares its parent's mapping and is not counted.
 ///
 /// ```
 /// use ndarray_shm::RefcountedArray;
@@ -42,14 +44,14 @@ const TRIES: u32 = 100;
 /// let same = RefcountedArray::<f32, ndarray::Ix2>::open("refcounted-example")?;
 /// assert_eq!((same.read()?.sum(), same.refcount()), (10_000.0, 2));
 ///
-/// drop((array, same)); // the last one out removes the name
+/// drop((array, same)); // the last handle removes the name
 /// assert!(RefcountedArray::<f32, ndarray::Ix2>::open("refcounted-example").is_err());
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 pub struct RefcountedArray<T, D> {
     memory: CountedSegment,
     layout: Layout<D>,
-    /// Random number of the array, the same for all handles.
+    /// Random number of the array, the same in all handles.
     id: u128,
     elements: PhantomData<T>,
 }
@@ -57,7 +59,7 @@ pub struct RefcountedArray<T, D> {
 impl<T: Element, D: Dimension> RefcountedArray<T, D> {
     /// Creates an array of zeros under a name that must be free, and reserves all its memory.
     ///
-    /// [`CreateOptions`] has everything that this decides by itself, and makes arrays without a name of the caller's choice.
+    /// [`CreateOptions`] changes the defaults, and creates arrays without a name of the caller's choice.
     ///
     /// # Errors
     ///
@@ -66,7 +68,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         CreateOptions::new().create(location, shape)
     }
 
-    /// Creates an array and lets `fill` write it before anyone else can see it.
+    /// Creates an array and lets `fill` write it before other processes can see it.
     ///
     /// # Errors
     ///
@@ -79,19 +81,20 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         CreateOptions::new().create_with(location, shape, fill)
     }
 
-    /// Attaches for reading and writing. An array that is frozen is attached for reading.
+    /// Attaches to an existing array for reading and writing, or only for reading if it is frozen.
     ///
-    /// [`AttachOptions`] has everything that this decides by itself. For reading that lasts, those of an [`ArrayReader`] have
-    /// [`open_counted`](AttachOptions::open_counted).
+    /// [`AttachOptions`] changes the defaults. For a read lock that lasts as long as the attachment, open an [`ArrayReader`] with
+    /// [`open_counted`](AttachOptions::open_counted) instead.
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound), also when the last handle is just going.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has other elements, or another
+    /// - [`NotFound`](Error::NotFound): no array has the name, or the last handle is just removing it.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type or another
     ///   number of axes.
-    /// - [`NotCounted`](Error::NotCounted): it is a plain array, which does not say what it is.
-    /// - [`Trailer`](Error::Trailer): what it says about itself cannot be true.
-    /// - [`PermissionDenied`](Error::PermissionDenied), [`TooManyHandles`](Error::TooManyHandles).
+    /// - [`NotCounted`](Error::NotCounted): it is a plain array, without a trailer.
+    /// - [`Trailer`](Error::Trailer): its trailer is malformed, or that of an array with another name.
+    /// - [`PermissionDenied`](Error::PermissionDenied): this user may not read and write the file.
+    /// - [`TooManyHandles`](Error::TooManyHandles): 2^32 - 1 handles are counted.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         AttachOptions::<Self>::new().open(location)
     }
@@ -116,7 +119,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         self.memory.read_only()
     }
 
-    /// Attaches by descriptor.
+    /// Attaches through a received descriptor.
     pub(super) fn of_descriptor(file: &std::fs::File, home: &Home, access: Access) -> Result<Self> {
         let how = Attach { keep_descriptor: true, farewell: Some(manager_client::remind), ..Attach::new(access) };
         let (memory, (layout, id)) =
@@ -124,52 +127,57 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         Ok(Self::of(memory, layout, id))
     }
 
-    /// Returns how many handles there are, in all processes. Those of killed processes stay counted;
-    /// [`inspect`](crate::counted::inspect) says whether any process is alive.
+    /// Returns the number of attached handles in all processes.
+    ///
+    /// Handles of killed processes stay counted. [`inspect`](crate::counted::inspect()) returns whether any process is attached.
     pub fn refcount(&self) -> u32 {
         self.memory.counts().state().handles()
     }
 
-    /// Returns how many handles are in flight and have not expired.
+    /// Returns the number of handles in flight that have not expired.
     pub fn in_flight(&self) -> usize {
         self.memory.counts().in_flight(os::since_boot()).0
     }
 
-    /// Returns its name; `None` while it has none, and after the last counted handle removed it, before this handle
-    /// came by descriptor.
+    /// Returns the array's name.
+    ///
+    /// Returns `None` if the array has no name, or if its last counted handle removed the name before this handle attached by
+    /// descriptor.
     pub fn location(&self) -> Option<&Location> {
         (self.strategy() == SharingStrategy::FileSystem).then_some(&self.home().location)
     }
 
-    /// Returns whether it is shared by descriptor or by name, as things are now.
+    /// Returns how the array can be sent at present: by name if it has one, else by descriptor.
     pub fn strategy(&self) -> SharingStrategy {
         let state = self.memory.counts().state();
         if state.is_named() && !state.is_dead() { SharingStrategy::FileSystem } else { SharingStrategy::FileDescriptor }
     }
 
-    /// Makes the name outlive all handles: from now on only [`unlink`](crate::unlink) removes it.
+    /// Keeps the name after the last handle has detached. From now on only [`unlink`](crate::unlink) removes it.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): it has no name; [`publish`](Self::publish) it first.
+    /// [`Unsupported`](Error::Unsupported): the array has no name. [`publish`](Self::publish) it first.
     pub fn keep(&self) -> Result<()> {
         if self.strategy() == SharingStrategy::FileDescriptor {
-            return Err(self.nameless("it has no name that could be kept, as it is shared by the strategy file_descriptor; publish() it first"));
+            return Err(self.nameless(
+                "it is shared by the strategy file_descriptor, and so has no name to keep; publish() it first",
+            ));
         }
         self.memory.counts().keep();
         Ok(())
     }
 
-    /// Whether the name outlives all handles.
+    /// Returns whether the name is kept after the last handle has detached.
     pub fn is_kept(&self) -> bool {
         self.memory.counts().state().is_kept()
     }
 
-    /// Waits until no process reads or writes, then forbids writing to all processes for ever.
+    /// Freezes the array: waits for all guards to be dropped, then forbids writing for ever.
     ///
-    /// Every later write guard is refused, every later attachment maps the elements read-only, and [`view`](Self::view)
-    /// needs no guard. Processes that do not take the locks are not bound to it; see
-    /// [`FrozenArray`](crate::FrozenArray) for memory that the kernel protects.
+    /// Later write guards fail in every process, and later attachments map the elements read-only. [`view`](Self::view) then needs no
+    /// guard. The locks are advisory, so a process that does not take them can still write. The kernel enforces it for a
+    /// [`FrozenArray`](crate::FrozenArray).
     ///
     /// # Errors
     ///
@@ -178,28 +186,29 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         self.memory.freeze()
     }
 
-    /// Whether no process can write to it any more.
+    /// Returns whether the array is frozen.
     pub fn is_frozen(&self) -> bool {
         self.memory.is_frozen()
     }
 
-    /// Looks at the elements of a frozen array. No guard is needed.
+    /// Returns a view of a frozen array, without a guard.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): it is not frozen; take [`read`](Self::read).
+    /// [`Unsupported`](Error::Unsupported): the array is not frozen. Use [`read`](Self::read).
     #[allow(unsafe_code)]
     pub fn view(&self) -> Result<ArrayView<'_, T, D>> {
         if !self.is_frozen() {
-            return Err(self.nameless("looking without a guard needs a frozen array; take read(), or freeze() it"));
+            return Err(self.nameless("a view without a guard needs a frozen array; use read(), or freeze() the array"));
         }
-        // SAFETY: the process that froze the array had every cell write-locked, so no write guard existed then, and
-        // none is granted afterwards; the flag is never cleared.
+        // SAFETY: the flag was set by a process that held write locks on all cells, so no write guard existed then. Since then every
+        // write guard finds the flag after taking its lock, and is refused. The flag is never cleared. So no process writes.
         Ok(unsafe { view::shared(self.segment(), &self.layout) })
     }
 
-    /// Makes a handle that one process can attach with, within 30 seconds for certain: send it as text, in a message, on
-    /// a command line.
+    /// Issues a handle with which one process can attach. It protects the array for 30 seconds.
+    ///
+    /// Send it as text: in a message, or on a command line.
     ///
     /// # Errors
     ///
@@ -208,12 +217,12 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         self.handle_with(HandleOptions::new())
     }
 
-    /// Makes a handle, saying how often it can be used and how long it keeps the array alive by itself.
+    /// Issues a handle with options: whether it is reusable, and how long it protects the array.
     ///
     /// # Errors
     ///
-    /// - [`Unsupported`](Error::Unsupported): it has no name; [`publish`](Self::publish) it, or send it by descriptor.
-    /// - [`TooManyHandles`](Error::TooManyHandles): 128 handles of this array are on their way; a reusable one will do.
+    /// - [`Unsupported`](Error::Unsupported): the array has no name. [`publish`](Self::publish) it, or send it by descriptor.
+    /// - [`TooManyHandles`](Error::TooManyHandles): 128 handles of this array are in flight. Use one reusable handle instead.
     pub fn handle_with(&self, options: HandleOptions) -> Result<Handle> {
         if self.strategy() == SharingStrategy::FileDescriptor {
             return Err(self.nameless(
@@ -225,22 +234,24 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         Handle::issue(&self.memory, self.id, options)
     }
 
-    /// Gives a nameless array its name, without copying: from now on it is shared by name. The descriptor is kept as long as
-    /// this handle lives.
+    /// Gives a nameless array its random name. From now on it is shared by name.
+    ///
+    /// Nothing is copied. This handle keeps its descriptor. If the array has its name already, nothing changes.
     ///
     /// # Errors
     ///
-    /// [`Unlinked`](Error::Unlinked): it had a name already, which has gone; the kernel gives none a second time.
+    /// - [`Unlinked`](Error::Unlinked): the array had a name, which was removed. The kernel does not link such a file again.
+    /// - [`Unsupported`](Error::Unsupported): a file of this kind can never get a name.
     pub fn publish(&self) -> Result<()> {
         manager_client::announce(&self.home().backend);
         self.memory.publish()
     }
 
-    /// Attaches once more, with a mapping and a count of its own.
+    /// Attaches once more. The new handle has a mapping of its own and is counted.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open); [`Unlinked`](Error::Unlinked) if the name has gone.
+    /// [`Unlinked`](Error::Unlinked): the name was removed, or leads to another array. Also the errors of [`open`](Self::open).
     pub fn try_clone(&self) -> Result<Self> {
         let (access, home) = (self.segment().access(), self.home().clone());
         let file = self.memory.descriptor_to_send()?;
@@ -256,7 +267,9 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         }
     }
 
-    /// Waits until no process writes, then keeps writers out for as long as the value lives, without a descriptor.
+    /// Turns the array into a reader, once its read lock is granted. Writers are excluded until the reader is dropped.
+    ///
+    /// The reader keeps no descriptor, where a mapping keeps its locks without one.
     ///
     /// # Errors
     ///
@@ -273,11 +286,11 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         reader_of_descriptor(&file, self.home(), Wait::Forever)
     }
 
-    /// Leaves, and says if something went wrong: dropping does the same in silence.
+    /// Detaches, and reports errors. Dropping detaches too, and ignores them.
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied): the last one out may not remove the name.
+    /// [`PermissionDenied`](Error::PermissionDenied): this was the last handle, and this user may not remove the name.
     pub fn close(self) -> Result<()> {
         self.memory.close()
     }
@@ -286,14 +299,14 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         Error::Unsupported { location: self.home().location.to_string(), what: what.into() }
     }
 
-    /// Opens a descriptor to be sent.
+    /// Opens a new descriptor for a receiver.
     #[cfg(feature = "channel")]
     pub(super) fn descriptor_to_send(&self) -> Result<std::fs::File> {
         self.memory.descriptor_to_send()
     }
 }
 
-/// Attaches by descriptor, keeps writers out through the mapping itself, and gives the descriptor up.
+/// Attaches through a descriptor, with a read lock on the mapping's own description, and keeps no descriptor.
 pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(
     file: &std::fs::File,
     home: &Home,
@@ -309,7 +322,7 @@ pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(
     Ok(ArrayReader::of(memory, home.location.clone(), layout))
 }
 
-/// Reads what a trailer says: the layout, if it is that of elements `T` and axes `D`, and the array's random number.
+/// Returns the layout and the random number in a trailer, if its array has element type `T` and the number of axes of `D`.
 pub(super) fn read<T: Element, D: Dimension>(trailer: &Trailer, home: &Home) -> Result<(Layout<D>, u128)> {
     let name = home.location.as_str();
     Ok((ArrayRecord::of(trailer, name)?.layout::<T, D>(name)?, trailer.id))
@@ -330,14 +343,16 @@ impl<T: Element, D: Dimension> fmt::Debug for RefcountedArray<T, D> {
 }
 
 impl<T: Element, D: Dimension> Draft<T, D> {
-    /// Makes the draft an array that other processes can be given, by descriptor or under a random name.
+    /// Turns the draft into a counted array to be sent to other processes: without a name, or with a random one, as `strategy` says.
     ///
-    /// Nothing is copied; the file gets one page more.
+    /// Nothing is copied. The file grows by its trailer.
     ///
     /// # Errors
     ///
-    /// The error gives the draft back. [`NoSpace`](Error::NoSpace): there is no room for that page.
-    /// [`Unsupported`](Error::Unsupported): this platform does not have the strategy.
+    /// The error gives the draft back.
+    ///
+    /// - [`NoSpace`](Error::NoSpace): there is no room for the trailer.
+    /// - [`Unsupported`](Error::Unsupported): the platform does not support the strategy.
     pub fn share(self, strategy: SharingStrategy) -> Result<RefcountedArray<T, D>, IntoError<Self>> {
         let mut draft = self;
         for _ in 0..TRIES {
@@ -356,7 +371,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     }
 }
 
-/// Writes the trailer of a draft and gives it its name, or leaves it without one.
+/// Writes the trailer of a draft, and publishes it if there is a `mode`.
 pub(super) fn share_as<T: Element, D: Dimension>(
     draft: Draft<T, D>,
     home: &Home,
@@ -370,7 +385,8 @@ pub(super) fn share_as<T: Element, D: Dimension>(
         return Err(IntoError::new(error, Draft::from_parts(memory, layout, keep)));
     }
     if mode.is_some() {
-        manager_client::announce(&home.backend); // before there is a name that our death could leave behind
+        // Before the file has a name, so that the manager knows this directory if the process is killed afterwards.
+        manager_client::announce(&home.backend);
     }
     match memory.share(home, mode, keep, Some(manager_client::remind)) {
         Ok(memory) => Ok(RefcountedArray::of(memory, layout, id)),
@@ -378,8 +394,9 @@ pub(super) fn share_as<T: Element, D: Dimension>(
     }
 }
 
-/// Copies an array into shared memory, so that other processes can be given it, with the
-/// [current](SharingStrategy::current) strategy; Fortran order is kept, every other order of axes becomes C.
+/// Copies an array into shared memory, to be sent to other processes by the [current](SharingStrategy::current) strategy.
+///
+/// Fortran order is kept; every other order of axes becomes C.
 ///
 /// ```
 /// use ndarray::array;
@@ -391,7 +408,8 @@ pub(super) fn share_as<T: Element, D: Dimension>(
 ///
 /// # Errors
 ///
-/// [`NoSpace`](Error::NoSpace), and those of [`SharingStrategy::current`].
+/// - [`NoSpace`](Error::NoSpace): there is not enough memory.
+/// - those of [`SharingStrategy::current`].
 pub fn to_shared<T: Element, D: Dimension>(array: &ArrayRef<T, D>) -> Result<RefcountedArray<T, D>> {
     let strategy = SharingStrategy::current()?;
     CreateOptions::new().share_with(strategy, shape_like(array), |mut view| view.assign(array))

@@ -1,4 +1,4 @@
-//! How arrays are handed to other processes: by descriptor, or by name.
+//! The sharing strategy: whether an array is sent to other processes by descriptor or by name.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,23 +9,22 @@ use crate::os;
 
 const VARIABLE: &str = "NDSHM_SHARING_STRATEGY";
 
-/// 0: the environment decides; else the position in `ALL`, from 1.
+/// 0: the environment variable decides; else 1 + the position in `ALL`.
 static CURRENT: AtomicU8 = AtomicU8::new(0);
 
-/// How arrays that are made to be shared are handed to other processes.
+/// How a counted array is sent to other processes.
 ///
-/// The words are those of `torch.multiprocessing`. A strategy is chosen when an array is made and can be changed later
-/// without copying: a nameless array can be [published](crate::RefcountedArray::publish), one with a name sent as a
-/// descriptor.
+/// The terms are those of `torch.multiprocessing`. The strategy is chosen when an array is created, and can be changed later without
+/// copying: a nameless array can be [published](crate::RefcountedArray::publish), and an array with a name can be sent by descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum SharingStrategy {
-    /// The array has no name; its descriptor is sent over a Unix socket, and costs one of the process's. Nothing can be
-    /// left behind. Linux only.
+    /// By descriptor. The array has no name, and its descriptor is sent over a Unix socket. Each attached array keeps a descriptor
+    /// open. Killed processes leave nothing behind, because the kernel frees the memory. Linux only.
     FileDescriptor,
-    /// The array has a random name, which is removed with its last handle. Any text channel carries its
-    /// [`Handle`](crate::counted::Handle), and there can be more arrays than descriptors.
+    /// By name. The array has a random name, which its last handle removes. Its [`Handle`](crate::counted::Handle) is text and can be
+    /// sent by any means. Attached arrays keep no descriptors open.
     FileSystem,
 }
 
@@ -33,18 +32,20 @@ impl SharingStrategy {
     /// Every strategy.
     pub const ALL: [Self; 2] = [Self::FileDescriptor, Self::FileSystem];
 
-    /// Whether this platform has it.
+    /// Returns whether this platform supports the strategy.
     pub fn is_supported(self) -> bool {
         self == Self::FileSystem || os::DESCRIPTORS_CAN_BE_SHARED
     }
 
-    /// Returns the strategy of arrays made from now on: what [`set_current`](Self::set_current) said, else the
-    /// environment variable `NDSHM_SHARING_STRATEGY`, else `file_descriptor` where it is supported.
+    /// Returns the strategy that new arrays get by default.
+    ///
+    /// It is the one passed to [`set_current`](Self::set_current), else that of the environment variable `NDSHM_SHARING_STRATEGY`, else
+    /// `file_descriptor` where it is supported and `file_system` elsewhere.
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): the environment variable is set to something else.
-    /// [`Unsupported`](Error::Unsupported): it asks for what this platform has not.
+    /// - [`InvalidSetting`](Error::InvalidSetting): the environment variable has another value than `file_descriptor` or `file_system`.
+    /// - [`Unsupported`](Error::Unsupported): this platform does not support the strategy in the environment variable.
     pub fn current() -> Result<Self> {
         match CURRENT.load(Ordering::Relaxed) {
             0 => Self::of_variable(std::env::var_os(VARIABLE).map(|value| value.to_string_lossy().into_owned())),
@@ -65,27 +66,27 @@ impl SharingStrategy {
         Ok(strategy)
     }
 
-    /// Chooses the strategy of arrays that this process makes from now on; those that exist stay as they are.
+    /// Sets the strategy that new arrays of this process get by default. Existing arrays keep theirs.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](Error::Unsupported): this platform does not have it.
+    /// [`Unsupported`](Error::Unsupported): this platform does not support it.
     pub fn set_current(self) -> Result<()> {
         self.check("the sharing strategy")?;
         CURRENT.store(1 + self as u8, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Refuses what the platform has not.
+    /// Fails with `Unsupported` if the platform does not support the strategy.
     pub(super) fn check(self, location: &str) -> Result<()> {
         if self.is_supported() {
             return Ok(());
         }
-        let what = "arrays cannot be handed over by descriptor on this platform; use file_system";
+        let what = "this platform cannot send arrays by descriptor; use file_system";
         Err(Error::Unsupported { location: location.to_owned(), what: what.into() })
     }
 
-    /// Returns the word for it.
+    /// Returns the name of the strategy, as torch writes it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::FileDescriptor => "file_descriptor",

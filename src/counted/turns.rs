@@ -1,17 +1,18 @@
-//! Taking turns: one thread at a time uses a thing, and the others wait no longer than they like.
+//! A mutex with a deadline for taking its lock.
 //!
-//! A mutex has no lock with a timeout, and a thread that receives for at most a second must not wait behind one that receives for
-//! ever.
+//! `std::sync::Mutex` has no such lock. A channel needs it: while one thread receives without a time limit, another thread that
+//! receives with a limit must return in time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A thing that threads use in turn, in no particular order.
+/// A value that one thread at a time may use. Waiting threads get their turns in no particular order.
 #[derive(Debug, Default)]
 pub(crate) struct Turns<T> {
+    /// Whether a thread has its turn. This mutex is only locked to read or change the flag.
     taken: Mutex<bool>,
     free: Condvar,
-    /// Locked only by the thread that has the turn, so never waited for.
+    /// Locked only by the thread that set `taken`, so locking it blocks at most for the moment in which the last turn ends.
     thing: Mutex<T>,
 }
 
@@ -20,7 +21,7 @@ impl<T> Turns<T> {
         Self { taken: Mutex::new(false), free: Condvar::new(), thing: Mutex::new(thing) }
     }
 
-    /// Waits for a turn; `None` when the time has run out.
+    /// Waits for a turn. Returns `None` if the deadline passes first.
     pub(crate) fn take(&self, deadline: Option<Instant>) -> Option<Turned<'_, T>> {
         let taken = whole(self.taken.lock());
         let mut taken = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
@@ -35,18 +36,20 @@ impl<T> Turns<T> {
         Some(Turned { turns: self, thing: whole(self.thing.lock()) })
     }
 
-    /// Returns the thing, unless a thread had the turn when this process was forked: then it may be in any state.
+    /// Returns the value, or `None` if a thread has its turn.
+    ///
+    /// In a forked child that thread exists only in the parent, and the child's copy of the value may be half changed.
     pub(crate) fn into_inner(self) -> Option<T> {
         (!whole(self.taken.into_inner())).then(|| whole(self.thing.into_inner()))
     }
 }
 
-/// Nothing here is left half done by a panic: the thing's owner keeps it whole between its calls.
+/// Ignores poisoning: the flag is changed in one step, and users of the value keep it consistent even if they panic.
 fn whole<T>(result: Result<T, PoisonError<T>>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A turn, until it is dropped.
+/// One thread's turn. Dropping it ends the turn.
 #[derive(Debug)]
 pub(crate) struct Turned<'a, T> {
     turns: &'a Turns<T>,
@@ -55,6 +58,7 @@ pub(crate) struct Turned<'a, T> {
 
 impl<T> Drop for Turned<'_, T> {
     fn drop(&mut self) {
+        // `thing` is unlocked only after this, when the fields are dropped. A thread that is woken in between waits for that moment.
         *whole(self.turns.taken.lock()) = false;
         self.turns.free.notify_one();
     }
@@ -67,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_little_time_does_not_wait_for_who_has_much() {
+    fn waiting_for_a_turn_ends_at_the_deadline() {
         let turns = Turns::<u32>::default();
         let turn = turns.take(None).unwrap();
         let begin = Instant::now();
@@ -76,13 +80,13 @@ mod tests {
         drop(turn);
         assert!(
             turns.take(Some(Instant::now())).is_some(),
-            "a free thing is had at once, however little time there is"
+            "a free value is available at once, even when the deadline has passed"
         );
         assert_eq!(turns.into_inner(), Some(0));
     }
 
     #[test]
-    fn every_turn_is_one_threads_alone() {
+    fn only_one_thread_at_a_time_has_its_turn() {
         let turns = Turns::<u32>::default();
         std::thread::scope(|scope| {
             for _ in 0..4 {

@@ -1,15 +1,16 @@
-//! Messages on a stream socket: a body of bytes, and open files.
+//! Messages on a stream socket. A message is a body of bytes and any number of open files.
 //!
 //! ```text
-//! "NDSM" | length of the body, u32 little-endian | body | for each 64 files: one byte, number of them % 256
+//! "NDSM" | length of the body, u32 little-endian | body | for each batch of at most 64 files: one byte, their number % 256
 //! ```
 //!
-//! The byte and its files are one sendmsg(2) with one `SCM_RIGHTS`, so that Python's `multiprocessing.reduction.recvfds`
-//! can take them. The body says how many files follow, in its writer's own format.
+//! Each of these last bytes and its files are sent by one sendmsg(2) with one `SCM_RIGHTS`, so that Python's
+//! `multiprocessing.reduction.recvfds` can receive them. The number of files is not in the frame. The layer above finds it in the
+//! body.
 //!
-//! Nothing is lost: what arrived of a message that could not be received yet, for want of time or of descriptors, is kept
-//! here or left in the socket, and the next call goes on. A message is torn only if its sender died or gave up in the middle
-//! of it, and such a sender never said that it was sent; to the receiver the other end is closed then.
+//! Receiving can be resumed. If a call fails for lack of time or descriptors, the part that arrived is kept here, the rest stays in the
+//! socket, and the next call continues. A message is incomplete for ever only if its sender died or timed out while sending it. Then the
+//! call that sends never returned success, and the receiver sees that the other end was closed.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -22,50 +23,53 @@ use crate::os::{self, Socket};
 const MAGIC: [u8; 4] = *b"NDSM";
 const PREFIX: usize = MAGIC.len() + size_of::<u32>();
 
-/// The longest body: what announces more is no message of ours.
+/// Maximum length of a body. A longer one is refused before any memory is taken for it.
 pub(crate) const LONGEST_BODY: usize = 64 << 20;
 
-/// Files that are sent at once. Linux takes 253; some systems fewer.
+/// Maximum number of files in one sendmsg(2). Linux allows 253, some systems fewer.
 const BATCH: usize = 64;
 
-/// Memory is taken for so much of a body at a time, and not for what an announcement claims.
+/// The receive buffer grows in steps of this size, so that a peer that announces a long body and does not send it costs no memory.
 const STEP: usize = 1 << 20;
 
-const TORN: &str = "an earlier message was sent only in part, and the other end could not tell where the next one begins: \
+const TORN: &str = "an earlier message was sent only in part, and the receiver could not tell where the next one begins: \
                     connect again";
-const FORKED: &str = "using a channel in a forked child, where it would tear the messages of its parent (make the channel after \
+const FORKED: &str = "using a channel in a forked child, which would garble the messages of its parent (create the channel after \
                       the fork, or let the child adopt it)";
-const NO_FILES: &str = "sending descriptors (they could be lost when the receiver has none free); share arrays by name";
-const LEFT_BEHIND: &str = "another thread was in the middle of a message when this process was forked: connect again";
+const NO_FILES: &str = "sending descriptors (they are lost if the receiver has none free); share arrays by name";
+const LEFT_BEHIND: &str =
+    "another thread was sending or receiving a message when this process was forked: connect again";
 
-/// One end of a connection that carries messages, for any number of threads. One thread sends and one receives at a time.
+/// One end of a connection that carries messages, for any number of threads. One thread at a time sends, and one receives.
 ///
-/// Only in the process that made it. A forked child that read the same stream would tear its parent's messages; see
-/// [`adopt`](Self::adopt).
+/// Only the process that created it may use it. A forked child that read from the same stream would take parts of its parent's
+/// messages. [`adopt`](Self::adopt) hands the connection over to the child.
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(super) socket: Socket,
-    /// What errors call it.
+    /// The connection's name in errors.
     pub(super) name: String,
-    /// Of the process that may use it: `os::fork_generation`.
+    /// The fork generation ([`os::fork_generation`]) of the process that may use it.
     generation: u64,
-    /// Why nothing can be sent any more.
+    /// The turn to send. The value is the reason why nothing can be sent any more, if there is one.
     outbox: Turns<Option<&'static str>>,
+    /// The turn to receive.
     inbox: Turns<Inbox>,
 }
 
-/// The message that is being received.
+/// The message that is being received, kept from one call to the next.
 #[derive(Debug, Default)]
 struct Inbox {
-    /// What has arrived of prefix and body.
+    /// The part of prefix and body that has arrived.
     bytes: Vec<u8>,
+    /// The files that have arrived.
     files: Vec<File>,
-    /// Why nothing can be received any more.
+    /// The reason why nothing can be received any more.
     broken: Option<String>,
 }
 
 impl Wire {
-    /// Begins to send and receive messages on a connected socket, which errors will call `name`.
+    /// Makes a wire of a connected socket, which is called `name` in errors.
     ///
     /// # Errors
     ///
@@ -76,11 +80,11 @@ impl Wire {
         Ok(Self { socket, name, generation: os::fork_generation(), outbox: Turns::default(), inbox: Turns::default() })
     }
 
-    /// Makes this process, a forked child, the one that uses the connection.
+    /// Lets this process, a forked child, use the connection.
     ///
-    /// The parent must not use its copy afterwards, not even at the same end of it for the other direction only; a parent that
-    /// goes on sending interleaves its messages with the child's. What had arrived in part at the fork goes on here. If
-    /// another thread of the parent was sending or receiving just then, that direction is an error here.
+    /// The parent must not use its copy afterwards, not even for one direction: its messages would mix with the child's. A message that
+    /// had arrived in part when the process was forked is completed by the child. If another thread of the parent was sending or
+    /// receiving at that moment, the child cannot use that direction, because nothing tells where the next message begins.
     pub(crate) fn adopt(self) -> Self {
         let left_behind = || Inbox { broken: Some(LEFT_BEHIND.to_owned()), ..Inbox::default() };
         let outbox = self.outbox.into_inner().unwrap_or(Some(LEFT_BEHIND));
@@ -88,15 +92,16 @@ impl Wire {
         Self { generation: os::fork_generation(), outbox: Turns::new(outbox), inbox: Turns::new(inbox), ..self }
     }
 
-    /// Sends one message, whole and not interleaved with another. It is on its way then, not necessarily received.
+    /// Sends one message whole. Messages of several threads do not mix. It returns when the kernel has taken all of it, which may be
+    /// before the message is received.
     ///
     /// # Errors
     ///
-    /// - [`Error::TimedOut`] after `limit`; [`Duration::MAX`] is for ever. If part of the message was sent by then, it is the last one: the other end is told
-    ///   that there is no more, and sending again is [`Error::Protocol`]. Receiving goes on.
-    /// - [`Error::Closed`] if no process will receive it.
+    /// - [`Error::TimedOut`] after `limit`; [`Duration::MAX`] waits for ever. If part of the message was sent by then, the sending
+    ///   direction is shut down, and sending again fails with [`Error::Protocol`]. Receiving still works.
+    /// - [`Error::Closed`] if the other end was closed.
     /// - [`Error::Protocol`] if the body is longer than [`LONGEST_BODY`]; nothing was sent.
-    /// - [`Error::Unsupported`] for files where they cannot be received safely, and in a forked child.
+    /// - [`Error::Unsupported`] for files, if the platform can lose them on the way, and in a forked child.
     pub(crate) fn send(&self, body: &[u8], files: &[&File], limit: Duration) -> Result<()> {
         self.require(os::fork_generation() == self.generation, FORKED)?;
         let prefix = prefix(body.len()).map_err(|reason| self.protocol(reason))?;
@@ -116,7 +121,7 @@ impl Wire {
         })
     }
 
-    /// Writes a message and counts the bytes that are sent.
+    /// Writes a message, and counts in `sent` the bytes that were sent before an error.
     fn write(
         &self,
         prefix: [u8; PREFIX],
@@ -130,26 +135,26 @@ impl Wire {
             *sent += self.socket.send(&parts, &[], deadline)?;
         }
         for batch in files.chunks(BATCH) {
-            #[allow(clippy::cast_possible_truncation)] // that is what the byte is
+            #[allow(clippy::cast_possible_truncation)] // modulo 256 by definition
             let count = [(batch.len() % 256) as u8];
             *sent += self.socket.send(&[IoSlice::new(&count)], batch, deadline)?;
         }
         Ok(())
     }
 
-    /// Receives one message. `read` is shown the body and says what it means, and how many files come with it.
+    /// Receives one message. `read` decodes the body, and returns its value and the number of files that belong to the message.
     ///
-    /// A message is received whole or not at all: after any error the next call begins with the same message and asks `read`
-    /// again. `read` is called with the turn to receive taken, so it must not receive.
+    /// A message is received whole or not at all. After any error, the next call receives the same message again, and calls its own
+    /// `read`. `read` runs while this thread has the turn to receive, so it must not receive itself.
     ///
     /// # Errors
     ///
     /// - [`Error::TimedOut`] after `limit`.
-    /// - [`Error::Closed`] if there is no message any more, or none that was sent to its end.
-    /// - [`Error::TooManyOpenFiles`] if its files cannot be had now. Close some, or raise the limit, and receive again.
-    /// - [`Error::Protocol`] if what arrived is no message; then nothing can be received any more.
-    /// - [`Error::Unsupported`] for files where they cannot be received safely, and in a forked child.
-    /// - Those of `read`.
+    /// - [`Error::Closed`] if the other end was closed, and no complete message is left.
+    /// - [`Error::TooManyOpenFiles`] if this process has too few free descriptors. Close some, or raise the limit, and receive again.
+    /// - [`Error::Protocol`] if the bytes are not a message; nothing can be received any more.
+    /// - [`Error::Unsupported`] for files, if the platform can lose them on the way, and in a forked child.
+    /// - those of `read`.
     pub(crate) fn receive<T>(
         &self,
         limit: Duration,
@@ -172,7 +177,7 @@ impl Wire {
         Ok((message, std::mem::take(inbox).files))
     }
 
-    /// Receives until prefix and body are there.
+    /// Receives until prefix and body are complete.
     fn fill(&self, bytes: &mut Vec<u8>, deadline: Option<Instant>) -> io::Result<()> {
         loop {
             let arrived = bytes.len();
@@ -189,10 +194,10 @@ impl Wire {
         }
     }
 
-    /// Receives until `count` files are there.
+    /// Receives until `files` has `count` files.
     fn take_files(&self, files: &mut Vec<File>, count: usize, deadline: Option<Instant>) -> io::Result<()> {
-        // One batch comes whole or not at all. With more, the first must not be taken if there is no room for the last: the
-        // rest of the program would have to do without.
+        // One batch is received whole or not at all. With several, the first is not received unless there is room for the last:
+        // otherwise an incomplete message would occupy descriptors that the rest of the program needs.
         let missing = count.saturating_sub(files.len());
         if missing > BATCH {
             self.socket.room_for(missing)?;
@@ -239,12 +244,12 @@ impl Wire {
     }
 }
 
-/// A duration too long for the clock means for ever.
+/// Returns when a time limit ends. `None` means never: the clock cannot represent so late a time.
 pub(super) fn deadline(limit: Duration) -> Option<Instant> {
     Instant::now().checked_add(limit)
 }
 
-/// The bytes before a body.
+/// Returns the bytes before a body of this length.
 fn prefix(length: usize) -> Result<[u8; PREFIX], String> {
     let announced = u32::try_from(length).ok().filter(|_| length <= LONGEST_BODY).ok_or_else(|| too_long(length))?;
     let mut prefix = [0; PREFIX];
@@ -253,12 +258,12 @@ fn prefix(length: usize) -> Result<[u8; PREFIX], String> {
     Ok(prefix)
 }
 
-/// The length of the message that begins with these bytes, as far as they tell.
+/// Returns how long prefix and body are together, or just the prefix if `bytes` does not contain all of it yet.
 fn announced(bytes: &[u8]) -> Result<usize, String> {
-    // At the first wrong byte: a stranger may never send as many as a prefix has.
+    // Refused at the first wrong byte. A peer with another protocol may never send as many bytes as a prefix has.
     let begin = &bytes[..bytes.len().min(MAGIC.len())];
     if !MAGIC.starts_with(begin) {
-        return Err(format!("a message begins with \"{}\" and not with \"NDSM\"", begin.escape_ascii()));
+        return Err(format!("a message begins with \"{}\", not with \"NDSM\"", begin.escape_ascii()));
     }
     let Some([_, _, _, _, length @ ..]) = bytes.first_chunk::<PREFIX>() else { return Ok(PREFIX) };
     let length = u32::from_le_bytes(*length);
@@ -267,7 +272,7 @@ fn announced(bytes: &[u8]) -> Result<usize, String> {
 }
 
 fn too_long(length: impl std::fmt::Display) -> String {
-    format!("a message of {length} bytes, where at most {LONGEST_BODY} are allowed")
+    format!("a message has {length} bytes, but may have at most {LONGEST_BODY}")
 }
 
 #[cfg(test)]

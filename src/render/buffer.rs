@@ -1,4 +1,4 @@
-//! The renderbuffer: one array that many workers paint at once, chunk by chunk.
+//! `RenderBuffer`: one array that many workers paint at the same time, chunk by chunk.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,28 +21,29 @@ use crate::os::{self, LockKind};
 use crate::segment::Home;
 use crate::segment::locks::{Hold, Wait};
 
-/// An array that many workers, threads or processes, paint at once, and that gets its name when it is complete.
+/// An array that many threads and processes paint at the same time, and that gets its name when it is complete.
 ///
-/// The array is cut into chunks. A worker [claims](Self::claim_next) a chunk, paints it through a safe view, and commits
-/// it. The kernel keeps two workers off the same chunk, and frees the chunk of one that dies. Readers by name never see a
-/// half-painted array: until [`finish`](Self::finish) it stands under a reserved name, with a ledger of finished chunks
-/// beside it. A process that begins the same work under the same name later continues where it stopped.
+/// The array is divided into chunks. A worker [claims](Self::claim_next) a chunk, paints it through a safe view, and commits it. A
+/// claim is a kernel lock: no two workers hold the same chunk, and the chunk of a killed worker is free again.
+///
+/// Readers never open a half-painted array. Until [`finish`](Self::finish), the array has a reserved name, and a ledger beside it says
+/// which chunks are finished. If all workers stop early, creating a buffer with the same name and work resumes it.
 ///
 /// ```
 /// use std::time::Duration;
 ///
 /// use ndarray_shm::{unlink, NextClaim, RenderBuffer};
 ///
-/// // Any number of threads and processes may run this; each paints what the others have not.
+/// // Any number of threads and processes may run this. Each paints chunks that are still free.
 /// let buffer = RenderBuffer::<f32, _>::create("render-example", (64, 64), (16, 16), "all ones")?;
 /// while let NextClaim::Chunk(mut chunk) = buffer.claim_next_wait(Duration::MAX)? {
 ///     chunk.view_mut().fill(1.0);
 ///     chunk.commit()?;
 /// }
-/// let array = buffer.finish()?; // the first call gives it its name
+/// let array = buffer.finish()?; // the first worker to finish gives it its name
 /// assert_eq!(array.read()?.sum(), 4096.0);
 ///
-/// unlink("render-example")?; // once, when no process needs it any more
+/// unlink("render-example")?; // once, when it is no longer needed
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 #[derive(Debug)]
@@ -52,28 +53,29 @@ pub struct RenderBuffer<T, D> {
     layout: Layout<D>,
     grid: ChunkGrid<D>,
     replace: bool,
-    /// How long finishing waits for another user.
+    /// How long finishing waits for another user to name the array.
     patience: Duration,
-    /// Where the next search begins: behind the chunk that was claimed last, so that one slow painter costs no other a scan.
+    /// Where the next search begins: behind the chunk that was claimed last. Only a hint; the locks and the ledger decide.
     next: AtomicUsize,
     elements: PhantomData<T>,
 }
 
 impl<T: Element, D: Dimension> RenderBuffer<T, D> {
-    /// Begins a buffer of zeros, joins one that another process began, or resumes what an earlier run left.
+    /// Begins a buffer of zeros, joins one that another process began, or resumes an interrupted one.
     ///
-    /// `fingerprint` says what is painted: source, region, anything that makes one work different from another. Only calls with the
-    /// same fingerprint, shape, order and chunks work on the same buffer.
+    /// `fingerprint` identifies what is painted: the source, the region, and everything else that distinguishes one work from another.
+    /// All workers of a buffer must pass the same element type, shape, order, chunks and fingerprint.
     ///
     /// # Errors
     ///
-    /// - [`Mismatch`](Error::Mismatch): another work is being painted under the name.
+    /// - [`Mismatch`](Error::Mismatch): a buffer of this name exists for another work.
     /// - [`AlreadyExists`](Error::AlreadyExists): a finished array has the name.
-    /// - [`ForeignOwner`](Error::ForeignOwner): another user began it, and was [not chosen](RenderOptions::shared_with).
-    /// - [`TimedOut`](Error::TimedOut): another process begins it, and [takes longer](RenderOptions::timeout) than it may.
-    /// - [`NoSpace`](Error::NoSpace): the memory cannot be had; nothing was taken.
-    /// - [`InvalidLocation`](Error::InvalidLocation): also for names longer than 241 bytes.
-    /// - [`InvalidSetting`](Error::InvalidSetting): a chunk without extent, a fingerprint longer than 4096 bytes.
+    /// - [`ForeignOwner`](Error::ForeignOwner): the buffer belongs to another user that was [not chosen](RenderOptions::shared_with).
+    /// - [`TimedOut`](Error::TimedOut): another process is beginning the buffer, and takes longer than the
+    ///   [timeout](RenderOptions::timeout).
+    /// - [`NoSpace`](Error::NoSpace): there is not enough memory; none was reserved.
+    /// - [`InvalidLocation`](Error::InvalidLocation): the location is not a valid name, or longer than 241 bytes.
+    /// - [`InvalidSetting`](Error::InvalidSetting): a chunk has no extent, or the fingerprint is longer than 4096 bytes.
     /// - [`Trailer`](Error::Trailer): the ledger is damaged.
     pub fn create(
         location: impl IntoLocation,
@@ -84,12 +86,12 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         RenderOptions::new().create(location, shape, chunk_shape, fingerprint)
     }
 
-    /// Joins a buffer that someone began, by its public name; the ledger knows shape and chunks.
+    /// Joins a buffer that another process began, by its public name. Shape and chunks are read from the ledger.
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound): it was not begun, or it is finished.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): other elements, or another
+    /// - [`NotFound`](Error::NotFound): no such buffer was begun, or it is finished.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type or another
     ///   number of axes.
     /// - [`ForeignOwner`](Error::ForeignOwner), [`TimedOut`](Error::TimedOut): as for [`create`](Self::create).
     /// - [`Trailer`](Error::Trailer): the ledger is damaged.
@@ -103,7 +105,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         Self { pair, home, layout, grid, replace, patience, next: AtomicUsize::new(0), elements: PhantomData }
     }
 
-    /// Returns how the array is cut into chunks.
+    /// Returns how the array is divided into chunks.
     pub fn grid(&self) -> &ChunkGrid<D> {
         &self.grid
     }
@@ -123,7 +125,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         &self.home.location
     }
 
-    /// Returns what its maker said is painted.
+    /// Returns the fingerprint of the work.
     pub fn fingerprint(&self) -> &str {
         &self.pair.ledger.record.work.fingerprint
     }
@@ -132,12 +134,12 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// # Errors
     ///
-    /// [`Unlinked`](Error::Unlinked): the buffer was discarded.
-    /// [`TooManyOpenFiles`](Error::TooManyOpenFiles): a claim needs a descriptor.
+    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded.
+    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): a claim needs a descriptor.
     ///
     /// # Panics
     ///
-    /// If there is no such chunk.
+    /// If `index` is not less than the number of chunks.
     pub fn claim(&self, index: usize) -> Result<Claim<'_, T, D>> {
         if self.pair.ledger.is_done(index) {
             return Ok(Claim::Done);
@@ -145,18 +147,19 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         let (raw, hold) = match self.lock(index, LockKind::Exclusive, Wait::No) {
             Ok(locked) => locked,
             Err(Error::WouldBlock { .. }) => return Ok(Claim::Busy),
-            // It gets its public name only when every chunk is finished.
+            // The payload has lost its reserved name. If the chunk was finished since the first check, another process may have
+            // finished the whole buffer since: that is no error. Otherwise the buffer was discarded.
             Err(Error::Unlinked { .. }) if self.pair.ledger.is_done(index) => return Ok(Claim::Done),
             Err(error) => return Err(error),
         };
-        // Finished by another between the look and the lock?
+        // Checked again under the lock: another painter may have committed the chunk and released the lock since the first check.
         if self.pair.ledger.is_done(index) {
             return Ok(Claim::Done);
         }
         Ok(Claim::Chunk(ChunkClaim::new(self, index, raw, hold)))
     }
 
-    /// Locks the cell of a chunk; also returns the whole array, without looking at it.
+    /// Locks the cell of a chunk. Also returns a pointer to the whole array.
     fn lock(&self, index: usize, kind: LockKind, wait: Wait) -> Result<(RawArrayViewMut<T, D>, Hold)> {
         let Pair { payload, partial, .. } = &self.pair;
         payload.refuse_inherited(&self.home)?;
@@ -165,9 +168,10 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         Ok((raw, hold))
     }
 
-    /// Claims a chunk that is neither finished nor being painted, without waiting.
+    /// Claims any chunk that is neither finished nor claimed, without waiting.
     ///
-    /// Chunks come in the order of their numbers, except that what others gave up comes at the end.
+    /// Chunks are claimed in the order of their numbers, beginning behind the one that this buffer claimed last. Chunks before it, which
+    /// other painters have released, come at the end.
     ///
     /// # Errors
     ///
@@ -188,10 +192,10 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         Ok(if busy { NextClaim::Busy } else { NextClaim::AllDone })
     }
 
-    /// Claims the next chunk; while all that are left are being painted by others, waits for one of them to give up or die.
+    /// Claims any chunk. While all unfinished chunks are claimed, waits until one is released or all are finished.
     ///
-    /// `Busy` means that the time ran out. A thread that holds the last claim itself would wait for itself: commit or drop
-    /// it first.
+    /// Returns `Busy` when `limit` has passed. Commit or drop a claim before calling this: a thread that holds the last claim itself
+    /// would wait for itself.
     ///
     /// # Errors
     ///
@@ -206,16 +210,17 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         }
     }
 
-    /// Reads a finished chunk while others are still being painted; `None` if it is not finished.
+    /// Takes a read lock on a finished chunk, while other chunks may still be painted. Returns `None` if the chunk is not finished.
     ///
     /// # Errors
     ///
-    /// [`Unlinked`](Error::Unlinked): the buffer was discarded, or finished by another process: open the array by its
-    /// name. [`TooManyOpenFiles`](Error::TooManyOpenFiles): a guard needs a descriptor.
+    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded, or another process finished it. In the latter case, open the array by
+    ///   its name.
+    /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): a guard needs a descriptor.
     ///
     /// # Panics
     ///
-    /// If there is no such chunk.
+    /// If `index` is not less than the number of chunks.
     pub fn chunk(&self, index: usize) -> Result<Option<ChunkGuard<'_, T, D>>> {
         if !self.pair.ledger.is_done(index) {
             return Ok(None);
@@ -224,16 +229,16 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         Ok(Some(ChunkGuard::new(self, index, raw, hold)))
     }
 
-    /// Returns how many chunks are finished.
+    /// Returns how many chunks are finished, and how many there are.
     pub fn progress(&self) -> RenderProgress {
         RenderProgress { done: self.pair.ledger.done(), total: self.grid.len() }
     }
 
-    /// Waits until every chunk is finished, whichever worker paints it.
+    /// Waits until every chunk is finished, by this or other processes.
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](Error::TimedOut).
+    /// [`TimedOut`](Error::TimedOut): `limit` has passed.
     pub fn wait(&self, limit: Duration) -> Result<()> {
         let mut backoff = Backoff::new(limit);
         while !self.progress().is_complete() {
@@ -244,16 +249,20 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         Ok(())
     }
 
-    /// Gives the complete array its public name and clears the ledger away.
+    /// Gives the complete array its public name, and removes the ledger.
     ///
-    /// Every worker may call it; later calls get the same array, while it has its name.
+    /// Every worker may call this. If another one has named the array already, it returns the same array, as long as the array still
+    /// has that name.
     ///
     /// # Errors
     ///
-    /// The error gives the buffer back. [`Incomplete`](Error::Incomplete): chunks are missing.
-    /// [`AlreadyExists`](Error::AlreadyExists): meanwhile something else has the name.
-    /// [`Unlinked`](Error::Unlinked): the buffer was discarded, or finished by another and its name taken away since.
-    /// [`PermissionDenied`](Error::PermissionDenied): another user alone may name it, and did not.
+    /// The error gives the buffer back.
+    ///
+    /// - [`Incomplete`](Error::Incomplete): chunks are missing.
+    /// - [`AlreadyExists`](Error::AlreadyExists): another file got the name meanwhile.
+    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded, or another process finished it and the array lost its name since.
+    /// - [`PermissionDenied`](Error::PermissionDenied): only another user may name the array, and did not within the
+    ///   [timeout](RenderOptions::timeout).
     pub fn finish(self) -> Result<SharedArray<T, D>, IntoError<Self>> {
         match self.give_name() {
             Ok(()) => Ok(SharedArray::of(self.pair.payload, self.home, self.layout)),
@@ -270,9 +279,10 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         let mode = if self.replace { Publish::Replace } else { Publish::New };
         match self.home.backend.rename(&partial.location, &self.home.location, payload.id(), mode) {
             Ok(()) => {}
+            // The reserved name is gone: another process has finished the buffer, unless it was discarded.
             Err(Error::NotFound { .. }) if self.home.leads_to(payload.id())? => {}
             Err(Error::NotFound { .. }) => return Err(self.discarded()),
-            // In a directory with the sticky bit only the payload's owner may.
+            // In a directory with the sticky bit, only the payload's owner may rename it. Waits for a process of that user.
             Err(error @ Error::PermissionDenied { .. }) => {
                 let mut backoff = Backoff::new(self.patience);
                 while !self.home.leads_to(payload.id())? {
@@ -285,17 +295,19 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         }
         os::step("render: array named");
         match self.pair.ledger.unlink() {
+            // Only its owner may remove the ledger. It is stale now, and the next process of the owner that finds it removes it.
             Ok(_) | Err(Error::PermissionDenied { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Removes the unfinished buffer; other painters notice at their next claim.
+    /// Removes the unfinished buffer. In other painters, the next claim fails.
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](Error::PermissionDenied).
+    /// [`PermissionDenied`](Error::PermissionDenied): this user may not remove the files.
     pub fn discard(self) -> Result<()> {
+        // The ledger first: a payload without a ledger belongs to no buffer (see pair.rs).
         let payload = || self.pair.partial.unlink(self.pair.payload.id());
         self.pair.ledger.unlink().and_then(|_| payload()).map(drop).map_err(|error| error.about(&self.home.location))
     }

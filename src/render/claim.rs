@@ -1,4 +1,4 @@
-//! Claims and finished chunks: views of one chunk, with the kernel's lock on its cell.
+//! Claims and chunk guards: a view of one chunk together with the kernel lock on its cell.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -10,11 +10,11 @@ use crate::array::Element;
 use crate::error::Result;
 use crate::segment::locks::Hold;
 
-/// A chunk of a [`RenderBuffer`](crate::RenderBuffer) that only its holder may paint.
+/// The exclusive right to paint one chunk of a [`RenderBuffer`](crate::RenderBuffer).
 ///
-/// Other painters find it busy until it is [committed](Self::commit) or dropped. If the holder dies, the kernel frees the chunk,
-/// and another worker paints it again. Costs one descriptor while it lives.
-#[must_use = "a claim that is dropped leaves its chunk to be painted again"]
+/// Until it is [committed](Self::commit) or dropped, claims on the same chunk return [`Busy`](Claim::Busy). If the process dies, the
+/// kernel releases the lock, and another worker can claim and paint the chunk. A claim holds one descriptor.
+#[must_use = "dropping a claim releases its chunk unpainted"]
 pub struct ChunkClaim<'a, T: Element, D: Dimension> {
     buffer: &'a RenderBuffer<T, D>,
     index: usize,
@@ -24,14 +24,14 @@ pub struct ChunkClaim<'a, T: Element, D: Dimension> {
 }
 
 impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
-    /// Makes the view of a chunk; `hold` write-locks its cell.
+    /// Returns the claim of a chunk. `hold` is the write lock on its cell.
     #[allow(unsafe_code)]
     pub(super) fn new(buffer: &'a RenderBuffer<T, D>, index: usize, raw: RawArrayViewMut<T, D>, hold: Hold) -> Self {
         let region = buffer.grid().region(index);
         let raw = cut(raw, &region);
-        // SAFETY: the elements lie in the buffer's mapping, which lives for 'a. The hold has the chunk's cell
-        // write-locked: no guard, claim or chunk reader of any process or thread looks at the chunk while it lives, and
-        // other chunks have no element in common with it. The claim keeps view and hold together.
+        // SAFETY: the elements lie in the buffer's mapping, which lives for 'a. The hold is a write lock on the chunk's cell, so no
+        // other guard, claim or chunk guard, in any thread or process, gives access to the chunk while the hold lives. Other chunks
+        // share no element with it. The claim owns both view and hold.
         let view = unsafe { raw.deref_into_view_mut() };
         Self { buffer, index, region, view, hold }
     }
@@ -41,19 +41,20 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
         self.index
     }
 
-    /// Returns which elements of the buffer the chunk covers, axis by axis.
+    /// Returns which elements of the buffer the chunk covers, as one range for each axis.
     pub fn region(&self) -> &[Range<usize>] {
         &self.region
     }
 
-    /// Returns a view for writing. The first element of the chunk has index 0 along every axis.
+    /// Returns a view of the chunk. Its first element has index 0 along every axis.
     ///
-    /// It holds zeros, or what an earlier painter left before it died or gave up.
+    /// Initially the elements are zeros, or what an earlier painter wrote before it died or dropped its claim. In
+    /// [pool memory](crate::render::RenderOptions::pool) they can be anything.
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
         self.view.view_mut()
     }
 
-    /// Marks the chunk as finished and lets go of it.
+    /// Marks the chunk as finished and releases it.
     ///
     /// # Errors
     ///
@@ -61,6 +62,7 @@ impl<'a, T: Element, D: Dimension> ChunkClaim<'a, T, D> {
     pub fn commit(self) -> Result<()> {
         let Self { buffer, index, view, hold, .. } = self;
         drop(view);
+        // Before the lock is released. Otherwise another painter could take the lock, find the chunk unfinished, and paint it again.
         buffer.pair.ledger.set_done(index);
         drop(hold);
         Ok(())
@@ -73,7 +75,7 @@ impl<T: Element, D: Dimension> fmt::Debug for ChunkClaim<'_, T, D> {
     }
 }
 
-/// A finished chunk, to be read while others are still being painted.
+/// Read access to a finished chunk, while other chunks are still being painted.
 ///
 /// Dereferences to ndarray's array.
 #[must_use = "the chunk is unlocked when the guard is dropped"]
@@ -84,18 +86,18 @@ pub struct ChunkGuard<'a, T: Element, D: Dimension> {
 }
 
 impl<'a, T: Element, D: Dimension> ChunkGuard<'a, T, D> {
-    /// Makes the view of a chunk; `hold` read-locks its cell.
+    /// Returns the guard of a chunk. `hold` is the read lock on its cell.
     #[allow(unsafe_code)]
     pub(super) fn new(buffer: &'a RenderBuffer<T, D>, index: usize, raw: RawArrayViewMut<T, D>, hold: Hold) -> Self {
         let region = buffer.grid().region(index);
         let raw = cut(raw, &region);
-        // SAFETY: the elements lie in the buffer's mapping, which lives for 'a. The hold has the chunk's cell
-        // read-locked: no process writes to the chunk while it lives. The guard keeps view and hold together.
+        // SAFETY: the elements lie in the buffer's mapping, which lives for 'a. The hold is a read lock on the chunk's cell, so no
+        // guard or claim of any thread or process can write to the chunk while the hold lives. The guard owns both view and hold.
         let view = unsafe { raw.deref_into_view() };
         Self { region, view, _hold: hold }
     }
 
-    /// Returns which elements of the buffer the chunk covers, axis by axis.
+    /// Returns which elements of the buffer the chunk covers, as one range for each axis.
     pub fn region(&self) -> &[Range<usize>] {
         &self.region
     }
@@ -115,7 +117,7 @@ impl<T: Element, D: Dimension> fmt::Debug for ChunkGuard<'_, T, D> {
     }
 }
 
-/// Cuts a region out of the whole array, without looking at an element.
+/// Restricts a pointer to the whole array to a region. No element is read.
 fn cut<T: Element, D: Dimension>(mut whole: RawArrayViewMut<T, D>, region: &[Range<usize>]) -> RawArrayViewMut<T, D> {
     for (axis, range) in region.iter().enumerate() {
         whole.slice_axis_inplace(Axis(axis), Slice::from(range.clone()));
@@ -123,39 +125,39 @@ fn cut<T: Element, D: Dimension>(mut whole: RawArrayViewMut<T, D>, region: &[Ran
     whole
 }
 
-/// The answer to a claim on one chunk.
+/// Result of claiming one chunk.
 #[derive(Debug)]
 pub enum Claim<'a, T: Element, D: Dimension> {
-    /// It is yours to paint.
+    /// The chunk was claimed.
     Chunk(ChunkClaim<'a, T, D>),
-    /// Another worker paints it, or the array is locked as a whole.
+    /// The chunk is claimed already, or another lock covers it.
     Busy,
-    /// It is finished.
+    /// The chunk is finished.
     Done,
 }
 
-/// The answer to a claim on any chunk.
+/// Result of claiming any chunk.
 #[derive(Debug)]
 pub enum NextClaim<'a, T: Element, D: Dimension> {
-    /// One to paint.
+    /// A chunk was claimed.
     Chunk(ChunkClaim<'a, T, D>),
-    /// All that are not finished are being painted by others.
+    /// Every unfinished chunk is claimed or locked already.
     Busy,
-    /// All are finished.
+    /// Every chunk is finished.
     AllDone,
 }
 
-/// How far a renderbuffer is.
+/// Progress of a renderbuffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RenderProgress {
-    /// Chunks that are finished.
+    /// Number of finished chunks.
     pub done: usize,
-    /// Chunks there are.
+    /// Number of all chunks.
     pub total: usize,
 }
 
 impl RenderProgress {
-    /// Whether every chunk is finished.
+    /// Returns whether every chunk is finished.
     pub fn is_complete(self) -> bool {
         self.done == self.total
     }

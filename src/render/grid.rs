@@ -1,4 +1,4 @@
-//! How an array is cut into chunks: pure arithmetic, no memory.
+//! The chunk grid: which elements belong to which chunk. Arithmetic only; no shared memory.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use crate::error::{Error, Result};
 /// A regular grid of chunks over an array.
 ///
 /// Chunks are numbered in C order of the grid: the last axis runs fastest, whatever the order in memory. Chunks at the
-/// edges are cut to the array, so every element belongs to exactly one chunk.
+/// edges are clipped to the array, so every element belongs to exactly one chunk.
 ///
-/// The first chunk of an axis may begin before the array, by the axis's *offset*: a region cut out of a larger chunked
-/// volume keeps the volume's own chunk boundaries that way.
+/// Along each axis, the first chunk may begin before the array, by the *offset*. So a region of a larger chunked volume can keep the
+/// chunk boundaries of the volume.
 ///
 /// # Examples
 ///
@@ -35,12 +35,14 @@ pub struct ChunkGrid<D> {
 }
 
 impl<D: Dimension> ChunkGrid<D> {
-    /// Cuts `shape` into chunks of `chunk`, the first of which lack `offset` elements. All three are in elements per axis.
+    /// Divides `shape` into chunks of shape `chunk`. The first chunk along each axis lacks `offset` elements. All are in elements per
+    /// axis.
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`](Error::InvalidSetting): a chunk has no extent, an offset is not less than its chunk, or the
-    /// number of axes differs. [`TooLarge`](Error::TooLarge): there are more chunks than the address space has bytes.
+    /// - [`InvalidSetting`](Error::InvalidSetting): a chunk has no extent, an offset is not less than its chunk, or the
+    ///   numbers of axes differ.
+    /// - [`TooLarge`](Error::TooLarge): there are more chunks than the address space has bytes.
     pub fn new(shape: D, chunk: D, offset: D) -> Result<Self> {
         let invalid = |setting, value: &D, expected| {
             Err(Error::InvalidSetting { setting, value: format!("{:?}", value.slice()), expected })
@@ -73,7 +75,7 @@ impl<D: Dimension> ChunkGrid<D> {
         self.len
     }
 
-    /// Whether there are no chunks, because the array has no elements.
+    /// Returns whether there are no chunks, because the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -83,7 +85,7 @@ impl<D: Dimension> ChunkGrid<D> {
         self.shape.slice()
     }
 
-    /// Returns the lengths of a whole chunk's axes.
+    /// Returns the lengths of the axes of a chunk that is not clipped.
     pub fn chunk_shape(&self) -> &[usize] {
         self.chunk.slice()
     }
@@ -98,11 +100,11 @@ impl<D: Dimension> ChunkGrid<D> {
         self.counts.slice()
     }
 
-    /// Returns which elements chunk `index` covers, axis by axis.
+    /// Returns which elements chunk `index` covers, as one range for each axis.
     ///
     /// # Panics
     ///
-    /// If there is no such chunk.
+    /// If `index` is not less than the number of chunks.
     pub fn region(&self, index: usize) -> Vec<Range<usize>> {
         assert!(index < self.len, "chunk {index} of {}", self.len);
         let mut left = index;
@@ -154,14 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn an_array_without_axes_is_one_chunk() {
+    fn array_without_axes_is_one_chunk() {
         let grid = grid(Dim(()), Dim(()), Dim(()));
         assert_eq!(grid.len(), 1);
         assert!(grid.region(0).is_empty());
     }
 
     #[test]
-    fn chunks_without_extent_and_offsets_beyond_the_chunk_are_refused() {
+    fn impossible_chunks_and_offsets_are_refused() {
         assert!(ChunkGrid::new(Dim([4, 4]), Dim([2, 0]), Dim([0, 0])).is_err());
         assert!(ChunkGrid::new(Dim([4, 4]), Dim([2, 2]), Dim([2, 0])).is_err());
         assert!(ChunkGrid::new(IxDyn(&[4, 4]), IxDyn(&[2]), IxDyn(&[0])).is_err());

@@ -1,4 +1,4 @@
-//! The ledger: a second, reserved segment that says what is painted into the buffer, and which chunks are finished.
+//! The ledger: a second segment under a reserved name, which says what is painted and which chunks are finished.
 //!
 //! ```text
 //! one state byte per chunk, 0 = pending, 1 = done; padded with zeros to 64 bytes      (the payload, shared atomics)
@@ -7,10 +7,10 @@
 //! axes             1  at most 32
 //! zero             2
 //! fingerprint      4  its length in bytes, at most 4096
-//! payload device   8  } which file is painted
+//! payload device   8  } the file that is painted
 //! payload number   8  }
 //! boot id         16
-//! chunks           8  how many
+//! chunks           8  their number
 //! shape            8 per axis
 //! chunk shape      8 per axis
 //! chunk offset     8 per axis
@@ -18,7 +18,7 @@
 //! footer          64  see segment/footer.rs
 //! ```
 //!
-//! All numbers are little-endian. Every byte is input: it is copied out once and checked before anything is believed.
+//! All numbers are little-endian. Any process may have written these bytes. They are copied once and checked before they are used.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -35,21 +35,21 @@ use crate::os::{self, Facts, FileId, LockKind};
 use crate::segment::footer::{FOOTER, Footer, Kind};
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, is_leased, pin, read_footer};
 
-/// Longest fingerprint, in bytes.
+/// Maximum length of a fingerprint in bytes.
 const LONGEST_FINGERPRINT: usize = 4096;
-/// Bytes of the element type.
+/// Bytes of the field with the element type.
 const DTYPE: usize = 8;
-/// Longest trailer: the fields, three numbers per axis, the fingerprint and the footer.
+/// Maximum length of a trailer: the fields, three numbers per axis, the fingerprint and the footer.
 const LONGEST_TRAILER: usize = 56 + 3 * 8 * MOST_AXES + LONGEST_FINGERPRINT + FOOTER;
-/// State bytes that are read at a time.
+/// Number of state bytes that are read at a time.
 const STEP: usize = 1 << 16;
-/// State bytes are padded to this, a cache line.
+/// The state bytes are padded to a multiple of this, the size of a cache line.
 const STATE_ALIGNMENT: u64 = 64;
 
-/// A chunk that is finished; every other value is a chunk to be painted.
+/// State of a finished chunk. Any other value means that the chunk is to be painted.
 const DONE: u8 = 1;
 
-/// What is painted: everything that must be the same for two painters to work on one buffer.
+/// The work: what is painted. All painters of a buffer must have the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RenderSpec {
     pub(crate) dtype: DType,
@@ -61,19 +61,19 @@ pub(crate) struct RenderSpec {
 }
 
 impl RenderSpec {
-    /// Refuses what a ledger cannot write down.
+    /// Refuses a work that a ledger cannot hold.
     pub(crate) fn check(&self) -> Result<()> {
         if self.fingerprint.len() > LONGEST_FINGERPRINT {
             return Err(Error::InvalidSetting {
                 setting: "the fingerprint",
                 value: format!("{} bytes long", self.fingerprint.len()),
-                expected: "at most 4096 bytes of text (hash what is longer)",
+                expected: "at most 4096 bytes of text (use a hash of a longer one)",
             });
         }
         check_axes(&self.shape)
     }
 
-    /// Says how this differs from what was found, if it does.
+    /// Fails with `Mismatch`, naming the first difference, unless both works are the same.
     pub(crate) fn require(&self, found: &Self, location: &Location) -> Result<()> {
         let described = |work: &Self| {
             [
@@ -91,7 +91,7 @@ impl RenderSpec {
         })
     }
 
-    /// Returns the bytes of the painted array, if there can be so many.
+    /// Returns the size of the painted array in bytes. `None`: it does not fit 64 bits.
     pub(crate) fn bytes(&self) -> Option<u64> {
         let item = self.dtype.size() as u64;
         self.shape.iter().try_fold(item, |so_far, length| so_far.checked_mul(*length as u64))
@@ -108,13 +108,13 @@ impl RenderSpec {
         ChunkGrid::new(shape, chunk, offset).map(|grid| grid.len())
     }
 
-    /// Says that this process has not enough address space for it; another may have more.
+    /// Returns the error for an array that exceeds the address space of this process. Another process may have more.
     pub(crate) fn too_large(&self, location: &Location) -> Error {
         Error::TooLarge { location: location.to_string(), shape: self.shape.clone(), item: self.dtype.size() }
     }
 }
 
-/// What a ledger says, beyond the states of the chunks.
+/// The decoded trailer of a ledger.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LedgerRecord {
     pub(crate) work: RenderSpec,
@@ -140,7 +140,7 @@ impl LedgerRecord {
         bytes
     }
 
-    /// Reads a trailer without its footer. Numbers that no axis can have are read as `usize::MAX`.
+    /// Decodes a trailer without its footer. A length that does not fit a `usize` is decoded as `usize::MAX`.
     fn parse(bytes: &[u8]) -> Result<Self, String> {
         fn length(fields: &mut Fields<'_>) -> Result<usize, String> {
             Ok(usize::try_from(fields.number()?).unwrap_or(usize::MAX))
@@ -154,7 +154,7 @@ impl LedgerRecord {
         let (shape, chunk_shape, chunk_offset) = (lengths()?, lengths()?, lengths()?);
         let left = fields.0.len();
         if fingerprint_length > LONGEST_FINGERPRINT || left != fingerprint_length {
-            return Err(format!("a fingerprint of {fingerprint_length} bytes where {left} are left"));
+            return Err(format!("the fingerprint should have {fingerprint_length} bytes, but {left} are left"));
         }
         let fingerprint = std::str::from_utf8(fields.0).map_err(|_| "the fingerprint is not UTF-8")?.to_owned();
         let work = RenderSpec { dtype, order, shape, chunk_shape, chunk_offset, fingerprint };
@@ -162,12 +162,12 @@ impl LedgerRecord {
     }
 }
 
-/// How many bytes the states of so many chunks take.
+/// Returns the size of the padded states of this many chunks.
 fn state_bytes(chunks: usize) -> Option<u64> {
     (chunks as u64).checked_next_multiple_of(STATE_ALIGNMENT)
 }
 
-/// A ledger's file, opened and read but not leased: looking at a buffer is not using it.
+/// An opened and decoded ledger. It is not leased, so the buffer does not count as in use.
 #[derive(Debug)]
 pub(crate) struct LedgerFile {
     home: Home,
@@ -177,7 +177,7 @@ pub(crate) struct LedgerFile {
 }
 
 impl LedgerFile {
-    /// Opens the ledger of a buffer and checks it, its owner first; `None` if there is none.
+    /// Opens the ledger of a buffer, lets `admit` check its owner, and decodes it. Returns `None` if there is none.
     pub(crate) fn open(buffer: &Home, admit: impl FnOnce(&Facts) -> Result<()>) -> Result<Option<Self>> {
         let home = buffer.companion(Companion::Ledger)?;
         let Some((file, facts)) = pin(&home.backend, &home.location, Access::ReadWrite)? else { return Ok(None) };
@@ -188,7 +188,7 @@ impl LedgerFile {
         let footer = raw.validate(Kind::Ledger, facts.length).map_err(invalid)?;
         if footer.trailer as usize > LONGEST_TRAILER {
             return Err(invalid(format!(
-                "a trailer of {} bytes, where {LONGEST_TRAILER} are the most",
+                "the trailer has {} bytes, but may have at most {LONGEST_TRAILER}",
                 footer.trailer
             )));
         }
@@ -201,40 +201,40 @@ impl LedgerFile {
         let record = LedgerRecord::parse(&trailer).map_err(invalid)?;
         let work = &record.work;
         let chunks = work.chunks();
-        // It is not damaged: another process may have more address space.
+        // Not an error of the ledger: it may have been written by a process with a larger address space.
         if work.lengths().concat().contains(&usize::MAX) || matches!(chunks, Err(Error::TooLarge { .. })) {
             return Err(work.too_large(&buffer.location));
         }
         let chunks = chunks.map_err(|error| invalid(error.to_string()))?;
         if work.bytes().is_none() {
-            return Err(invalid("the array it speaks of has more bytes than can be counted".into()));
+            return Err(invalid("the size of the array does not fit 64 bits".into()));
         }
         if chunks != record.chunks || state_bytes(chunks) != Some(footer.payload) {
             let (found, states) = (record.chunks, footer.payload);
             return Err(invalid(format!(
-                "{found} chunks and {states} state bytes, where the shape makes {chunks} chunks"
+                "it has {found} chunks and {states} state bytes, but its shape needs {chunks} chunks"
             )));
         }
         Ok(Some(Self { home, file, id: facts.id, record }))
     }
 
-    /// Whether a process is attached to this very ledger: painting, or about to.
+    /// Returns whether a process is attached to this ledger.
     pub(crate) fn is_in_use(&self) -> Result<bool> {
         is_leased(&self.file, &self.home.location)
     }
 
-    /// Whether the process that began the buffer lives and has not named the payload yet.
+    /// Returns whether the creator is alive and has not named the payload yet: it holds BEGINNING until then.
     pub(crate) fn is_young(&self) -> Result<bool> {
         os::is_locked(&self.file, LockKind::Exclusive, BEGINNING)
-            .map_err(|error| Error::os("ask for the beginner of", &self.home.location, error))
+            .map_err(|error| Error::os("query the lock of the creator of", &self.home.location, error))
     }
 
-    /// Removes the ledger's name, if it is still this one's.
+    /// Removes the ledger's name, if it still leads to this file.
     pub(crate) fn unlink(&self) -> Result<bool> {
         self.home.unlink(self.id)
     }
 
-    /// Leases and maps it. `None`: it was unlinked meanwhile.
+    /// Leases and maps the ledger. Returns `None` if it was unlinked meanwhile.
     pub(crate) fn attach(self) -> Result<Option<LedgerSegment>> {
         let Self { home, file, record, .. } = self;
         let how = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
@@ -242,8 +242,8 @@ impl LedgerFile {
         Ok(segment.map(|segment| LedgerSegment { segment, home, record }))
     }
 
-    /// Reads what it says now, states included.
-    #[allow(clippy::naive_bytecount)] // a hundred million chunks take a moment
+    /// Returns the properties of the buffer, and how many chunks are finished.
+    #[allow(clippy::naive_bytecount)] // fast enough for a hundred million chunks
     pub(crate) fn look(&self) -> Result<Ledger> {
         let total = self.record.chunks;
         let mut buffer = vec![0; STEP.min(total)];
@@ -260,7 +260,7 @@ impl LedgerFile {
     }
 }
 
-/// An attached ledger: as long as it lives, its buffer is in use.
+/// An attached ledger. Its lease marks the buffer as in use.
 #[derive(Debug)]
 pub(crate) struct LedgerSegment {
     pub(super) segment: Segment,
@@ -269,7 +269,7 @@ pub(crate) struct LedgerSegment {
 }
 
 impl LedgerSegment {
-    /// Writes a ledger in which every chunk is pending, as a draft.
+    /// Creates the draft of a ledger in which every chunk is pending.
     pub(crate) fn draft(home: &Home, record: &LedgerRecord, options: DraftOptions) -> Result<DraftSegment> {
         let states = state_bytes(record.chunks).ok_or_else(|| record.work.too_large(&home.location))?;
         let trailer = record.to_trailer(states, crate::random::number());
@@ -282,27 +282,30 @@ impl LedgerSegment {
         &self.record
     }
 
-    /// Whether the name still leads to this very ledger.
+    /// Returns whether the name still leads to this ledger.
     pub(crate) fn is_current(&self) -> Result<bool> {
         self.home.leads_to(self.segment.id())
     }
 
-    /// Removes the ledger's name, if it is still this one's.
+    /// Removes the ledger's name, if it still leads to this file.
     pub(crate) fn unlink(&self) -> Result<bool> {
         self.home.unlink(self.segment.id())
     }
 
-    /// Whether a chunk is finished; if so, what its painter wrote is visible.
+    /// Returns whether a chunk is finished.
+    ///
+    /// The load is an acquire load and pairs with the release store in [`set_done`](Self::set_done): a process that sees the state
+    /// also sees all elements that the painter wrote before, even without taking the lock on the chunk's cell.
     pub(crate) fn is_done(&self, index: usize) -> bool {
         self.state(index).load(Ordering::Acquire) == DONE
     }
 
-    /// Marks a chunk as finished, making what was written to it visible to every process that sees the mark.
+    /// Marks a chunk as finished. The caller holds the write lock on the chunk's cell, and has written all elements.
     pub(crate) fn set_done(&self, index: usize) {
         self.state(index).store(DONE, Ordering::Release);
     }
 
-    /// Counts the finished chunks.
+    /// Returns the number of finished chunks.
     pub(crate) fn done(&self) -> usize {
         (0..self.record.chunks).filter(|index| self.is_done(*index)).count()
     }
@@ -313,27 +316,28 @@ impl LedgerSegment {
         assert!(index < chunks && index < self.segment.length(), "chunk {index} of {chunks}");
         // SAFETY: the index is less than the number of mapped bytes.
         let byte = unsafe { self.segment.pointer().add(index) };
-        // SAFETY: the byte is mapped for writing as long as `self` lives, and every process, this one included, reaches
-        // the states of a ledger through atomics or system calls only: no array can be opened over a file with a footer.
+        // SAFETY: the byte is mapped for writing as long as `self` lives. All processes, this one included, access the states of a
+        // ledger only through atomics or system calls, because a file with a footer cannot be opened as an array.
         unsafe { AtomicU8::from_ptr(byte) }
     }
 }
 
-/// Writes the trailer at the end of a draft.
+/// Copies the trailer to the end of a draft.
 #[allow(unsafe_code)]
 fn write_trailer(draft: &Segment, trailer: &[u8]) {
-    assert!(trailer.len() <= draft.length(), "the draft was made for this trailer");
-    // SAFETY: the difference is within the mapping's bytes.
+    assert!(trailer.len() <= draft.length(), "the draft has room for this trailer");
+    // SAFETY: the offset is at most the length of the mapping.
     let to = unsafe { draft.pointer().add(draft.length() - trailer.len()) };
-    // SAFETY: the destination has as many bytes, mapped for writing, and no other process can reach a draft.
+    // SAFETY: from `to` to the end of the mapping are `trailer.len()` bytes, mapped for writing. Only its creator can reach a draft,
+    // so no other process accesses them.
     unsafe { std::ptr::copy_nonoverlapping(trailer.as_ptr(), to, trailer.len()) };
 }
 
-/// What the ledger of an unfinished renderbuffer says, for programs that do not know its type: [`ledger`](super::ledger()) reads it.
+/// The properties of an unfinished renderbuffer, returned by [`ledger`](super::ledger()).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ledger {
-    /// Type of the elements.
+    /// Element type.
     pub dtype: DType,
     /// Order of the axes in memory.
     pub order: Order,
@@ -343,11 +347,11 @@ pub struct Ledger {
     pub chunk_shape: Vec<usize>,
     /// Elements that the first chunk lacks along each axis.
     pub chunk_offset: Vec<usize>,
-    /// What is painted, in its maker's words.
+    /// The fingerprint: what is painted, in the creator's words.
     pub fingerprint: String,
-    /// Chunks that are finished.
+    /// Number of finished chunks.
     pub done: usize,
-    /// Chunks there are.
+    /// Number of all chunks.
     pub total: usize,
 }
 

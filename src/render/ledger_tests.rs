@@ -1,4 +1,4 @@
-//! Ledgers: what is written is read, and what cannot be true is refused.
+//! Ledgers are decoded as they were encoded, and inconsistent ones are refused.
 
 use super::*;
 
@@ -15,13 +15,13 @@ fn sample() -> LedgerRecord {
 }
 
 #[test]
-fn what_was_written_is_read() {
+fn decoding_gives_the_encoded_record_back() {
     let bytes = sample().to_trailer(64, 9);
     assert_eq!(LedgerRecord::parse(&bytes[..bytes.len() - FOOTER]), Ok(sample()));
 }
 
 #[test]
-fn a_trailer_cut_short_anywhere_is_an_error() {
+fn truncated_trailer_is_an_error() {
     let bytes = sample().to_trailer(64, 9);
     for length in 0..bytes.len() - FOOTER {
         assert!(LedgerRecord::parse(&bytes[..length]).is_err(), "{length}");
@@ -35,24 +35,24 @@ fn open(trailer: &[u8]) -> Result<Option<usize>> {
     let home = Home { backend, location: Location::new("buffer").expect("a name") };
     let ledger = home.location.companion(Companion::Ledger).expect("a name");
     std::fs::write(directory.path().join(ledger.as_str()), [&[0; 64], trailer].concat()).expect("a file");
-    // Closed before the directory goes: Windows removes none in which something is open.
+    // The ledger is closed before the directory is removed: Windows removes no directory with open files.
     LedgerFile::open(&home, |_| Ok(())).map(|ledger| ledger.map(|ledger| ledger.record.chunks))
 }
 
 #[test]
-fn a_trailer_longer_than_any_is_refused_before_it_is_read() {
+fn too_long_trailer_is_refused_unread() {
     let mut trailer = vec![0; LONGEST_TRAILER];
     Footer::append_to(Kind::Ledger, 64, 1, &mut trailer);
     match open(&trailer) {
-        Err(Error::Trailer { reason, .. }) => assert!(reason.contains("are the most"), "{reason}"),
+        Err(Error::Trailer { reason, .. }) => assert!(reason.contains("at most"), "{reason}"),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn lengths_beyond_the_address_space_are_too_large_and_no_damage() {
+fn lengths_beyond_the_address_space_are_too_large() {
     assert!(matches!(open(&sample().to_trailer(64, 9)), Ok(Some(15))));
-    // As 32 bits see what was made with 64: cut to the most that an axis can have.
+    // A 32-bit process reads the lengths of a 64-bit one as `usize::MAX`.
     let lengths: [fn(&mut RenderSpec) -> &mut usize; 3] =
         [|work| &mut work.shape[0], |work| &mut work.chunk_shape[1], |work| &mut work.chunk_offset[1]];
     for length in lengths {
@@ -61,7 +61,7 @@ fn lengths_beyond_the_address_space_are_too_large_and_no_damage() {
         let outcome = open(&large.to_trailer(64, 9));
         assert!(matches!(outcome, Err(Error::TooLarge { .. })), "{outcome:?}");
     }
-    // Each fits, and their sum does not.
+    // Each length fits, but shape + offset does not.
     let mut large = sample();
     large.work.shape[0] = usize::MAX - 1;
     large.work.chunk_shape[0] = usize::MAX - 1;
@@ -70,7 +70,7 @@ fn lengths_beyond_the_address_space_are_too_large_and_no_damage() {
 }
 
 #[test]
-fn every_difference_has_its_name() {
+fn mismatch_names_the_field_that_differs() {
     let location = Location::new("x").expect("a name");
     let work = sample().work;
     assert!(work.require(&work, &location).is_ok());

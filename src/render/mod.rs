@@ -1,8 +1,8 @@
-//! Arrays that many workers paint at once, chunk by chunk, and that survive the death of any of them.
+//! Arrays that many workers paint at the same time, chunk by chunk. Killed workers do no harm.
 //!
-//! A [`RenderBuffer`] has its public name only when all chunks are finished. Until then workers *claim* chunks: the claim is a lock
-//! that the kernel releases when its process dies, so that another worker paints the chunk. A run that was interrupted is
-//! resumed by the next one with the same fingerprint.
+//! A worker *claims* a chunk before painting it. A claim is a lock that the kernel releases when the process dies, so that another
+//! worker can paint the chunk. A [`RenderBuffer`] gets its public name when all chunks are finished. The next run with the same
+//! fingerprint resumes an interrupted one.
 //!
 //! ```standalone_crate
 //! use std::error::Error;
@@ -12,7 +12,7 @@
 //! use ndarray_shm::process::{self, Context};
 //! use ndarray_shm::{NextClaim, RenderBuffer, unlink};
 //!
-//! /// What every worker does: paints what the others have not.
+//! /// Paints chunks until none is left. Every worker runs this.
 //! fn paint(_: &Context) -> Result<(), Box<dyn Error>> {
 //!     let buffer = RenderBuffer::<u8, Ix2>::open("render-example")?;
 //!     while let NextClaim::Chunk(mut chunk) = buffer.claim_next_wait(Duration::MAX)? {
@@ -23,21 +23,21 @@
 //! }
 //!
 //! fn main() -> Result<(), Box<dyn Error>> {
-//!     process::init(&[("paint", paint)]); // first thing: a worker is this program started anew, and goes no further
+//!     process::init(&[("paint", paint)]); // must come first: workers are new processes of this program, and stop here
 //!
 //!     let buffer = RenderBuffer::<u8, _>::create("render-example", (6, 8), (4, 4), "an image, version 1")?;
 //!     if let Err(failure) = process::spawn_workers(2, "paint", &[])?.join() {
-//!         eprintln!("{failure}"); // it was killed, say; the others have painted its chunk
+//!         eprintln!("{failure}"); // one was killed, for example; the other has painted its chunk
 //!     }
-//!     let array = buffer.finish()?; // an error if chunks are missing: the next run goes on there
+//!     let array = buffer.finish()?; // fails if chunks are missing; the next run resumes
 //!     assert_eq!(array.read()?.iter().filter(|element| **element == 7).count(), 48);
 //!     unlink("render-example")?;
 //!     Ok(())
 //! }
 //! ```
 //!
-//! Not for one writer, for which [`SharedArray::write`](crate::SharedArray::write) is simpler, and not for chunks that change again:
-//! a committed chunk stays as it is.
+//! Not for a single writer: [`SharedArray::write`](crate::SharedArray::write) is simpler. Not for chunks that change again: a committed
+//! chunk cannot be painted again.
 
 mod buffer;
 mod claim;
@@ -58,9 +58,7 @@ use crate::backend::{Companion, Directory, Location};
 use crate::error::{Error, Result};
 use crate::segment::{Home, is_attached};
 
-/// Reads the ledger of an unfinished renderbuffer, for programs that do not know the type of its elements.
-///
-/// Looking is not attaching: no process notices.
+/// Reads the ledger of an unfinished renderbuffer, without attaching to it and without knowing its element type.
 ///
 /// # Examples
 ///
@@ -72,15 +70,15 @@ use crate::segment::{Home, is_attached};
 /// assert_eq!(render::ledger(&directory, &name)?.shape, [6, 8]);
 /// assert!(render::attached(&directory, &name)?);
 ///
-/// drop(buffer); // unfinished: it stays, to be resumed
+/// drop(buffer); // the unfinished buffer stays and can be resumed
 /// assert!(render::discard(&directory, &name)?);
 /// # Ok::<(), ndarray_shm::Error>(())
 /// ```
 ///
 /// # Errors
 ///
-/// [`NotFound`](crate::Error::NotFound): it was not begun, or it is finished. [`Trailer`](crate::Error::Trailer): it is
-/// damaged.
+/// - [`NotFound`](crate::Error::NotFound): no such buffer was begun, or it is finished.
+/// - [`Trailer`](crate::Error::Trailer): the ledger is damaged.
 pub fn ledger(backend: &Directory, location: &Location) -> Result<Ledger> {
     let home = Home { backend: backend.clone(), location: location.clone() };
     let not_found = || Err(Error::NotFound { location: location.to_string() });
@@ -88,22 +86,24 @@ pub fn ledger(backend: &Directory, location: &Location) -> Result<Ledger> {
     found.and_then(|found| found.map_or_else(not_found, |ledger| ledger.look())).map_err(|error| error.about(location))
 }
 
-/// Whether any process is attached to an unfinished renderbuffer: painting it, waiting for it, or looking on. [`ledger`] has an example.
+/// Returns whether any process is attached to an unfinished renderbuffer.
+///
+/// [`ledger`] has an example.
 ///
 /// # Errors
 ///
-/// [`NotFound`](crate::Error::NotFound): it was not begun, or it is finished.
+/// [`NotFound`](crate::Error::NotFound): no such buffer was begun, or it is finished.
 pub fn attached(backend: &Directory, location: &Location) -> Result<bool> {
     is_attached(backend, &location.companion(Companion::Partial)?).map_err(|error| error.about(location))
 }
 
-/// Removes what an unfinished renderbuffer left, damaged or not; `Ok(false)`: there was nothing.
+/// Removes the payload and the ledger of an unfinished renderbuffer, damaged or not. Returns `false` if there was neither.
 ///
-/// Painters that are still at work notice at their next claim. [`ledger`] has an example.
+/// In painters that are still attached, the next claim fails. [`ledger`] has an example.
 ///
 /// # Errors
 ///
-/// [`PermissionDenied`](crate::Error::PermissionDenied).
+/// [`PermissionDenied`](crate::Error::PermissionDenied): this user may not remove the files.
 pub fn discard(backend: &Directory, location: &Location) -> Result<bool> {
     pair::discard(backend, location).map_err(|error| error.about(location))
 }

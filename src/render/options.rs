@@ -1,4 +1,4 @@
-//! How a renderbuffer is begun and joined: what the caller may choose, and what is chosen otherwise.
+//! `RenderOptions`: options for beginning and joining a renderbuffer, and their defaults.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::segment::Home;
 
-/// How long other processes that begin a buffer are waited for, unless told otherwise: long enough to take 100 GiB of memory.
+/// Default time to wait for another process that begins the buffer: long enough to reserve 100 GiB of memory.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Options for beginning and joining renderbuffers.
@@ -53,30 +53,30 @@ impl Default for RenderOptions {
 }
 
 impl RenderOptions {
-    /// Begins with the defaults.
+    /// Returns the defaults.
     pub fn new() -> Self {
         Self::default()
     }
 
     common_settings! {
-        /// Files that every user may write to are joined only with options that have that bit too: every user can shorten them, and
-        /// so end this process.
+        /// A buffer with files that every user may write to can be joined only with options that have that bit too: any user can
+        /// shorten such files, which kills this process (SIGBUS).
     }
 
-    /// Lets the finished array take the name of one that exists; that one stays until then.
+    /// Chooses whether the finished array may replace an existing one. The old array keeps its name until then.
     ///
-    /// Let one process begin with this, and the others [`open`](Self::open) what it began: one that comes when the array is
-    /// finished would begin it anew.
+    /// Only one process should create a buffer with this option; all other processes [`open`](Self::open) it. A process that calls
+    /// [`create`](Self::create) after the array is finished would begin it again.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
         self
     }
 
-    /// Paints into memory of this pool, in its backend and with its permissions, if this process is the one that begins the buffer.
+    /// Uses memory of this pool, with the pool's backend and permissions, if this process begins the buffer.
     ///
-    /// **Chunks begin with whatever was there.** The buffer and the finished array cost one descriptor more. The memory comes back
-    /// when the array is [put](Pool::put) into the pool, or was [adopted](Pool::adopt) by it and is dropped; otherwise the array is
-    /// like any other.
+    /// **Chunks contain arbitrary old data** until they are painted. The buffer and the finished array keep one descriptor open. The
+    /// memory returns to the pool when the array is [put](Pool::put) into it, or is [adopted](Pool::adopt) by it and dropped. In all
+    /// other respects the array is an ordinary one.
     pub fn pool(mut self, pool: &Pool) -> Self {
         self.backend = Some(pool.backend().clone());
         self.draft.permissions = pool.permissions();
@@ -84,39 +84,44 @@ impl RenderOptions {
         self
     }
 
-    /// Chooses the users that paint together, and so may harm one another; [`SharedWith::OnlyMe`] if not said.
+    /// Chooses the users that may paint this buffer together. The default is [`SharedWith::OnlyMe`]. These users have to trust one
+    /// another.
     pub fn shared_with(mut self, users: SharedWith) -> Self {
         self.shared_with = users;
         self
     }
 
     /// Limits how long [`create`](Self::create) and [`open`](Self::open) wait for another process that is just beginning the buffer, and
-    /// [`finish`](RenderBuffer::finish) where only another user may name the array; 60 seconds if not said, [`Duration::MAX`] is for ever.
+    /// how long [`finish`](RenderBuffer::finish) waits where only another user may name the array.
     ///
-    /// A beginner takes the array's memory, which may need as long as writing to all of it.
+    /// The default is 60 seconds; [`Duration::MAX`] waits for ever. Beginning a buffer reserves all its memory, which can take as long
+    /// as writing to all of it.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout = limit;
         self
     }
 
-    /// Lets the first chunk of each axis begin this many elements before the buffer; zeros if not said.
+    /// Lets the first chunk of each axis begin this many elements before the buffer. The default is 0 for each axis.
     pub fn chunk_offset(mut self, offset: &[usize]) -> Self {
         self.chunk_offset = Some(offset.to_vec());
         self
     }
 
-    /// Adds a note to what the array [says about itself](crate::array::Description): where it comes from, for example. The process that
-    /// begins the buffer writes it; rules for keys and texts are those of [`with_note`](crate::array::Description::with_note).
+    /// Adds a note, such as its source, to the array's [description](crate::array::Description). Only the process that begins the buffer
+    /// writes it.
+    ///
+    /// Keys and texts follow the rules of [`with_note`](crate::array::Description::with_note).
     pub fn note(mut self, key: &str, text: &str) -> Self {
         self.notes.push((key.to_owned(), text.to_owned()));
         self
     }
 
-    /// Begins a buffer, joins one that another process began, or resumes what an earlier run left.
+    /// Begins a buffer, joins one that another process began, or resumes an interrupted one.
     ///
     /// # Errors
     ///
-    /// As [`RenderBuffer::create`]; [`InvalidSetting`](Error::InvalidSetting) for a note that cannot be one.
+    /// [`InvalidSetting`](Error::InvalidSetting): a note is malformed, the chunk offset has another number of axes than the array, or
+    /// the pool does not fit the other options. Also the errors of [`RenderBuffer::create`].
     pub fn create<T: Element, D: Dimension>(
         self,
         location: impl IntoLocation,
@@ -157,11 +162,12 @@ impl RenderOptions {
         Ok(RenderBuffer::of(pair, home, layout, grid, &self))
     }
 
-    /// Joins a buffer that another process began, whatever its shape.
+    /// Joins a buffer that another process began, of any shape.
     ///
     /// # Errors
     ///
-    /// As [`RenderBuffer::open`]; [`InvalidSetting`](Error::InvalidSetting) if a chunk offset, a pool or pages were chosen.
+    /// [`InvalidSetting`](Error::InvalidSetting): a chunk offset, a pool or pages were chosen. Also the errors of
+    /// [`RenderBuffer::open`].
     pub fn open<T: Element, D: Dimension>(self, location: impl IntoLocation) -> Result<RenderBuffer<T, D>> {
         if self.chunk_offset.is_some() || self.pool.is_some() || self.draft.pages != Pages::default() {
             return Err(Error::InvalidSetting {
@@ -195,14 +201,14 @@ impl RenderOptions {
 
     fn making(&self) -> Making<'_> {
         let Self { draft, replace, ref pool, ref shared_with, timeout, .. } = *self;
-        // What gets a group is no group's until it has that one.
+        // Mode 0600 until the file has the chosen group. With more permissions, the group that new files get would be able to open it.
         let permissions = if matches!(shared_with, SharedWith::Group(_)) { 0o600 } else { draft.permissions };
         let (draft, pool) = (DraftOptions { permissions, ..draft }, pool.as_ref());
         Making { draft, replace, pool, shared_with, description: None, timeout }
     }
 }
 
-/// Refuses memory that lives elsewhere than the buffer is to, or that others may open than its users.
+/// Refuses a pool with another directory or other permissions than the buffer, and a buffer that is shared with a group.
 fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()> {
     let permissions = options.draft.permissions;
     if matches!(options.shared_with, SharedWith::Group(_)) {
@@ -210,7 +216,7 @@ fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()>
         return Err(Error::InvalidSetting {
             setting,
             value,
-            expected: "without a group: a pool keeps its memory for this user",
+            expected: "without a group, because only this user may use the pool's memory",
         });
     }
     let (setting, value) = if pool.backend().path() != home.backend.path() {
@@ -223,7 +229,7 @@ fn require_same(pool: &Pool, home: &Home, options: &RenderOptions) -> Result<()>
     Err(Error::InvalidSetting { setting, value, expected: "that of the buffer" })
 }
 
-/// Turns lengths into a dimension, if there are so many and the type has so many axes.
+/// Returns the lengths as a `D`. `None`: their number is not `axes`, or `D` has another number of axes.
 fn dimension<D: Dimension>(lengths: &[usize], axes: usize) -> Option<D> {
     (lengths.len() == axes).then(|| D::from_dimension(&IxDyn(lengths))).flatten()
 }

@@ -1,12 +1,14 @@
-//! How payload and ledger come into being, are found again, and go: the only file that knows in which order.
+//! Creates, finds and removes payload and ledger. Only this file knows the order in which they appear and disappear.
 //!
-//! The ledger's name is the right to the buffer. It appears first, by exactly one process; only that process makes the payload, and has
-//! BEGINNING of the ledger write-locked until the payload has its name. So a ledger without its payload is young as long as that lock is
-//! held, and stale as soon as it is free. A payload without a ledger belongs to no buffer, for the ledger's name also goes first.
+//! The ledger's name appears first, and linking it gives exactly one process, the creator, the right to the buffer. Only the creator
+//! names the payload. It holds a write lock on BEGINNING of the ledger from before the ledger has its name until the payload has its
+//! own. So a ledger without a payload is young while BEGINNING is locked, and stale when it is free. When a buffer is discarded, the
+//! ledger's name disappears first. So a payload without a ledger belongs to no buffer. When a buffer is finished, the payload moves to
+//! its public name first, and the ledger that remains is stale until it is removed.
 //!
-//! Whatever is removed is removed by identity, through a descriptor that pins it: what another process began meanwhile under the same
-//! names is never touched. The one exception is what a beginner finds under the payload's name: it removes that while it has the
-//! ledger's NAME locked, when its ledger cannot lose its name, and no other buffer can begin.
+//! Files are removed by identity, through an open descriptor that keeps the inode number from being used again. So a buffer that another
+//! process began meanwhile under the same names is not touched. A creator that finds a file under the payload's name removes it while it
+//! holds NAME of its ledger. Meanwhile no process can remove the ledger's name, and therefore none can begin another buffer.
 
 use std::fs::File;
 use std::time::Duration;
@@ -22,10 +24,10 @@ use crate::os::{self, FileId, LockKind};
 use crate::pool::Pool;
 use crate::segment::{Attach, DraftSegment, Expect, Home, Segment, has_name, pin};
 
-/// How long discarding waits for a pool that is just about to use the payload's memory.
+/// How long discarding waits for a pool that is taking the payload's memory at that moment.
 const PIN_WAIT: Duration = Duration::from_secs(5);
 
-/// Payload and ledger of one buffer, attached.
+/// The attached payload and ledger of one buffer.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) payload: Segment,
@@ -34,36 +36,36 @@ pub(super) struct Pair {
     pub(super) ledger: LedgerSegment,
 }
 
-/// How a buffer is joined, and how it is begun if there is none.
+/// How to join a buffer, and how to begin one if there is none.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Making<'a> {
     pub(super) draft: DraftOptions,
-    /// The finished array may take the name of one that exists.
+    /// Whether the finished array may replace an existing one.
     pub(super) replace: bool,
     /// Where the payload's memory comes from.
     pub(super) pool: Option<&'a Pool>,
     pub(super) shared_with: &'a SharedWith,
-    /// What the array will say about itself.
+    /// The description of the finished array.
     pub(super) description: Option<&'a Description>,
-    /// How long to wait for another process that begins.
+    /// How long to wait for a creator that has not named the payload yet.
     pub(super) timeout: Duration,
 }
 
-/// What stands at a buffer's reserved names.
+/// Result of looking for a buffer under its reserved names.
 enum FoundPair {
     Pair(Box<Pair>),
-    /// No process has begun.
+    /// There is no buffer.
     Nothing,
-    /// A process is about to, or something changed under our eyes: look again.
+    /// A creator has named the ledger and not the payload yet, or the names changed during the look. The caller looks again.
     Beginning,
 }
 
 impl Pair {
-    /// Attaches to a buffer that another process began.
+    /// Attaches to an existing buffer.
     ///
     /// # Errors
     ///
-    /// `NotFound` if there is none, or it is finished; `TimedOut` if its payload does not appear.
+    /// `NotFound` if there is none, or it is finished; `TimedOut` if its payload does not appear in time.
     pub(super) fn open(home: &Home, how: &Making<'_>) -> Result<Self> {
         let mut backoff = Backoff::new(how.timeout);
         loop {
@@ -75,11 +77,11 @@ impl Pair {
         }
     }
 
-    /// Attaches to the buffer with this work, or begins it.
+    /// Attaches to the buffer with this work, or begins one.
     ///
     /// # Errors
     ///
-    /// `Mismatch` if another work is being painted under the name; `AlreadyExists` if an array has it, unless `replace`.
+    /// `Mismatch` if the buffer of this name has another work; `AlreadyExists` if an array has the name, unless `replace`.
     pub(super) fn open_or_create(home: &Home, work: &RenderSpec, bytes: u64, how: &Making<'_>) -> Result<Self> {
         let mut backoff = Backoff::new(how.timeout);
         loop {
@@ -105,15 +107,16 @@ impl Pair {
         }
     }
 
-    /// `Ok(None)`: another process was quicker, or has discarded what this one began.
+    /// Begins a buffer. Returns `None` if another process began one first, or discarded this one.
     fn create(home: &Home, work: &RenderSpec, bytes: u64, how: &Making<'_>) -> Result<Option<Self>> {
         let Making { draft, replace, pool, shared_with, .. } = *how;
         let backend = &home.backend;
         let partial = home.companion(Companion::Partial)?;
         let ledger_home = home.companion(Companion::Ledger)?;
-        // It may have the room that is needed.
+        // A payload that a killed process left may occupy the memory that is needed now.
         remove_without_ledger(backend, &home.location)?;
-        // Room is taken only by the one that wins the name, or a crowd of beginners would fill the memory.
+        // Memory is reserved only after the ledger has its name. Otherwise many processes that begin at the same time could
+        // exhaust it, although only one of them succeeds.
         let unreserved = DraftOptions { pages: Pages::Sparse, ..draft };
         let (payload, is_recycled) = match pool {
             Some(pool) => pool.lend(bytes, unreserved)?,
@@ -129,7 +132,7 @@ impl Pair {
         let ledger = match ledger.publish(&ledger_home.location, Publish::New, false, None) {
             Ok(segment) => LedgerSegment { segment, home: ledger_home, record },
             Err((Error::AlreadyExists { .. }, _)) => {
-                // What is new has no room yet, and is of no use to the pool.
+                // Another process was first. A new draft has no memory yet; recycled memory goes back to the pool.
                 if let (Some(pool), true) = (pool, is_recycled) {
                     pool.keep(payload);
                 }
@@ -138,9 +141,10 @@ impl Pair {
             Err((error, _)) => return Err(error),
         };
         os::step("render: ledger published");
-        // From here on the buffer is ours, unless another process discards it.
+        // From here on no other process can begin this buffer, but one can discard it.
         let begin = || {
-            // A process that finished the buffer between our look and the ledger's name gave the array its name first.
+            // `find` saw no ledger, but another process may have finished a buffer in the meantime. It named the array before it
+            // removed the ledger, so the array has its name now.
             if !replace {
                 home.refuse_taken()?;
             }
@@ -154,22 +158,24 @@ impl Pair {
         match begin() {
             Ok(payload) => Ok(payload.map(|payload| Self { payload, partial, ledger })),
             Err(error) => {
-                let _the_first_error_counts = ledger.unlink();
+                let _ = ledger.unlink(); // the first error is returned; a ledger that stays is stale
                 Err(error)
             }
         }
     }
 
+    /// Looks for ledger and payload, and attaches to both.
     fn find(home: &Home, how: &Making<'_>) -> Result<FoundPair> {
         let admit = |facts: &os::Facts| how.shared_with.admit(facts, home, how.draft.permissions);
         let Some(ledger) = LedgerFile::open(home, admit)? else { return Ok(FoundPair::Nothing) };
-        // Asked before the payload is looked for: when the beginner gives it up, the payload has its name.
+        // BEGINNING is queried before the payload is looked for. In the other order, a creator could name the payload and release
+        // BEGINNING between the two steps: the payload would seem to be missing, and a live ledger would be removed as stale.
         let is_young = ledger.is_young()?;
         let record = ledger.record.clone();
         let stale = |ledger: &LedgerFile| ledger.unlink().map(|_| FoundPair::Nothing);
         if record.boot != os::boot_id() {
-            // What was in memory at another boot may not have reached the disk, whatever the ledger says. No process of
-            // this boot leases such a ledger; another machine may.
+            // After a crash of the machine, chunks that the ledger calls finished may never have reached the disk. No process of this
+            // boot leases such a ledger. If it is leased, a process on another machine does that, through a network file system.
             if ledger.is_in_use()? {
                 let location = home.location.to_string();
                 let (expected, found) = ("this machine, now".into(), "a process of another machine or boot".into());
@@ -183,50 +189,53 @@ impl Pair {
                 admit(&facts)?;
                 file
             }
-            // Finished or discarded, and only the ledger was not cleared away; or its beginner has died.
+            // The payload is missing, and no creator is about to name it. Either the buffer was finished or discarded and a process
+            // died before it removed the ledger, or the creator died.
             _ if !is_young => return stale(&ledger),
             _ => return Ok(FoundPair::Beginning),
         };
         let bytes = record.work.bytes().unwrap_or(u64::MAX);
-        // Its room was taken by the one that began it, or was not to be taken.
+        // Sparse, because its creator has reserved the memory, unless it was told not to.
         let attach = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
         match Segment::attach_file(payload, &partial, Expect::Payload(bytes), attach) {
             Ok(Some(payload)) => {
                 let Some(ledger) = ledger.attach()? else { return Ok(FoundPair::Beginning) };
-                // Finished or discarded while we attached?
+                // Checked again after both leases were taken: the buffer may have been finished or discarded meanwhile.
                 if partial.leads_to(record.payload)? && ledger.is_current()? {
                     return Ok(FoundPair::Pair(Box::new(Self { payload, partial, ledger })));
                 }
                 Ok(FoundPair::Beginning)
             }
-            // Another file that has got the number of the one that died with its beginner.
+            // The creator died before the payload had its name, and another file has the inode number of the payload now.
             Err(Error::SizeMismatch { .. }) if !is_young => stale(&ledger),
             Ok(None) | Err(Error::SizeMismatch { .. }) => Ok(FoundPair::Beginning),
-            // Another process may have more address space.
+            // The error names the shape; the buffer itself is valid for a process with more address space.
             Err(Error::TooLarge { .. }) => Err(record.work.too_large(&home.location)),
             Err(error) => Err(error),
         }
     }
 }
 
-/// Waits a little for a process that begins.
+/// Pauses before the next look. Fails with `TimedOut` when the caller's time limit has passed.
 fn wait(backoff: &mut Backoff, home: &Home, how: &Making<'_>) -> Result<()> {
     let (location, waited) = (home.location.to_string(), how.timeout);
     if backoff.pause() { Ok(()) } else { Err(Error::TimedOut { location, waited }) }
 }
 
-/// BEGINNING of a ledger, write-locked until this is dropped.
+/// A write lock on BEGINNING of a ledger, until this is dropped.
 struct Beginning(File);
 
 impl Beginning {
-    /// Locks it on the draft's own description. A second descriptor gives it up before the mapping goes.
+    /// Takes the lock on the draft's own open file description. The mapping also keeps this description, so unlocking later needs
+    /// a descriptor of it: this is a duplicate.
     fn lock(ledger: &DraftSegment, home: &Home) -> Result<Self> {
         let file = ledger.file().file().try_clone();
         file.and_then(|file| os::try_lock(&file, LockKind::Exclusive, BEGINNING).map(|_| Self(file)))
             .map_err(|error| Error::os("begin", &home.location, error))
     }
 
-    /// Does something while no process can take the ledger's name away. `None`: it has gone already.
+    /// Calls `act` under the lock on NAME of the ledger, while no process can remove the ledger's name. Returns `None` without calling
+    /// it if the name was removed already.
     fn while_named<R>(
         &self,
         ledger: &LedgerSegment,
@@ -245,11 +254,14 @@ impl Beginning {
 
 impl Drop for Beginning {
     fn drop(&mut self) {
-        let _ = os::unlock(&self.0, BEGINNING); // the mapping keeps the description
+        // Closing the descriptor does not unlock: the mapping keeps the description. If this fails, BEGINNING is released with it.
+        let _ = os::unlock(&self.0, BEGINNING);
     }
 }
 
-/// Gives the payload its name. What has the name has no ledger: the only one is ours.
+/// Gives the payload its reserved name. The caller holds NAME of the ledger.
+///
+/// A file that has this name already belongs to no buffer, because the only ledger is that of this process. It is removed.
 fn publish(mut payload: DraftSegment, partial: &Home, how: &Making<'_>) -> Result<Segment> {
     os::step("render: about to name the payload");
     let mut backoff = Backoff::new(how.timeout);
@@ -267,22 +279,23 @@ fn publish(mut payload: DraftSegment, partial: &Home, how: &Making<'_>) -> Resul
     }
 }
 
-/// Removes payload and ledger of a buffer, damaged or not; `false` if there was neither.
+/// Removes payload and ledger of a buffer, damaged or not. Returns `false` if there was neither.
 pub(super) fn discard(backend: &Directory, location: &Location) -> Result<bool> {
     let ledger = remove(backend, &location.companion(Companion::Ledger)?)?;
     os::step("render: ledger removed");
     Ok(remove_without_ledger(backend, location)? || ledger)
 }
 
-/// Removes a payload that has no ledger. `Ok(false)`: there is none, or it has one.
+/// Removes a payload that has no ledger. Returns `false` if there is no such payload, or it has one.
 fn remove_without_ledger(backend: &Directory, location: &Location) -> Result<bool> {
     let partial = location.companion(Companion::Partial)?;
     let Some((_leased, id)) = pin_leased(backend, &partial)? else { return Ok(false) };
-    // A payload gets its name after its ledger: what has a name and no ledger now has lost it for ever.
+    // The payload was opened by its name before the ledger is looked for. A creator names the ledger first and the payload second. So
+    // this payload has had its ledger: if there is none now, it was removed, and the payload can never be finished.
     Ok(!has_name(backend, &location.companion(Companion::Ledger)?)? && Backend::unlink(backend, &partial, Some(id))?)
 }
 
-/// Opens and leases what has the name now. While it is leased, no pool uses its memory for another buffer.
+/// Opens and leases the file that has the name now. While it is leased, no pool can recycle its memory for another buffer.
 fn pin_leased(backend: &Directory, at: &Location) -> Result<Option<(File, FileId)>> {
     let mut backoff = Backoff::new(PIN_WAIT);
     loop {
@@ -290,14 +303,15 @@ fn pin_leased(backend: &Directory, at: &Location) -> Result<Option<(File, FileId
         if os::try_lock(&file, LockKind::Shared, LEASE).map_err(|error| Error::os("lease", at, error))? {
             return Ok(Some((file, facts.id)));
         }
-        // A pool has just taken it back, or is about to let others have it: look again what has the name.
+        // A pool holds the lease exclusively: it has just taken the memory back, or is just publishing it. The next attempt opens the
+        // file that has the name then.
         if !backoff.pause() {
             return Err(Error::TimedOut { location: at.to_string(), waited: PIN_WAIT });
         }
     }
 }
 
-/// Refuses, before anything is painted, what could not be replaced when all is.
+/// Fails early if the name belongs to a file that could not be replaced when the buffer is finished.
 fn refuse_irreplaceable(home: &Home) -> Result<()> {
     match home.backend.open(&home.location, Access::Read) {
         Err(error @ (Error::PermissionDenied { .. } | Error::NotAnArray { .. })) => Err(error),
@@ -305,7 +319,7 @@ fn refuse_irreplaceable(home: &Home) -> Result<()> {
     }
 }
 
-/// Removes the file that has a name now, and no other.
+/// Removes the file that has the name at this moment, by identity.
 fn remove(backend: &Directory, at: &Location) -> Result<bool> {
     match pin(backend, at, Access::Read)? {
         Some((_pinned, facts)) => Backend::unlink(backend, at, Some(facts.id)),

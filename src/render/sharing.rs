@@ -1,4 +1,4 @@
-//! Users that paint one buffer together, and the files that a process takes for theirs.
+//! `SharedWith`: users that paint a buffer together. Checks the owners of a buffer's files.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,29 +7,30 @@ use crate::error::{Error, Result};
 use crate::os::{self, Facts};
 use crate::segment::{DraftSegment, Home};
 
-/// The users that may own the files of a renderbuffer, and that can join one that this process begins.
+/// The users that may share a renderbuffer with this process.
 ///
-/// Joining a buffer is trusting the owner of its files: that user reads what is painted, may change it, and may shorten the files, which
-/// kills every process that has them mapped (SIGBUS). So files of other users are refused unless they were chosen here
-/// ([`ForeignOwner`](Error::ForeignOwner)), and files that every user may write to are refused in any case, unless
-/// [`permissions`](super::RenderOptions::permissions) make such files too.
+/// Joining a buffer requires trust in the owner of its files. That user can read and change what is painted, and can shorten the files,
+/// which kills every process that maps them (SIGBUS). So files of other users are refused with [`ForeignOwner`](Error::ForeignOwner),
+/// unless those users are chosen here. Files that every user may write to are refused too, unless
+/// [`permissions`](super::RenderOptions::permissions) create such files.
 ///
-/// Users and groups have numbers on Unix only. Elsewhere owners are not known, and every file that can be opened is taken.
+/// Users and groups have numbers on Unix only. On other platforms the owner is not known, and every file that can be opened is accepted.
 ///
-/// Written as text it is `me`, `users:1000,1001` or `group:100`.
+/// As text, the values are `me`, `users:1000,1001` and `group:100`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum SharedWith {
-    /// Files of this user only. Files that root makes for this user (sudo, NFS) are not among them.
+    /// Only this user's files. Files that belong to root (sudo, NFS) are not among them.
     #[default]
     OnlyMe,
-    /// Files of this user and of the users with these numbers. For root, or where access control lists let them open one another's
-    /// files; a new buffer gets the usual permissions.
+    /// Files of this user and of the users with these numbers. A new buffer gets the usual permissions, so this is of use for root, or
+    /// where access control lists let the users open one another's files.
     Users(Vec<u32>),
-    /// Files of this user, and those of the group with this number. A new buffer gets this group and the mode 0660, whatever the umask.
+    /// Files of this user, and files that have the group with this number. A new buffer gets this group and the mode 0660, whatever the
+    /// umask.
     ///
-    /// In a directory with the sticky bit, such as /dev/shm, only the owner of the files gives the finished array its name; what other
-    /// members of the group [finish](super::RenderBuffer::finish) waits for that.
+    /// In a directory with the sticky bit, such as /dev/shm, only the owner of the files can give the finished array its name. If
+    /// another member of the group calls [`finish`](super::RenderBuffer::finish), it waits for the owner to do so.
     Group(u32),
 }
 
@@ -66,8 +67,9 @@ impl FromStr for SharedWith {
 }
 
 impl SharedWith {
-    /// Refuses a file that belongs to a user that was not chosen, or that every user could shorten. `facts` are those of the very
-    /// descriptor that is used.
+    /// Refuses a file of a user that was not chosen, and a file that every user could shorten.
+    ///
+    /// `facts` must come from the descriptor that is going to be mapped. Facts found by name could be those of another file.
     pub(super) fn admit(&self, facts: &Facts, home: &Home, permissions: u32) -> Result<()> {
         const WORLD_WRITE: u32 = 0o002;
         let Facts { owner, group, mode, .. } = *facts;
@@ -79,24 +81,24 @@ impl SharedWith {
         };
         if !is_chosen && !os::is_surely_user(owner) {
             let reason = if os::is_user(owner) {
-                "in this user namespace that number stands for every user that has none; choose it with \
-                 RenderOptions::shared_with or --share users:UID to trust them all"
+                "in this user namespace that number stands for all users without a number; choose it with \
+                 RenderOptions::shared_with or --share users:UID to trust all of them"
             } else {
-                "that user could read what is painted, and shorten the file under this process; trust the user with \
+                "that user could read what is painted, and shorten the file while it is mapped; trust the user with \
                  RenderOptions::shared_with, --share users:UID or --share group:GID, or discard the buffer as that user"
             };
             return Err(Error::ForeignOwner { location: location(), owner, user: os::user_id(), reason });
         }
         if mode & WORLD_WRITE & !permissions != 0 {
-            let reason = "every user may write to it, and so shorten it under this process (chmod o-w, or discard it)";
+            let reason = "every user may write to it, and so shorten it while it is mapped (chmod o-w, or discard it)";
             return Err(Error::PermissionDenied { location: location(), owner, mode, reason });
         }
         Ok(())
     }
 
-    /// Lets the chosen users open what this process has made and that has no name yet.
+    /// Gives a draft of this process the chosen group, before it has its name, and checks its owner.
     pub(super) fn open_to(&self, draft: &DraftSegment, home: &Home, permissions: u32) -> Result<()> {
-        let failed = |error| Error::os("give the group its file", &home.location, error);
+        let failed = |error| Error::os("change the group of", &home.location, error);
         let file = draft.file().file();
         let shared = match self {
             Self::Group(group) => os::share_with_group(file, *group),
@@ -112,14 +114,17 @@ impl SharedWith {
             },
             _ => failed(error),
         })?;
-        // On NFS the server may have made it another user's.
+        // On NFS the server may have given the file to another user.
         self.admit(&facts, home, permissions)
     }
 }
 
-/// Whether the group of a file says that a member made it: in a directory that hands its own group on, anyone may have.
+/// Returns whether the group of a file proves that a member of the group created it.
+///
+/// It does not, if every user can create files in the directory and the directory has this group: such directories may pass their group
+/// on to new files.
 fn is_proof(group: u32, home: &Home) -> Result<bool> {
-    let directory = home.backend.path().join("."); // behind a link too
+    let directory = home.backend.path().join("."); // follows a link to the directory
     let facts = os::facts_at(&directory).map_err(|error| Error::os("look at", directory.display(), error))?;
     Ok(group != facts.group || facts.mode & 0o002 == 0)
 }
@@ -129,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_says_which_users() {
+    fn users_are_parsed_as_they_are_formatted() {
         for with in [SharedWith::OnlyMe, SharedWith::Users(vec![1, 4_000_000_000]), SharedWith::Group(0)] {
             assert_eq!(with.to_string().parse::<SharedWith>().expect("as written"), with);
         }

@@ -1,4 +1,4 @@
-//! Messages: every way in which one can arrive, or not arrive.
+//! Messages that arrive whole, in parts, not at all, and without free descriptors.
 
 use std::io::{Read, Seek, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ fn pair() -> (Wire, Wire) {
     (Wire::new(one, "one").unwrap(), Wire::new(other, "other").unwrap())
 }
 
-/// A wire, and the bare other end of its connection.
+/// Returns a wire, and the other end of its connection as a bare socket.
 fn half() -> (Wire, Socket) {
     let (one, other) = os::pair().unwrap();
     (Wire::new(one, "one").unwrap(), other)
@@ -30,7 +30,7 @@ fn frame(body: &[u8]) -> Vec<u8> {
     [&prefix(body.len()).unwrap(), body].concat()
 }
 
-/// The next message, which has this many files.
+/// Receives the next message, with this many files.
 fn receive(wire: &Wire, files: usize, limit: Duration) -> Result<(Vec<u8>, Vec<File>)> {
     wire.receive(limit, |body| Ok((body.to_vec(), files)))
 }
@@ -39,7 +39,7 @@ fn body(wire: &Wire) -> Vec<u8> {
     receive(wire, 0, LATE).unwrap().0
 }
 
-/// Files that each hold their own number.
+/// Returns files that each contain their number.
 fn numbered(count: usize) -> Vec<File> {
     let make = |number: usize| {
         let mut file = tempfile::tempfile().unwrap();
@@ -65,7 +65,7 @@ fn send_numbered(wire: &Wire, body: &[u8], count: usize) {
 }
 
 #[test]
-fn a_message_arrives_as_it_was_sent() {
+fn message_arrives_as_it_was_sent() {
     let (one, other) = pair();
     for length in [0, 1, 7, 8, 9, 4096, 3 * STEP + 5] {
         let sent: Vec<u8> = (0..length).map(|at| u8::try_from(at % 251).unwrap()).collect();
@@ -79,7 +79,7 @@ fn a_message_arrives_as_it_was_sent() {
 }
 
 #[test]
-fn a_message_that_comes_byte_by_byte_is_waited_for() {
+fn message_may_arrive_byte_by_byte() {
     let (wire, raw) = half();
     let bytes = frame(b"letter");
     for byte in &bytes {
@@ -92,7 +92,7 @@ fn a_message_that_comes_byte_by_byte_is_waited_for() {
 }
 
 #[test]
-fn a_message_without_an_end_is_none_wherever_it_stops() {
+fn incomplete_message_reads_as_closed() {
     let bytes = frame(b"letter");
     for length in 0..bytes.len() {
         let (wire, raw) = half();
@@ -108,7 +108,7 @@ fn a_message_without_an_end_is_none_wherever_it_stops() {
 }
 
 #[test]
-fn a_stranger_is_noticed_at_the_first_wrong_byte() {
+fn foreign_protocol_is_refused_at_its_first_wrong_byte() {
     for at in 0..MAGIC.len() {
         let (wire, raw) = half();
         let mut begin = MAGIC[..=at].to_vec();
@@ -117,13 +117,13 @@ fn a_stranger_is_noticed_at_the_first_wrong_byte() {
         let error = receive(&wire, 0, LATE).unwrap_err();
         assert!(error.is_protocol() && error.to_string().contains("NDSM"), "{error}");
         send_bytes(&raw, &frame(b"a good one"));
-        assert!(receive(&wire, 0, LATE).unwrap_err().is_protocol(), "its beginning is unknown");
+        assert!(receive(&wire, 0, LATE).unwrap_err().is_protocol(), "nothing tells where a message begins");
         wire.send(b"still heard", &[], LATE).unwrap();
     }
 }
 
 #[test]
-fn a_body_that_is_too_long_is_neither_sent_nor_received() {
+fn too_long_body_is_neither_sent_nor_received() {
     let (wire, raw) = half();
     let error = wire.send(&vec![0; LONGEST_BODY + 1], &[], LATE).unwrap_err();
     assert!(error.is_protocol() && error.to_string().contains("67108865"), "{error}");
@@ -141,7 +141,7 @@ fn a_body_that_is_too_long_is_neither_sent_nor_received() {
 }
 
 #[test]
-fn messages_of_many_senders_do_not_mix_in_either_direction() {
+fn messages_of_many_senders_do_not_mix() {
     const EACH: usize = 50;
     let (one, other) = pair();
     let message = |sender: u8, number: usize| vec![sender; 1 + number * 997];
@@ -179,7 +179,7 @@ fn many_receivers_get_every_message_once() {
 }
 
 #[test]
-fn who_waits_for_ever_does_not_keep_another_beyond_his_time() {
+fn receiver_without_limit_does_not_delay_one_with_a_limit() {
     let (one, other) = pair();
     let waiting = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -190,26 +190,26 @@ fn who_waits_for_ever_does_not_keep_another_beyond_his_time() {
             })
         });
         assert!(receive(&other, 0, SOON).unwrap_err().is_timed_out());
-        one.send(b"for it", &[], LATE).unwrap();
-        assert_eq!(patient.join().unwrap().unwrap().0, b"for it");
+        one.send(b"patience", &[], LATE).unwrap();
+        assert_eq!(patient.join().unwrap().unwrap().0, b"patience");
     });
     assert!(waiting.load(Ordering::SeqCst));
 }
 
 #[test]
-fn a_message_that_was_sent_in_part_is_the_last() {
+fn message_sent_in_part_ends_its_direction() {
     let (one, other) = pair();
     let error = one.send(&vec![0; 8 << 20], &[], SOON).unwrap_err();
     assert!(error.is_timed_out(), "{error:?}");
     let error = one.send(b"next", &[], LATE).unwrap_err();
     assert!(error.is_protocol() && error.to_string().contains("in part"), "{error}");
-    assert!(receive(&other, 0, LATE).unwrap_err().is_closed(), "the other end is told and does not wait for the rest");
+    assert!(receive(&other, 0, LATE).unwrap_err().is_closed(), "the receiver does not wait for the rest");
     other.send(b"the other way", &[], LATE).unwrap();
     assert_eq!(body(&one), b"the other way");
 }
 
 #[test]
-fn a_message_of_which_nothing_was_sent_is_not_the_last() {
+fn channel_still_works_when_no_byte_was_sent() {
     let (wire, raw) = half();
     let mut filled = 0;
     while let Ok(sent) = wire.socket.send(&[IoSlice::new(&[0; 4096])], &[], deadline(SOON)) {
@@ -226,7 +226,7 @@ fn a_message_of_which_nothing_was_sent_is_not_the_last() {
 }
 
 #[test]
-fn a_closed_end_is_told_to_who_sends_and_who_receives() {
+fn closed_end_is_an_error_for_sender_and_receiver() {
     let _closed_is_closed = no_children();
     let (one, other) = pair();
     one.send(b"last", &[], LATE).unwrap();
@@ -246,7 +246,7 @@ fn a_closed_end_is_told_to_who_sends_and_who_receives() {
 }
 
 #[test]
-fn a_message_that_cannot_be_read_stays() {
+fn undecodable_message_stays_the_next_one() {
     let (one, other) = pair();
     one.send(b"letter", &[], LATE).unwrap();
     let refuse = |_: &[u8]| Err::<((), usize), _>(other.protocol("not today"));
@@ -255,7 +255,7 @@ fn a_message_that_cannot_be_read_stays() {
 }
 
 #[test]
-fn files_come_with_their_message() {
+fn files_arrive_with_their_message() {
     let (one, other) = pair();
     for count in [1, 63, 64, 65, 128, 200] {
         std::thread::scope(|scope| {
@@ -270,7 +270,7 @@ fn files_come_with_their_message() {
 }
 
 #[test]
-fn files_that_are_missing_are_waited_for_with_the_message_kept() {
+fn message_is_kept_until_its_files_arrive() {
     let (wire, raw) = half();
     send_bytes(&raw, &frame(b"look"));
     assert!(receive(&wire, 70, SOON).unwrap_err().is_timed_out());
@@ -285,7 +285,7 @@ fn files_that_are_missing_are_waited_for_with_the_message_kept() {
 }
 
 #[test]
-fn another_number_of_files_than_the_message_says_is_an_error_for_good() {
+fn wrong_number_of_files_breaks_the_channel() {
     let (one, other) = pair();
     send_numbered(&one, b"look", 3);
     assert!(receive(&other, 2, LATE).unwrap_err().is_protocol());
@@ -293,8 +293,8 @@ fn another_number_of_files_than_the_message_says_is_an_error_for_good() {
 }
 
 #[test]
-fn a_receiver_without_descriptors_gets_the_same_message_when_it_has_some() {
-    if !alone("counted::wire::tests::a_receiver_without_descriptors_gets_the_same_message_when_it_has_some") {
+fn receiver_without_descriptors_gets_the_message_later() {
+    if !alone("counted::wire::tests::receiver_without_descriptors_gets_the_message_later") {
         return;
     }
     let (one, other) = pair();
@@ -313,7 +313,7 @@ fn a_receiver_without_descriptors_gets_the_same_message_when_it_has_some() {
             }
         }
         assert!(asked > 0);
-        // Others are closed instead of the limit being raised.
+        // This time room is made by closing other files instead of raising the limit.
         let others: Vec<File> = (0..count).map(|_| File::open("/dev/null").unwrap()).collect();
         leave_room_for(0);
         assert!(receive(&other, count, LATE).unwrap_err().is_too_many_open_files());
@@ -327,7 +327,7 @@ fn a_receiver_without_descriptors_gets_the_same_message_when_it_has_some() {
 }
 
 #[test]
-fn files_nobody_takes_are_closed_with_the_wire() {
+fn dropping_the_wire_closes_files_not_received() {
     let _closed_is_closed = no_children();
     let is_closed = |socket: &Socket| socket.receive(&mut [0], deadline(SOON)).is_ok_and(|received| received == 0);
     for in_part in [true, false] {
@@ -341,7 +341,7 @@ fn files_nobody_takes_are_closed_with_the_wire() {
         drop(end);
         if in_part {
             assert!(receive(&wire, 65, SOON).unwrap_err().is_timed_out());
-            assert_eq!(wire.inbox.take(None).unwrap().thing.files.len(), 64, "they are kept for the rest of the message");
+            assert_eq!(wire.inbox.take(None).unwrap().thing.files.len(), 64, "they are kept until the message is complete");
         }
         assert!(!is_closed(&watched));
         drop(wire);
@@ -350,9 +350,9 @@ fn files_nobody_takes_are_closed_with_the_wire() {
 }
 
 #[test]
-fn a_forked_child_is_refused_unless_it_adopts_the_wire() {
+fn forked_child_must_adopt_the_wire() {
     let (mut one, other) = pair();
-    one.generation += 1; // as a forked child finds it
+    one.generation += 1; // a forked child sees another fork generation
     for error in [one.send(b"mine", &[], LATE).unwrap_err(), receive(&one, 0, LATE).unwrap_err()] {
         assert!(error.is_unsupported() && error.to_string().contains("fork"), "{error}");
     }
@@ -360,7 +360,7 @@ fn a_forked_child_is_refused_unless_it_adopts_the_wire() {
     one.send(b"mine", &[], LATE).unwrap();
     assert_eq!(body(&other), b"mine");
     let turn = one.outbox.take(None).unwrap();
-    std::mem::forget(turn); // a thread that was left behind in the parent
+    std::mem::forget(turn); // as if another thread of the parent were sending during the fork
     let one = one.adopt();
     assert!(one.send(b"mine", &[], LATE).unwrap_err().is_protocol());
     other.send(b"heard", &[], LATE).unwrap();
