@@ -4,16 +4,14 @@
 macro_rules! guarded {
     ($name:ident) => {
         const _: () = {
-            use std::time::Duration;
+            use std::time::{Duration, Instant};
 
             use ndarray::{ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut};
 
-            use crate::array::{CellGuard, DType, Element, Order, ReadGuard, WriteGuard, view};
+            use crate::array::{ArrayLock, CellGuard, DType, Element, Order, ReadGuard, WriteGuard, view};
             use crate::backend::lock_space::{ALL_CELLS, cell};
             use crate::backend::{Access, Directory, PageUse};
-            #[cfg(doc)]
-            use crate::error::Error;
-            use crate::error::Result;
+            use crate::error::{Error, Result};
             use crate::os::LockKind;
             use crate::segment::locks::Wait;
 
@@ -159,6 +157,49 @@ macro_rules! guarded {
                 /// As [`write_timeout`](Self::write_timeout).
                 pub fn lock_cell(&self, number: u32, limit: Duration) -> Result<CellGuard> {
                     self.hold(LockKind::Exclusive, cell(number as usize), Wait::For(limit)).map(CellGuard::new)
+                }
+
+                /// Locks all elements for reading or writing, without a view of them.
+                ///
+                /// Waits for at most `limit`, or without limit if it is `None`. While it waits it calls `keep_waiting` about ten times a
+                /// second, and gives up when that returns false.
+                ///
+                /// # Errors
+                ///
+                /// - [`WouldBlock`](Error::WouldBlock): `keep_waiting` returned false, or `limit` is zero.
+                /// - [`TimedOut`](Error::TimedOut): the limit has passed.
+                /// - [`WouldDeadlock`](Error::WouldDeadlock): there is no limit, and this thread itself has a conflicting lock.
+                /// - [`PermissionDenied`](Error::PermissionDenied): the lock is for writing, and the array was attached read-only.
+                /// - those of [`read`](Self::read).
+                pub fn lock(
+                    &self,
+                    access: Access,
+                    limit: Option<Duration>,
+                    mut keep_waiting: impl FnMut() -> bool,
+                ) -> Result<ArrayLock> {
+                    const TURN: Duration = Duration::from_millis(100);
+                    let kind = if access == Access::ReadWrite { LockKind::Exclusive } else { LockKind::Shared };
+                    let begin = Instant::now();
+                    if limit.is_none() {
+                        self.segment().refuse_deadlock(self.home(), kind, ALL_CELLS)?;
+                    }
+                    loop {
+                        let left = limit.map_or(TURN, |limit| limit.saturating_sub(begin.elapsed()));
+                        let wait = if left.is_zero() { Wait::No } else { Wait::For(left.min(TURN)) };
+                        match self.hold(kind, ALL_CELLS, wait) {
+                            Ok(hold) => return Ok(ArrayLock::new(hold)),
+                            Err(Error::TimedOut { location, .. }) => {
+                                if !keep_waiting() {
+                                    return Err(Error::WouldBlock { location });
+                                }
+                            }
+                            Err(Error::WouldBlock { location }) => match limit {
+                                Some(waited) if !waited.is_zero() => return Err(Error::TimedOut { location, waited }),
+                                _ => return Err(Error::WouldBlock { location }),
+                            },
+                            Err(error) => return Err(error),
+                        }
+                    }
                 }
 
                 #[allow(unsafe_code)]

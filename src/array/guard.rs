@@ -54,6 +54,39 @@ pub struct CellGuard {
     _hold: Hold,
 }
 
+/// A lock on all elements of an array, without a view of them.
+///
+/// [`SharedArray::lock`](crate::SharedArray::lock) returns one. It excludes the same locks as a [`ReadGuard`] or a [`WriteGuard`], and is
+/// not tied to the array's lifetime. It is for code that reaches the elements by pointer, such as bindings for another language. The
+/// notes on threads at [`ReadGuard`] apply here too.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use ndarray_shm::{Access, SharedArray, unlink};
+///
+/// let array = SharedArray::<u8, _>::create("array-lock-example", 100)?;
+/// let lock = array.lock(Access::ReadWrite, Some(Duration::from_secs(1)), || true)?;
+/// assert!(array.try_read().is_err());
+/// drop(lock);
+/// assert!(array.try_read().is_ok());
+/// unlink("array-lock-example")?;
+/// # Ok::<(), ndarray_shm::Error>(())
+/// ```
+#[must_use = "the array is unlocked when the lock is dropped"]
+#[derive(Debug)]
+pub struct ArrayLock {
+    _hold: Hold,
+}
+
+impl ArrayLock {
+    pub(crate) fn new(hold: Hold) -> Self {
+        Self { _hold: hold }
+    }
+}
+
 impl CellGuard {
     pub(crate) fn new(hold: Hold) -> Self {
         Self { _hold: hold }

@@ -44,7 +44,7 @@ pub use self::draft::Draft;
 pub(crate) use self::draft::NAMELESS;
 pub use self::element::{DType, Element};
 pub use self::frozen::{FrozenArray, SealableDraft};
-pub use self::guard::{CellGuard, ReadGuard, WriteGuard};
+pub use self::guard::{ArrayLock, CellGuard, ReadGuard, WriteGuard};
 pub use self::held::{ArrayReader, ArrayWriter};
 pub use self::layout::Order;
 pub use self::options::{AttachOptions, CreateOptions, CreationMode};

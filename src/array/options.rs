@@ -332,6 +332,7 @@ impl<A: Creatable> AttachOptions<A> {
     /// needs write permission, because attaching changes the count.
     pub fn access(mut self, access: Access) -> Self {
         self.how.access = access;
+        self.how.copy_on_write = false;
         self
     }
 
@@ -343,6 +344,18 @@ impl<A: Creatable> AttachOptions<A> {
 }
 
 impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
+    /// Attaches for reading only, through a private copy-on-write mapping (`MAP_PRIVATE`). Overrides [`access`](Self::access).
+    ///
+    /// The array is [read-only](SharedArray::is_readonly), and its reads see what other processes write. It is for code that may
+    /// ignore that, such as a library in another language that gets the pointer of [`raw_view`](SharedArray::raw_view): a write
+    /// through the pointer changes a copy of the page in this process, instead of ending the process with SIGSEGV. From then on this
+    /// attachment no longer sees changes of that page.
+    pub fn copy_on_write(mut self) -> Self {
+        self.how.access = Access::Read;
+        self.how.copy_on_write = true;
+        self
+    }
+
     /// Attaches to the array of this name.
     ///
     /// # Errors

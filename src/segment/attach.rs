@@ -17,7 +17,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use super::locks::Wait;
-use super::mapping::{fill_holes, map};
+use super::mapping::{Sharing, fill_holes, map_as};
 use super::{Farewell, Home, KeptDescriptor, Segment, is_named, look, unlinked};
 use crate::backend::lock_space::{COUNTED, LEASE};
 use crate::backend::{Access, Backend, Location};
@@ -42,6 +42,8 @@ pub(crate) struct Attach {
     pub(crate) sparse: bool,
     /// Keep the descriptor, so that guards work after the name has gone.
     pub(crate) keep_descriptor: bool,
+    /// Map for reading, but let a write through a pointer change a copy that only this process has.
+    pub(crate) copy_on_write: bool,
     /// How long to wait for other processes that look at the file or decide about it.
     pub(crate) patience: Duration,
     /// Lock all cells through the mapping itself, for as long as it lives.
@@ -53,7 +55,15 @@ pub(crate) struct Attach {
 impl Attach {
     pub(crate) fn new(access: Access) -> Self {
         let patience = LEASE_WAIT;
-        Self { access, sparse: false, keep_descriptor: false, patience, held: None, farewell: None }
+        Self {
+            access,
+            sparse: false,
+            keep_descriptor: false,
+            copy_on_write: false,
+            patience,
+            held: None,
+            farewell: None,
+        }
     }
 }
 
@@ -161,7 +171,8 @@ fn map_leased<S: Subject>(
     } else {
         os::is_in_file_system_of(file, backend.path()) && backend.lock_survives_close().unwrap_or(false)
     };
-    let map = map(file, 0, mapped, how.access, location.as_str())?;
+    let sharing = if how.copy_on_write { Sharing::CopyOnWrite } else { Sharing::of(how.access) };
+    let map = map_as(file, 0, mapped, sharing, location.as_str())?;
     let segment = Segment::new(map, payload, &facts, how.access, location.as_str())?;
     Ok(Some((segment, record, survives)))
 }

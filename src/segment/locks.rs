@@ -83,6 +83,11 @@ fn own(id: FileId, kind: LockKind, range: LockRange) -> Standing {
     TAKEN.try_with(look).unwrap_or(Standing::Nothing)
 }
 
+/// Returns whether this thread has a lock that conflicts with such a request.
+pub(crate) fn is_own_conflict(id: FileId, kind: LockKind, range: LockRange) -> bool {
+    own(id, kind, range) == Standing::Conflicting
+}
+
 /// Says that something is held, for as long as it lives: how other requests of the same thread know.
 #[derive(Debug)]
 pub(crate) struct Token(#[allow(dead_code)] Arc<()>);

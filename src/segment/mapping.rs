@@ -44,9 +44,32 @@ pub(super) fn too_large(name: &str) -> Error {
 /// An empty file is mapped too, never to be touched: the mapping carries the lease. Where that cannot be, the descriptor is
 /// kept and carries it, and any memory will do.
 pub(super) fn map(file: &File, start: u64, length: u64, access: Access, name: &str) -> Result<Mapping> {
-    let write = access == Access::ReadWrite;
+    map_as(file, start, length, Sharing::of(access), name)
+}
+
+/// What becomes of the bytes that are written through a mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sharing {
+    /// They cannot be written.
+    ReadOnly,
+    /// Every process that maps the file sees them.
+    Shared,
+    /// Only this process sees them.
+    CopyOnWrite,
+}
+
+impl Sharing {
+    pub(super) fn of(access: Access) -> Self {
+        if access == Access::ReadWrite { Self::Shared } else { Self::ReadOnly }
+    }
+}
+
+/// As `map`, with a choice of what becomes of bytes that are written.
+pub(super) fn map_as(file: &File, start: u64, length: u64, sharing: Sharing, name: &str) -> Result<Mapping> {
+    let write = sharing == Sharing::Shared;
     let mapped = match map_length(length, name)? {
         0 => Mapping::of_empty(file, write),
+        length if sharing == Sharing::CopyOnWrite => Mapping::copy_on_write(file, start, length),
         length => Mapping::new(file, start, length, write),
     };
     mapped.map_err(|error| Error::os(os::MAPPING, name, error))

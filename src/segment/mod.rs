@@ -178,6 +178,14 @@ impl Segment {
         look(&self.open_again(home, Access::Read)?, &home.location)
     }
 
+    /// Fails if a wait for these cells could never end, because this thread itself has them locked.
+    pub(crate) fn refuse_deadlock(&self, home: &Home, kind: LockKind, range: LockRange) -> Result<()> {
+        if locks::is_own_conflict(self.id, kind, range) {
+            return Err(Error::WouldDeadlock { location: home.location.to_string() });
+        }
+        Ok(())
+    }
+
     /// Takes cells on a description of their own.
     pub(crate) fn hold(&self, home: &Home, kind: LockKind, range: LockRange, wait: Wait) -> Result<Hold> {
         let access = match kind {

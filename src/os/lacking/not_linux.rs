@@ -79,6 +79,16 @@ impl Mapping {
         Ok(Self(if write { options.map_raw(file)? } else { options.map_raw_read_only(file)? }))
     }
 
+    /// Maps `length` bytes, at least one, from `offset` on, so that writing changes a copy of the page that only this process has.
+    #[allow(unsafe_code)]
+    pub(crate) fn copy_on_write(file: &File, offset: u64, length: usize) -> io::Result<Self> {
+        let mut options = MmapOptions::new();
+        options.offset(offset).len(length);
+        // SAFETY: memmap2 asks for care because a slice of the mapping could change under its reader. The mapping becomes a raw
+        // one at once, and each access to its bytes has a proof of its own, as for a shared mapping.
+        Ok(Self(unsafe { options.map_copy(file) }?.into()))
+    }
+
     /// Stands for an empty file, which cannot be mapped: one byte of other memory, which is never touched.
     pub(crate) fn of_empty(_file: &File, _write: bool) -> io::Result<Self> {
         Ok(Self(MmapOptions::new().len(1).map_anon()?.into()))

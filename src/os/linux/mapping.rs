@@ -38,12 +38,21 @@ impl Mapping {
     ///
     /// Pages beyond the end of the file can be mapped; touching one kills the process.
     pub(crate) fn new(file: &File, offset: u64, length: usize, write: bool) -> io::Result<Self> {
+        let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        Self::mapped(file, offset, length, protection, MapFlags::SHARED)
+    }
+
+    /// Maps `length` bytes, at least one, from `offset` on, so that writing changes a copy of the page that only this process has.
+    pub(crate) fn copy_on_write(file: &File, offset: u64, length: usize) -> io::Result<Self> {
+        Self::mapped(file, offset, length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+    }
+
+    fn mapped(file: &File, offset: u64, length: usize, protection: ProtFlags, sharing: MapFlags) -> io::Result<Self> {
         let page = rustix::param::page_size();
         let ahead = usize::try_from(offset % page as u64).unwrap_or(0);
         let offset = offset - ahead as u64;
         let length = length.checked_add(ahead).ok_or(io::ErrorKind::OutOfMemory)?;
-        let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        let start = place(file, offset, length, protection)?;
+        let start = place(file, offset, length, protection, sharing)?;
         Ok(Self { start, length, ahead })
     }
 
@@ -93,8 +102,14 @@ impl Drop for Mapping {
 }
 
 /// Maps where huge pages fit, if the mapping can have any; anywhere, if no such place is found.
-fn place(file: &File, offset: u64, length: usize, protection: ProtFlags) -> io::Result<NonNull<c_void>> {
-    let anywhere = || map_near(null_mut(), file, offset, length, protection);
+fn place(
+    file: &File,
+    offset: u64,
+    length: usize,
+    protection: ProtFlags,
+    sharing: MapFlags,
+) -> io::Result<NonNull<c_void>> {
+    let anywhere = || map_near(null_mut(), file, offset, length, protection, sharing);
     if length < SMALLEST_HUGE_PAGE || length < huge_page_size() {
         return anywhere();
     }
@@ -103,7 +118,7 @@ fn place(file: &File, offset: u64, length: usize, protection: ProtFlags) -> io::
         |start: NonNull<c_void>| (start.as_ptr() as u64).wrapping_sub(offset).trailing_zeros() >= size.trailing_zeros();
     for _ in 0..TRIES {
         let Some(free) = free_place(length, size, offset) else { break };
-        let start = map_near(free, file, offset, length, protection)?;
+        let start = map_near(free, file, offset, length, protection, sharing)?;
         if fits(start) {
             return Ok(start);
         }
@@ -134,9 +149,10 @@ fn map_near(
     offset: u64,
     length: usize,
     protection: ProtFlags,
+    sharing: MapFlags,
 ) -> io::Result<NonNull<c_void>> {
     // SAFETY: the address is a wish, not `MAP_FIXED`: nothing that is mapped is replaced.
-    let start = unsafe { mm::mmap(wanted, length, protection, MapFlags::SHARED, file, offset) }?;
+    let start = unsafe { mm::mmap(wanted, length, protection, sharing, file, offset) }?;
     NonNull::new(start).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 

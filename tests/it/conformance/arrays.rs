@@ -31,6 +31,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             unlinking_through_a_handle_spares_a_newer_array_of_the_same_name,
             attached_is_asked_of_the_kernel,
             a_read_only_attachment_cannot_write,
+            write_to_a_copy_on_write_attachment_stays_in_its_process,
             sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing,
         ],
     )
@@ -304,6 +305,31 @@ fn a_read_only_attachment_cannot_write(place: &Place) {
     assert!(refused.unwrap_err().is_permission_denied());
     array.write().unwrap().fill(4);
     assert_eq!(reader.read().unwrap().sum(), 16);
+}
+
+fn write_to_a_copy_on_write_attachment_stays_in_its_process(place: &Place) {
+    let name = place.location("copied");
+    // Two pages, so that one can be changed and the other not.
+    let length = 1 << 17;
+    let array = place.options::<u8, _>().create(name.location(), length).unwrap();
+    let private = place.attach::<u8, _>().copy_on_write().open(name.location(), length).unwrap();
+    assert!(private.is_readonly() && private.raw_view_mut().is_none());
+    assert!(private.write().unwrap_err().is_permission_denied());
+    array.write().unwrap().fill(1);
+    assert!(private.read().unwrap().iter().all(|value| *value == 1), "writes of others are seen");
+    let pointer = private.raw_view().as_ptr().cast_mut();
+    // SAFETY: the pointer is to the first element; nothing borrows the private copy meanwhile.
+    #[allow(unsafe_code)]
+    unsafe {
+        pointer.write(9);
+    }
+    array.write().unwrap()[length - 1] = 7;
+    assert_eq!((array.read().unwrap()[0], private.read().unwrap()[0]), (1, 9));
+    assert_eq!(private.read().unwrap()[length - 1], 7, "pages that were not written are still shared");
+    assert!(place.backend.attached(name.location()).unwrap());
+    array.unlink().unwrap();
+    drop(array);
+    assert!(private.read().unwrap_err().is_unlinked());
 }
 
 fn sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing(place: &Place) {

@@ -25,6 +25,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_kept_descriptor_gives_guards_without_a_name,
             a_guard_is_not_granted_on_a_file_that_others_shortened,
             held_access_lasts_as_long_as_the_value,
+            lock_without_a_view_excludes_as_a_guard_does,
+            lock_gives_up_when_its_caller_does,
         ],
     )
 }
@@ -245,4 +247,42 @@ fn held_access_lasts_as_long_as_the_value(place: &Place) {
     assert!(place.reader::<u8, _>().timeout(brief).open(name.location(), (2, 2).f()).unwrap_err().is_timed_out());
     drop(writer);
     assert_eq!(array.read_timeout(soon).unwrap().sum(), 8);
+}
+
+fn lock_without_a_view_excludes_as_a_guard_does(place: &Place) {
+    let name = place.location("lock");
+    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let mut child = Child::start(place, "hold-read", &[name.as_str()]);
+    child.expect("reading");
+    drop(array.lock(Access::Read, Some(Duration::ZERO), || true).unwrap());
+    let refused = array.lock(Access::ReadWrite, Some(Duration::ZERO), || unreachable!("it does not wait"));
+    assert!(refused.unwrap_err().is_would_block());
+    child.kill();
+    let writing = array.lock(Access::ReadWrite, None, || true).unwrap();
+    assert!(array.try_read().unwrap_err().is_would_block());
+    assert!(array.lock(Access::Read, None, || true).unwrap_err().is_would_deadlock());
+    drop(writing);
+    assert!(array.try_write().is_ok());
+    let reader = place.attach::<u8, _>().access(Access::Read).open(name.location(), 4).unwrap();
+    assert!(reader.lock(Access::ReadWrite, None, || true).unwrap_err().is_permission_denied());
+}
+
+fn lock_gives_up_when_its_caller_does(place: &Place) {
+    let name = place.location("given-up");
+    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let mut child = Child::start(place, "hold-write", &[name.as_str()]);
+    child.expect("writing");
+    let start = Instant::now();
+    let limit = Duration::from_millis(250);
+    let mut turns = 0;
+    let late = array.lock(Access::Read, Some(limit), || {
+        turns += 1;
+        true
+    });
+    assert!(matches!(late.unwrap_err(), Error::TimedOut { waited, .. } if waited == limit));
+    assert!(start.elapsed() >= limit);
+    assert!(turns >= 1, "it asks while it waits");
+    assert!(array.lock(Access::Read, None, || false).unwrap_err().is_would_block());
+    child.kill();
+    drop(array.lock(Access::Read, None, || true).unwrap());
 }

@@ -1,0 +1,92 @@
+"""Typed n-dimensional arrays that several processes share.
+
+>>> import ndshm
+>>> array = ndshm.create("docs-example", (2, 3), "float32")
+>>> with array.write() as x:
+...     x[:] = 1
+>>> float(ndshm.open("docs-example")[1, 2])
+1.0
+>>> ndshm.unlink("docs-example")
+True
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from . import _core
+from ._array import Array, Guard, strict
+from ._attach import create, from_array, open
+from ._core import attached, unlink
+from ._errors import (
+    AlreadyExists,
+    InvalidArgument,
+    Mismatch,
+    NdshmError,
+    NoSpace,
+    NotAnArray,
+    NotDescribed,
+    NotFound,
+    PermissionDenied,
+    TimedOut,
+    TooManyOpenFiles,
+    Unlinked,
+    Unsupported,
+    ViewOutlivesGuard,
+    WouldBlock,
+    WouldDeadlock,
+)
+
+__all__ = [
+    "AlreadyExists",
+    "Array",
+    "Guard",
+    "InvalidArgument",
+    "Listed",
+    "Mismatch",
+    "NdshmError",
+    "NoSpace",
+    "NotAnArray",
+    "NotDescribed",
+    "NotFound",
+    "PermissionDenied",
+    "TimedOut",
+    "TooManyOpenFiles",
+    "Unlinked",
+    "Unsupported",
+    "ViewOutlivesGuard",
+    "WouldBlock",
+    "WouldDeadlock",
+    "attached",
+    "create",
+    "from_array",
+    "gc",
+    "ls",
+    "open",
+    "strict",
+    "unlink",
+]
+
+
+class Listed(NamedTuple):
+    """A row of `ls`. `dtype`, `shape` and `order` are None where the array does not describe itself."""
+
+    name: str
+    nbytes: int
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    order: str | None
+
+
+def ls() -> list[Listed]:
+    """Return the plain arrays, and other files with the size of one, in the default directory, sorted by name."""
+    rows = _core.listing()
+    return [Listed(name, size, dtype, None if lengths is None else tuple(lengths), order) for name, size, dtype, lengths, order in rows]
+
+
+def gc(dry_run: bool = False) -> list[str]:
+    """Remove the files that killed processes left in the default directory, and return their names.
+
+    Plain arrays stay: they are removed by `unlink` only. With `dry_run` nothing is removed.
+    """
+    return _core.reclaim(dry_run)

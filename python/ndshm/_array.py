@@ -1,0 +1,288 @@
+"""Arrays and the guards that give access to their elements."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import warnings
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._errors import NdshmError, ViewOutlivesGuard, WouldBlock
+
+if TYPE_CHECKING:
+    import numpy
+
+_strict = False
+
+
+def strict(enabled: bool = True) -> None:
+    """Raise `ViewOutlivesGuard` as an error where it would be a warning. Applies to the whole process."""
+    global _strict
+    _strict = enabled
+
+
+def require_numpy(purpose: str) -> Any:
+    try:
+        import numpy
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs numpy: `pip install numpy`, or use memoryview(array)") from error
+    return numpy
+
+
+class Array(_core.RawArray):
+    """An n-dimensional array in shared memory, attached under a name.
+
+    `create`, `open` and `from_array` return one. The elements are in the file and nothing else, so that any program that can map a
+    file can read them.
+
+    Elements are reached under a lock that the kernel releases when a process dies::
+
+        with array.write() as x:   # a numpy array; without numpy a memoryview
+            x[:] = 1
+
+    ``numpy.asarray(array)`` and ``memoryview(array)`` give the same memory **without** a lock: the caller must know that nothing else
+    writes. Memory that is exported stays attached until the last view of it is gone, also after `close`.
+
+    The name stays until it is removed with `unlink`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def dtype(self) -> numpy.dtype[Any]:
+        """The element type, as a numpy dtype. `dtype_name` is its name, and needs no numpy. ``bfloat16`` appears as ``uint16``."""
+        name = self.dtype_name
+        result: numpy.dtype[Any] = require_numpy("dtype").dtype("<u2" if name == "bfloat16" else name)
+        return result
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    def read(self, timeout: float | None = None) -> Guard:
+        """Lock the array for reading, for a ``with`` or ``async with`` block.
+
+        Other readers may have it locked at the same time; writers wait.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for the lock. None waits without limit, 0 not at all.
+
+        Returns
+        -------
+        Guard
+            Its ``with`` block gets a read-only view of the elements.
+
+        Raises
+        ------
+        TimedOut, WouldBlock
+            When the block is entered: the lock was not free in time. `WouldBlock` if the timeout is 0.
+        WouldDeadlock
+            This thread itself has a write guard of this array.
+        Unlinked
+            The name was removed, so that no lock can be had.
+        ValueError
+            The array is closed.
+        """
+        return Guard(self, False, timeout)
+
+    def write(self, timeout: float | None = None) -> Guard:
+        """Lock the array for writing, for a ``with`` or ``async with`` block. All other guards wait.
+
+        The parameters and errors are those of `read`, and `PermissionDenied` if the array was opened read-only.
+        """
+        return Guard(self, True, timeout)
+
+    def __enter__(self) -> Array:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without axes has no len()")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a copy of the selected elements, read under a lock of its own."""
+        numpy = require_numpy("indexing an array")
+        with self.read() as x:
+            copy = numpy.array(x[index])
+        return copy if copy.ndim else copy[()]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write the selected elements under a lock of its own."""
+        require_numpy("indexing an array")
+        with self.write() as x:
+            x[index] = value
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ", read-only" if self.readonly else ""
+        return f"<ndshm.Array {self.name!r}: {self.dtype_name} {self.shape} order {self.order}{state}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = {
+            "name": self.name,
+            "shape": " × ".join(map(str, self.shape)) or "()",
+            "dtype": self.dtype_name,
+            "order": self.order,
+            "bytes": f"{self.nbytes:,}",
+        }
+        cells = "".join(f"<tr><th>{key}</th><td>{escape(value)}</td></tr>" for key, value in rows.items())
+        return f"<table>{cells}</table>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A plain array is its name: the receiver attaches to the memory that has the name then.
+        place = (os.fspath(self.directory), self.shape, self.dtype_name, self.order, self.readonly)
+        return _attach_pickled, (self.name, _machine(), *place)
+
+    def __copy__(self) -> Any:
+        return require_numpy("copying an array").array(self[...])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self.__copy__()
+
+
+class Guard:
+    """A lock on an array, for ``with`` or ``async with``. `Array.read` and `Array.write` return one.
+
+    When the block ends the lock is released and its view becomes read-only. If another view of the memory is still alive, a
+    `ViewOutlivesGuard` warning tells: such a view is not protected by a lock any more.
+    """
+
+    __slots__ = ("_array", "_base", "_lock", "_pid", "_timeout", "_value", "_view", "_write")
+
+    def __init__(self, array: Array, write: bool, timeout: float | None) -> None:
+        self._array, self._write, self._timeout = array, write, timeout
+        self._lock: _core.Lock | None = None
+        self._view: _core.View | None = None
+        self._base: Any = None
+        self._value: Any = None
+        self._pid = 0
+
+    def __enter__(self) -> Any:
+        return self._begin(self._timeout)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end(error is None)
+
+    async def __aenter__(self) -> Any:
+        """Wait without blocking the event loop: the lock is tried again and again, at most 20 ms apart."""
+        import asyncio
+        import time
+
+        end = math.inf if self._timeout is None else time.monotonic() + self._timeout
+        pause = 0.0005
+        while True:
+            left = end - time.monotonic()
+            try:
+                return self._begin(0)
+            except WouldBlock:
+                if left <= 0:
+                    if self._timeout:
+                        from ._errors import TimedOut
+
+                        raise TimedOut(f"`{self._array.name}` was locked for {self._timeout} seconds") from None
+                    raise
+            await asyncio.sleep(min(pause, max(left, 0)))
+            pause = min(2 * pause, 0.02)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(error is None)
+
+    def _begin(self, timeout: float | None) -> Any:
+        if self._lock is not None:
+            raise RuntimeError("this guard is in use: take another one with read() or write()")
+        lock = self._array.lock(self._write, timeout)
+        try:
+            self._pid = os.getpid()
+            self._view = lock.view()
+            raw = memoryview(self._view)
+            if (numpy := sys.modules.get("numpy") or _optional_numpy()) is None:
+                self._base, self._value = None, raw
+            else:
+                # Views of the view refer to `base` too: numpy follows the chain to the first array. So its references count them.
+                self._base = numpy.asarray(raw)
+                if self._array.ndim == 0:
+                    self._base = self._base.reshape(())
+                self._value = self._base.view()
+        except BaseException:
+            lock.release()
+            raise
+        self._lock = lock
+        return self._value
+
+    def _end(self, completed: bool) -> None:
+        lock, self._lock = self._lock, None
+        base, value, view = self._base, self._value, self._view
+        if lock is None or view is None:
+            return
+        self._base = self._value = self._view = None
+        view.end()
+        alive = 0
+        if base is None:
+            try:
+                value.release()
+            except BufferError:
+                alive = 1
+        else:
+            value.flags.writeable = False
+            # One reference each: `base` here, the array `value`, and the argument of getrefcount.
+            alive = sys.getrefcount(base) - 3
+            base.flags.writeable = False
+            if alive == 0 and completed:
+                # One reference each: `value` here, the variable of the `with` block, and the argument. A memoryview or a torch tensor
+                # of `value` refers to it, not to `base`. After an exception the traceback refers to `value` too.
+                alive = max(sys.getrefcount(value) - 3, 0)
+        lock.release()
+        if os.getpid() != self._pid:
+            raise NdshmError(
+                f"the guard of `{self._array.name}` belongs to the parent of this process: take a guard after fork, in the child"
+            )
+        if alive > 0:
+            text = (
+                f"{alive} view(s) of `{self._array.name}` are alive after the guard has ended, and no lock protects them: "
+                "copy what is needed later, with .copy()"
+            )
+            if _strict and completed:
+                raise ViewOutlivesGuard(text)
+            warnings.warn(text, ViewOutlivesGuard, stacklevel=3)
+
+
+def _optional_numpy() -> Any:
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy
+
+
+def _machine() -> str:
+    """Identify this machine since its start. Empty where the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _attach_pickled(
+    name: str, machine: str, directory: str, shape: tuple[int, ...], dtype: str, order: str, readonly: bool
+) -> Array:
+    if machine and (here := _machine()) and here != machine:
+        raise NdshmError(
+            f"the array `{name}` was pickled on another machine, or before this one was started: shared memory stays on its machine; "
+            "send a copy, numpy.array(x)"
+        )
+    found = _core.open(name, lengths=list(shape), dtype=dtype, order=order, directory=directory, readonly=readonly)
+    return Array(found)

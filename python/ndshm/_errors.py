@@ -1,0 +1,90 @@
+"""Exceptions of the package.
+
+Each one derives from :class:`NdshmError` and, where Python has a class for the same event, from that one too. So
+``except FileNotFoundError`` catches :class:`NotFound`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyExists",
+    "InvalidArgument",
+    "Mismatch",
+    "NdshmError",
+    "NoSpace",
+    "NotAnArray",
+    "NotDescribed",
+    "NotFound",
+    "PermissionDenied",
+    "TimedOut",
+    "TooManyOpenFiles",
+    "Unlinked",
+    "Unsupported",
+    "ViewOutlivesGuard",
+    "WouldBlock",
+    "WouldDeadlock",
+]
+
+
+class NdshmError(Exception):
+    """Base class of all exceptions of this package."""
+
+
+class NotFound(NdshmError, FileNotFoundError):
+    """No file has the name."""
+
+
+class AlreadyExists(NdshmError, FileExistsError):
+    """The name is taken."""
+
+
+class InvalidArgument(NdshmError, ValueError):
+    """A name, dtype, shape or setting is not valid."""
+
+
+class NotAnArray(NdshmError, ValueError):
+    """The name leads to something else than a plain array."""
+
+
+class NoSpace(NdshmError, MemoryError):
+    """There is not enough memory for the elements. Nothing was created."""
+
+
+class Mismatch(NdshmError, ValueError):
+    """The array has another dtype, shape, order or size than the one requested."""
+
+
+class NotDescribed(NdshmError, ValueError):
+    """The array does not say its dtype and shape: give both to ``open``."""
+
+
+class Unlinked(NdshmError, FileNotFoundError):
+    """The name was removed, or belongs to another array by now."""
+
+
+class WouldBlock(NdshmError, BlockingIOError):
+    """Another process or thread has the lock, and the call does not wait."""
+
+
+class WouldDeadlock(NdshmError, RuntimeError):
+    """This thread itself has a lock that the call would wait for."""
+
+
+class TimedOut(NdshmError, TimeoutError):
+    """The lock was not free within the timeout."""
+
+
+class PermissionDenied(NdshmError, PermissionError):
+    """This user may not do that with the array, or it was opened read-only."""
+
+
+class TooManyOpenFiles(NdshmError, OSError):
+    """A guard needs a file descriptor, and the process or the system has none left."""
+
+
+class Unsupported(NdshmError, NotImplementedError):
+    """The platform or file system cannot do it."""
+
+
+class ViewOutlivesGuard(RuntimeWarning):
+    """A view of the elements is still alive after its guard has ended, and is no longer protected by a lock."""

@@ -1,0 +1,309 @@
+//! The class that Python's `Array` derives from, and the functions that work on names.
+
+use std::ffi::c_int;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ndarray_shm::counted::Reclaim;
+use ndarray_shm::{Access, CreationMode, Directory, Error, Order, default_backend};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::errors::{exception, named};
+use crate::export;
+use crate::guard::Lock;
+use crate::memory::{self, Creation, ElementType, Memory, Opening, Shape};
+
+/// The maximum number of axes: numpy's.
+const MOST_AXES: usize = 64;
+
+/// An array that was created or opened, before it is given to the constructor of `Array`.
+#[pyclass(frozen, module = "ndshm._core")]
+pub(crate) struct Attachment {
+    content: Mutex<Option<(Arc<dyn Memory>, Shape)>>,
+}
+
+impl Attachment {
+    fn new(memory: Box<dyn Memory>, shape: Shape) -> Self {
+        Self { content: Mutex::new(Some((memory.into(), shape))) }
+    }
+}
+
+/// An attached array. `ndshm.Array` derives from it.
+#[pyclass(frozen, subclass, weakref, module = "ndshm._core")]
+pub(crate) struct RawArray {
+    /// `None` after `close`.
+    memory: Mutex<Option<Arc<dyn Memory>>>,
+    shape: Shape,
+    name: String,
+    directory: PathBuf,
+    readonly: bool,
+}
+
+impl RawArray {
+    fn memory(&self) -> PyResult<Arc<dyn Memory>> {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.clone().ok_or_else(|| {
+            PyValueError::new_err(format!("`{}` is closed: open it again with ndshm.open({:?})", self.name, self.name))
+        })
+    }
+}
+
+#[pymethods]
+impl RawArray {
+    #[new]
+    fn new(attachment: &Attachment) -> PyResult<Self> {
+        let content = attachment.content.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (memory, shape) =
+            content.ok_or_else(|| PyValueError::new_err("this attachment belongs to another array"))?;
+        let (name, directory) = (memory.name().to_owned(), memory.directory().path().to_owned());
+        let readonly = memory.is_readonly();
+        Ok(Self { memory: Mutex::new(Some(memory)), shape, name, directory, readonly })
+    }
+
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyTuple>> {
+        pyo3::types::PyTuple::new(py, &self.shape.lengths)
+    }
+
+    #[getter]
+    fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyTuple>> {
+        pyo3::types::PyTuple::new(py, self.shape.strides())
+    }
+
+    /// The name of the element type, as in numpy's `dtype.str`.
+    #[getter]
+    fn dtype_name(&self) -> &'static str {
+        self.shape.element.as_str()
+    }
+
+    #[getter]
+    fn order(&self) -> &'static str {
+        if self.shape.order == Order::F { "F" } else { "C" }
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[getter]
+    fn directory(&self) -> PathBuf {
+        self.directory.clone()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.shape.bytes()
+    }
+
+    #[getter]
+    fn size(&self) -> usize {
+        self.shape.len()
+    }
+
+    #[getter]
+    fn itemsize(&self) -> usize {
+        self.shape.element.dtype.size()
+    }
+
+    #[getter]
+    fn readonly(&self) -> bool {
+        self.readonly
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Detaches. Memory that is still exported stays attached until the exports end.
+    fn close(&self, py: Python<'_>) {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(memory));
+    }
+
+    /// Removes the name, and returns whether it still led to this array.
+    fn unlink(&self, py: Python<'_>) -> PyResult<bool> {
+        let memory = self.memory()?;
+        py.detach(|| memory.unlink()).map_err(|error| exception(py, &error))
+    }
+
+    /// Locks the array. Waits for at most `timeout` seconds, or without limit.
+    fn lock(&self, py: Python<'_>, write: bool, timeout: Option<f64>) -> PyResult<Lock> {
+        let memory = self.memory()?;
+        let limit = timeout.map(seconds).transpose()?;
+        let access = if write { Access::ReadWrite } else { Access::Read };
+        let mut interrupted = None;
+        #[allow(clippy::redundant_closure_for_method_calls)] // the method itself is not general enough
+        let check = || Python::attach(|py| py.check_signals());
+        let taken = py.detach(|| {
+            memory.lock(access, limit, &mut || match check() {
+                Ok(()) => true,
+                Err(error) => {
+                    interrupted = Some(error);
+                    false
+                }
+            })
+        });
+        match (taken, interrupted) {
+            (_, Some(error)) => Err(error),
+            (Ok(held), None) => Ok(Lock::new(held, memory, self.shape.clone(), write)),
+            (Err(error), None) => Err(exception(py, &error)),
+        }
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let this = slf.get();
+        let memory = this.memory().map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
+        // SAFETY: the interpreter calls this with a buffer to fill, `shape` is that of `memory`, and `__releasebuffer__` releases it.
+        unsafe { export::fill(view, flags, slf.as_any(), &memory, &this.shape, this.readonly) }
+    }
+
+    #[allow(unsafe_code)]
+    #[allow(clippy::unused_self)] // the interpreter's signature
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: the interpreter releases each buffer that `__getbuffer__` filled once.
+        unsafe { export::release(view) };
+    }
+}
+
+fn seconds(timeout: f64) -> PyResult<Duration> {
+    // Longer than a year is without limit in practice, and too long for some clocks.
+    let timeout = if timeout > 3.2e7 { 3.2e7 } else { timeout };
+    Duration::try_from_secs_f64(timeout).map_err(|_| {
+        PyValueError::new_err(format!("timeout={timeout}: give seconds, 0 or more, or None to wait without limit"))
+    })
+}
+
+fn order_of(order: &str) -> PyResult<Order> {
+    match order {
+        "C" => Ok(Order::C),
+        "F" => Ok(Order::F),
+        other => Err(PyValueError::new_err(format!("order={other:?}: give \"C\" or \"F\""))),
+    }
+}
+
+fn lengths_of(py: Python<'_>, lengths: Vec<usize>) -> PyResult<Vec<usize>> {
+    if lengths.len() > MOST_AXES {
+        let text = format!("{} axes are too many: an array has at most {MOST_AXES}", lengths.len());
+        return Err(named(py, "InvalidArgument", &text));
+    }
+    Ok(lengths)
+}
+
+/// Creates an array, of zeros or with the elements of `source`, a contiguous buffer in the same order.
+#[pyfunction]
+#[pyo3(signature = (name, lengths, dtype, order, *, source=None, replace=false, sparse=false, permissions=0o600, keep_fd=false))]
+#[allow(clippy::too_many_arguments)] // Python gives them by name
+pub(crate) fn create(
+    py: Python<'_>,
+    name: &str,
+    lengths: Vec<usize>,
+    dtype: &str,
+    order: &str,
+    source: Option<PyBuffer<u8>>,
+    replace: bool,
+    sparse: bool,
+    permissions: u32,
+    keep_fd: bool,
+) -> PyResult<Attachment> {
+    let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;
+    let shape = Shape { element, lengths: lengths_of(py, lengths)?, order: order_of(order)? };
+    let mode = if replace { CreationMode::Replace } else { CreationMode::CreateNew };
+    let how = Creation { mode, sparse, permissions, keep_fd };
+    let mut copied = Ok(());
+    let created = match source {
+        // The interpreter stays locked while it copies, so that Python code does not change the source meanwhile.
+        Some(source) => memory::create(name, &shape, &how, |bytes| {
+            copied = source.copy_to_slice(py, bytes);
+            if copied.is_err() { Err(Error::WouldBlock { location: name.to_owned() }) } else { Ok(()) }
+        }),
+        None => py.detach(|| memory::create(name, &shape, &how, |_| Ok(()))),
+    };
+    copied?;
+    created.map(|memory| Attachment::new(memory, shape)).map_err(|error| exception(py, &error))
+}
+
+/// Opens an array. What is None is taken from its description.
+#[pyfunction]
+#[pyo3(signature = (name, *, lengths=None, dtype=None, order=None, directory=None, readonly=false, keep_fd=false, reinterpret=false))]
+#[allow(clippy::too_many_arguments)] // Python gives them by name
+pub(crate) fn open(
+    py: Python<'_>,
+    name: &str,
+    lengths: Option<Vec<usize>>,
+    dtype: Option<&str>,
+    order: Option<&str>,
+    directory: Option<PathBuf>,
+    readonly: bool,
+    keep_fd: bool,
+    reinterpret: bool,
+) -> PyResult<Attachment> {
+    let element = dtype.map(ElementType::parse).transpose().map_err(|error| exception(py, &error))?;
+    let lengths = lengths.map(|lengths| lengths_of(py, lengths)).transpose()?;
+    let order = order.map(order_of).transpose()?;
+    let directory = directory.map(|path| Directory::new(path.display().to_string(), path));
+    let how = Opening { readonly, keep_fd, reinterpret };
+    py.detach(|| memory::open(directory, name, element, lengths, order, &how))
+        .map(|(memory, shape)| Attachment::new(memory, shape))
+        .map_err(|error| exception(py, &error))
+}
+
+/// Removes a name, and returns whether it existed.
+#[pyfunction]
+pub(crate) fn unlink(py: Python<'_>, name: &str) -> PyResult<bool> {
+    py.detach(|| ndarray_shm::unlink(name)).map_err(|error| exception(py, &error))
+}
+
+/// Returns whether any process is attached to the array of this name.
+#[pyfunction]
+pub(crate) fn attached(py: Python<'_>, name: &str) -> PyResult<bool> {
+    py.detach(|| ndarray_shm::attached(name)).map_err(|error| exception(py, &error))
+}
+
+/// Returns name, bytes, dtype, shape and order of the plain arrays in the default directory. The last three are None without a description.
+#[pyfunction]
+#[allow(clippy::type_complexity)] // a row of Python's `ls`
+pub(crate) fn listing(
+    py: Python<'_>,
+) -> PyResult<Vec<(String, u64, Option<&'static str>, Option<Vec<usize>>, Option<&'static str>)>> {
+    let rows = || {
+        let directory = default_backend()?;
+        let mut rows = Vec::new();
+        for entry in directory.list()? {
+            let Some(location) = entry.location() else { continue };
+            let row = match directory.description(&location) {
+                Ok(Some(found)) => {
+                    let order = if found.order() == Order::F { "F" } else { "C" };
+                    (
+                        entry.name,
+                        entry.len,
+                        Some(ElementType::described(&found).as_str()),
+                        Some(found.shape().to_vec()),
+                        Some(order),
+                    )
+                }
+                Ok(None) | Err(Error::PermissionDenied { .. }) => (entry.name, entry.len, None, None, None),
+                // Bookkeeping, or removed since it was listed.
+                Err(_) => continue,
+            };
+            rows.push(row);
+        }
+        rows.sort();
+        Ok(rows)
+    };
+    py.detach(rows).map_err(|error| exception(py, &error))
+}
+
+/// Removes the names of orphans in the default directory, and returns them.
+#[pyfunction]
+pub(crate) fn reclaim(py: Python<'_>, dry_run: bool) -> PyResult<Vec<String>> {
+    let run = || Reclaim::new().dry_run(dry_run).run(&default_backend()?);
+    let found = py.detach(run).map_err(|error: Error| exception(py, &error))?;
+    Ok(found.removed.into_iter().map(|removed| removed.name).collect())
+}

@@ -1,0 +1,90 @@
+//! Locks, and views of the elements that end with them.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ndarray_shm::array::ArrayLock;
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::export;
+use crate::memory::{Memory, Shape};
+
+/// A lock on a whole array. The kernel releases it when the process dies.
+#[pyclass(frozen, module = "ndshm._core")]
+pub(crate) struct Lock {
+    held: Mutex<Option<ArrayLock>>,
+    memory: Arc<dyn Memory>,
+    shape: Shape,
+    write: bool,
+}
+
+impl Lock {
+    pub(crate) fn new(held: ArrayLock, memory: Arc<dyn Memory>, shape: Shape, write: bool) -> Self {
+        Self { held: Mutex::new(Some(held)), memory, shape, write }
+    }
+}
+
+#[pymethods]
+impl Lock {
+    /// Returns an exporter of the elements.
+    fn view(&self) -> PyResult<View> {
+        if self.held.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
+            return Err(PyBufferError::new_err("the lock has been released"));
+        }
+        Ok(View {
+            memory: Arc::clone(&self.memory),
+            shape: self.shape.clone(),
+            writable: AtomicBool::new(self.write),
+            open: AtomicBool::new(true),
+            exports: AtomicUsize::new(0),
+        })
+    }
+
+    /// Releases the lock. A lock that is released already stays as it is.
+    fn release(&self, py: Python<'_>) {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(held));
+    }
+}
+
+/// Exports the elements under a lock.
+#[pyclass(frozen, module = "ndshm._core")]
+pub(crate) struct View {
+    memory: Arc<dyn Memory>,
+    shape: Shape,
+    writable: AtomicBool,
+    open: AtomicBool,
+    exports: AtomicUsize,
+}
+
+#[pymethods]
+impl View {
+    /// Refuses further exports, and returns how many are alive.
+    fn end(&self) -> usize {
+        self.open.store(false, Ordering::Release);
+        self.exports.load(Ordering::Acquire)
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let this = slf.get();
+        if !this.open.load(Ordering::Acquire) {
+            return Err(PyBufferError::new_err("the guard has ended: take another one"));
+        }
+        let readonly = !this.writable.load(Ordering::Acquire);
+        // SAFETY: the interpreter calls this with a buffer to fill, `shape` is that of `memory`, and `__releasebuffer__` releases it.
+        unsafe { export::fill(view, flags, slf.as_any(), &this.memory, &this.shape, readonly) }?;
+        this.exports.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: the interpreter releases each buffer that `__getbuffer__` filled once.
+        unsafe { export::release(view) };
+        self.exports.fetch_sub(1, Ordering::AcqRel);
+    }
+}

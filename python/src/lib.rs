@@ -1,0 +1,20 @@
+//! `ndshm._core`: the arrays of `ndarray-shm` for the Python package in `python/ndshm`.
+//!
+//! Memory of a type known at run time (`memory`), the class that Python's `Array` derives from (`array`), views that live as long as a
+//! lock (`guard`), the buffer protocol for both (`export`), and exceptions (`errors`). What can be written in Python is written there.
+
+mod array;
+mod errors;
+mod export;
+mod guard;
+mod memory;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = false)]
+mod _core {
+    #[pymodule_export]
+    use super::array::{Attachment, RawArray, attached, create, listing, open, reclaim, unlink};
+    #[pymodule_export]
+    use super::guard::{Lock, View};
+}

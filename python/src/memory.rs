@@ -1,0 +1,253 @@
+//! An attached array whose element type is known at run time.
+
+use std::ffi::CStr;
+use std::time::Duration;
+
+use ndarray::{IxDyn, ShapeBuilder};
+use ndarray_shm::array::{ArrayLock, Description, with_element};
+use ndarray_shm::{
+    Access, AttachOptions, CreateOptions, CreationMode, DType, Directory, Element, Error, Order, Pages, Result,
+    SharedArray, default_backend,
+};
+
+/// What every attached array can do, whatever its elements are.
+pub(crate) trait Memory: Send + Sync {
+    /// Returns the address of the first element.
+    fn pointer(&self) -> *mut u8;
+    fn name(&self) -> &str;
+    fn directory(&self) -> &Directory;
+    fn is_readonly(&self) -> bool;
+    fn unlink(&self) -> Result<bool>;
+    fn lock(
+        &self,
+        access: Access,
+        limit: Option<Duration>,
+        keep_waiting: &mut dyn FnMut() -> bool,
+    ) -> Result<ArrayLock>;
+}
+
+impl<T: Element> Memory for SharedArray<T, IxDyn> {
+    fn pointer(&self) -> *mut u8 {
+        // Writing through the pointer of a read-only array changes a private copy: see `open`.
+        self.raw_view().as_ptr().cast_mut().cast()
+    }
+
+    fn name(&self) -> &str {
+        self.location().as_str()
+    }
+
+    fn directory(&self) -> &Directory {
+        self.backend()
+    }
+
+    fn is_readonly(&self) -> bool {
+        SharedArray::is_readonly(self)
+    }
+
+    fn unlink(&self) -> Result<bool> {
+        SharedArray::unlink(self)
+    }
+
+    fn lock(
+        &self,
+        access: Access,
+        limit: Option<Duration>,
+        keep_waiting: &mut dyn FnMut() -> bool,
+    ) -> Result<ArrayLock> {
+        SharedArray::lock(self, access, limit, keep_waiting)
+    }
+}
+
+/// The key and text of the note that marks an array of `u8` as one of truth values.
+const BOOL_NOTE: (&str, &str) = ("numpy", "|b1");
+
+/// An element type as Python names it: one of the library's, or `|b1`, which the library stores as `|u1`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ElementType {
+    pub(crate) dtype: DType,
+    pub(crate) is_bool: bool,
+}
+
+impl ElementType {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        if text == "|b1" {
+            Ok(Self { dtype: DType::U8, is_bool: true })
+        } else {
+            Ok(Self { dtype: text.parse()?, is_bool: false })
+        }
+    }
+
+    /// Returns the element type that a description names.
+    pub(crate) fn described(found: &Description) -> Self {
+        let is_bool = found.dtype() == DType::U8 && found.note(BOOL_NOTE.0) == Some(BOOL_NOTE.1);
+        Self { dtype: found.dtype(), is_bool }
+    }
+
+    pub(crate) fn as_str(self) -> &'static str {
+        if self.is_bool { "|b1" } else { self.dtype.as_str() }
+    }
+
+    /// Returns the format of one element in the buffer protocol. `bfloat16`, which the protocol lacks, is exported as its bits.
+    pub(crate) fn format(self) -> &'static CStr {
+        match self.dtype {
+            DType::U8 if self.is_bool => c"?",
+            DType::U8 => c"B",
+            DType::I8 => c"b",
+            DType::I16 => c"h",
+            DType::U32 => c"I",
+            DType::I32 => c"i",
+            DType::U64 => c"Q",
+            DType::I64 => c"q",
+            DType::F16 => c"e",
+            DType::F32 => c"f",
+            DType::F64 => c"d",
+            DType::Complex64 => c"Zf",
+            DType::Complex128 => c"Zd",
+            _ => c"H", // u16 and bfloat16
+        }
+    }
+}
+
+/// The layout of an array.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    pub(crate) element: ElementType,
+    pub(crate) lengths: Vec<usize>,
+    pub(crate) order: Order,
+}
+
+impl Shape {
+    pub(crate) fn len(&self) -> usize {
+        self.lengths.iter().product()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.len() * self.element.dtype.size()
+    }
+
+    /// Returns the distance in bytes from each element to the next, for each axis. An axis without elements counts as one of length 1,
+    /// as in numpy.
+    pub(crate) fn strides(&self) -> Vec<isize> {
+        let mut strides = vec![0; self.lengths.len()];
+        let mut step = signed(self.element.dtype.size());
+        let mut set = |axis: usize| {
+            strides[axis] = step;
+            step *= signed(self.lengths[axis].max(1));
+        };
+        match self.order {
+            Order::C => (0..self.lengths.len()).rev().for_each(&mut set),
+            Order::F => (0..self.lengths.len()).for_each(&mut set),
+        }
+        strides
+    }
+
+    /// Returns whether the elements lie in this order. An array with at most one axis longer than 1 lies in both, as an empty one does.
+    pub(crate) fn is_contiguous(&self, order: Order) -> bool {
+        self.order == order
+            || self.lengths.contains(&0)
+            || self.lengths.iter().filter(|length| **length != 1).count() <= 1
+    }
+}
+
+/// Converts a length or a number of bytes. The library refuses arrays of more bytes than an `isize` can count.
+pub(crate) fn signed(length: usize) -> isize {
+    isize::try_from(length).unwrap_or(isize::MAX)
+}
+
+/// How an array is created.
+pub(crate) struct Creation {
+    pub(crate) mode: CreationMode,
+    pub(crate) sparse: bool,
+    pub(crate) permissions: u32,
+    pub(crate) keep_fd: bool,
+}
+
+/// Creates an array. `fill` writes the zeroed bytes before other processes can see them.
+pub(crate) fn create(
+    name: &str,
+    shape: &Shape,
+    how: &Creation,
+    fill: impl FnOnce(&mut [u8]) -> Result<()>,
+) -> Result<Box<dyn Memory>> {
+    let lengths = IxDyn(&shape.lengths).set_f(shape.order == Order::F);
+    let backend = default_backend()?;
+    let pages = if how.sparse { Pages::Sparse } else { Pages::Auto };
+    with_element!(shape.element.dtype, T => {
+        let options = CreateOptions::<SharedArray<T, IxDyn>>::new()
+            .backend(backend.clone())
+            .mode(how.mode)
+            .pages(pages)
+            .permissions(how.permissions)
+            .keep_fd(how.keep_fd);
+        let array = options.try_create_with(name, lengths, |mut view| match view.as_slice_memory_order_mut() {
+            Some(elements) => fill(bytes_of(elements)),
+            None => Ok(()), // a new array is always contiguous
+        })?;
+        note_bool(&backend, name, shape)?;
+        Ok(Box::new(array))
+    }, else => unreachable!("all features of elements are enabled"))
+}
+
+fn bytes_of<T: Element>(elements: &mut [T]) -> &mut [u8] {
+    bytemuck::cast_slice_mut(elements)
+}
+
+/// Adds the note that the elements are truth values. Where descriptions are not supported the array has none, and opening it needs a type.
+fn note_bool(backend: &Directory, name: &str, shape: &Shape) -> Result<()> {
+    if !shape.element.is_bool {
+        return Ok(());
+    }
+    let Some(description) = backend.description(name)? else { return Ok(()) };
+    backend.describe(name, &description.with_note(BOOL_NOTE.0, BOOL_NOTE.1)?)
+}
+
+/// How an array is opened.
+pub(crate) struct Opening {
+    pub(crate) readonly: bool,
+    pub(crate) keep_fd: bool,
+    pub(crate) reinterpret: bool,
+}
+
+/// Opens an array. What is `None` is taken from its description.
+///
+/// A read-only array is mapped copy-on-write: libraries that ignore that a buffer is read-only then change their own copy, instead of
+/// ending the process with SIGSEGV.
+pub(crate) fn open(
+    directory: Option<Directory>,
+    name: &str,
+    element: Option<ElementType>,
+    lengths: Option<Vec<usize>>,
+    order: Option<Order>,
+    how: &Opening,
+) -> Result<(Box<dyn Memory>, Shape)> {
+    let directory = match directory {
+        Some(directory) => directory,
+        None => default_backend()?,
+    };
+    // Asked for only where it is needed: it opens the file once more.
+    let needs_element =
+        element.is_none_or(|element| element.dtype == DType::U8 && !element.is_bool && lengths.is_none());
+    let described = if needs_element || lengths.is_none() { directory.description(name)? } else { None };
+    let missing = || Error::NotDescribed { location: name.to_owned() };
+    let element = match (element, &described) {
+        (Some(element), _) => element,
+        (None, Some(found)) => ElementType::described(found),
+        (None, None) => return Err(missing()),
+    };
+    let lengths = match (lengths, &described) {
+        (Some(lengths), _) => lengths,
+        (None, Some(found)) => found.shape().to_vec(),
+        (None, None) => return Err(missing()),
+    };
+    let order = order.or_else(|| described.as_ref().map(Description::order)).unwrap_or(Order::C);
+    let shape = Shape { element, lengths, order };
+    let dimensions = IxDyn(&shape.lengths).set_f(order == Order::F);
+    let memory: Box<dyn Memory> = with_element!(element.dtype, T => {
+        let mut options = AttachOptions::<SharedArray<T, IxDyn>>::new().backend(directory).reinterpret(how.reinterpret);
+        if how.readonly {
+            options = options.copy_on_write();
+        }
+        Box::new(options.keep_fd(how.keep_fd).open(name, dimensions)?)
+    }, else => unreachable!("all features of elements are enabled"));
+    Ok((memory, shape))
+}

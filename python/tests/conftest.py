@@ -1,0 +1,32 @@
+"""Names that a test may use, and the check that it leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ndshm
+
+
+def shared_files() -> set[str]:
+    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A name for one array. It is removed after the test."""
+    name = f"py-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    yield name
+    ndshm.unlink(name)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = shared_files()
+    yield
+    left = {file for file in shared_files() - before if file.startswith(f"py-{os.getpid()}-")}
+    assert not left

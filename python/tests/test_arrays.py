@@ -1,0 +1,219 @@
+"""Creating, opening and describing arrays; dtypes, orders and shapes; exports and closing."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+
+import ndshm
+
+DTYPES = "u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 f8 c8 c16 bool".split()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_order_is_opened_as_it_was_created(name: str, dtype: str, order: str) -> None:
+    want = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    with ndshm.create(name, want.shape, dtype, order) as array:
+        array[...] = want
+        assert (array.dtype, array.shape, array.order, array.nbytes) == (want.dtype, (2, 3, 4), order, want.nbytes)
+    with ndshm.open(name) as again:
+        assert again.dtype == want.dtype and again.order == order
+        assert again[...].dtype == want.dtype
+        np.testing.assert_array_equal(again[...], want)
+        assert np.asarray(again).flags.f_contiguous == (order == "F")
+        assert np.asarray(again).strides == again.strides
+
+
+def test_bfloat16_is_exported_as_its_bits(name: str) -> None:
+    with ndshm.create(name, 3, "bfloat16") as array:
+        array[0] = 0x3F80
+        assert array.dtype_name == "bfloat16"
+        assert array.dtype == np.uint16
+    assert ndshm.open(name).dtype_name == "bfloat16"
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 1, 5)])
+def test_shapes_without_axes_or_elements_work(name: str, shape: tuple[int, ...]) -> None:
+    array = ndshm.create(name, shape, "f8", "F")
+    with array.write() as x:
+        assert x.shape == shape
+        x[...] = 2.5
+    np.testing.assert_array_equal(ndshm.open(name)[...], np.full(shape, 2.5))
+    assert np.asarray(array).shape == shape
+
+
+@pytest.mark.parametrize("make", [np.asfortranarray, np.ascontiguousarray, lambda x: x[::2, ::-1], lambda x: x.T, lambda x: x[:0]])
+def test_from_array_copies_any_strides(name: str, make) -> None:  # type: ignore[no-untyped-def]
+    source = make(np.arange(60.0).reshape(6, 10))
+    array = ndshm.from_array(name, source)
+    np.testing.assert_array_equal(array[...], source)
+    source[...] = -1
+    assert not (array[...] == -1).any()
+
+
+def test_files_hold_the_elements_and_nothing_else(name: str) -> None:
+    array = ndshm.from_array(name, np.arange(10, dtype="<u2"))
+    assert (array.directory / name).read_bytes() == np.arange(10, dtype="<u2").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        (">f4", "big-endian.*astype"),
+        (np.dtype(">i2"), "big-endian"),
+        (np.dtype([("a", "f4")]), "structured"),
+        ("U4", "not supported"),
+        (object, "not supported"),
+        (3, "no dtype"),
+    ],
+)
+def test_other_dtypes_are_refused_by_name(name: str, dtype: object, message: str) -> None:
+    with pytest.raises(ndshm.InvalidArgument, match=message):
+        ndshm.create(name, 3, dtype)
+    with pytest.raises(ndshm.NotFound):
+        ndshm.open(name)
+
+
+def test_wrong_arguments_are_refused_with_advice(name: str) -> None:
+    with pytest.raises(ndshm.InvalidArgument, match="negative"):
+        ndshm.create(name, (2, -1), "u1")
+    with pytest.raises(ValueError, match="give \"C\" or \"F\""):
+        ndshm.create(name, 2, "u1", "K")
+    with pytest.raises(ndshm.InvalidArgument, match="too many"):
+        ndshm.create(name, (1,) * 65, "u1")
+    with pytest.raises(ndshm.InvalidArgument):
+        ndshm.create("a/b", 2, "u1")
+    with pytest.raises(ndshm.InvalidArgument, match="address space"):
+        ndshm.create(name, (2**40, 2**40), "u1")
+    with pytest.raises(TypeError):
+        ndshm.create(name, "22", "u1")
+    with pytest.raises(FileNotFoundError):
+        ndshm.open(name)
+    ndshm.create(name, (2, 3), "u1")
+    with pytest.raises(FileExistsError):
+        ndshm.create(name, (2, 3), "u1")
+    with pytest.raises(ndshm.Mismatch, match="describes itself as .u1"):
+        ndshm.open(name, (2, 3), "f4")
+    with pytest.raises(ndshm.Mismatch):
+        ndshm.open(name, (3, 2), "u1")
+
+
+def test_replaced_array_keeps_its_memory(name: str) -> None:
+    old = ndshm.create(name, 2, "u1")
+    ndshm.create(name, 3, "u1", replace=True)
+    assert np.asarray(old).shape == (2,)
+    with pytest.raises(ndshm.Unlinked):
+        old.read().__enter__()
+
+
+def test_write_to_a_read_only_array_stays_in_this_process(name: str) -> None:
+    array = ndshm.from_array(name, np.arange(4, dtype="u4"))
+    readonly = ndshm.open(name, readonly=True)
+    x = np.asarray(readonly)
+    assert not x.flags.writeable and memoryview(readonly).readonly
+    array[1] = 70
+    assert x[1] == 70  # other writes are seen
+    ctypes.memset(x.ctypes.data, 0xFF, 4)  # as a library does that ignores the flag
+    assert x[0] == 0xFFFFFFFF
+    assert array[0] == 0
+    with pytest.raises(ndshm.PermissionDenied):
+        readonly.write().__enter__()
+    with pytest.raises((BufferError, TypeError)):
+        struct.pack_into("B", readonly, 0, 1)
+
+
+def test_closed_array_refuses_access_and_keeps_exports(name: str) -> None:
+    array = ndshm.create(name, 4, "u1")
+    x = np.asarray(array)
+    array.close()
+    array.close()
+    assert array.closed and "closed" in repr(array)
+    for use in (array.read().__enter__, lambda: array[0], array.unlink):
+        with pytest.raises(ValueError, match="open it again"):
+            use()
+    with pytest.raises(BufferError):
+        memoryview(array)
+    del array
+    gc.collect()
+    x[:] = 9
+    assert ndshm.open(name)[0] == 9
+    assert ndshm.attached(name)
+    del x
+    assert not ndshm.attached(name)
+
+
+def test_buffers_of_the_wrong_order_are_refused(name: str) -> None:
+    array = ndshm.create(name, (2, 3), "u1", "F")
+    view = memoryview(array)
+    assert view.f_contiguous and not view.c_contiguous
+    with pytest.raises(BufferError):
+        zlib.crc32(array)
+
+
+def test_representations_name_the_array(name: str) -> None:
+    array = ndshm.create(name, (2, 3), "f4")
+    assert name in repr(array) and "<f4" in repr(array)
+    html = array._repr_html_()
+    assert "2 × 3" in html and "&lt;f4" in html
+    assert len(array) == 2
+    with pytest.raises(TypeError):
+        len(ndshm.create(name, (), "f4", replace=True))
+
+
+def test_copies_are_ordinary_arrays(name: str) -> None:
+    array = ndshm.from_array(name, np.arange(3))
+    for duplicate in (copy.copy(array), copy.deepcopy([array])[0]):
+        assert isinstance(duplicate, np.ndarray)
+        duplicate[0] = 5
+        assert array[0] == 0
+
+
+def test_ls_names_and_describes(name: str) -> None:
+    array = ndshm.create(name, (4, 5), "bool", "F")
+    row = next(row for row in ndshm.ls() if row.name == name)
+    assert row == (name, 20, "|b1", (4, 5), "F")
+    assert isinstance(ndshm.gc(dry_run=True), list)
+    assert array.unlink() and not array.unlink()
+
+
+def test_import_loads_no_other_package() -> None:
+    program = (
+        "import ndshm, sys; "
+        "print([m for m in ('numpy', 'asyncio', 'multiprocessing', 'tqdm', 'pickle', 'torch') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_everything_but_indexing_works_without_numpy(name: str) -> None:
+    program = f"""
+import sys
+sys.modules['numpy'] = None
+import ndshm
+array = ndshm.create({name!r}, (2, 3), 'f4')
+with array.write() as x:
+    assert isinstance(x, memoryview) and x.format == 'f' and x.shape == (2, 3)
+    x[1, 2] = 1.5
+try:
+    x[0, 0]
+except ValueError:
+    pass
+else:
+    raise AssertionError('released')
+with ndshm.open({name!r}).read() as x:
+    assert x[1, 2] == 1.5 and x.readonly
+try:
+    array[0]
+except ImportError as error:
+    assert 'pip install numpy' in str(error)
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)

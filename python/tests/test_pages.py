@@ -1,0 +1,45 @@
+"""The programs of the pages about Python run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ndshm
+
+ROOT = Path(__file__).parents[2]
+
+
+def programs(page: str) -> list[str]:
+    return [part.split("```", 1)[0] for part in (ROOT / page).read_text(encoding="utf-8").split("```python\n")[1:]]
+
+
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [(page, number) for page in ("docs/guide/python.md", "python/README.md") for number in range(len(programs(page)))],
+)
+def test_programs_of_the_guide_run_and_leave_nothing(page: str, number: int, tmp_path: Path) -> None:
+    before = {row.name for row in ndshm.ls()}
+    # A file: spawned processes import it.
+    program = tmp_path / "program.py"
+    program.write_text(programs(page)[number], encoding="utf-8")
+    subprocess.run([sys.executable, "-W", "error", program], check=True, cwd=tmp_path, timeout=120)
+    assert {row.name for row in ndshm.ls()} <= before
+
+
+def test_program_of_the_readme_changes_the_array(name: str) -> None:
+    (program,) = programs("README.md")
+    assert "my-example" in program
+    array = ndshm.create(name, (10, 10, 10), "f4")
+    array[1, 2, 3] = 42
+    out = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program.replace("my-example", name)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert out.stdout == "43.0\n"
+    assert array[1, 2, 3] == 43
