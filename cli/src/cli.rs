@@ -1,6 +1,6 @@
 //! The command line: every command, argument and help text, and nothing that acts on them.
 //!
-//! What is written here is what `ndshm --help` says. Values are checked as far as they can be without touching a file;
+//! The doc comments of the arguments are the text of `ndshm --help`. Values are checked here as far as that needs no file;
 //! what depends on the volume or on the machine is checked by the command itself.
 
 #![expect(clippy::doc_markdown, reason = "these comments are help texts, which show backticks as they are")]
@@ -36,7 +36,7 @@ pub(crate) struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Paint a region of a volume into an array in shared memory, or into a file
+    /// Copy a region of a volume into an array in shared memory, or into a file
     Download(DownloadArgs),
     /// Write an array into a region of a volume
     Upload(UploadArgs),
@@ -44,27 +44,27 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// List arrays, and renderbuffers that are not finished
     Ls(ListArgs),
-    /// Show everything that is known about a name, or the scales of a volume
+    /// Show all known facts about a name, or list the scales of a volume
     Info(InfoArgs),
-    /// Show, write down or remove what a plain array says about itself
+    /// Show, write or remove the description of a plain array
     Describe(DescribeArgs),
-    /// Show a plane of an array as a picture: a PNG file, or in the terminal
+    /// Show a plane of an array as a picture, in a PNG file or in the terminal
     View(ViewArgs),
     /// Write an array into a .npy file
     Export(ExportArgs),
-    /// Make an array of a .npy file
+    /// Create an array from a .npy file
     Import(ImportArgs),
-    /// Remove names; the memory is free once the last process lets go of it
+    /// Remove names; the memory is freed when the last process detaches
     Unlink(UnlinkArgs),
-    /// Remove counted arrays, arenas and drafts that only killed processes have left
+    /// Remove counted arrays, arenas and drafts that killed processes left behind
     Gc(GcArgs),
-    /// Look for what is wrong with this machine's shared memory, and say what to do
+    /// Check this machine's shared memory for problems, and suggest what to do
     Doctor(DoctorArgs),
-    /// Make a small volume, download it with worker processes, check it, and say how to open it
+    /// Create small volumes, download them with worker processes, verify the arrays, and show how to open one
     Demo(DemoArgs),
-    /// Remove what killed processes leave as soon as they are dead; arrays that are counted start it by themselves
+    /// Run the manager, which removes what killed processes leave behind; counted arrays start it by themselves
     Manager(ManagerArgs),
-    /// Print what completes this program's commands and options in a shell
+    /// Print a completion script for a shell
     Completions(CompletionsArgs),
     /// Print the manual page of the program or of a command
     Man(ManArgs),
@@ -77,7 +77,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether it was asked for JSON, which its failure is then too.
+    /// Whether the command prints JSON; its failures are then JSON too.
     pub(crate) fn prints_json(&self) -> bool {
         match self {
             Self::Download(args) => args.json,
@@ -112,7 +112,7 @@ pub(crate) struct CompletionsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::MAN)]
 pub(crate) struct ManArgs {
-    /// A command [default: the program]
+    /// Command to describe [default: the whole program]
     #[arg(value_name = "COMMAND")]
     pub(crate) command: Option<String>,
 }
@@ -121,16 +121,16 @@ pub(crate) struct ManArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::LS)]
 pub(crate) struct ListArgs {
-    /// Only names that match: * stands for any text, ? for one character, [a-c] for one of these
+    /// List only names that match: * is any text, ? any character, [a-c] one of a, b and c
     #[arg(value_name = "PATTERN", value_parser = words::pattern)]
     pub(crate) patterns: Vec<Pattern>,
     /// Also list ledgers and drafts, the library's own bookkeeping
     #[arg(long, short)]
     pub(crate) all: bool,
-    /// Look only here [default: everywhere]
+    /// Search only this backend [default: all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
-    /// List again every 2 seconds, or as many as are said, until Ctrl-C
+    /// Repeat the list every SECONDS (2 if no number is given) until Ctrl-C
     #[arg(
         long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
         value_parser = words::pause, conflicts_with = "json"
@@ -145,10 +145,10 @@ pub(crate) struct ListArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::INFO)]
 pub(crate) struct InfoArgs {
-    /// Name of an array, or of a renderbuffer that is not finished; with a / or ://, the path or URL of a volume
+    /// Name of an array or of an unfinished renderbuffer; a text with / or :// is the path or URL of a volume
     #[arg(value_name = "NAME|SOURCE")]
     pub(crate) subject: InfoSubject,
-    /// Look only here [default: what EMULATE_SHM says, else everywhere]
+    /// Search only this backend [default: the one that EMULATE_SHM selects, else all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
     /// Print a JSON object
@@ -156,7 +156,7 @@ pub(crate) struct InfoArgs {
     pub(crate) json: bool,
 }
 
-/// What `ndshm info` is asked about.
+/// The subject of `ndshm info`.
 #[derive(Debug, Clone)]
 pub(crate) enum InfoSubject {
     /// A name in shared memory.
@@ -168,7 +168,7 @@ pub(crate) enum InfoSubject {
 impl FromStr for InfoSubject {
     type Err = String;
 
-    /// The text alone decides, not what is there at the moment: names have no separators, so what has one is a path.
+    /// The text alone decides, not which files exist: names have no separators, so a text with one is a path.
     fn from_str(text: &str) -> Result<Self, String> {
         if text.contains(std::path::is_separator) || matches!(text, "." | "..") {
             return text.parse().map(Self::Volume).map_err(|error: ndarray_shm_volume::Error| error.to_string());
@@ -177,22 +177,22 @@ impl FromStr for InfoSubject {
     }
 }
 
-/// What an array is, where it does not say so itself.
+/// Type, shape and order of an array without a description.
 #[derive(Debug, Args)]
 pub(crate) struct LayoutArgs {
-    /// Type of the elements, such as uint16 or <u2 [default: what the array says]
+    /// Type of the elements, such as uint16 or <u2 [default: from the array's description]
     #[arg(long, value_name = "DTYPE", value_parser = words::dtype)]
     pub(crate) dtype: Option<DType>,
-    /// Elements along each axis, such as 64,128,128 [default: what the array says]
+    /// Elements along each axis, such as 64,128,128 [default: from the array's description]
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths)]
     pub(crate) shape: Option<PerAxis<u64>>,
-    /// Memory order: c (last axis contiguous) or f (first axis contiguous) [default: what the array says]
+    /// Memory order: c (last axis contiguous) or f (first axis contiguous) [default: from the array's description]
     #[arg(long, value_name = "c|f")]
     pub(crate) order: Option<Order>,
-    /// Take the bytes for what --dtype, --shape and --order say, whatever a plain array says about itself
+    /// Interpret the bytes as --dtype, --shape and --order say, and ignore the array's description
     #[arg(long)]
     pub(crate) ignore_description: bool,
-    /// Look only here [default: what EMULATE_SHM says, else everywhere]
+    /// Search only this backend [default: the one that EMULATE_SHM selects, else all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
 }
@@ -204,13 +204,13 @@ pub(crate) struct DescribeArgs {
     /// Name of a plain array
     #[arg(value_name = "NAME")]
     pub(crate) location: Location,
-    /// Type of the elements, such as uint16 or <u2 [default: what it says so far]
+    /// Type of the elements, such as uint16 or <u2 [default: unchanged]
     #[arg(long, value_name = "DTYPE", value_parser = words::dtype)]
     pub(crate) dtype: Option<DType>,
-    /// Elements along each axis, such as 64,128,128 [default: what it says so far]
+    /// Elements along each axis, such as 64,128,128 [default: unchanged]
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths)]
     pub(crate) shape: Option<PerAxis<u64>>,
-    /// Memory order: c (last axis contiguous) or f (first axis contiguous) [default: what it says so far]
+    /// Memory order: c (last axis contiguous) or f (first axis contiguous) [default: unchanged]
     #[arg(long, value_name = "c|f")]
     pub(crate) order: Option<Order>,
     /// Add a note, or replace the one with this key
@@ -219,7 +219,7 @@ pub(crate) struct DescribeArgs {
     /// Remove the description
     #[arg(long, conflicts_with_all = ["dtype", "shape", "order", "notes"])]
     pub(crate) clear: bool,
-    /// Look only here [default: what EMULATE_SHM says, else everywhere]
+    /// Search only this backend [default: the one that EMULATE_SHM selects, else all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
     /// Print a JSON object
@@ -231,13 +231,13 @@ pub(crate) struct DescribeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::VIEW)]
 pub(crate) struct ViewArgs {
-    /// Name of an array, or of a renderbuffer that is not finished
+    /// Name of an array or of an unfinished renderbuffer
     #[arg(value_name = "NAME")]
     pub(crate) location: Location,
-    /// Where to cut an axis, by letter or number: z=10 or 2=10 [default: in the middle]
+    /// Index at which to cut an axis, by letter or number: z=10 or 2=10 [default: the middle]
     #[arg(long, short, value_name = "AXIS=INDEX", value_parser = words::cut)]
     pub(crate) slice: Vec<AxisCut>,
-    /// Letters of the axes, first to last [default: x is the one that is contiguous in memory, then y, z, c]
+    /// Letters of the axes, first to last [default: x is the axis that is contiguous in memory, then y, z, c]
     #[arg(long, value_name = "LETTERS")]
     pub(crate) axes: Option<String>,
     /// The same as --slice c=INDEX
@@ -245,28 +245,28 @@ pub(crate) struct ViewArgs {
     pub(crate) channel: Option<usize>,
     #[command(flatten)]
     pub(crate) layout: LayoutArgs,
-    /// Users of the unfinished renderbuffer: me, users:UID,UID,.. or group:GID; they can end this program
+    /// Users of the unfinished renderbuffer: me, users:UID,UID,.. or group:GID; they can crash this program
     #[arg(long, value_name = "WITH", default_value_t)]
     pub(crate) share: SharedWith,
-    /// Values that become black and white [default: the least and the greatest of the plane]
+    /// Values shown as black and as white [default: the smallest and the largest of the plane]
     #[arg(long, value_name = "LOW:HIGH", value_parser = words::value_range, allow_hyphen_values = true)]
     pub(crate) range: Option<ValueRange>,
-    /// Values are names, not quantities: each gets a colour of its own, 0 is black
+    /// Values are labels, not quantities: each gets its own colour, 0 is black
     #[arg(long, conflicts_with = "range")]
     pub(crate) labels: bool,
-    /// Show only every Nth element of both axes [default: 1; in the terminal, as many as fit]
+    /// Show only every Nth element of both axes [default: 1; in the terminal, the smallest N that fits]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) every: Option<u16>,
-    /// Write a PNG file; - is the standard output
+    /// Write a PNG file; - is standard output
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// Replace a file that is there already
+    /// Replace an existing file
     #[arg(long, requires = "out")]
     pub(crate) replace: bool,
-    /// Draw with so many characters in a line, whatever the standard output is
+    /// Draw lines of N characters, even if standard output is not a terminal
     #[arg(long, value_name = "N", conflicts_with = "out", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) columns: Option<u16>,
-    /// Print what the picture shows as JSON
+    /// Print facts about the picture as JSON
     #[arg(long, requires = "out")]
     pub(crate) json: bool,
 }
@@ -283,10 +283,10 @@ pub(crate) struct ExportArgs {
     pub(crate) file: PathBuf,
     #[command(flatten)]
     pub(crate) layout: LayoutArgs,
-    /// Replace a file that is there already
+    /// Replace an existing file
     #[arg(long)]
     pub(crate) replace: bool,
-    /// No progress
+    /// Show no progress
     #[arg(long, short)]
     pub(crate) quiet: bool,
     /// Print the result as JSON
@@ -302,19 +302,19 @@ pub(crate) struct ImportArgs {
     /// The .npy file to read
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Name of the array to make
+    /// Name of the new array
     #[arg(value_name = "NAME")]
     pub(crate) location: Location,
-    /// Take the elements for this type, which has as many bytes: for bool (uint8) and what NumPy has no name for (bfloat16)
+    /// Interpret the elements as this type of the same size: uint8 for bool, bfloat16 for a type that NumPy cannot name
     #[arg(long, value_name = "DTYPE", value_parser = words::dtype)]
     pub(crate) dtype: Option<DType>,
-    /// Use a file in the emulated directory, whatever EMULATE_SHM says
+    /// Use a file in the emulated directory, regardless of EMULATE_SHM
     #[arg(long)]
     pub(crate) emulate: bool,
-    /// Replace an array that has the name already; attached processes keep the old one
+    /// Replace an existing array; attached processes keep the old one
     #[arg(long)]
     pub(crate) replace: bool,
-    /// No progress
+    /// Show no progress
     #[arg(long, short)]
     pub(crate) quiet: bool,
     /// Print the result as JSON
@@ -329,10 +329,10 @@ pub(crate) struct UnlinkArgs {
     /// Names to remove
     #[arg(value_name = "NAME", required = true)]
     pub(crate) locations: Vec<Location>,
-    /// Remove the half-painted renderbuffers of these names instead of finished arrays
+    /// Remove unfinished renderbuffers with these names instead of finished arrays
     #[arg(long)]
     pub(crate) partial: bool,
-    /// Look only here [default: what EMULATE_SHM says, else everywhere]
+    /// Search only this backend [default: the one that EMULATE_SHM selects, else all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
     /// Print a JSON list
@@ -344,13 +344,13 @@ pub(crate) struct UnlinkArgs {
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::GC)]
 pub(crate) struct GcArgs {
-    /// Only say what would be removed
+    /// Only show what would be removed
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Leave alone what was made or changed within this time: 90, 90s, 5m, 2h, 1d
+    /// Keep what was created or changed within this time: 90, 90s, 5m, 2h, 1d
     #[arg(long, value_name = "DURATION", value_parser = units::duration)]
     pub(crate) older_than: Option<Duration>,
-    /// Look only here [default: everywhere]
+    /// Search only this backend [default: all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
     /// Print a JSON object
@@ -367,29 +367,29 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// Name of the array that a demo makes, unless it is told another.
+/// Default name of the array that a demo creates.
 pub(crate) const DEMO_LOCATION: &str = "ndshm-demo";
 
 /// Arguments of `ndshm demo`.
 #[derive(Debug, Args)]
 #[command(after_help = help::CODES, after_long_help = help::DEMO)]
 pub(crate) struct DemoArgs {
-    /// Remove the arrays again at the end; the volume is removed in any case
+    /// Remove the array at the end; the volumes are removed in any case
     #[arg(long)]
     pub(crate) clean: bool,
-    /// Name of the array to make; what has the default name already is replaced
+    /// Name of the new array; an existing array with the default name is replaced
     #[arg(value_name = "NAME", default_value = DEMO_LOCATION)]
     pub(crate) name: Location,
-    /// Another way to give the name
+    /// The same as NAME
     #[arg(long, short, value_name = "NAME", conflicts_with = "name", hide_short_help = true)]
     location: Option<Location>,
-    /// How many worker processes paint
+    /// Number of worker processes
     #[arg(long, short, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) workers: u16,
-    /// Users that paint together: me, users:UID,UID,.. or group:GID; they can read and break what is painted
+    /// Users that paint the array together: me, users:UID,UID,.. or group:GID; they can read and corrupt it
     #[arg(long, value_name = "WITH", default_value_t)]
     pub(crate) share: SharedWith,
-    /// Use files in the emulated directory, whatever EMULATE_SHM says
+    /// Use files in the emulated directory, regardless of EMULATE_SHM
     #[arg(long)]
     pub(crate) emulate: bool,
     /// Print the result as JSON
@@ -410,10 +410,10 @@ impl DemoArgs {
 pub(crate) struct ManagerArgs {
     #[command(subcommand)]
     pub(crate) command: Option<ManagerCommand>,
-    /// Run in the background; return when it listens
+    /// Run in the background; return once the manager listens
     #[arg(long)]
     pub(crate) detach: bool,
-    /// End when there was no client for so long [default: 60 in the background, never in the foreground]
+    /// Exit after this many seconds without a client [default: 60 in the background, never in the foreground]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) idle: Option<u64>,
     #[command(flatten)]
@@ -423,10 +423,10 @@ pub(crate) struct ManagerArgs {
     pub(crate) background: bool,
 }
 
-/// What can be asked of a manager that runs.
+/// Commands to a running manager.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ManagerCommand {
-    /// Show what it does
+    /// Show the state of the running manager
     #[command(after_help = help::CODES, after_long_help = help::MANAGER)]
     Status {
         /// Print a JSON object
@@ -435,7 +435,7 @@ pub(crate) enum ManagerCommand {
         #[command(flatten)]
         socket: SocketArgs,
     },
-    /// End it, which is never necessary: it ends by itself, and is started again when it is missed
+    /// Stop the manager, which is never necessary: it exits when idle, and is started again on demand
     #[command(after_help = help::CODES, after_long_help = help::MANAGER)]
     Stop {
         #[command(flatten)]
@@ -446,7 +446,7 @@ pub(crate) enum ManagerCommand {
 /// Where the manager listens.
 #[derive(Debug, Args)]
 pub(crate) struct SocketArgs {
-    /// Its socket [default: what NDSHM_MANAGER_SOCKET says, else one in the user's runtime directory]
+    /// Path of the manager's socket [default: NDSHM_MANAGER_SOCKET, else a path in the user's runtime directory]
     #[arg(id = "socket", long = "socket", value_name = "PATH")]
     pub(crate) path: Option<PathBuf>,
 }
@@ -456,7 +456,7 @@ pub(crate) struct SocketArgs {
 pub(crate) struct WorkerArgs {
     /// The volume, as the parent opened it
     pub(crate) source: VolumeUrl,
-    /// Which scale of it
+    /// Scale of the volume
     #[arg(long)]
     pub(crate) mip: usize,
     /// Public name of the renderbuffer
@@ -477,12 +477,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_description_of_the_command_line_is_consistent() {
+    fn command_line_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn a_name_that_cannot_be_a_location_is_a_usage_error() {
+    fn invalid_location_is_a_usage_error() {
         for name in ["", "a/b", "..", ".ndshm-x"] {
             let error = Cli::try_parse_from(["ndshm", "unlink", name]).expect_err(name);
             assert_eq!(error.exit_code(), 2, "{name:?}");
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_a_separator_is_a_volume_and_what_has_none_is_a_name() {
+    fn text_with_separator_is_a_volume_otherwise_a_name() {
         for text in ["./x", "a/b", "/a", ".", "s3://bucket/key", "precomputed://file:///x"] {
             assert!(matches!(text.parse(), Ok(InfoSubject::Volume(_))), "{text}");
         }

@@ -1,73 +1,74 @@
-//! What `--help` says below the arguments: exit codes, environment, and the fields of `--json`.
+//! The text of `--help` below the arguments: exit codes, environment, and the fields of `--json`.
 //!
-//! The fields are a promise to programs: they may grow, but none is renamed or removed within a major version.
+//! The fields are an interface for programs: a minor version may add fields, but renames and removes none.
 
-/// What ends every help text.
+/// The last line of every help text.
 macro_rules! codes {
     () => {
         "`ndshm help environment` lists exit codes and environment variables."
     };
 }
 
-/// For `-h`, and for commands with nothing more to say.
+/// For `-h`, and for commands without a longer text.
 pub(crate) const CODES: &str = codes!();
 
-/// What `ndshm help environment` says.
+/// The text of `ndshm help environment`.
 pub(crate) const ENVIRONMENT: &str = "\
 Exit codes:
   0    done
-  1    failed; for `doctor`: something is wrong
-  2    the command line, the bounding box or a setting makes no sense, or asks for what does not fit the array, the volume
-       or its format: a scale that is not there, another size, an encoding that the format does not have
-  3    nothing has this name; for `manager status` and `manager stop`: there is none
-  130  interrupted (Ctrl-C, Ctrl-Break, SIGTERM, SIGHUP); a second signal ends the program where it stands
-With --json a failure is a JSON document too, unless the command line cannot be read: error, because (a list of causes),
-advice (or null). So is an interruption, also by a second signal.
+  1    failed; for `doctor`: there is a problem
+  2    the command line, the bounding box or a setting is invalid, or does not fit the array, the volume or its format: a
+       scale that does not exist, another size, an encoding that the format does not support
+  3    nothing has this name; for `manager status` and `manager stop`: no manager is running
+  130  interrupted (Ctrl-C, Ctrl-Break, SIGTERM, SIGHUP); a second signal ends the program at once, without cleaning up
+With --json, failures and interruptions (also by a second signal) are JSON documents too: error, because (a list of
+causes), advice (or null). The exception is a command line that cannot be parsed.
 
 Environment:
   EMULATE_SHM         1, true or yes: use files in the emulated directory instead of /dev/shm; 0, false or no: never
   NDSHM_EMULATED_DIR  the emulated directory (default: ndarray-shm-<user id> in the directory for temporary files)
   NDSHM_EMULATED_LIMIT
-                      how many bytes the files of that directory may take together, such as 10G (default: no limit)
-  NDSHM_MANAGER       the program that arrays start as their manager (default: ndshm beside the program or in PATH); off,
-                      no, false or 0: none
+                      most bytes that all files of that directory may take, such as 10G (default: no limit)
+  NDSHM_MANAGER       the program that counted arrays start as their manager (default: ndshm beside the program or in
+                      PATH); off, no, false or 0: start none
   NDSHM_MANAGER_SOCKET
                       where the manager listens (default: ndshm-manager.sock in XDG_RUNTIME_DIR, or in
                       ndshm-manager-<user id> in the directory for temporary files)
-  NO_COLOR            not empty: no colours. Otherwise errors and `doctor` have some where they go to a terminal
+  NO_COLOR            not empty: no colours. Otherwise errors and `doctor` have colours on a terminal
 ";
 
-/// How volumes are named.
+/// Paths and URLs of volumes.
 macro_rules! sources {
     () => {
         "\
 Volumes are paths or URLs: volume.zarr, precomputed://file:///data/em, zarr://s3://bucket/key, n5://em.n5/raw,
-https://host/path. The format in front is needed only where it is not clear; N5 is only read. http, https, s3, gs and az
-need a program that was built with the features `remote`, `gcs` or `azure`."
+https://host/path. The format prefix is needed only where the format is ambiguous; N5 volumes cannot be written. http,
+https, s3, gs and az need a program that was built with the features `remote`, `gcs` or `azure`."
     };
 }
 
-/// What several machines do together.
+/// How several machines divide a transfer.
 macro_rules! parts {
     () => {
         "\
-Several machines: each does one part (--shard 0/4 .. 3/4; `ndshm plan` shows them), in any order, and again after a failure.
---shard auto reads SLURM_ARRAY_TASK_ID, _MIN, _MAX, _COUNT and _STEP, or JOB_COMPLETION_INDEX with --shards N. With --markers
-a part is marked after its data; one that is marked is not done again. A part for which nothing is left is done at once."
+Several machines: each processes one part (--shard 0/4 .. 3/4; `ndshm plan` shows them), in any order, and can repeat it
+after a failure. --shard auto reads SLURM_ARRAY_TASK_ID, _MIN, _MAX, _COUNT and _STEP, or JOB_COMPLETION_INDEX with
+--shards N. With --markers, a marker is written after the data of a part, and parts with a marker are skipped. A part that
+contains no chunks is finished at once."
     };
 }
 
-/// Fields of parts for which there was nothing to do.
+/// JSON fields of parts that had nothing to do.
 macro_rules! idle {
     () => {
         "\
-Of a part with nothing to do: shard, bbox (or null), state (\"already done\" or \"nothing\") and path (or null)."
+A part with nothing to do has: shard, bbox (or null), state (\"already done\" or \"nothing\") and path (or null)."
     };
 }
 
 pub(crate) const COMPLETIONS: &str = concat!(
     "\
-Where shells look for it:
+Where shells look for the script:
   bash   ndshm completions bash > ~/.local/share/bash-completion/completions/ndshm
   zsh    ndshm completions zsh > DIRECTORY/_ndshm, for a directory in $fpath
   fish   ndshm completions fish > ~/.config/fish/completions/ndshm.fish
@@ -78,7 +79,7 @@ Where shells look for it:
 
 pub(crate) const MAN: &str = concat!(
     "\
-The page is in roff, as man(1) reads it:
+The page is in roff, the format of man(1):
   ndshm man > ~/.local/share/man/man1/ndshm.1
   ndshm man download > ~/.local/share/man/man1/ndshm-download.1
 
@@ -88,16 +89,16 @@ The page is in roff, as man(1) reads it:
 
 pub(crate) const DOWNLOAD: &str = concat!(
     "\
-The array has its name only when every chunk is painted. A run that was killed leaves what it painted under a reserved
-name (`ndshm ls` shows it); the same command continues it, `ndshm unlink --partial NAME` removes it. Ctrl-C removes it
-too, unless --keep-partial is given; a second Ctrl-C does not wait for a server that says nothing, and removes nothing. With
---file the same holds for the files in that directory.
+The array gets its name after every chunk is painted, that is, copied into it. A killed run leaves its chunks under a
+reserved name (`ndshm ls` shows it); the same command resumes it, `ndshm unlink --partial NAME` removes it. Ctrl-C removes
+it too, unless --keep-partial is given; a second Ctrl-C does not wait for a silent server, and removes nothing. With --file
+the same holds for the files in that directory.
 
-Several users can paint one array: each says --share group:GID, with a group that all are in (`id -g` prints yours); the
-files get that group and the mode 0660. --share users:UID,.. takes files that those users began, and is for root, and for
-directories with access control lists. Those users can read and change what is painted, and end this program by shortening
-the files. In a directory with the sticky bit, such as /dev/shm, only the user who began the array can finish it: the
-others wait for that.
+Several users can paint one array: each gives --share group:GID, with a group that contains all of them (`id -g` prints
+yours); the files get that group and the mode 0660. --share users:UID,.. accepts files that those users began; it is for
+root, and for directories with access control lists. Those users can read and change the elements, and can crash this
+program by truncating the files. In a directory with the sticky bit, such as /dev/shm, only the user that began the array
+can finish it: the others wait for that.
 
 ",
     sources!(),
@@ -106,22 +107,22 @@ others wait for that.
 ",
     parts!(),
     " Each
-part becomes an array of its own; on one machine each needs another name. A mark counts only if the very array is there too,
-so a part whose machine was restarted is painted again; with --replace also where another array has the name.
+part becomes a separate array; on one machine each needs its own name. A marker counts only while the array that it stands
+for exists, so a part is painted again after its machine was restarted; with --replace, also if another array has the name.
 
-Progress goes to the standard error, the result to the standard output. Fields of --json:
+Progress goes to standard error, the result to standard output. Fields of --json:
   location, backend, path    where the array is
-  dtype, shape, order        what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
-  bbox, shard                its region of the volume, and which part that is, or null
-  bytes                      its size
-  chunks, painted, resumed   chunks in all; painted by this run; painted before. Others at the same work painted the rest
-  filled                     chunks among those painted by this run that are not stored; if all are missing, a warning says so
-  seconds, bytes_per_second  how long this run took, and what was painted by that
-  fetched                    bytes that were fetched, as they are stored; 0 where the volume is fetched while it is decoded
-  spent                      where the time went, in seconds, summed over all workers: making (the array), claiming,
-                             fetching, decoding, copying, waiting
-  warnings                   what went wrong without stopping the work, such as the loss of a worker process
-  python                     lines that open the array
+  dtype, shape, order        NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  bbox, shard                region of the volume; which part of a larger region it is, or null
+  bytes                      size of the array
+  chunks, painted, resumed   number of chunks; painted by this run; by earlier runs. Other processes painted the rest
+  filled                     chunks of this run that are not stored; a warning is given if all are missing
+  seconds, bytes_per_second  duration of this run, and bytes it painted per second
+  fetched                    stored bytes that were fetched; 0 for volumes that are fetched while they are decoded
+  spent                      seconds spent, summed over all workers: making (the array), claiming, fetching, decoding,
+                             copying, waiting
+  warnings                   problems that did not stop the download, such as the loss of a worker process
+  python                     Python lines that open the array
 ",
     idle!(),
     "
@@ -132,20 +133,20 @@ Progress goes to the standard error, the result to the standard output. Fields o
 
 pub(crate) const UPLOAD: &str = concat!(
     "\
-The array is only read, while no process writes to it. It has the shape of --bbox and the volume's element type. Its order is
-what it says itself; --order is for an array that does not say it (`ndshm describe` shows that). Objects are replaced in one
-step each; after a failure the same command stores all of them again.
+The array is only read, and only while no process writes to it. It must have the shape of --bbox and the volume's element
+type. Its memory order is in its description; --order is for an array without one (`ndshm describe` shows it). Each object is
+replaced in one step; after a failure the same command stores all of them again.
 
---create makes a volume, or goes on with one just like it: the same command may be given again, and by many machines. Chunks
-of a Precomputed volume do not say beforehand whether they are packed by gzip: --create --encoding gzip (of labels:
-compressed_segmentation_gzip) says so each time, and without it new chunks are as those that are there, or plain in a directory
-that has none. In directories only CloudVolume and this program find packed chunks.
+--create creates a volume, or uses an existing one with the same properties, so the same command can be repeated, and run on
+many machines. The metadata of a Precomputed volume does not tell whether its chunks are compressed by gzip: give --create
+--encoding gzip (for labels: compressed_segmentation_gzip) each time. Without it, new chunks are stored like the existing ones,
+or uncompressed in a directory without chunks. In directories only CloudVolume and this program find compressed chunks.
 
-Programs that downsample average a Precomputed volume of --type image; of labels that would make other labels, so that a volume
-of them is of --type segmentation. Elements of uint32 and uint64 may be either, and the type must be said.
+Downsampling programs average the elements of a Precomputed volume of --type image. The average of labels would be another
+label, so a volume of labels needs --type segmentation. Elements of uint32 and uint64 can be either: give the type.
 
-Axes are stored in the order of --shape. A Zarr array of z, y, x in C order is, byte by byte, an array of x, y, z in F order:
-for a Precomputed volume say --order f --ignore-description, and --shape, --chunk and --resolution from x to z.
+Axes are stored in the order of --shape. A Zarr array of z, y, x in C order has the same bytes as an array of x, y, z in F
+order: for a Precomputed volume give --order f --ignore-description, and --shape, --chunk and --resolution from x to z.
 
 ",
     sources!(),
@@ -156,14 +157,14 @@ for a Precomputed volume say --order f --ignore-description, and --shape, --chun
     "
 
 Fields of --json:
-  source, destination        what was written where
-  bbox, shard                the region that was written, and which part that is, or null
+  source, destination        the array or file, and the volume
+  bbox, shard                region that was written; which part of a larger region it is, or null
   dtype, order               NumPy's name of the type (\"<u2\"); memory order of the array, \"C\" or \"F\"
   type                       \"image\" or \"segmentation\", or null where the volume does not say it
-  stored, background         objects that were stored; that hold nothing but background and were left out
-  bytes, stored_bytes        bytes of the array that were written, and as what they were stored
-  seconds, bytes_per_second  how long it took, and bytes of the array by that
-  warnings                   what went wrong without stopping the work
+  stored, background         objects that were stored; objects of only background that were not stored
+  bytes, stored_bytes        bytes of the array that were written, and their size as stored
+  seconds, bytes_per_second  duration, and bytes of the array per second
+  warnings                   problems that did not stop the upload
 ",
     idle!(),
     "
@@ -174,66 +175,65 @@ Fields of --json:
 
 pub(crate) const PLAN: &str = concat!(
     "\
-The same question has the same answer on every machine: `download` and `upload` with --shard i/N and the same region do
-the parts that are shown. No stored object is in two parts. Uploads divide the cutout.
+The division is the same on every machine: `download` and `upload` with --shard i/N and the same region process the parts
+shown here. No stored object is in two parts. Uploads divide the region of --cutout.
 
 ",
     sources!(),
     "
 
-Fields of --json: volume (and in which state), bbox, dtype, shards, and parts, each with:
-  shard, index     what --shard takes, and its number
-  bbox, shape      its region; null if there are more parts than stored objects and nothing is left for it
+Fields of --json: volume (and its state), bbox, dtype, shards, and parts, each with:
+  shard, index     value for --shard, and number of the part
+  bbox, shape      region of the part; null for a part without chunks, if there are more parts than stored objects
   chunks, objects  chunks, and objects that are stored as one: chunks, or shards of many
-  bytes            size of its elements
+  bytes            size of the elements
 
 ",
     codes!()
 );
 
-/// The fields that `ls` and `info` share.
+/// JSON fields of both `ls` and `info`.
 macro_rules! item_fields {
     () => {
         "  \
-  name, backend, path        the name, where it is (\"shm\", \"emulated\"), and the file
+  name, backend, path        name, backend (\"shm\", \"emulated\") and file
   kind                       \"array\", \"counted\" (an array that counts its users), \"arena\", \"counters\", \"partial\" (a
-                             renderbuffer that is not finished), \"ledger\", \"draft\" or \"lock\" (what uploads into a
-                             volume lock)
-  size, allocated            bytes, and for how many of them room is taken
-  attached                   whether a process has it mapped and says so by a lease, which NumPy alone does not; null if
-                             this user may not ask
-  age_seconds                since it was made, or changed by other means than a mapping
+                             renderbuffer that is not finished), \"ledger\", \"draft\" or \"lock\" (a file that uploads
+                             lock)
+  size, allocated            length in bytes, and bytes of memory or disk that are allocated
+  attached                   whether a process is attached, that is, holds a lease (NumPy alone takes none); null if this
+                             user may not ask
+  age_seconds                since it was created, or last changed other than through a mapping
   owner, owner_name, mode    number and name of the owner, permission bits in octal (\"0600\"); null where unknown
-  chunks_done, chunks_total  how far a renderbuffer is; null for everything else
-  counted                    what a counted array says about itself, see below; null for everything else, and if it
-                             cannot be read
-  counted_error              why it cannot, or why it is unknown whether it is one; or null
-  description                what a plain array says about itself: dtype, shape, order, notes (an object of texts); null
-                             for everything else, and if it says nothing that could be true
-  arena                      of an arena or counters: capacity, queues, queue_capacity, members, most_members, kept,
+  chunks_done, chunks_total  progress of a renderbuffer; null for everything else
+  counted                    facts of a counted array, see below; null for everything else, and if they cannot be read
+  counted_error              why these facts cannot be read, or why it is unknown whether it is a counted array; or null
+  description                description of a plain array: dtype, shape, order, notes (an object of texts); null for
+                             everything else, and without a valid description
+  arena                      facts of an arena or counters: capacity, queues, queue_capacity, members, most_members, kept,
                              orphaned, creator; null for everything else
 
 Fields of counted:
-  dtype, shape, order        what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
-  strategy                   \"file_system\": what has a name is shared by name
-  bytes                      its size, without the page that counts
-  refcount                   how many handles are counted, those of killed processes included
-  in_flight                  how many handles are in flight
-  protected_seconds          how much longer these keep the array by themselves
+  dtype, shape, order        NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  strategy                   \"file_system\": an array with a name is shared by name
+  bytes                      size without the trailer
+  refcount                   number of handles, including those of killed processes
+  in_flight                  number of handles that were sent and not yet attached
+  protected_seconds          how much longer handles in flight keep the array without other handles
   kept                       whether the name outlives all handles
   frozen                     whether no process can write to it any more
   orphaned                   whether no process uses it and none will: `ndshm gc` removes it
-  creator, created           number of the process that made it, and when, in seconds since 1970"
+  creator, created           number of the process that created it, and when, in seconds since 1970"
     };
 }
 
 pub(crate) const LS: &str = concat!(
     "\
-Patterns stand between quotes, or the shell looks for files: ndshm ls 'em-*'. What matches none has the exit code 3.
+Quote patterns, or the shell expands them to file names: ndshm ls 'em-*'. If nothing matches, the exit code is 3.
 
-USERS of a counted array: \"2\" handles; \"2+1 in flight\", with one on its way; \"kept\", if its name stays without any;
-\"orphaned\", if no process uses it and none will. Of an arena: its members. Of everything else: whether a process says that
-it has it.
+USERS of a counted array: \"2\" for two handles; \"2+1 in flight\" for one more that was sent and not yet attached; \"kept\" if
+the name stays without handles; \"orphaned\" if no process uses it and none will. Of an arena: its members. Of everything
+else: whether a process is attached.
 
 Fields of each item of --json:
 ",
@@ -244,52 +244,52 @@ Fields of each item of --json:
 
 pub(crate) const INFO: &str = concat!(
     "\
-What has a / or a :// is a volume: ./volume is one in this directory, and volume a name in shared memory.
+A text with / or :// is a volume: ./volume is a volume in this directory, volume a name in shared memory.
 
-The file of a plain array is nothing but its elements. What it says about itself stands in an extended attribute, which any
-program that may write to it can change; many copies lack it. A counted array says what it is and how many use it.
+The file of a plain array holds only its elements. Its description is in an extended attribute, which any program that may
+write to the file can change, and which many copies lack. A counted array stores its own description and number of users.
 
-Fields of --json: name, backend, array and partial. `array` is what has the name, `partial` the renderbuffer that is to
-have it; one of them may be null. Both have:
-  holders                    the processes that have it, locks or not (Linux; elsewhere null): pid, program, mapped, and
-                             open (whether it has a descriptor)
-  holders_hidden             how many processes this user may not look at; those of other containers are not counted
+Fields of --json: name, backend, array and partial. `array` has the name, `partial` is the renderbuffer that will get it; one
+of them may be null. Both have:
+  holders                    processes that use the file, with a lock or without (Linux; elsewhere null): pid, program,
+                             mapped, and open (whether it has a descriptor)
+  holders_hidden             number of processes that this user may not inspect, without those of other containers
 ",
     item_fields!(),
     "
 \n`array` also has:
-  sparse                     whether room is missing for some of its bytes
+  sparse                     whether some of its bytes have no memory or disk allocated
 \n`partial` also has:
   ledger                     dtype, order, shape, chunk_shape, chunk_offset (elements of the first chunk that lie
-                             before the array), chunks_done, chunks_total, fingerprint (what is painted); or null
+                             before the array), chunks_done, chunks_total, fingerprint (identity of what is painted); or null
   ledger_error               why the ledger cannot be read, or null
 
-Of a volume: volume, type (\"image\", \"segmentation\", or null where it does not say it), and scales, each with mip (what --mip
-takes), key, dtype, axes (their names, or none), origin, shape, chunk_shape, stored_shape (of what is stored as one object),
-resolution and unit (of an element; or none), encoding, bytes.
+Of a volume: volume, type (\"image\", \"segmentation\", or null where it does not say it), and scales, each with mip (the value
+for --mip), key, dtype, axes (names, or none), origin, shape, chunk_shape, stored_shape (of one stored object), resolution
+and unit (of an element; or none), encoding, bytes.
 
 ",
     codes!()
 );
 
-/// How arrays are described that do not describe themselves.
+/// The options for arrays without a description.
 macro_rules! layout {
     () => {
         "\
-An array says itself what it is; --dtype, --shape and --order must only be given for one that does not: one that another
-program made, a copy, or one on a file system without extended attributes. What they say must agree with what the array
-says, unless --ignore-description is given; `ndshm describe` corrects what it says."
+An array has a description of its type, shape and order. --dtype, --shape and --order are needed only for an array without
+one: made by another program, a copy, or on a file system without extended attributes. They must agree with the description,
+unless --ignore-description is given; `ndshm describe` corrects a description."
     };
 }
 
 pub(crate) const DESCRIBE: &str = concat!(
     "\
-Without options it shows what a plain array says about itself: type, shape, order, and notes such as where it was downloaded
-from. --dtype, --shape, --order and --note write that down, for an array that another program made or changed; what is not
-given stays as it is. The elements are not touched. It is kept in the extended attribute user.ndshm: on tmpfs since Linux
-6.6, on ext4, xfs and many more; not on Windows. `cp --preserve=xattr`, `tar --xattrs` and `rsync -X` take it along.
+Without options, shows the description of a plain array: type, shape, order, and notes such as where it was downloaded from.
+--dtype, --shape, --order and --note write the description of an array that another program made or changed; other values
+stay as they are. The elements are not touched. The description is in the extended attribute user.ndshm: on tmpfs since
+Linux 6.6, on ext4, xfs and many more; not on Windows. `cp --preserve=xattr`, `tar --xattrs` and `rsync -X` copy it.
 
-Fields of --json: dtype, shape, order and notes (an object of texts); or null if the array does not describe itself.
+Fields of --json: dtype, shape, order and notes (an object of texts); or null if the array has no description.
 
 ",
     codes!()
@@ -297,21 +297,21 @@ Fields of --json: dtype, shape, order and notes (an object of texts); or null if
 
 pub(crate) const VIEW: &str = concat!(
     "\
-Two axes make the picture, the others are cut at one index: by --slice, else in the middle (channels: the first). Axes
-are called by number, or by letter: x is the one that is contiguous in memory (the last one in C order, the first one in F
-order), then y, z and c; --axes names them otherwise, as in --axes zyx. x goes to the right, y down.
+The picture shows two axes. Every other axis is cut at one index: by --slice, else in the middle (channels: the first).
+Axes are named by number, or by letter: x is the axis that is contiguous in memory (the last one in C order, the first one
+in F order), then y, z and c; --axes gives other letters, as in --axes zyx. x goes to the right, y down.
 
 ",
     layout!(),
     " The array is
-only read, while no process writes to it; of a renderbuffer that is not finished, chunks that are missing are 0.
+only read, and only while no process writes to it. Missing chunks of an unfinished renderbuffer are shown as 0.
 
 Fields of --json:
   location, dtype, shape  the array
   slice                   where the other axes are cut: \"z=10\"
   width, height           pixels of the picture
-  right, down, every      the axes that go to the right and down (null if there is only one), of which every Nth
-                          element is shown
+  right, down, every      the axes that go to the right and down (null if there is only one); every Nth element of both
+                          is shown
   range                   the values that are black and white; null for labels
   partial                 whether the array is a renderbuffer that is not finished
   file                    the PNG file
@@ -325,14 +325,14 @@ pub(crate) const EXPORT: &str = concat!(
 ",
     layout!(),
     " The array is
-only read, while no process writes to it; the file has its name when all of it is written, and its order is the array's.
+only read, and only while no process writes to it. The file gets its name after it is complete, and has the array's order.
 
 Fields of --json:
   location            the array
   file                the file
-  dtype, shape, order what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  dtype, shape, order NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
   bytes               size of the elements
-  python              lines that read the file
+  python              Python lines that read the file
 
 ",
     codes!()
@@ -340,15 +340,15 @@ Fields of --json:
 
 pub(crate) const IMPORT: &str = concat!(
     "\
-The array has its name when all of the file is read, and the order of the file. Room for all of it is taken first. Elements
-with the other byte order are turned round. Python objects, texts and records are refused.
+The array gets its name after the whole file is read, and has the order of the file. Its memory is reserved first. Elements
+with the other byte order are converted. Python objects, texts and records are refused.
 
 Fields of --json:
   file                    the file
   location, backend, path where the array is
-  dtype, shape, order     what it is: NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
-  bytes                   its size
-  python                  lines that open the array
+  dtype, shape, order     NumPy's name of the type (\"<u2\"), elements per axis, \"C\" or \"F\"
+  bytes                   size of the array
+  python                  Python lines that open the array
 
 ",
     codes!()
@@ -357,10 +357,10 @@ Fields of --json:
 pub(crate) const UNLINK: &str = concat!(
     "\
 Fields of each item of --json:
-  name, backend  the name and where it was (null if nowhere)
-  unlinked       whether it was there and is gone
-  attached       whether a process still had it mapped, and has it still; null if that is unknown
-  in_flight      how many handles of a counted array were on their way, and lead nowhere now; null for everything else
+  name, backend  the name and its backend (null if not found)
+  unlinked       whether the name existed and was removed
+  attached       whether a process was attached, which keeps the memory until it detaches; null if that is unknown
+  in_flight      number of handles in flight of a counted array, which cannot be attached now; null for everything else
   error          why it was not removed, or null
 
 ",
@@ -369,25 +369,27 @@ Fields of each item of --json:
 
 pub(crate) const GC: &str = concat!(
     "\
-Removes counted arrays, arenas and counters that no process is attached to, if they are not kept and no handle is on its way,
-drafts older than a minute of creators that are dead, halves of renderbuffers that cannot be resumed because a killed process left them
-without ledger or without payload, and locks that killed uploads have left. It is safe at any time: what is in use is never
-touched, nor are plain arrays, renderbuffers that can be resumed, and other programs' files. Programs that take no lock, such as
-NumPy alone, do not count; they keep the bytes even so. Nothing to do is a success. Other users' files that this user may
-not look at or remove are not failures.
+Removes:
+  - counted arrays, arenas and counters that no process is attached to, unless they are kept or a handle is in flight
+  - drafts of dead creators, if older than a minute
+  - renderbuffers that a killed process left without ledger or without payload, so that they cannot be resumed
+  - locks that killed uploads left behind
+It is safe at any time: it never touches what is in use, plain arrays, renderbuffers that can be resumed, or other programs'
+files. A program that takes no lock, such as NumPy alone, does not count as attached; it keeps the bytes even so. Nothing to
+do is a success. Files of other users that this user may not inspect or remove are not failures.
 
 Fields of --json:
-  dry_run            whether nothing was really removed
+  dry_run            whether this was a dry run, which removes nothing
   removed            name, backend, path, kind (\"counted\", \"arena\", \"counters\", \"partial\", \"ledger\", \"draft\" or
-                     \"lock\") and bytes of what was removed, or would be
-  bytes              the sum
-  in_use             how many counted arrays and arenas a process is attached to
-  kept               how many are kept although none is
-  in_flight          how many are protected only by handles on their way
-  protected_seconds  how much longer the first of these is protected, or null
-  young              how many are orphaned, but too young for --older-than
-  skipped, failed    name, backend, path, owner (a number, or null) and error of what could not be looked at or removed:
-                     other users' files, and all others
+                     \"lock\") and bytes of each file that was removed, or would be
+  bytes              sum of these bytes
+  in_use             number of counted arrays and arenas with attached processes
+  kept               number of those without attached processes that are kept
+  in_flight          number of those that only handles in flight protect
+  protected_seconds  time until the first of these is no longer protected, or null
+  young              number of orphans that are too young for --older-than
+  skipped, failed    name, backend, path, owner (a number, or null) and error of files that could not be inspected or
+                     removed: skipped are files of other users, failed all the rest
 
 ",
     codes!()
@@ -396,8 +398,8 @@ Fields of --json:
 pub(crate) const DOCTOR: &str = concat!(
     "\
 Fields of --json: healthy (false if there is a problem; warnings do not count) and checks, each with:
-  name    what was looked at: backend, shm-room, shm-locks, shm-drafts, shm-descriptions, emulated-room, emulated-locks,
-          emulated-drafts, emulated-descriptions, open-files, mappings, log-out, manager, leftovers, orphans
+  name    subject of the check: backend, shm-room, shm-locks, shm-drafts, shm-descriptions, emulated-room, emulated-locks,
+          emulated-drafts, emulated-descriptions, open-files, mappings, huge-pages, log-out, manager, leftovers, orphans
   status  \"ok\", \"warning\" or \"problem\"
   found   what was found
   advice  what to do, or null
@@ -408,8 +410,8 @@ Fields of --json: healthy (false if there is a problem; warnings do not count) a
 
 pub(crate) const DEMO: &str = concat!(
     "\
-Fields of --json: cleaned (whether the array is gone again) and downloads, one for each volume, each with the fields of
-`download --json` and volume (its name), format, chunk_shape, verified (always true: anything else ends the demo).
+Fields of --json: cleaned (whether the array was removed again) and downloads, one for each volume, each with the fields of
+`download --json` and volume (its name), format, chunk_shape, verified (always true: a difference ends the demo).
 
 ",
     codes!()
@@ -417,18 +419,18 @@ Fields of --json: cleaned (whether the array is gone again) and downloads, one f
 
 pub(crate) const MANAGER: &str = concat!(
     "\
-There is one manager for each user. Programs that use counted arrays tell it which directories they use; when one of them
-dies, however it ends, the manager removes the arrays there that no process holds any more. Nothing depends on it: the same is
-done by the next process that looks, only later.
+Each user has one manager. Programs that use counted arrays tell it which directories they use. When such a program ends or
+is killed, the manager at once reclaims the arrays there that no process holds any more. Nothing depends on the manager:
+without it, the next process that looks reclaims them, only later.
 
-It ends in good order on Ctrl-C, SIGTERM and SIGHUP. If there is one already, `ndshm manager` says so and ends with 0.
+It exits cleanly on Ctrl-C, SIGTERM and SIGHUP. If a manager is running already, `ndshm manager` says so and exits with 0.
 
 Fields of `manager status --json`:
-  running, socket        whether there is one, and where it listens; the others only if there is
+  running, socket        whether a manager is running, and its socket; the other fields only if one is running
   pid, version           of its process and program
   uptime_seconds         how long it has been running
-  clients, directories   processes whose death it waits for, and directories that it looks through
-  sweeps, reclaimed      how often it looked through one of them, and how many arrays it removed
+  clients, directories   number of processes that it watches, and of directories that it searches
+  sweeps, reclaimed      number of searches of one directory, and of arrays removed
 
 ",
     codes!()

@@ -20,57 +20,57 @@ use crate::words::{self, BackendChoice, PerAxis, Which};
 pub(crate) struct DownloadArgs {
     /// Path or URL of a volume: Zarr, Precomputed or N5, local or behind http, https or s3
     pub(crate) source: VolumeUrl,
-    /// Name of the array to make
+    /// Name of the new array
     #[arg(value_name = "NAME", required_unless_present_any = ["file", "location"])]
     name: Option<Location>,
-    /// Another way to give the name
+    /// The same as NAME
     #[arg(long, short, value_name = "NAME", conflicts_with = "name", hide_short_help = true)]
     location: Option<Location>,
-    /// Make a file of the elements instead, in any directory
+    /// Write the elements into a file instead, in any directory
     #[arg(long, value_name = "PATH", conflicts_with_all = ["name", "location", "emulate"])]
     pub(crate) file: Option<PathBuf>,
-    /// Region to read, START:STOP for each axis of the volume, e.g. 0:64,10:,: (an empty side is the bound) [default: everything]
+    /// Region to read: START:STOP for each axis, e.g. 0:64,10:,: (an empty side is the volume's bound) [default: the whole volume]
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) bbox: Option<String>,
-    /// Which channels, where the last axis of the volume are its channels [default: all]
+    /// Channels to read, if the last axis of the volume is its channels [default: all]
     #[arg(long, value_name = "START:STOP")]
     pub(crate) channels: Option<String>,
-    /// Which scale, from 0, the finest; `ndshm info SOURCE` lists them
+    /// Scale to read: 0 is the finest; `ndshm info SOURCE` lists all
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) mip: usize,
-    /// What chunks are that are not stored [default: what the volume says; where it says nothing, an error]
+    /// How to treat chunks that are not stored [default: as the volume specifies; an error if it specifies nothing]
     #[arg(long, value_name = "error|fill")]
     pub(crate) missing: Option<MissingChoice>,
-    /// Value of chunks that are not stored [default: the volume's, else 0]
+    /// Value of elements in chunks that are not stored [default: the volume's fill value, else 0]
     #[arg(long, value_name = "VALUE", allow_hyphen_values = true)]
     pub(crate) fill: Option<String>,
     /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous)
     #[arg(long, value_name = "c|f", default_value = "c")]
     pub(crate) order: Order,
-    /// How many chunks are decoded at a time [default: the number of processors]
+    /// Number of chunks to decode at a time [default: the number of processors]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) workers: Option<u16>,
-    /// How many requests a remote volume gets at a time [default: 16]
+    /// Number of requests to a remote volume at a time [default: 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) requests: Option<u16>,
-    /// Paint with worker processes instead of threads
+    /// Use worker processes instead of threads
     #[arg(long)]
     pub(crate) processes: bool,
-    /// Users that paint together: me, users:UID,UID,.. or group:GID; they can read and break what is painted
+    /// Users that paint the array together: me, users:UID,UID,.. or group:GID; they can read and corrupt it
     #[arg(long, value_name = "WITH", default_value_t)]
     pub(crate) share: SharedWith,
     #[command(flatten)]
     pub(crate) part: PartArgs,
-    /// Use a file in the emulated directory, whatever EMULATE_SHM says
+    /// Use a file in the emulated directory, regardless of EMULATE_SHM
     #[arg(long)]
     pub(crate) emulate: bool,
-    /// Replace an array that has the name already; attached processes keep the old one
+    /// Replace an existing array; attached processes keep the old one
     #[arg(long)]
     pub(crate) replace: bool,
-    /// When interrupted, or when a chunk cannot be read, keep what is painted: the same command continues with the rest
+    /// When interrupted, or when a chunk cannot be read, keep the painted chunks: the same command resumes with the rest
     #[arg(long)]
     pub(crate) keep_partial: bool,
-    /// No progress
+    /// Show no progress
     #[arg(long, short)]
     pub(crate) quiet: bool,
     /// Print the result as JSON
@@ -79,31 +79,31 @@ pub(crate) struct DownloadArgs {
 }
 
 impl DownloadArgs {
-    /// Returns the name of the array, however it was given.
+    /// Returns the name of the array, from either argument.
     pub(crate) fn location(&self) -> Option<&Location> {
         self.name.as_ref().or(self.location.as_ref())
     }
 }
 
-/// What chunks are that are not stored.
+/// How to treat chunks that are not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MissingChoice {
-    /// An error
+    /// Fail
     Error,
-    /// The volume's fill value, or 0, or what --fill says
+    /// Fill them with --fill, else with the volume's fill value, else with 0
     Fill,
 }
 
-/// Which part of a work that several machines share.
+/// The part of a transfer that several machines divide among them.
 #[derive(Debug, Args)]
 pub(crate) struct PartArgs {
-    /// Do only this part of the region: 0/N to N-1/N, or auto (what SLURM or Kubernetes says)
+    /// Process only this part of the region: 0/N to N-1/N, or auto (taken from SLURM or Kubernetes)
     #[arg(long, value_name = "i/N|auto")]
     pub(crate) shard: Option<Which>,
-    /// How many parts there are, where --shard auto cannot know it (Kubernetes)
+    /// Number of parts, if --shard auto cannot find it (Kubernetes)
     #[arg(long, value_name = "N", requires = "shard")]
     pub(crate) shards: Option<usize>,
-    /// Directory or URL where parts are marked as done; a part that is marked is not done again
+    /// Directory or URL for markers of finished parts; a part with a marker is skipped
     #[arg(long, value_name = "PLACE", requires = "shard")]
     pub(crate) markers: Option<VolumeUrl>,
 }
@@ -118,45 +118,45 @@ pub(crate) struct UploadArgs {
     /// Path or URL of the volume to write into
     #[arg(value_name = "DEST")]
     pub(crate) destination: VolumeUrl,
-    /// SOURCE is a file that holds the elements and nothing else
+    /// SOURCE is a file that holds only elements
     #[arg(long, conflicts_with = "backend")]
     pub(crate) file: bool,
-    /// Region of the volume that the array is, START:STOP for each axis; an empty side is the bound [default: everything]
+    /// Region of the volume to write the array to: START:STOP for each axis; an empty side is the bound [default: the whole volume]
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) bbox: Option<String>,
-    /// Write only this part of it, in the volume's coordinates
+    /// Write only this part of the region, in the volume's coordinates
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) cutout: Option<String>,
-    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous) [default: what it says itself]
+    /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous) [default: from the array's description]
     #[arg(long, value_name = "c|f")]
     pub(crate) order: Option<Order>,
-    /// Take the bytes for what the region and --order say, whatever a plain array says about itself
+    /// Interpret the bytes as the region and --order say, and ignore the array's description
     #[arg(long)]
     pub(crate) ignore_description: bool,
-    /// Which scale, from 0, the finest
+    /// Scale to write: 0 is the finest
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) mip: usize,
-    /// Where the region cuts through stored objects: read, change and write them, each under a lock of this machine
+    /// If the region covers a stored object only in part, read, change and write the object under a lock on this machine
     #[arg(long)]
     pub(crate) read_modify_write: bool,
-    /// Do not store objects that hold nothing but background; remove what is stored there
+    /// Do not store objects that hold only background; remove any that are stored there
     #[arg(long)]
     pub(crate) skip_background: bool,
-    /// How many objects are encoded at a time [default: the number of processors]
+    /// Number of objects to encode at a time [default: the number of processors]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) workers: Option<u16>,
-    /// How many requests a remote volume gets at a time
+    /// Number of requests to a remote volume at a time
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) requests: Option<u16>,
     #[command(flatten)]
     pub(crate) part: PartArgs,
-    /// Look for the array only here [default: what EMULATE_SHM says, else everywhere]
+    /// Search for the array only in this backend [default: the one that EMULATE_SHM selects, else all]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<BackendChoice>,
-    /// Make the volume first, unless one like it is there
+    /// Create the volume first, unless one with the same properties exists
     #[arg(long, conflicts_with = "mip", help_heading = "New volumes")]
     pub(crate) create: bool,
-    /// Format of the new volume [default: what the URL says]
+    /// Format of the new volume [default: from the URL]
     #[arg(long, value_name = "FORMAT", requires = "create", help_heading = "New volumes")]
     pub(crate) format: Option<FormatChoice>,
     /// Elements along each axis of a chunk: 64,64,64
@@ -165,26 +165,26 @@ pub(crate) struct UploadArgs {
     /// Elements along each axis of a shard of many chunks (zarr3)
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths, requires = "create", help_heading = "New volumes")]
     pub(crate) shard_shape: Option<PerAxis<u64>>,
-    /// How chunks are encoded; which of them a format has, it says
+    /// Encoding of chunks; not every format supports each of them
     #[arg(long, value_name = "ENCODING", default_value = "raw", help_heading = "New volumes")]
     pub(crate) encoding: EncodingChoice,
-    /// Quality of jpeg chunks, 1 to 100: the lower, the smaller and the less like the array [default: 85]
+    /// Quality of jpeg chunks, 1 to 100: a lower quality makes chunks smaller and less exact [default: 85]
     #[arg(
         long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=100), requires = "create",
         help_heading = "New volumes"
     )]
     pub(crate) jpeg_quality: Option<u8>,
-    /// Type of the elements, such as uint16 or <u2 [default: the array's, if it says so]
+    /// Type of the elements, such as uint16 or <u2 [default: from the array's description]
     #[arg(long, value_name = "DTYPE", value_parser = words::dtype, requires = "create", help_heading = "New volumes")]
     pub(crate) dtype: Option<DType>,
-    /// What the elements of a Precomputed volume mean [default: segmentation for compressed_segmentation; else image, but uint32 and
-    /// uint64 need it]
+    /// Meaning of the elements of a Precomputed volume [default: segmentation for compressed_segmentation, else image; required for
+    /// other uint32 and uint64 volumes]
     #[arg(long = "type", value_name = "TYPE", requires = "create", help_heading = "New volumes")]
     pub(crate) kind: Option<TypeChoice>,
-    /// Elements along each axis of the volume [default: the array's, else those of --bbox]
+    /// Elements along each axis of the volume [default: those of the array, else of --bbox]
     #[arg(long, value_name = "N,N,..", value_parser = words::lengths, requires = "create", help_heading = "New volumes")]
     pub(crate) shape: Option<PerAxis<u64>>,
-    /// Coordinates of its first element [default: where --bbox begins if there is no --shape, else 0]
+    /// Coordinates of the first element [default: the start of --bbox if --shape is not given, else 0]
     #[arg(
         long, value_name = "N,N,..", value_parser = words::coordinates, allow_hyphen_values = true, requires = "create",
         help_heading = "New volumes"
@@ -193,7 +193,7 @@ pub(crate) struct UploadArgs {
     /// Size of an element along each axis, in nanometres [default: 1]
     #[arg(long, value_name = "N,N,..", value_parser = words::sizes, requires = "create", help_heading = "New volumes")]
     pub(crate) resolution: Option<PerAxis<f64>>,
-    /// No progress
+    /// Show no progress
     #[arg(long, short)]
     pub(crate) quiet: bool,
     /// Print the result as JSON
@@ -201,7 +201,7 @@ pub(crate) struct UploadArgs {
     pub(crate) json: bool,
 }
 
-/// Formats that new volumes may have.
+/// Formats of new volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FormatChoice {
     /// Zarr version 2
@@ -212,11 +212,11 @@ pub(crate) enum FormatChoice {
     Precomputed,
 }
 
-/// How chunks of new volumes may be encoded.
+/// Encodings of the chunks of new volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(crate) enum EncodingChoice {
-    /// Not at all
+    /// No encoding
     Raw,
     /// By gzip
     Gzip,
@@ -224,22 +224,22 @@ pub(crate) enum EncodingChoice {
     Zstd,
     /// By blosc with lz4 (Zarr)
     Blosc,
-    /// As pictures that lose detail (Precomputed)
+    /// As lossy pictures (Precomputed)
     Jpeg,
-    /// As pictures (Precomputed)
+    /// As lossless pictures (Precomputed)
     Png,
-    /// As blocks of labels (Precomputed); packed by gzip on servers only
+    /// As blocks of labels (Precomputed); compressed by gzip on servers only
     CompressedSegmentation,
-    /// The same, packed by gzip everywhere; of files only CloudVolume and this program find them
+    /// The same, compressed by gzip everywhere; only CloudVolume and this program find such files
     CompressedSegmentationGzip,
 }
 
-/// What the elements of new Precomputed volumes mean.
+/// Meaning of the elements of new Precomputed volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TypeChoice {
-    /// Intensities, which programs that downsample average
+    /// Intensities: downsampling programs average them
     Image,
-    /// Labels, of which they keep one
+    /// Labels: downsampling programs keep one of them
     Segmentation,
 }
 
@@ -249,13 +249,13 @@ pub(crate) enum TypeChoice {
 pub(crate) struct PlanArgs {
     /// Path or URL of the volume
     pub(crate) source: VolumeUrl,
-    /// How many parts
+    /// Number of parts
     #[arg(long, value_name = "N")]
     pub(crate) shards: usize,
-    /// Region to divide, START:STOP for each axis; an empty side is the bound [default: everything]
+    /// Region to divide: START:STOP for each axis; an empty side is the volume's bound [default: the whole volume]
     #[arg(long, value_name = "RANGES", allow_hyphen_values = true)]
     pub(crate) bbox: Option<String>,
-    /// Which scale, from 0, the finest
+    /// Scale to divide: 0 is the finest
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) mip: usize,
     /// Print a JSON object
