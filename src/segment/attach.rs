@@ -1,17 +1,17 @@
-//! The one way in: from a name or a descriptor to mapped bytes with a lease, for every kind of segment.
+//! Attaching, for every kind of segment: from a name or a descriptor to mapped bytes with a lease.
 //!
 //! | step | what it guards against |
 //! |---|---|
 //! | open | |
-//! | lease | a collector or a pool that is deciding whether the file is still used: it has the lease alone, and is waited for |
-//! | look, name | between open and lease the name was removed, or a pool has used the memory for another name |
+//! | lease | reclaiming or a pool that decides whether the file is in use: it holds the lease exclusively, and the attachment waits |
+//! | look, name | between open and lease the name was removed, or a pool recycled the memory under another name |
 //! | end of the file | another kind, a copy, damage. Counted kinds shut plain attachments out while they read it |
-//! | holes | memory that cannot be had later, which would be a signal |
+//! | holes | memory that cannot be allocated later, so that an access raises SIGBUS |
 //! | map | |
-//! | count | the last handle that leaves at this moment: it removes the name only if the count stays 0 |
+//! | count | a last handle that leaves at this moment: it removes the name only if the count stays 0 |
 //! | hold, name | a long wait for the cells, in which the name may have gone |
-//! | ticket | a handle is used up by success only |
-//! | descriptor | closed at the end, if nothing depends on it |
+//! | ticket | a failed attachment that uses a handle up |
+//! | descriptor | closed last, if nothing depends on it |
 
 use std::fs::File;
 use std::time::Duration;
@@ -28,10 +28,10 @@ use crate::os::{self, Facts, LockKind, LockRange};
 /// How long an attachment waits for its lease while another process decides whether the segment is an orphan.
 const LEASE_WAIT: Duration = Duration::from_secs(5);
 
-/// How long a counted attachment waits for a plain one that finds out that this is none of its kind.
+/// How long a counted attachment waits for a plain attachment to see the footer and leave.
 const PASSING_WAIT: Duration = Duration::from_secs(1);
 
-/// How often an attachment begins anew because the name was replaced under it.
+/// How many times an attachment starts again because the name was replaced.
 const TRIES: u32 = 1000;
 
 /// How a segment is attached.
@@ -44,11 +44,11 @@ pub(crate) struct Attach {
     pub(crate) keep_descriptor: bool,
     /// Map for reading, but let a write through a pointer change a copy that only this process has.
     pub(crate) copy_on_write: bool,
-    /// How long to wait for other processes that look at the file or decide about it.
+    /// How long to wait for other processes that read the end of the file or decide whether it is in use.
     pub(crate) patience: Duration,
     /// Lock all cells through the mapping itself, for as long as it lives.
     pub(crate) held: Option<(LockKind, Wait)>,
-    /// Is told when leaving leaves a name that only handles on their way keep.
+    /// Called when this handle leaves and only handles in flight keep the name.
     pub(crate) farewell: Option<Farewell>,
 }
 
@@ -67,36 +67,36 @@ impl Attach {
     }
 }
 
-/// What is to be attached: which lease it has, what its last bytes must say, and what becomes of the mapped bytes.
+/// One kind of segment: its lease, the check of its last bytes, and what is made of the mapping.
 pub(super) trait Subject {
-    /// What the last bytes say.
+    /// The contents of the last bytes.
     type Record;
-    /// What attaching gives.
+    /// What attaching returns.
     type Memory: AsMut<Segment>;
 
     /// The lease of all attachments of this kind.
     const LEASE: LockRange;
-    /// The only access to the file that will do, if there is one; its mapping may have less.
+    /// The access for which the file must be opened, if that is fixed. The mapping may allow less.
     const OPEN_FOR: Option<Access> = None;
 
     /// Checks the end of the file.
     fn read(&self, file: &File, facts: &Facts, location: &Location) -> Result<Self::Record>;
 
-    /// Decides what the end of the file decides. Returns how many bytes are mapped, and how many of them are the payload.
+    /// Adjusts `how` to the contents of the last bytes. Returns how many bytes are mapped, and how many of them are the payload.
     fn extent(&self, _record: &Self::Record, facts: &Facts, _how: &mut Attach) -> (u64, u64) {
         (facts.length, facts.length)
     }
 
-    /// Takes part.
+    /// Makes an attachment of the mapping; where handles are counted, it counts one more.
     fn enter(&self, mapped: Segment, record: &Self::Record, home: &Home, how: &Attach) -> Result<Self::Memory>;
 
-    /// Uses up what can be used once.
+    /// Uses a ticket up, where there is one.
     fn finish_attaching(&self, _memory: &Self::Memory, _location: &Location) -> Result<()> {
         Ok(())
     }
 }
 
-/// Attaches what has the name.
+/// Attaches the segment of this name.
 pub(super) fn by_name<S: Subject>(home: &Home, how: Attach, subject: &S) -> Result<(S::Memory, S::Record)> {
     for _ in 0..TRIES {
         let file = home.backend.open(&home.location, S::OPEN_FOR.unwrap_or(how.access))?;
@@ -107,8 +107,8 @@ pub(super) fn by_name<S: Subject>(home: &Home, how: Attach, subject: &S) -> Resu
     Err(unlinked(home))
 }
 
-/// Attaches an open file, which nothing else uses the description of. `Ok(None)`: it was opened by name, and the name leads elsewhere
-/// by now; what is in the file may be another array.
+/// Attaches an open file. Nothing else may use its description. Returns `Ok(None)` if the file was opened by name and the name
+/// leads elsewhere by now: the file may hold another array.
 pub(super) fn attach<S: Subject>(
     file: File,
     named: bool,
@@ -125,7 +125,7 @@ pub(super) fn attach<S: Subject>(
     let Ok(Some((mut segment, record, survives))) = leased else {
         // Closing is not enough: a process that another thread is just spawning has a copy of the descriptor until its program
         // runs. A last handle that leaves meanwhile would take the lease for that of an attached process, and keep the name.
-        let _goes_with_the_description = os::unlock(&file, S::LEASE);
+        let _ = os::unlock(&file, S::LEASE);
         return leased.map(|_| None);
     };
     segment.descriptor = Some(KeptDescriptor::new(file, &home.backend));
@@ -164,8 +164,8 @@ fn map_leased<S: Subject>(
     if !how.sparse && facts.allocated < facts.length {
         fill_holes(file, &facts, home, S::OPEN_FOR.unwrap_or(how.access))?;
     }
-    // Asked before anything is counted or used up, for the answer may be an error. What is known of the directory is true of a file
-    // that came as a descriptor only if it is on that file system.
+    // Queried before anything is counted or used up, because the query can fail. What is known of the directory holds for a file
+    // that came as a descriptor only if the file is on that file system.
     let survives = if named {
         backend.lock_survives_close()?
     } else {
@@ -177,7 +177,7 @@ fn map_leased<S: Subject>(
     Ok(Some((segment, record, survives)))
 }
 
-/// Takes a lease; waits while another process has it alone. `Ok(false)`: meanwhile the name leads elsewhere.
+/// Takes a lease, waiting while another process holds it exclusively. Returns `Ok(false)` if the name leads elsewhere by then.
 fn lease(file: &File, lease: LockRange, patience: Duration, home: Option<&Home>, name: &str) -> Result<bool> {
     let failed = |error| Error::os("lease", name, error);
     let mut backoff = Backoff::new(patience);
@@ -194,23 +194,24 @@ fn lease(file: &File, lease: LockRange, patience: Duration, home: Option<&Home>,
     Ok(true)
 }
 
-/// Takes the lease of a file that no other process decides about for long.
+/// Takes the lease of a file on which other processes hold it exclusively for moments at most.
 pub(super) fn lease_own(file: &File, range: LockRange, name: &str) -> Result<()> {
     lease(file, range, LEASE_WAIT, None, name).map(drop)
 }
 
-/// Reads the end of a file while no plain attachment has its bytes as elements, which may be any, those of a footer too.
+/// Reads the end of a file while no plain attachment exists. In a plain array these bytes are elements, and can have any values,
+/// those of a footer included.
 ///
-/// From a moment at which nothing has a plain lease and the footer is ours, no plain attachment can begin. Asking for the lease
-/// before and after reading would not do: one writer could leave before the first question and another come after it.
+/// Once no plain lease is held and the footer is ours, no plain attachment can begin. Querying the lease before and after reading
+/// is not enough: one writer could leave before the first query and another attach after it.
 fn without_plain<R>(file: &File, patience: Duration, location: &Location, read: impl Fn() -> Result<R>) -> Result<R> {
     let failed = |error| Error::os("ask for the lease", location, error);
     let (mut plain, mut counted) = (None, None);
     let wait = |backoff: &mut Option<Backoff>, limit| backoff.get_or_insert_with(|| Backoff::new(limit)).pause();
     while !os::try_lock(file, LockKind::Exclusive, LEASE).map_err(failed)? {
-        read()?; // what is of another kind is not waited for
-        // A read lock is that of a plain attachment, which goes at once if it has found out what this is. A write lock is that of
-        // another that reads the end, or of a pool.
+        read()?; // fails at once for a file of another kind
+        // A read lock belongs to a plain attachment, which leaves at once when it sees the footer. A write lock belongs to another
+        // counted attachment that reads the end, or to a pool.
         if os::is_locked(file, LockKind::Shared, LEASE).map_err(failed)? {
             plain = None;
             if !wait(&mut counted, patience) {

@@ -28,20 +28,20 @@ const CLOSE_WAIT: Duration = Duration::from_secs(10);
 /// One handle to a segment that counts its handles in its file.
 #[derive(Debug)]
 pub(crate) struct CountedSegment {
-    /// The page with the counts, where it is not behind the payload in the same mapping.
+    /// The trailer, if it has a mapping of its own. Otherwise it is in the segment's mapping, behind the payload.
     page: Option<Mapping>,
     segment: Segment,
     home: Home,
-    /// Whether this handle was counted, and is still to be subtracted.
+    /// Whether this handle is in the count and must be subtracted.
     counted: bool,
     farewell: Option<Farewell>,
-    /// What is done when everything above has been dropped.
+    /// Runs when everything above has been dropped.
     aftermath: Option<Aftermath>,
 }
 
 impl Drop for CountedSegment {
     fn drop(&mut self) {
-        let _reported_by_close = self.leave(DROP_WAIT);
+        let _ = self.leave(DROP_WAIT); // `close` reports errors
     }
 }
 
@@ -51,12 +51,13 @@ impl AsMut<Segment> for CountedSegment {
     }
 }
 
-/// What remains to be done when the last byte is unmapped; dropping this does it.
+/// The work that remains after unmapping; dropping this does it.
 #[derive(Debug)]
 struct Aftermath {
     home: Home,
     id: FileId,
-    /// The verdict, if it is known already. Otherwise it is to be found out whether the handles that are still counted are alive.
+    /// The verdict, if it is known already. Otherwise the lease is queried: the handles that are still counted may be those of killed
+    /// processes.
     found: Option<Verdict>,
     farewell: Option<Farewell>,
     is_done: bool,
@@ -76,19 +77,19 @@ impl Aftermath {
 impl Drop for Aftermath {
     fn drop(&mut self) {
         if !self.is_done {
-            let _others_find_it_too = self.reclaim();
+            let _ = self.reclaim(); // on failure the array stays an orphan, which others reclaim
         }
     }
 }
 
-/// How a handle comes to be counted.
+/// How an array is found, and which one is accepted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CountedBy {
     /// By name.
     Name,
-    /// By name, if it is the array with this random number.
+    /// By name, if the array has this random number.
     Array(u128),
-    /// With a handle that was on its way, to the array with this random number.
+    /// With a handle in flight, to the array with this random number.
     Ticket(Ticket, u128),
 }
 
@@ -120,14 +121,14 @@ impl DraftSegment {
         let page = page.map_err(|reason| Error::Trailer { location: name.to_owned(), reason })?;
         self.grow(trailer::file_length(payload).ok_or_else(|| too_large(name))?)?;
         let at = page_at(self.segment());
-        // SAFETY: the mapping is as long as the file, and the last page of the file begins at `at`.
+        // SAFETY: the mapping is as long as the file, and the file's trailer begins at `at`.
         let to = unsafe { self.segment().pointer().add(at) };
         // SAFETY: as above; no other process can reach a draft, and the bytes are beyond those that views show.
         unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), to, PAGE) };
         Ok(())
     }
 
-    /// Gives a draft with a trailer its name, or leaves it without one; on failure it is given back.
+    /// Publishes a draft with a trailer, or shares it without a name. On failure the draft is returned.
     #[allow(clippy::result_large_err)] // moved once, on the way to an error that boxes it
     pub(crate) fn share(
         mut self,
@@ -138,7 +139,7 @@ impl DraftSegment {
     ) -> Result<CountedSegment, (Error, Self)> {
         let (name, was_alone) = (home.location.as_str(), self.is_alone());
         let own = self.refuse_forked_child(name);
-        // Not earlier: until now the draft's locks excluded processes that still have the recycled file open.
+        // Not earlier: until here the draft's locks exclude processes that still have the recycled file open.
         let opened = own.and_then(|()| self.open_to_others(name)).and_then(|()| self.lease_as(COUNTED, LEASE, name));
         if let Err(error) = opened {
             return Err((error, self));
@@ -150,9 +151,9 @@ impl DraftSegment {
         match shared {
             Ok(segment) => Ok(CountedSegment::of(segment, None, home, true, farewell)),
             Err((error, mut draft)) => {
-                let _nobody_can_have_another = draft.lease_as(LEASE, COUNTED, name);
+                let _ = draft.lease_as(LEASE, COUNTED, name); // no other process can hold a conflicting lease
                 if was_alone {
-                    let _nobody_else_has_it = draft.isolate();
+                    let _ = draft.isolate(); // no other process has it
                 }
                 Err((error, draft))
             }
@@ -160,7 +161,7 @@ impl DraftSegment {
     }
 }
 
-/// A counted segment to be attached, if `read` makes sense of its trailer.
+/// A counted segment to attach, if `read` accepts its trailer.
 struct Counted<F> {
     entry: CountedBy,
     /// Whether it is found by name.
@@ -172,7 +173,7 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
     type Record = (Trailer, R);
     type Memory = CountedSegment;
     const LEASE: LockRange = COUNTED;
-    /// Even readers count themselves, which is writing.
+    /// Readers are counted too, so they need write access.
     const OPEN_FOR: Option<Access> = Some(Access::ReadWrite);
 
     fn read(&self, file: &File, facts: &Facts, location: &Location) -> Result<Self::Record> {
@@ -184,7 +185,7 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
             (Err(Error::NotCounted { .. }), CountedBy::Ticket(..) | CountedBy::Array(_)) => return Err(spent(name)),
             (read, _) => read?,
         };
-        // The sender of a descriptor does not choose the name either: under another one it could not be opened.
+        // Checked for a descriptor too: under another name the array could not be opened.
         trailer.refuse_copy(name)?;
         let found = (self.read)(&trailer)?;
         Ok((trailer, found))
@@ -213,10 +214,10 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
                 return Err(Error::NotFound { location: name.to_owned() });
             }
             Err(CountRefusal::Dead) if self.named => {
-                let _others_are_at_it = home.backend.unlink_within(&home.location, Some(trailer.file), DROP_WAIT);
+                let _ = home.backend.unlink_within(&home.location, Some(trailer.file), DROP_WAIT); // other processes try it too
                 return Err(Error::NotFound { location: name.to_owned() });
             }
-            // Its last handle went while the descriptor was on its way: the bytes are here, the name is gone for ever.
+            // The last handle left while the descriptor was in flight: the bytes can be attached, the name is gone for ever.
             Err(CountRefusal::Dead) => {}
             Err(CountRefusal::Full) => {
                 let (location, limit) = (name.to_owned(), u32::MAX.into());
@@ -224,7 +225,7 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
             }
         }
         if !trailer.is_original() {
-            memory.counts().keep(); // it is not known to be what its makers would remove
+            memory.counts().keep(); // a copy, perhaps, which must not be removed
         }
         Ok(memory)
     }
@@ -237,7 +238,7 @@ impl<R, F: Fn(&Trailer) -> Result<R>> Subject for Counted<F> {
     }
 }
 
-/// Where the last page begins of a file that is mapped whole, and has one.
+/// Returns where the trailer begins in a segment that maps the whole file.
 #[allow(clippy::cast_possible_truncation)] // it is mapped
 fn page_at(segment: &Segment) -> usize {
     segment.file_length as usize - PAGE
@@ -248,7 +249,7 @@ impl CountedSegment {
         Self { page, segment, home: home.clone(), counted, farewell, aftermath: None }
     }
 
-    /// Opens, leases, maps and counts what has the name, if `read` makes sense of its trailer.
+    /// Opens, leases, maps and counts the array of this name, if `read` accepts its trailer.
     pub(crate) fn attach<R>(
         home: &Home,
         how: Attach,
@@ -259,7 +260,7 @@ impl CountedSegment {
         Ok((memory, found))
     }
 
-    /// Attaches what a descriptor leads to, whether it has a name or not, on a description of its own.
+    /// Attaches the array of a descriptor, named or not, through an open file description of its own.
     pub(crate) fn attach_descriptor<R>(
         file: &File,
         home: &Home,
@@ -269,11 +270,11 @@ impl CountedSegment {
         let failed = |error| Error::os("open again by descriptor", &home.location, error);
         let own = os::reopen(file, true).map_err(failed)?;
         let attached = attach(own, false, home, how, &Counted { entry: CountedBy::Name, named: false, read })?;
-        let (memory, (_, found)) = attached.ok_or_else(|| unlinked(home))?; // which only names can be
+        let (memory, (_, found)) = attached.ok_or_else(|| unlinked(home))?; // `None` only for names
         Ok((memory, found))
     }
 
-    /// The mapped bytes, for looking at them; guards are taken with [`hold`](Self::hold).
+    /// The mapped bytes. Guards are taken with [`hold`](Self::hold).
     pub(crate) fn segment(&self) -> &Segment {
         &self.segment
     }
@@ -289,12 +290,12 @@ impl CountedSegment {
     pub(crate) fn counts(&self) -> &Counts {
         let page = match &self.page {
             Some(page) => page.as_mut_ptr(),
-            // SAFETY: without a page of its own, the mapping is as long as the file, and the last page of the file begins there.
+            // SAFETY: without a page of its own, the mapping is as long as the file, and the file's trailer begins there.
             None => unsafe { self.segment.pointer().add(page_at(&self.segment)) },
         };
-        // SAFETY: the page is mapped for writing as long as `self` lives and begins at a multiple of its size, which
-        // `Counts` divides; every bit pattern is one of its values; everyone changes these bytes as atomics only, because a
-        // file with this footer cannot be attached as a plain array, and one that was attached as such not as this.
+        // SAFETY: the page is mapped for writing as long as `self` lives. It begins at a multiple of its size, which the alignment of
+        // `Counts` divides. Every bit pattern is a valid `Counts`. All processes change these bytes as atomics only: a file with this
+        // footer cannot be attached as a plain array, nor as a counted one while it is attached as a plain one.
         unsafe { &*page.cast::<Counts>() }
     }
 
@@ -303,10 +304,10 @@ impl CountedSegment {
         self.counts().state().is_frozen()
     }
 
-    /// Takes cells on a description of their own.
+    /// Locks cells, on an open file description of their own.
     pub(crate) fn hold(&self, kind: LockKind, range: LockRange, wait: Wait) -> Result<Hold> {
         let hold = self.segment.hold(&self.home, kind, range, wait);
-        // Looked at under the lock: freezing has it too.
+        // Checked under the lock, which freezing takes too.
         match hold {
             Ok(_) | Err(Error::PermissionDenied { .. }) if kind == LockKind::Exclusive && self.is_frozen() => {
                 Err(self.read_only())
@@ -315,7 +316,7 @@ impl CountedSegment {
         }
     }
 
-    /// Says why it cannot be written to.
+    /// Returns the error for writing, which says why it is refused.
     pub(crate) fn read_only(&self) -> Error {
         match self.segment.read_only(&self.home) {
             Error::PermissionDenied { location, owner, mode, .. } if self.is_frozen() => {
@@ -331,12 +332,12 @@ impl CountedSegment {
         if self.is_frozen() {
             return Ok(());
         }
-        let _everyone_else_out = self.segment.hold(&self.home, LockKind::Exclusive, ALL_CELLS, Wait::Forever)?;
+        let _hold = self.segment.hold(&self.home, LockKind::Exclusive, ALL_CELLS, Wait::Forever)?;
         self.counts().freeze();
         Ok(())
     }
 
-    /// Gives a nameless segment the name that its home has for it; once.
+    /// Gives a nameless segment the name of its home. A name can be given once.
     pub(crate) fn publish(&self) -> Result<()> {
         let (home, counts, id) = (&self.home, self.counts(), self.segment.id);
         if counts.state().is_named() && home.leads_to(id)? {
@@ -346,18 +347,18 @@ impl CountedSegment {
             return Err(unlinked(home));
         };
         let file = kept.file.try_clone().map_err(|error| Error::os("publish", &home.location, error))?;
-        // The flag comes first: a name without it would never be removed.
+        // The flag is set first: a name without it would never be removed.
         let had_name = !counts.name();
         let published = home.backend.publish(&mut DraftFile::nameless(file), &home.location, Publish::New);
         match published {
             Ok(()) => counts.name(), // again: a process that failed meanwhile may have cleared the flag
             Err(_) if home.leads_to(id)? => return Ok(()), // another process was quicker
             Err(_) if had_name => false,
-            // Taken back, unless another process succeeds in this moment: one of the two sees what the other did.
+            // The flag is cleared, unless another process publishes at this moment: one of the two sees what the other did.
             Err(_) => counts.unname() && home.leads_to(id)? && counts.name(),
         };
         published.map_err(|error| match error {
-            // A file that once had a name, and has it no more, can never have one again.
+            // A file that has lost its name can never get one again.
             Error::NotFound { location } if had_name => Error::Unlinked { location },
             Error::NotFound { location } => Error::Unsupported {
                 location,
@@ -369,12 +370,12 @@ impl CountedSegment {
         })
     }
 
-    /// Opens a descriptor to be sent: a description of its own, so that no lock of ours can be changed through it.
+    /// Opens a descriptor to send. It has a description of its own, so that no lock of ours can be changed through it.
     pub(crate) fn descriptor_to_send(&self) -> Result<File> {
         self.segment.open_again(&self.home, Access::ReadWrite)
     }
 
-    /// Counts this handle out and, if it was the last, removes the name.
+    /// Subtracts this handle from the count and, if it was the last, removes the name.
     ///
     /// What remains is done when the segment is dropped, or by [`CountedSegment::close`].
     fn leave(&mut self, limit: Duration) -> Result<()> {
@@ -390,7 +391,7 @@ impl CountedSegment {
         let (id, now) = (self.segment.id, os::since_boot());
         let left = self.counts().release(now);
         os::step("leave: counted out");
-        // Asked afterwards: another that is leaving too may just have given it its name.
+        // Read after the release: another handle that is leaving too may just have published the array.
         let named = self.counts().state().is_named();
         let remains = |found| {
             let (home, farewell) = (self.home.clone(), self.farewell);
@@ -399,7 +400,7 @@ impl CountedSegment {
         let (aftermath, done) = match left {
             Left::Nothing if named => match self.home.backend.unlink_within(&self.home.location, Some(id), limit) {
                 Ok(_) => return Ok(()),
-                // For want of a descriptor, for example: tried again when ours is closed.
+                // Out of descriptors, for example: tried again when ours is closed.
                 Err(error) => (remains(None), Err(error)),
             },
             Left::Others if named => {
@@ -413,7 +414,7 @@ impl CountedSegment {
         done
     }
 
-    /// Leaves, unmaps, and says what went wrong.
+    /// Leaves and unmaps, and reports errors.
     pub(crate) fn close(mut self) -> Result<()> {
         let left = self.leave(CLOSE_WAIT);
         let aftermath = self.aftermath.take();

@@ -19,7 +19,7 @@ fn once(number: u128) -> Ticket {
 }
 
 #[test]
-fn the_last_one_out_is_told_and_nobody_comes_after_him() {
+fn last_release_is_reported_and_ends_attaching() {
     let counts = plain();
     counts.acquire().expect("one more");
     assert_eq!(counts.state().handles(), 2);
@@ -27,13 +27,13 @@ fn the_last_one_out_is_told_and_nobody_comes_after_him() {
     assert_eq!(counts.release(NOW), Left::Nothing);
     assert_eq!(counts.acquire(), Err(CountRefusal::Dead));
     assert_eq!((counts.state().handles(), counts.state().is_dead()), (0, true));
-    // Whatever else is done to it, the number never wraps around.
+    // Another release does not make the number wrap around.
     assert_eq!(counts.release(NOW), Left::Others);
     assert_eq!(counts.state().handles(), 0);
 }
 
 #[test]
-fn what_has_no_name_does_not_die_while_its_descriptor_is_on_its_way() {
+fn nameless_array_does_not_die_while_a_descriptor_is_in_flight() {
     let counts = Counts { word: AtomicU64::new(State::new(false).0), ..plain() };
     assert_eq!(counts.release(NOW), Left::Nameless);
     counts.acquire().expect("the descriptor has arrived");
@@ -43,7 +43,7 @@ fn what_has_no_name_does_not_die_while_its_descriptor_is_on_its_way() {
 }
 
 #[test]
-fn the_number_of_handles_does_not_overflow() {
+fn number_of_handles_does_not_overflow() {
     let counts = Counts { word: AtomicU64::new(NAMED | (HANDLES - 1)), ..plain() };
     counts.acquire().expect("the last that fits");
     assert_eq!(counts.acquire(), Err(CountRefusal::Full));
@@ -52,7 +52,7 @@ fn the_number_of_handles_does_not_overflow() {
 }
 
 #[test]
-fn those_who_came_are_counted_around_and_around_and_nothing_else_changes() {
+fn arrivals_wrap_around_and_change_nothing_else() {
     let counts = Counts { word: AtomicU64::new(NAMED | KEPT | FROZEN | ARRIVALS | 1), ..plain() };
     counts.acquire().expect("one more");
     assert_eq!(counts.state(), State(NAMED | KEPT | FROZEN | 2));
@@ -62,7 +62,7 @@ fn those_who_came_are_counted_around_and_around_and_nothing_else_changes() {
 }
 
 #[test]
-fn what_is_kept_can_be_attached_again() {
+fn kept_array_can_be_attached_again() {
     let counts = plain();
     counts.keep();
     assert_eq!(counts.release(NOW), Left::Kept);
@@ -71,15 +71,15 @@ fn what_is_kept_can_be_attached_again() {
 }
 
 #[test]
-fn a_ticket_keeps_the_array_until_it_is_used_or_expires() {
+fn ticket_keeps_the_array_until_used_or_expired() {
     let counts = plain();
     let ticket = once(7);
     assert!(counts.issue(ticket, NOW, GRACE));
     assert_eq!(counts.in_flight(NOW), (1, GRACE));
     assert_eq!(counts.release(NOW), Left::InFlight);
-    counts.acquire().expect("a handle is on its way");
+    counts.acquire().expect("a handle is in flight");
     assert!(counts.redeem(ticket));
-    assert!(!counts.redeem(ticket), "once is once");
+    assert!(!counts.redeem(ticket), "it can be used once");
     assert_eq!(counts.release(NOW), Left::Nothing);
 
     let counts = plain();
@@ -88,17 +88,17 @@ fn a_ticket_keeps_the_array_until_it_is_used_or_expires() {
 }
 
 #[test]
-fn a_late_ticket_is_good_while_somebody_holds_the_array() {
+fn expired_ticket_works_while_a_handle_is_attached() {
     let counts = plain();
     let ticket = once(7);
     assert!(counts.issue(ticket, NOW, GRACE));
     assert_eq!(counts.in_flight(NOW + 2 * GRACE).0, 0);
-    counts.acquire().expect("its sender holds it");
+    counts.acquire().expect("its sender is attached");
     assert!(counts.redeem(ticket));
 }
 
 #[test]
-fn a_ticket_for_many_is_good_until_it_is_taken_back() {
+fn reusable_ticket_works_until_revoked() {
     let counts = plain();
     let ticket = Ticket::new(7, true);
     assert!(counts.issue(ticket, NOW, GRACE));
@@ -111,7 +111,7 @@ fn a_ticket_for_many_is_good_until_it_is_taken_back() {
 }
 
 #[test]
-fn there_is_room_for_so_many_tickets_and_expired_ones_make_room() {
+fn tickets_are_limited_and_expired_ones_are_replaced() {
     let counts = plain();
     for number in 1..=MOST_TICKETS as u128 {
         assert!(counts.issue(once(number), NOW, GRACE));
@@ -122,7 +122,7 @@ fn there_is_room_for_so_many_tickets_and_expired_ones_make_room() {
 }
 
 #[test]
-fn what_killed_makers_of_tickets_leave_makes_room_when_it_expires() {
+fn pending_tickets_of_killed_senders_are_replaced_after_expiry() {
     let counts = plain();
     let late = NOW + 2 * GRACE;
     for (index, slot) in counts.slots.iter().enumerate() {
@@ -141,7 +141,7 @@ fn what_killed_makers_of_tickets_leave_makes_room_when_it_expires() {
 }
 
 #[test]
-fn a_deadline_of_another_boot_protects_nothing() {
+fn deadline_of_another_boot_protects_nothing() {
     assert_eq!(remaining(deadline(Duration::from_secs(1 << 30), GRACE), NOW), None);
     assert_eq!(remaining(deadline(NOW, Duration::MAX), NOW), Some(LONGEST_GRACE));
     let until = deadline(NOW, GRACE);
@@ -151,7 +151,7 @@ fn a_deadline_of_another_boot_protects_nothing() {
     assert_eq!(remaining(u64::MAX, NOW), None);
 }
 
-/// The same protocol with words of which loom tries every order of access.
+/// The same protocol with loom's words: loom tries every order of accesses.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod model {
     use loom::sync::Arc;
@@ -179,7 +179,7 @@ mod model {
     }
 
     #[test]
-    fn of_two_who_leave_exactly_one_removes_the_name() {
+    fn exactly_one_of_two_releases_removes_the_name() {
         loom::model(|| {
             let counts = shared();
             counts.acquire().expect("alive");
@@ -194,7 +194,7 @@ mod model {
     }
 
     #[test]
-    fn who_attaches_while_the_last_one_leaves_is_either_counted_or_refused() {
+    fn attachment_during_the_last_release_is_counted_or_refused() {
         loom::model(|| {
             let counts = shared();
             let leaver = {
@@ -212,9 +212,9 @@ mod model {
     }
 
     #[test]
-    fn a_ticket_is_used_once_by_one_and_lets_him_in_whoever_leaves_meanwhile() {
+    fn one_of_two_receivers_redeems_a_ticket_while_the_sender_leaves() {
         let mut builder = loom::model::Builder::new();
-        // At most so many switches away from a thread that could go on, or as many as LOOM_MAX_PREEMPTIONS says.
+        // At most 3 preemptions, unless LOOM_MAX_PREEMPTIONS says otherwise.
         builder.preemption_bound = builder.preemption_bound.or(Some(3));
         builder.check(|| {
             let counts = shared();
@@ -239,9 +239,9 @@ mod model {
         });
     }
 
-    /// The number of handles is the same again when the leaving thread changes it; its scan of the tickets is not true any more.
+    /// When the leaving thread changes the word, the number of handles is the same again, but its scan of the tickets is outdated.
     #[test]
-    fn who_leaves_while_a_ticket_is_used_and_its_user_leaves_too_leaves_no_name_to_nobody() {
+    fn name_is_removed_when_a_ticket_is_used_during_the_last_release() {
         loom::model(|| {
             let counts = shared();
             let ticket = once(7);
@@ -261,7 +261,7 @@ mod model {
     }
 
     #[test]
-    fn who_leaves_while_another_comes_sends_a_ticket_and_leaves_does_not_kill_what_it_protects() {
+    fn release_respects_a_ticket_issued_by_a_handle_that_came_and_left() {
         loom::model(|| {
             let counts = shared();
             let ticket = once(7);
@@ -284,7 +284,7 @@ mod model {
     }
 
     #[test]
-    fn of_two_who_issue_in_the_place_of_one_that_expired_one_is_refused_and_the_other_is_honoured() {
+    fn one_of_two_senders_replaces_an_expired_ticket() {
         loom::model(|| {
             let counts = shared();
             assert!(counts.issue(once(1), NOW, GRACE));
@@ -302,7 +302,7 @@ mod model {
     }
 
     #[test]
-    fn what_is_kept_while_others_come_and_go_is_never_dead() {
+    fn array_kept_during_a_release_is_never_dead() {
         loom::model(|| {
             let counts = shared();
             counts.acquire().expect("alive");

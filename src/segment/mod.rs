@@ -1,4 +1,4 @@
-//! Floor 2: a segment is bytes in memory and the lease that tells everyone that they are in use.
+//! Floor 2: a segment is mapped bytes and the lease that marks them as in use.
 //!
 //! Knows bytes, lengths and locks; knows no element types and hands out no references, only pointers.
 
@@ -41,8 +41,8 @@ use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse
 use crate::error::{Error, Result};
 use crate::os::{self, Facts, FileId, LockKind, LockRange, Mapping};
 
-/// Called when only tickets keep a name, with the time for which they do. It runs while an array is dropped, so it must neither wait
-/// nor fail.
+/// Called when the last handle leaves while tickets are in flight, with the time until the last ticket expires. It runs in `Drop`,
+/// so it must neither wait nor fail.
 pub(crate) type Farewell = fn(&Home, Duration);
 
 /// Mapped bytes and their lease, which lasts exactly as long as the mapping.
@@ -55,19 +55,19 @@ pub(crate) struct Segment {
     file_length: u64,
     id: FileId,
     access: Access,
-    /// It goes after the mapping.
+    /// Dropped after the mapping.
     descriptor: Option<KeptDescriptor>,
     /// Guards go through the descriptor instead of the name.
     guards_by_descriptor: bool,
-    /// Keeps the thread that took the cells from waiting for itself.
+    /// Notes which cells this mapping has locked, so that the thread that locked them never waits for itself.
     held: Option<Token>,
-    /// Of the process that has the mapping's description to itself: a forked child shares it.
+    /// Fork generation of the process that made the mapping. A forked child shares the open file description.
     generation: u64,
 }
 
 /// A descriptor that is kept beside a mapping, and dropped after it.
 ///
-/// Some systems do not remove what is mapped: what was unlinked meanwhile goes with the last of these.
+/// Some systems do not delete a mapped file: a file that was unlinked meanwhile is deleted with the last of these.
 #[derive(Debug)]
 struct KeptDescriptor {
     file: File,
@@ -93,7 +93,7 @@ impl AsMut<Self> for Segment {
 }
 
 impl Segment {
-    /// What is mapped of a file, from its beginning.
+    /// A segment of the given mapping, which starts at the beginning of the file.
     fn new(map: Mapping, payload: u64, facts: &Facts, access: Access, name: &str) -> Result<Self> {
         Ok(Self {
             map,
@@ -115,7 +115,7 @@ impl Segment {
         Self::new(map(file, 0, facts.length, Access::ReadWrite, name)?, length, &facts, Access::ReadWrite, name)
     }
 
-    /// Maps sealed memory read-only. It needs no lease: it has no name that could be taken away.
+    /// Maps sealed memory read-only. It needs no lease: it has no name that could be removed.
     pub(crate) fn of_sealed(file: &File, length: u64, name: &str) -> Result<Self> {
         // Before Linux 6.7 a descriptor open for writing cannot be mapped shared any more once it is sealed.
         let reopened = os::reopen(file, false).ok();
@@ -138,7 +138,7 @@ impl Segment {
     /// Asks the kernel on what pages the bytes are.
     pub(crate) fn pages(&self, name: &str) -> Result<PageUse> {
         let length = self.length as u64;
-        // Behind the bytes there may be bookkeeping.
+        // The mapping may be longer than the payload: bookkeeping follows it.
         let huge = self.map.huge_bytes().map_err(|error| Error::os("ask for the pages of", name, error))?.min(length);
         Ok(PageUse { huge, base: length - huge })
     }
@@ -148,14 +148,14 @@ impl Segment {
         self.generation == os::fork_generation()
     }
 
-    /// Refuses what a forked child has inherited, if its parent can have the memory alone: through the kept descriptor the parent
-    /// can take the lease of both away, and use the memory for a buffer with other chunks.
+    /// Refuses an inherited mapping if the parent can recycle its memory. Parent and child share the open file description: the parent
+    /// can convert the lease of both, and use the memory for a buffer with other chunks.
     pub(crate) fn refuse_inherited(&self, home: &Home) -> Result<()> {
         if self.is_own_process() || self.descriptor.is_none() {
             return Ok(());
         }
         let what =
-            "it was opened by the process that this one was forked from, which can use its memory again (open it here)"
+            "it was opened by the parent of this forked process, which can recycle its memory (open it again here)"
                 .into();
         Err(Error::Unsupported { location: home.location.to_string(), what })
     }
@@ -173,7 +173,7 @@ impl Segment {
         self.guards_by_descriptor
     }
 
-    /// What the file says now: links, length, room.
+    /// Returns the file's present metadata: links, length, allocated bytes.
     pub(crate) fn facts(&self, home: &Home) -> Result<Facts> {
         look(&self.open_again(home, Access::Read)?, &home.location)
     }
@@ -186,7 +186,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Takes cells on a description of their own.
+    /// Locks cells, on an open file description of their own.
     pub(crate) fn hold(&self, home: &Home, kind: LockKind, range: LockRange, wait: Wait) -> Result<Hold> {
         let access = match kind {
             LockKind::Exclusive if self.access == Access::Read => return Err(self.read_only(home)),
@@ -197,17 +197,17 @@ impl Segment {
         os::step("hold: opened");
         let hold = Hold::take(file, self.id, kind, range, wait, home.location.as_str())?;
         os::step("hold: granted");
-        // The wait may have been long, and the name may have been removed or replaced meanwhile: is it still the mapped file?
+        // During a long wait the name may have been removed or replaced: check that it still leads to the mapped file.
         let facts = look(hold.file(), &home.location)?;
         if !self.guards_by_descriptor && (facts.links == 0 || (!os::LINKS_TELL && !home.leads_to(self.id)?)) {
             return Err(unlinked(home));
         }
-        // Before anything is looked at in memory: what a shortened file has lost is a signal there.
+        // Checked before any byte is read: an access beyond the end of a shortened file raises SIGBUS.
         self.check_length(&facts, &home.location)?;
         Ok(hold)
     }
 
-    /// Refuses a file that has another length than the one that was mapped.
+    /// Fails if the length of the file is not the one it had when it was mapped.
     fn check_length(&self, facts: &Facts, location: &Location) -> Result<()> {
         let (expected, found) = (self.file_length, facts.length);
         if found == expected {
@@ -216,7 +216,7 @@ impl Segment {
         Err(Error::SizeMismatch { location: location.to_string(), expected, found, description: None })
     }
 
-    /// Locks all cells through the mapping's own description, for as long as it lives. Returns what the file is then.
+    /// Locks all cells on the mapping's own description, for as long as the mapping lives. Returns the metadata read under the lock.
     fn hold_all(&mut self, kind: LockKind, wait: Wait, location: &Location) -> Result<Facts> {
         let gone = || Error::Unlinked { location: location.to_string() };
         let file = self.descriptor.as_ref().map(|kept| &kept.file).ok_or_else(gone)?;
@@ -226,13 +226,13 @@ impl Segment {
         Ok(facts)
     }
 
-    /// Opens a new description of the very file that is mapped.
+    /// Opens a new description of the mapped file.
     fn open_again(&self, home: &Home, access: Access) -> Result<File> {
         let (true, Some(descriptor)) = (self.guards_by_descriptor, &self.descriptor) else {
             return self.open_by_name(home, access);
         };
         os::reopen(&descriptor.file, access == Access::ReadWrite).or_else(|error| {
-            // Not every system can, at least not always; as long as it has its name, that leads there too.
+            // A descriptor cannot always be reopened. As long as the file has its name, it can be opened by that.
             self.open_by_name(home, access).map_err(|by_name| match by_name {
                 Error::Unlinked { .. } => Error::os("open again by descriptor", &home.location, error),
                 other => other,
@@ -248,7 +248,7 @@ impl Segment {
         if look(&file, &home.location)?.id == self.id { Ok(file) } else { Err(unlinked(home)) }
     }
 
-    /// Says that it was attached for reading only.
+    /// Returns the error for writing to a read-only attachment.
     pub(crate) fn read_only(&self, home: &Home) -> Error {
         let (owner, mode) = self.facts(home).map_or((0, 0), |facts| (facts.owner, facts.mode));
         Error::PermissionDenied {
@@ -263,7 +263,7 @@ impl Segment {
 impl Directory {
     /// Whether any process is attached to the array of this name.
     ///
-    /// The kernel answers: processes that were killed do not count, and the question disturbs no process.
+    /// Queries the kernel's lock table: killed processes do not count, and no process is disturbed.
     ///
     /// # Errors
     ///
@@ -277,16 +277,16 @@ pub(crate) fn is_attached(backend: &Directory, at: &Location) -> Result<bool> {
     is_leased(&backend.open(at, Access::Read)?, at)
 }
 
-/// Whether any description other than this one has a lease on the file, as a plain array or a counted one.
+/// Whether any description other than this one holds a lease on the file, as a plain array or a counted one.
 pub(crate) fn is_leased(file: &File, at: &Location) -> Result<bool> {
-    // GETLK answers for a lock of the kind that would be set, and asking needs no descriptor open for writing.
+    // F_GETLK reports any lock that conflicts with a write lock, and needs no descriptor open for writing.
     let asked = |lease| os::is_locked(file, LockKind::Exclusive, lease);
     asked(LEASE)
         .and_then(|plain| Ok(plain || asked(COUNTED)?))
         .map_err(|error| Error::os("ask for the lease", at, error))
 }
 
-/// Returns the footer at the end of a file, if there is room for one.
+/// Returns the last bytes of a file as a footer; `None` if the file is too short.
 pub(crate) fn read_footer(file: &File, length: u64, at: &Location) -> Result<Option<RawFooter>> {
     let Some(start) = length.checked_sub(FOOTER as u64) else { return Ok(None) };
     let mut tail = [0; FOOTER];
@@ -294,12 +294,12 @@ pub(crate) fn read_footer(file: &File, length: u64, at: &Location) -> Result<Opt
     Ok(RawFooter::of(&tail))
 }
 
-/// Asks for the facts of an open file.
+/// Returns the metadata of an open file.
 fn look(file: &File, name: impl fmt::Display) -> Result<Facts> {
     os::facts(file).map_err(|error| Error::os("look at", name, error))
 }
 
-/// Whether the name still leads to a file that was opened by it. Links alone do not tell: recycled memory has been renamed, and
+/// Whether the name still leads to a file that was opened by it. The link count does not tell: recycled memory has been renamed, and
 /// off Linux an unlinked file may have moved to a hidden name.
 fn is_named(facts: &Facts, home: &Home) -> Result<bool> {
     Ok(facts.links > 0 && home.leads_to(facts.id)?)
