@@ -1,4 +1,4 @@
-//! Regions of a volume: which part is wanted, and how people write it.
+//! Regions of a volume: boxes, and how people write them.
 //!
 //! Pure arithmetic on coordinates: nothing here knows files or arrays.
 
@@ -8,14 +8,14 @@ use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// How regions are written.
+/// The syntax of regions, for errors.
 const FORM: &str =
     "write START:STOP for each axis, with commas between, as in 0:64,5:,: (an empty side is the volume's bound)";
 
 /// A box in the coordinates of a volume: one half-open range of elements for each axis.
 ///
-/// Written `0:64,-16:128,5:9`, axes in the volume's order; coordinates may be negative where the volume begins there. A box holds at least one element; it may have no axes, like a
-/// volume that is a single element.
+/// Written `0:64,-16:128,5:9`, axes in the volume's order. Coordinates may be negative if the volume has such. A box holds at
+/// least one element. It may have no axes, as a volume of a single element has none.
 ///
 /// ```
 /// use ndarray_shm_volume::Bbox;
@@ -29,7 +29,7 @@ const FORM: &str =
 pub struct Bbox(Vec<Range<i64>>);
 
 impl Bbox {
-    /// Makes a box of one range for each axis.
+    /// Creates a box of one range for each axis.
     ///
     /// # Errors
     ///
@@ -40,9 +40,9 @@ impl Bbox {
         Ok(bbox)
     }
 
-    /// Returns the box that is all of a volume of this shape, if it begins at 0.
+    /// Returns the box of a whole volume of this shape that begins at 0.
     ///
-    /// Where an axis has no elements the box has none either, and downloading it is an error.
+    /// If an axis has length 0 the box is empty, and downloading it is an error.
     pub fn whole(shape: &[u64]) -> Self {
         Self(shape.iter().map(|length| 0..to_i64(*length)).collect())
     }
@@ -52,9 +52,9 @@ impl Bbox {
         Self(origin.iter().zip(shape).map(|(start, length)| *start..start.saturating_add_unsigned(*length)).collect())
     }
 
-    /// Reads a box whose ranges may be open: `:` is all of an axis of `domain`, `5:` begins at 5, `:9` ends before 9.
+    /// Parses a box with ranges that may be open: `:` is all of an axis of `domain`, `5:` begins at 5, `:9` ends before 9.
     ///
-    /// The same as [`BboxSpec`] with [`resolve`](BboxSpec::resolve).
+    /// Same as [`BboxSpec`] with [`resolve`](BboxSpec::resolve).
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl Bbox {
 
     /// Returns the number of elements along each axis.
     ///
-    /// Lengths beyond the address space are given as `usize::MAX`: no array has them.
+    /// A length beyond the address space becomes `usize::MAX`, which no array has.
     pub fn shape(&self) -> Vec<usize> {
         self.0.iter().map(length).collect()
     }
@@ -98,7 +98,7 @@ impl Bbox {
         Ok(())
     }
 
-    /// Returns what both boxes have in common, if they have as many axes and overlap.
+    /// Returns the intersection of two boxes; `None` if they do not overlap or differ in their number of axes.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         if self.0.len() != other.0.len() {
             return None;
@@ -121,7 +121,7 @@ impl fmt::Display for Bbox {
     }
 }
 
-/// Reads a box whose ranges all have both ends; [`Bbox::parse`] and [`BboxSpec`] also read open ones.
+/// Parses a box with both ends of each range; [`Bbox::parse`] and [`BboxSpec`] also accept open ranges.
 impl FromStr for Bbox {
     type Err = Error;
 
@@ -130,9 +130,10 @@ impl FromStr for Bbox {
     }
 }
 
-/// A region as people write it, before the volume is known: ends of ranges may be open, and mean the volume's.
+/// A region as people write it, before the volume is known. Open ends of ranges stand for the volume's bounds.
 ///
-/// Written as a [`Bbox`], one range for each axis: `0:64,:,5:` is a part of the first axis, all of the second, and the third from 5 on.
+/// Written as a [`Bbox`], one range for each axis: `0:64,:,5:` is a part of the first axis, all of the second, and the third
+/// from 5 on.
 ///
 /// ```
 /// use ndarray_shm_volume::{Bbox, BboxSpec};
@@ -145,7 +146,7 @@ impl FromStr for Bbox {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BboxSpec(Vec<OpenRange>);
 
-/// A range whose ends may be open.
+/// A range with ends that may be open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct OpenRange {
     start: Option<i64>,
@@ -158,16 +159,16 @@ impl BboxSpec {
         self.0.len()
     }
 
-    /// Returns where each range begins; `None` where that is open.
+    /// Returns the start of each range; `None` where it is open.
     pub fn starts(&self) -> Vec<Option<i64>> {
         self.0.iter().map(|range| range.start).collect()
     }
 
-    /// Returns the box that is meant in a volume of these bounds, such as [`VolumeMeta::domain`](crate::VolumeMeta::domain).
+    /// Returns the box in a volume of these bounds, such as [`VolumeMeta::domain`](crate::VolumeMeta::domain).
     ///
     /// # Errors
     ///
-    /// [`Bbox`](Error::Bbox) if it has another number of axes than `domain`, or if a range is empty or leaves it.
+    /// [`Bbox`](Error::Bbox) if the number of axes differs from that of `domain`, or if a range is empty or leaves it.
     pub fn resolve(&self, domain: &Bbox) -> Result<Bbox> {
         if self.0.len() != domain.0.len() {
             return Err(wrong_axes(self, self.0.len(), domain));
@@ -184,7 +185,7 @@ impl BboxSpec {
     ///
     /// # Errors
     ///
-    /// [`Bbox`](Error::Bbox) if an end is open, or a range is empty.
+    /// [`Bbox`](Error::Bbox) if an end is open or a range is empty.
     pub fn closed(&self) -> Result<Bbox> {
         let ends = |range: &OpenRange| Some(range.start?..range.stop?);
         let Some(ranges) = self.0.iter().map(ends).collect() else {
@@ -195,7 +196,7 @@ impl BboxSpec {
         Bbox::new(ranges)
     }
 
-    /// Adds an axis behind the others, all of it.
+    /// Appends the whole of another axis.
     pub(crate) fn with_whole_axis(mut self) -> Self {
         self.0.push(OpenRange { start: None, stop: None });
         self
@@ -222,23 +223,23 @@ impl FromStr for BboxSpec {
     }
 }
 
-/// Writes ranges as [`Bbox`] does.
+/// Formats ranges as [`Bbox`] does.
 pub(crate) fn ranges_text(ranges: &[Range<i64>]) -> String {
     let texts: Vec<String> = ranges.iter().map(|range| format!("{}:{}", range.start, range.end)).collect();
     texts.join(",")
 }
 
-/// Coordinates beyond the address space become its end; the array made with them is refused as too large.
+/// Saturates: creating an array with such a length fails because it is too large.
 pub(crate) fn to_usize(coordinate: u64) -> usize {
     usize::try_from(coordinate).unwrap_or(usize::MAX)
 }
 
-/// Coordinates beyond the range of `i64` become its end: no volume has them.
+/// Saturates: no volume has such coordinates.
 pub(crate) fn to_i64(coordinate: u64) -> i64 {
     i64::try_from(coordinate).unwrap_or(i64::MAX)
 }
 
-/// Returns how many coordinates a range has; beyond the address space that is `usize::MAX`.
+/// Returns the length of a range, at most `usize::MAX`.
 pub(crate) fn length(range: &Range<i64>) -> usize {
     if range.start >= range.end { 0 } else { to_usize(range.end.abs_diff(range.start)) }
 }
@@ -254,7 +255,7 @@ fn range(text: &str, axis: &str) -> Result<OpenRange> {
         if part.is_empty() {
             return Ok(None);
         }
-        // `parse` alone would take "+5".
+        // `parse` alone would accept "+5".
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(wrong("is not made of whole numbers"));
         }
@@ -273,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_box_is_read_as_it_is_written() {
+    fn parsed_box_formats_as_its_text() {
         for text in
             ["0:1", "0:64,0:128,5:9", "7:8,9223372036854775806:9223372036854775807", "-7:8,-9223372036854775808:-9"]
         {
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn open_ends_are_those_of_the_volume() {
+    fn open_ends_become_the_bounds_of_the_volume() {
         let bbox = Bbox::parse(":,5:,:9", &Bbox::whole(&[3, 8, 10])).expect("it lies in the volume");
         assert_eq!(bbox.to_string(), "0:3,5:8,0:9");
         assert_eq!(bbox.shape(), [3, 3, 9]);
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn region_is_written_before_its_volume_is_known() {
+    fn region_parses_before_its_volume_is_known() {
         for (text, meant) in [("0:64,0:64,:", "0:64,0:64,-5:95"), ("10:,:20,:", "10:100,0:20,-5:95")] {
             let spec: BboxSpec = text.parse().expect("a region");
             assert_eq!((spec.to_string().as_str(), spec.axes()), (text, 3));
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_box_says_why() {
+    fn parse_errors_name_the_wrong_range() {
         let message = |text: &str| text.parse::<Bbox>().expect_err(text).to_string();
         assert!(message("5").contains("`5` is not a range"));
         assert!(message("0:4,").contains("`` is not a range"));
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_must_lie_in_its_volume() {
+    fn box_outside_its_volume_is_refused() {
         let message = |text: &str| Bbox::parse(text, &Bbox::at(&[0, -2], &[4, 10])).expect_err(text).to_string();
         assert!(message("0:4").contains("1 axes, but the volume has 2"));
         assert!(message("0:4,0:9").contains("axis 1 ends at 8"));

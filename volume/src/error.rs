@@ -1,6 +1,6 @@
-//! What can go wrong between a volume and an array, in words that say what to do about it.
+//! Errors of downloads and uploads. Each message says what to do.
 //!
-//! Errors of the array itself are the core's and pass through unchanged.
+//! Errors of the array itself come from the core and pass through unchanged.
 
 use std::any::Any;
 use std::fmt;
@@ -10,26 +10,26 @@ use std::path::PathBuf;
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A cause that came from another crate, kept for [`source`](std::error::Error::source) only.
+/// An error of another crate, kept only for [`source`](std::error::Error::source).
 pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Everything that can go wrong between volumes and arrays.
+/// An error of a volume, a download or an upload.
 ///
-/// `Display` says what happened and what to do. `Debug`, which a `main` that returns an error prints, is the variant's name, the same
-/// text and all causes in one line.
+/// `Display` says what happened and what to do. `Debug` prints one line: the variant's name, the same text and all causes. A `main`
+/// that returns an error prints that.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What the path leads to is no volume that can be read or made.
+    /// The path or URL does not lead to a volume that can be read or created.
     #[error("`{volume}`{}: {reason}", if *kind == ErrorKind::Damaged { " is damaged" } else { "" })]
     Source {
-        /// What it is instead; [`kind`](Error::kind) returns it.
+        /// What is there instead; [`kind`](Error::kind) returns it.
         kind: ErrorKind,
-        /// The volume that was opened, or the metadata document of it that is wrong: a path or a URL.
+        /// The volume, or its metadata document that is wrong: a path or a URL.
         volume: String,
         /// What is there, and what to do.
         reason: String,
-        /// What the reader of the format said.
+        /// The error of the format's reader.
         #[source]
         cause: Option<Cause>,
     },
@@ -38,23 +38,23 @@ pub enum Error {
     Scale {
         /// The volume that was opened: a path or a URL.
         volume: String,
-        /// The scale that was asked for.
+        /// The requested scale.
         mip: usize,
-        /// How many it has, and what they are called or counted from.
+        /// How many scales there are, with their names or their first number.
         scales: String,
     },
-    /// The format does not have a volume as it was to be made, or its description leaves out what cannot be assumed.
+    /// The format cannot represent the new volume, or the description of the new volume lacks a required field.
     #[error("`{volume}`: {reason}")]
     NewVolume {
-        /// Where it was to be: a path or a URL.
+        /// The path or URL of the new volume.
         volume: String,
-        /// What the format does not have or needs, and what to choose instead.
+        /// What the format lacks or requires, and what to choose instead.
         reason: String,
-        /// What the reader of the format said.
+        /// The error of the format's reader.
         #[source]
         cause: Option<Cause>,
     },
-    /// The volume's elements are of a type that arrays in shared memory do not have.
+    /// Arrays in shared memory do not have the volume's element type.
     #[error("`{volume}`: elements of type {dtype} cannot be shared (supported: {SUPPORTED})")]
     UnsupportedDType {
         /// The volume: a path or a URL.
@@ -62,55 +62,55 @@ pub enum Error {
         /// The type, as the volume's metadata writes it.
         dtype: String,
     },
-    /// A chunk is there, but cannot be read or decoded.
+    /// A chunk exists, but cannot be read or decoded.
     #[error("chunk `{chunk}` (region {region}) cannot be read: repair it, or leave its region out")]
     Chunk {
-        /// The file or key of the chunk; of a chunk in a shard `CHUNK in SHARD`.
+        /// The file or key of the chunk; for a chunk in a shard `CHUNK in SHARD`.
         chunk: String,
-        /// The part of the volume that was asked for.
+        /// The requested region.
         region: String,
-        /// What the codec or the file system said.
+        /// The error of the codec or the file system.
         #[source]
         cause: Cause,
     },
-    /// A chunk is there, but this user may not read it.
+    /// A chunk exists, but this user has no permission to read it.
     #[error(
-        "chunk `{chunk}` (region {region}) cannot be read: give this user the right to read this file, or leave its region out"
+        "chunk `{chunk}` (region {region}) cannot be read: give this user permission to read this file, or leave its region out"
     )]
     ChunkDenied {
         /// The file of the chunk.
         chunk: String,
-        /// The part of the volume that was asked for.
+        /// The requested region.
         region: String,
-        /// What the file system, or the server, said.
+        /// The error of the file system or the server.
         #[source]
         cause: Cause,
     },
-    /// A chunk may be there, but its server cannot send it in a form that can be used: not a part of a shard, or packed in another way.
+    /// The server cannot send a chunk in a usable form: it does not send parts of a shard, or it encodes the chunk in another way.
     #[error(
-        "chunk `{chunk}` (region {region}) cannot be had from this server: serve the volume in another way, or copy it to a directory"
+        "chunk `{chunk}` (region {region}) cannot be read from this server: serve the volume in another way, or copy it to a directory"
     )]
     ChunkUnserved {
         /// The key of the chunk.
         chunk: String,
-        /// The part of the volume that was asked for.
+        /// The requested region.
         region: String,
-        /// What the server answered.
+        /// The server's answer.
         #[source]
         cause: Cause,
     },
-    /// A chunk is not stored, and neither the format nor the caller says what its elements are then.
+    /// A chunk is not stored, and neither the format nor the caller gives a value for its elements.
     #[error(
-        "chunk `{chunk}` (region {region}) is not stored: ask for missing chunks to be filled if that is how this volume \
-         leaves out background"
+        "chunk `{chunk}` (region {region}) is not stored: if this volume leaves out chunks of only background, ask for missing \
+         chunks to be filled"
     )]
     Missing {
         /// The file or key of the chunk.
         chunk: String,
-        /// The part of the volume that was asked for.
+        /// The requested region.
         region: String,
     },
-    /// What missing chunks are to be filled with is no element of the volume.
+    /// The value for missing chunks is not an element of the volume.
     #[error("fill value `{value}` for elements of {dtype}: {reason}")]
     FillValue {
         /// The value as it was given.
@@ -120,18 +120,18 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// The store did not answer, or refused, after as many attempts as it is worth; [`store_failure`](Error::store_failure) tells which.
+    /// The store refused, or did not answer after all retries; [`store_failure`](Error::store_failure) tells which.
     #[error("{op} `{object}` failed")]
     Store {
-        /// What was being done.
+        /// The operation.
         op: &'static str,
         /// The object: a path or a URL.
         object: String,
-        /// What the store said last.
+        /// The store's last error.
         #[source]
         cause: Cause,
     },
-    /// What should lead to a volume does not.
+    /// The URL or path is invalid.
     #[error("`{url}`: {reason}")]
     Url {
         /// The URL as it was given.
@@ -139,7 +139,7 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         reason: String,
     },
-    /// The region does not fit the objects that the volume is stored in.
+    /// The region does not lie on the boundaries of stored objects.
     #[error(
         "region `{region}` cuts through what is stored as one object of shape {stored:?} (grid begins at {origin:?}): choose \
          {aligned} or allow read-modify-write"
@@ -149,12 +149,12 @@ pub enum Error {
         region: String,
         /// Elements along each axis of one stored object.
         stored: Vec<u64>,
-        /// Where their grid begins.
+        /// Origin of their grid.
         origin: Vec<i64>,
-        /// The smallest region around it that fits.
+        /// The smallest aligned region around it.
         aligned: String,
     },
-    /// The region is not one, or not one of this volume.
+    /// The region is invalid, or not in this volume.
     #[error("region `{bbox}`: {reason}")]
     Bbox {
         /// The region as it was given.
@@ -167,109 +167,109 @@ pub enum Error {
     Interrupted {
         /// Chunks that were painted by then.
         done: usize,
-        /// Chunks there are.
+        /// Number of chunks.
         total: usize,
     },
-    /// All worker processes were lost before the work was done. What they painted is kept.
+    /// All worker processes died before the work was finished. Their finished chunks are kept.
     #[error(
         "all worker processes were lost after {done} of {total} chunks (the same call again paints only the rest): \
          {report}"
     )]
     Worker {
-        /// How each of them ended, with the last lines of what it said.
+        /// How each of them ended, with its last lines of output.
         report: String,
         /// Chunks that are painted.
         done: usize,
-        /// Chunks there are.
+        /// Number of chunks.
         total: usize,
     },
-    /// The workers gave up by themselves: trying again would fail again.
+    /// The workers panicked, or ended before anything was painted. A retry would fail again.
     #[error("no worker could paint the rest after {done} of {total} chunks: {report}")]
     Painting {
-        /// What they said.
+        /// The workers' output.
         report: String,
         /// Chunks that were painted by then.
         done: usize,
-        /// Chunks there are.
+        /// Number of chunks.
         total: usize,
     },
-    /// A thread that writes panicked. What it had stored is whole, and the same call again does no harm.
+    /// A writing thread panicked. The objects that it stored are complete, and the same call may be repeated.
     #[error("writing ended after {done} of {total} objects: {report}")]
     Writing {
-        /// What the thread said.
+        /// The thread's panic message.
         report: String,
         /// Objects that were stored by then.
         done: usize,
-        /// Objects there are.
+        /// Number of objects.
         total: usize,
     },
-    /// Which part of the work is meant cannot be known.
+    /// The part of the work is invalid or unknown.
     #[error("part `{part}`: {reason}")]
     Shard {
-        /// The part as it was given, or what stands for it.
+        /// The part as it was given, or `auto`.
         part: String,
         /// What is wrong with it, and what to do.
         reason: String,
     },
-    /// The array itself could not be made, opened, painted or finished.
+    /// The array itself could not be created, opened, painted or finished.
     #[error(transparent)]
     Array(#[from] ndarray_shm::Error),
-    /// Any other answer of the operating system.
+    /// Any other error of the operating system.
     #[error("{op} `{path}` failed", path = path.display())]
     Io {
-        /// What was being done.
+        /// The operation.
         op: &'static str,
-        /// The file or directory it was done to.
+        /// The file or directory.
         path: PathBuf,
-        /// The operating system's answer.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// What a path or URL leads to instead of a volume that can be used. Programs decide by it; messages are for people and may change.
+/// What a path or URL leads to instead of a usable volume. Programs should match this; messages are for people and may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// No volume is described there: the directory, bucket, key or description does not exist.
+    /// The directory, bucket, key or description does not exist.
     Absent,
-    /// Something else is there: a file, a group of arrays, meshes, annotations, an object that is no marker.
+    /// Something else is there: a file, a group of arrays, meshes, annotations, an object that is not a marker.
     NotAVolume,
-    /// The description is there, but cut short, not JSON, or has fields that make no sense.
+    /// The description is truncated, not JSON, or has invalid fields.
     Damaged,
-    /// The description is sound, and asks for something that this library does not have: an element type, a codec, a chunk grid,
+    /// The description is valid, but needs something that this library does not have: an element type, a codec, a chunk grid,
     /// writing shards.
     Unsupported,
     /// The program was compiled without the feature that the URL or a codec of the volume needs.
     NotBuiltIn,
-    /// A volume was to be made where something else is already.
+    /// The place of a new volume is not empty.
     AlreadyExists,
 }
 
-/// Why a store gave nothing. Programs decide by it whether asking again may help.
+/// Why a request to a store failed. Programs can decide by it whether to retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreFailure {
-    /// The store did not answer, or was overloaded, for as long as a request is tried again. It may answer later.
+    /// The store did not answer, or was overloaded, until the retries ended. It may answer later.
     NoAnswer,
-    /// The store refused the credentials that were sent. They may have expired.
+    /// The store refused the credentials. They may have expired.
     CredentialsRefused,
-    /// The store refused a request without credentials, or the file system this user.
+    /// The store refused a request without credentials, or the file system refused this user.
     Forbidden,
-    /// The store cannot do what was asked for: not send a part of an object, or only in another encoding; or it refused the request.
+    /// The store refused the request, cannot send a part of an object, or sends it only in another encoding.
     Unserved,
-    /// The object itself is wrong: shorter than its index says, longer than it can be, gone.
+    /// The object itself is wrong: shorter than its index says, longer than possible, or removed.
     Damaged,
 }
 
 impl StoreFailure {
-    /// Whether the same request may succeed later, with other credentials perhaps.
+    /// Returns whether the same request may succeed later, perhaps with new credentials.
     pub fn may_pass(self) -> bool {
         matches!(self, Self::NoAnswer | Self::CredentialsRefused)
     }
 }
 
-/// What a store, or the reader of shards above it, knows of a failure: the cause of a [`Store`](Error::Store).
+/// The failure as the store, or the reader of shards above it, reports it: the cause of a [`Store`](Error::Store).
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub(crate) struct StoreFault {
@@ -277,7 +277,7 @@ pub(crate) struct StoreFault {
     pub(crate) text: String,
 }
 
-/// Returns what a thread said when it panicked.
+/// Returns the message of a panic.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message").to_owned()
@@ -305,7 +305,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Returns an error and what caused it in one line. What an error repeats of its cause is said once.
+/// Returns an error and its causes in one line. Leaves out a cause that the text before it already has.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     for cause in std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string) {
@@ -317,8 +317,8 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 }
 
 impl Error {
-    /// Returns what is wrong with the volume itself or its place; `None` if the error is about something else, such as a region, a
-    /// chunk or the store.
+    /// Returns what is wrong with the volume itself or its path; `None` for errors about anything else, such as a region, a chunk
+    /// or the store.
     pub fn kind(&self) -> Option<ErrorKind> {
         match self {
             Self::Source { kind, .. } => Some(*kind),
@@ -327,7 +327,8 @@ impl Error {
         }
     }
 
-    /// Returns why a store gave nothing; `None` if the error is about something else. A store that says no more did not answer.
+    /// Returns why a store failed; `None` for all errors but [`Store`](Error::Store). A cause of unknown type counts as
+    /// [`NoAnswer`](StoreFailure::NoAnswer).
     pub fn store_failure(&self) -> Option<StoreFailure> {
         let Self::Store { cause, .. } = self else { return None };
         let fault = cause.downcast_ref::<StoreFault>().map(|fault| fault.failure);
@@ -338,7 +339,7 @@ impl Error {
         Some(fault.or(of_file).unwrap_or(StoreFailure::NoAnswer))
     }
 
-    /// The error of an object that is not what its volume says it is.
+    /// Creates the error of an object that contradicts its volume's metadata.
     pub(crate) fn damaged_object(object: String, text: impl Into<String>) -> Self {
         let cause = Box::new(StoreFault { failure: StoreFailure::Damaged, text: text.into() });
         Self::Store { op: "reading", object, cause }
@@ -360,7 +361,7 @@ impl Error {
         Self::NewVolume { volume: volume.to_string(), reason: reason.into(), cause: None }
     }
 
-    /// Says of what is wrong with the description of a volume that is to be made that it came from the caller.
+    /// Turns an error about the description of a new volume into [`NewVolume`](Error::NewVolume), as the description is the caller's.
     pub(crate) fn of_new_volume(self) -> Self {
         match self {
             Self::Source { volume, reason, cause, .. } => Self::NewVolume { volume, reason, cause },
@@ -368,7 +369,7 @@ impl Error {
         }
     }
 
-    /// The error of a chunk that was found and cannot be used.
+    /// Creates the error of a chunk that exists but cannot be used.
     pub(crate) fn chunk(chunk: String, region: String, cause: Cause) -> Self {
         let answer = cause.downcast_ref::<io::Error>().map(io::Error::kind);
         if answer == Some(io::ErrorKind::PermissionDenied) {
@@ -402,7 +403,7 @@ impl Error {
         }
     }
 
-    /// Names a chunk beside the shard that it is in.
+    /// Adds the name of a chunk to an error about its shard.
     pub(crate) fn in_shard(mut self, name: impl fmt::Display) -> Self {
         if let Self::Chunk { chunk, .. }
         | Self::ChunkDenied { chunk, .. }
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn file_without_rights_is_no_server_that_may_answer_later() {
+    fn file_errors_are_permanent_errors_of_the_chunk() {
         let cause = Box::new(io::Error::from(io::ErrorKind::PermissionDenied));
         let error = Error::Store { op: "reading", object: "v/0.gz".into(), cause }.of_file("0:4".into());
         assert!(matches!(&error, Error::ChunkDenied { chunk, .. } if chunk == "v/0.gz"), "{error}");
@@ -447,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_may_pass_stay_answers_and_others_are_errors_of_the_chunk() {
+    fn permanent_store_failures_become_errors_of_the_chunk() {
         let answer = |failure| {
             let cause = Box::new(StoreFault { failure, text: "no".into() });
             Error::Store { op: "reading", object: "v/0.shard".into(), cause }.of_answer("0:4".into()).in_shard("0-4")

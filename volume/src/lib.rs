@@ -1,8 +1,8 @@
 //! Chunked volumes become arrays in shared memory, painted by many workers at once, and arrays become volumes.
 //!
-//! A volume, such as a Zarr array, is stored in chunks that are packed one by one. [`download_to_shared_memory`] decodes
-//! those that a [region](Bbox) touches, with threads or with processes, straight to their places in one array that any
-//! process can then open by its name, in any language:
+//! A volume, such as a Zarr array, is stored in chunks, each encoded separately. [`download_to_shared_memory`] decodes the
+//! chunks that a [region](Bbox) touches into one array, with threads or with processes. Any process can then open the array
+//! by its name, in any language:
 //!
 //! ```
 //! use ndarray_shm::{unlink, DType, Order};
@@ -41,22 +41,26 @@
 //! | fill an array | [`download_to_shared_memory`]; without a name [`download()`], in a file [`download_to_file`] |
 //! | store an array | [`upload_from_shared_memory`], [`upload_from_array`], [`upload_from_file`] |
 //!
-//! The array is painted under a reserved name; readers by name see it whole or not at all. Chunks are claimed under locks
-//! that the kernel holds, so a worker that is killed costs the one chunk it had, and a download that was cut off is resumed by
-//! the same call.
+//! The array is painted under a reserved name, so that readers by name see it complete or not at all. The claim on a chunk is a
+//! kernel lock: a killed worker loses only the chunk that it was painting. The same call resumes an interrupted download.
 //!
-//! The way back is [`upload_from_shared_memory`], into volumes that exist and were opened for writing, or that [`create_volume`] makes. [`plan()`] divides a region among
-//! machines, [`Shard`] says which part is this process's, and [`markers`] which ones are done.
+//! [`upload_from_shared_memory`] is the reverse. It writes into a volume that was opened for writing, or that [`create_volume`]
+//! made. [`plan()`] divides a region among machines, [`Shard`] is the part of this process, and [`markers`] record the finished
+//! parts.
 //!
-//! Formats: Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, gzip, sharding, transpose, zlib and
-//! zstd, the filters delta, shuffle and bitround, and checksums; with the feature `codecs` also LZ4, LZMA and pcodec. Neuroglancer Precomputed, with raw, jpeg, png and `compressed_segmentation` chunks, its shards only for reading.
-//! N5, only for reading, with raw, gzip, bzip2, zstd and blosc blocks, and with the feature `codecs` lz4 and xz.
-//! [`ChunkSource`] and [`ChunkSink`] are the doors for others. Every integer and floating-point type that [`ndarray_shm`] knows is read,
-//! where the format has it, and `bool` of Zarr as bytes of 0 and 1; chunks that were never stored have the volume's fill value, or are an error where it has none
-//! ([`Missing`]).
+//! Formats:
 //!
-//! With the feature `turbojpeg`, JPEG is encoded and decoded by libjpeg-turbo. `full` has all features that need nothing but Rust and a C
-//! compiler.
+//! - Zarr versions 2 and 3, alone or as pyramids (OME-Zarr), with the codecs blosc, bz2, gzip, sharding, transpose, zlib and
+//!   zstd, the filters delta, shuffle and bitround, and checksums; with the feature `codecs` also LZ4, LZMA and pcodec.
+//! - Neuroglancer Precomputed, with raw, jpeg, png and `compressed_segmentation` chunks; shards only for reading.
+//! - N5, only for reading, with raw, gzip, bzip2, zstd and blosc blocks; with the feature `codecs` also lz4 and xz.
+//! - Others, by implementing [`ChunkSource`] and [`ChunkSink`].
+//!
+//! Elements have any integer or floating-point type that both [`ndarray_shm`] and the format have; `bool` of Zarr is read as bytes
+//! of 0 and 1. A chunk that was never stored has the volume's fill value; in a volume without one it is an error ([`Missing`]).
+//!
+//! With the feature `turbojpeg`, libjpeg-turbo encodes and decodes JPEG. `full` has all features that need nothing but Rust and
+//! a C compiler.
 //!
 //! Volumes are in local directories or, with the features `http`, `s3`, `gcs` and `azure`, behind URLs ([`VolumeUrl`]).
 

@@ -1,8 +1,8 @@
-//! What says that a part is done: a small object that is written after the part's data, in a directory or a store.
+//! Markers of finished parts: small objects in a directory or a store, each written after the part's data.
 //!
-//! A key that exists proves nothing of a volume: all-background objects may be left out, and a machine may die between two. A
-//! marker exists only when everything before it was stored. It says which work it belongs to, so that one of another work in the
-//! same place does not count.
+//! The keys of a volume do not show which parts are finished: objects of only background may be left out, and a machine may die
+//! between two objects. A marker is written only after all data of its part was stored. It names its work, so that a marker of
+//! another work in the same place does not count.
 
 use serde_json::{Value, json};
 
@@ -12,22 +12,22 @@ use crate::shard::Shard;
 use crate::store::url::VolumeUrl;
 use crate::store::{self, Store};
 
-/// The part that is done, and what was done for it.
+/// The marker of a finished part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Marker {
-    /// Which part of how many.
+    /// The part.
     pub shard: Shard,
-    /// One line that says which work it is a part of, such as what is copied from where to where. Two works in one place
-    /// must not have the same; what a volume's [`identity`](crate::ChunkSource::identity) says should be in it, so that a volume that was
-    /// replaced is done anew.
+    /// One line that identifies the work, such as the source and the destination of a copy. It must be unique among the works
+    /// with markers in one place. Include the volume's [`identity`](crate::ChunkSource::identity), so that the work is done again
+    /// after the volume was replaced.
     pub work: String,
     /// The region that was divided.
     pub bbox: Bbox,
-    /// The part's own region; `None` where there were fewer objects than parts.
+    /// The part's own region; `None` if the part is empty because there are fewer objects than parts.
     pub part: Option<Bbox>,
-    /// Chunks or objects that were done.
+    /// Number of chunks or objects in the part.
     pub chunks: u64,
-    /// Bytes of the array that were done.
+    /// Bytes of the array in the part.
     pub bytes: u64,
 }
 
@@ -36,7 +36,7 @@ pub fn key(shard: Shard) -> String {
     format!("part-{:05}-of-{:05}.json", shard.index(), shard.count())
 }
 
-/// Writes the marker of a part whose data is stored, in place of the one that is there.
+/// Writes the marker of a part, replacing an existing one. Call it after the part's data was stored.
 ///
 /// # Errors
 ///
@@ -46,16 +46,16 @@ pub fn write(place: &VolumeUrl, marker: &Marker) -> Result<()> {
     store::open(place)?.put(&key(marker.shard), text.into_bytes(), false)
 }
 
-/// Reads the marker of a part, if there is one, whatever work it belongs to.
+/// Reads the marker of a part, of any work, if there is one.
 ///
 /// # Errors
 ///
-/// [`Store`](Error::Store), [`Url`](Error::Url); [`Source`](Error::Source): what has its name is no marker.
+/// [`Store`](Error::Store), [`Url`](Error::Url); [`Source`](Error::Source) if the object of that name is not a marker.
 pub fn read(place: &VolumeUrl, shard: Shard) -> Result<Option<Marker>> {
     read_from(&*store::open(place)?, shard)
 }
 
-/// Whether a part of this work, dividing this region, is done.
+/// Returns whether a part of this work on this region is finished.
 ///
 /// # Errors
 ///
@@ -64,7 +64,7 @@ pub fn is_done(place: &VolumeUrl, shard: Shard, work: &str, bbox: &Bbox) -> Resu
     Ok(read(place, shard)?.is_some_and(|marker| marker.is_of(work, bbox)))
 }
 
-/// Lists the parts of this work that are not done, of `count`.
+/// Lists the unfinished parts of this work on this region, divided into `count` parts.
 ///
 /// # Errors
 ///
@@ -91,7 +91,7 @@ fn read_from(store: &dyn Store, shard: Shard) -> Result<Option<Marker>> {
         None => Err(Error::volume(
             ErrorKind::NotAVolume,
             store.locate(&key),
-            format!("it is no marker of part {shard}: remove it, or keep markers in another place"),
+            format!("this is not a marker of part {shard}: remove it, or keep markers in another place"),
         )),
     }
 }
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_is_found_for_its_own_work_only() {
+    fn marker_counts_only_for_its_own_work() {
         let directory = tempfile::tempdir().expect("a directory");
         let place = VolumeUrl::local(directory.path().join("markers"));
         let (work, bbox) = (marker(0).work, marker(0).bbox);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_marker_is_an_error_that_names_it() {
+    fn object_that_is_not_a_marker_is_named_in_the_error() {
         let directory = tempfile::tempdir().expect("a directory");
         let place = VolumeUrl::local(directory.path());
         let file = directory.path().join(key(marker(1).shard));

@@ -1,4 +1,4 @@
-//! How far a download is, and how it is told to stop.
+//! Progress of downloads and uploads, and the flag that stops them.
 
 use std::fmt;
 use std::io::{self, Read as _};
@@ -7,44 +7,43 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Progress is told at most this often, the first and last time excepted.
+/// Shortest time between two progress updates, except the first and the last.
 pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How far a download is, or an upload; its chunks are the objects it stores.
+/// Progress of a download or an upload. In an upload, a chunk is an object that it stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DownloadProgress {
-    /// Chunks that are painted, by whomever.
+    /// Chunks that are painted, by this call or by others.
     pub done: usize,
-    /// Chunks there are.
+    /// Number of chunks.
     pub total: usize,
     /// Chunks that were painted since this call began, by its workers and by other processes that joined the same work.
     pub painted_here: usize,
-    /// Bytes of the array that are painted. Chunks at the edges are smaller than others; this goes by their mean.
+    /// Bytes of the array that are painted. An estimate from the mean size of a chunk; chunks at the edges are smaller.
     pub bytes: u64,
-    /// Bytes of the array.
+    /// Size of the array in bytes.
     pub bytes_total: u64,
-    /// Bytes that this call's workers fetched, or in an upload stored, as they are stored. 0 where the volume is fetched while it is decoded.
+    /// Encoded bytes that this call's workers fetched, or in an upload stored. 0 if the volume fetches while it decodes.
     pub fetched: u64,
     /// Time since painting began.
     pub elapsed: Duration,
 }
 
 impl DownloadProgress {
-    /// Returns the bytes of the array that are painted per second, without what an earlier call had painted; `None` as long as
-    /// nothing says so.
+    /// Returns the bytes of the array painted per second since this call began; `None` until a chunk is painted.
     pub fn rate(&self) -> Option<f64> {
         let seconds = self.elapsed.as_secs_f64();
         let here = self.share(self.painted_here);
         (here > 0 && seconds > 0.0).then(|| as_f64(here) / seconds)
     }
 
-    /// Returns how long it will take to the end, if it goes on like this.
+    /// Returns the expected time to completion at the current [`rate`](Self::rate).
     pub fn time_left(&self) -> Option<Duration> {
         let seconds = as_f64(self.bytes_total.saturating_sub(self.bytes)) / self.rate()?;
         Duration::try_from_secs_f64(seconds).ok()
     }
 
-    /// Returns how many bytes so many of the chunks have.
+    /// Returns the size in bytes of this many chunks of mean size.
     pub(crate) fn share(&self, chunks: usize) -> u64 {
         let bytes = u128::from(self.bytes_total) * chunks as u128 / (self.total as u128).max(1);
         u64::try_from(bytes).unwrap_or(u64::MAX)
@@ -56,45 +55,44 @@ fn as_f64(bytes: u64) -> f64 {
     bytes as f64
 }
 
-/// Hears how far a download is, on the thread that called it.
+/// Receives the progress of a download or upload, on the calling thread.
 pub trait Progress: Sync {
-    /// Is called at the beginning, a few times a second while chunks are painted, and at the end.
+    /// Called at the beginning, a few times a second while chunks are painted, and at the end.
     fn update(&self, progress: DownloadProgress);
 
-    /// Is called when something went wrong that does not stop the work, such as the loss of one of several workers.
+    /// Called after a failure that does not stop the work, such as the loss of one of several workers.
     fn warning(&self, _message: &str) {}
 }
 
-/// Hears nothing.
+/// Ignores all progress.
 impl Progress for () {
     fn update(&self, _progress: DownloadProgress) {}
 }
 
-/// A flag by which a download is stopped from outside, between two chunks. Clones are the same flag.
+/// A flag that stops a download or upload between two chunks. Clones are the same flag.
 #[derive(Clone, Default)]
 pub struct StopFlag(Arc<AtomicBool>);
 
 impl StopFlag {
-    /// Makes a flag that is not raised.
+    /// Creates a flag that is not raised.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Raises the flag, for good.
+    /// Raises the flag. It cannot be lowered.
     pub fn stop(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the flag was raised.
+    /// Returns whether the flag was raised.
     pub fn is_stopped(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
     /// Raises the flag when the standard input ends.
     ///
-    /// A worker process does this: its standard input is a pipe whose other end its parent holds, so it ends when the
-    /// parent stops the work and also when the parent dies, however it dies. The thread that waits for it ends with the
-    /// process.
+    /// For worker processes: the standard input of a worker is a pipe from its parent. The pipe ends when the parent stops the
+    /// work or dies. The thread that this starts runs until the process exits.
     pub fn stop_when_stdin_ends(&self) {
         let flag = self.clone();
         thread::spawn(move || {
@@ -113,7 +111,7 @@ impl StopFlag {
     }
 }
 
-/// Raises a flag when it is dropped: a thread that fails, or panics, stops the others that work on the same.
+/// Raises a flag when it is dropped, so that a thread that fails or panics stops the others.
 #[derive(Debug)]
 pub(crate) struct StopOnDrop<'a>(&'a StopFlag);
 
@@ -122,7 +120,7 @@ impl<'a> StopOnDrop<'a> {
         Self(flag)
     }
 
-    /// Leaves the flag as it is.
+    /// Drops this without raising the flag.
     pub(crate) fn disarm(self) {
         std::mem::forget(self);
     }
@@ -145,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_painted_before_says_nothing_about_how_fast_it_is() {
+    fn chunks_of_an_earlier_call_do_not_count_in_the_rate() {
         let begin = DownloadProgress { done: 50, total: 100, bytes: 500, bytes_total: 1000, ..Default::default() };
         assert_eq!((begin.rate(), begin.time_left()), (None, None));
         let later =

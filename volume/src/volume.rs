@@ -1,8 +1,8 @@
-//! What a volume is to downloads and uploads: a grid of chunks, each of which is fetched, decoded, encoded and stored alone.
+//! The interface of a volume: a grid of chunks, each fetched, decoded, encoded and stored separately.
 //!
-//! Formats implement [`ChunkSource`] and [`ChunkSink`]; nothing above this file knows which one it talks to. A source never sees
-//! the array: it decodes into a [`Scratch`], whose elements are then copied to where they belong. Waiting (fetch, store) and
-//! computing (decode, encode) are apart, so that many requests can be under way while few processors are busy.
+//! Formats implement [`ChunkSource`] and [`ChunkSink`]; nothing above this file knows the format. A source never sees
+//! the array: it decodes into a [`Scratch`], and the caller copies the elements into the array. Waiting (fetch, store) and
+//! computing (decode, encode) are separate steps, so that many requests can be in flight while few processors compute.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::grid::Cells;
 use crate::scratch::Scratch;
 
-/// What the elements of a volume mean. Precomputed volumes say it as their `type`, and programs that downsample go by it.
+/// What the elements of a volume mean. In Precomputed volumes it is the `type`; programs that downsample depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum VolumeKind {
@@ -40,34 +40,34 @@ impl fmt::Display for VolumeKind {
     }
 }
 
-/// What a volume is made of.
+/// Shape, chunks and element type of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeMeta {
     /// Coordinates of the first element. Zarr volumes begin at 0; Precomputed ones at their `voxel_offset`.
     pub origin: Vec<i64>,
     /// Elements along each axis.
     pub shape: Vec<u64>,
-    /// Elements along each axis of what is decoded in one piece; none of them 0. The grid of chunks begins at the origin
+    /// Elements along each axis of a chunk, the unit of decoding; none is 0. The grid of chunks begins at the origin,
     /// and the last chunk of an axis may reach beyond the volume.
     pub chunk_shape: Vec<u64>,
-    /// Elements along each axis of what is stored as one object and so can only be written whole: a chunk, or a shard of many.
-    /// A multiple of the chunk along each axis.
+    /// Elements along each axis of a stored object, which can only be written whole: a chunk, or a shard of many chunks.
+    /// Each is a multiple of the chunk's.
     pub stored_shape: Vec<u64>,
     /// Type of the elements.
     pub dtype: DType,
-    /// What the elements mean; `None` where the volume does not say it, as Zarr volumes do not.
+    /// What the elements mean; `None` if the volume does not say, as in Zarr.
     pub kind: Option<VolumeKind>,
-    /// The value of elements that were never written, as native bytes; `None` where the format does not say, so that a missing
-    /// chunk may as well be a lost one.
+    /// The value of elements that were never written, as native bytes; `None` if the format has none, so that a missing
+    /// chunk cannot be told from a lost one.
     pub fill: Option<Vec<u8>>,
-    /// Names of the axes, slowest or fastest first as in `shape`; empty where the volume does not name them.
+    /// Names of the axes, in the order of `shape`; empty if the volume does not name them.
     pub axes: Vec<String>,
     /// The format in a few words, for people: "Zarr v3, zstd".
     pub description: String,
 }
 
 impl VolumeMeta {
-    /// Describes a volume that begins at 0, whose chunks are stored one by one, and of which nothing else is known.
+    /// Describes a volume that begins at 0 and stores each chunk as one object. Everything else is unknown.
     pub fn new(shape: &[u64], chunk_shape: &[u64], dtype: DType) -> Self {
         Self {
             origin: vec![0; shape.len()],
@@ -87,8 +87,8 @@ impl VolumeMeta {
         Bbox::at(&self.origin, &self.shape)
     }
 
-    /// Reads a region whose ranges may be open, as [`Bbox::parse`] does. A region that lacks the last axis means all of it if
-    /// that axis is called `c` or `channel`; given, it chooses channels.
+    /// Parses a region with ranges that may be open, as [`Bbox::parse`] does. The last axis may be left out if it is called `c`,
+    /// `channel` or `channels`: the region then has all channels.
     ///
     /// # Errors
     ///
@@ -100,17 +100,17 @@ impl VolumeMeta {
         spec.resolve(&self.domain())
     }
 
-    /// Walks the chunks that a region touches, each cut off where the region ends.
+    /// Returns the chunks that a region touches, each clipped to the region.
     pub fn chunks(&self, bbox: &Bbox) -> Cells {
         Cells::new(bbox, &self.origin, &self.chunk_shape)
     }
 
-    /// Walks the stored objects that a region touches, each cut off where the region ends.
+    /// Returns the stored objects that a region touches, each clipped to the region.
     pub fn stored(&self, bbox: &Bbox) -> Cells {
         Cells::new(bbox, &self.origin, &self.stored_shape)
     }
 
-    /// Checks that the chunks tile the volume, which every source promises.
+    /// Checks that the chunks tile the volume, as every source must.
     pub(crate) fn check(&self, identity: &str) -> Result<()> {
         let axes = self.shape.len();
         let tiles = |lengths: &[u64]| lengths.len() == axes && !lengths.contains(&0);
@@ -127,21 +127,21 @@ impl VolumeMeta {
     }
 }
 
-/// What a [`fetch`](ChunkSource::fetch) brought.
+/// Result of a [`fetch`](ChunkSource::fetch).
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub enum Fetched {
-    /// Nothing yet: the source fetches while it decodes.
+    /// Nothing yet: [`decode`](ChunkSource::decode) will fetch.
     #[default]
     Later,
     /// The chunk is not stored.
     Missing,
-    /// The bytes of one chunk, as they are stored.
+    /// The stored bytes of one chunk.
     Packed(Vec<u8>),
 }
 
 impl Fetched {
-    /// Returns how many bytes it holds.
+    /// Returns the number of fetched bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Later | Self::Missing => 0,
@@ -149,107 +149,109 @@ impl Fetched {
         }
     }
 
-    /// Whether it holds no bytes.
+    /// Returns whether no bytes were fetched.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A volume that can be read chunk by chunk, by many threads at once.
+/// A volume that many threads can read at once, chunk by chunk.
 ///
-/// Every `region` is in the volume's coordinates, one range for each axis, not empty, and lies in one chunk and in the volume.
+/// Every `region` is in the volume's coordinates and has one range for each axis. It is not empty, and lies in one chunk and in
+/// the volume.
 pub trait ChunkSource: fmt::Debug + Send + Sync {
     /// Returns shape, chunks and element type.
     fn meta(&self) -> &VolumeMeta;
 
-    /// Returns one line that says which volume this is, the same in every process that opens it, and another one when
-    /// the volume has been replaced by another. Unfinished work is resumed only under an equal identity.
+    /// Returns one line that identifies the volume. It is the same in every process that opens the volume, and changes when
+    /// the volume is replaced. A download is resumed only if its identity is equal.
     fn identity(&self) -> String;
 
-    /// Returns what a downloaded array says about where it comes from, keys and texts, as far as it is known: `source` (a path or URL
-    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`, `elements` (`bool` where bytes
-    /// are truth values, 0 or 1).
+    /// Returns the notes on its origin that a downloaded array gets, as keys and texts. Known ones are `source` (a path or URL
+    /// without user, password, query or signature), `scale`, `resolution` (a number for each axis), `unit`, and `elements` (`bool` if
+    /// the bytes are truth values, 0 or 1).
     fn notes(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
 
-    /// Whether fetching waits for a network, so that many fetches at a time are worth their threads.
+    /// Returns whether fetching waits for a network. If so, many threads fetch at once.
     fn is_remote(&self) -> bool {
         false
     }
 
-    /// Fetches what decoding a region takes: waits much and computes little.
+    /// Fetches the stored bytes of a region. This step waits much and computes little.
     ///
     /// # Errors
     ///
     /// [`Chunk`](Error::Chunk), [`ChunkDenied`](Error::ChunkDenied), [`ChunkUnserved`](Error::ChunkUnserved) or [`Store`](Error::Store),
-    /// naming the chunk. A download keeps what it has painted after a [`Store`](Error::Store) that may pass.
+    /// naming the chunk. After a [`Store`](Error::Store) that [may pass](crate::StoreFailure::may_pass), a download keeps its finished
+    /// chunks.
     fn fetch(&self, _region: &[Range<i64>]) -> Result<Fetched> {
         Ok(Fetched::Later)
     }
 
-    /// Decodes a part of one chunk from what was fetched for the same region.
+    /// Decodes a part of one chunk from the bytes fetched for the same region.
     ///
-    /// On return `scratch` holds the region's elements, native endian, or the news that they were never stored.
+    /// On return `scratch` holds the region's elements, native endian, or is marked as missing if they were never stored.
     ///
     /// # Errors
     ///
     /// [`Chunk`](Error::Chunk), naming the chunk.
     fn decode(&self, region: &[Range<i64>], fetched: Fetched, scratch: &mut Scratch) -> Result<()>;
 
-    /// Fetches and decodes.
+    /// Fetches and decodes a region.
     ///
     /// # Errors
     ///
-    /// Those of both.
+    /// Those of [`fetch`](Self::fetch) and [`decode`](Self::decode).
     fn read(&self, region: &[Range<i64>], scratch: &mut Scratch) -> Result<()> {
         self.decode(region, self.fetch(region)?, scratch)
     }
 }
 
-/// Where the elements of a chunk come from that is to be stored.
+/// The source of the elements that [`ChunkSink::encode`] stores.
 pub trait Gather {
-    /// Puts the elements of a region into `bytes`, native and dense, in the given order of axes, in place of what is there.
+    /// Replaces `bytes` by the elements of a region, native endian and contiguous, in the given order of axes.
     ///
     /// # Errors
     ///
-    /// What reading elements that are to be kept comes to.
+    /// Those of reading the old object, if some of its elements are kept.
     fn gather(&self, region: &[Range<i64>], order: Order, bytes: &mut Vec<u8>) -> Result<()>;
 }
 
-/// A volume that can be written, one stored object at a time, by many threads at once.
+/// A volume that many threads can write at once, one stored object at a time.
 ///
-/// Every `region` is one cell of the grid of [`stored_shape`](VolumeMeta::stored_shape), cut off where the volume ends.
+/// Every `region` is one cell of the grid of [`stored_shape`](VolumeMeta::stored_shape), clipped to the volume.
 #[diagnostic::on_unimplemented(
     message = "this volume was opened for reading only",
     label = "this cannot be written to",
     note = "open it for writing: `open_writable_volume(url)?`, or `VolumeOptions::new().open_writable(url)?`; `create_volume` makes a new one"
 )]
 pub trait ChunkSink: ChunkSource {
-    /// Returns one line that says where the volume is, the same in every process and whatever becomes of its description: under this name
-    /// objects are locked while they are changed. If not said otherwise, the identity.
+    /// Returns one line that says where the volume is. It is the same in every process, also after the volume's description
+    /// changes, and names the locks that uploads take on objects. The default is the identity.
     fn place(&self) -> String {
         self.identity()
     }
 
-    /// Forgets what is known of a stored object, which another may have replaced since.
+    /// Drops cached facts about a stored object, because another process may have replaced it.
     fn refresh(&self, _region: &[Range<i64>]) {}
 
-    /// Encodes what is to be stored for a region; asks `from` for its elements, chunk by chunk if it likes.
+    /// Encodes the stored object of a region. It may get the elements from `from` chunk by chunk.
     ///
     /// # Errors
     ///
-    /// [`Chunk`](Error::Chunk): the encoding cannot represent the elements. What `from` answers.
+    /// [`Chunk`](Error::Chunk) if the encoding cannot represent the elements. Those of [`Gather::gather`].
     fn encode(&self, region: &[Range<i64>], from: &dyn Gather) -> Result<Vec<u8>>;
 
-    /// Stores it, in place of what is there: others see the old object or the new one, never a part.
+    /// Stores an encoded object, replacing the old one. Readers see the old object or the new one, never a part.
     ///
     /// # Errors
     ///
     /// [`Store`](Error::Store), naming the object.
     fn store(&self, region: &[Range<i64>], packed: Vec<u8>) -> Result<()>;
 
-    /// Takes the object away, if there is one: reading then finds it missing.
+    /// Removes the object, if there is one. Reading then finds it missing.
     ///
     /// # Errors
     ///
@@ -257,7 +259,7 @@ pub trait ChunkSink: ChunkSource {
     fn erase(&self, region: &[Range<i64>]) -> Result<()>;
 }
 
-/// A pointer to a volume is one: what `open_volume` returns can be lent as it is.
+/// Implements the traits for a pointer to a volume, so that the box that `open_volume` returns is itself a volume.
 macro_rules! forwarded {
     ($pointer:ty) => {
         impl<S: ChunkSource + ?Sized> ChunkSource for $pointer {
@@ -321,7 +323,7 @@ forwarded!(Box<S>);
 mod tests {
     use super::*;
 
-    /// Answers otherwise than what a source answers that says nothing.
+    /// Overrides every default method with another answer.
     #[derive(Debug)]
     struct Telling(VolumeMeta);
 
@@ -366,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn pointer_to_a_volume_answers_as_the_volume_does() {
+    fn pointers_forward_every_method_to_the_volume() {
         fn answers(volume: impl ChunkSink) {
             assert_eq!(
                 (volume.identity(), volume.place(), volume.is_remote()),
@@ -384,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_without_channels_means_all_of_them() {
+    fn region_without_channel_axis_has_all_channels() {
         let mut meta = VolumeMeta::new(&[8, 8, 8, 3], &[4, 4, 4, 3], DType::U8);
         assert!(meta.parse_bbox("0:4,:,2:").is_err(), "the last axis is not known to be channels");
         meta.axes = ["x", "y", "z", "c"].map(str::to_owned).to_vec();
@@ -393,6 +395,6 @@ mod tests {
         assert!(meta.parse_bbox("0:4,:").is_err());
         assert!(meta.parse_bbox("0:4,:,:,:,:").is_err());
         meta.axes = ["c", "z", "y", "x"].map(str::to_owned).to_vec();
-        assert!(meta.parse_bbox("0:4,:,2:").is_err(), "the last axis is not the channels'");
+        assert!(meta.parse_bbox("0:4,:,2:").is_err(), "the last axis is not channels");
     }
 }
