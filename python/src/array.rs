@@ -12,6 +12,7 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::dlpack;
 use crate::errors::{exception, named};
 use crate::export;
 use crate::guard::Lock;
@@ -154,6 +155,34 @@ impl RawArray {
             (Ok(held), None) => Ok(Lock::new(held, memory, self.shape.clone(), write)),
             (Err(error), None) => Err(exception(py, &error)),
         }
+    }
+
+    /// Returns the elements as a DLPack capsule, without a lock and without a copy.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if stream.is_some() {
+            return Err(PyBufferError::new_err("the array is on the CPU, which has no streams: give stream=None"));
+        }
+        if dl_device.is_some_and(|device| device != dlpack::CPU) {
+            return Err(PyBufferError::new_err("the array is on the CPU: copy it to the other device"));
+        }
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("the export shares the memory: copy it afterwards"));
+        }
+        let memory = self.memory().map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
+        dlpack::capsule(py, &memory, &self.shape, max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    #[allow(clippy::unused_self)] // the protocol asks the array
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::CPU
     }
 
     #[allow(unsafe_code)]

@@ -1,9 +1,10 @@
 //! `ndshm._core`: the arrays of `ndarray-shm` for the Python package in `python/ndshm`.
 //!
 //! Memory of a type known at run time (`memory`), the class that Python's `Array` derives from (`array`), views that live as long as a
-//! lock (`guard`), the buffer protocol for both (`export`), and exceptions (`errors`). What can be written in Python is written there.
+//! lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), and exceptions (`errors`). What can be written in Python is written there.
 
 mod array;
+mod dlpack;
 mod errors;
 mod export;
 mod guard;
