@@ -15,11 +15,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import _core
-from ._array import Array, Guard, strict
+from ._array import Array
 from ._attach import create, from_array, open
 from ._core import attached, unlink
 from ._errors import (
     AlreadyExists,
+    Incomplete,
+    InUse,
     InvalidArgument,
     Mismatch,
     NdshmError,
@@ -27,6 +29,7 @@ from ._errors import (
     NotAnArray,
     NotDescribed,
     NotFound,
+    PaintError,
     PermissionDenied,
     TimedOut,
     TooManyOpenFiles,
@@ -36,11 +39,16 @@ from ._errors import (
     WouldBlock,
     WouldDeadlock,
 )
+from ._guard import Guard, strict
+from ._render import Claim, RenderBuffer, paint
 
 __all__ = [
     "AlreadyExists",
     "Array",
+    "Claim",
     "Guard",
+    "InUse",
+    "Incomplete",
     "InvalidArgument",
     "Listed",
     "Mismatch",
@@ -49,7 +57,9 @@ __all__ = [
     "NotAnArray",
     "NotDescribed",
     "NotFound",
+    "PaintError",
     "PermissionDenied",
+    "RenderBuffer",
     "TimedOut",
     "TooManyOpenFiles",
     "Unlinked",
@@ -63,6 +73,7 @@ __all__ = [
     "gc",
     "ls",
     "open",
+    "paint",
     "strict",
     "unlink",
 ]

@@ -1,35 +1,17 @@
-"""Arrays and the guards that give access to their elements."""
+"""Attached arrays."""
 
 from __future__ import annotations
 
-import math
 import os
-import sys
-import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._errors import NdshmError, ViewOutlivesGuard, WouldBlock
+from ._errors import NdshmError
+from ._guard import Guard, require_numpy
 
 if TYPE_CHECKING:
     import numpy
-
-_strict = False
-
-
-def strict(enabled: bool = True) -> None:
-    """Raise `ViewOutlivesGuard` as an error where it would be a warning. Applies to the whole process."""
-    global _strict
-    _strict = enabled
-
-
-def require_numpy(purpose: str) -> Any:
-    try:
-        import numpy
-    except ImportError as error:
-        raise ImportError(f"{purpose} needs numpy: `pip install numpy`, or use memoryview(array)") from error
-    return numpy
 
 
 class Array(_core.RawArray):
@@ -149,122 +131,6 @@ class Array(_core.RawArray):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self.__copy__()
-
-
-class Guard:
-    """A lock on an array, for ``with`` or ``async with``. `Array.read` and `Array.write` return one.
-
-    When the block ends the lock is released and its view becomes read-only. If another view of the memory is still alive, a
-    `ViewOutlivesGuard` warning tells: such a view is not protected by a lock any more.
-    """
-
-    __slots__ = ("_array", "_base", "_lock", "_pid", "_timeout", "_value", "_view", "_write")
-
-    def __init__(self, array: Array, write: bool, timeout: float | None) -> None:
-        self._array, self._write, self._timeout = array, write, timeout
-        self._lock: _core.Lock | None = None
-        self._view: _core.View | None = None
-        self._base: Any = None
-        self._value: Any = None
-        self._pid = 0
-
-    def __enter__(self) -> Any:
-        return self._begin(self._timeout)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end(error is None)
-
-    async def __aenter__(self) -> Any:
-        """Wait without blocking the event loop: the lock is tried again and again, at most 20 ms apart."""
-        import asyncio
-        import time
-
-        end = math.inf if self._timeout is None else time.monotonic() + self._timeout
-        pause = 0.0005
-        while True:
-            left = end - time.monotonic()
-            try:
-                return self._begin(0)
-            except WouldBlock:
-                if left <= 0:
-                    if self._timeout:
-                        from ._errors import TimedOut
-
-                        raise TimedOut(f"`{self._array.name}` was locked for {self._timeout} seconds") from None
-                    raise
-            await asyncio.sleep(min(pause, max(left, 0)))
-            pause = min(2 * pause, 0.02)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end(error is None)
-
-    def _begin(self, timeout: float | None) -> Any:
-        if self._lock is not None:
-            raise RuntimeError("this guard is in use: take another one with read() or write()")
-        lock = self._array.lock(self._write, timeout)
-        try:
-            self._pid = os.getpid()
-            self._view = lock.view()
-            raw = memoryview(self._view)
-            if (numpy := sys.modules.get("numpy") or _optional_numpy()) is None:
-                self._base, self._value = None, raw
-            else:
-                # Views of the view refer to `base` too: numpy follows the chain to the first array. So its references count them.
-                self._base = numpy.asarray(raw)
-                if self._array.ndim == 0:
-                    self._base = self._base.reshape(())
-                self._value = self._base.view()
-        except BaseException:
-            lock.release()
-            raise
-        self._lock = lock
-        return self._value
-
-    def _end(self, completed: bool) -> None:
-        lock, self._lock = self._lock, None
-        base, value, view = self._base, self._value, self._view
-        if lock is None or view is None:
-            return
-        self._base = self._value = self._view = None
-        view.end()
-        alive = 0
-        if base is None:
-            try:
-                value.release()
-            except BufferError:
-                alive = 1
-        else:
-            value.flags.writeable = False
-            # One reference each: `base` here, the array `value`, and the argument of getrefcount.
-            alive = sys.getrefcount(base) - 3
-            base.flags.writeable = False
-            if alive == 0 and completed:
-                # One reference each: `value` here, the variable of the `with` block, and the argument. A memoryview or a torch tensor
-                # of `value` refers to it, not to `base`. After an exception the traceback refers to `value` too.
-                alive = max(sys.getrefcount(value) - 3, 0)
-        lock.release()
-        if os.getpid() != self._pid:
-            raise NdshmError(
-                f"the guard of `{self._array.name}` belongs to the parent of this process: take a guard after fork, in the child"
-            )
-        if alive > 0:
-            text = (
-                f"{alive} view(s) of `{self._array.name}` are alive after the guard has ended, and no lock protects them: "
-                "copy what is needed later, with .copy()"
-            )
-            if _strict and completed:
-                raise ViewOutlivesGuard(text)
-            warnings.warn(text, ViewOutlivesGuard, stacklevel=3)
-
-
-def _optional_numpy() -> Any:
-    try:
-        import numpy
-    except ImportError:
-        return None
-    return numpy
 
 
 def _machine() -> str:

@@ -6,15 +6,17 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._array import Array, require_numpy
+from ._array import Array
 from ._dtypes import name_of
 from ._errors import InvalidArgument
+from ._guard import require_numpy
 
 if TYPE_CHECKING:
     import numpy.typing
 
 
-def _lengths(shape: int | tuple[int, ...] | list[int]) -> list[int]:
+def lengths_of(shape: int | tuple[int, ...] | list[int]) -> list[int]:
+    """Return the lengths of the axes as a list."""
     lengths = [shape] if isinstance(shape, int) else list(shape)
     for length in lengths:
         if operator.index(length) < 0:
@@ -65,7 +67,7 @@ def create(
     """
     attachment = _core.create(
         name,
-        _lengths(shape),
+        lengths_of(shape),
         name_of(dtype),
         order,
         replace=replace,
@@ -135,7 +137,7 @@ def open(
     """
     attachment = _core.open(
         name,
-        lengths=None if shape is None else _lengths(shape),
+        lengths=None if shape is None else lengths_of(shape),
         dtype=None if dtype is None else name_of(dtype),
         order=order,
         readonly=readonly,

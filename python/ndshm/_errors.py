@@ -8,6 +8,8 @@ from __future__ import annotations
 
 __all__ = [
     "AlreadyExists",
+    "InUse",
+    "Incomplete",
     "InvalidArgument",
     "Mismatch",
     "NdshmError",
@@ -15,6 +17,7 @@ __all__ = [
     "NotAnArray",
     "NotDescribed",
     "NotFound",
+    "PaintError",
     "PermissionDenied",
     "TimedOut",
     "TooManyOpenFiles",
@@ -40,6 +43,18 @@ class AlreadyExists(NdshmError, FileExistsError):
 
 class InvalidArgument(NdshmError, ValueError):
     """A name, dtype, shape or setting is not valid."""
+
+
+class Incomplete(NdshmError, RuntimeError):
+    """Chunks of the renderbuffer are not painted yet."""
+
+
+class InUse(NdshmError, RuntimeError):
+    """A claim of the renderbuffer has not ended in this process."""
+
+
+class PaintError(NdshmError, RuntimeError):
+    """The function of `paint` raised an exception in a worker, or all workers died. The text has the worker's traceback."""
 
 
 class NotAnArray(NdshmError, ValueError):

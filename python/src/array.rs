@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 
 use crate::dlpack;
 use crate::errors::{exception, named};
-use crate::export;
+use crate::export::{self, Elements};
 use crate::guard::Lock;
 use crate::memory::{self, Creation, ElementType, Memory, Opening, Shape};
 
@@ -28,8 +28,8 @@ pub(crate) struct Attachment {
 }
 
 impl Attachment {
-    fn new(memory: Box<dyn Memory>, shape: Shape) -> Self {
-        Self { content: Mutex::new(Some((memory.into(), shape))) }
+    pub(crate) fn new(memory: Arc<dyn Memory>, shape: Shape) -> Self {
+        Self { content: Mutex::new(Some((memory, shape))) }
     }
 }
 
@@ -152,7 +152,7 @@ impl RawArray {
         });
         match (taken, interrupted) {
             (_, Some(error)) => Err(error),
-            (Ok(held), None) => Ok(Lock::new(held, memory, self.shape.clone(), write)),
+            (Ok(held), None) => Ok(Lock::new(held, Elements::of(&memory, &self.shape), write)),
             (Err(error), None) => Err(exception(py, &error)),
         }
     }
@@ -189,8 +189,9 @@ impl RawArray {
     unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
         let memory = this.memory().map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
-        // SAFETY: the interpreter calls this with a buffer to fill, `shape` is that of `memory`, and `__releasebuffer__` releases it.
-        unsafe { export::fill(view, flags, slf.as_any(), &memory, &this.shape, this.readonly) }
+        let elements = Elements::of(&memory, &this.shape);
+        // SAFETY: the interpreter calls this with a buffer to fill, and `__releasebuffer__` releases it.
+        unsafe { export::fill(view, flags, slf.as_any(), &elements, this.readonly) }
     }
 
     #[allow(unsafe_code)]
@@ -201,7 +202,7 @@ impl RawArray {
     }
 }
 
-fn seconds(timeout: f64) -> PyResult<Duration> {
+pub(crate) fn seconds(timeout: f64) -> PyResult<Duration> {
     // Longer than a year is without limit in practice, and too long for some clocks.
     let timeout = if timeout > 3.2e7 { 3.2e7 } else { timeout };
     Duration::try_from_secs_f64(timeout).map_err(|_| {
@@ -209,7 +210,7 @@ fn seconds(timeout: f64) -> PyResult<Duration> {
     })
 }
 
-fn order_of(order: &str) -> PyResult<Order> {
+pub(crate) fn order_of(order: &str) -> PyResult<Order> {
     match order {
         "C" => Ok(Order::C),
         "F" => Ok(Order::F),
@@ -217,7 +218,7 @@ fn order_of(order: &str) -> PyResult<Order> {
     }
 }
 
-fn lengths_of(py: Python<'_>, lengths: Vec<usize>) -> PyResult<Vec<usize>> {
+pub(crate) fn lengths_of(py: Python<'_>, lengths: Vec<usize>) -> PyResult<Vec<usize>> {
     if lengths.len() > MOST_AXES {
         let text = format!("{} axes are too many: an array has at most {MOST_AXES}", lengths.len());
         return Err(named(py, "InvalidArgument", &text));
@@ -255,7 +256,7 @@ pub(crate) fn create(
         None => py.detach(|| memory::create(name, &shape, &how, |_| Ok(()))),
     };
     copied?;
-    created.map(|memory| Attachment::new(memory, shape)).map_err(|error| exception(py, &error))
+    created.map(|memory| Attachment::new(memory.into(), shape)).map_err(|error| exception(py, &error))
 }
 
 /// Opens an array. What is None is taken from its description.
@@ -279,7 +280,7 @@ pub(crate) fn open(
     let directory = directory.map(|path| Directory::new(path.display().to_string(), path));
     let how = Opening { readonly, keep_fd, reinterpret };
     py.detach(|| memory::open(directory, name, element, lengths, order, &how))
-        .map(|(memory, shape)| Attachment::new(memory, shape))
+        .map(|(memory, shape)| Attachment::new(memory.into(), shape))
         .map_err(|error| exception(py, &error))
 }
 

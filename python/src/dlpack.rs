@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 use ndarray_shm::DType;
@@ -170,7 +169,7 @@ unsafe extern "C" fn collect<M: Managed>(capsule: *mut ffi::PyObject) {
     }
     // SAFETY: the capsule is valid and has this name.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()) };
-    if managed != null_mut() {
+    if !managed.is_null() {
         // SAFETY: a capsule of this name has a tensor of `export` that no consumer has taken.
         unsafe { delete::<M>(managed.cast()) };
     }

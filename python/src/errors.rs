@@ -32,6 +32,7 @@ fn class_of(error: &Error) -> &'static str {
         | Error::DTypeMismatch { .. }
         | Error::ShapeMismatch { .. }
         | Error::Mismatch { .. } => "Mismatch",
+        Error::Incomplete { .. } => "Incomplete",
         Error::NotDescribed { .. } => "NotDescribed",
         Error::Unlinked { .. } => "Unlinked",
         Error::WouldBlock { .. } => "WouldBlock",

@@ -11,16 +11,76 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::memory::{Memory, Shape, signed};
+use crate::memory::{ElementType, Memory, Shape, signed};
 
-/// What an exported buffer points to. It lives until the buffer is released, so the memory stays attached and mapped that long.
+/// What keeps exported memory mapped, and its array in use.
+pub(crate) trait Kept: Send + Sync {}
+
+impl Kept for Arc<dyn Memory> {}
+
+/// Elements that can be exported: where they are, and what keeps them there.
+#[derive(Clone)]
+pub(crate) struct Elements {
+    address: Address,
+    element: ElementType,
+    lengths: Vec<usize>,
+    strides: Vec<isize>,
+    kept: Arc<dyn Kept>,
+}
+
+/// The address of the first element.
+#[derive(Clone, Copy)]
+struct Address(*mut u8);
+
+// SAFETY: it is a number here; code that reads or writes there is in Python, and outside of what Rust proves.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+impl Elements {
+    /// Describes elements that `kept` keeps mapped. Strides are in bytes.
+    pub(crate) fn new(
+        address: *mut u8,
+        element: ElementType,
+        lengths: Vec<usize>,
+        strides: Vec<isize>,
+        kept: Arc<dyn Kept>,
+    ) -> Self {
+        Self { address: Address(address), element, lengths, strides, kept }
+    }
+
+    /// Describes a whole array.
+    pub(crate) fn of(memory: &Arc<dyn Memory>, shape: &Shape) -> Self {
+        let kept = Arc::new(Arc::clone(memory));
+        Self::new(memory.pointer(), shape.element, shape.lengths.clone(), shape.strides(), kept)
+    }
+
+    /// Returns whether the elements follow one another in this order. Axes of length 1 do not matter.
+    fn is_contiguous(&self, order: Order) -> bool {
+        if self.lengths.contains(&0) {
+            return true;
+        }
+        let mut step = signed(self.element.dtype.size());
+        let mut follows = |axis: usize| {
+            let fits = self.lengths[axis] == 1 || self.strides[axis] == step;
+            step *= signed(self.lengths[axis]);
+            fits
+        };
+        match order {
+            Order::C => (0..self.lengths.len()).rev().all(&mut follows),
+            Order::F => (0..self.lengths.len()).all(&mut follows),
+        }
+    }
+}
+
+/// What an exported buffer points to. It lives until the buffer is released, so the memory stays mapped that long.
 struct Exported {
     lengths: Vec<isize>,
     strides: Vec<isize>,
-    _memory: Arc<dyn Memory>,
+    _kept: Arc<dyn Kept>,
 }
 
-/// Fills `view` with the elements of `memory`, for the exporting object `owner`.
+/// Fills `view` with the elements, for the exporting object `owner`.
 ///
 /// # Errors
 ///
@@ -29,43 +89,47 @@ struct Exported {
 /// # Safety
 ///
 /// - `view` points to a `Py_buffer` that the interpreter wants filled: the argument of `bf_getbuffer`.
-/// - `shape` describes `memory`.
 /// - `release` is called once with this buffer, as `bf_releasebuffer` of `owner`'s class.
 pub(crate) unsafe fn fill(
     view: *mut ffi::Py_buffer,
     flags: c_int,
     owner: &Bound<'_, PyAny>,
-    memory: &Arc<dyn Memory>,
-    shape: &Shape,
+    elements: &Elements,
     readonly: bool,
 ) -> PyResult<()> {
     let asks = |flag: c_int| flags & flag == flag;
     if readonly && asks(ffi::PyBUF_WRITABLE) {
         return Err(PyBufferError::new_err("the array is read-only here"));
     }
-    let (c, f) = (shape.is_contiguous(Order::C), shape.is_contiguous(Order::F));
+    let (c, f) = (elements.is_contiguous(Order::C), elements.is_contiguous(Order::F));
     if !c && (asks(ffi::PyBUF_C_CONTIGUOUS) || !asks(ffi::PyBUF_STRIDES)) {
-        return Err(PyBufferError::new_err("the array is in Fortran order, and the caller needs C order"));
+        return Err(PyBufferError::new_err("the elements are not in C order, and the caller needs C order"));
     }
     if !f && asks(ffi::PyBUF_F_CONTIGUOUS) {
-        return Err(PyBufferError::new_err("the array is in C order, and the caller needs Fortran order"));
+        return Err(PyBufferError::new_err(
+            "the elements are not in Fortran order, and the caller needs Fortran order",
+        ));
+    }
+    if !c && !f && asks(ffi::PyBUF_ANY_CONTIGUOUS) {
+        return Err(PyBufferError::new_err("the elements are not contiguous, and the caller needs contiguous ones"));
     }
     let exported = Box::new(Exported {
-        lengths: shape.lengths.iter().map(|length| signed(*length)).collect(),
-        strides: shape.strides(),
-        _memory: Arc::clone(memory),
+        lengths: elements.lengths.iter().map(|length| signed(*length)).collect(),
+        strides: elements.strides.clone(),
+        _kept: Arc::clone(&elements.kept),
     });
     let optional = |asked: bool, values: &[isize]| {
         if asked && !values.is_empty() { values.as_ptr().cast_mut() } else { null_mut() }
     };
+    let item = signed(elements.element.dtype.size());
     let filled = ffi::Py_buffer {
-        buf: memory.pointer().cast(),
+        buf: elements.address.0.cast(),
         obj: owner.clone().into_ptr(),
-        len: signed(shape.bytes()),
-        itemsize: signed(shape.element.dtype.size()),
+        len: exported.lengths.iter().product::<isize>() * item,
+        itemsize: item,
         readonly: c_int::from(readonly),
-        ndim: c_int::try_from(shape.lengths.len()).unwrap_or(0), // `Array` refuses more than 64 axes
-        format: if asks(ffi::PyBUF_FORMAT) { shape.element.format().as_ptr().cast_mut() } else { null_mut() },
+        ndim: c_int::try_from(elements.lengths.len()).unwrap_or(0), // an array has at most 64 axes
+        format: if asks(ffi::PyBUF_FORMAT) { elements.element.format().as_ptr().cast_mut() } else { null_mut() },
         shape: optional(asks(ffi::PyBUF_ND), &exported.lengths),
         strides: optional(asks(ffi::PyBUF_STRIDES), &exported.strides),
         suboffsets: null_mut(),

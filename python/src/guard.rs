@@ -2,28 +2,26 @@
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use ndarray_shm::array::ArrayLock;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::export;
-use crate::memory::{Memory, Shape};
+use crate::export::{self, Elements};
 
 /// A lock on a whole array. The kernel releases it when the process dies.
 #[pyclass(frozen, module = "ndshm._core")]
 pub(crate) struct Lock {
     held: Mutex<Option<ArrayLock>>,
-    memory: Arc<dyn Memory>,
-    shape: Shape,
+    elements: Elements,
     write: bool,
 }
 
 impl Lock {
-    pub(crate) fn new(held: ArrayLock, memory: Arc<dyn Memory>, shape: Shape, write: bool) -> Self {
-        Self { held: Mutex::new(Some(held)), memory, shape, write }
+    pub(crate) fn new(held: ArrayLock, elements: Elements, write: bool) -> Self {
+        Self { held: Mutex::new(Some(held)), elements, write }
     }
 }
 
@@ -34,13 +32,7 @@ impl Lock {
         if self.held.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
             return Err(PyBufferError::new_err("the lock has been released"));
         }
-        Ok(View {
-            memory: Arc::clone(&self.memory),
-            shape: self.shape.clone(),
-            writable: AtomicBool::new(self.write),
-            open: AtomicBool::new(true),
-            exports: AtomicUsize::new(0),
-        })
+        Ok(View::new(self.elements.clone(), self.write))
     }
 
     /// Releases the lock. A lock that is released already stays as it is.
@@ -53,11 +45,16 @@ impl Lock {
 /// Exports the elements under a lock.
 #[pyclass(frozen, module = "ndshm._core")]
 pub(crate) struct View {
-    memory: Arc<dyn Memory>,
-    shape: Shape,
-    writable: AtomicBool,
+    elements: Elements,
+    writable: bool,
     open: AtomicBool,
     exports: AtomicUsize,
+}
+
+impl View {
+    pub(crate) fn new(elements: Elements, writable: bool) -> Self {
+        Self { elements, writable, open: AtomicBool::new(true), exports: AtomicUsize::new(0) }
+    }
 }
 
 #[pymethods]
@@ -74,9 +71,8 @@ impl View {
         if !this.open.load(Ordering::Acquire) {
             return Err(PyBufferError::new_err("the guard has ended: take another one"));
         }
-        let readonly = !this.writable.load(Ordering::Acquire);
-        // SAFETY: the interpreter calls this with a buffer to fill, `shape` is that of `memory`, and `__releasebuffer__` releases it.
-        unsafe { export::fill(view, flags, slf.as_any(), &this.memory, &this.shape, readonly) }?;
+        // SAFETY: the interpreter calls this with a buffer to fill, and `__releasebuffer__` releases it.
+        unsafe { export::fill(view, flags, slf.as_any(), &this.elements, !this.writable) }?;
         this.exports.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }

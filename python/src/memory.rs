@@ -59,7 +59,7 @@ impl<T: Element> Memory for SharedArray<T, IxDyn> {
 }
 
 /// The key and text of the note that marks an array of `u8` as one of truth values.
-const BOOL_NOTE: (&str, &str) = ("numpy", "|b1");
+pub(crate) const BOOL_NOTE: (&str, &str) = ("numpy", "|b1");
 
 /// An element type as Python names it: one of the library's, or `|b1`, which the library stores as `|u1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,13 +139,6 @@ impl Shape {
             Order::F => (0..self.lengths.len()).for_each(&mut set),
         }
         strides
-    }
-
-    /// Returns whether the elements lie in this order. An array with at most one axis longer than 1 lies in both, as an empty one does.
-    pub(crate) fn is_contiguous(&self, order: Order) -> bool {
-        self.order == order
-            || self.lengths.contains(&0)
-            || self.lengths.iter().filter(|length| **length != 1).count() <= 1
     }
 }
 

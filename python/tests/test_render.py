@@ -1,0 +1,234 @@
+"""Renderbuffers: chunks that several processes paint, and painters that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ndshm
+
+SHAPE, CHUNK = (10, 7, 4), (4, 4, 4)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["u1", "bool", "<f4", "c16"])
+def test_painted_array_has_every_element_of_its_chunks(name: str, dtype: str, order: str) -> None:
+    want = np.arange(280).reshape(SHAPE).astype(dtype)
+    buffer = ndshm.RenderBuffer(name, SHAPE, CHUNK, dtype, order)
+    assert buffer.progress == (0, 6) and buffer.shape == SHAPE and name in repr(buffer)
+    for claim in buffer.claims():
+        with claim as x:
+            assert x.shape == want[claim.region].shape and x.dtype == want.dtype
+            x[...] = want[claim.region]
+    assert buffer.progress == (6, 6)
+    with pytest.raises(ndshm.NotFound):
+        ndshm.open(name)
+    array = buffer.finish()
+    np.testing.assert_array_equal(array[...], want)
+    again = ndshm.open(name)
+    assert (again.dtype, again.shape, again.order) == (want.dtype, SHAPE, order)
+    with pytest.raises(ValueError, match="finished or discarded"):
+        buffer.claim()
+
+
+def test_error_in_the_block_releases_the_chunk(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, 8, 4, "u1")
+    with pytest.raises(ZeroDivisionError):
+        with buffer.claim() as x:  # type: ignore[union-attr]
+            x[0] = 1 // 0
+    assert buffer.progress == (0, 2)
+    assert sorted(claim.number for claim in _commit_all(buffer)) == [0, 1]
+    buffer.finish()
+
+
+def _commit_all(buffer: ndshm.RenderBuffer) -> list[ndshm.Claim]:
+    claims = []
+    for claim in buffer.claims():
+        with claim:
+            pass
+        claims.append(claim)
+    return claims
+
+
+def test_claims_exclude_each_other_and_waiting_has_a_limit(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, 4, 4, "u1")
+    other = ndshm.RenderBuffer.join(name, "u1")
+    claim = buffer.claim()
+    assert claim is not None
+    with pytest.raises(BlockingIOError):
+        other.claim(0)
+    with pytest.raises(TimeoutError):
+        other.claim(0.05)
+    with claim as x:
+        x[:] = 1
+    assert other.claim() is None
+    with pytest.raises(ValueError, match="ended"):
+        claim.__enter__()
+    assert other.finish()[0] == 1
+
+
+def test_unfinished_buffer_is_resumed_and_other_work_refused(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, (6, 4), (3, 4), "u2", fingerprint="one")
+    with pytest.raises(ndshm.Incomplete):
+        buffer.finish()
+    with buffer.claim() as x:  # type: ignore[union-attr]
+        x[:] = 3
+    del x, buffer
+    with pytest.raises(ndshm.Mismatch):
+        ndshm.RenderBuffer(name, (6, 4), (3, 4), "u2", fingerprint="two")
+    with pytest.raises(ndshm.Mismatch):
+        ndshm.RenderBuffer.join(name, "u4")
+    with pytest.raises(ndshm.InvalidArgument, match="axes"):
+        ndshm.RenderBuffer(name, (6, 4), 3, "u2")
+    again = ndshm.RenderBuffer(name, (6, 4), (3, 4), "u2", fingerprint="one")
+    assert again.progress == (1, 2)
+    other = ndshm.RenderBuffer.join(name, "u2")
+    again.discard()
+    with pytest.raises(ndshm.Unlinked):
+        other.claim()
+    with pytest.raises(ndshm.NotFound):
+        ndshm.RenderBuffer.join(name, "u2")
+
+
+def test_view_that_outlives_its_claim_is_named_and_stays_mapped(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, 4, 4, "u1")
+    with pytest.warns(ndshm.ViewOutlivesGuard):
+        with buffer.claim() as x:  # type: ignore[union-attr]
+            kept = x[1:]
+    kept[0] = 5  # not protected, but not a crash either
+    array = buffer.finish()
+    array.close()
+    del array, buffer
+    kept[1] = 6
+    assert ndshm.open(name)[...].tolist() == [0, 5, 6, 0]
+
+
+def test_view_of_a_discarded_buffer_stays_mapped(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, 4, 4, "u1")
+    with pytest.warns(ndshm.ViewOutlivesGuard):
+        with buffer.claim() as x:  # type: ignore[union-attr]
+            kept = x[1:]
+    buffer.discard()
+    with pytest.raises(ValueError, match="discarded"):
+        buffer.claim()
+    del buffer, x
+    kept[:] = 7
+    assert kept.sum() == 21
+
+
+def test_buffer_with_an_open_claim_is_not_finished(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, 4, 4, "u1")
+    claim = buffer.claim()
+    assert claim is not None
+    with pytest.raises(ndshm.InUse, match="release it first"):
+        buffer.finish()
+    with claim:
+        pass
+    buffer.finish()
+
+
+def test_inherited_claim_is_an_error_in_the_child(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, 4, 4, "u1")
+    claim = buffer.claim()
+    assert claim is not None
+    with claim:
+        child = os.fork()
+        if child == 0:
+            try:
+                claim.__exit__(None, None, None)
+            except ndshm.NdshmError as error:
+                os._exit(7 if "parent" in str(error) else 8)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert buffer.progress == (0, 1)
+        with pytest.raises(BlockingIOError):
+            ndshm.RenderBuffer.join(name, "u1").claim(0)
+    buffer.finish()
+
+
+def slow_square(x: Any, region: tuple[slice, ...]) -> None:
+    time.sleep(0.02)
+    x[...] = np.arange(region[0].start, region[0].stop)[:, None] ** 2
+
+
+def failing(x: Any, region: tuple[slice, ...]) -> None:
+    if region[0].start >= 4:
+        raise KeyError("no such tile")
+    x[...] = 1
+
+
+def deadly(x: Any, region: tuple[slice, ...]) -> None:
+    # The first worker to come here dies in the middle of its chunk.
+    x[...] = 99
+    marker = Path(os.environ["NDSHM_TEST_MARKER"])
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        slow_square(x, region)
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_paint_the_whole_array(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    array = ndshm.paint(name, (40, 3), (4, 3), "i4", slow_square, workers=2, order="F", progress=True)
+    np.testing.assert_array_equal(array[...], np.tile(np.arange(40)[:, None] ** 2, 3))
+    assert array.order == "F"
+    assert "10/10" in capsys.readouterr().err
+
+
+def test_chunk_of_a_killed_worker_is_painted_by_another(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NDSHM_TEST_MARKER", str(tmp_path / "marker"))
+    array = ndshm.paint(name, (40, 3), (4, 3), "i4", deadly, workers=2)
+    assert (tmp_path / "marker").exists()
+    np.testing.assert_array_equal(array[...], np.tile(np.arange(40)[:, None] ** 2, 3))
+
+
+def test_failing_function_is_reported_and_the_rest_resumed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ndshm.PaintError, match="no such tile"):
+        ndshm.paint(name, (8, 3), (4, 3), "i4", failing, workers=1, fingerprint="work")
+    with pytest.raises(ndshm.NotFound):
+        ndshm.open(name)
+    # Alone, this worker dies; the chunk of the first call is kept.
+    monkeypatch.setenv("NDSHM_TEST_MARKER", str(tmp_path / "marker"))
+    with pytest.raises(ndshm.PaintError, match="call again"):
+        ndshm.paint(name, (8, 3), (4, 3), "i4", deadly, workers=1, fingerprint="work")
+    array = ndshm.paint(name, (8, 3), (4, 3), "i4", slow_square, workers=1, fingerprint="work")
+    np.testing.assert_array_equal(array[:, 0], [1, 1, 1, 1, 16, 25, 36, 49])
+
+
+def test_interrupted_paint_ends_its_workers(name: str, tmp_path: Path) -> None:
+    (tmp_path / "painter.py").write_text(
+        "import time, ndshm, sys\n"
+        "def paint(x, region):\n    time.sleep(0.3)\n"
+        "if __name__ == '__main__':\n"
+        f"    ndshm.paint({name!r}, 1000, 1, 'u1', paint, workers=2)\n",
+        encoding="utf-8",
+    )
+    with subprocess.Popen([sys.executable, "painter.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            try:
+                if ndshm.RenderBuffer.join(name, "u1").progress[0] > 1:
+                    break
+            except ndshm.NotFound:
+                pass
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
+    buffer = ndshm.RenderBuffer.join(name, "u1")
+    done, total = buffer.progress
+    assert 1 < done < total
+    buffer.claim(0).release()  # type: ignore[union-attr]
+    buffer.discard()
