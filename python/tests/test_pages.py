@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ndshm
+from conftest import shared_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,12 +24,14 @@ def programs(page: str) -> list[str]:
     [(page, number) for page in ("docs/guide/python.md", "python/README.md") for number in range(len(programs(page)))],
 )
 def test_programs_of_the_guide_run_and_leave_nothing(page: str, number: int, tmp_path: Path) -> None:
-    before = {row.name for row in ndshm.ls()}
+    text = programs(page)[number]
+    names = set(re.findall(r'(?:create|paint|RenderBuffer)\("([^"]+)"', text))
+    assert names
     # A file: spawned processes import it.
     program = tmp_path / "program.py"
-    program.write_text(programs(page)[number], encoding="utf-8")
+    program.write_text(text, encoding="utf-8")
     subprocess.run([sys.executable, "-W", "error", program], check=True, cwd=tmp_path, timeout=120)
-    assert {row.name for row in ndshm.ls()} <= before
+    assert not {file for file in shared_files() if any(file.endswith(name) for name in names)}
 
 
 def test_program_of_the_readme_changes_the_array(name: str) -> None:
