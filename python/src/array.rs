@@ -138,18 +138,21 @@ impl RawArray {
         let memory = self.memory()?;
         let limit = timeout.map(seconds).transpose()?;
         let access = if write { Access::ReadWrite } else { Access::Read };
+        // Most locks are free.
+        let free = py.detach(|| memory.lock(access, Some(Duration::ZERO), &mut || false));
         let mut interrupted = None;
-        #[allow(clippy::redundant_closure_for_method_calls)] // the method itself is not general enough
-        let check = || Python::attach(|py| py.check_signals());
-        let taken = py.detach(|| {
-            memory.lock(access, limit, &mut || match check() {
-                Ok(()) => true,
-                Err(error) => {
-                    interrupted = Some(error);
-                    false
-                }
-            })
-        });
+        let taken = match free {
+            Err(Error::WouldBlock { .. }) if limit != Some(Duration::ZERO) => {
+                // Python handles signals in the main thread. Others must not attach while they wait: the interpreter may be ending.
+                let is_main = is_main_thread(py)?;
+                #[allow(clippy::redundant_closure_for_method_calls)] // the method itself is not general enough
+                let check = || if is_main { Python::attach(|py| py.check_signals()) } else { Ok(()) };
+                py.detach(|| {
+                    memory.lock(access, limit, &mut || check().map_err(|error| interrupted = Some(error)).is_ok())
+                })
+            }
+            other => other,
+        };
         match (taken, interrupted) {
             (_, Some(error)) => Err(error),
             (Ok(held), None) => Ok(Lock::new(held, Elements::of(&memory, &self.shape), write)),
@@ -200,6 +203,12 @@ impl RawArray {
         // SAFETY: the interpreter releases each buffer that `__getbuffer__` filled once.
         unsafe { export::release(view) };
     }
+}
+
+fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    let threading = py.import("threading")?;
+    let main = threading.call_method0("main_thread")?.getattr("ident")?;
+    main.eq(threading.call_method0("get_ident")?)
 }
 
 pub(crate) fn seconds(timeout: f64) -> PyResult<Duration> {

@@ -13,7 +13,7 @@ mod render;
 
 use pyo3::prelude::*;
 
-#[pymodule(gil_used = false)]
+#[pymodule]
 mod _core {
     #[pymodule_export]
     use super::array::{Attachment, RawArray, attached, create, listing, open, reclaim, unlink};

@@ -251,3 +251,17 @@ def test_forked_child_takes_guards_of_inherited_arrays(name: str) -> None:
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert array[0] == 5
+
+
+def test_program_ends_while_threads_wait(name: str) -> None:
+    program = f"""
+import ndshm, threading, time
+array = ndshm.open({name!r})
+for write in (True, False) * 4:
+    threading.Thread(target=lambda: (array.write() if write else array.read()).__enter__(), daemon=True).start()
+time.sleep(0.3)
+"""
+    array = ndshm.create(name, 4, "u1")
+    with array.write():
+        for _ in range(5):
+            subprocess.run([sys.executable, "-c", program], check=True, timeout=30)

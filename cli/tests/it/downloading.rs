@@ -166,7 +166,7 @@ fn chunk_that_this_user_may_not_read_ends_the_download_like_a_damaged_one() {
             let finished = run(&mut command).expect_code(1);
             let told = finished.json();
             let error = told["error"].as_str().expect("an error");
-            assert!(error.contains("give this user the right to read"), "{finished:?}");
+            assert!(error.contains("give this user permission to read"), "{finished:?}");
             assert!(error.contains(&format!("`{}`", last.display())), "the file that is there: {finished:?}");
             assert!(told["because"][0].as_str().expect("a cause").contains("ermission denied"), "{finished:?}");
             assert!(!finished.err.contains("NDSHM_RETRY_SECONDS") && !finished.err.contains("kept"), "{finished:?}");
