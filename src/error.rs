@@ -187,7 +187,7 @@ pub enum Error {
         /// The name asked for.
         location: String,
     },
-    /// As many handles as can be counted are attached, or on their way.
+    /// The maximum number of handles is attached or in flight.
     #[error(
         "`{location}`: {limit} handles are {doing} already, and there is no room to count more: wait until some are dropped"
     )]
@@ -196,7 +196,7 @@ pub enum Error {
         location: String,
         /// How many can be counted.
         limit: u64,
-        /// "attached" or "on their way".
+        /// "attached" or "in flight".
         doing: &'static str,
     },
     /// As many processes as there can be have an arena, or counters, open.

@@ -71,7 +71,7 @@ pub(crate) struct CountedReport {
     pub(crate) bytes: u64,
     /// Handles, those of killed processes included.
     pub(crate) refcount: u32,
-    /// Handles on their way that have not expired.
+    /// Handles in flight that have not expired.
     pub(crate) in_flight: usize,
     /// How much longer they keep the array by themselves, rounded up.
     pub(crate) protected_seconds: u64,

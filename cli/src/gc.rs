@@ -30,7 +30,7 @@ struct GcReport {
     in_use: usize,
     /// Counted arrays and arenas that are kept although no process is attached.
     kept: usize,
-    /// Counted arrays that only handles on their way keep.
+    /// Counted arrays that only handles in flight keep.
     in_flight: usize,
     /// How much longer the first of these is protected; `null` if there is none.
     protected_seconds: Option<u64>,

@@ -126,7 +126,7 @@ fn write(info: &InfoReport, out: &mut dyn Write) -> Result<(), Failure> {
             (Some(_), ..) => "a counted array",
             (_, Some(arena), _) if arena.is_counters => "counters of loans",
             (_, Some(_), _) => "an arena",
-            (.., Some(_)) if item.is_damaged() => "a counted array whose bookkeeping is damaged",
+            (.., Some(_)) if item.is_damaged() => "a counted array with a damaged trailer",
             (.., Some(_)) => "an array, or another program's file (its bytes cannot be read)",
             _ if item.description.is_some() => "an array",
             _ => "an array, or another program's file (it does not say: `ndshm describe` writes down what it is)",

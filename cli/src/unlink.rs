@@ -21,7 +21,7 @@ struct UnlinkReport {
     backend: Option<String>,
     /// Whether a process was still attached, so that its memory is not free yet; `null` if that is unknown.
     attached: Option<bool>,
-    /// How many handles of a counted array were on their way, and lead nowhere now; `null` for everything else.
+    /// Number of handles of a counted array that were in flight and can no longer be attached; `null` for everything else.
     in_flight: Option<usize>,
     /// Why not, if not.
     error: Option<String>,
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
             };
             writeln!(out, "unlinked {location}{attached}")?;
             if let Some(count @ 1..) = outcome.in_flight {
-                writeln!(out, "{} on their way to it can no longer be used", units::count(count, "handle"))?;
+                writeln!(out, "{} in flight can no longer be attached", units::count(count, "handle"))?;
             }
         }
         outcomes.push(outcome);

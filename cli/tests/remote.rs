@@ -269,7 +269,7 @@ fn who_waits_for_a_silent_server_can_be_interrupted() {
         command.stdout(Stdio::piped());
         // Much longer than a server is usually allowed to be silent would be waited.
         let mut child = command.env("NDSHM_RETRY_SECONDS", "600").stderr(Stdio::null()).spawn().expect("it starts");
-        // What was asked for before may still be on its way.
+        // The response to an earlier request may still arrive.
         while !unanswered.recv_timeout(Duration::from_mins(1)).expect("a request").contains(&format!("/{path}/")) {}
         std::thread::sleep(Duration::from_millis(200));
         assert!(child.try_wait().expect("a state").is_none(), "{path}: it waits");

@@ -188,7 +188,7 @@ fn no_emulated_directory(path: &Path, source: std::io::Error) -> Error {
         Some(value) if is_orphan => Error::InvalidSetting {
             setting: EMULATED_DIRECTORY,
             value: value.to_string_lossy().into_owned(),
-            expected: "the path of a directory whose parent exists: correct it, or create the parent",
+            expected: "the path of a directory in an existing one: correct it, or create its parent",
         },
         _ => {
             let op = "making the directory for emulated shared memory (NDSHM_EMULATED_DIR names another)";

@@ -99,7 +99,7 @@ impl Handle {
             return Err(Error::TooManyHandles {
                 location: home.location.to_string(),
                 limit: MOST_TICKETS as u64,
-                doing: "on their way",
+                doing: "in flight",
             });
         }
         let (backend, directory) = address(&home.backend);

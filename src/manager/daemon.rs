@@ -218,15 +218,15 @@ impl Manager {
     /// Waits, then handles the bell, requests and deaths, in this order.
     fn wait(&mut self, limit: Option<Duration>, accepts: bool) -> Result<()> {
         let mut sources = vec![Source::Bell(&self.bell)];
-        let mut whose = Vec::new();
+        let mut asked = Vec::new();
         for (&number, client) in &self.clients {
             if let Some(talk) = &client.talk {
                 sources.push(Source::Socket(&talk.socket));
-                whose.push((number, false));
+                asked.push((number, false));
             }
             if let Some(process) = &client.watch {
                 sources.push(Source::Process(process));
-                whose.push((number, true));
+                asked.push((number, true));
             }
         }
         if accepts {
@@ -236,7 +236,7 @@ impl Manager {
             .map_err(|error| Error::os("waiting for clients", self.path.display(), error))?;
         self.is_stopping |= answers[0];
         // The listener is the last source and not a client, so `zip` leaves its answer out.
-        let happened = whose.into_iter().zip(&answers[1..]).filter_map(|(client, yes)| yes.then_some(client));
+        let happened = asked.into_iter().zip(&answers[1..]).filter_map(|(client, yes)| yes.then_some(client));
         let happened: Vec<(u64, bool)> = happened.collect();
         // Requests first, also those of dead clients: the last line may name a directory that the client used.
         for (number, _) in &happened {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::process::{Signal, getpid, kill_process};
 
 /// Names the step at which the process stops itself, the first time that it comes there; or, with `every N`, says that it does so at
-/// every step whose number is divided by N.
+/// each step with a number that N divides.
 const WHERE: &str = "NDSHM_STEP";
 
 /// Stops the process, if this is the step that the environment names. In the main thread nothing more is run before it is continued.

@@ -43,7 +43,7 @@ const NAMED: u64 = 1 << 60;
 /// Set in the number of a ticket that may be used many times (a reusable handle).
 const MANY: u64 = 1 << 63;
 
-/// Set in the number of a ticket that is being issued, or whose sender was killed while it issued it.
+/// Set in the number of a ticket that is being issued. It stays set if the sender is killed meanwhile.
 const PENDING: u64 = 1 << 62;
 
 /// Lower bits of a deadline: microseconds since boot. Upper bits: which boot.
@@ -104,7 +104,7 @@ impl State {
         Self(1 | if named { NAMED } else { 0 })
     }
 
-    /// The state of a segment whose users are counted elsewhere. Only whether its name is kept is stored here.
+    /// The state of a segment with users that are counted elsewhere. Only whether its name is kept is stored here.
     pub(crate) fn unattended(keep: bool) -> Self {
         Self(if keep { KEPT } else { 0 })
     }

@@ -160,7 +160,7 @@ impl Trailer {
         self.made_in == self.file
     }
 
-    /// How many handles were on their way, and for how long the last of them protects the array.
+    /// Number of handles in flight, and for how long the last of them protects the array.
     pub(crate) fn in_flight(&self, now: Duration) -> (usize, Duration) {
         counts::count(self.tickets.iter().copied(), now)
     }

@@ -3,7 +3,7 @@
 //! | suite | what it holds | where |
 //! |---|---|---|
 //! | `conformance` | the contract | every backend, every platform |
-//! | `sharing` | counted arrays on their way between processes, over channels | every backend, Linux |
+//! | `sharing` | counted arrays sent between processes, over channels | every backend, Linux |
 //! | `linux` | what only Linux shows: descriptors, permission bits, limits | every backend |
 //! | `interop` | numpy, CloudVolume, Python with our locks | every backend |
 //! | `processes` | children of `process::spawn`, and how they end | every platform |

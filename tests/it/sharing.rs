@@ -1,4 +1,4 @@
-//! Counted arrays on their way between processes: over channels, by descriptor and by name, and what is left when the
+//! Counted arrays sent between processes: over channels, by descriptor and by name, and what is left when the
 //! processes are killed.
 //!
 //! Every test has a directory of its own ([`Place::private`]) and looks at all of it in the end. What torch and Paddle

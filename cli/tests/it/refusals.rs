@@ -266,12 +266,12 @@ fn misspelt_emulated_directory_is_named_and_not_made() {
     let mut command = scene.ndshm(["download", "--location", "x", "--bbox", "0:8,0:8,0:8"]);
     let finished = run(command.arg(scene.volume()).env("NDSHM_EMULATED_DIR", &wrong)).expect_code(2);
     assert!(
-        finished.err.contains("NDSHM_EMULATED_DIR") && finished.err.contains("whose parent exists"),
+        finished.err.contains("NDSHM_EMULATED_DIR") && finished.err.contains("a directory in an existing one"),
         "{finished:?}"
     );
     assert!(!finished.err.contains("because"), "it is told once: {finished:?}");
     let report = run(scene.ndshm(["doctor", "--json"]).env("NDSHM_EMULATED_DIR", &wrong)).expect_code(1);
-    assert!(report.out.contains("whose parent exists"), "{report:?}");
+    assert!(report.out.contains("a directory in an existing one"), "{report:?}");
     assert!(!wrong.parent().expect("its parent").exists());
 }
 

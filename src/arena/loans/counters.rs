@@ -184,7 +184,7 @@ impl Counters {
         let slot = taken.ok_or_else(|| Error::TooManyHandles {
             location: self.header().name().to_owned(),
             limit: self.capacity().into(),
-            doing: "on their way",
+            doing: "in flight",
         })?;
         Ok(CounterHandle { owner: self.header().tag(), slot, serial: self.header().slots().share(slot) })
     }

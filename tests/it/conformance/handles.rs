@@ -1,4 +1,4 @@
-//! Handles: a counted array's name on its way as text, how often it can be used, and how long it keeps the array.
+//! Handles: the name of a counted array as text, how often it can be attached, and how long it keeps the array.
 
 use std::time::{Duration, Instant};
 
@@ -201,7 +201,7 @@ fn so_many_handles_can_be_on_their_way_and_expired_ones_make_room(place: &Place)
     let array = create(place, &name);
     let handles: Vec<Handle> = (0..128).map(|_| array.handle().unwrap()).collect();
     let error = array.handle().unwrap_err();
-    assert!(matches!(error, Error::TooManyHandles { limit: 128, doing: "on their way", .. }), "{error}");
+    assert!(matches!(error, Error::TooManyHandles { limit: 128, doing: "in flight", .. }), "{error}");
     assert_eq!(place.inspect(&name).unwrap().in_flight, 128);
     drop(array);
     let array = attach(place, &handles[127]).unwrap();

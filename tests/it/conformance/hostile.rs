@@ -94,7 +94,7 @@ impl Target {
         AttachOptions::<ArrayReader<_, _>>::new().backend(self.backend.clone()).timeout(Duration::ZERO)
     }
 
-    /// The bytes of an array with the elements 0 to 29, one handle, and a handle on its way.
+    /// The bytes of an array with the elements 0 to 29, one handle, and a handle in flight.
     pub(super) fn honest(&self) -> Vec<u8> {
         let array = self.options().create(&self.location, SHAPE.f()).unwrap();
         array.write().unwrap().iter_mut().zip(0..).for_each(|(element, number)| *element = number);

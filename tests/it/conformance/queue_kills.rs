@@ -47,7 +47,7 @@ const BATCH: u64 = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Numbers that one sender has for itself.
 const OWN: u64 = 1 << 32;
-/// More than all messages on their way can take.
+/// More than all messages in flight can take.
 const CAPACITY: u64 = 16 << 20;
 
 fn kills() -> usize {

@@ -323,7 +323,7 @@ pub const SCENARIOS: [(&str, Rounds); 5] = [
     ("creator", |game, rounds| one_by_one(game, rounds, creator_is_killed)),
     ("last reader", |game, rounds| one_by_one(game, rounds, last_reader_is_killed)),
     ("middle of A -> B -> C", chain),
-    ("sender with a handle on its way", |game, rounds| one_by_one(game, rounds, sender_is_killed)),
+    ("sender with a handle in flight", |game, rounds| one_by_one(game, rounds, sender_is_killed)),
     ("receiver while attaching", |game, rounds| one_by_one(game, rounds, attacher_is_killed)),
 ];
 

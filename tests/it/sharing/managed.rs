@@ -90,7 +90,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// From now on, unless a handle on its way protects something for longer.
+    /// From now on, unless a handle in flight protects something for longer.
     pub fn start(&mut self) {
         self.since = Some(Instant::now());
     }

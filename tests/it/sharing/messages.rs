@@ -103,7 +103,7 @@ fn an_array_that_nobody_wants_is_given_up_at_once(place: &Place) {
         drop(one);
         assert_eq!((array.in_flight(), array.refcount()), (named, 1));
         drop(array);
-        assert_eq!(meeting.names(), named, "on its way it stays");
+        assert_eq!(meeting.names(), named, "a message in flight keeps the name");
         drop(other);
         meeting.is_clean();
     }
@@ -221,7 +221,7 @@ fn waiting_ends_when_the_time_is_over_and_nothing_is_lost(place: &Place) {
         sent += 1;
         assert!(sent < 120, "no socket takes as much");
     }
-    assert_eq!(array.in_flight(), sent, "what was not sent is not on its way");
+    assert_eq!(array.in_flight(), sent, "an array that was not sent is not in flight");
     for _ in 0..sent {
         let received = there.receive_timeout::<String>(LONG).unwrap();
         assert_eq!((received.message.len(), received.arrays.len()), (1 << 16, 1));

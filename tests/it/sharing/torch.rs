@@ -162,7 +162,7 @@ fn fs_no_name_before_sharing_a_name_after_and_none_in_the_end(place: &Place) {
         let (here, there) = Channel::pair().unwrap();
         here.send(&(), &[&array]).unwrap();
         drop(array);
-        assert_eq!(meeting.names(), 1, "on its way it stays");
+        assert_eq!(meeting.names(), 1, "a message in flight keeps the name");
         let [received] = <[_; 1]>::try_from(there.receive::<()>().unwrap().arrays).unwrap();
         let array = attach::<f32>(received);
         assert_eq!(meeting.names(), 1);
@@ -275,7 +275,7 @@ fn what_cannot_be_shared_is_refused_at_once(place: &Place) {
         } else {
             let error = sent.unwrap_err();
             assert!(matches!(error, Error::TooManyHandles { limit: 128, .. }), "{error}");
-            assert_eq!(array.in_flight(), 0, "what was not sent is not on its way");
+            assert_eq!(array.in_flight(), 0, "an array that was not sent is not in flight");
         }
         here.send("one", &[&array]).unwrap();
         assert_eq!(there.receive::<String>().unwrap().message, "one", "and nothing before it");

@@ -11,7 +11,7 @@ use crate::progress::StopFlag;
 /// Fetches at a time, unless something else is said: what a browser allows for one server, twice.
 pub(crate) const REQUESTS: usize = 16;
 
-/// Bytes on their way at a time, unless something else is said.
+/// Default maximum number of bytes in flight.
 pub(crate) const IN_FLIGHT: u64 = 32 << 20;
 
 /// How long the flags may go unnoticed.

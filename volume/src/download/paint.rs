@@ -32,7 +32,7 @@ pub(crate) struct PaintWork<'a> {
     pub(crate) missing: Option<&'a [u8]>,
     /// How many fetches at a time a remote source gets.
     pub(crate) requests: usize,
-    /// How many bytes may be on their way from it.
+    /// Maximum number of bytes in flight from it.
     pub(crate) in_flight: u64,
     /// Raised by the caller.
     pub(crate) stop: &'a StopFlag,

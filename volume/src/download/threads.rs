@@ -97,7 +97,7 @@ pub(crate) fn run<T: Element>(
     })
 }
 
-/// A chunk on its way from the thread that fetched it to the one that decodes it.
+/// A chunk that was fetched by one thread and is to be decoded by another.
 struct FetchedChunk<'a, T: Element> {
     claim: ChunkClaim<'a, T, IxDyn>,
     region: Vec<Range<i64>>,

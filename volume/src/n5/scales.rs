@@ -1,11 +1,11 @@
-//! Groups whose datasets are the same picture at several resolutions, as the tools that write N5 describe them.
+//! Groups of datasets that are the same picture at several resolutions, as the tools that write N5 describe them.
 //!
 //! | convention | scales | size of an element |
 //! |---|---|---|
 //! | N5 viewer | `s0`, `s1`, .. | `pixelResolution` times `downsamplingFactors` of the scale or `scales` of the group |
 //! | Paintera | `data/s0`, `data/s1`, .. of a group with `painteraData` | `resolution` times `downsamplingFactors` |
 //! | BigDataViewer | `s0`, `s1`, .. of `setupN/timepointM` | the same |
-//! | COSEM | the datasets in `multiscales` | `scale` of their `transform`, whose axes are in C order: z, y, x |
+//! | COSEM | the datasets in `multiscales` | `scale` of their `transform`, with axes in C order: z, y, x |
 
 use std::sync::Arc;
 

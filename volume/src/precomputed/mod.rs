@@ -61,7 +61,7 @@ pub(crate) fn open_writable(store: Arc<dyn Store>, mip: usize, made: Option<Enco
     Ok(Box::new(PrecomputedVolume::open(store, mip)?.writable(packs)?))
 }
 
-/// Lists the scales, the finest first, also those whose chunks cannot be read.
+/// Lists the scales, the finest first. Scales with unreadable chunks are included.
 ///
 /// # Errors
 ///

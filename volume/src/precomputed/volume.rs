@@ -1,4 +1,4 @@
-//! One scale of a Precomputed volume, whose chunks are objects, or parts of shards.
+//! One scale of a Precomputed volume. Its chunks are objects, or parts of shards.
 
 use std::fmt;
 use std::ops::Range;

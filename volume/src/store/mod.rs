@@ -110,7 +110,7 @@ pub(crate) fn make(store: &dyn Store, key: &str, bytes: &[u8]) -> Result<bool> {
             return Ok(true);
         }
         match store.get(key)? {
-            // It may even be this one: a server whose answer was lost was asked again.
+            // It may even be this one: the answer to an earlier attempt may have been lost.
             Some(there) if !there.gzip && there.bytes == bytes => return Ok(false),
             Some(_) => break,
             None => {}
@@ -123,7 +123,7 @@ pub(crate) fn make(store: &dyn Store, key: &str, bytes: &[u8]) -> Result<bool> {
     ))
 }
 
-/// The error of a URL whose scheme needs a feature of this crate.
+/// The error for a URL with a scheme that needs a feature of this crate.
 fn not_built_in(shown: &str) -> Error {
     let (scheme, _) = shown.split_once("://").unwrap_or_default();
     let feature = match scheme {

@@ -25,7 +25,7 @@ impl Units {
     ///
     /// # Errors
     ///
-    /// [`Bbox`](Error::Bbox), [`Alignment`](Error::Alignment), and [`Source`](Error::Source) of a sink whose chunks cannot tile.
+    /// [`Bbox`](Error::Bbox), [`Alignment`](Error::Alignment), and [`Source`](Error::Source) of a sink with chunks that cannot tile.
     pub(crate) fn of(sink: &dyn ChunkSink, bbox: &Bbox, options: &UploadOptions<'_>) -> Result<Self> {
         let meta = sink.meta();
         meta.check(&sink.identity())?;

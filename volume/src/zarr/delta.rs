@@ -58,7 +58,7 @@ impl Delta {
         let is_big = configuration["big_endian"] == true;
         let (numbers, order) = NumberKind::read(dtype).ok_or_else(|| unsupported(dtype))?;
         let (differences, differences_order) = NumberKind::read(astype).ok_or_else(|| unsupported(astype))?;
-        // Differences of numbers whose bytes stand the other way round than in the array mean nothing.
+        // Differences are meaningless if the order of bytes is not that of the array.
         if numbers.size() > 1 && order.is_some_and(|order| order != is_big) {
             return Err(unsupported(dtype));
         }

@@ -1,4 +1,4 @@
-//! OME-Zarr: a group whose arrays are the same picture at several resolutions.
+//! OME-Zarr: a group of arrays that are the same picture at several resolutions.
 //!
 //! Version 0.4 keeps its description in `.zattrs`, version 0.5 in the attributes of `zarr.json` under `ome`.
 

@@ -14,7 +14,7 @@ use ndarray_shm_volume::{Bbox, ChunkSource, Error, Fetched, Result, Scratch, Sto
 
 use crate::place::Place;
 
-/// A volume whose chunks take a while to arrive, and which notes what it was asked for.
+/// A volume with chunks that take a while to arrive. It records the requests.
 #[derive(Debug)]
 struct Remote<'a> {
     volume: &'a dyn ChunkSource,

@@ -261,7 +261,7 @@ fn killed_in_the_middle(_name: &str) {
     let mut proxy = FaultyProxy::start(&server.endpoint(), slowly());
     let mut child = case.command("s3://test/volume", &proxy.url(), "60").spawn().expect("a download");
     wait_until_held(&proxy, &mut child);
-    // First behind the proxy, whose connections then end without an answer; then the proxy's port refuses too.
+    // First behind the proxy, which then closes its connections without an answer; then the proxy's port refuses too.
     server.kill();
     proxy.let_go();
     thread::sleep(Duration::from_millis(300));

@@ -1,6 +1,6 @@
 """Copies volumes between a directory and an S3 server, for an oracle that knows only files.
 
-A file whose name ends in `.gz` is an object with a Content-Encoding, as CloudVolume has it.
+A file with a name that ends in `.gz` is an object with a Content-Encoding, as CloudVolume has it.
 """
 
 import functools

@@ -204,7 +204,7 @@ def check():
 
 
 def unpacked(path):
-    """A copy of a volume whose files are not gzip streams, for those who do not know the suffix."""
+    """A copy of a volume with files that are not gzip streams, for readers that ignore the suffix."""
     copy = path + ".unpacked"
     for directory, _, names in os.walk(path):
         target = os.path.join(copy, os.path.relpath(directory, path))

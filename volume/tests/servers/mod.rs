@@ -148,12 +148,12 @@ impl HttpServer {
         }
     }
 
-    /// As [`start`](Self::start), whose answers have no tag.
+    /// As [`start`](Self::start), with answers that have no tag.
     pub fn without_tags(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory]), _scratch: None }
     }
 
-    /// The same, whose answers do not say how long they are.
+    /// The same, with answers that do not say how long they are.
     pub fn without_lengths(directory: &Path) -> Self {
         Self { served: Served::start("serve_files.py", &[directory, Path::new("lengthless")]), _scratch: None }
     }

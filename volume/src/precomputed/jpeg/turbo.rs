@@ -1,4 +1,4 @@
-//! JPEG by libjpeg-turbo, whose warnings about damaged pictures are errors.
+//! JPEG by libjpeg-turbo. Its warnings about damaged pictures are errors here.
 
 use turbojpeg::{Colorspace, Compressor, Decompressor, Image, PixelFormat, Subsamp};
 

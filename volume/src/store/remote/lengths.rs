@@ -1,4 +1,4 @@
-//! A connection to web servers whose answers may not say how long they are, which `object_store` wants to know before it reads.
+//! A connection to web servers that may not say how long their answers are, which `object_store` wants to know before it reads.
 //!
 //! It also notes the status of the last answer, which `object_store` says of few errors.
 //!

@@ -226,7 +226,7 @@ fn an_array_that_is_dropped_is_unmapped_and_can_be_unlinked() {
     assert!(!place.backend.unlink(&place.location).expect("unlink"), "it was there once");
 }
 
-// 15: an array in C order is copied into private memory on its way to the caller.
+// 15: an array in C order is copied into private memory before the caller gets it.
 #[test]
 fn an_array_in_either_order_is_the_shared_memory_itself() {
     let place = Place::new();
