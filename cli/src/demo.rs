@@ -56,7 +56,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         Failure::new(Exit::Failed, format!("cannot create a temporary directory: {error}"))
             .advice(format!("set {} to a directory that you can write to", host::TEMPORARY_DIRECTORY))
     })?;
-    // A name that the user chose may belong to an array that is still needed. The default name is reserved for demos.
+    // A name that the user chose may belong to an array that is still needed. Only demos use the default name.
     let is_default = args.location().as_str() == DEMO_LOCATION;
     if is_default {
         discard_leftovers(&backend, args.location())?;

@@ -279,7 +279,7 @@ fn a_damaged_trailer_is_listed_explained_and_not_removed() {
     assert!(listed["counted_error"].as_str().expect("text").contains("checksum"), "{listed:#}");
     assert!(line(&scene, "damaged").ends_with("counted, damaged"));
     let text = run(&mut scene.ndshm(["info", "damaged"])).expect_code(0).out;
-    assert!(text.contains("bookkeeping is damaged") && text.contains("checksum"), "{text}");
+    assert!(text.contains("damaged trailer") && text.contains("checksum"), "{text}");
 
     let finished = run(&mut scene.ndshm(["gc", "--backend", "emulated", "--json"])).expect_code(1);
     assert!(finished.err.contains("ndshm unlink damaged"), "{finished:?}");
