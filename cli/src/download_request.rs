@@ -128,9 +128,9 @@ impl DownloadRequest<'_> {
             Error::Array(ndarray_shm::Error::AlreadyExists { .. }) if is_file => {
                 Some("give --replace to replace it, or choose another --file".to_owned())
             }
-            Error::Array(ndarray_shm::Error::AlreadyExists { .. }) => Some(format!(
-                "give --replace to replace it, `ndshm unlink {location}` to remove it, or choose another name"
-            )),
+            Error::Array(ndarray_shm::Error::AlreadyExists { .. }) => {
+                Some(format!("give --replace, or remove it (`ndshm unlink {location}`), or choose another name"))
+            }
             Error::Array(ndarray_shm::Error::PermissionDenied { .. }) => {
                 Some("choose another name, or ask the owner to remove it".to_owned())
             }

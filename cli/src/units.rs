@@ -1,4 +1,4 @@
-//! Numbers as people read them: sizes, rates, ages, shapes. Pure functions of their arguments.
+//! Human-readable numbers: sizes, rates, ages, shapes. Pure functions of their arguments.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ pub(crate) fn left(time: Duration) -> String {
     format!("{} {unit}", seconds.div_ceil(scale))
 }
 
-/// Reads a time as people write it: `"90"` and `"90s"` are seconds, `"5m"` minutes, `"2h"` hours, `"1d"` days.
+/// Parses a time: `"90"` and `"90s"` are seconds, `"5m"` minutes, `"2h"` hours, `"1d"` days.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let scale = match &text[digits.len()..] {
@@ -72,7 +72,9 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     // `parse` would accept a sign.
     let number: Option<u64> = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
     let seconds = number.zip(scale).and_then(|(number, scale)| number.checked_mul(scale));
-    seconds.map(Duration::from_secs).ok_or_else(|| "write a number of seconds, or 90s, 5m, 2h, 1d".to_owned())
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| "give a number of seconds, or a time such as 90s, 5m, 2h, 1d".to_owned())
 }
 
 /// Writes a shape as `"128 x 128 x 64"`, and the shape of a single value as `"one value"`.
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_no_rate() {
+    fn rate_without_time_is_zero() {
         assert_eq!(rate(1 << 20, Duration::ZERO), 0);
         assert_eq!(rate(1 << 20, Duration::from_millis(500)), 2 << 20);
     }
