@@ -1,4 +1,4 @@
-//! Arenas and counters as `ls`, `info`, `gc` and `doctor` see them, in JSON and in words. Looking joins none of them.
+//! Arenas and counters as `ls`, `info`, `gc` and `doctor` show them, in JSON and in words. Inspecting one does not join it.
 
 use ndarray_shm::arena::ArenaInspection;
 use serde::Serialize;
@@ -12,20 +12,20 @@ pub(crate) struct ArenaReport {
     /// Bytes for arrays; 0 for counters.
     pub(crate) capacity: u64,
     pub(crate) queues: u32,
-    /// Messages that each queue has room for.
+    /// Most messages in each queue.
     pub(crate) queue_capacity: u32,
-    /// Processes that are members.
+    /// Number of member processes.
     pub(crate) members: u32,
-    /// Processes that can be.
+    /// Most member processes.
     pub(crate) most_members: u32,
     pub(crate) kept: bool,
     pub(crate) orphaned: bool,
-    /// Number of the process that made it.
+    /// Number of the process that created it.
     pub(crate) creator: u32,
-    /// Which of the two it is.
+    /// Whether it is a file of counters, not an arena.
     #[serde(skip)]
     pub(crate) is_counters: bool,
-    /// The kernel's answer, which every item has anyway.
+    /// Whether a process holds a lease. Not serialized: every item has this field itself.
     #[serde(skip)]
     pub(crate) attached: bool,
 }
@@ -46,12 +46,12 @@ impl ArenaReport {
         }
     }
 
-    /// What it is, in a word.
+    /// Returns its kind in one word.
     pub(crate) fn kind(&self) -> &'static str {
         if self.is_counters { "counters" } else { "arena" }
     }
 
-    /// The processes that use it, in a few words: "3 members", "kept", "orphaned".
+    /// Returns its users in a few words: "3 members", "kept", "orphaned".
     pub(crate) fn users(&self) -> String {
         let members = units::count(self.members as usize, "member");
         match (self.orphaned, self.kept) {
@@ -62,7 +62,7 @@ impl ArenaReport {
         }
     }
 
-    /// What it is, in a table: "arena of 16.0 MiB, 8 queues".
+    /// Returns its sizes, for a table: "arena of 16.0 MiB, 8 queues".
     pub(crate) fn summary(&self) -> String {
         if self.is_counters {
             return self.kind().to_owned();
@@ -70,23 +70,23 @@ impl ArenaReport {
         format!("arena of {}, {}", units::size(self.capacity), units::count(self.queues as usize, "queue"))
     }
 
-    /// Everything but its holders, for `info`.
+    /// Returns all facts but its holders, for `info`.
     pub(crate) fn facts(&self) -> Vec<(&'static str, String)> {
         let kept = if self.kept {
             "yes: only `ndshm unlink` removes the name"
         } else {
-            "no: the name goes with the last member"
+            "no: the last member removes the name"
         };
         let orphaned =
             if self.orphaned { "yes: no process uses it and none will; `ndshm gc` removes it" } else { "no" };
         let mut facts = vec![("members", format!("{} of {} processes", self.members, self.most_members))];
         if !self.is_counters {
             facts.push(("capacity", format!("{} ({} bytes)", units::size(self.capacity), self.capacity)));
-            facts.push(("queues", format!("{}, each with room for {} messages", self.queues, self.queue_capacity)));
+            facts.push(("queues", format!("{}, each for up to {} messages", self.queues, self.queue_capacity)));
         }
         facts.push(("kept", kept.to_owned()));
         facts.push(("orphaned", orphaned.to_owned()));
-        facts.push(("made", format!("by process {}", self.creator)));
+        facts.push(("created", format!("by process {}", self.creator)));
         facts
     }
 }

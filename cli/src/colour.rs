@@ -1,20 +1,20 @@
-//! Colours in errors and in what `doctor` finds, where the output is a terminal and `NO_COLOR` does not forbid it.
+//! Colours for errors and for `doctor`, if the output is a terminal and `NO_COLOR` is not set.
 
 use std::io;
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
 
-/// What a word means.
+/// The meaning of a word, which decides its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
-    /// All is well.
+    /// Nothing is wrong.
     Good,
-    /// It is worth knowing.
+    /// Worth knowing.
     Warning,
-    /// Something is wrong.
+    /// A problem.
     Problem,
-    /// What to do about it.
+    /// Advice.
     Advice,
 }
 
@@ -42,7 +42,7 @@ impl Colours {
         Self(AutoStream::choice(&io::stderr()) != ColorChoice::Never)
     }
 
-    /// Returns the text in the colour of its meaning, or as it is.
+    /// Returns the text in the colour of its meaning, or unchanged if there are no colours.
     pub(crate) fn paint(self, tone: Tone, text: &str) -> String {
         let style = tone.style();
         if self.0 && !text.trim().is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }

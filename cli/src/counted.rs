@@ -1,4 +1,4 @@
-//! Counted arrays as `ls`, `info`, `unlink` and `gc` see them: what trailer and kernel say, in JSON and in words.
+//! Counted arrays as `ls`, `info`, `unlink` and `gc` show them: facts from the trailer and the kernel, in JSON and in words.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,30 +13,30 @@ use crate::arena::ArenaReport;
 use crate::exit::Failure;
 use crate::units;
 
-/// What looking at a file said.
+/// What an inspected file is.
 #[derive(Debug)]
 pub(crate) enum Look {
-    /// It is a counted array.
+    /// A counted array.
     Counted(Box<CountedReport>),
-    /// It is an arena, or a file of counters.
+    /// An arena, or a file of counters.
     Arena(Box<ArenaReport>),
-    /// It is a plain array, or another program's file; with what it says about itself, if that could be true.
+    /// A plain array with its description if that is valid, or another program's file.
     Plain(Option<Description>),
-    /// It is one, or was, but what it says about itself cannot be true.
+    /// A counted array with an invalid trailer.
     Damaged(String),
-    /// It is bookkeeping of another kind, or gone.
+    /// Another reserved file, or a file that no longer exists.
     Other,
-    /// It is unknown what it is.
+    /// A file that could not be inspected, and why.
     Unknown(String),
 }
 
 impl Look {
-    /// Looks at an entry, which only an ordinary name makes a counted array.
+    /// Inspects an entry. Only a file with an ordinary name can be a counted array.
     pub(crate) fn at(backend: &Directory, entry: &DirectoryEntry) -> Self {
         let Some(location) = entry.location().filter(|_| entry.kind == EntryKind::Array) else { return Self::Other };
         match inspect_in(backend, &location) {
             Ok(inspection) => Self::Counted(Box::new(CountedReport::new(&inspection))),
-            // Arenas and counters are reserved: they are no array.
+            // Arenas and counters have reserved names: they are not arrays.
             Err(Error::Reserved { .. }) => match arena::inspect_in(backend, &location) {
                 Ok(inspection) => Self::Arena(Box::new(ArenaReport::new(&inspection))),
                 Err(Error::Reserved { .. }) => Self::Other,
@@ -65,24 +65,24 @@ pub(crate) struct CountedReport {
     pub(crate) shape: Vec<usize>,
     /// "C" or "F".
     pub(crate) order: String,
-    /// How it is shared; what has a name is shared by name.
+    /// How it is shared: an array with a name is shared by name.
     pub(crate) strategy: &'static str,
     /// Bytes of the elements.
     pub(crate) bytes: u64,
-    /// Handles, those of killed processes included.
+    /// Number of handles, including those of killed processes.
     pub(crate) refcount: u32,
     /// Handles in flight that have not expired.
     pub(crate) in_flight: usize,
-    /// How much longer they keep the array by themselves, rounded up.
+    /// How much longer handles in flight keep the array without other handles, rounded up.
     pub(crate) protected_seconds: u64,
     pub(crate) kept: bool,
     pub(crate) frozen: bool,
     pub(crate) orphaned: bool,
-    /// Number of the process that made it.
+    /// Number of the process that created it.
     pub(crate) creator: u32,
-    /// When it was made, in seconds since 1970.
+    /// When it was created, in seconds since 1970.
     pub(crate) created: u64,
-    /// The kernel's answer, which every item has anyway.
+    /// Whether a process holds a lease. Not serialized: every item has this field itself.
     #[serde(skip)]
     pub(crate) attached: bool,
 }
@@ -107,10 +107,10 @@ impl CountedReport {
         }
     }
 
-    /// Who uses it, in a few words: "2", "2+1 in flight", "kept", "orphaned".
+    /// Returns its users in a few words: "2", "2+1 in flight", "kept", "orphaned".
     pub(crate) fn users(&self) -> String {
         let in_flight = if self.in_flight > 0 { format!("{} in flight", self.in_flight) } else { String::new() };
-        // While no process is attached, the number is that of killed processes.
+        // If no process is attached, the reference count only counts killed processes.
         let users = match (self.attached, self.in_flight) {
             (true, 0) => self.refcount.to_string(),
             (true, _) => format!("{}+{in_flight}", self.refcount),
@@ -124,12 +124,12 @@ impl CountedReport {
         }
     }
 
-    /// What it is, in a table: "counted <f4 30x40".
+    /// Returns its type and shape, for a table: "counted <f4 30x40".
     pub(crate) fn summary(&self) -> String {
         units::array(if self.frozen { "frozen" } else { "counted" }, &self.dtype, &self.shape)
     }
 
-    /// Everything but its holders, for `info`.
+    /// Returns all facts but its holders, for `info`.
     pub(crate) fn facts(&self) -> Vec<(&'static str, String)> {
         let in_flight = match self.in_flight {
             0 => "no handle".to_owned(),
@@ -141,7 +141,7 @@ impl CountedReport {
         let kept = if self.kept {
             "yes: only `ndshm unlink` removes the name"
         } else {
-            "no: the name goes with the last handle"
+            "no: the last handle removes the name"
         };
         let orphaned =
             if self.orphaned { "yes: no process uses it and none will; `ndshm gc` removes it" } else { "no" };
@@ -153,13 +153,13 @@ impl CountedReport {
             ("strategy", format!("{} (shared by name)", self.strategy)),
             (
                 "refcount",
-                format!("{}, those of killed processes included", units::count(self.refcount as usize, "handle")),
+                format!("{}, including those of killed processes", units::count(self.refcount as usize, "handle")),
             ),
             ("in flight", in_flight),
             ("kept", kept.to_owned()),
             ("frozen", if self.frozen { "yes: no process can write to it any more" } else { "no" }.to_owned()),
             ("orphaned", orphaned.to_owned()),
-            ("made", format!("{} ago by process {}", units::age(age), self.creator)),
+            ("created", format!("{} ago by process {}", units::age(age), self.creator)),
         ]
     }
 }
@@ -188,12 +188,12 @@ mod tests {
     }
 
     #[test]
-    fn users_are_told_in_a_few_words() {
+    fn users_are_described_in_a_few_words() {
         let users = |attached, refcount, in_flight, kept| counted(attached, refcount, in_flight, kept).users();
         assert_eq!(users(true, 2, 0, false), "2");
         assert_eq!(users(true, 2, 1, false), "2+1 in flight");
         assert_eq!(users(true, 2, 1, true), "2+1 in flight, kept");
-        assert_eq!(users(false, 2, 1, false), "1 in flight", "the dead are no users");
+        assert_eq!(users(false, 2, 1, false), "1 in flight", "dead processes are not users");
         assert_eq!(users(false, 0, 0, true), "kept");
         assert_eq!(users(false, 1, 0, false), "orphaned");
     }

@@ -1,8 +1,8 @@
-//! `ndshm demo`: the whole way once, on volumes of its own making, with nothing left to chance.
+//! `ndshm demo`: creates volumes, downloads each of them with worker processes, and verifies the arrays.
 //!
-//! The volumes differ in everything: chunks, codecs, element types, Zarr versions. One after the other becomes the array
-//! of the same name, painted by worker processes and compared, element by element, with the volume read again without
-//! any shared array, and in part with the formula that made it. The first of the gallery comes last and stays.
+//! The volumes differ in chunks, codecs, element types and Zarr versions. Each is downloaded into an array of the same
+//! name. Every element is compared with the volume, which is read again without a shared array; a sample is compared
+//! with the formula that made the volume. The first volume of the gallery is downloaded last, and its array stays.
 
 use std::io::Write;
 use std::ops::Range;
@@ -22,27 +22,27 @@ use crate::progress::Display;
 use crate::report::{self, Column, Table};
 use crate::{destination, host, interrupt, places, units};
 
-/// Elements along each axis of the part that is held against the formula.
+/// Elements along each axis of the sample that is compared with the formula.
 const SAMPLE: i64 = 8;
 
-/// What was done, as `demo --json` prints it.
+/// The result, as `demo --json` prints it.
 #[derive(Debug, Serialize)]
 struct Demonstration {
-    /// Whether the array is gone again.
+    /// Whether the array was removed again.
     cleaned: bool,
-    /// One for each volume; the array of the last one is the one that stays.
+    /// One for each volume. Only the array of the last one stays.
     downloads: Vec<DemoDownload>,
 }
 
 #[derive(Debug, Serialize)]
 struct DemoDownload {
-    /// What the volume is called in the gallery.
+    /// Name of the volume in the gallery.
     volume: String,
     /// Its format, for people.
     format: String,
     /// Elements along each axis of a chunk.
     chunk_shape: Vec<u64>,
-    /// Whether every element was what an independent read gives; anything else ends the demo.
+    /// Whether every element equals an independent read. Always true: a difference ends the demo.
     verified: bool,
     #[serde(flatten)]
     report: DownloadReport,
@@ -53,10 +53,10 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     let stop = interrupt::flag()?;
     let backend = destination::backend(args.emulate)?;
     let directory = tempfile::Builder::new().prefix("ndshm-demo-").tempdir().map_err(|error| {
-        Failure::new(Exit::Failed, format!("cannot make a temporary directory: {error}"))
+        Failure::new(Exit::Failed, format!("cannot create a temporary directory: {error}"))
             .advice(format!("set {} to a directory that you can write to", host::TEMPORARY_DIRECTORY))
     })?;
-    // A name that the user chose may be something dear; the default one is ours.
+    // A name that the user chose may belong to an array that is still needed. Only demos use the default name.
     let is_default = args.location().as_str() == DEMO_LOCATION;
     if is_default {
         discard_leftovers(&backend, args.location())?;
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     Ok(Exit::Done)
 }
 
-/// The array that was made. Dropped, it is unlinked, unless it is to be kept: a demo that fails leaves nothing.
+/// The array of the demo. Dropping it unlinks the array, unless `keep` is set: a demo that fails leaves nothing.
 #[derive(Debug)]
 struct Made<'a> {
     backend: &'a Directory,
@@ -96,7 +96,7 @@ struct Made<'a> {
 }
 
 impl Made<'_> {
-    /// Unlinks it now, and says so if that fails.
+    /// Unlinks the array now, and returns the error if that fails.
     fn remove(mut self) -> Result<(), Failure> {
         self.keep = true;
         self.backend.unlink(self.location)?;
@@ -107,13 +107,13 @@ impl Made<'_> {
 impl Drop for Made<'_> {
     fn drop(&mut self) {
         if !self.keep {
-            // Whatever ended the demo is the news, not this.
+            // The error that ended the demo matters, not this one.
             let _ = self.backend.unlink(self.location);
         }
     }
 }
 
-/// What is the same for every volume.
+/// Arguments that are the same for every volume.
 #[derive(Debug)]
 struct DemoRun<'a> {
     args: &'a DemoArgs,
@@ -122,7 +122,7 @@ struct DemoRun<'a> {
 }
 
 impl<'a> DemoRun<'a> {
-    /// Makes one volume, downloads it, checks the array, and removes the volume.
+    /// Creates one volume, downloads it, verifies the array, and removes the volume.
     fn download(
         &self,
         name: &str,
@@ -171,13 +171,13 @@ impl<'a> DemoRun<'a> {
         compared.map_err(|failure| failure.while_doing(format!("the array of the volume `{name}` is wrong")))?;
         let meta = source.meta();
         let (format, chunk_shape) = (meta.description.clone(), meta.chunk_shape.clone());
-        // A volume that stays until the end would do no harm, but the temporary directory may be small.
+        // Removed now, not at the end: the temporary directory may be small.
         let _ = std::fs::remove_dir_all(path);
         Ok(DemoDownload { volume: name.to_owned(), format, chunk_shape, verified: true, report })
     }
 }
 
-/// Removes what a demo that was killed left half-painted, unless another one is at work on it.
+/// Removes the unfinished renderbuffer of a killed demo, unless another demo is painting it.
 fn discard_leftovers(backend: &Directory, location: &Location) -> Result<(), Failure> {
     let entries = backend.list()?;
     let partial =
@@ -236,7 +236,7 @@ fn compare<T: Element + PartialEq>(
 
 /// Cuts a region out of a view of the whole volume.
 fn part<'a, T>(mut whole: ArrayViewD<'a, T>, region: &[Range<i64>]) -> ArrayViewD<'a, T> {
-    // What is in memory has coordinates that fit.
+    // The array is in memory, so its coordinates fit.
     let coordinate = |at: i64| isize::try_from(at).unwrap_or(isize::MAX);
     for (axis, range) in region.iter().enumerate() {
         let slice = Slice::from(coordinate(range.start)..coordinate(range.end));
@@ -248,7 +248,7 @@ fn part<'a, T>(mut whole: ArrayViewD<'a, T>, region: &[Range<i64>]) -> ArrayView
 fn difference(region: &[Range<i64>], from: &str) -> Failure {
     let axes: Vec<String> = region.iter().map(|range| format!("{}:{}", range.start, range.end)).collect();
     Failure::new(Exit::Failed, format!("{from} has other elements in the region {}", axes.join(",")))
-        .advice("this is a fault of ndshm: please report it, with the output of `ndshm doctor`")
+        .advice("this is a bug in ndshm: please report it, with the output of `ndshm doctor`")
 }
 
 fn write(demonstration: &Demonstration, args: &DemoArgs, out: &mut dyn Write) -> Result<(), Failure> {
@@ -278,7 +278,7 @@ fn write(demonstration: &Demonstration, args: &DemoArgs, out: &mut dyn Write) ->
         1 => "1 worker process".to_owned(),
         many => format!("{many} worker processes"),
     };
-    writeln!(out, "painted by {workers}, every element as in an independent read:\n")?;
+    writeln!(out, "painted by {workers}; every element equals an independent read:\n")?;
     table.write(out)?;
     let Some(DemoDownload { report, .. }) = demonstration.downloads.last() else { return Ok(()) };
     writeln!(out)?;
@@ -287,7 +287,7 @@ fn write(demonstration: &Demonstration, args: &DemoArgs, out: &mut dyn Write) ->
     if args.clean {
         writeln!(out, "\neverything was removed again (--clean)")?;
     } else {
-        writeln!(out, "\n`ndshm info {location}` tells more, `ndshm unlink {location}` removes it")?;
+        writeln!(out, "\n`ndshm info {location}` shows more, `ndshm unlink {location}` removes it")?;
     }
     Ok(())
 }

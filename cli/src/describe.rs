@@ -1,6 +1,6 @@
-//! `ndshm describe`: what a plain array says about itself, shown, written down or removed. Its elements stay as they are.
+//! `ndshm describe`: shows, writes or removes the description of a plain array. The elements are not touched.
 //!
-//! Any program may have written a description: it is printed escaped.
+//! A description is escaped before it is printed, since any program may have written it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::exit::{Exit, Failure};
 use crate::places::Search;
 use crate::{report, units};
 
-/// What a plain array says about itself, as `ls --json`, `info --json` and `describe --json` print it.
+/// The description of a plain array, as `ls --json`, `info --json` and `describe --json` print it.
 #[derive(Debug, Serialize)]
 pub(crate) struct DescriptionReport {
     /// The element type as `NumPy` writes it: "<u2".
@@ -24,7 +24,7 @@ pub(crate) struct DescriptionReport {
     pub(crate) shape: Vec<usize>,
     /// "C" or "F".
     pub(crate) order: String,
-    /// Keys and texts.
+    /// Texts by their keys.
     pub(crate) notes: BTreeMap<String, String>,
 }
 
@@ -40,12 +40,12 @@ impl From<&Description> for DescriptionReport {
 }
 
 impl DescriptionReport {
-    /// What it is, in a table: "array <f4 30x40".
+    /// Returns its type and shape, for a table: "array <f4 30x40".
     pub(crate) fn summary(&self) -> String {
         units::array("array", &self.dtype, &self.shape)
     }
 
-    /// All of it, for `info` and `describe`.
+    /// Returns all facts, for `info` and `describe`.
     pub(crate) fn facts(&self) -> Vec<(String, String)> {
         let mut facts = vec![
             ("dtype".to_owned(), self.dtype.clone()),
@@ -77,16 +77,16 @@ pub(crate) fn run(args: &DescribeArgs, out: &mut dyn Write) -> Result<Exit, Fail
     }
     match report {
         Some(report) => {
-            writeln!(out, "{location} describes itself")?;
+            writeln!(out, "{location} has a description")?;
             report::facts(out, &report.facts())?;
         }
-        None if args.clear => writeln!(out, "{location} does not describe itself any more")?,
+        None if args.clear => writeln!(out, "{location} has no description any more")?,
         None => return Err(Error::NotDescribed { location: location.to_string() }.into()),
     }
     Ok(Exit::Done)
 }
 
-/// What was said on the command line, and otherwise what the array says so far.
+/// Returns the new description: values from the command line, else those of the old description.
 fn corrected(args: &DescribeArgs, backend: &Directory, bytes: u64) -> Result<Description, Failure> {
     let old = backend.description(&args.location)?;
     let (dtype, shape, order) =

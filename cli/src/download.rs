@@ -1,4 +1,4 @@
-//! `ndshm download`: paints a region of a volume, or one part of it, into an array, and says how to open the result.
+//! `ndshm download`: paints a region of a volume, or one part of it, into an array, and prints how to open the array.
 
 use std::fs::Metadata;
 use std::io::Write;
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
     let meta = source.meta();
     let whole = region::parse(meta, args.bbox.as_deref(), args.channels.as_deref())?;
     let missing = missing(args, meta)?;
-    // Where to belongs to it: an array of the same size in another place is not this one.
+    // The path is part of the identity: a marker for an array of the same size in another place does not count.
     let path = backend.path().join(location.as_str());
     let work =
         format!("download of {} to {} order={} missing={missing:?}", source.identity(), path.display(), args.order);
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
     if let Some(part) = &part {
         let bytes =
             bbox.shape().iter().fold(meta.dtype.size() as u64, |bytes, length| bytes.saturating_mul(*length as u64));
-        // A mark outlives the memory of the machine that made it, and another program may have made an array of that name since.
+        // A marker outlives the memory of the machine that wrote it, and another program may have created an array of that name.
         let found = made().filter(|found| found.len() == bytes).as_ref().map(host::mark);
         if part.is_marked(found.as_deref())? && found.is_some() {
             return IdlePart::write(part, Some(path.display().to_string()), "already done", args.json, out);
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &DownloadArgs, out: &mut dyn Write) -> Result<Exit, Fail
     Ok(Exit::Done)
 }
 
-/// Reads what is to be done about chunks that are not stored.
+/// Returns how to treat chunks that are not stored, from `--missing` and `--fill`.
 fn missing(args: &DownloadArgs, meta: &VolumeMeta) -> Result<Missing, Failure> {
     Ok(match (args.missing, &args.fill) {
         (None, None) => Missing::AsStored,

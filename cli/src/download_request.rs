@@ -1,4 +1,4 @@
-//! One download with everything decided, as `download` and `demo` run it, and what came of it.
+//! One download with all its settings, as `download` and `demo` run it, and its report.
 
 use std::io::Write;
 use std::thread;
@@ -16,13 +16,13 @@ use crate::exit::{Exit, Failure};
 use crate::progress::Display;
 use crate::{python, report, units, worker};
 
-/// What the directory of a file is called as a backend.
+/// Name of the backend for `--file`.
 const FILES: &str = "file";
 
-/// One download, with everything decided.
+/// One download with all its settings.
 #[derive(Debug)]
 pub(crate) struct DownloadRequest<'a> {
-    /// What a worker process opens; the same volume as `source`.
+    /// The volume that worker processes open; the same as `source`.
     pub(crate) url: &'a VolumeUrl,
     pub(crate) mip: usize,
     pub(crate) source: &'a dyn ChunkSource,
@@ -30,9 +30,9 @@ pub(crate) struct DownloadRequest<'a> {
     pub(crate) location: &'a Location,
     pub(crate) backend: &'a Directory,
     pub(crate) order: Order,
-    /// 0: one for each processor.
+    /// Number of workers; 0 for one per processor.
     pub(crate) workers: usize,
-    /// 0: the library's choice.
+    /// Number of requests at a time; 0 for the library's default.
     pub(crate) requests: usize,
     pub(crate) missing: Missing,
     pub(crate) processes: bool,
@@ -42,10 +42,10 @@ pub(crate) struct DownloadRequest<'a> {
 }
 
 impl DownloadRequest<'_> {
-    /// Downloads, and tells what came of it.
+    /// Downloads, and returns the report.
     pub(crate) fn run(&self, display: &Display, stop: &StopFlag) -> Result<DownloadReport, Failure> {
         let program = std::env::current_exe().map_err(|error| {
-            Failure::new(Exit::Failed, format!("cannot find this program to start workers: {error}"))
+            Failure::new(Exit::Failed, format!("cannot find this program's executable to start workers: {error}"))
         })?;
         let count = match self.workers {
             0 => thread::available_parallelism().map_or(1, usize::from),
@@ -78,71 +78,71 @@ impl DownloadRequest<'_> {
         Ok(DownloadReport::new(&downloaded, self.bbox, self.backend, start.elapsed()))
     }
 
-    /// Says what became of what was painted when the download ended for good.
+    /// Says what is left after a failure that a retry does not mend.
     fn kept(&self) -> &'static str {
         if self.keep_partial {
-            "what is painted was kept only because of --keep-partial"
+            "the painted chunks were kept only because of --keep-partial"
         } else {
             "nothing was left behind"
         }
     }
 
-    /// Says what is left after a failure and what to do.
+    /// Adds advice to an error: what is left, and what to do.
     fn explain(&self, error: Error) -> Failure {
         let location = self.location;
         let is_file = self.backend.name() == FILES;
         let discard = if is_file {
             let path = self.backend.path().join(format!(".ndshm-*-{location}"));
-            format!("removing {} removes it", path.display())
+            format!("to discard them, remove {}", path.display())
         } else {
-            format!("`ndshm unlink --partial {location}` removes it")
+            format!("`ndshm unlink --partial {location}` discards them")
         };
         let advice = match &error {
             Error::Interrupted { .. } if self.keep_partial => {
-                Some(format!("what is painted was kept: the same command continues, {discard}"))
+                Some(format!("the painted chunks were kept: the same command resumes, {discard}"))
             }
             Error::Interrupted { .. } => {
-                Some("nothing was left behind; `download --keep-partial` keeps what is painted".to_owned())
+                Some("nothing was left behind; `download --keep-partial` keeps the painted chunks".to_owned())
             }
-            Error::Worker { .. } => Some(format!("what is painted was kept: the same command continues, {discard}")),
+            Error::Worker { .. } => Some(format!("the painted chunks were kept: the same command resumes, {discard}")),
             Error::Store { .. } => match error.store_failure() {
                 Some(StoreFailure::NoAnswer) => Some(format!(
-                    "what is painted was kept: the same command continues, {discard}. A larger NDSHM_RETRY_SECONDS waits longer for a \
+                    "the painted chunks were kept: the same command resumes, {discard}. A larger NDSHM_RETRY_SECONDS waits longer for a \
                      server"
                 )),
                 Some(StoreFailure::CredentialsRefused) => Some(format!(
-                    "what is painted was kept: the same command continues once the environment has credentials that may read the volume, \
-                     {discard}"
+                    "the painted chunks were kept: the same command resumes once the environment has credentials that may read the \
+                     volume, {discard}"
                 )),
                 _ => None,
             },
             Error::ChunkUnserved { .. } => Some(format!(
-                "this would fail again, so {}; a server for sharded volumes must answer HTTP range requests and send objects as they are \
-                 stored",
+                "a retry would fail again, so {}; a server for sharded volumes must support HTTP range requests and send objects as they \
+                 are stored",
                 self.kept()
             )),
             Error::Missing { .. } => Some(
-                "--missing fill makes background of such chunks, which is right if the volume leaves background out"
+                "give --missing fill to fill such chunks, if the volume does not store chunks of only background"
                     .to_owned(),
             ),
             Error::Array(ndarray_shm::Error::AlreadyExists { .. }) if is_file => {
-                Some("--replace replaces it; or choose another --file".to_owned())
+                Some("give --replace to replace it, or choose another --file".to_owned())
             }
             Error::Array(ndarray_shm::Error::AlreadyExists { .. }) => {
-                Some(format!("--replace replaces it, `ndshm unlink {location}` removes it, or choose another name"))
+                Some(format!("give --replace, or remove it (`ndshm unlink {location}`), or choose another name"))
             }
             Error::Array(ndarray_shm::Error::PermissionDenied { .. }) => {
-                Some("choose another place, or ask the owner to make way".to_owned())
+                Some("choose another name, or ask the owner to remove it".to_owned())
             }
             Error::Array(ndarray_shm::Error::ForeignOwner { owner, .. }) => Some(format!(
-                "--share users:{owner} joins files of that user, if you trust it; --share group:GID is for all of a group; or choose \
-                 another place"
+                "give --share users:{owner} to join files of that user, if you trust it, or --share group:GID for a group; or choose \
+                 another name"
             )),
             Error::Array(ndarray_shm::Error::TimedOut { .. }) => {
-                Some(format!("another download begins this array and does not get on: wait for it; {discard}"))
+                Some(format!("another download of this array makes no progress: wait for its chunks; {discard}"))
             }
             Error::Array(ndarray_shm::Error::Mismatch { .. }) => {
-                Some(format!("another download of this name was begun: wait for it; {discard}"))
+                Some(format!("a different download of this name was begun: wait for its chunks; {discard}"))
             }
             _ => None,
         };
@@ -165,31 +165,31 @@ pub(crate) struct DownloadReport {
     pub(crate) order: String,
     /// The region of the volume.
     bbox: String,
-    /// Which part of a larger region it is; `null` if it is all of it.
+    /// Which part of a larger region it is; `null` for the whole region.
     pub(crate) shard: Option<String>,
     /// Bytes of the array.
     pub(crate) bytes: u64,
     pub(crate) chunks: usize,
     /// Chunks painted by this run.
     painted: usize,
-    /// Chunks among them that are not stored.
+    /// Chunks of this run that are not stored.
     filled: usize,
-    /// Chunks that earlier runs had painted.
+    /// Chunks painted by earlier runs.
     resumed: usize,
     pub(crate) seconds: f64,
-    /// Bytes of the array that this run painted, by its time.
+    /// Bytes that this run painted, per second.
     bytes_per_second: u64,
-    /// Bytes that this run fetched, as they are stored; 0 where the volume is fetched while it is decoded.
+    /// Stored bytes that this run fetched; 0 for volumes that are fetched while they are decoded.
     fetched: u64,
-    /// Where the time went, in seconds, summed over all workers.
+    /// Seconds spent, summed over all workers.
     spent: SpentReport,
-    /// What went wrong without stopping the work, such as the loss of a worker process.
+    /// Problems that did not stop the download, such as the loss of a worker process.
     warnings: Vec<String>,
     /// Lines that open the array.
     python: Vec<String>,
 }
 
-/// Where the time of a download went, in seconds.
+/// Seconds spent by a download, for each kind of work.
 #[derive(Debug, Serialize)]
 struct SpentReport {
     making: f64,
@@ -217,7 +217,7 @@ impl DownloadReport {
     fn new(downloaded: &Downloaded, bbox: &Bbox, backend: &Directory, time: Duration) -> Self {
         let path = backend.path().join(downloaded.location.as_str()).display().to_string();
         let (chunks, painted) = (downloaded.chunks as u64, downloaded.painted as u64);
-        // Chunks differ at the edges; their mean is near enough for a rate.
+        // Chunks at the edges are smaller. The mean size is accurate enough for a rate.
         let bytes_here = u128::from(downloaded.bytes) * u128::from(painted) / u128::from(chunks.max(1));
         Self {
             location: downloaded.location.to_string(),
@@ -263,7 +263,7 @@ impl DownloadReport {
             ),
         ];
         if self.filled > 0 {
-            facts.push(("filled", format!("{} that this run found missing", units::count(self.filled, "chunk"))));
+            facts.push(("filled", format!("{} not stored", units::count(self.filled, "chunk"))));
         }
         if let Some(shard) = &self.shard {
             facts.insert(1, ("part", shard.clone()));

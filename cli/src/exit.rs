@@ -1,4 +1,4 @@
-//! How the program ends: the exit codes, and errors on their way to `main`, which alone prints them.
+//! Exit codes, and errors with their advice. Only `main` prints them.
 
 use std::error::Error as StdError;
 use std::fmt::{self, Display};
@@ -20,13 +20,13 @@ use crate::{host, report};
 pub(crate) enum Exit {
     /// Everything was done.
     Done,
-    /// Something failed, or `doctor` found something wrong.
+    /// Something failed, or `doctor` found a problem.
     Failed,
-    /// The command line, the bounding box or a setting makes no sense.
+    /// The command line, the bounding box or a setting is invalid.
     Usage,
-    /// Nothing has the name.
+    /// Nothing has this name.
     NotFound,
-    /// A signal asked the program to end.
+    /// A signal ended the program.
     Interrupted,
 }
 
@@ -48,32 +48,32 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An error with its exit code and what to do about it.
+/// An error with its exit code and advice.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,
-    /// The error and its causes, outermost first; empty when there is nothing to say.
+    /// The error and its causes, outermost first; empty if nothing is to be printed.
     messages: Vec<String>,
     advice: Option<String>,
 }
 
 impl Failure {
-    /// A failure of our own words.
+    /// Creates a failure with this message.
     pub(crate) fn new(exit: Exit, message: impl Display) -> Self {
         Self { exit, messages: vec![message.to_string()], advice: None }
     }
 
-    /// There is no type of elements for what an array or volume says it has.
+    /// Returns the failure that this program cannot handle elements of this type.
     pub(crate) fn no_elements(dtype: DType) -> Self {
-        Self::new(Exit::Failed, format!("there are no elements of type {dtype} here"))
+        Self::new(Exit::Failed, format!("elements of type {dtype} are not supported"))
     }
 
-    /// An array of ours has gaps between its elements.
+    /// Returns the failure that an array has gaps between its elements, which cannot happen.
     pub(crate) fn not_contiguous() -> Self {
-        Self::new(Exit::Failed, "the array is not contiguous").advice("this is a fault of ndshm: please report it")
+        Self::new(Exit::Failed, "the array is not contiguous").advice("this is a bug in ndshm: please report it")
     }
 
-    /// Ends the program with this code and without a word.
+    /// Ends the program with this code and prints nothing.
     pub(crate) fn silent(exit: Exit) -> Self {
         Self { exit, messages: Vec::new(), advice: None }
     }
@@ -83,7 +83,7 @@ impl Failure {
         let mut next = Some(error);
         while let Some(error) = next {
             let text = error.to_string();
-            // Some libraries repeat the cause in their own text; once is enough.
+            // Some libraries repeat the cause in their own text. It is printed once.
             if !messages.last().is_some_and(|last| last.contains(&text)) {
                 messages.push(text);
             }
@@ -92,30 +92,30 @@ impl Failure {
         Self { exit, messages, advice: None }
     }
 
-    /// Puts what was being done in front of the error.
+    /// Puts a message in front of the error: what failed because of it.
     pub(crate) fn while_doing(mut self, what: impl Display) -> Self {
         self.messages.insert(0, what.to_string());
         self
     }
 
-    /// Makes it a failure of what was asked for.
+    /// Changes the exit code to that of an invalid command line.
     pub(crate) fn usage(mut self) -> Self {
         self.exit = Exit::Usage;
         self
     }
 
-    /// Adds what to do about it.
+    /// Sets the advice: what to do about the error.
     pub(crate) fn advice(mut self, advice: impl Display) -> Self {
         self.advice = Some(advice.to_string());
         self
     }
 
-    /// The code the program is to end with.
+    /// Returns the exit code of the program.
     pub(crate) fn exit(&self) -> Exit {
         self.exit
     }
 
-    /// Prints the error, each of its causes and the advice, once, to the standard error. One that is closed is not an error.
+    /// Prints the error, its causes and the advice. If the output is closed, that is ignored.
     pub(crate) fn print(&self, out: &mut dyn Write) {
         let colours = Colours::of_stderr();
         let mut lead = colours.paint(Tone::Problem, "error:");
@@ -130,7 +130,7 @@ impl Failure {
 }
 
 impl Failure {
-    /// Tells of it and ends the program at once, without cleaning up. An output that takes nothing more is not waited for.
+    /// Prints the failure and ends the program without cleaning up. An output that blocks delays that by at most one second.
     pub(crate) fn end(self) -> ! {
         const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -139,18 +139,18 @@ impl Failure {
         let telling = thread::Builder::new().spawn(move || {
             let mut out = io::stdout();
             if let Some(document) = self.told() {
-                let _written = report::last_json(&mut out, &document).and_then(|()| out.flush());
+                let _ = report::last_json(&mut out, &document).and_then(|()| out.flush());
             }
             self.print(&mut io::stderr());
             drop(told);
         });
         if telling.is_ok() {
-            let _whether_all_of_it = is_told.recv_timeout(PATIENCE);
+            let _ = is_told.recv_timeout(PATIENCE); // ends in any case
         }
         std::process::exit(code)
     }
 
-    /// Prints it as JSON, if that was asked for and there is something to say.
+    /// Prints the failure as JSON, if `--json` was given and there is a message.
     pub(crate) fn print_json(&self, out: &mut dyn Write) -> io::Result<()> {
         let Some(document) = self.told() else { return Ok(()) };
         report::json(out, &document)?;
@@ -166,9 +166,9 @@ impl Failure {
 /// A failure, as every command with `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Told<'a> {
-    /// What went wrong.
+    /// What failed.
     error: &'a str,
-    /// Why, one cause after the other.
+    /// Its causes, outermost first.
     because: &'a [String],
     /// What to do about it, or `null`.
     advice: Option<&'a str>,
@@ -225,15 +225,15 @@ impl From<volume::Error> for Failure {
                 "restore this document: without it no chunk of the volume can be read or written"
             }
             volume::Error::Source { kind: ErrorKind::NotBuiltIn, .. } => {
-                "it is in a program that was built by: cargo build -p ndshm --features remote (http, https, s3), gcs (gs), azure (az) or codecs \
-                 (LZ4, LZMA and pcodec in Zarr)"
+                "build the program with the feature that this needs: cargo build -p ndshm --features remote (http, https, s3), gcs (gs), \
+                 azure (az) or codecs (LZ4, LZMA and pcodec in Zarr)"
             }
             volume::Error::Source { kind: ErrorKind::Absent, volume, .. } if volume.starts_with("s3://") => {
                 if std::env::var_os("AWS_ACCESS_KEY_ID").is_none() {
-                    "see that bucket and key are right. AWS_ACCESS_KEY_ID is not set, and without credentials what may not be read \
-                     looks as if it were not there; ~/.aws is not read (docs/stores.md)"
+                    "check the bucket and the key. AWS_ACCESS_KEY_ID is not set; without credentials a server may answer that a private \
+                     object does not exist. ~/.aws is not read (docs/stores.md)"
                 } else {
-                    "see that bucket and key are right, and that AWS_ENDPOINT_URL names the server that is meant"
+                    "check the bucket, the key, and that AWS_ENDPOINT_URL names the right server"
                 }
             }
             _ => return failure,
@@ -242,13 +242,13 @@ impl From<volume::Error> for Failure {
     }
 }
 
-/// Writing the result failed: the one place where a plain [`io::Error`] comes from. A reader that has gone away has had
-/// enough, which is not a failure.
+/// Plain [`io::Error`]s only come from writing the result to standard output. If its reader has closed the pipe, that is
+/// not a failure.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         if host::reader_has_gone(&error) {
             return Self::silent(Exit::Done);
         }
-        Self::from_chain(Exit::Failed, &error).while_doing("cannot write to the standard output")
+        Self::from_chain(Exit::Failed, &error).while_doing("cannot write to standard output")
     }
 }

@@ -1,4 +1,4 @@
-//! `ndshm export`: an array becomes a .npy file, block by block, without a second array.
+//! `ndshm export`: writes an array into a .npy file, block by block, without a copy in memory.
 
 use std::io::Write;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::output::Output;
 use crate::progress::Display;
 use crate::{interrupt, npy, report, units};
 
-/// Bytes that are written at a time, so that a signal is noticed.
+/// Bytes to write between two checks for a signal.
 const BLOCK: usize = 1 << 22;
 
 /// A file that was written, as `export --json` prints it.
@@ -31,7 +31,7 @@ struct Exported {
     order: String,
     /// Bytes of the elements.
     bytes: u64,
-    /// Lines that read the file.
+    /// Python lines that read the file.
     python: Vec<String>,
 }
 

@@ -47,7 +47,8 @@ struct RemovedFile {
     name: String,
     backend: String,
     path: String,
-    /// "counted", "arena", "counters", "partial" (a renderbuffer without its ledger), "ledger" (one without its renderbuffer), "draft" or "lock".
+    /// "counted", "arena", "counters", "partial" (a renderbuffer without its ledger), "ledger" (one without its renderbuffer), "draft"
+    /// or "lock".
     kind: &'static str,
     /// Bytes of memory or disk it took.
     bytes: u64,

@@ -42,8 +42,8 @@ macro_rules! sources {
     () => {
         "\
 Volumes are paths or URLs: volume.zarr, precomputed://file:///data/em, zarr://s3://bucket/key, n5://em.n5/raw,
-https://host/path. The format prefix is needed only where the format is ambiguous; N5 volumes cannot be written. http,
-https, s3, gs and az need a program that was built with the features `remote`, `gcs` or `azure`."
+https://host/path. Without a format prefix, the format of an existing volume is detected. N5 volumes cannot be written.
+http, https, s3, gs and az need a program that was built with the features `remote`, `gcs` or `azure`."
     };
 }
 

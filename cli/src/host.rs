@@ -1,5 +1,5 @@
-//! Facts of platform, machine and user. Every function answers `None` where the platform does not say; nothing here
-//! leaves a trace.
+//! Facts about platform, machine and user. Functions return `None` where the platform does not report the fact. None of
+//! them leaves a file behind.
 
 use std::fs;
 use std::io;
@@ -9,22 +9,22 @@ use std::time::UNIX_EPOCH;
 /// Whether files have owners with numbers, and permission bits.
 pub(crate) const FILES_HAVE_OWNERS: bool = cfg!(unix);
 
-/// Whether there are file systems on which a lock lives as long as a mapping. Elsewhere a descriptor is kept for it.
+/// Whether a mapping can keep a lock on some file systems of this platform. Elsewhere an attachment keeps a descriptor.
 pub(crate) const MAPPINGS_MAY_HOLD_LOCKS: bool = cfg!(target_os = "linux");
 
-/// Whether systemd may run this machine.
+/// Whether this platform may run systemd.
 pub(crate) const MAY_HAVE_SYSTEMD: bool = cfg!(target_os = "linux");
 
-/// The environment variable that says where temporary files are.
+/// The environment variable with the directory for temporary files.
 pub(crate) const TEMPORARY_DIRECTORY: &str = if cfg!(windows) { "TMP" } else { "TMPDIR" };
 
 /// Size of a file system, in bytes and inodes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FileSystemSpace {
     pub(crate) total: u64,
-    /// Bytes that an ordinary user may still take.
+    /// Bytes that an ordinary user can still allocate.
     pub(crate) free: u64,
-    /// Files that may still be made; `None` where that is not limited.
+    /// Number of files that can still be created; `None` if unlimited.
     pub(crate) free_inodes: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ mod imp {
 
     use super::FileSystemSpace;
 
-    /// Asks `statvfs(3)` about the file system that a path is on.
+    /// Returns the size of the file system of a path, from `statvfs(3)`.
     pub(crate) fn room(path: &Path) -> Option<FileSystemSpace> {
         let facts = rustix::fs::statvfs(path).ok()?;
         Some(FileSystemSpace {
@@ -47,54 +47,54 @@ mod imp {
         })
     }
 
-    /// Whether the file system that a path is on is mounted read-only.
+    /// Whether the file system of a path is mounted read-only.
     pub(crate) fn is_read_only(path: &Path) -> bool {
         use rustix::fs::StatVfsMountFlags;
         rustix::fs::statvfs(path).is_ok_and(|facts| facts.f_flag.contains(StatVfsMountFlags::RDONLY))
     }
 
-    /// Returns the number of a file, which no other file of its file system has meanwhile; 0 where there are none.
+    /// Returns the inode number of a file; 0 where there is none.
     pub(crate) fn file_number(facts: &std::fs::Metadata) -> u64 {
         std::os::unix::fs::MetadataExt::ino(facts)
     }
 
-    /// Returns how many descriptors this process may have now, and up to how many it may ask for.
+    /// Returns the soft and the hard limit on descriptors of this process.
     pub(crate) fn descriptor_limits() -> Option<(u64, u64)> {
         let limit = rustix::process::getrlimit(Resource::Nofile);
         Some((limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX)))
     }
 
-    /// Takes as many descriptors as this process may ask for.
+    /// Raises the soft limit on descriptors to the hard limit.
     pub(crate) fn raise_descriptor_limit() {
         let mut limit = rustix::process::getrlimit(Resource::Nofile);
         limit.current = limit.maximum;
-        let _as_before = rustix::process::setrlimit(Resource::Nofile, limit);
+        let _ = rustix::process::setrlimit(Resource::Nofile, limit); // if refused, the old limit stays
     }
 
-    /// Returns the number of the user this program acts for.
+    /// Returns the effective user id.
     pub(crate) fn user() -> Option<u32> {
         Some(rustix::process::geteuid().as_raw())
     }
 
-    /// Whether this user may make files in a directory, as far as permissions and the mount go.
+    /// Whether permissions and the mount allow this user to create files in a directory.
     pub(crate) fn may_make_files(directory: &Path) -> bool {
         use rustix::fs::{Access, access};
         access(directory, Access::WRITE_OK | Access::EXEC_OK).is_ok()
     }
 
-    /// Gives temporary files that are to stay the permissions that other files get: what the umask leaves.
+    /// Gives the builder's files the usual permissions, 0666 without the umask, because they are renamed and stay.
     pub(crate) fn permit_as_usual(builder: &mut tempfile::Builder<'_, '_>) {
         use std::os::unix::fs::PermissionsExt as _;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
 
-    /// Takes room for a file's bytes, where the file system can; what cannot be had is an error.
+    /// Reserves space for a file's bytes, where the file system supports that. A full disk is an error.
     #[cfg(target_os = "linux")]
     pub(crate) fn reserve(file: &std::fs::File, bytes: u64) -> std::io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
         match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
             Err(rustix::io::Errno::NOSPC) => Err(rustix::io::Errno::NOSPC.into()),
-            // It is only sooner known; writing takes the room too.
+            // Reserving only detects a full disk earlier; writing allocates too.
             _ => Ok(()),
         }
     }
@@ -104,7 +104,7 @@ mod imp {
         Ok(())
     }
 
-    /// Tries whether a nameless file can be made in a directory.
+    /// Whether a file without a name can be created in a directory.
     #[cfg(target_os = "linux")]
     pub(crate) fn makes_nameless_files(directory: &Path) -> Option<bool> {
         use rustix::fs::{Mode, OFlags};
@@ -136,13 +136,13 @@ mod imp {
         0
     }
 
-    /// Windows has a table of fixed size for each process.
+    /// On Windows each process has a handle table of fixed size.
     pub(crate) fn descriptor_limits() -> Option<(u64, u64)> {
         const MOST_HANDLES: u64 = 1 << 24;
         cfg!(windows).then_some((MOST_HANDLES, MOST_HANDLES))
     }
 
-    /// The table of handles has a fixed size.
+    /// Does nothing: the handle table has a fixed size.
     pub(crate) fn raise_descriptor_limit() {}
 
     pub(crate) fn user() -> Option<u32> {
@@ -153,7 +153,7 @@ mod imp {
         None
     }
 
-    /// Files inherit what their directory says.
+    /// Does nothing: files inherit the permissions of their directory.
     pub(crate) fn permit_as_usual(_builder: &mut tempfile::Builder<'_, '_>) {}
 
     #[expect(clippy::unnecessary_wraps, reason = "other platforms may have no room")]
@@ -161,7 +161,7 @@ mod imp {
         Ok(())
     }
 
-    /// There are no permissions that could be asked: a file is made, and goes at once.
+    /// Creates a temporary file and removes it, as there are no permission bits to check.
     pub(crate) fn may_make_files(directory: &Path) -> bool {
         tempfile::tempfile_in(directory).is_ok()
     }
@@ -172,9 +172,9 @@ pub(crate) use imp::{
     raise_descriptor_limit, reserve, room, user,
 };
 
-/// Tells a file from another that stands in its place later, also after a restart: when it was made, and its number. What is
-/// written to it changes neither. (Windows lends a file that is made within 15 seconds under the same name the time of the old one; where
-/// the system does not say when a file was made, as older kernels do not in memory, another one may have the same number.)
+/// Returns an identity of a file: its creation time and inode number. Writing to the file changes neither, and a file that
+/// replaces it later, also after a restart, has another identity. Two exceptions: Windows gives a file the creation time of the one
+/// that had its name up to 15 seconds before. Older kernels report no creation time on tmpfs, where inode numbers may repeat.
 pub(crate) fn mark(facts: &fs::Metadata) -> String {
     let made = facts.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let made = made.map_or_else(String::new, |time| format!("made {}.{:09}, ", time.as_secs(), time.subsec_nanos()));
@@ -183,13 +183,13 @@ pub(crate) fn mark(facts: &fs::Metadata) -> String {
 
 /// Whether writing failed because the reader has closed its end.
 pub(crate) fn reader_has_gone(error: &io::Error) -> bool {
-    /// What Windows says where the reader did not close the pipe but disconnected it.
+    /// Error of Windows if the reader disconnected the pipe instead of closing it.
     const ERROR_PIPE_NOT_CONNECTED: i32 = 233;
     let is_disconnected = cfg!(windows) && error.raw_os_error() == Some(ERROR_PIPE_NOT_CONNECTED);
     is_disconnected || error.kind() == io::ErrorKind::BrokenPipe
 }
 
-/// Reads a file by which a Unix system tells about itself; elsewhere its path would lead into the current drive.
+/// Reads a system file of Unix. Elsewhere the path would be one on the current drive.
 fn told_by_system(path: &str) -> Option<String> {
     if cfg!(unix) { fs::read_to_string(path).ok() } else { None }
 }
@@ -205,13 +205,12 @@ pub(crate) fn ignores(signal: i32) -> bool {
     mask.is_some_and(|mask| (1..=64).contains(&signal) && mask >> (signal - 1) & 1 == 1)
 }
 
-/// Returns how many mappings a process may have (`vm.max_map_count`).
+/// Returns the most mappings of a process (`vm.max_map_count`).
 pub(crate) fn mapping_limit() -> Option<u64> {
     told_by_system("/proc/sys/vm/max_map_count")?.trim().parse().ok()
 }
 
-/// Returns the type of the file system that a path is on ("tmpfs", "overlay"), by the mount with the longest fitting
-/// path.
+/// Returns the file system type of a path ("tmpfs", "overlay"): that of the mount with the longest matching path.
 pub(crate) fn file_system(path: &Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
     file_system_in(&told_by_system("/proc/self/mounts")?, &path)
@@ -225,12 +224,12 @@ fn file_system_in(mounts: &str, path: &Path) -> Option<String> {
             let (point, kind) = (fields.next()?.replace("\\040", " "), fields.next()?);
             path.starts_with(&point).then(|| (point.len(), kind.to_owned()))
         })
-        // Of mounts at one point the last one is on top; `max_by_key` keeps the last of equals.
+        // The last mount at a point hides the earlier ones. `max_by_key` returns the last of equal elements.
         .max_by_key(|(length, _)| *length)
         .map(|(_, kind)| kind)
 }
 
-/// Returns a user's name, as far as /etc/passwd knows it.
+/// Returns a user's name, if /etc/passwd has it.
 pub(crate) fn user_name(user: u32) -> Option<String> {
     name_in(&told_by_system("/etc/passwd")?, user)
 }
@@ -248,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_with_the_longest_path_tells_the_file_system() {
+    fn mount_with_the_longest_path_gives_the_file_system() {
         let mounts = "/dev/a / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nx /dev/shm/my\\040dir ext2 rw 0 0\n\
                       overlay /tmp overlay rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n";
         let kind = |path: &str| file_system_in(mounts, Path::new(path));

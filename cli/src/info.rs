@@ -1,4 +1,4 @@
-//! `ndshm info`: everything that is known about one name.
+//! `ndshm info`: all known facts about one name.
 
 use std::io::Write;
 use std::path::Path;
@@ -20,9 +20,9 @@ use crate::{report, scales, units};
 struct InfoReport {
     name: String,
     backend: String,
-    /// The array that has the name, or `null`.
+    /// The array with this name, or `null`.
     array: Option<ArrayInfo>,
-    /// The renderbuffer that is to become it, or `null`.
+    /// The renderbuffer that gets this name when it is finished, or `null`.
     partial: Option<PartialInfo>,
 }
 
@@ -30,7 +30,7 @@ struct InfoReport {
 struct ArrayInfo {
     #[serde(flatten)]
     item: Item,
-    /// Whether room is missing for some of its bytes.
+    /// Whether some of its bytes have no memory or disk allocated.
     sparse: bool,
     #[serde(flatten)]
     holders: Holders,
@@ -40,9 +40,9 @@ struct ArrayInfo {
 struct PartialInfo {
     #[serde(flatten)]
     item: Item,
-    /// What the ledger says; `null` if it cannot be read.
+    /// Facts from the ledger; `null` if it cannot be read.
     ledger: Option<LedgerInfo>,
-    /// Why it cannot be read.
+    /// Why the ledger cannot be read, or `null`.
     ledger_error: Option<String>,
     #[serde(flatten)]
     holders: Holders,
@@ -60,7 +60,7 @@ struct LedgerInfo {
     chunk_offset: Vec<usize>,
     chunks_done: usize,
     chunks_total: usize,
-    /// What is being painted, in the painter's words.
+    /// Identity of what is painted, as the program that paints writes it.
     fingerprint: String,
 }
 
@@ -88,7 +88,9 @@ pub(crate) fn run(args: &InfoArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     let found = Search::new(args.backend)?.find(location, &[EntryKind::Array, EntryKind::Partial]);
     let found = found.map_err(|failure| {
         if Path::new(location.as_str()).is_dir() {
-            failure.advice(format!("there is a directory of this name: `ndshm info ./{location}` if that is a volume"))
+            failure.advice(format!(
+                "there is a directory of this name: if it is a volume, `ndshm info ./{location}` shows it"
+            ))
         } else {
             failure
         }
@@ -129,11 +131,11 @@ fn write(info: &InfoReport, out: &mut dyn Write) -> Result<(), Failure> {
             (.., Some(_)) if item.is_damaged() => "a counted array with a damaged trailer",
             (.., Some(_)) => "an array, or another program's file (its bytes cannot be read)",
             _ if item.description.is_some() => "an array",
-            _ => "an array, or another program's file (it does not say: `ndshm describe` writes down what it is)",
+            _ => "an array, or another program's file (it has no description: `ndshm describe` writes one)",
         };
         writeln!(out, "{}: {what}", info.name)?;
         let mut facts = facts(item);
-        facts.insert(2, ("room taken".to_owned(), room(item, array.sparse)));
+        facts.insert(2, ("allocated".to_owned(), room(item, array.sparse)));
         let owned =
             |facts: Vec<(&'static str, String)>| facts.into_iter().map(|(label, fact)| (label.to_owned(), fact));
         facts.extend(item.description.iter().flat_map(DescriptionReport::facts));
@@ -157,7 +159,7 @@ fn write(info: &InfoReport, out: &mut dyn Write) -> Result<(), Failure> {
         facts.push(("holders".to_owned(), partial.holders.describe()));
         report::facts(out, &facts)?;
         let name = &info.name;
-        writeln!(out, "  the `download` that began it continues it; `ndshm unlink --partial {name}` removes it")?;
+        writeln!(out, "  the same `download` command resumes it; `ndshm unlink --partial {name}` removes it")?;
     }
     Ok(())
 }
@@ -177,7 +179,7 @@ fn facts(item: &Item) -> Vec<(String, String)> {
 
 fn room(item: &Item, sparse: bool) -> String {
     if sparse {
-        format!("{}: sparse, writing may run out of room", units::size(item.allocated))
+        format!("{}: sparse, writing may run out of space", units::size(item.allocated))
     } else {
         "all of it".to_owned()
     }

@@ -1,4 +1,4 @@
-//! What is known about one file in shared memory, as `ls` and `info` tell it.
+//! Known facts about one file in shared memory, as `ls` and `info` show them.
 
 use ndarray_shm::Directory;
 use std::time::{Duration, SystemTime};
@@ -14,44 +14,44 @@ use crate::{host, places, units};
 /// One file, as `ls --json` and `info --json` print it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Item {
-    /// The public name; for drafts, which have none, the file's.
+    /// The public name; for drafts, which have none, the file name.
     pub(crate) name: String,
     pub(crate) backend: String,
     pub(crate) path: String,
-    /// "array", "counted", "arena", "counters", "partial" (a renderbuffer that is not finished), "ledger", "draft", or "lock" (what
-    /// uploads lock).
+    /// "array", "counted", "arena", "counters", "partial" (a renderbuffer that is not finished), "ledger", "draft", or "lock" (a
+    /// file that uploads lock).
     pub(crate) kind: &'static str,
     /// Length in bytes.
     pub(crate) size: u64,
-    /// Bytes for which room is taken.
+    /// Bytes of memory or disk that are allocated.
     pub(crate) allocated: u64,
-    /// Whether some process has it mapped; `null` where this user may not ask.
+    /// Whether a process is attached; `null` if this user may not ask.
     pub(crate) attached: Option<bool>,
-    /// Seconds since it was made or last changed by other means than a mapping.
+    /// Seconds since it was created, or last changed other than through a mapping.
     pub(crate) age_seconds: u64,
-    /// Number of the owner; `null` where files have none.
+    /// Number of the owner; `null` on platforms without owners.
     pub(crate) owner: Option<u32>,
     pub(crate) owner_name: Option<String>,
-    /// Permission bits in octal; `null` where files have none.
+    /// Permission bits in octal; `null` on platforms without them.
     pub(crate) mode: Option<String>,
-    /// Of a renderbuffer that is not finished; `null` for everything else.
+    /// Finished chunks of a renderbuffer; `null` for everything else.
     pub(crate) chunks_done: Option<usize>,
     pub(crate) chunks_total: Option<usize>,
-    /// What a counted array says about itself; `null` for everything else, and if it cannot be read.
+    /// Facts of a counted array; `null` for everything else, and if they cannot be read.
     pub(crate) counted: Option<CountedReport>,
-    /// Why it cannot.
+    /// Why these facts cannot be read, or `null`.
     pub(crate) counted_error: Option<String>,
-    /// What a plain array says about itself; `null` for everything else, and if it says nothing that could be true.
+    /// Description of a plain array; `null` for everything else, and without a valid description.
     pub(crate) description: Option<DescriptionReport>,
-    /// Of an arena, or counters; `null` for everything else.
+    /// Facts of an arena or counters; `null` for everything else.
     pub(crate) arena: Option<ArenaReport>,
-    /// Whether it is one of the two files of a renderbuffer, without the other.
+    /// Whether it is one of the two files of a renderbuffer, and the other is missing.
     #[serde(skip)]
     pub(crate) is_half: bool,
 }
 
 impl Item {
-    /// Gathers what is known about an entry.
+    /// Collects the facts about an entry.
     pub(crate) fn new(backend: &Directory, entry: &DirectoryEntry) -> Self {
         let ledger = (entry.kind == EntryKind::Partial).then(|| places::ledger(backend, entry)).and_then(Result::ok);
         let owner = host::FILES_HAVE_OWNERS.then_some(entry.owner);
@@ -102,12 +102,12 @@ impl Item {
         }
     }
 
-    /// The owner's name, or number where it has none; `None` where files have no owners.
+    /// Returns the owner's name, else number; `None` on platforms without owners.
     pub(crate) fn owner(&self) -> Option<String> {
         self.owner_name.clone().or_else(|| self.owner.map(|owner| owner.to_string()))
     }
 
-    /// Whether a process is attached, in a word.
+    /// Returns in one word whether a process is attached.
     pub(crate) fn attached(&self) -> &'static str {
         match self.attached {
             Some(true) => "yes",
@@ -116,17 +116,17 @@ impl Item {
         }
     }
 
-    /// How old it is, in a word or two.
+    /// Returns its age with a unit.
     pub(crate) fn age(&self) -> String {
         units::age(Duration::from_secs(self.age_seconds))
     }
 
-    /// Whether what it says about itself cannot be true.
+    /// Whether it is a counted array with an invalid trailer.
     pub(crate) fn is_damaged(&self) -> bool {
         self.kind == "counted" && self.counted.is_none()
     }
 
-    /// How many handles it has, where they are counted; else whether a process is attached.
+    /// Returns its users: the number of handles or members, else whether a process is attached.
     pub(crate) fn users(&self) -> String {
         match (&self.counted, &self.arena) {
             (Some(counted), _) => counted.users(),
@@ -135,7 +135,7 @@ impl Item {
         }
     }
 
-    /// What it is, and what is special about it.
+    /// Returns what it is, for a table.
     pub(crate) fn state(&self) -> String {
         if let Some(counted) = &self.counted {
             return counted.summary();

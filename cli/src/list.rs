@@ -1,4 +1,4 @@
-//! `ndshm ls`: what lives in shared memory, real and emulated.
+//! `ndshm ls`: lists the arrays in real and emulated shared memory.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::thread;
@@ -14,7 +14,7 @@ use crate::item::Item;
 use crate::report::{self, Column, Table};
 use crate::{interrupt, places, units};
 
-/// How long a signal may go unnoticed between two looks.
+/// Interval at which `--watch` checks for a signal.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Runs `ndshm ls`.
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     Ok(Exit::Done)
 }
 
-/// Lists again and again: on a terminal in the same place, elsewhere one list after the other. A signal is the ordinary end.
+/// Lists repeatedly. A terminal is cleared before each list. A signal ends this with success.
 fn watch(args: &ListArgs, pause: Duration, out: &mut dyn Write) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
     let is_terminal = io::stdout().is_terminal();
@@ -54,7 +54,7 @@ fn watch(args: &ListArgs, pause: Duration, out: &mut dyn Write) -> Result<Exit, 
     }
 }
 
-/// Waits until it is time to look again. `true`: a signal came first.
+/// Waits for the pause. Returns `true` if a signal came before its end.
 fn wait(pause: Duration, stop: &StopFlag) -> bool {
     let begin = Instant::now();
     while !stop.is_stopped() {
@@ -67,7 +67,7 @@ fn wait(pause: Duration, stop: &StopFlag) -> bool {
     true
 }
 
-/// Finds what is to be listed.
+/// Returns the items to list.
 fn look(args: &ListArgs) -> Result<Vec<Item>, Failure> {
     let mut items = Vec::new();
     for backend in places::existing(args.backend)? {
@@ -119,7 +119,7 @@ fn patterns(args: &ListArgs) -> String {
     quoted.join(" or ")
 }
 
-/// Whether an entry is one of the two files of a renderbuffer, and the other is not there.
+/// Whether an entry is one of the two files of a renderbuffer, and the other is missing.
 fn is_half(entry: &DirectoryEntry, entries: &[DirectoryEntry]) -> bool {
     let other = match entry.kind {
         EntryKind::Partial => EntryKind::Ledger,

@@ -1,7 +1,7 @@
-//! What systemd-logind does with a user's shared memory at log-out: the `RemoveIPC` setting and lingering.
+//! Whether systemd-logind removes a user's shared memory at log-out: the `RemoveIPC` setting and lingering.
 //!
-//! See `logind.conf(5)`: the first `systemd/logind.conf` found counts, then the drop-ins of every
-//! `systemd/logind.conf.d`, by file name; a drop-in hides one of the same name in a later directory; the last
+//! See `logind.conf(5)`: first the first `systemd/logind.conf` found is read, then the drop-ins of every
+//! `systemd/logind.conf.d`, sorted by file name. A drop-in hides those of the same name in later directories. The last
 //! assignment wins.
 
 use std::collections::BTreeMap;
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 
 use crate::host::MAY_HAVE_SYSTEMD;
 
-/// Directories with configuration, the strongest first.
+/// Directories with configuration, by descending priority.
 const ROOTS: [&str; 4] = ["/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd"];
 
-/// Returns whether systemd runs this machine (as `sd_booted(3)` finds out); without it no names are removed at logout.
+/// Whether systemd runs this machine, checked as in `sd_booted(3)`. Without systemd, log-out removes no names.
 pub(crate) fn is_running() -> bool {
     MAY_HAVE_SYSTEMD && Path::new("/run/systemd/system").is_dir()
 }
 
-/// Returns whether a user stays logged in for ever, as `loginctl enable-linger` arranges.
+/// Whether a user lingers, as `loginctl enable-linger` arranges: log-out then removes nothing.
 pub(crate) fn lingers(user: &str) -> bool {
     !user.is_empty() && Path::new("/var/lib/systemd/linger").join(user).exists()
 }
 
-/// Returns what the configuration says about `RemoveIPC`; `None` where it says nothing (systemd's own default is yes).
+/// Returns the configured `RemoveIPC`; `None` if it is not set (systemd's default is yes).
 pub(crate) fn remove_ipc() -> Option<bool> {
     remove_ipc_in(&ROOTS.map(Path::new))
 }
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn drop_ins_beat_the_file_and_hide_their_namesakes() {
+    fn drop_ins_override_the_file_and_hide_later_ones() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let (strong, weak) = (directory.path().join("etc"), directory.path().join("usr"));
         for root in [&strong, &weak] {

@@ -1,7 +1,7 @@
 //! `ndshm`: arrays in shared memory from the command line.
 //!
-//! This file parses, runs one command, prints its error if there is one, and chooses the exit code. Each command has a
-//! file of its own; `cli.rs` says what can be asked for, `help.rs` what is answered.
+//! This file parses the command line, runs one command, prints its error, and chooses the exit code. Each command has its
+//! own file; `cli.rs` has the arguments, `help.rs` the long help texts.
 
 mod arena;
 mod cli;
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     let command = match Cli::try_parse() {
         Ok(cli) => cli.command,
         Err(usage) => {
-            // Help and version come this way too. An output that is closed is not worth a word.
+            // Help and version are printed here too. A closed output is ignored.
             let _ = usage.print();
             return if usage.use_stderr() { Exit::Usage } else { Exit::Done }.into();
         }
@@ -79,8 +79,8 @@ fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(failure) => {
             failure.print(&mut io::stderr().lock());
-            // A reader of JSON finds one document, whatever happened. If writing it fails, the exit code still tells.
-            let _written = failure.print_json(&mut out);
+            // With --json, a failure is a JSON document too. If writing it fails, the exit code remains.
+            let _ = failure.print_json(&mut out);
             failure.exit().into()
         }
     }

@@ -1,4 +1,4 @@
-//! `ndshm manager`: the process that removes what killed processes leave, and what can be asked of it.
+//! `ndshm manager`: runs the process that removes what killed processes leave behind, shows its status, and stops it.
 
 use std::io::Write;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::cli::{ManagerArgs, ManagerCommand};
 use crate::exit::{Exit, Failure};
 use crate::{host, interrupt, report, units};
 
-/// How long a manager in the background stays without a client.
+/// How long a manager in the background runs without a client.
 const IDLE: Duration = Duration::from_mins(1);
 
-/// How long one that was started may take to listen.
+/// How long `--detach` waits until the new manager listens.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What `manager status --json` prints.
@@ -63,7 +63,7 @@ fn serve(args: &ManagerArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let Some(manager) = Manager::start(&options)? else {
         return already(manager::status(args.socket.path.as_deref())?.as_ref(), out);
     };
-    // Each client takes two.
+    // Each client needs two descriptors.
     host::raise_descriptor_limit();
     let stopper = manager.stopper();
     interrupt::call(move || stopper.stop())?;
@@ -75,8 +75,8 @@ fn serve(args: &ManagerArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
 
 fn already(status: Option<&Status>, out: &mut dyn Write) -> Result<Exit, Failure> {
     match status {
-        Some(status) => writeln!(out, "there is a manager already: process {}", status.pid)?,
-        None => writeln!(out, "there was a manager already, which has just ended")?,
+        Some(status) => writeln!(out, "a manager is already running: process {}", status.pid)?,
+        None => writeln!(out, "a manager was already running, but has just ended")?,
     }
     Ok(Exit::Done)
 }
@@ -84,15 +84,15 @@ fn already(status: Option<&Status>, out: &mut dyn Write) -> Result<Exit, Failure
 /// Starts this program again in the background and waits until it listens.
 fn detach(args: &ManagerArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let socket = args.socket.path.as_deref();
-    // What this process sees is also what the other one would fail with.
+    // An error here is the one that the new process would fail with.
     if let Some(status) = manager::status(socket)? {
         return already(Some(&status), out);
     }
     let program = std::env::current_exe()
-        .map_err(|error| Failure::new(Exit::Failed, format!("cannot find this program's own file: {error}")))?;
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot find this program's executable: {error}")))?;
     let mut command = Command::new(program);
     command.args(["manager", "--background"]);
-    // It begins in another directory, for which a relative path means something else.
+    // The new process starts in another directory, so the path must be absolute.
     command.arg("--socket").arg(manager::socket_path(socket)?);
     if let Some(idle) = args.idle {
         command.args(["--idle", &idle.to_string()]);
@@ -106,8 +106,8 @@ fn detach(args: &ManagerArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
             return Ok(Exit::Done);
         }
         if ended.is_some_and(|status| !status.success()) || begin.elapsed() > PATIENCE {
-            let failure = Failure::new(Exit::Failed, "the manager did not begin");
-            return Err(failure.advice("run `ndshm manager` without --detach, which says why"));
+            let failure = Failure::new(Exit::Failed, "the manager did not start");
+            return Err(failure.advice("run `ndshm manager` without --detach to see why"));
         }
         thread::sleep(Duration::from_millis(2));
     }

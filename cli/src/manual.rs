@@ -1,4 +1,4 @@
-//! `ndshm completions` and `ndshm man`: what shells and `man` are told about the command line, from its one description.
+//! `ndshm completions` and `ndshm man`: shell scripts and manual pages, generated from the definition of the command line.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use crate::exit::{Exit, Failure};
 
 /// Runs `ndshm completions`.
 pub(crate) fn completions(args: &CompletionsArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
-    // Made whole first: the generator takes an output that fails for a fault of its own.
+    // Generated in memory first: the generator panics if writing fails.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "ndshm", &mut script);
     out.write_all(&script)?;
@@ -19,7 +19,7 @@ pub(crate) fn completions(args: &CompletionsArgs, out: &mut dyn Write) -> Result
 /// Runs `ndshm man`.
 pub(crate) fn man(args: &ManArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let mut program = Cli::command();
-    program.build(); // gives commands their full names
+    program.build(); // sets the full names of commands
     let page = match &args.command {
         None => clap_mangen::Man::new(program),
         Some(name) => {

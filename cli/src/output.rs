@@ -1,4 +1,4 @@
-//! Files that the program writes: complete under their name, or not there.
+//! Output files: a file has its name only when it is complete.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 use crate::exit::{Exit, Failure};
 use crate::host;
 
-/// A file that gets its name when all of it is written. Dropped before, it leaves nothing.
+/// A file that gets its name in [`finish`](Self::finish). If dropped before, the temporary file is removed.
 #[derive(Debug)]
 pub(crate) struct Output {
     path: PathBuf,
@@ -18,7 +18,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Begins a file beside where it is to be.
+    /// Creates a temporary file in the directory of `path`.
     pub(crate) fn begin(path: &Path, replace: bool) -> Result<Self, Failure> {
         if !replace && path.symlink_metadata().is_ok() {
             return Err(taken(path));
@@ -34,13 +34,13 @@ impl Output {
         Ok(Self { path: path.to_owned(), replace, file: BufWriter::with_capacity(1 << 16, file) })
     }
 
-    /// Takes room for this many bytes at once, so that a full disk is known before the work.
+    /// Reserves space for this many bytes, so that a full disk is an error before the work.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<(), Failure> {
         let file: &File = self.file.get_ref().as_file();
         host::reserve(file, bytes).map_err(|error| failed(&self.path, &error))
     }
 
-    /// Gives it its name.
+    /// Renames the temporary file to `path`.
     pub(crate) fn finish(self) -> Result<(), Failure> {
         let Self { path, replace, file } = self;
         let file = file.into_inner().map_err(|error| failed(&path, error.error()))?;
@@ -52,15 +52,15 @@ impl Output {
         }
     }
 
-    /// Writes bytes, and says which file it was if that fails.
+    /// Writes bytes. An error names the file.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.file.write_all(bytes).map_err(|error| failed(&self.path, &error))
     }
 }
 
 fn taken(path: &Path) -> Failure {
-    Failure::new(Exit::Failed, format!("`{}` is there already", path.display()))
-        .advice("--replace replaces it; or choose another file")
+    Failure::new(Exit::Failed, format!("`{}` already exists", path.display()))
+        .advice("give --replace to replace it, or choose another file")
 }
 
 fn failed(path: &Path, error: &io::Error) -> Failure {

@@ -1,4 +1,4 @@
-//! Pictures: numbers become shades, labels become colours, both become PNG files or blocks of a terminal.
+//! Pictures: shades for numbers, colours for labels, written as PNG files or as characters of a terminal.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -22,11 +22,11 @@ enum Pixels {
 }
 
 impl Picture {
-    /// Makes shades of numbers: what is not in the span is black or white; so are infinities, and what is no number is black.
+    /// Makes shades of numbers. Numbers outside the span, and infinities, are black or white; NaN is black.
     pub(crate) fn shades(plane: &Plane, span: ValueRange) -> Self {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within 0 to 255; NaN becomes 0")]
         let shade = |number: f64| {
-            // Halves, because the difference of two numbers may be no number.
+            // Halved first, because the difference of two large numbers may overflow.
             let share = (number / 2.0 - span.low / 2.0) / (span.high / 2.0 - span.low / 2.0);
             (share.clamp(0.0, 1.0) * 255.0).round() as u8
         };
@@ -34,7 +34,7 @@ impl Picture {
         Self { width: plane.width, height: plane.height, pixels }
     }
 
-    /// Makes colours of labels: the same label has the same colour everywhere and always; 0 is black.
+    /// Makes colours of labels. A label has the same colour in every picture; 0 is black.
     pub(crate) fn colours(plane: &Plane) -> Self {
         let pixels = Pixels::Colour(plane.labels().map(colour).collect());
         Self { width: plane.width, height: plane.height, pixels }
@@ -42,7 +42,8 @@ impl Picture {
 
     /// Returns the bytes of a PNG file.
     pub(crate) fn png(&self) -> Result<Vec<u8>, Failure> {
-        let failed = |error: &dyn std::fmt::Display| Failure::new(Exit::Failed, format!("cannot make a PNG: {error}"));
+        let failed =
+            |error: &dyn std::fmt::Display| Failure::new(Exit::Failed, format!("cannot encode a PNG: {error}"));
         let length = |length: usize| u32::try_from(length).map_err(|error| failed(&error));
         let mut bytes = Vec::new();
         let mut encoder = png::Encoder::new(&mut bytes, length(self.width)?, length(self.height)?);
@@ -61,9 +62,9 @@ impl Picture {
         Ok(bytes)
     }
 
-    /// Writes it with characters of a terminal, two rows of pixels to a line.
+    /// Writes it with characters for a terminal, two rows of pixels per line.
     ///
-    /// `true_colour` says that it knows 24 bits; else it gets the 256 colours that all have.
+    /// With `true_colour` it uses 24 bit colours, else the 256 colours that every terminal supports.
     pub(crate) fn write_blocks(&self, out: &mut dyn Write, true_colour: bool) -> std::io::Result<()> {
         let mut line = String::new();
         for top in (0..self.height).step_by(2) {
@@ -72,7 +73,7 @@ impl Picture {
             for column in 0..self.width {
                 let mut colours = String::new();
                 let mut paint = |ground: u8, row: usize| {
-                    let _always = if true_colour {
+                    let _ = if true_colour {
                         let [red, green, blue] = self.at(row, column);
                         write!(colours, "\x1b[{ground};2;{red};{green};{blue}m")
                     } else {
@@ -103,19 +104,19 @@ impl Picture {
     }
 }
 
-/// Returns the least and the greatest number that is finite; where there is only one, it is black.
+/// Returns the smallest and the largest finite number. If both are equal, that number is black.
 pub(crate) fn span(plane: &Plane) -> ValueRange {
     let finite = plane.numbers().filter(|number| number.is_finite());
     let (low, high) = finite.fold((f64::MAX, f64::MIN), |(low, high), number| (low.min(number), high.max(number)));
     match (low < high, low > high) {
         (true, _) => ValueRange { low, high },
         (_, true) => ValueRange { low: 0.0, high: 1.0 },
-        // A span needs a width, also beside a number to which 1 makes no difference.
+        // A span needs a width. Adding 1 to a very large number would not change it.
         _ => ValueRange { low, high: low + low.abs().max(1.0) },
     }
 }
 
-/// Chooses a colour that looks like no other, but is the same each time: the bits are mixed, and the darkest colours left out.
+/// Chooses the colour of a label: mixes its bits, so that near labels differ, and leaves out the darkest colours.
 fn colour(label: u64) -> [u8; 3] {
     if label == 0 {
         return [0; 3];
@@ -132,7 +133,7 @@ fn colour(label: u64) -> [u8; 3] {
     colour
 }
 
-/// Finds the nearest of a terminal's 256 colours: a cube of 6 steps each, and 24 shades of gray.
+/// Returns the nearest of a terminal's 256 colours: a cube of 6 steps per channel, and 24 shades of gray.
 fn indexed([red, green, blue]: [u8; 3]) -> u8 {
     if red == green && green == blue {
         return match red {

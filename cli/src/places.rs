@@ -1,7 +1,7 @@
-//! The directories that `ls`, `info`, `unlink` and `doctor` look into, and finding a name in them.
+//! The directories that `ls`, `info`, `unlink` and `doctor` search, and how a name is found in them.
 //!
-//! Looking makes no directory, as an emulated directory that is not there has nothing in it; only where `EMULATE_SHM`
-//! chooses it, asking the library what is chosen makes it.
+//! A search creates no directory: an emulated directory that does not exist contains nothing. The exception is
+//! `EMULATE_SHM`: if it selects the emulated directory, `default_backend` creates the directory.
 
 use std::io::Write;
 use std::path::Path;
@@ -14,18 +14,18 @@ use ndarray_shm_volume::is_upload_lock;
 use crate::exit::{Exit, Failure};
 use crate::words::BackendChoice;
 
-/// Chooses between real and emulated shared memory when it is set.
+/// Environment variable that selects real or emulated shared memory.
 pub(crate) const EMULATE_SHM: &str = "EMULATE_SHM";
-/// Names the emulated directory when it is set.
+/// Environment variable with the path of the emulated directory.
 pub(crate) const NDSHM_EMULATED_DIR: &str = "NDSHM_EMULATED_DIR";
 
-/// Returns the places that exist, or the one that was chosen if that exists.
+/// Returns the directories that exist, or only the chosen one if that exists.
 pub(crate) fn existing(choice: Option<BackendChoice>) -> Result<Vec<Directory>, Failure> {
     let mut places: Vec<Directory> = Vec::new();
     if choice != Some(BackendChoice::Emulated) {
         match Directory::shm() {
             Ok(shm) if shm.path().is_dir() => places.push(shm),
-            // Real shared memory that is not there has nothing in it either.
+            // If there is no real shared memory, it contains nothing either.
             Ok(_) | Err(Error::Unsupported { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -33,9 +33,9 @@ pub(crate) fn existing(choice: Option<BackendChoice>) -> Result<Vec<Directory>, 
     if choice != Some(BackendChoice::Shm) && Directory::emulated_path()?.symlink_metadata().is_ok() {
         match Directory::emulated() {
             Ok(emulated) => places.push(emulated),
-            // The command did not ask for this place in particular, and what is in real shared memory can be shown even so.
+            // The command did not name this directory, and arrays in real shared memory can still be shown.
             Err(error) if choice.is_none() && !places.is_empty() => {
-                let _whether_anybody_listens = writeln!(std::io::stderr(), "warning: not looked at: {error}");
+                let _ = writeln!(std::io::stderr(), "warning: not searched: {error}"); // stderr may be closed
             }
             Err(error) => return Err(error.into()),
         }
@@ -43,17 +43,17 @@ pub(crate) fn existing(choice: Option<BackendChoice>) -> Result<Vec<Directory>, 
     Ok(places)
 }
 
-/// Returns both usual places as far as they are there and sound; makes none.
+/// Returns both usual directories, without those that are missing or unusable. Creates none.
 fn existing_in_silence() -> impl Iterator<Item = Directory> {
     let shm = Directory::shm().ok().filter(|shm| shm.path().is_dir());
     let path = Directory::emulated_path().ok().filter(|path| path.is_dir());
     shm.into_iter().chain(path.and_then(|_| Directory::emulated().ok()))
 }
 
-/// Returns the places to search for a name: the chosen one; else what `EMULATE_SHM` says; else all.
+/// Returns the directories to search for a name: the chosen one, else the one that `EMULATE_SHM` selects, else all.
 fn searched(choice: Option<BackendChoice>) -> Result<Vec<Directory>, Failure> {
     if choice.is_none() && std::env::var_os(EMULATE_SHM).is_some() {
-        // The library reads the setting, so that both agree on which words it may have.
+        // The library parses the variable, so the program accepts the same values.
         let chosen = default_backend()?;
         let choice = if chosen.name() == "emulated" { BackendChoice::Emulated } else { BackendChoice::Shm };
         return existing(Some(choice));
@@ -61,21 +61,21 @@ fn searched(choice: Option<BackendChoice>) -> Result<Vec<Directory>, Failure> {
     existing(choice)
 }
 
-/// What a name leads to in one place.
+/// The files of a name in one directory.
 #[derive(Debug)]
 pub(crate) struct NameMatch {
     pub(crate) backend: Directory,
-    /// The array that has the name.
+    /// The array with this name.
     pub(crate) array: Option<DirectoryEntry>,
-    /// The renderbuffer that will have it once it is finished.
+    /// The renderbuffer that gets this name when it is finished.
     pub(crate) partial: Option<DirectoryEntry>,
 }
 
-/// The searched places, so that several names are found with one look at each directory.
+/// The listings of the searched directories: each directory is read once for several names.
 #[derive(Debug)]
 pub(crate) struct Search {
     places: Vec<(Directory, Vec<DirectoryEntry>)>,
-    /// The places that are there and were not meant.
+    /// Directories that exist and are not searched.
     others: Vec<Directory>,
 }
 
@@ -87,14 +87,14 @@ impl Search {
             let entries = backend.list()?;
             places.push((backend, entries));
         }
-        // They only serve advice: what is wrong with them is not said here.
+        // These only serve advice, so their errors are ignored.
         let others = existing_in_silence().filter(|other| places.iter().all(|(place, _)| place.path() != other.path()));
         Ok(Self { others: others.collect(), places })
     }
 
-    /// Finds the place where a name leads to something of the wanted kinds.
+    /// Finds the directory in which a name has a file of the wanted kinds.
     ///
-    /// Fails if nothing has it, or if it means different things in two places.
+    /// Fails if no directory has one, or if two have one.
     pub(crate) fn find(&self, location: &Location, wanted: &[EntryKind]) -> Result<NameMatch, Failure> {
         let mut found: Vec<NameMatch> = self
             .places
@@ -115,11 +115,11 @@ impl Search {
                 .advice(self.advice(location, wanted))),
             1 => Ok(found.remove(0)),
             _ => Err(Failure::new(Exit::Failed, format!("`{location}` exists more than once {}", self.describe()))
-                .advice("say which one is meant with --backend shm or --backend emulated")),
+                .advice("choose one with --backend shm or --backend emulated")),
         }
     }
 
-    /// Says what to do about a name that was not found: another place may have it.
+    /// Returns advice about a name that was not found. A directory that was not searched may have it.
     fn advice(&self, location: &Location, wanted: &[EntryKind]) -> String {
         let has_it = |place: &&Directory| {
             let entries = place.list().unwrap_or_default();
@@ -129,11 +129,11 @@ impl Search {
             Some(other) => {
                 let (place, emulate) = if other.name() == "emulated" { ("emulated", 1) } else { ("shm", 0) };
                 format!(
-                    "there is one of that name in {}: --backend {place} means that one, and so does {EMULATE_SHM}={emulate}",
+                    "there is one of that name in {}: select it with --backend {place} or {EMULATE_SHM}={emulate}",
                     shown(other.path())
                 )
             }
-            None => "`ndshm ls` lists what there is; --backend chooses where to look".to_owned(),
+            None => "`ndshm ls` lists all names; --backend selects the directory to search".to_owned(),
         }
     }
 
@@ -146,7 +146,7 @@ impl Search {
     }
 }
 
-/// Returns whether some process has an entry mapped; `None` if this user may not ask, or it is gone by now.
+/// Returns whether a process is attached to an entry; `None` if this user may not ask, or if the file no longer exists.
 pub(crate) fn attached(backend: &Directory, entry: &DirectoryEntry) -> Option<bool> {
     let location = entry.location()?;
     match entry.kind {
@@ -155,7 +155,7 @@ pub(crate) fn attached(backend: &Directory, entry: &DirectoryEntry) -> Option<bo
     }
 }
 
-/// Reads the ledger that belongs to a half-painted payload.
+/// Reads the ledger of an unfinished renderbuffer.
 pub(crate) fn ledger(backend: &Directory, entry: &DirectoryEntry) -> Result<Ledger, Failure> {
     let location = entry
         .location()
@@ -167,7 +167,7 @@ fn shown(path: &Path) -> String {
     crate::units::printable(&path.display().to_string())
 }
 
-/// Whether a file is what uploads lock: an array of one byte under a name of theirs.
+/// Whether a file is a lock of uploads: one byte, under a name that uploads reserve.
 pub(crate) fn is_lock(entry: &DirectoryEntry) -> bool {
     entry.kind == EntryKind::Array && entry.len == 1 && is_upload_lock(&entry.name)
 }

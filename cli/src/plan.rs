@@ -1,4 +1,4 @@
-//! `ndshm plan`: which parts a region is divided into, for those who give them to machines.
+//! `ndshm plan`: shows the parts of a region, to distribute them to machines.
 
 use std::io::Write;
 
@@ -10,10 +10,10 @@ use crate::exit::{Exit, Failure};
 use crate::report::{self, Column, Table};
 use crate::{interrupt, region, units};
 
-/// A region in parts, as `plan --json` prints it.
+/// The parts of a region, as `plan --json` prints them.
 #[derive(Debug, Serialize)]
 struct Plan {
-    /// Which volume it is, and in which state.
+    /// The volume and its state.
     volume: String,
     /// The region that is divided.
     bbox: String,
@@ -22,16 +22,16 @@ struct Plan {
     parts: Vec<Planned>,
 }
 
-/// One part. A part for which nothing is left has no region, and 0 of everything.
+/// One part. If there are more parts than stored objects, some have no region, and 0 in every count.
 #[derive(Debug, Serialize)]
 struct Planned {
-    /// What `--shard` takes.
+    /// Value for `--shard`.
     shard: String,
     index: usize,
     bbox: Option<String>,
     shape: Option<Vec<usize>>,
     chunks: u64,
-    /// Objects that are stored as one: chunks, or shards of many.
+    /// Number of stored objects: chunks, or shards of many chunks.
     objects: u64,
     /// Bytes of its elements.
     bytes: u64,

@@ -1,4 +1,4 @@
-//! How far a transfer is, on the standard error: a bar on a terminal, else a line now and then.
+//! Progress of a transfer, on standard error: a bar on a terminal, else one line a second.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::Mutex;
@@ -9,25 +9,25 @@ use ndarray_shm_volume::{DownloadProgress, Progress};
 
 use crate::units;
 
-/// Lines come at most this often, the last one excepted.
+/// Shortest time between two lines, except before the last one.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the bar looks like, in indicatif's words. No colours.
+/// Template of the bar, in indicatif's syntax. No colours.
 const TEMPLATE: &str = "{prefix} [{bar:30}] {pos}/{len} {msg}";
 
-/// Shows the progress of one transfer: chunks of a volume, objects, or blocks of a file, and always the bytes of the array.
+/// Shows the progress of one transfer: a number of chunks, objects or blocks, and the bytes of the array.
 #[derive(Debug)]
 pub(crate) enum Display {
-    /// A bar that redraws itself, and what is counted.
+    /// A bar that is redrawn, and the noun for what is counted.
     Bar(ProgressBar, &'static str),
-    /// Plain lines, for logs: about what, what is counted, and when the last one was.
+    /// Plain lines, for logs: the label, the noun for what is counted, and the last line.
     Lines(String, &'static str, Mutex<Pace>),
     /// Nothing.
     Quiet,
 }
 
 impl Display {
-    /// Chooses by what the standard error is. What is counted is a `noun`.
+    /// Chooses a bar if standard error is a terminal, else lines. `noun` names what is counted.
     pub(crate) fn new(label: &str, noun: &'static str, quiet: bool) -> Self {
         if quiet {
             Self::Quiet
@@ -38,7 +38,7 @@ impl Display {
         }
     }
 
-    /// Tells how many bytes of an array have gone into a file or come from one, block by block.
+    /// Updates the display while an array is written to a file or read from one, block by block.
     pub(crate) fn blocks(&self, bytes: u64, bytes_total: u64, block: usize, begin: Instant) {
         let count = |bytes: u64| usize::try_from(bytes.div_ceil(block as u64)).unwrap_or(usize::MAX);
         let (done, total, elapsed) = (count(bytes), count(bytes_total), begin.elapsed());
@@ -47,7 +47,7 @@ impl Display {
         self.update(progress);
     }
 
-    /// Takes the bar away, so that what is printed next stands alone.
+    /// Removes the bar, so that it does not mix with later output.
     pub(crate) fn clear(&self) {
         if let Self::Bar(bar, _) = self {
             bar.finish_and_clear();
@@ -64,7 +64,7 @@ impl Progress for Display {
                 bar.set_message(format!("{noun}s, {}", amounts(&progress)));
             }
             Self::Lines(label, noun, pace) => {
-                // A poisoned pace only means that a line may be late.
+                // If the lock is poisoned, at worst a line is late.
                 let mut pace = pace.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 if pace.is_due(&progress, Instant::now()) {
                     let _ = writeln!(io::stderr(), "{label}: {}", line(&progress, noun));
@@ -78,7 +78,7 @@ impl Progress for Display {
         let text = format!("warning: {message}");
         match self {
             Self::Bar(bar, _) => bar.println(text),
-            // Quiet is about progress; this is something else.
+            // --quiet silences progress, not warnings.
             Self::Lines(..) | Self::Quiet => {
                 let _ = writeln!(io::stderr(), "{text}");
             }
@@ -86,14 +86,14 @@ impl Progress for Display {
     }
 }
 
-/// When the last line was printed, and what it said.
+/// When the last line was printed, and its count.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<(Instant, usize)>,
 }
 
 impl Pace {
-    /// Decides whether this progress deserves a line: the first, the last, and in between one a second if it moved.
+    /// Decides whether to print a line: the first, the last, and between them at most one a second, if the count changed.
     fn is_due(&mut self, progress: &DownloadProgress, now: Instant) -> bool {
         let due = match self.last {
             None => true,
@@ -113,7 +113,7 @@ fn line(progress: &DownloadProgress, noun: &str) -> String {
     format!("{} of {total} ({percent} %), {}", progress.done, amounts(progress))
 }
 
-/// Bytes, rate and time left, as far as they are known: "1.5 MiB of 3.0 MiB, 1.0 MiB/s, 2 s left".
+/// Returns bytes, rate and time left, as far as known: "1.5 MiB of 3.0 MiB, 1.0 MiB/s, 2 s left".
 fn amounts(progress: &DownloadProgress) -> String {
     let mut text = format!("{} of {}", units::size(progress.bytes), units::size(progress.bytes_total));
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "for people, and it saturates")]
@@ -127,9 +127,9 @@ fn amounts(progress: &DownloadProgress) -> String {
 }
 
 fn bar(label: &str) -> ProgressBar {
-    // Shown only when it looks as it should.
+    // Hidden until the style is set.
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-    // The template is a constant, tested below; should it not parse, the default bar is better than none.
+    // The template is a constant that a test below parses. If it did not parse, the default bar is better than none.
     if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
         bar.set_style(style.progress_chars("=> "));
     }
@@ -147,15 +147,15 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_first_last_and_once_a_second() {
+    fn lines_are_printed_first_last_and_once_a_second() {
         let mut pace = Pace::default();
         let start = Instant::now();
         assert!(pace.is_due(&at(0), start));
         assert!(!pace.is_due(&at(1), start + Duration::from_millis(999)));
         assert!(pace.is_due(&at(2), start + LINE_INTERVAL));
-        assert!(!pace.is_due(&at(2), start + Duration::from_secs(9)), "nothing new");
-        assert!(pace.is_due(&at(8), start + Duration::from_millis(1001)), "the last one at once");
-        assert!(!pace.is_due(&at(8), start + Duration::from_secs(9)), "and only once");
+        assert!(!pace.is_due(&at(2), start + Duration::from_secs(9)), "same count");
+        assert!(pace.is_due(&at(8), start + Duration::from_millis(1001)), "the last line is not delayed");
+        assert!(!pace.is_due(&at(8), start + Duration::from_secs(9)), "and is printed once");
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_how_fast_it_is_and_how_long_it_takes() {
+    fn line_shows_rate_and_time_left() {
         let half = DownloadProgress {
             painted_here: 4,
             bytes: 4 << 20,
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_is_drawn_by_a_template_that_parses() {
+    fn template_of_the_bar_parses() {
         assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! The Python lines that open an array, for people to paste.
+//! The Python lines that open an array, for users to paste.
 
 use ndarray_shm::{DType, Order};
 
@@ -6,7 +6,7 @@ use ndarray_shm::{DType, Order};
 pub(crate) fn lines(path: &str, dtype: DType, shape: &[usize], order: Order) -> Vec<String> {
     let mut lines = vec!["import numpy as np".to_owned()];
     let dtype = if dtype == DType::Bf16 {
-        // NumPy has no such type of its own.
+        // NumPy itself has no bfloat16.
         lines.push("import ml_dtypes".to_owned());
         "ml_dtypes.bfloat16".to_owned()
     } else {
@@ -29,7 +29,7 @@ fn tuple(shape: &[usize]) -> String {
     }
 }
 
-/// Writes a string literal; what JSON escapes, Python reads the same way.
+/// Writes a string literal. Python reads the escapes of JSON the same way.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_is_a_tuple_of_one_and_nothing_cannot_be_mapped() {
+    fn one_axis_is_a_tuple_and_an_empty_array_is_not_mapped() {
         assert!(lines("p", DType::U8, &[5], Order::C)[1].contains("shape=(5,)"));
         assert!(lines("p", DType::U8, &[0, 3], Order::C)[1].starts_with("a = np.empty((0, 3)"));
     }

@@ -1,10 +1,10 @@
-//! The region of a volume that the command line means.
+//! The region of a volume that `--bbox` and `--channels` select.
 
 use ndarray_shm_volume::{Bbox, VolumeMeta};
 
 use crate::exit::{Exit, Failure};
 
-/// Reads the region that is meant, in which channels may be left out or chosen apart.
+/// Parses the region. `bbox` may omit the channels, or `channels` selects them.
 pub(crate) fn parse(meta: &VolumeMeta, bbox: Option<&str>, channels: Option<&str>) -> Result<Bbox, Failure> {
     let domain = meta.domain();
     let parsed = match (bbox, channels) {
@@ -13,8 +13,9 @@ pub(crate) fn parse(meta: &VolumeMeta, bbox: Option<&str>, channels: Option<&str
         (bbox, Some(channels)) => {
             let axes = meta.shape.len();
             if !meta.axes.last().is_some_and(|name| matches!(name.as_str(), "c" | "channel" | "channels")) || axes < 2 {
-                let message = "the last axis of this volume are not its channels: --channels means nothing here";
-                return Err(Failure::new(Exit::Usage, message).advice("choose them by --bbox, one range for each axis"));
+                let message = "the last axis of this volume is not its channels: --channels cannot be used";
+                return Err(Failure::new(Exit::Usage, message)
+                    .advice("select the region with --bbox alone, one range for each axis"));
             }
             let others = bbox.map_or_else(|| vec![":"; axes - 1].join(","), str::to_owned);
             Bbox::parse(&format!("{others},{channels}"), &domain)
@@ -22,8 +23,8 @@ pub(crate) fn parse(meta: &VolumeMeta, bbox: Option<&str>, channels: Option<&str
     };
     parsed.map_err(|error| {
         Failure::from(error).advice(format!(
-            "the volume is {domain}: give --bbox one START:STOP within it for each of its axes, or leave \
-             --bbox away for all of it"
+            "the volume is {domain}: give --bbox one START:STOP within it for each axis, or omit --bbox \
+             for the whole volume"
         ))
     })
 }

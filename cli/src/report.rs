@@ -1,7 +1,7 @@
-//! What the program prints on its standard output: aligned tables, facts under each other, JSON.
+//! Output on standard output: aligned tables, lists of facts, JSON.
 //!
-//! Everything goes through a writer and returns its error, so that a closed output (`ndshm ls | head -1`) ends the
-//! program quietly instead of panicking. No colours: the words carry the meaning.
+//! Every function takes a writer and returns its error, so a closed output (`ndshm ls | head -1`) ends the program
+//! quietly instead of with a panic. There are no colours: the words carry the meaning.
 
 use std::io::{self, Write};
 use std::mem::ManuallyDrop;
@@ -16,7 +16,7 @@ pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
 
-/// Heading of a column, and the side its cells stand on.
+/// Heading of a column, and the alignment of its cells.
 #[derive(Debug)]
 pub(crate) enum Column {
     Left(&'static str),
@@ -77,13 +77,13 @@ pub(crate) fn facts<L: AsRef<str>>(out: &mut dyn Write, facts: &[(L, String)]) -
     Ok(())
 }
 
-/// Writes Python lines that open what was made, under a heading.
+/// Writes Python lines that open the array, under a heading.
 pub(crate) fn python(out: &mut dyn Write, lines: &[String]) -> io::Result<()> {
     writeln!(out, "\nopen it from Python:")?;
     lines.iter().try_for_each(|line| writeln!(out, "    {line}"))
 }
 
-/// Breaks a text into lines of at most `width` characters, at blanks; a longer word has a line of its own.
+/// Breaks a text at spaces into lines of at most `width` characters. A longer word gets its own line.
 pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
@@ -100,21 +100,21 @@ pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Whether a JSON document was asked for, and none has been begun; locked while one is written.
+/// Whether `--json` was given and no document has been begun. Locked while a document is written.
 static OWES_JSON: Mutex<bool> = Mutex::new(false);
 
-/// Says that the program is to print one JSON document, whatever happens.
+/// Makes the program print exactly one JSON document, also if it fails.
 pub(crate) fn owe_json() {
     *OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner) = true;
 }
 
-/// Writes a value as indented JSON and ends the line, if a document is owed: a program that is being ended by a signal has
-/// one writer more, for which the other waits.
+/// Writes a value as indented JSON and a line end, if no document has been begun. When a signal ends the program, a second thread
+/// may write a document: the lock lets only one of them write.
 pub(crate) fn json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     write_owed(&mut OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner), out, value)
 }
 
-/// The same in a program that is being ended: a thread that comes later with another document waits for the end.
+/// The same for a program that ends now. Never unlocks, so another thread with a document waits until the program has ended.
 pub(crate) fn last_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     write_owed(&mut ManuallyDrop::new(OWES_JSON.lock().unwrap_or_else(PoisonError::into_inner)), out, value)
 }

@@ -13,29 +13,29 @@ use crate::{interrupt, units};
 #[derive(Debug, Serialize)]
 struct VolumeReport {
     volume: String,
-    /// Whether the elements of a Precomputed volume are an "image" or a "segmentation"; `null` where the volume does not say it.
+    /// Whether the elements of a Precomputed volume are an "image" or a "segmentation"; `null` if the volume does not specify it.
     #[serde(rename = "type")]
     kind: Option<&'static str>,
     scales: Vec<ScaleReport>,
 }
 
-/// One scale of it.
+/// One scale of a volume.
 #[derive(Debug, Serialize)]
 struct ScaleReport {
-    /// What `--mip` takes.
+    /// Value for `--mip`.
     mip: usize,
     key: String,
     /// The element type as `NumPy` writes it: "<u2".
     dtype: String,
-    /// Names of the axes; empty where the volume does not name them.
+    /// Names of the axes; empty if the volume does not name them.
     axes: Vec<String>,
     /// Coordinates of the first element.
     origin: Vec<i64>,
     shape: Vec<u64>,
     chunk_shape: Vec<u64>,
-    /// What is stored as one object: a chunk, or a shard of many.
+    /// Shape of one stored object: a chunk, or a shard of many.
     stored_shape: Vec<u64>,
-    /// Size of an element along each axis; empty where the volume does not say.
+    /// Size of an element along each axis; empty if the volume does not specify it.
     resolution: Vec<f64>,
     unit: String,
     /// The format, and how chunks are encoded.

@@ -1,4 +1,4 @@
-//! Numbers as people read them: sizes, rates, ages, shapes. Pure functions of their arguments.
+//! Human-readable numbers: sizes, rates, ages, shapes. Pure functions of their arguments.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub(crate) fn age(age: Duration) -> String {
     }
 }
 
-/// Rounds a time that is left up to seconds, so that what is not over is not 0.
+/// Rounds a remaining time up to seconds, so that only a time that is over is 0.
 pub(crate) fn seconds_left(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
@@ -51,7 +51,7 @@ pub(crate) fn seconds_left(time: Duration) -> u64 {
 /// Writes how much longer something lasts, rounded up: `"90 s"`, `"3 min"`, `"1 h"`, `"2 d"`.
 pub(crate) fn left(time: Duration) -> String {
     let seconds = seconds_left(time);
-    // From two of a unit on, the rounding is small enough; one is written only where it is exact.
+    // From two of a unit on, the rounding is small. Exactly one of a unit is written so; between one and two, the smaller unit is used.
     let unit = [(86_400, "d"), (3_600, "h"), (60, "min")]
         .into_iter()
         .find(|(scale, _)| seconds >= 2 * scale || (seconds > 0 && seconds.is_multiple_of(*scale)));
@@ -59,7 +59,7 @@ pub(crate) fn left(time: Duration) -> String {
     format!("{} {unit}", seconds.div_ceil(scale))
 }
 
-/// Reads a time as people write it: `"90"` and `"90s"` are seconds, `"5m"` minutes, `"2h"` hours, `"1d"` days.
+/// Parses a time: `"90"` and `"90s"` are seconds, `"5m"` minutes, `"2h"` hours, `"1d"` days.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let scale = match &text[digits.len()..] {
@@ -69,10 +69,12 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         "d" => Some(86_400),
         _ => None,
     };
-    // `parse` would take a sign.
+    // `parse` would accept a sign.
     let number: Option<u64> = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
     let seconds = number.zip(scale).and_then(|(number, scale)| number.checked_mul(scale));
-    seconds.map(Duration::from_secs).ok_or_else(|| "write a number of seconds, or 90s, 5m, 2h, 1d".to_owned())
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| "give a number of seconds, or a time such as 90s, 5m, 2h, 1d".to_owned())
 }
 
 /// Writes a shape as `"128 x 128 x 64"`, and the shape of a single value as `"one value"`.
@@ -86,7 +88,7 @@ pub(crate) fn shape(shape: &[usize]) -> String {
 /// Longest shape that is written out in a table.
 const LONGEST_SHAPE: usize = 12;
 
-/// Writes what an array is, in a table: "counted <f4 30x40".
+/// Writes kind, type and shape of an array, for a table: "counted <f4 30x40".
 pub(crate) fn array(kind: &str, dtype: &str, lengths: &[usize]) -> String {
     let shape = lengths.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
     let shape = match shape.len() {
@@ -112,12 +114,12 @@ pub(crate) fn count_of(number: usize, one: &str, many: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {many}") }
 }
 
-/// Whether a character changes what a terminal shows of others: a control character, or one that turns the direction of writing.
+/// Whether a character changes how a terminal shows other characters: control characters and bidirectional formatting.
 fn is_treacherous(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Makes a name safe for a terminal: control characters, which a foreign file name may contain, are escaped.
+/// Makes a name safe for a terminal: escapes control characters, which the name of any file may contain.
 pub(crate) fn printable(name: &str) -> String {
     if name.chars().any(is_treacherous) {
         name.chars().map(|c| if is_treacherous(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_no_rate() {
+    fn rate_without_time_is_zero() {
         assert_eq!(rate(1 << 20, Duration::ZERO), 0);
         assert_eq!(rate(1 << 20, Duration::from_millis(500)), 2 << 20);
     }

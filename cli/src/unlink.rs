@@ -1,4 +1,4 @@
-//! `ndshm unlink`: removes names, each reported.
+//! `ndshm unlink`: removes names, and reports each.
 
 use std::io::{self, Write};
 
@@ -12,24 +12,24 @@ use crate::exit::{Exit, Failure};
 use crate::places::{self, NameMatch, Search};
 use crate::{report, units};
 
-/// What became of one name, as `unlink --json` prints it.
+/// The result for one name, as `unlink --json` prints it.
 #[derive(Debug, Serialize)]
 struct UnlinkReport {
     name: String,
-    /// Whether the name was there and is gone.
+    /// Whether the name existed and was removed.
     unlinked: bool,
     backend: Option<String>,
-    /// Whether a process was still attached, so that its memory is not free yet; `null` if that is unknown.
+    /// Whether a process was attached, which keeps the memory until it detaches; `null` if unknown.
     attached: Option<bool>,
-    /// Number of handles of a counted array that were in flight and can no longer be attached; `null` for everything else.
+    /// Handles in flight of a counted array, which can no longer be attached; `null` for everything else.
     in_flight: Option<usize>,
-    /// Why not, if not.
+    /// Why the name was not removed, or `null`.
     error: Option<String>,
 }
 
 /// Runs `ndshm unlink`.
 ///
-/// Every name is tried; the exit code tells of the worst: a failure, else a name that was not there.
+/// Tries every name. The exit code is that of the worst result: a failure, else a name that was not found.
 pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let search = Search::new(args.backend)?;
     let mut exit = Exit::Done;
@@ -54,8 +54,8 @@ pub(crate) fn run(args: &UnlinkArgs, out: &mut dyn Write) -> Result<Exit, Failur
         };
         if !args.json && outcome.unlinked {
             let attached = match outcome.attached {
-                Some(true) if args.partial => " (it was being painted: its painters will stop with an error)",
-                Some(true) => " (still attached: its memory is free once the last process lets go)",
+                Some(true) if args.partial => " (processes were painting it: they will stop with an error)",
+                Some(true) => " (still attached: the memory is freed when the last process detaches)",
                 _ => "",
             };
             writeln!(out, "unlinked {location}{attached}")?;
@@ -78,11 +78,11 @@ fn remove(search: &Search, location: &Location, partial: bool) -> Result<UnlinkR
         let otherwise = search.find(location, &[other]).is_ok();
         match (otherwise, partial) {
             (true, false) => failure.advice(format!(
-                "there is only a half-painted renderbuffer: `ndshm unlink --partial {location}` removes it, \
-                 the `download` that began it finishes it"
+                "there is only an unfinished renderbuffer: `ndshm unlink --partial {location}` removes it; \
+                 the same `download` command resumes it"
             )),
             (true, true) => failure.advice(format!(
-                "there is a finished array, and nothing half-painted: `ndshm unlink {location}` removes it"
+                "there is a finished array, but no unfinished renderbuffer: `ndshm unlink {location}` removes the array"
             )),
             (false, _) => failure,
         }
@@ -96,7 +96,7 @@ fn remove(search: &Search, location: &Location, partial: bool) -> Result<UnlinkR
     let attached = entry.as_ref().and_then(|entry| places::attached(backend, entry));
     let unlinked = if partial { render::discard(backend, location)? } else { backend.unlink(location)? };
     if !unlinked {
-        return Err(Failure::new(Exit::NotFound, format!("`{location}` was removed by another process just now")));
+        return Err(Failure::new(Exit::NotFound, format!("another process has just removed `{location}`")));
     }
     Ok(UnlinkReport {
         name: location.to_string(),

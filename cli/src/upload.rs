@@ -1,4 +1,4 @@
-//! `ndshm upload`: an array, or a file of its elements, becomes a region of a volume; the volume may be made first.
+//! `ndshm upload`: writes an array, or a file of elements, into a region of a volume, and creates the volume on request.
 
 use std::io::Write;
 use std::time::Instant;
@@ -23,7 +23,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         let open = || VolumeOptions::new().mip(args.mip).open_writable(&args.destination);
         interrupt::opening(&stop, &args.destination, open).map_err(|error| match error.kind() {
             Some(ErrorKind::Absent) => {
-                Failure::from(error).advice("--create makes the volume; `ndshm upload --help` says what that needs")
+                Failure::from(error).advice("--create creates the volume; `ndshm upload --help` says what it needs")
             }
             _ => error.into(),
         })?
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
         None => bbox.clone(),
     };
     let name = args.source.to_string_lossy();
-    // Where the array lies belongs to it, and which version of it: another one has to be stored anew.
+    // The array's path and version are part of the identity: another array, or a changed one, must be stored again.
     let order = source.order(args, bbox.shape().into_iter().map(|length| length as u64))?;
     let work = format!("upload of {name} ({}) at {bbox} to {} order={order}", source.version()?, sink.identity());
     let part = Part::choose(&args.part, meta, &whole, work)?;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &UploadArgs, out: &mut dyn Write) -> Result<Exit, Failur
     display.clear();
     let uploaded = uploaded.map_err(|failure| match failure.exit() {
         Exit::Interrupted => {
-            failure.advice("what is stored is whole objects: the same command stores all of them again")
+            failure.advice("every stored object is complete; the same command stores all of them again")
         }
         _ => failure,
     })?;
@@ -108,37 +108,37 @@ struct UploadReport {
     destination: String,
     /// The region that was written.
     bbox: String,
-    /// Which part of a larger region it is; `null` if it is all of it.
+    /// Which part of a larger region it is; `null` for the whole region.
     shard: Option<String>,
     /// The element type as `NumPy` writes it: "<u2".
     dtype: String,
-    /// Whether the elements of a Precomputed volume are an "image" or a "segmentation"; `null` where the volume does not say it.
+    /// Whether the elements of a Precomputed volume are an "image" or a "segmentation"; `null` if the volume does not specify it.
     #[serde(rename = "type")]
     kind: Option<&'static str>,
-    /// Whether that is so because nothing else was said.
+    /// Whether the type is the default, because no type was given.
     #[serde(skip)]
     is_kind_assumed: bool,
     /// Memory order of the array: "C" or "F".
     order: String,
     /// Objects that were stored.
     stored: usize,
-    /// Objects that hold nothing but background and were left out.
+    /// Objects of only background, which were not stored.
     background: usize,
     /// Bytes of the array that were written.
     bytes: u64,
     /// Bytes that were stored.
     stored_bytes: u64,
     seconds: f64,
-    /// Bytes of the array, by its time.
+    /// Bytes of the array per second.
     bytes_per_second: u64,
-    /// What went wrong without stopping the work.
+    /// Problems that did not stop the upload.
     warnings: Vec<String>,
 }
 
 impl UploadReport {
     fn write(&self, out: &mut dyn Write) -> Result<(), Failure> {
         let objects = units::count(self.stored, "object");
-        writeln!(out, "stored {objects}; {} held nothing but background and were left out", self.background)?;
+        writeln!(out, "stored {objects}; {} with only background were not stored", self.background)?;
         let mut facts = vec![
             ("from", units::printable(&self.source)),
             ("to", units::printable(&self.destination)),
@@ -148,7 +148,7 @@ impl UploadReport {
             ("time", format!("{:.2} s, {}/s", self.seconds, units::size(self.bytes_per_second))),
         ];
         if let Some(kind) = self.kind {
-            let assumed = if self.is_kind_assumed { " (assumed; for labels say --type segmentation)" } else { "" };
+            let assumed = if self.is_kind_assumed { " (assumed; for labels give --type segmentation)" } else { "" };
             facts.insert(3, ("type", format!("{kind}{assumed}")));
         }
         if let Some(shard) = &self.shard {

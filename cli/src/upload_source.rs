@@ -1,4 +1,4 @@
-//! Where the elements of an upload come from: an array or a file, what it says about itself, and whether it is the region.
+//! The source of an upload: an array or a file, its description, and whether it fits the region.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -19,14 +19,14 @@ use crate::exit::{Exit, Failure};
 use crate::places::Search;
 use crate::units;
 
-/// Where the elements come from.
+/// The source of the elements.
 #[derive(Debug)]
 pub(crate) enum UploadSource<'a> {
     /// A counted array.
     Described(Described),
-    /// A plain array, with what it says about itself.
+    /// A plain array and its description.
     Plain(Location, Directory, Option<Description>),
-    /// A file that is nothing but elements, with what it says about itself.
+    /// A file that holds only elements, and its description.
     File(&'a Path, Option<Description>),
 }
 
@@ -53,7 +53,7 @@ impl<'a> UploadSource<'a> {
         match args.order {
             Some(order) if order != array.order => {
                 let message = format!(
-                    "`{location}` says itself that its order is {}, not {order}: leave --order out",
+                    "`{location}` is a counted array, and its order is {}, not {order}: omit --order",
                     array.order
                 );
                 Err(Failure::new(Exit::Usage, message))
@@ -62,7 +62,7 @@ impl<'a> UploadSource<'a> {
         }
     }
 
-    /// Returns the order in memory: what the array says of itself, else what the command line says.
+    /// Returns the memory order: that of a counted array, else `--order`, else that of the description.
     pub(crate) fn order(&self, args: &UploadArgs, shape: impl IntoIterator<Item = u64>) -> Result<Order, Failure> {
         match self {
             Self::Described(array) => Ok(array.order),
@@ -72,7 +72,7 @@ impl<'a> UploadSource<'a> {
         }
     }
 
-    /// Returns what a plain array or a file says about itself.
+    /// Returns the description of a plain array or a file.
     pub(crate) fn said(&self) -> Option<&Description> {
         match self {
             Self::Plain(_, _, said) | Self::File(_, said) => said.as_ref(),
@@ -80,17 +80,17 @@ impl<'a> UploadSource<'a> {
         }
     }
 
-    /// A `.npy` file holds more than its elements.
+    /// Returns advice for a `.npy` file, which holds more than its elements.
     fn npy_advice(&self) -> &'static str {
         match self {
             Self::File(path, _) if path.extension().is_some_and(|extension| extension == "npy") => {
-                ". A .npy file also has a header: `ndshm import` makes an array of it"
+                ". A .npy file also has a header: `ndshm import` creates an array from it"
             }
             _ => "",
         }
     }
 
-    /// Tells it from another of the same name: its length, and when it was made or last written.
+    /// Identifies this version of the source: its length, and the time of its last change.
     pub(crate) fn version(&self) -> Result<String, Failure> {
         let (length, time) = self.length_and_time()?;
         let time = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -107,7 +107,7 @@ impl<'a> UploadSource<'a> {
         found.map_err(|error| unreadable(&path, &error))
     }
 
-    /// Refuses an array that is not a region of this type and shape.
+    /// Fails if the array does not have this type and shape.
     pub(crate) fn check_fits(&self, dtype: DType, shape: &[u64], args: &UploadArgs) -> Result<(), Failure> {
         use ndarray_shm::Error;
         let location = args.source.to_string_lossy().into_owned();
@@ -136,7 +136,7 @@ impl<'a> UploadSource<'a> {
                     Some(expected) if expected != found => {
                         Error::SizeMismatch { location, expected, found, description: None }
                     }
-                    // What is longer than can be counted is refused in the library's own words.
+                    // If the length overflows, the library refuses it with a better error.
                     _ => return Ok(()),
                 }
             }
@@ -145,7 +145,7 @@ impl<'a> UploadSource<'a> {
         Err(Failure::from(error).usage().advice(advice))
     }
 
-    /// Says what to do about an array that is not the region: where its elements would fit in another type, that is what is wrong.
+    /// Returns advice about an array that does not fit the region. If it would fit with another type, the advice names that type.
     fn mismatch_advice(&self, error: &ndarray_shm::Error, dtype: DType, shape: &[u64], is_new: bool) -> String {
         let elements = shape.iter().try_fold(1u64, |elements, length| elements.checked_mul(*length));
         let found = match error {
@@ -161,18 +161,18 @@ impl<'a> UploadSource<'a> {
         };
         match (found, is_new) {
             (Some(found), true) => format!(
-                "as the region of shape {shape:?} its elements are {found}, but --dtype says {dtype}: give --dtype the type of the \
-                 array's elements, or leave it out where the array says itself what it is; or give --bbox another region{}",
+                "for the region of shape {shape:?} the elements would be {found}, but --dtype is {dtype}: give --dtype the type of the \
+                 array's elements, or omit it if the array has a description; or give --bbox another region{}",
                 self.npy_advice()
             ),
             (Some(found), false) => format!(
-                "as the region of shape {shape:?} its elements are {found}, but the volume's are of type {dtype}: convert the array to \
-                 that type, or make a volume of its own type with --create; or give --bbox another region{}",
+                "for the region of shape {shape:?} the elements would be {found}, but the volume's are of type {dtype}: convert the array \
+                 to that type, or create a volume of the array's type with --create; or give --bbox another region{}",
                 self.npy_advice()
             ),
             (None, _) => format!(
-                "the array is to be the region of shape {shape:?} in elements of type {dtype}: --bbox says which region it is, and \
-                 --cutout which part of it is written{}",
+                "the array must have the shape {shape:?} and elements of type {dtype}: --bbox selects the region of the array, and \
+                 --cutout the part of it that is written{}",
                 self.npy_advice()
             ),
         }
@@ -191,8 +191,8 @@ impl<'a> UploadSource<'a> {
                     self.mismatch_advice(error, sink.meta().dtype, &lengths(bbox), args.create)
                 }
                 Error::Alignment { .. } => {
-                    "--read-modify-write reads such objects, changes and stores them; or choose another \
-                                            --cutout, or --bbox, where the array is larger"
+                    "give --read-modify-write to read, change and store such objects; or choose another \
+                                            --cutout, or --bbox if the array is larger"
                         .to_owned()
                 }
                 _ => return Failure::from(error),
@@ -213,15 +213,13 @@ impl<'a> UploadSource<'a> {
     }
 }
 
-/// Refuses a source that cannot be read, before a volume is made for it.
+/// Fails if the source cannot be read, before a volume is created for it.
 fn check_readable(path: &Path) -> Result<(), Failure> {
     let failed = |error| unreadable(path, &error);
-    // Opening a pipe would wait for its other end.
+    // Opening a named pipe would wait for a writer.
     if !path.metadata().map_err(failed)?.is_file() {
         let message = format!("`{}` is not a regular file", path.display());
-        return Err(
-            Failure::new(Exit::Usage, message).advice("--file takes a file that holds the elements and nothing else")
-        );
+        return Err(Failure::new(Exit::Usage, message).advice("--file needs a file that holds only elements"));
     }
     File::open(path).map(drop).map_err(failed)
 }
@@ -231,7 +229,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
     Failure::new(exit, error).while_doing(format!("cannot read `{}`", path.display()))
 }
 
-/// Returns what a file of elements says about itself: what was downloaded into a file says it as an array does.
+/// Returns the description of a file. `download --file` writes it as for an array.
 fn description_of(path: &Path) -> Option<Description> {
     let absolute = std::path::absolute(path).ok()?;
     let directory = Directory::new("files", absolute.parent()?);
@@ -251,6 +249,6 @@ pub(crate) fn lengths(bbox: &Bbox) -> Vec<u64> {
 fn location(name: &OsStr) -> Result<Location, Failure> {
     match name.to_str() {
         Some(name) => Ok(name.parse()?),
-        None => Err(Failure::new(Exit::Usage, format!("`{}` is no name", name.to_string_lossy()))),
+        None => Err(Failure::new(Exit::Usage, format!("`{}` is not a valid name", name.to_string_lossy()))),
     }
 }

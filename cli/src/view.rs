@@ -16,13 +16,13 @@ use crate::places::Search;
 use crate::plane::{Plane, Section};
 use crate::{report, units};
 
-/// Lines of a terminal that are left for what stands above and below a picture.
+/// Lines of a terminal that are left for the text above and below a picture.
 const OTHER_LINES: usize = 3;
 
 /// Pixels that one line of a terminal shows.
 const PIXELS_OF_A_LINE: usize = 2;
 
-/// What can be shown.
+/// Kinds of files that can be shown.
 const WANTED: [EntryKind; 2] = [EntryKind::Array, EntryKind::Partial];
 
 /// A picture that was made, as `view --json` prints it.
@@ -40,13 +40,13 @@ struct Viewed {
     /// The axis that goes to the right, and the one that goes down.
     right: usize,
     down: Option<usize>,
-    /// Which elements of both axes it shows: every so-manyth.
+    /// Every Nth element of both axes is shown.
     every: usize,
-    /// The values that are black and white; `null` where values are labels.
+    /// The values shown as black and as white; `null` for labels.
     range: Option<[f64; 2]>,
-    /// Whether the array is an unfinished renderbuffer; its missing chunks are 0 here.
+    /// Whether the array is an unfinished renderbuffer, in which missing chunks are shown as 0.
     partial: bool,
-    /// The file; `null` if it went elsewhere.
+    /// The file; `null` if no file was written.
     file: Option<String>,
 }
 
@@ -56,11 +56,11 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
         (Some(_), _) => None,
         (None, Some(columns)) => Some((usize::from(columns), usize::MAX)),
         (None, None) if args.json || !io::stdout().is_terminal() => {
-            // Without an array a terminal would not help.
+            // If there is no such array, that error comes first.
             Search::new(args.layout.backend)?.find(&args.location, &WANTED)?;
-            let message = "the standard output is no terminal, so there is nothing to draw on";
+            let message = "standard output is not a terminal, so the picture cannot be drawn";
             return Err(Failure::new(Exit::Usage, message)
-                .advice("--out FILE.png writes a picture; --columns N draws all the same"));
+                .advice("write a file with --out FILE.png, or draw anyway with --columns N"));
         }
         (None, None) => {
             let (lines, columns) = Term::stdout().size();
@@ -121,7 +121,7 @@ pub(crate) fn run(args: &ViewArgs, out: &mut dyn Write) -> Result<Exit, Failure>
     Ok(Exit::Done)
 }
 
-/// Whether the terminal says that it knows 24 bits of colour.
+/// Whether the terminal claims to support 24 bit colours.
 fn knows_true_colour() -> bool {
     std::env::var("COLORTERM").is_ok_and(|words| words.contains("truecolor") || words.contains("24bit"))
 }
@@ -140,7 +140,7 @@ impl Viewed {
         }
         writeln!(out, "{line}")?;
         if self.partial {
-            writeln!(out, "the array is not finished: what is missing is 0 here")?;
+            writeln!(out, "the array is not finished: missing chunks are shown as 0")?;
         }
         if let Some(file) = &self.file {
             writeln!(out, "wrote {} ({} x {})", units::printable(file), self.width, self.height)?;

@@ -1,4 +1,4 @@
-//! Words of the command line that are read into values: element types, shapes, slices, ranges, places, parts.
+//! Parsers for values on the command line: element types, shapes, slices, ranges, backends, parts.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,53 +8,53 @@ use glob::Pattern;
 use ndarray_shm::DType;
 use ndarray_shm_volume::{DTYPE_NAMES, Shard};
 
-/// Reads an element type as NumPy writes it: `uint16`, `<u2` or `u2`.
+/// Parses an element type as NumPy writes it: `uint16`, `<u2` or `u2`.
 pub(crate) fn dtype(text: &str) -> Result<DType, String> {
     let long = DTYPE_NAMES.iter().find(|(name, _)| *name == text).map(|(_, dtype)| *dtype);
     let short = || DType::ALL.iter().copied().find(|dtype| dtype.as_str().trim_start_matches(['<', '|']) == text);
     long.or_else(|| text.parse().ok()).or_else(short).ok_or_else(|| {
         let names: Vec<&str> = DTYPE_NAMES.iter().map(|(name, _)| *name).collect();
-        format!("write one of {}, or as NumPy does: <u2", names.join(", "))
+        format!("give one of {}, or a NumPy code such as <u2", names.join(", "))
     })
 }
 
-/// Numbers with commas between, one for each axis: a shape, a chunk.
+/// Comma-separated numbers, one for each axis: a shape, a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PerAxis<T>(pub(crate) Vec<T>);
 
-/// Reads numbers of elements along each axis: `64,64,32`; empty for no axes.
+/// Parses the length of each axis: `64,64,32`; empty for no axes.
 pub(crate) fn lengths(text: &str) -> Result<PerAxis<u64>, String> {
-    numbers(text, "write a number of elements for each axis, with commas between: 64,64,32")
+    numbers(text, "give a number of elements for each axis, separated by commas: 64,64,32")
 }
 
-/// Reads a pattern of names: `em-*`.
+/// Parses a pattern of names: `em-*`.
 pub(crate) fn pattern(text: &str) -> Result<Pattern, String> {
     Pattern::new(text)
-        .map_err(|error| format!("{error}: * stands for any text, ? for one character, [a-c] for one of these"))
+        .map_err(|error| format!("{error}: * matches any text, ? one character, [a-c] one of these characters"))
 }
 
-/// Reads a pause in seconds: `2`, `0.5`.
+/// Parses a pause in seconds: `2`, `0.5`.
 pub(crate) fn pause(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "write a number of seconds from 0.1 to 86400".to_owned())
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "give a number of seconds from 0.1 to 86400".to_owned())
 }
 
-/// Reads a note: `unit=nm`.
+/// Parses a note: `unit=nm`.
 pub(crate) fn note(text: &str) -> Result<(String, String), String> {
-    let (key, note) = text.split_once('=').ok_or("write a key and a text: unit=nm")?;
+    let (key, note) = text.split_once('=').ok_or("give a key and a text: unit=nm")?;
     Ok((key.to_owned(), note.to_owned()))
 }
 
-/// Reads coordinates: `0,-16,128`.
+/// Parses coordinates: `0,-16,128`.
 pub(crate) fn coordinates(text: &str) -> Result<PerAxis<i64>, String> {
-    numbers(text, "write a coordinate for each axis, with commas between: 0,-16,128")
+    numbers(text, "give a coordinate for each axis, separated by commas: 0,-16,128")
 }
 
-/// Reads sizes of an element along each axis: `4,4,40.5`.
+/// Parses the size of an element along each axis: `4,4,40.5`.
 pub(crate) fn sizes(text: &str) -> Result<PerAxis<f64>, String> {
-    let sizes: PerAxis<f64> = numbers(text, "write a size for each axis, with commas between: 4,4,40")?;
+    let sizes: PerAxis<f64> = numbers(text, "give a size for each axis, separated by commas: 4,4,40")?;
     let are_sizes = sizes.0.iter().all(|size| size.is_finite() && *size > 0.0);
-    if are_sizes { Ok(sizes) } else { Err("sizes are greater than 0".to_owned()) }
+    if are_sizes { Ok(sizes) } else { Err("sizes must be greater than 0".to_owned()) }
 }
 
 fn numbers<T: std::str::FromStr>(text: &str, advice: &str) -> Result<PerAxis<T>, String> {
@@ -65,40 +65,40 @@ fn numbers<T: std::str::FromStr>(text: &str, advice: &str) -> Result<PerAxis<T>,
     numbers.map(PerAxis).ok_or_else(|| advice.to_owned())
 }
 
-/// Where an array is cut: the axis, by name or number, and the index on it.
+/// Where an array is cut: an axis, by name or number, and an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AxisCut {
     pub(crate) axis: String,
     pub(crate) index: usize,
 }
 
-/// Reads `z=10` or `2=10`.
+/// Parses `z=10` or `2=10`.
 pub(crate) fn cut(text: &str) -> Result<AxisCut, String> {
     let parts = text.split_once('=').and_then(|(axis, index)| Some((axis.trim(), index.trim().parse().ok()?)));
     match parts {
         Some((axis, index)) if !axis.is_empty() => Ok(AxisCut { axis: axis.to_owned(), index }),
-        _ => Err("write AXIS=INDEX: z=10, or by number 2=10".to_owned()),
+        _ => Err("give AXIS=INDEX: z=10, or by number 2=10".to_owned()),
     }
 }
 
-/// Values that become black and white.
+/// The values shown as black and as white.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ValueRange {
     pub(crate) low: f64,
     pub(crate) high: f64,
 }
 
-/// Reads `0:4095` or `-1.5:2e3`.
+/// Parses `0:4095` or `-1.5:2e3`.
 pub(crate) fn value_range(text: &str) -> Result<ValueRange, String> {
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|number| number.is_finite());
     let parts = text.split_once(':').and_then(|(low, high)| Some((number(low)?, number(high)?)));
     match parts {
         Some((low, high)) if low < high => Ok(ValueRange { low, high }),
-        _ => Err("write LOW:HIGH, the lower first: 0:4095".to_owned()),
+        _ => Err("give LOW:HIGH, the lower value first: 0:4095".to_owned()),
     }
 }
 
-/// A place that arrays live in.
+/// A backend that has arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BackendChoice {
     /// The system's shared memory, /dev/shm
@@ -133,7 +133,7 @@ mod tests {
         for dtype_ in DType::ALL {
             assert_eq!(dtype(dtype_.as_str()), Ok(*dtype_));
         }
-        assert_eq!(dtype("u8"), Ok(DType::U64), "as NumPy has it");
+        assert_eq!(dtype("u8"), Ok(DType::U64), "as in NumPy");
         assert_eq!(dtype("uint8"), Ok(DType::U8));
         assert_eq!(dtype("bfloat16"), Ok(DType::Bf16));
         for text in ["", "u3", ">u2", "object", "UINT8"] {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_or_say_how_they_are_written() {
+    fn malformed_values_are_refused() {
         assert_eq!(lengths("3, 4"), Ok(PerAxis(vec![3, 4])));
         assert_eq!(lengths(""), Ok(PerAxis(vec![])));
         assert!(lengths("3,,4").is_err() && lengths("-3").is_err() && lengths("3x4").is_err());

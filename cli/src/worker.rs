@@ -1,7 +1,7 @@
-//! Worker processes: how `download --processes` starts one, and the hidden `ndshm worker` that it then is.
+//! Worker processes: the hidden command `ndshm worker`, and how `download --processes` starts it.
 //!
-//! A worker chooses nothing for itself: volume, name and directory come from its parent. The parent holds the write end
-//! of the worker's standard input; when that ends, the parent is gone or stopping, and the worker gives up its chunk.
+//! A worker gets the volume, name and directory from its parent. The parent holds the write end of the worker's standard
+//! input. When that is closed, because the parent stops or is dead, the worker gives up its chunk and ends.
 
 use std::path::Path;
 use std::process::Command;
@@ -37,7 +37,7 @@ pub(crate) fn command(
     command
 }
 
-/// Runs `ndshm worker`: paints until nothing is left, the parent goes away or a signal comes.
+/// Runs `ndshm worker`: paints until no chunk is left, the parent is gone or a signal arrives.
 pub(crate) fn run(args: &WorkerArgs) -> Result<Exit, Failure> {
     let stop = interrupt::flag()?;
     stop.stop_when_stdin_ends();

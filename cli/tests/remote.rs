@@ -248,7 +248,7 @@ fn silent_server() -> (String, std::sync::mpsc::Receiver<String>, std::thread::J
             } else {
                 // Kept open until the end.
                 silent.push(stream);
-                sender.send(asked).expect("somebody listens");
+                sender.send(asked).expect("a receiver");
             }
         }
     });

@@ -1,4 +1,4 @@
-//! An attached array whose element type is known at run time.
+//! An attached array with an element type that is known at run time.
 
 use std::ffi::CStr;
 use std::time::Duration;

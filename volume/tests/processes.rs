@@ -266,7 +266,7 @@ fn when_all_workers_are_killed() {
     for place in Place::of_each_kind() {
         let volume = place.volume(&spec());
         let options = place.options().workers(workers(&place, 3, "die", 4));
-        let error = place.download(&*volume, &region(), &options).expect_err("nobody is left");
+        let error = place.download(&*volume, &region(), &options).expect_err("no worker is left");
         let Error::Worker { report, done, total: CHUNKS } = &error else { panic!("{error}") };
         assert_eq!(*done, 9, "three chunks each: {report}");
         assert_eq!(report.matches(KILLED).count(), 3, "{report}");
@@ -376,7 +376,7 @@ fn a_stopped_download_leaves_nothing() {
             .expect("the marks")
             .map(|entry| entry.expect("a worker's file").path())
             .collect();
-        assert!(!marks.is_empty(), "somebody painted");
+        assert!(!marks.is_empty(), "chunks were painted");
         for mark in marks {
             let lock = fs::File::open(&mark).expect("a worker's file").try_lock();
             assert!(lock.is_ok(), "the worker of {} is still there", mark.display());

@@ -38,10 +38,10 @@ pub(crate) struct DownloadArgs {
     /// Scale to read: 0 is the finest; `ndshm info SOURCE` lists all
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) mip: usize,
-    /// How to treat chunks that are not stored [default: as the volume specifies; an error if it specifies nothing]
+    /// How to treat chunks that are not stored [default: fill if the volume has a fill value, else error]
     #[arg(long, value_name = "error|fill")]
     pub(crate) missing: Option<MissingChoice>,
-    /// Value of elements in chunks that are not stored [default: the volume's fill value, else 0]
+    /// Fill chunks that are not stored with this value, unless --missing error is given
     #[arg(long, value_name = "VALUE", allow_hyphen_values = true)]
     pub(crate) fill: Option<String>,
     /// Memory order of the array: c (last axis contiguous) or f (first axis contiguous)
@@ -156,7 +156,7 @@ pub(crate) struct UploadArgs {
     /// Create the volume first, unless one with the same properties exists
     #[arg(long, conflicts_with = "mip", help_heading = "New volumes")]
     pub(crate) create: bool,
-    /// Format of the new volume [default: from the URL]
+    /// Format of the new volume [default: that of the URL's prefix; zarr:// is zarr3]
     #[arg(long, value_name = "FORMAT", requires = "create", help_heading = "New volumes")]
     pub(crate) format: Option<FormatChoice>,
     /// Elements along each axis of a chunk: 64,64,64

@@ -138,7 +138,7 @@ fn an_unlinked_counted_array_stays_with_those_who_have_it() {
     let text = run(&mut scene.ndshm(["unlink", "x"])).expect_code(0).out;
     assert_eq!(
         text,
-        "unlinked x (still attached: its memory is free once the last process lets go)\n\
+        "unlinked x (still attached: the memory is freed when the last process detaches)\n\
          1 handle in flight can no longer be attached\n"
     );
     assert_eq!(scene.names(), [""; 0]);

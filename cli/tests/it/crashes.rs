@@ -110,7 +110,7 @@ fn an_interrupted_download_that_keeps_its_work_is_continued() {
     wait_for_chunks(&scene, &mut running, 5);
     assert!(signal(running.pid(), Signal::Interrupt));
     let finished = running.finish().expect_code(130);
-    assert!(finished.err.contains("the same command continues"), "{finished:?}");
+    assert!(finished.err.contains("the same command resumes"), "{finished:?}");
     assert!(!scene.files().contains(&"x".to_owned()), "no half-painted array under its name");
     let kept = painted(&scene);
     assert!((5..CHUNKS).contains(&kept), "{kept}");
@@ -301,7 +301,7 @@ fn when_all_workers_are_killed_the_parent_says_what_to_do() {
         Some(finished.expect_code(1))
     };
     let finished = (0..20).find_map(killed).expect("a download with its workers killed in time");
-    assert!(finished.err.contains("the same command continues"), "{finished:?}");
+    assert!(finished.err.contains("the same command resumes"), "{finished:?}");
     let report = run(&mut download(&scene, &how)).expect_code(0).json();
     assert!(number(&report, "resumed") >= 2, "{report:#}");
     assert_complete(&scene);

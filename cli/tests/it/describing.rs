@@ -56,7 +56,7 @@ fn described_array_needs_no_layout() {
         assert!(info.contains("x: an array\n") && info.contains("3 x 4, F order"), "{info}");
     } else {
         assert_eq!(listed[0]["description"], serde_json::Value::Null);
-        assert!(info.contains("`ndshm describe` writes down what it is"), "{info}");
+        assert!(info.contains("`ndshm describe` writes one"), "{info}");
     }
 }
 

@@ -116,7 +116,7 @@ fn locks_of_uploads_that_nobody_has_are_removed() {
     };
     drop(lock("ndshm-write-0badcafe"));
     let held = lock("ndshm-write-00c0ffee");
-    let cell = held.lock_cell(7, Duration::ZERO).expect("nobody has it");
+    let cell = held.lock_cell(7, Duration::ZERO).expect("it is free");
     // A file of another length is a user's array, whatever its name is.
     drop(
         CreateOptions::<SharedArray<u8, _>>::new()
@@ -135,7 +135,7 @@ fn locks_of_uploads_that_nobody_has_are_removed() {
     assert_eq!(removed(&gc(&scene, &["--older-than", "1h"])), [""; 0]);
     let text = run(&mut scene.ndshm(["gc", "--backend", "emulated"])).expect_code(0).out;
     assert!(text.starts_with("removed ndshm-write-0badcafe (emulated, a lock of uploads, "), "{text}");
-    assert_eq!(removed(&gc(&scene, &[])), [""; 0], "somebody has one");
+    assert_eq!(removed(&gc(&scene, &[])), [""; 0], "one cell is locked");
     drop(cell);
     assert_eq!(removed(&gc(&scene, &[])), ["ndshm-write-00c0ffee"]);
     assert_eq!(scene.names(), ["ndshm-write-12345678"]);
@@ -255,7 +255,7 @@ fn every_place_is_looked_at() {
     orphan(&scene, "emulated-one");
     for (arguments, also_emulated) in [(&[][..], true), (&["--backend", "shm"], false)] {
         // Another process of this machine may reclaim it first: then another one is left.
-        wait_until("a look that nobody came before", || {
+        wait_until("a look before any client came", || {
             if !in_shm.exists() {
                 Holder::create(Path::new("/dev/shm"), &name, &[]).kill();
             }
@@ -279,7 +279,7 @@ fn a_damaged_trailer_is_listed_explained_and_not_removed() {
     assert!(listed["counted_error"].as_str().expect("text").contains("checksum"), "{listed:#}");
     assert!(line(&scene, "damaged").ends_with("counted, damaged"));
     let text = run(&mut scene.ndshm(["info", "damaged"])).expect_code(0).out;
-    assert!(text.contains("bookkeeping is damaged") && text.contains("checksum"), "{text}");
+    assert!(text.contains("damaged trailer") && text.contains("checksum"), "{text}");
 
     let finished = run(&mut scene.ndshm(["gc", "--backend", "emulated", "--json"])).expect_code(1);
     assert!(finished.err.contains("ndshm unlink damaged"), "{finished:?}");

@@ -36,7 +36,7 @@ fn type_of_a_new_volume_is_written_and_told() {
         options.extend(said.iter().flat_map(|said| ["--type", said]));
         let printed = make(&scene, dtype, &options).expect_code(0).out;
         let line = printed.lines().find_map(|line| line.trim().strip_prefix("type ")).expect("a line").trim();
-        let told = if assumed { "image (assumed; for labels say --type segmentation)" } else { expected };
+        let told = if assumed { "image (assumed; for labels give --type segmentation)" } else { expected };
         assert_eq!(line, told, "{dtype} {encoding}");
         let info: Value = serde_json::from_slice(&fs::read(to.join("info")).expect("info")).expect("JSON");
         assert_eq!(info["type"], expected, "{dtype} {encoding}");

@@ -125,11 +125,11 @@ fn a_second_one_says_that_there_is_one_and_ends_well() {
     });
     let finished = both.swap_remove(ended).finish().expect_code(0);
     let pid = wait_for_clients(&scene, 0);
-    assert_eq!(finished.out, format!("there is a manager already: process {pid}\n"));
+    assert_eq!(finished.out, format!("a manager is already running: process {pid}\n"));
     assert_eq!(pid, both[0].pid());
     for _ in 0..2 {
         let finished = run(&mut scene.ndshm(["manager", "--detach"])).expect_code(0);
-        assert_eq!(finished.out, format!("there is a manager already: process {pid}\n"));
+        assert_eq!(finished.out, format!("a manager is already running: process {pid}\n"));
     }
 }
 

@@ -144,7 +144,7 @@ fn marks_of_another_array_or_place_do_not_count() {
     };
     get("one").expect_code(0);
     assert_eq!(get("one").expect_code(0).json()["state"], "already done");
-    fs::write(scene.emulated().join("two"), b"????").expect("somebody's array of the same size");
+    fs::write(scene.emulated().join("two"), b"????").expect("a foreign array of the same size");
     get("two").expect_code(1);
     // Who changes the array in place has it still; one that is made anew under its name is another.
     let made = || fs::metadata(scene.emulated().join("one")).and_then(|facts| facts.created()).ok();
@@ -156,7 +156,7 @@ fn marks_of_another_array_or_place_do_not_count() {
     }
     // The old one is kept, so that its number is not used again at once.
     fs::rename(scene.emulated().join("one"), scene.emulated().join("old")).expect("renamed");
-    fs::write(scene.emulated().join("one"), b"????").expect("somebody's array of the same size");
+    fs::write(scene.emulated().join("one"), b"????").expect("a foreign array of the same size");
     get("one").expect_code(1);
     fs::remove_file(scene.emulated().join("one")).expect("removed");
     assert_eq!(get("one").expect_code(0).json()["painted"], 1, "it is not there");

@@ -156,7 +156,7 @@ fn arrays_that_say_what_they_are_need_no_words() {
     let npy = scene.temporary().join("x.npy");
     run(scene.ndshm(["export", "counted"]).arg(&npy)).expect_code(0);
     assert!(fs::read(&npy).expect("there").ends_with(b"\n\0\0\0\0\0\x09"));
-    assert_eq!(counted.refcount(), 1, "who looks leaves again");
+    assert_eq!(counted.refcount(), 1, "the viewer has detached");
     drop(counted);
 
     let buffer = RenderOptions::new().backend(scene.backend()).create::<u8, _>("half", (4, 4), (2, 4), "by a test");

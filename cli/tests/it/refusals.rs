@@ -208,9 +208,9 @@ fn damaged_description_is_called_damaged_and_not_made_anew() {
     }
     // Where nothing is, there is something to make; where something else is, there is not.
     let upload = || run(scene.ndshm(["upload", "x", "--order", "c", "--quiet"]).arg(scene.volume())).expect_code(1);
-    assert!(upload().err.contains("--create makes the volume"));
+    assert!(upload().err.contains("--create creates the volume"));
     fs::create_dir(scene.volume()).expect("made");
-    assert!(upload().err.contains("--create makes the volume"));
+    assert!(upload().err.contains("--create creates the volume"));
     fs::write(scene.volume().join("zarr.json"), r#"{"zarr_format": 3, "node_type": "group"}"#).expect("written");
     let finished = upload();
     assert!(finished.err.contains("a Zarr group") && !finished.err.contains("--create"), "{finished:?}");

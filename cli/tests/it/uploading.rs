@@ -60,7 +60,7 @@ fn type_that_does_not_fit_the_array_is_advised_about_before_a_volume_is_made() {
         |dtype| ["--create", "--format", "zarr3", "--dtype", dtype, "--shape", "8,8", "--chunk", "4,4", "--order", "c"];
     let refused = upload(&scene, &to, &create("uint16")).expect_code(2);
     let advice = refused.json()["advice"].as_str().expect("advice").to_owned();
-    assert!(advice.contains("of 1 byte each, but --dtype says <u2"), "{refused:?}");
+    assert!(advice.contains("of 1 byte each, but --dtype is <u2"), "{refused:?}");
     assert!(!to.exists(), "no volume without elements is left");
     upload(&scene, &to, &create("uint8")).expect_code(0);
 
@@ -75,7 +75,7 @@ fn type_that_does_not_fit_the_array_is_advised_about_before_a_volume_is_made() {
     assert!(refused.err.contains("of type <f4, but the volume's are of type |u1"), "{refused:?}");
     let other = scene.temporary().join("other");
     let refused = upload(&scene, &other, &["--create", "--format", "zarr3", "--dtype", "uint8", "--chunk", "4,4"]);
-    assert!(refused.expect_code(2).err.contains("of type <f4, but --dtype says |u1"));
+    assert!(refused.expect_code(2).err.contains("of type <f4, but --dtype is |u1"));
     assert!(!other.exists());
     drop(array);
 }

@@ -90,7 +90,7 @@ impl<'a> HugeWindows<'a> {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let start = self.map.as_mut_ptr().wrapping_add(windows.start * self.size);
-        // SAFETY: the range is inside of our own mapping, as was just checked, and the advice changes no byte that anybody
+        // SAFETY: the range is inside of our own mapping, as was just checked, and the advice changes no byte that any code
         // can read.
         let answer = unsafe { libc::madvise(start.cast(), windows.len() * self.size, MADV_COLLAPSE) };
         if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -269,7 +269,7 @@ pub(super) fn no_dataset(store: &Arc<dyn Store>) -> String {
     let list = match (datasets.is_empty(), more) {
         (true, _) => {
             return format!(
-                "this is an N5 group, not a dataset: give the path of a directory whose {ATTRIBUTES} has `dimensions`"
+                "this is an N5 group, not a dataset: give the path of a directory with `dimensions` in its {ATTRIBUTES}"
             );
         }
         (false, 0) => datasets.join(", "),

@@ -279,7 +279,7 @@ fn what_it_is_instead(json: &Value) -> Option<String> {
     if json.get("graph").is_some_and(Value::is_object) || json["app"].get("supported_api_versions").is_some() {
         let watershed = json["data_dir"].as_str().map_or(String::new(), |url| format!(": open `{url}` instead"));
         return Some(format!(
-            "this is a graphene volume, whose labels a chunked graph server joins. Only the supervoxels below it can be \
+            "this is a graphene volume: a chunked graph server joins its labels. Only the supervoxels below it can be \
              read{watershed}"
         ));
     }

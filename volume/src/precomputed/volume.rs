@@ -95,7 +95,7 @@ impl PrecomputedVolume {
         Err(Error::volume(ErrorKind::Unsupported, self.store.locate(INFO), reason))
     }
 
-    /// Whether the chunks that are there are wrapped in gzip, or should be where there are none. A server tells everybody who reads, but of
+    /// Whether the chunks that are there are wrapped in gzip, or should be where there are none. A server tells every reader, but of
     /// files named `.gz` only few readers know: others find such chunks missing, and take them for 0.
     fn is_packed(&self, existing: Existing, made: Option<bool>) -> Result<bool> {
         if self.store.is_remote() {

@@ -242,7 +242,7 @@ mod tests {
         let region = [0..1_i64, 0..1];
         let remove = |dry_run| remove_upload_lock(&place, &name, dry_run).expect("an answer");
         let held = locks.locked(&region, &|| false, || {
-            assert!(!remove(true) && !remove(false), "somebody has one");
+            assert!(!remove(true) && !remove(false), "one lock is held");
             drop(Locks { volume: volume.clone(), file: Mutex::new(locks.file().expect("it is there")) });
             Ok(left(&volume))
         });

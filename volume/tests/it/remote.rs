@@ -244,7 +244,7 @@ fn decoders_that_panic_end_the_fetchers_too() {
         let source = Panicking(Remote::new(&*volume, Duration::ZERO, 1000));
         // Fetchers wait for room: without decoders they never get more of it.
         let options = place.options().requests(8).in_flight(4000).workers(Workers::Threads(workers));
-        let error = place.download(&source, &all(), &options).expect_err("nobody decodes");
+        let error = place.download(&source, &all(), &options).expect_err("no thread decodes");
         assert!(matches!(&error, Error::Painting { report, .. } if report.contains("on purpose")), "{error}");
         assert!(source.0.fetched().len() < CHUNKS);
         assert_eq!(place.left(), []);

@@ -191,7 +191,7 @@ fn until_nobody_paints(place: &Place) {
         if before == Some(done) && begin.elapsed() > Duration::from_millis(200) {
             return;
         }
-        assert!(begin.elapsed() < Duration::from_mins(1), "somebody still paints");
+        assert!(begin.elapsed() < Duration::from_mins(1), "a painter is still alive");
         before = Some(done);
         std::thread::sleep(Duration::from_millis(50));
     }

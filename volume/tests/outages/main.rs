@@ -271,7 +271,7 @@ fn killed_in_the_middle(_name: &str) {
     proxy.come_up();
     let output = child.wait_with_output().expect("its end");
     assert_eq!(case.check(&output), (CHUNKS, 0));
-    assert!(chunks(&proxy.requests()).len() > CHUNKS, "nobody noticed that it was gone");
+    assert!(chunks(&proxy.requests()).len() > CHUNKS, "its absence was not noticed");
 }
 
 fn gone_for_good(_name: &str) {

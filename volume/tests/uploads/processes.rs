@@ -221,7 +221,7 @@ pub(crate) fn who_is_killed_while_changing_a_part_keeps_nobody_waiting() {
     let (mut change, _gate) = changing(&place);
     change.kill().expect("a kill");
     change.wait().expect("its end");
-    assert_eq!(locks(&raw), 1, "nobody could remove it");
+    assert_eq!(locks(&raw), 1, "no process could remove it");
     assert!(play("whole", &place).wait().expect("its end").success());
     let found = raw.read_all::<u16>(&"0:2,0:64".parse().expect("a box"), 0);
     assert_eq!(found.iter().find(|element| **element != WHOLE), None, "{found}");
@@ -279,7 +279,7 @@ fn check_kills(place: &Place, at: &[usize]) {
     let shared = shared.expect("an array");
     for objects in at {
         kill_at(place, &raw, *objects);
-        assert!(shared.try_read().expect("nobody has it").view() == array, "the array is as it was");
+        assert!(shared.try_read().expect("it is free").view() == array, "the array is as it was");
         assert!(locks(&raw) <= 1, "all have one name");
     }
     assert!(play("upload", place).wait().expect("its end").success());

@@ -192,7 +192,7 @@ fn a_name_that_is_used_again_shows_nothing_of_the_last_download() {
     assert!(done.open::<u8, IxDyn>().expect("the array").read().expect("a guard").iter().all(|element| *element == 7));
 }
 
-// 12: what is interrupted unlinks the name, whoever's array has it, and the interruption is swallowed.
+// 12: an interrupted download unlinks the name even if a foreign array has it, and swallows the interruption.
 #[test]
 fn a_download_that_is_stopped_says_so_and_leaves_the_array_of_that_name_alone() {
     let place = Place::new();

@@ -42,7 +42,7 @@ fn a_volume_is_made_where_nothing_is_and_only_there() {
     fs::create_dir(&path).expect("a directory");
     fs::write(path.join(".zattrs"), "{}").expect("attributes");
     fs::write(path.join("notes.txt"), "mine").expect("notes");
-    let error = create_volume(&url, &new(&[9, 9], &[4, 4])).expect_err("somebody else's");
+    let error = create_volume(&url, &new(&[9, 9], &[4, 4])).expect_err("a foreign array");
     assert!(chain(&error).contains("notes.txt"), "{}", chain(&error));
     fs::remove_file(path.join("notes.txt")).expect("notes");
     create_volume(&url, &new(&[9, 9], &[4, 4])).expect("a volume");
