@@ -20,8 +20,8 @@ const AGAIN: &str = "interrupted twice: what is painted was left as it is";
 /// How long a server may be silent before the user is told.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Opens a volume. Nothing is there yet that could be left behind, so that a signal ends the program at once; and a wait for a
-/// server that does not answer, which may take minutes, is told so.
+/// Opens a volume. There is nothing to clean up yet, so a signal ends the program at once. If the server does not answer, which may last
+/// minutes, the user is told.
 pub(crate) fn opening<T>(stop: &StopFlag, url: &VolumeUrl, open: impl FnOnce() -> T) -> T {
     const TICK: Duration = Duration::from_millis(20);
 
