@@ -1,7 +1,7 @@
-//! `ndshm doctor`: looks for what will go wrong, and says what to do about it.
+//! `ndshm doctor`: checks this machine for problems, and advises what to do.
 //!
-//! It changes nothing, but that the emulated directory is made if it is the one in use; probing leaves no file. A
-//! warning is worth knowing; only a problem makes the exit code 1.
+//! It changes nothing, except that it creates the emulated directory if that is in use. Probes leave no file. Warnings do
+//! not change the exit code; a problem makes it 1.
 
 use std::io::Write;
 use std::path::Path;
@@ -19,21 +19,21 @@ use crate::host::{self, FileSystemSpace};
 use crate::places::{self, EMULATE_SHM, NDSHM_EMULATED_DIR};
 use crate::{logind, report, units};
 
-/// Less room than this is a problem: Docker's default for /dev/shm, which nearly every volume exceeds.
+/// Shared memory up to this size is a problem: Docker's default for /dev/shm, too small for nearly every volume.
 const LITTLE_ROOM: u64 = 64 << 20;
-/// Less than this left on the disk of the emulated directory is worth a warning, as it is to the library.
+/// If the disk of the emulated directory has less space left, `doctor` warns, as the library does.
 const LITTLE_DISK: u64 = 1 << 30;
-/// Fewer mappings than this (the kernel's default) are worth a warning: each attached array is one.
+/// The kernel's default limit on mappings. `doctor` warns about a lower one: each attached array is a mapping.
 const USUAL_MAPPINGS: u64 = 65_530;
-/// Fewer descriptors than this are worth a warning where every attached array keeps one.
+/// `doctor` warns about fewer descriptors than this if every attached array keeps one.
 const FEW_DESCRIPTORS: u64 = 1024;
-/// With fewer than this, workers, guards and claims run out.
+/// Fewer descriptors than this are not enough for workers, guards and claims.
 const TOO_FEW_DESCRIPTORS: u64 = 32;
 
-/// An array that gets huge pages if there are any.
+/// Bytes of an array that gets huge pages if the kernel gives any.
 const LARGE: usize = 4 << 20;
 
-/// Characters in a line of text, beside the margin.
+/// Characters in a line of text, without the margin.
 const TEXT_WIDTH: usize = 90;
 
 const MORE_SHARED_MEMORY: &str = "enlarge it: `docker run --shm-size=8g` (or --ipc=host), `shm_size: 8gb` in a compose \
@@ -44,7 +44,7 @@ const READ_ONLY_SHARED_MEMORY: &str = "mount it for writing: `mount -o remount,r
      its own, `docker run --tmpfs /dev/shm:rw,size=8g`, or in Kubernetes an `emptyDir: {medium: Memory, sizeLimit: 8Gi}`; or use \
      files: EMULATE_SHM=1";
 
-/// How bad it is.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum CheckStatus {
@@ -53,15 +53,15 @@ enum CheckStatus {
     Problem,
 }
 
-/// One thing that was looked at.
+/// One check.
 #[derive(Debug, Serialize)]
 struct Check {
-    /// A stable name.
+    /// Stable name of its subject.
     name: &'static str,
     status: CheckStatus,
     /// What was found.
     found: String,
-    /// What to do about it, if anything.
+    /// What to do, or `null`.
     advice: Option<String>,
 }
 
@@ -78,16 +78,16 @@ impl Check {
         Self { name, status: CheckStatus::Problem, found: found.into(), advice: Some(advice.into()) }
     }
 
-    /// An error of the library as a problem; its text says what to do.
+    /// Returns an error of the library as a problem.
     fn error(name: &'static str, error: Error, advice: impl Into<String>) -> Self {
         Self::problem(name, Failure::from(error).to_string(), advice)
     }
 }
 
-/// Everything that was looked at, as `doctor --json` prints it.
+/// All checks, as `doctor --json` prints them.
 #[derive(Debug, Serialize)]
 struct Diagnosis {
-    /// Whether nothing is a problem.
+    /// Whether no check found a problem.
     healthy: bool,
     checks: Vec<Check>,
 }
@@ -153,7 +153,7 @@ fn examine() -> Vec<Check> {
                 checks.push(shared_memory(&shm, matters));
                 descriptors_kept |= probe("shm", &shm, matters, &mut checks);
             } else {
-                let found = format!("{} is not there", shm.path().display());
+                let found = format!("{} does not exist", shm.path().display());
                 let advice = "mount a tmpfs on it, or use files: unset EMULATE_SHM or set it to 1";
                 let status = if matters { CheckStatus::Problem } else { CheckStatus::Warning };
                 checks.push(Check { status, ..Check::warning("shm-room", found, advice) });
@@ -172,7 +172,7 @@ fn examine() -> Vec<Check> {
     checks
 }
 
-/// Which backend is used, and whether the settings make sense.
+/// Checks which backend is used, and whether the settings are valid.
 fn selection(default: Result<Directory, Error>) -> Check {
     let setting = std::env::var_os(EMULATE_SHM);
     let setting_is_missing = setting.is_none();
@@ -185,7 +185,7 @@ fn selection(default: Result<Directory, Error>) -> Check {
             let chosen = format!("{setting}: {} in {}", backend.name(), backend.path().display());
             let reason = match Directory::shm() {
                 Ok(shm) if setting_is_missing && backend.name() == "emulated" => {
-                    format!(", because no array can be made in {}", shm.path().display())
+                    format!(", because no array can be created in {}", shm.path().display())
                 }
                 _ => String::new(),
             };
@@ -194,12 +194,12 @@ fn selection(default: Result<Directory, Error>) -> Check {
         Err(error) => Check::error(
             "backend",
             error,
-            format!("correct or unset {EMULATE_SHM} and {NDSHM_EMULATED_DIR}; until then arrays cannot be made"),
+            format!("correct or unset {EMULATE_SHM} and {NDSHM_EMULATED_DIR}; until then arrays cannot be created"),
         ),
     }
 }
 
-/// Room in /dev/shm, and below the memory limit, which the pages count against too.
+/// Checks the free space in /dev/shm, and the memory limit, against which shared memory counts too.
 fn shared_memory(shm: &Directory, matters: bool) -> Check {
     let name = "shm-room";
     let path = shm.path();
@@ -212,7 +212,7 @@ fn shared_memory(shm: &Directory, matters: bool) -> Check {
         Err(error) => return Check::error(name, error, MORE_SHARED_MEMORY),
     };
     let below = if available < room.free {
-        format!(", {} below the memory limit of machine or container", units::size(available))
+        format!(", {} left under the memory limit of the machine or container", units::size(available))
     } else {
         String::new()
     };
@@ -240,14 +240,14 @@ fn inodes(name: &'static str, found: String, room: &FileSystemSpace) -> Check {
     match room.free_inodes {
         Some(0) => Check::problem(
             name,
-            format!("{found}, but no file can be made: its inodes are used up"),
+            format!("{found}, but no file can be created: its inodes are used up"),
             "remove files from it, or mount it with more (`mount -o remount,nr_inodes=..`)",
         ),
         _ => Check::ok(name, found),
     }
 }
 
-/// The emulated directory, or where it would be made. Returns whether attachments there keep descriptors.
+/// Checks the emulated directory, or its parent if it does not exist. Returns whether attachments there keep descriptors.
 fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
     let name = "emulated-room";
     let backend = match emulated_or_parent() {
@@ -257,8 +257,8 @@ fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
                 name,
                 error,
                 format!(
-                    "make it a directory of yours that no other user may write to (mode 0700), or set \
-                     {NDSHM_EMULATED_DIR} to one that is"
+                    "make it a directory that you own and no other user may write to (mode 0700), or set \
+                     {NDSHM_EMULATED_DIR} to such a directory"
                 ),
             ));
             return false;
@@ -268,7 +268,7 @@ fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
     let kind = host::file_system(path).map(|kind| format!(" ({kind})")).unwrap_or_default();
     let place = match Directory::emulated_path() {
         Ok(made) if made != path => {
-            format!("{}{kind}, where {} is made when it is needed", path.display(), made.display())
+            format!("{}{kind}, where {} is created when it is needed", path.display(), made.display())
         }
         _ => format!("{}{kind}", path.display()),
     };
@@ -277,32 +277,32 @@ fn emulated(matters: bool, checks: &mut Vec<Check>) -> bool {
             let room = host::room(path);
             let total = room.map(|room| format!(" of {}", units::size(room.total))).unwrap_or_default();
             let limit = match Directory::emulated_limit() {
-                Ok(Some(limit)) => format!(", as NDSHM_EMULATED_LIMIT allows {} in all", units::size(limit)),
+                Ok(Some(limit)) => format!(", as NDSHM_EMULATED_LIMIT allows {} in total", units::size(limit)),
                 _ => String::new(),
             };
             let found = format!("{} free{total} in {place}{limit}", units::size(available));
-            let advice = format!("free some of it, or set {NDSHM_EMULATED_DIR} to a directory with more room");
+            let advice = format!("free some of it, or set {NDSHM_EMULATED_DIR} to a directory with more space");
             match room {
                 _ if available < LITTLE_ROOM && matters => Check::problem(name, found, advice),
                 _ if available < LITTLE_ROOM => Check::warning(name, found, advice),
                 Some(room) if room.free < LITTLE_DISK && matters => Check::warning(
                     name,
-                    format!("{found}: little is left on this disk, which arrays share with all else"),
-                    format!("{advice}; NDSHM_EMULATED_LIMIT=10G keeps arrays from filling a disk"),
+                    format!("{found}: little space is left on this disk, which other files use too"),
+                    format!("{advice}; NDSHM_EMULATED_LIMIT=10G prevents arrays from filling the disk"),
                 ),
                 Some(room) => inodes(name, found, &room),
                 None => Check::ok(name, found),
             }
         }
         Err(error @ Error::InvalidSetting { .. }) => {
-            Check::error(name, error, "correct or unset it; until then arrays cannot be made here")
+            Check::error(name, error, "correct or unset it; until then arrays cannot be created here")
         }
         Err(error) => Check::error(name, error, format!("set {NDSHM_EMULATED_DIR} to another directory")),
     });
     probe("emulated", &backend, matters, checks)
 }
 
-/// Returns the emulated directory if it is there, else the one above it, in which it is made: not for a look.
+/// Returns the emulated directory if it exists, else its parent. A check does not create the directory.
 fn emulated_or_parent() -> Result<Directory, Error> {
     let path = Directory::emulated_path()?;
     if path.symlink_metadata().is_ok() {
@@ -310,12 +310,12 @@ fn emulated_or_parent() -> Result<Directory, Error> {
     }
     match path.parent().filter(|above| above.is_dir()) {
         Some(above) => Ok(Directory::new("emulated", above)),
-        // Nothing to look at: the library says what is wrong, and makes nothing.
+        // There is nothing to check. The library returns the error, and creates nothing.
         None => Directory::emulated(),
     }
 }
 
-/// What the file system of a directory can do. Returns whether attachments there keep descriptors.
+/// Checks what the file system of a directory supports. Returns whether attachments there keep descriptors.
 fn probe(place: &str, backend: &Directory, matters: bool, checks: &mut Vec<Check>) -> bool {
     let (locks, drafts, descriptions) = match place {
         "shm" => ("shm-locks", "shm-drafts", "shm-descriptions"),
@@ -325,15 +325,18 @@ fn probe(place: &str, backend: &Directory, matters: bool, checks: &mut Vec<Check
     if !host::may_make_files(path) {
         let (found, advice) = match (host::is_read_only(path), place) {
             (true, "shm") => (
-                format!("{} is mounted read-only: no array can be made in it", path.display()),
+                format!("{} is mounted read-only: no array can be created in it", path.display()),
                 READ_ONLY_SHARED_MEMORY,
             ),
             (true, _) => (
-                format!("{} is on a file system that is mounted read-only: no array can be made in it", path.display()),
-                "set NDSHM_EMULATED_DIR to a directory of yours that can be written to",
+                format!(
+                    "{} is on a file system that is mounted read-only: no array can be created in it",
+                    path.display()
+                ),
+                "set NDSHM_EMULATED_DIR to a writable directory of yours",
             ),
             (false, _) => {
-                (format!("this user may not make files in {}", path.display()), "see its permissions and its owner")
+                (format!("this user may not create files in {}", path.display()), "check its permissions and its owner")
             }
         };
         checks.push(if matters { Check::problem(locks, found, advice) } else { Check::warning(locks, found, advice) });
@@ -345,8 +348,7 @@ fn probe(place: &str, backend: &Directory, matters: bool, checks: &mut Vec<Check
             (Check::ok(locks, "locks live as long as a descriptor: every attached array keeps one"), true)
         }
         Ok(false) => {
-            let found =
-                "locks do not survive close (overlayfs is known for that): every attached array keeps a descriptor";
+            let found = "locks do not survive close (as on overlayfs): every attached array keeps a descriptor";
             let advice = format!(
                 "nothing, unless you attach thousands: then put {NDSHM_EMULATED_DIR} on tmpfs, ext4 or xfs, \
                  or raise `ulimit -n`"
@@ -354,34 +356,34 @@ fn probe(place: &str, backend: &Directory, matters: bool, checks: &mut Vec<Check
             (if matters { Check::warning(locks, found, advice) } else { Check::ok(locks, found) }, true)
         }
         Err(error) => {
-            let advice = format!("see that you can make files in {} and that it supports locks", path.display());
+            let advice = format!("check that you can create files in {} and that it supports locks", path.display());
             let check = Check::error(locks, error, advice);
             (if matters { check } else { Check { status: CheckStatus::Warning, ..check } }, false)
         }
     };
     checks.push(check);
     checks.push(match host::makes_nameless_files(path) {
-        Some(true) => Check::ok(drafts, "files can be nameless (O_TMPFILE): a killed creator leaves nothing"),
+        Some(true) => Check::ok(drafts, "files without a name are supported (O_TMPFILE): a killed creator leaves nothing"),
         Some(false) => Check::ok(
             drafts,
-            "files cannot be nameless (no O_TMPFILE): drafts have hidden names, which a killed creator leaves behind",
+            "files without a name are not supported (no O_TMPFILE): drafts have hidden names, which a killed creator leaves behind",
         ),
-        None => Check::ok(drafts, "this platform has no nameless files: drafts have hidden names"),
+        None => Check::ok(drafts, "this platform has no files without a name: drafts have hidden names"),
     });
     checks.push(match backend.can_describe() {
-        Ok(true) => Check::ok(descriptions, "arrays say themselves what they are: type, shape and order"),
-        // Nothing is wrong with such a machine, and nothing can be done about it but what stands here.
+        Ok(true) => Check::ok(descriptions, "arrays can have a description: type, shape and order"),
+        // This is not a problem, and there is no advice beyond the text itself.
         Ok(false) => Check::ok(
             descriptions,
-            "arrays cannot say what they are (no extended attributes of `user.`, which tmpfs has since Linux 6.6): programs have to \
-             say type, shape and order where they open one",
+            "arrays cannot have a description (no extended attributes of `user.`, which tmpfs has since Linux 6.6): programs must \
+             give type, shape and order when they open one",
         ),
-        Err(error) => Check { status: CheckStatus::Warning, ..Check::error(descriptions, error, "see the lines above") },
+        Err(error) => Check { status: CheckStatus::Warning, ..Check::error(descriptions, error, "see the checks above") },
     });
     kept
 }
 
-/// Descriptors this process may open.
+/// Checks how many descriptors this process may have.
 fn descriptors(kept: bool) -> Check {
     let name = "open-files";
     let Some((soft, hard)) = host::descriptor_limits() else {
@@ -402,7 +404,7 @@ fn descriptors(kept: bool) -> Check {
     }
 }
 
-/// Mappings a process may have.
+/// Checks how many mappings a process may have.
 fn mappings() -> Check {
     let name = "mappings";
     match host::mapping_limit() {
@@ -416,30 +418,30 @@ fn mappings() -> Check {
     }
 }
 
-/// Whether large arrays in shared memory are on huge pages: asked with one that has no name.
+/// Checks whether large arrays in shared memory get huge pages, with an array without a name.
 fn huge_pages() -> Check {
     let name = "huge-pages";
     match SealableDraft::<u8, _>::new(LARGE).and_then(|draft| draft.pages()) {
         Ok(pages) if pages.huge > 0 => Check::ok(name, "large arrays in shared memory are on huge pages"),
         Ok(_) => Check::warning(
             name,
-            "the kernel makes no huge pages of shared memory: large arrays take several times as long to make and to read",
+            "the kernel gives shared memory no huge pages: large arrays take several times as long to create and to read",
             "huge pages need Linux 6.1, and `shmem_enabled` in /sys/kernel/mm/transparent_hugepage not set to `deny`; if \
-             both are right, free memory may be in pieces: `echo 1 > /proc/sys/vm/compact_memory`",
+             both are right, free memory may be fragmented: `echo 1 > /proc/sys/vm/compact_memory`",
         ),
         Err(Error::Unsupported { .. }) => Check::ok(name, "pages cannot be chosen on this platform"),
-        Err(error) => Check::warning(name, format!("cannot be tried: {error}"), "see the other lines"),
+        Err(error) => Check::warning(name, format!("the check failed: {error}"), "see the other checks"),
     }
 }
 
-/// Whether logging out deletes a user's shared memory.
+/// Checks whether logging out removes a user's shared memory.
 fn remove_ipc(matters: bool) -> Check {
     let name = "log-out";
     if !logind::is_running() {
         return Check::ok(name, "systemd does not run here: logging out removes nothing");
     }
     let user = host::user().unwrap_or(0);
-    // systemd spares system users, see RemoveIPC= in logind.conf(5).
+    // systemd does not do that for system users, see RemoveIPC= in logind.conf(5).
     if user < 1000 {
         return Check::ok(name, "this is a system user: logging out removes nothing");
     }
@@ -451,36 +453,37 @@ fn remove_ipc(matters: bool) -> Check {
     if host::user_name(user).is_some_and(|user| logind::lingers(&user)) {
         return Check::ok(name, format!("{setting}, but this user lingers: logging out removes nothing"));
     }
-    let found = format!("{setting}: when this user's last session ends, systemd removes their files from /dev/shm");
+    let found =
+        format!("{setting}: when this user's last session ends, systemd removes the user's files from /dev/shm");
     let advice =
         "`loginctl enable-linger` keeps them, or RemoveIPC=no in /etc/systemd/logind.conf, or use files: EMULATE_SHM=1";
     if matters { Check::warning(name, found, advice) } else { Check::ok(name, found) }
 }
 
-/// The manager, which reclaims counted arrays of killed processes. Everything works without it.
+/// Checks the manager, which reclaims counted arrays of killed processes. Everything works without it.
 fn manager() -> Check {
     let name = "manager";
     match ndarray_shm::manager::status(None) {
         Ok(Some(status)) => {
             let clients = units::count(status.clients, "client");
-            Check::ok(name, format!("process {} looks after counted arrays, for {clients}", status.pid))
+            Check::ok(name, format!("process {} reclaims counted arrays, for {clients}", status.pid))
         }
-        Ok(None) => Check::ok(name, "there is none now; it is started when it is missed"),
+        Ok(None) => Check::ok(name, "none is running; it is started when it is needed"),
         Err(error) if error.is_unsupported() => Check::ok(name, "there is none on this platform, and none is needed"),
         Err(error) => {
-            let advice = "end what listens there, or set NDSHM_MANAGER_SOCKET to a path of yours; until then arrays of \
+            let advice = "end the program that listens there, or set NDSHM_MANAGER_SOCKET to another path; until then arrays of \
                           killed processes are removed later";
             Check::warning(name, Failure::from(error).to_string(), advice)
         }
     }
 }
 
-/// Unfinished renderbuffers and drafts on which no process works.
+/// Checks for unfinished renderbuffers that no process paints.
 fn leftovers() -> Check {
     let name = "leftovers";
     let mut left = Vec::new();
     let mut bytes = 0;
-    // A place that cannot be read has been reported above.
+    // A directory that cannot be read was reported above.
     for backend in places::existing(None).unwrap_or_default() {
         for entry in backend.list().unwrap_or_default() {
             if entry.kind == EntryKind::Partial && places::attached(&backend, &entry) == Some(false) {
@@ -490,21 +493,21 @@ fn leftovers() -> Check {
         }
     }
     if left.is_empty() {
-        return Check::ok(name, "no half-painted renderbuffer was left behind");
+        return Check::ok(name, "no unfinished renderbuffer was left behind");
     }
     let names = left.join(" ");
     Check::warning(
         name,
         format!(
-            "{} left behind, {} in all: {names}",
-            units::count(left.len(), "half-painted renderbuffer"),
+            "{} left behind, {} in total: {names}",
+            units::count(left.len(), "unfinished renderbuffer"),
             units::size(bytes)
         ),
-        format!("run the download again to finish, or `ndshm unlink --partial {names}`"),
+        format!("repeat the download to finish it, or `ndshm unlink --partial {names}`"),
     )
 }
 
-/// Counted arrays and arenas that no process uses any more.
+/// Checks for orphaned counted arrays and arenas.
 fn orphans() -> Check {
     let name = "orphans";
     let (mut arrays, mut arenas, mut bytes) = (0, 0, 0);
@@ -522,6 +525,6 @@ fn orphans() -> Check {
         return Check::ok(name, "no counted array and no arena was left behind by killed processes");
     }
     let (arrays, arenas) = (units::count(arrays, "counted array"), units::count(arenas, "arena"));
-    let found = format!("{arrays} and {arenas} left behind by killed processes, {} in all", units::size(bytes));
+    let found = format!("{arrays} and {arenas} left behind by killed processes, {} in total", units::size(bytes));
     Check::warning(name, found, "`ndshm gc` removes them; `ndshm ls` shows them")
 }

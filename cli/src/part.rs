@@ -1,6 +1,6 @@
-//! One part of a work that several machines share: which part it is, whether it is done, and the mark that says so.
+//! One part of a transfer that several machines divide among them, and the marker that says that it is finished.
 //!
-//! Nothing runs between the machines: all of them divide the region in the same way, and each knows its own number.
+//! The machines do not communicate: each divides the region in the same way, and knows its own number.
 
 use std::io::Write;
 
@@ -17,16 +17,16 @@ use crate::words::Which;
 #[derive(Debug)]
 pub(crate) struct Part<'a> {
     pub(crate) shard: Shard,
-    /// Its own region; `None` where there are fewer stored objects than parts.
+    /// Its region; `None` if there are more parts than stored objects and none is left for it.
     pub(crate) region: Option<Bbox>,
     whole: &'a Bbox,
-    /// One line that tells this work from others.
+    /// One line that identifies the transfer.
     work: String,
     markers: Option<&'a VolumeUrl>,
 }
 
 impl<'a> Part<'a> {
-    /// Finds out which part is meant; `None` if all is to be done.
+    /// Returns the part that the command line selects; `None` without `--shard`.
     pub(crate) fn choose(
         args: &'a PartArgs,
         meta: &VolumeMeta,
@@ -40,13 +40,13 @@ impl<'a> Part<'a> {
         };
         if let Some(count) = args.shards.filter(|count| *count != shard.count()) {
             let message = format!("--shard {shard} is one of {} parts, but --shards says {count}", shard.count());
-            return Err(Failure::new(Exit::Usage, message).advice("leave --shards away, or make them agree"));
+            return Err(Failure::new(Exit::Usage, message).advice("omit --shards, or make both agree"));
         }
         let region = plan(meta, whole, shard.count())?.into_iter().nth(shard.index()).flatten();
         Ok(Some(Self { shard, region, whole, work, markers: args.markers.as_ref() }))
     }
 
-    /// Whether an earlier run has marked it as done; with what it made, if that is to be the same still.
+    /// Whether an earlier run has written its marker. With `made`, only if the marker has this identity of the array.
     pub(crate) fn is_marked(&self, made: Option<&str>) -> Result<bool, Failure> {
         let Some(place) = self.markers else { return Ok(false) };
         Ok(markers::is_done(place, self.shard, &self.work(made), self.whole)?)
@@ -56,7 +56,7 @@ impl<'a> Part<'a> {
         made.map_or_else(|| self.work.clone(), |made| format!("{} which is {made}", self.work))
     }
 
-    /// Marks it as done, after its data; `made` tells what it made from what may stand in its place later.
+    /// Writes the marker, after the data. `made` is the identity of the array, so that the marker does not count for a later one.
     pub(crate) fn mark(&self, made: Option<&str>, chunks: u64, bytes: u64) -> Result<(), Failure> {
         let Some(place) = self.markers else { return Ok(()) };
         let marker = Marker {
@@ -69,12 +69,13 @@ impl<'a> Part<'a> {
         };
         let written = markers::write(place, &marker);
         written.map_err(|error| {
-            Failure::from(error).while_doing(format!("part {} is done, but cannot be marked", self.shard))
+            Failure::from(error)
+                .while_doing(format!("part {} is finished, but its marker cannot be written", self.shard))
         })
     }
 }
 
-/// A part for which there was nothing to do, as `download --json` and `upload --json` print it.
+/// A part with nothing to do, as `download --json` and `upload --json` print it.
 #[derive(Debug, Serialize)]
 pub(crate) struct IdlePart {
     shard: String,
@@ -82,7 +83,7 @@ pub(crate) struct IdlePart {
     bbox: Option<String>,
     /// "already done" or "nothing".
     state: &'static str,
-    /// Where the array is; `null` where there is none.
+    /// Path of the array; `null` if there is none.
     path: Option<String>,
 }
 
@@ -99,7 +100,7 @@ impl IdlePart {
         if json {
             report::json(out, &idle)?;
         } else {
-            let what = if idle.bbox.is_some() { "already done" } else { "nothing is left for it" };
+            let what = if idle.bbox.is_some() { "already done" } else { "it has no chunks" };
             writeln!(out, "part {}: {what}", idle.shard)?;
         }
         Ok(Exit::Done)

@@ -1,6 +1,6 @@
-//! A plane of an array: two of its axes, the others cut at one index; every element as bytes, whatever its type.
+//! A plane of an array: two axes, with every other axis cut at one index. Elements of any type are copied as bytes.
 //!
-//! Only as many elements are copied as the picture will have.
+//! Only the elements that the picture shows are copied.
 
 use std::ops::Range;
 
@@ -14,26 +14,26 @@ use crate::described::{ArrayKind, Described};
 use crate::exit::{Exit, Failure};
 use crate::words::AxisCut;
 
-/// Letters of axes without names, the contiguous axis first.
+/// Letters of the axes without `--axes`, the contiguous axis first.
 const LETTERS: &str = "xyzc";
 
 /// Most elements of a picture.
 const MOST_ELEMENTS: usize = 1 << 28;
 
-/// Which plane of an array is meant.
+/// A plane of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Section {
-    /// The axis that goes to the right, and the one that goes down; an array of one axis has no second.
+    /// The axis that goes to the right, and the one that goes down; `None` if only one axis is shown.
     pub(crate) right: usize,
     pub(crate) down: Option<usize>,
-    /// The index on each axis; those of the picture's axes mean nothing.
+    /// The index on each axis; unused for the two axes of the picture.
     pub(crate) at: Vec<usize>,
-    /// What each axis is called.
+    /// Name of each axis.
     pub(crate) names: Vec<String>,
 }
 
 impl Section {
-    /// Decides which plane is meant: axes that are not cut and not needed for the picture are cut in the middle.
+    /// Chooses the plane. Axes that are neither cut nor needed for the picture are cut in the middle.
     pub(crate) fn choose(
         shape: &[usize],
         order: Order,
@@ -69,7 +69,7 @@ impl Section {
                 )));
             };
             if *index >= shape[number] {
-                let message = format!("axis {axis} has {} elements: {axis}={index} is none of them", shape[number]);
+                let message = format!("axis {axis} has {} elements: {axis}={index} is out of range", shape[number]);
                 return Err(usage(message));
             }
             if at[number].replace(*index).is_some() {
@@ -77,29 +77,29 @@ impl Section {
             }
         }
         if shape.contains(&0) {
-            return Err(Failure::new(Exit::Failed, "the array has no elements: there is nothing to see"));
+            return Err(Failure::new(Exit::Failed, "the array has no elements, so there is nothing to show"));
         }
-        // The axis that is called x goes to the right, or the next letter that is not cut.
+        // The axis x goes to the right, or if it is cut, the next letter that is not.
         let rank = |axis: usize| LETTERS.find(&letters[axis]).unwrap_or(LETTERS.len() + axis);
         let mut free: Vec<usize> = (0..axes).filter(|axis| at[*axis].is_none()).collect();
         free.sort_by_key(|axis| rank(*axis));
         let Some(&right) = free.first() else {
-            return Err(usage("every axis is cut: one or two must be left for a picture".to_owned()));
+            return Err(usage("every axis is cut: leave one or two uncut for the picture".to_owned()));
         };
         let down = free.get(1).copied();
-        // Channels are no depth: their middle means nothing.
+        // The middle channel has no meaning, so the first one is shown.
         let middle = |axis: usize| if letters[axis] == "c" { 0 } else { shape[axis] / 2 };
         let at = at.iter().enumerate().map(|(axis, index)| index.unwrap_or_else(|| middle(axis))).collect();
         Ok(Self { right, down, at, names: letters })
     }
 
-    /// Writes where it is, for people: "z=10, c=0".
+    /// Returns where the other axes are cut: "z=10, c=0".
     pub(crate) fn describe(&self) -> String {
         let cut = (0..self.at.len()).filter(|axis| *axis != self.right && Some(*axis) != self.down);
         cut.map(|axis| format!("{}={}", self.names[axis], self.at[axis])).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns the lengths of the picture: to the right, and down.
+    /// Returns the width and the height of the plane in elements.
     pub(crate) fn lengths(&self, shape: &[usize]) -> (usize, usize) {
         (shape[self.right], self.down.map_or(1, |down| shape[down]))
     }
@@ -115,7 +115,7 @@ pub(crate) struct Plane {
 }
 
 impl Plane {
-    /// Copies the plane, of each axis only every `step`-th element; of an unfinished renderbuffer, if it belongs to these users.
+    /// Copies every `step`-th element of both axes. Opens an unfinished renderbuffer only if it belongs to the users of `share`.
     pub(crate) fn read(array: &Described, section: &Section, step: usize, share: &SharedWith) -> Result<Self, Failure> {
         let dtype = array.dtype;
         with_element!(dtype, T => Self::copy::<T>(array, section, step, share), else => {
@@ -135,7 +135,7 @@ impl Plane {
         let Some(elements) = elements else {
             let message = format!("a picture of {width} x {height} is too large");
             return Err(
-                Failure::new(Exit::Usage, message).advice("--every 8 takes every 8th element of both axes only")
+                Failure::new(Exit::Usage, message).advice("give --every 8 to show only every 8th element of both axes")
             );
         };
         let mut plane = Self { dtype: T::DTYPE, width, height, bytes: vec![0; elements * size_of::<T>()] };
@@ -163,7 +163,7 @@ impl Plane {
         Ok(plane)
     }
 
-    /// Copies what a region of the array has of the plane.
+    /// Copies the elements of the plane that lie in a region of the array.
     fn put<T: Element>(
         &mut self,
         mut part: ArrayViewD<'_, T>,
@@ -171,7 +171,7 @@ impl Plane {
         section: &Section,
         step: usize,
     ) {
-        // Where the first element of the region that is taken is, and which one of the picture it is.
+        // Index in the region of the first element to copy, and its index in the picture.
         let start = |axis: usize| {
             let first = region[axis].start.div_ceil(step);
             (first * step - region[axis].start, first)
@@ -203,12 +203,12 @@ impl Plane {
         }
     }
 
-    /// Walks the elements as numbers, row by row; complex ones as their magnitudes.
+    /// Iterates over the elements as numbers, row by row; complex ones as magnitudes.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = f64> + '_ {
         self.bytes.chunks_exact(self.dtype.size()).map(|element| number(self.dtype, element))
     }
 
-    /// Walks the elements as bits, row by row, for those that are names and not quantities.
+    /// Iterates over the bits of the elements, row by row, for labels.
     pub(crate) fn labels(&self) -> impl Iterator<Item = u64> + '_ {
         self.bytes.chunks_exact(self.dtype.size()).map(|element| {
             let mut bits = [0; 16];
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plane_says_why() {
+    fn invalid_planes_name_their_fault() {
         let message = |shape: &[usize], names, texts: &[&str]| {
             let section = Section::choose(shape, Order::C, names, &cuts(texts));
             section.expect_err("no plane").to_string()
@@ -285,7 +285,7 @@ mod tests {
         assert!(message(&[4, 4], None, &["x=1", "1=1"]).contains("cut twice"));
         assert!(message(&[4, 4], None, &["x=1", "y=1"]).contains("every axis is cut"));
         assert!(message(&[], None, &[]).contains("every axis is cut"));
-        assert!(message(&[4, 0], None, &[]).contains("nothing to see"));
+        assert!(message(&[4, 0], None, &[]).contains("nothing to show"));
         assert!(message(&[4, 4], Some("xx"), &[]).contains("--axes"));
         assert!(message(&[4, 4], Some("xyz"), &[]).contains("--axes"));
     }

@@ -93,7 +93,7 @@ fn shared_memory_that_is_mounted_read_only_is_named_with_the_way_out() {
         assert!(advice.contains("remount,rw") && advice.contains("EMULATE_SHM=1"), "{found:#}");
         if setting.is_none() {
             let backend = check(&report, "backend")["found"].as_str().expect("text").to_owned();
-            assert!(backend.contains("because no array can be made in /dev/shm"), "{backend}");
+            assert!(backend.contains("because no array can be created in /dev/shm"), "{backend}");
         }
     }
 }
@@ -117,7 +117,7 @@ fn emulated_directory_on_a_nearly_full_disk_is_a_warning_and_its_limit_is_shown(
     let report = run(&mut command).json();
     let full = check(&report, "emulated-room");
     assert_eq!(full["status"], "warning", "{full:#}");
-    assert!(full["found"].as_str().expect("text").contains("little is left on this disk"), "{full:#}");
+    assert!(full["found"].as_str().expect("text").contains("little space is left on this disk"), "{full:#}");
     assert!(full["advice"].as_str().expect("text").contains("NDSHM_EMULATED_LIMIT"), "{full:#}");
 }
 
