@@ -90,7 +90,10 @@ class Listed(NamedTuple):
 
 
 def ls() -> list[Listed]:
-    """Return the plain arrays, and other files with the size of one, in the default directory, sorted by name."""
+    """Return the plain arrays in the default directory, sorted by name.
+
+    A file of another program looks like an array without a description. Counted arrays and arenas are not listed.
+    """
     rows = _core.listing()
     return [Listed(name, size, dtype, None if lengths is None else tuple(lengths), order) for name, size, dtype, lengths, order in rows]
 

@@ -83,8 +83,11 @@ class GuardedView:
             alive = max(sys.getrefcount(value) - 3, 0)
         return alive
 
-    def report(self, alive: int, completed: bool) -> None:
-        """Warn of views that are alive after the block, or raise if `strict` was chosen and the block raised nothing."""
+    def report(self, alive: int, completed: bool, stacklevel: int) -> None:
+        """Warn of views that are alive after the block, or raise if `strict` was chosen and the block raised nothing.
+
+        `stacklevel` leads from this function to the block, as in `warnings.warn`.
+        """
         if alive == 0:
             return
         text = (
@@ -93,7 +96,7 @@ class GuardedView:
         )
         if _strict and completed:
             raise ViewOutlivesGuard(text)
-        warnings.warn(text, ViewOutlivesGuard, stacklevel=4)
+        warnings.warn(text, ViewOutlivesGuard, stacklevel=stacklevel)
 
 
 class Lockable(Protocol):
@@ -176,4 +179,4 @@ class Guard:
             raise NdshmError(
                 f"the guard of `{self._array.name}` belongs to the parent of this process: take a guard after fork, in the child"
             )
-        view.report(alive, completed)
+        view.report(alive, completed, stacklevel=4)

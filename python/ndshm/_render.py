@@ -53,7 +53,7 @@ class Claim:
             self._raw.commit()
         else:
             self._raw.release()
-        view.report(alive, error is None)
+        view.report(alive, error is None, stacklevel=3)
 
     def release(self) -> None:
         """Release the chunk unpainted, if no ``with`` block is to do it."""
@@ -179,7 +179,7 @@ class RenderBuffer:
         return Array(self._raw.finish())
 
     def discard(self) -> None:
-        """Remove the unfinished buffer. In other painters, the next claim fails."""
+        """Remove the unfinished buffer. The next claim fails, here and in other painters. A newer buffer of the same name stays."""
         self._raw.discard()
 
     def __repr__(self) -> str:
@@ -224,11 +224,18 @@ def paint(
     ------
     PaintError
         The function raised an exception, or all workers died. The chunks that were finished are kept, and the next call with the same
-        arguments paints the others. A worker that is killed stops nothing: another one paints its chunk.
+        arguments paints the others; ``RenderBuffer.join(name, dtype).discard()`` frees them. A worker that is killed stops nothing:
+        another one paints its chunk.
+    pickle.PicklingError, AttributeError
+        The function cannot be imported by the workers. Nothing was begun.
     """
     import multiprocessing
     import multiprocessing.connection
     import os
+    from multiprocessing.reduction import ForkingPickler
+
+    # Fails before anything is begun, if workers could not import the function.
+    ForkingPickler.dumps(function)
 
     # Spawned, not forked: a fork would copy the locks of this process's threads.
     context = multiprocessing.get_context("spawn")

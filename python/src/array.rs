@@ -83,7 +83,7 @@ impl RawArray {
 
     #[getter]
     fn order(&self) -> &'static str {
-        if self.shape.order == Order::F { "F" } else { "C" }
+        self.shape.order_name()
     }
 
     #[getter]
@@ -255,17 +255,30 @@ pub(crate) fn create(
     let shape = Shape { element, lengths: lengths_of(py, lengths)?, order: order_of(order)? };
     let mode = if replace { CreationMode::Replace } else { CreationMode::CreateNew };
     let how = Creation { mode, sparse, permissions, keep_fd };
-    let mut copied = Ok(());
     let created = match source {
         // The interpreter stays locked while it copies, so that Python code does not change the source meanwhile.
-        Some(source) => memory::create(name, &shape, &how, |bytes| {
-            copied = source.copy_to_slice(py, bytes);
-            if copied.is_err() { Err(Error::WouldBlock { location: name.to_owned() }) } else { Ok(()) }
-        }),
+        Some(source) => {
+            memory::create(name, &shape, &how, |bytes| source.copy_to_slice(py, bytes).map_err(Failed::Python))
+        }
         None => py.detach(|| memory::create(name, &shape, &how, |_| Ok(()))),
     };
-    copied?;
-    created.map(|memory| Attachment::new(memory.into(), shape)).map_err(|error| exception(py, &error))
+    match created {
+        Ok(memory) => Ok(Attachment::new(memory, shape)),
+        Err(Failed::Library(error)) => Err(exception(py, &error)),
+        Err(Failed::Python(error)) => Err(error),
+    }
+}
+
+/// Why an array was not created.
+enum Failed {
+    Library(Error),
+    Python(PyErr),
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self::Library(error)
+    }
 }
 
 /// Opens an array. What is None is taken from its description.
@@ -289,7 +302,7 @@ pub(crate) fn open(
     let directory = directory.map(|path| Directory::new(path.display().to_string(), path));
     let how = Opening { readonly, keep_fd, reinterpret };
     py.detach(|| memory::open(directory, name, element, lengths, order, &how))
-        .map(|(memory, shape)| Attachment::new(memory.into(), shape))
+        .map(|(memory, shape)| Attachment::new(memory, shape))
         .map_err(|error| exception(py, &error))
 }
 
@@ -317,16 +330,13 @@ pub(crate) fn listing(
         for entry in directory.list()? {
             let Some(location) = entry.location() else { continue };
             let row = match directory.description(&location) {
-                Ok(Some(found)) => {
-                    let order = if found.order() == Order::F { "F" } else { "C" };
-                    (
-                        entry.name,
-                        entry.len,
-                        Some(ElementType::described(&found).as_str()),
-                        Some(found.shape().to_vec()),
-                        Some(order),
-                    )
-                }
+                Ok(Some(found)) => (
+                    entry.name,
+                    entry.len,
+                    Some(ElementType::described(&found).as_str()),
+                    Some(found.shape().to_vec()),
+                    Some(memory::name_of_order(found.order())),
+                ),
                 Ok(None) | Err(Error::PermissionDenied { .. }) => (entry.name, entry.len, None, None, None),
                 // Bookkeeping, or removed since it was listed.
                 Err(_) => continue,

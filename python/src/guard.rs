@@ -1,7 +1,7 @@
 //! Locks, and views of the elements that end with them.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use ndarray_shm::array::ArrayLock;
@@ -48,21 +48,19 @@ pub(crate) struct View {
     elements: Elements,
     writable: bool,
     open: AtomicBool,
-    exports: AtomicUsize,
 }
 
 impl View {
     pub(crate) fn new(elements: Elements, writable: bool) -> Self {
-        Self { elements, writable, open: AtomicBool::new(true), exports: AtomicUsize::new(0) }
+        Self { elements, writable, open: AtomicBool::new(true) }
     }
 }
 
 #[pymethods]
 impl View {
-    /// Refuses further exports, and returns how many are alive.
-    fn end(&self) -> usize {
+    /// Refuses further exports. Those that exist stay.
+    fn end(&self) {
         self.open.store(false, Ordering::Release);
-        self.exports.load(Ordering::Acquire)
     }
 
     #[allow(unsafe_code)]
@@ -72,15 +70,13 @@ impl View {
             return Err(PyBufferError::new_err("the guard has ended: take another one"));
         }
         // SAFETY: the interpreter calls this with a buffer to fill, and `__releasebuffer__` releases it.
-        unsafe { export::fill(view, flags, slf.as_any(), &this.elements, !this.writable) }?;
-        this.exports.fetch_add(1, Ordering::AcqRel);
-        Ok(())
+        unsafe { export::fill(view, flags, slf.as_any(), &this.elements, !this.writable) }
     }
 
     #[allow(unsafe_code)]
+    #[allow(clippy::unused_self)] // the interpreter's signature
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: the interpreter releases each buffer that `__getbuffer__` filled once.
         unsafe { export::release(view) };
-        self.exports.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -1,6 +1,7 @@
 //! An attached array with an element type that is known at run time.
 
 use std::ffi::CStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ndarray::{IxDyn, ShapeBuilder};
@@ -121,6 +122,11 @@ impl Shape {
         self.lengths.iter().product()
     }
 
+    /// Returns `"C"` or `"F"`.
+    pub(crate) fn order_name(&self) -> &'static str {
+        name_of_order(self.order)
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.len() * self.element.dtype.size()
     }
@@ -147,6 +153,14 @@ pub(crate) fn signed(length: usize) -> isize {
     isize::try_from(length).unwrap_or(isize::MAX)
 }
 
+/// Returns Python's name of an order.
+pub(crate) fn name_of_order(order: Order) -> &'static str {
+    match order {
+        Order::C => "C",
+        Order::F => "F",
+    }
+}
+
 /// How an array is created.
 pub(crate) struct Creation {
     pub(crate) mode: CreationMode,
@@ -156,42 +170,29 @@ pub(crate) struct Creation {
 }
 
 /// Creates an array. `fill` writes the zeroed bytes before other processes can see them.
-pub(crate) fn create(
+pub(crate) fn create<E: From<Error>>(
     name: &str,
     shape: &Shape,
     how: &Creation,
-    fill: impl FnOnce(&mut [u8]) -> Result<()>,
-) -> Result<Box<dyn Memory>> {
+    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+) -> Result<Arc<dyn Memory>, E> {
     let lengths = IxDyn(&shape.lengths).set_f(shape.order == Order::F);
-    let backend = default_backend()?;
     let pages = if how.sparse { Pages::Sparse } else { Pages::Auto };
     with_element!(shape.element.dtype, T => {
-        let options = CreateOptions::<SharedArray<T, IxDyn>>::new()
-            .backend(backend.clone())
+        let mut options = CreateOptions::<SharedArray<T, IxDyn>>::new()
             .mode(how.mode)
             .pages(pages)
             .permissions(how.permissions)
             .keep_fd(how.keep_fd);
+        if shape.element.is_bool {
+            options = options.note(BOOL_NOTE.0, BOOL_NOTE.1);
+        }
         let array = options.try_create_with(name, lengths, |mut view| match view.as_slice_memory_order_mut() {
-            Some(elements) => fill(bytes_of(elements)),
+            Some(elements) => fill(bytemuck::cast_slice_mut(elements)),
             None => Ok(()), // a new array is always contiguous
         })?;
-        note_bool(&backend, name, shape)?;
-        Ok(Box::new(array))
+        Ok(Arc::new(array))
     }, else => unreachable!("all features of elements are enabled"))
-}
-
-fn bytes_of<T: Element>(elements: &mut [T]) -> &mut [u8] {
-    bytemuck::cast_slice_mut(elements)
-}
-
-/// Adds the note that the elements are truth values. Where descriptions are not supported the array has none, and opening it needs a type.
-fn note_bool(backend: &Directory, name: &str, shape: &Shape) -> Result<()> {
-    if !shape.element.is_bool {
-        return Ok(());
-    }
-    let Some(description) = backend.description(name)? else { return Ok(()) };
-    backend.describe(name, &description.with_note(BOOL_NOTE.0, BOOL_NOTE.1)?)
 }
 
 /// How an array is opened.
@@ -212,15 +213,13 @@ pub(crate) fn open(
     lengths: Option<Vec<usize>>,
     order: Option<Order>,
     how: &Opening,
-) -> Result<(Box<dyn Memory>, Shape)> {
+) -> Result<(Arc<dyn Memory>, Shape)> {
     let directory = match directory {
         Some(directory) => directory,
         None => default_backend()?,
     };
-    // Asked for only where it is needed: it opens the file once more.
-    let needs_element =
-        element.is_none_or(|element| element.dtype == DType::U8 && !element.is_bool && lengths.is_none());
-    let described = if needs_element || lengths.is_none() { directory.description(name)? } else { None };
+    // Read only where it is needed: it opens the file once more.
+    let described = if element.is_none() || lengths.is_none() { directory.description(name)? } else { None };
     let missing = || Error::NotDescribed { location: name.to_owned() };
     let element = match (element, &described) {
         (Some(element), _) => element,
@@ -235,12 +234,12 @@ pub(crate) fn open(
     let order = order.or_else(|| described.as_ref().map(Description::order)).unwrap_or(Order::C);
     let shape = Shape { element, lengths, order };
     let dimensions = IxDyn(&shape.lengths).set_f(order == Order::F);
-    let memory: Box<dyn Memory> = with_element!(element.dtype, T => {
+    let memory: Arc<dyn Memory> = with_element!(element.dtype, T => {
         let mut options = AttachOptions::<SharedArray<T, IxDyn>>::new().backend(directory).reinterpret(how.reinterpret);
         if how.readonly {
             options = options.copy_on_write();
         }
-        Box::new(options.keep_fd(how.keep_fd).open(name, dimensions)?)
+        Arc::new(options.keep_fd(how.keep_fd).open(name, dimensions)?)
     }, else => unreachable!("all features of elements are enabled"));
     Ok((memory, shape))
 }

@@ -21,7 +21,7 @@ trait Painted: Send + Sync {
     fn next(self: Arc<Self>) -> Result<Next, Refused>;
     fn progress(&self) -> Result<RenderProgress, Refused>;
     fn finish(&self) -> Result<Arc<dyn Memory>, Refused>;
-    fn discard(&self, name: &str) -> Result<(), Refused>;
+    fn discard(&self) -> Result<(), Refused>;
 }
 
 enum Next {
@@ -125,10 +125,9 @@ impl<T: Element> Painted for Slot<T> {
         }
     }
 
-    fn discard(&self, name: &str) -> Result<(), Refused> {
+    fn discard(&self) -> Result<(), Refused> {
         let buffer = self.painting()?;
-        // Through an attachment of its own: `discard` unmaps, and views of this one may be alive.
-        RenderBuffer::<T, IxDyn>::open(name)?.discard()?;
+        buffer.discard()?;
         *self.state() = State::Discarded(buffer);
         Ok(())
     }
@@ -226,7 +225,7 @@ impl RawBuffer {
 
     #[getter]
     fn order(&self) -> &'static str {
-        if self.shape.order == Order::F { "F" } else { "C" }
+        self.shape.order_name()
     }
 
     /// The numbers of finished and of all chunks.
@@ -259,7 +258,7 @@ impl RawBuffer {
 
     /// Removes the unfinished buffer.
     fn discard(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.buffer.discard(&self.name)).map_err(|refused| self.refused(py, &refused))
+        py.detach(|| self.buffer.discard()).map_err(|refused| self.refused(py, &refused))
     }
 }
 

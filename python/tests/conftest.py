@@ -22,12 +22,13 @@ def name() -> Iterator[str]:
     name = f"py-{os.getpid()}-{uuid.uuid4().hex[:12]}"
     yield name
     ndshm.unlink(name)
-    for file in shared_files():  # renderbuffers that a failed test left
-        if name in file:
-            Path("/dev/shm", file).unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
+    """Fail if a test leaves another array or a renderbuffer, and remove it."""
     yield
-    assert not {file for file in shared_files() if f"py-{os.getpid()}-" in file}
+    left = {file for file in shared_files() if f"py-{os.getpid()}-" in file}
+    for file in left:
+        Path("/dev/shm", file).unlink(missing_ok=True)
+    assert not left

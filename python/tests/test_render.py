@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -122,6 +123,36 @@ def test_view_of_a_discarded_buffer_stays_mapped(name: str) -> None:
     del buffer, x
     kept[:] = 7
     assert kept.sum() == 21
+
+
+def test_discard_spares_a_newer_buffer(name: str) -> None:
+    old = ndshm.RenderBuffer(name, 4, 4, "u1")
+    ndshm.RenderBuffer.join(name, "u1").discard()
+    new = ndshm.RenderBuffer(name, 8, 4, "u1")
+    old.discard()
+    with new.claim() as x:  # type: ignore[union-attr]
+        x[:] = 1
+    assert ndshm.RenderBuffer.join(name, "u1").progress == (1, 2)
+    new.discard()
+
+
+def test_function_that_workers_cannot_import_begins_nothing(name: str) -> None:
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        ndshm.paint(name, 4, 4, "u1", lambda x, region: None)
+    with pytest.raises(ndshm.NotFound):
+        ndshm.RenderBuffer.join(name, "u1")
+
+
+def test_warning_names_the_line_of_the_block(name: str) -> None:
+    buffer = ndshm.RenderBuffer(name, 4, 4, "u1")
+    with pytest.warns(ndshm.ViewOutlivesGuard) as warned:
+        with buffer.claim() as x:  # type: ignore[union-attr]
+            kept = x[1:]
+    with pytest.warns(ndshm.ViewOutlivesGuard) as warned_too:
+        with buffer.finish().read() as x:
+            kept = x[1:]
+    assert kept.size == 3
+    assert {warning.filename for warning in [*warned, *warned_too]} == {__file__}
 
 
 def test_buffer_with_an_open_claim_is_not_finished(name: str) -> None:

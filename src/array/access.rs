@@ -4,7 +4,8 @@
 macro_rules! guarded {
     ($name:ident) => {
         const _: () = {
-            use std::time::{Duration, Instant};
+            use std::cell::{Cell, RefCell};
+            use std::time::Duration;
 
             use ndarray::{ArrayViewMut, Dimension, RawArrayView, RawArrayViewMut};
 
@@ -13,7 +14,7 @@ macro_rules! guarded {
             use crate::backend::{Access, Directory, PageUse};
             use crate::error::{Error, Result};
             use crate::os::LockKind;
-            use crate::segment::locks::Wait;
+            use crate::segment::locks::{KeepWaiting, Wait};
 
             impl<T: Element, D: Dimension> $name<T, D> {
                 /// Returns the lengths of the axes.
@@ -175,35 +176,29 @@ macro_rules! guarded {
                     &self,
                     access: Access,
                     limit: Option<Duration>,
-                    mut keep_waiting: impl FnMut() -> bool,
+                    keep_waiting: impl FnMut() -> bool,
                 ) -> Result<ArrayLock> {
-                    const TURN: Duration = Duration::from_millis(100);
                     let kind = if access == Access::ReadWrite { LockKind::Exclusive } else { LockKind::Shared };
-                    let begin = Instant::now();
                     if limit.is_none() {
                         self.segment().refuse_deadlock(self.home(), kind, ALL_CELLS)?;
                     }
-                    loop {
-                        let left = limit.map_or(TURN, |limit| limit.saturating_sub(begin.elapsed()));
-                        let wait = if left.is_zero() { Wait::No } else { Wait::For(left.min(TURN)) };
-                        match self.hold(kind, ALL_CELLS, wait) {
-                            Ok(hold) => return Ok(ArrayLock::new(hold)),
-                            Err(Error::TimedOut { location, .. }) => {
-                                if !keep_waiting() {
-                                    return Err(Error::WouldBlock { location });
-                                }
-                            }
-                            Err(Error::WouldBlock { location }) => match limit {
-                                Some(waited) if !waited.is_zero() => return Err(Error::TimedOut { location, waited }),
-                                _ => return Err(Error::WouldBlock { location }),
-                            },
-                            Err(error) => return Err(error),
-                        }
+                    let (keep_waiting, gave_up) = (RefCell::new(keep_waiting), Cell::new(false));
+                    let ask = || {
+                        gave_up.set(!(keep_waiting.borrow_mut())());
+                        !gave_up.get()
+                    };
+                    let wait = match limit {
+                        Some(Duration::ZERO) => Wait::No,
+                        limit => Wait::While(limit.unwrap_or(Duration::MAX), KeepWaiting(&ask)),
+                    };
+                    match self.hold(kind, ALL_CELLS, wait) {
+                        Err(Error::TimedOut { location, .. }) if gave_up.get() => Err(Error::WouldBlock { location }),
+                        taken => taken.map(ArrayLock::new),
                     }
                 }
 
                 #[allow(unsafe_code)]
-                fn reading(&self, wait: Wait) -> Result<ReadGuard<'_, T, D>> {
+                fn reading(&self, wait: Wait<'_>) -> Result<ReadGuard<'_, T, D>> {
                     let hold = self.hold(LockKind::Shared, ALL_CELLS, wait)?;
                     // SAFETY: the hold keeps all cells read-locked, so no guard, claim or writer of any process writes while it
                     // lives; the guard keeps view and hold together.
@@ -212,7 +207,7 @@ macro_rules! guarded {
                 }
 
                 #[allow(unsafe_code)]
-                fn writing(&self, wait: Wait) -> Result<WriteGuard<'_, T, D>> {
+                fn writing(&self, wait: Wait<'_>) -> Result<WriteGuard<'_, T, D>> {
                     let hold = self.hold(LockKind::Exclusive, ALL_CELLS, wait)?;
                     // SAFETY: the hold keeps all cells write-locked, so no other guard or claim of any process, thread or handle, this
                     // handle included, accesses the elements while it lives; the guard keeps view and hold together.

@@ -34,6 +34,8 @@ pub struct Draft<T, D> {
     memory: DraftSegment,
     layout: Layout<D>,
     keep_descriptor: bool,
+    /// The text of the description, if it is not that of the layout alone.
+    description: Option<String>,
     elements: PhantomData<T>,
 }
 
@@ -68,7 +70,7 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     ) -> Result<Self> {
         let new = if counted { DraftSegment::new_counted } else { DraftSegment::new };
         let memory = new(backend, layout.bytes::<T>(), options)?;
-        Ok(Self { memory, layout, keep_descriptor, elements: PhantomData })
+        Ok(Self::from_parts(memory, layout, keep_descriptor))
     }
 
     /// Returns the lengths of the axes.
@@ -146,16 +148,22 @@ impl<T: Element, D: Dimension> Draft<T, D> {
     }
 
     pub(crate) fn from_parts(memory: DraftSegment, layout: Layout<D>, keep_descriptor: bool) -> Self {
-        Self { memory, layout, keep_descriptor, elements: PhantomData }
+        Self { memory, layout, keep_descriptor, description: None, elements: PhantomData }
+    }
+
+    pub(crate) fn set_description(&mut self, text: Option<String>) {
+        self.description = text;
     }
 
     pub(crate) fn publish_as(self, location: Location, mode: Publish) -> Result<SharedArray<T, D>, IntoError<Self>> {
-        let Self { memory, layout, keep_descriptor, elements } = self;
+        let Self { memory, layout, keep_descriptor, description, elements } = self;
         let backend = memory.backend().clone();
-        let description = description::text_of::<T, D>(&layout);
-        match memory.publish(&location, mode, keep_descriptor, Some(description.as_bytes())) {
+        let text = description.clone().unwrap_or_else(|| description::text_of::<T, D>(&layout));
+        match memory.publish(&location, mode, keep_descriptor, Some(text.as_bytes())) {
             Ok(segment) => Ok(SharedArray::of(segment, Home { backend, location }, layout)),
-            Err((error, memory)) => Err(IntoError::new(error, Self { memory, layout, keep_descriptor, elements })),
+            Err((error, memory)) => {
+                Err(IntoError::new(error, Self { memory, layout, keep_descriptor, description, elements }))
+            }
         }
     }
 }

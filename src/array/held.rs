@@ -11,7 +11,6 @@ use super::{AttachOptions, Attachable, Element, view};
 use crate::backend::{Access, IntoLocation, Location};
 use crate::error::Result;
 use crate::os::LockKind;
-use crate::segment::locks::Wait;
 use crate::segment::{Attach, CountedSegment, Segment};
 
 /// The attached segment: a plain one, or a handle of a counted array.
@@ -105,15 +104,14 @@ macro_rules! held {
         #[allow(private_interfaces)] // see the trait
         impl<T: Element, D: Dimension> Attachable for $name<T, D> {
             fn how() -> Attach {
-                Attach { held: Some(($kind, Wait::Forever)), ..Attach::new($access) }
+                Attach { held: Some(($kind, None)), ..Attach::new($access) }
             }
         }
 
         impl<T: Element, D: Dimension> AttachOptions<$name<T, D>> {
             /// Waits for the lock for at most `limit`; not at all if it is zero. By default the wait has no limit.
             pub fn timeout(mut self, limit: Duration) -> Self {
-                let wait = if limit.is_zero() { Wait::No } else { Wait::For(limit) };
-                self.how.held = Some(($kind, wait));
+                self.how.held = Some(($kind, Some(limit)));
                 self
             }
 

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
 
 use super::layout::Layout;
-use super::{Draft, Element, SharedArray, description};
+use super::{Description, Draft, Element, SharedArray, description};
 use crate::backend::{Access, Directory, DraftOptions, IntoLocation, Pages, Publish, common_settings};
 use crate::error::{Error, IntoError, Result};
 use crate::segment::{Attach, Home, Segment};
@@ -79,13 +79,14 @@ pub struct CreateOptions<A> {
     pub(crate) mode: CreationMode,
     draft: DraftOptions,
     keep_descriptor: bool,
+    notes: Vec<(String, String)>,
     array: PhantomData<fn() -> A>,
 }
 
 // Not derived: a derived impl would require `A: Clone`, and arrays cannot be cloned.
 impl<A> Clone for CreateOptions<A> {
     fn clone(&self) -> Self {
-        Self { backend: self.backend.clone(), ..*self }
+        Self { backend: self.backend.clone(), notes: self.notes.clone(), ..*self }
     }
 }
 
@@ -99,7 +100,7 @@ impl<A: Creatable> CreateOptions<A> {
     /// Begins with the defaults: the default backend, mode 0600, all memory reserved at once, a name that must be free.
     pub fn new() -> Self {
         let (mode, draft) = (CreationMode::default(), DraftOptions::default());
-        Self { backend: None, mode, draft, keep_descriptor: false, array: PhantomData }
+        Self { backend: None, mode, draft, keep_descriptor: false, notes: Vec::new(), array: PhantomData }
     }
 
     common_settings! {
@@ -160,6 +161,7 @@ impl<A: Creatable> CreateOptions<A> {
     ) -> Result<A, E> {
         let home = Home::new(self.backend.as_ref(), location)?;
         let layout = Layout::new::<A::Element>(shape, home.location.as_str())?;
+        let description = self.described(&layout)?;
         let (sparse, keep_descriptor) = (self.draft.pages == Pages::Sparse, self.keep_descriptor);
         let open =
             || A::open_same(&home, &layout, Attach { sparse, keep_descriptor, ..Attach::new(Access::ReadWrite) });
@@ -174,6 +176,7 @@ impl<A: Creatable> CreateOptions<A> {
         }
         // The backend knows only its directory; the error shall name the array.
         let mut draft = self.draft(&home.backend, layout.clone()).map_err(|error| error.about(&home.location))?;
+        draft.set_description(description);
         fill(draft.view_mut())?;
         let mode = if self.mode == CreationMode::Replace { Publish::Replace } else { Publish::New };
         // With OpenOrCreate, publishing fails if another process created the name after the check above. Opening that array fails with
@@ -194,8 +197,32 @@ impl<A: Creatable> CreateOptions<A> {
         Err(Error::WouldBlock { location: home.location.to_string() }.into())
     }
 
+    /// Returns the text of the description, if it has notes.
+    fn described(&self, layout: &Layout<A::Dim>) -> Result<Option<String>> {
+        if self.notes.is_empty() {
+            return Ok(None);
+        }
+        let mut description = Description::new(A::Element::DTYPE, layout.dim.slice(), layout.order)?;
+        for (key, text) in &self.notes {
+            description = description.with_note(key, text)?;
+        }
+        Ok(Some(description.to_text()))
+    }
+
     pub(crate) fn draft(&self, backend: &Directory, layout: Layout<A::Dim>) -> Result<DraftOf<A>> {
         Draft::in_backend(backend.clone(), layout, A::COUNTED, self.draft, self.keep_descriptor)
+    }
+}
+
+impl<T: Element, D: Dimension> CreateOptions<SharedArray<T, D>> {
+    /// Adds a note to the array's [description](super::Description), or replaces the one with this key. An array that is opened keeps
+    /// its own.
+    ///
+    /// The note is there when the name appears. Creating fails with [`InvalidSetting`](Error::InvalidSetting) for a malformed note; see
+    /// [`with_note`](super::Description::with_note).
+    pub fn note(mut self, key: &str, text: &str) -> Self {
+        self.notes.push((key.to_owned(), text.to_owned()));
+        self
     }
 }
 
@@ -349,7 +376,7 @@ impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
     /// The array is [read-only](SharedArray::is_readonly), and its reads see what other processes write. It is for code that may
     /// ignore that, such as a library in another language that gets the pointer of [`raw_view`](SharedArray::raw_view): a write
     /// through the pointer changes a copy of the page in this process, instead of ending the process with SIGSEGV. From then on this
-    /// attachment no longer sees changes of that page.
+    /// attachment no longer sees changes of that page. The copies take memory that is not reserved.
     pub fn copy_on_write(mut self) -> Self {
         self.how.access = Access::Read;
         self.how.copy_on_write = true;

@@ -162,7 +162,7 @@ impl<T: Element, D: Dimension> SharedArray<T, D> {
         self
     }
 
-    fn hold(&self, kind: LockKind, range: LockRange, wait: Wait) -> Result<Hold> {
+    fn hold(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
         self.segment.hold(&self.home, kind, range, wait)
     }
 

@@ -15,7 +15,6 @@ use crate::backend::{Access, Directory, Location};
 use crate::error::{Error, IntoError, Result};
 use crate::os;
 use crate::segment::Home;
-use crate::segment::locks::Wait;
 
 /// One array in the body of a message. wire.rs sends the descriptor that belongs to it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -232,7 +231,7 @@ impl ReceivedArray {
             }
             Way::FileDescriptor { .. } => {
                 let (file, home) = received.descriptor()?;
-                reader_of_descriptor(file, &home, Wait::Forever)
+                reader_of_descriptor(file, &home)
             }
             Way::Sealed {} => Err(unsupported("it is a frozen array; take it with frozen()")),
         })

@@ -111,7 +111,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
         self.memory.home()
     }
 
-    fn hold(&self, kind: LockKind, range: LockRange, wait: Wait) -> Result<Hold> {
+    fn hold(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
         self.memory.hold(kind, range, wait)
     }
 
@@ -283,7 +283,7 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 
     fn reader(&self) -> Result<ArrayReader<T, D>> {
         let file = self.memory.descriptor_to_send()?;
-        reader_of_descriptor(&file, self.home(), Wait::Forever)
+        reader_of_descriptor(&file, self.home())
     }
 
     /// Detaches, and reports errors. Dropping detaches too, and ignores them.
@@ -310,10 +310,9 @@ impl<T: Element, D: Dimension> RefcountedArray<T, D> {
 pub(super) fn reader_of_descriptor<T: Element, D: Dimension>(
     file: &std::fs::File,
     home: &Home,
-    wait: Wait,
 ) -> Result<ArrayReader<T, D>> {
     let how = Attach {
-        held: Some((LockKind::Shared, wait)),
+        held: Some((LockKind::Shared, None)),
         farewell: Some(manager_client::remind),
         ..Attach::new(Access::Read)
     };

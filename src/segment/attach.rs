@@ -46,8 +46,8 @@ pub(crate) struct Attach {
     pub(crate) copy_on_write: bool,
     /// How long to wait for other processes that read the end of the file or decide whether it is in use.
     pub(crate) patience: Duration,
-    /// Lock all cells through the mapping itself, for as long as it lives.
-    pub(crate) held: Option<(LockKind, Wait)>,
+    /// Lock all cells through the mapping itself, for as long as it lives. Waits at most this long, or without limit.
+    pub(crate) held: Option<(LockKind, Option<Duration>)>,
     /// Called when this handle leaves and only handles in flight keep the name.
     pub(crate) farewell: Option<Farewell>,
 }
@@ -132,8 +132,8 @@ pub(super) fn attach<S: Subject>(
     segment.guards_by_descriptor = how.keep_descriptor;
     os::step("attach: mapped");
     let mut memory = subject.enter(segment, &record, home, &how)?;
-    if let Some((kind, wait)) = how.held {
-        let now = memory.as_mut().hold_all(kind, wait, location)?;
+    if let Some((kind, limit)) = how.held {
+        let now = memory.as_mut().hold_all(kind, Wait::at_most(limit), location)?;
         if named && !is_named(&now, home)? {
             return Ok(None);
         }

@@ -305,7 +305,7 @@ impl CountedSegment {
     }
 
     /// Locks cells, on an open file description of their own.
-    pub(crate) fn hold(&self, kind: LockKind, range: LockRange, wait: Wait) -> Result<Hold> {
+    pub(crate) fn hold(&self, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
         let hold = self.segment.hold(&self.home, kind, range, wait);
         // Checked under the lock, which freezing takes too.
         match hold {

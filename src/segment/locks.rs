@@ -16,15 +16,41 @@ use crate::error::{Error, Result};
 use crate::os::{self, FileId, LockKind, LockRange};
 
 /// How long a request may wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wait<'a> {
     /// Not at all.
     No,
     /// This long.
     For(Duration),
+    /// This long, and while the caller wants to wait.
+    While(Duration, KeepWaiting<'a>),
     /// Until it is granted.
     Forever,
 }
+
+impl Wait<'_> {
+    /// Waits at most this long, or without limit.
+    pub(crate) fn at_most(limit: Option<Duration>) -> Self {
+        match limit {
+            None => Self::Forever,
+            Some(Duration::ZERO) => Self::No,
+            Some(limit) => Self::For(limit),
+        }
+    }
+}
+
+/// Called about ten times a second by a request that waits. Returns false to end the wait.
+#[derive(Clone, Copy)]
+pub(crate) struct KeepWaiting<'a>(pub(crate) &'a dyn Fn() -> bool);
+
+impl std::fmt::Debug for KeepWaiting<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("KeepWaiting").finish_non_exhaustive()
+    }
+}
+
+/// The time between two calls of `KeepWaiting`.
+const ASK: Duration = Duration::from_millis(100);
 
 /// How long a thread respects a gate that it finds closed whenever it looks. The writer may be stopped (SIGSTOP), and then
 /// never opens it. Longer than most reads, so that a living writer gets in before any reader that came after it.
@@ -106,9 +132,16 @@ fn record(id: FileId, kind: LockKind, range: LockRange) -> Token {
 ///
 /// [`Error::WouldBlock`], [`Error::TimedOut`] or, if the thread's own holds stand in the way of a wait without end,
 /// [`Error::WouldDeadlock`].
-pub(crate) fn take(file: &File, id: FileId, kind: LockKind, range: LockRange, wait: Wait, name: &str) -> Result<Token> {
+pub(crate) fn take(
+    file: &File,
+    id: FileId,
+    kind: LockKind,
+    range: LockRange,
+    wait: Wait<'_>,
+    name: &str,
+) -> Result<Token> {
     let own = own(id, kind, range);
-    if own == Standing::Conflicting && wait == Wait::Forever {
+    if own == Standing::Conflicting && matches!(wait, Wait::Forever) {
         return Err(Error::WouldDeadlock { location: name.to_owned() });
     }
     let gate = if own != Standing::Nothing {
@@ -124,11 +157,14 @@ pub(crate) fn take(file: &File, id: FileId, kind: LockKind, range: LockRange, wa
     let taken = match wait {
         Wait::Forever => request.until_granted().map(|()| true),
         Wait::No => request.at_once(),
-        Wait::For(limit) => request.within(limit),
+        Wait::For(limit) => request.within(limit, &|| true),
+        Wait::While(limit, keep_waiting) => request.within(limit, keep_waiting.0),
     };
     match (taken, wait) {
         (Ok(true), _) => Ok(record(id, kind, range)),
-        (Ok(false), Wait::For(waited)) => Err(Error::TimedOut { location: name.to_owned(), waited }),
+        (Ok(false), Wait::For(waited) | Wait::While(waited, _)) => {
+            Err(Error::TimedOut { location: name.to_owned(), waited })
+        }
         (Ok(false), _) => Err(Error::WouldBlock { location: name.to_owned() }),
         (Err(error), _) => Err(Error::os("lock", name, error)),
     }
@@ -175,12 +211,20 @@ impl LockRequest<'_> {
     }
 
     /// The kernel has no lock with a time limit: try again and again. A waiting writer keeps the gate meanwhile.
-    fn within(self, limit: Duration) -> std::io::Result<bool> {
+    fn within(self, limit: Duration, keep_waiting: &dyn Fn() -> bool) -> std::io::Result<bool> {
         let mut backoff = Backoff::new(limit);
         let mut has_gate = false;
+        let mut asked = Instant::now();
+        let mut goes_on = || {
+            if asked.elapsed() < ASK {
+                return true;
+            }
+            asked = Instant::now();
+            keep_waiting()
+        };
         loop {
             let taken = self.passes_gate(&mut has_gate)? && os::try_lock(self.file, self.kind, self.range)?;
-            if taken || !backoff.pause() {
+            if taken || !goes_on() || !backoff.pause() {
                 return self.open_gate(has_gate).map(|()| taken);
             }
         }
@@ -264,7 +308,7 @@ impl Hold {
         id: FileId,
         kind: LockKind,
         range: LockRange,
-        wait: Wait,
+        wait: Wait<'_>,
         name: &str,
     ) -> Result<Self> {
         let token = take(&file, id, kind, range, wait, name)?;

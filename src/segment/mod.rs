@@ -187,7 +187,7 @@ impl Segment {
     }
 
     /// Locks cells, on an open file description of their own.
-    pub(crate) fn hold(&self, home: &Home, kind: LockKind, range: LockRange, wait: Wait) -> Result<Hold> {
+    pub(crate) fn hold(&self, home: &Home, kind: LockKind, range: LockRange, wait: Wait<'_>) -> Result<Hold> {
         let access = match kind {
             LockKind::Exclusive if self.access == Access::Read => return Err(self.read_only(home)),
             LockKind::Exclusive => Access::ReadWrite,
@@ -217,7 +217,7 @@ impl Segment {
     }
 
     /// Locks all cells on the mapping's own description, for as long as the mapping lives. Returns the metadata read under the lock.
-    fn hold_all(&mut self, kind: LockKind, wait: Wait, location: &Location) -> Result<Facts> {
+    fn hold_all(&mut self, kind: LockKind, wait: Wait<'_>, location: &Location) -> Result<Facts> {
         let gone = || Error::Unlinked { location: location.to_string() };
         let file = self.descriptor.as_ref().map(|kept| &kept.file).ok_or_else(gone)?;
         self.held = Some(locks::take(file, self.id, kind, ALL_CELLS, wait, location.as_str())?);

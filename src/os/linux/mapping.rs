@@ -44,7 +44,9 @@ impl Mapping {
 
     /// Maps `length` bytes, at least one, from `offset` on, so that writing changes a copy of the page that only this process has.
     pub(crate) fn copy_on_write(file: &File, offset: u64, length: usize) -> io::Result<Self> {
-        Self::mapped(file, offset, length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        // Nothing is reserved: few pages are ever copied, and the file may be larger than the memory.
+        let sharing = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        Self::mapped(file, offset, length, ProtFlags::READ | ProtFlags::WRITE, sharing)
     }
 
     fn mapped(file: &File, offset: u64, length: usize, protection: ProtFlags, sharing: MapFlags) -> io::Result<Self> {

@@ -35,6 +35,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             memory_that_keeps_its_description_is_not_recycled,
             finished_renderbuffer_is_described_with_its_notes,
             notes_have_limits,
+            array_is_created_with_its_notes,
         ],
     )
 }
@@ -359,4 +360,19 @@ fn notes_have_limits(_place: &Place) {
     let replaced = plain().with_note("a", "1").unwrap().with_note("a", "2").unwrap();
     assert_eq!(replaced.notes().collect::<Vec<_>>(), [("a", "2")]);
     assert!(matches!(Description::new(DType::U64, &[usize::MAX, 2], Order::C), Err(Error::TooLarge { .. })));
+}
+
+fn array_is_created_with_its_notes(place: &Place) {
+    let name = place.location("noted");
+    let options = place.options::<u8, _>().note("unit", "nm").note("unit", "um").note("source", "here");
+    options.create(name.location(), (2, 3)).unwrap();
+    let found = place.backend.description(name.location()).unwrap();
+    assert_eq!(found.is_some(), place.describes());
+    if let Some(found) = found {
+        assert_eq!((found.shape(), found.note("unit"), found.note("source")), (&[2, 3][..], Some("um"), Some("here")));
+    }
+    let other = place.location("badly-noted");
+    let refused = place.options::<u8, _>().note("Unit", "nm").create(other.location(), 3);
+    assert!(matches!(refused.unwrap_err(), Error::InvalidSetting { .. }));
+    assert!(!place.has(&other));
 }

@@ -1,5 +1,6 @@
 //! Guards and held access, between threads and between processes: which excludes which, and until when.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
@@ -27,6 +28,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             held_access_lasts_as_long_as_the_value,
             lock_without_a_view_excludes_as_a_guard_does,
             lock_gives_up_when_its_caller_does,
+            waiting_lock_keeps_new_readers_out,
         ],
     )
 }
@@ -285,4 +287,34 @@ fn lock_gives_up_when_its_caller_does(place: &Place) {
     assert!(array.lock(Access::Read, None, || false).unwrap_err().is_would_block());
     child.kill();
     drop(array.lock(Access::Read, None, || true).unwrap());
+}
+
+fn waiting_lock_keeps_new_readers_out(place: &Place) {
+    let name = place.location("gate");
+    let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
+    let other = place.attach::<u8, _>().open(name.location(), 4).unwrap();
+    let mut child = Child::start(place, "hold-read", &[name.as_str()]);
+    child.expect("reading");
+    let asked = AtomicU32::new(0);
+    let relaxed = Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        let mut child = child; // dies before the scope waits for the writer, whatever fails here
+        let (array, asked) = (&array, &asked);
+        let writer = scope.spawn(move || {
+            array.lock(Access::ReadWrite, None, || {
+                asked.fetch_add(1, relaxed);
+                true
+            })
+        });
+        while asked.load(relaxed) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The writer waits. No reader gets in, before or after it asks again.
+        while asked.load(relaxed) < 4 {
+            assert!(other.try_read().unwrap_err().is_would_block());
+        }
+        child.kill();
+        drop(writer.join().unwrap().unwrap());
+    });
+    assert!(other.try_read().is_ok());
 }
