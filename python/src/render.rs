@@ -127,7 +127,7 @@ impl<T: Element> Painted for Slot<T> {
 
     fn discard(&self) -> Result<(), Refused> {
         let buffer = self.painting()?;
-        buffer.discard()?;
+        buffer.unlink()?;
         *self.state() = State::Discarded(buffer);
         Ok(())
     }

@@ -301,12 +301,24 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         }
     }
 
-    /// Removes the unfinished buffer. The next claim fails, here and in other painters. The memory is freed with the last attachment.
+    /// Removes the unfinished buffer. In other painters, the next claim fails.
     ///
     /// # Errors
     ///
     /// [`PermissionDenied`](Error::PermissionDenied): this user may not remove the files.
-    pub fn discard(&self) -> Result<()> {
+    pub fn discard(self) -> Result<()> {
+        self.unlink()
+    }
+
+    /// Removes the unfinished buffer as [`discard`](Self::discard) does, but stays attached: the memory is freed when this value and all
+    /// other attachments are dropped. The next claim fails, here too.
+    ///
+    /// It is for code that may still have pointers to the elements, such as bindings for another language.
+    ///
+    /// # Errors
+    ///
+    /// As [`discard`](Self::discard).
+    pub fn unlink(&self) -> Result<()> {
         // The ledger first: a payload without a ledger belongs to no buffer (see pair.rs).
         let payload = || self.pair.partial.unlink(self.pair.payload.id());
         self.pair.ledger.unlink().and_then(|_| payload()).map(drop).map_err(|error| error.about(&self.home.location))

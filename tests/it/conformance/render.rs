@@ -23,6 +23,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_claim_and_a_write_guard_exclude_each_other,
             whoever_clears_a_stale_ledger_spares_what_others_began_meanwhile,
             discarding_spares_what_others_began_meanwhile,
+            unlinked_buffer_keeps_its_memory_and_refuses_claims,
             beginning_what_others_finished_meanwhile_is_an_error_and_leaves_nothing,
             joining_a_sparse_buffer_leaves_it_sparse,
             many_chunks_are_claimed_past_a_slow_one,
@@ -191,6 +192,22 @@ fn discarding_spares_what_others_began_meanwhile(place: &Place) {
     let other = other.lock().unwrap().take().expect("began in between");
     assert!(matches!(other.claim_next().unwrap(), NextClaim::Chunk(_)));
     assert_eq!(buffer(place, &name).progress().done, 1);
+}
+
+fn unlinked_buffer_keeps_its_memory_and_refuses_claims(place: &Place) {
+    let name = place.location("unlinked");
+    let old = buffer(place, &name);
+    let NextClaim::Chunk(mut claim) = old.claim_next().unwrap() else { panic!("a free chunk") };
+    old.unlink().unwrap();
+    assert!(place.files_of(&name).is_empty());
+    claim.view_mut().fill(1); // mapped as before
+    drop(claim);
+    assert!(old.claim_next().unwrap_err().is_unlinked());
+    let new = buffer(place, &name);
+    old.unlink().unwrap();
+    assert!(matches!(new.claim_next().unwrap(), NextClaim::Chunk(_)), "a newer buffer is spared");
+    new.discard().unwrap();
+    assert!(place.files_of(&name).is_empty());
 }
 
 fn beginning_what_others_finished_meanwhile_is_an_error_and_leaves_nothing(place: &Place) {

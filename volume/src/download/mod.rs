@@ -361,7 +361,7 @@ impl DownloadRun<'_> {
                     Ok(array) => array,
                     Err(refused) => {
                         let (error, buffer) = refused.into_parts();
-                        self.leave(&buffer);
+                        self.leave(buffer);
                         return Err(error.into());
                     }
                 };
@@ -392,7 +392,7 @@ impl DownloadRun<'_> {
                 })
             }
             PaintOutcome::Stopped => {
-                self.leave(&buffer);
+                self.leave(buffer);
                 Err(Error::Interrupted { done, total })
             }
             // The server is gone, not the work: what it gave need not be asked for again.
@@ -400,11 +400,11 @@ impl DownloadRun<'_> {
                 Err(error)
             }
             PaintOutcome::Failed(error) => {
-                self.leave(&buffer);
+                self.leave(buffer);
                 Err(error)
             }
             PaintOutcome::Lost { report } if done == 0 => {
-                self.leave(&buffer);
+                self.leave(buffer);
                 Err(Error::Painting { report, done, total })
             }
             PaintOutcome::Lost { report } => Err(Error::Worker { report, done, total }),
@@ -412,7 +412,7 @@ impl DownloadRun<'_> {
     }
 
     /// Throws unfinished work away, unless it is to be kept.
-    fn leave<T: Element>(&self, buffer: &RenderBuffer<T, IxDyn>) {
+    fn leave<T: Element>(&self, buffer: RenderBuffer<T, IxDyn>) {
         if !self.keep_partial {
             // Why the download ended is the news, not that its remains could not be removed.
             let _remains = buffer.discard();
