@@ -12,7 +12,7 @@ use crate::percent::{decode, encode};
 use crate::random;
 #[cfg(feature = "channel")]
 use crate::segment::DROP_WAIT;
-use crate::segment::counts::{MOST_TICKETS, Ticket};
+use crate::segment::counts::{Counts, MOST_TICKETS, Ticket};
 use crate::segment::{Attach, CountedBy, CountedSegment, Home};
 
 /// The default grace time.
@@ -121,6 +121,39 @@ impl Handle {
         })
     }
 
+    /// Renews the handle: from now on it protects the array for `grace`, at most a week, and one process more can attach with it, or
+    /// any number if it is reusable. The text that stands for it stays the same.
+    ///
+    /// A sender that sends the same array again and again so needs one handle in the array's trailer, which has room for 128.
+    ///
+    /// Returns `false` if the handle was used up or revoked, if it has expired or is about to, or if the array was removed. Then a new
+    /// handle must be issued.
+    ///
+    /// ```
+    /// use ndarray_shm::counted::SharingStrategy;
+    /// use ndarray_shm::{CreateOptions, RefcountedArray};
+    ///
+    /// let array = CreateOptions::<RefcountedArray<u16, _>>::new().share(SharingStrategy::FileSystem, (2, 3))?;
+    /// let handle = array.handle()?;
+    /// assert!(handle.renew(std::time::Duration::from_secs(60))?); // for two receivers
+    /// assert_eq!(array.in_flight(), 1);
+    /// for _receiver in 0..2 {
+    ///     handle.attach::<u16, ndarray::Ix2>()?;
+    /// }
+    /// assert!(handle.attach::<u16, ndarray::Ix2>().is_err());
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PermissionDenied`](Error::PermissionDenied): this user may not open the file for writing.
+    pub fn renew(&self, grace: Duration) -> Result<bool> {
+        let renew = |counts: &Counts| counts.renew(self.ticket, grace, os::since_boot);
+        let (renewed, memory) = self.change(None, Attach::new(Access::Read), renew)?;
+        memory.map_or(Ok(()), CountedSegment::close)?;
+        Ok(renewed)
+    }
+
     /// Revokes the handle without waiting for long. If that fails, the handle expires.
     #[cfg(feature = "channel")]
     pub(super) fn give_up(&self, backend: Option<&Directory>) {
@@ -129,10 +162,20 @@ impl Handle {
     }
 
     fn revoke_in(&self, backend: Option<&Directory>, how: Attach) -> Result<(bool, Option<CountedSegment>)> {
+        self.change(backend, how, |counts| counts.revoke(self.ticket))
+    }
+
+    /// Attaches to the array, and changes its tickets. The result is that of `change`, or `false` if the array was removed.
+    fn change(
+        &self,
+        backend: Option<&Directory>,
+        how: Attach,
+        change: impl FnOnce(&Counts) -> bool,
+    ) -> Result<(bool, Option<CountedSegment>)> {
         let home = self.home(backend)?;
         let how = Attach { sparse: true, ..how };
         match CountedSegment::attach(&home, how, CountedBy::Array(self.id), |_| Ok(())) {
-            Ok((memory, ())) => Ok((memory.counts().revoke(self.ticket), Some(memory))),
+            Ok((memory, ())) => Ok((change(memory.counts()), Some(memory))),
             // No array has the name any more, or another array has it.
             Err(Error::NotFound { .. } | Error::Unlinked { .. } | Error::HandleSpent { .. }) => Ok((false, None)),
             Err(error) => Err(error),

@@ -43,6 +43,14 @@ const NAMED: u64 = 1 << 60;
 /// Set in the number of a ticket that may be used many times (a reusable handle).
 const MANY: u64 = 1 << 63;
 
+/// How often a ticket can be used beyond once, in its slot's number. 0 in the handle that names the ticket, and in that of a reusable
+/// one.
+const FURTHER_USES: u64 = 0x3fff << 48;
+const FURTHER_USE: u64 = 1 << 48;
+
+/// A ticket whose deadline is closer than this is not renewed, because another sender may be about to take its slot.
+const RENEWAL_MARGIN: Duration = Duration::from_secs(1);
+
 /// Set in the number of a ticket that is being issued. It stays set if the sender is killed meanwhile.
 const PENDING: u64 = 1 << 62;
 
@@ -77,7 +85,7 @@ impl Word for AtomicU64 {
     }
 }
 
-/// A ticket: its random number (0: the slot is free), and the deadline until which it protects the array.
+/// A ticket: its random number and how often it can be used (0: the slot is free), and the deadline until which it protects the array.
 #[repr(C)]
 #[derive(Debug)]
 struct TicketSlot<W> {
@@ -178,14 +186,19 @@ pub(crate) struct Ticket(u64);
 
 impl Ticket {
     /// Makes a ticket from a random number.
-    #[allow(clippy::cast_possible_truncation)] // any 62 bits will do
+    #[allow(clippy::cast_possible_truncation)] // any 48 bits will do
     pub(crate) fn new(random: u128, many: bool) -> Self {
-        let number = (random as u64 & !(MANY | PENDING)).max(1);
+        let number = (random as u64 & !(MANY | PENDING | FURTHER_USES)).max(1);
         Self(if many { number | MANY } else { number })
     }
 
     pub(crate) fn from_number(number: u64) -> Option<Self> {
-        is_ticket(number).then_some(Self(number))
+        (is_ticket(number) && number & FURTHER_USES == 0).then_some(Self(number))
+    }
+
+    /// Whether a slot's number is that of this ticket, however often it can still be used.
+    fn is_in(self, number: u64) -> bool {
+        number & !FURTHER_USES == self.0
     }
 
     pub(crate) fn number(self) -> u64 {
@@ -200,7 +213,7 @@ impl Ticket {
 
 /// Whether a slot's number is that of an issued ticket.
 fn is_ticket(number: u64) -> bool {
-    number & PENDING == 0 && number & !MANY != 0
+    number & PENDING == 0 && number & !(MANY | FURTHER_USES) != 0
 }
 
 impl fmt::Debug for Ticket {
@@ -230,6 +243,21 @@ fn deadline(now: Duration, grace: Duration) -> u64 {
 }
 
 impl<W: Word> TicketSlot<W> {
+    /// Changes the number of this slot while it is that of `ticket`. Returns `false` if it is another one, or if `change` refuses.
+    ///
+    /// Two receivers with the same ticket may both find the slot. Each exchange succeeds for one of them; the other one looks again.
+    fn update(&self, ticket: Ticket, change: impl Fn(u64) -> Option<u64>) -> bool {
+        let mut number = self.number.load();
+        while ticket.is_in(number) {
+            let Some(new) = change(number) else { return false };
+            match self.number.exchange(number, new) {
+                Ok(()) => return true,
+                Err(now) => number = now,
+            }
+        }
+        false
+    }
+
     /// Puts a ticket into this slot, if `may_take` allows it for the slot's number and for whether its deadline has
     /// passed.
     ///
@@ -354,16 +382,53 @@ impl<W: Word, const SLOTS: usize> Counts<W, SLOTS> {
         make(|number, _is_late| number == 0) || make(|_number, is_late| is_late)
     }
 
-    /// Uses a ticket up. Returns `false` if it was used before, revoked, or expired and replaced. The caller is attached.
-    pub(crate) fn redeem(&self, ticket: Ticket) -> bool {
-        let Some(slot) = self.slots.iter().find(|slot| slot.number.load() == ticket.0) else { return false };
-        // Two receivers with the same ticket may both find the slot. The exchange succeeds for one of them.
-        ticket.is_many() || slot.number.exchange(ticket.0, 0).is_ok()
+    /// Renews a ticket: it protects the array for `grace` from now, and it can be used once more, unless it is reusable anyway.
+    /// Returns `false` if it was used up, revoked, or is about to expire; then another one must be issued. The caller is attached.
+    ///
+    /// The deadline is changed before the use is added. So a use that is counted is protected, and a sender that is killed in
+    /// between has only moved the deadline.
+    ///
+    /// One interleaving could lose the ticket: sender B finds the old deadline passed, this call renews it, and B makes the number
+    /// pending. B's exchange of the deadline then fails, but the number is gone. Therefore the clock is read again at the end. If the
+    /// old deadline is still ahead, B has read its clock after the exchange, and finds the new deadline. The margin covers the time
+    /// that an exchange takes to become visible.
+    pub(crate) fn renew(&self, ticket: Ticket, grace: Duration, clock: impl Fn() -> Duration) -> bool {
+        let Some(slot) = self.slots.iter().find(|slot| ticket.is_in(slot.number.load())) else { return false };
+        let is_ahead = |until| remaining(until, clock()).is_some_and(|left| left >= RENEWAL_MARGIN);
+        let mut until = slot.until.load();
+        loop {
+            if !is_ahead(until) {
+                return false;
+            }
+            match slot.until.exchange(until, deadline(clock(), grace)) {
+                Ok(()) => break,
+                Err(now) => until = now, // another thread renews the same ticket
+            }
+        }
+        let added = slot.update(ticket, |number| match number & FURTHER_USES {
+            FURTHER_USES => None,
+            _ if ticket.is_many() => Some(number),
+            _ => Some(number + FURTHER_USE),
+        });
+        added && is_ahead(until)
     }
 
-    /// Revokes a ticket, reusable or not. Returns `false` if it does not exist any more.
+    /// Uses a ticket. Returns `false` if it was used up before, revoked, or expired and replaced. The caller is attached.
+    pub(crate) fn redeem(&self, ticket: Ticket) -> bool {
+        self.slots.iter().any(|slot| {
+            slot.update(ticket, |number| {
+                Some(match number & FURTHER_USES {
+                    _ if ticket.is_many() => number,
+                    0 => 0,
+                    _ => number - FURTHER_USE,
+                })
+            })
+        })
+    }
+
+    /// Revokes a ticket with all its uses, reusable or not. Returns `false` if it does not exist any more.
     pub(crate) fn revoke(&self, ticket: Ticket) -> bool {
-        self.slots.iter().any(|slot| slot.number.exchange(ticket.0, 0).is_ok())
+        self.slots.iter().any(|slot| slot.update(ticket, |_| Some(0)))
     }
 
     /// Returns how many tickets protect the array, and how long the last of them does so.

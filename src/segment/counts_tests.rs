@@ -111,6 +111,60 @@ fn reusable_ticket_works_until_revoked() {
 }
 
 #[test]
+fn renewed_ticket_can_be_used_once_more() {
+    let counts = plain();
+    let ticket = once(7);
+    assert!(counts.issue(ticket, NOW, GRACE));
+    let later = NOW + GRACE / 2;
+    for _ in 0..2 {
+        assert!(counts.renew(ticket, GRACE, || later));
+    }
+    assert_eq!(counts.in_flight(later), (1, GRACE), "three uses in one slot");
+    assert!(counts.redeem(ticket) && counts.redeem(ticket) && counts.redeem(ticket));
+    assert!(!counts.redeem(ticket) && !counts.renew(ticket, GRACE, || later), "it was used up");
+    assert_eq!(counts.release(later), Left::Nothing);
+}
+
+#[test]
+fn renewal_moves_a_deadline_in_both_directions() {
+    let counts = plain();
+    let ticket = Ticket::new(7, true);
+    assert!(counts.issue(ticket, NOW, GRACE));
+    assert!(counts.renew(ticket, 20 * GRACE, || NOW));
+    assert_eq!(counts.in_flight(NOW), (1, 20 * GRACE));
+    assert!(counts.renew(ticket, GRACE, || NOW));
+    assert_eq!(counts.in_flight(NOW), (1, GRACE));
+    assert!(counts.redeem(ticket) && counts.redeem(ticket));
+    assert!(counts.revoke(ticket) && !counts.renew(ticket, GRACE, || NOW));
+}
+
+#[test]
+fn ticket_about_to_expire_is_not_renewed() {
+    let counts = plain();
+    let ticket = once(7);
+    assert!(counts.issue(ticket, NOW, GRACE));
+    for left in [0, 1, 999] {
+        assert!(!counts.renew(ticket, GRACE, || NOW + GRACE - Duration::from_millis(left)), "{left} ms");
+    }
+    assert!(counts.renew(ticket, GRACE, || NOW + GRACE - RENEWAL_MARGIN));
+    // Stopped between its two looks at the clock, until after the deadline.
+    let clock = std::cell::Cell::new(NOW);
+    assert!(!counts.renew(ticket, GRACE, || clock.replace(NOW + 10 * GRACE)));
+}
+
+#[test]
+fn uses_of_a_ticket_are_limited() {
+    let counts = plain();
+    let ticket = once(7);
+    assert!(counts.issue(ticket, NOW, GRACE));
+    let most = FURTHER_USES / FURTHER_USE;
+    assert!((0..most).all(|_| counts.renew(ticket, GRACE, || NOW)));
+    assert!(!counts.renew(ticket, GRACE, || NOW));
+    assert!((0..=most).all(|_| counts.redeem(ticket)) && !counts.redeem(ticket));
+    assert!(Ticket::from_number(ticket.number() | FURTHER_USE).is_none());
+}
+
+#[test]
 fn tickets_are_limited_and_expired_ones_are_replaced() {
     let counts = plain();
     for number in 1..=MOST_TICKETS as u128 {
@@ -298,6 +352,39 @@ mod model {
             for (ticket, was_issued) in issued {
                 assert_eq!(counts.redeem(ticket), was_issued.unwrap_or(other), "{ticket:?}");
             }
+        });
+    }
+
+    #[test]
+    fn renewal_during_a_use_is_refused_or_gives_one_use_more() {
+        loom::model(|| {
+            let counts = shared();
+            let ticket = once(7);
+            assert!(counts.issue(ticket, NOW, GRACE));
+            let receiver = {
+                let counts = Arc::clone(&counts);
+                thread::spawn(move || counts.acquire().is_ok() && counts.redeem(ticket))
+            };
+            let is_renewed = counts.renew(ticket, GRACE, || NOW);
+            assert!(receiver.join().expect("it ends"));
+            assert_eq!(counts.redeem(ticket), is_renewed);
+            assert!(!counts.redeem(ticket));
+        });
+    }
+
+    #[test]
+    fn two_renewals_at_a_time_give_two_uses() {
+        loom::model(|| {
+            let counts = shared();
+            let ticket = once(7);
+            assert!(counts.issue(ticket, NOW, GRACE));
+            let renew = move |counts: &Counts<AtomicU64, 1>| counts.renew(ticket, GRACE, || NOW);
+            let other = {
+                let counts = Arc::clone(&counts);
+                thread::spawn(move || renew(&counts))
+            };
+            assert!(renew(&counts) && other.join().expect("it ends"));
+            assert!((0..3).all(|_| counts.redeem(ticket)) && !counts.redeem(ticket));
         });
     }
 

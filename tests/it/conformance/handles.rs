@@ -28,6 +28,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             a_handle_does_not_lead_to_another_array_of_the_name,
             a_handle_can_attach_in_every_way,
             what_is_no_handle_is_refused,
+            renewed_handle_admits_one_process_more_each_time,
         ],
     )
 }
@@ -278,4 +279,34 @@ fn what_is_no_handle_is_refused(place: &Place) {
         }
     }
     assert_eq!(array.refcount(), 1);
+}
+
+fn renewed_handle_admits_one_process_more_each_time(place: &Place) {
+    let name = place.location("renewed");
+    let mut sender = Holder::with(place, &name, "create 4");
+    let handle: Handle = sender.ask("handle 5000").parse().unwrap();
+    for _ in 0..2 {
+        assert!(handle.renew(Duration::from_secs(60)).unwrap());
+    }
+    let inspection = place.inspect(&name).unwrap();
+    assert_eq!((inspection.refcount, inspection.in_flight), (1, 1), "one ticket for three receivers");
+    // The renewed handle outlives its killed sender.
+    sender.0.kill();
+    let mut receivers = [(); 3].map(|()| Holder::with(place, &name, &format!("attach {handle}")));
+    assert_eq!(Holder::start(place, &name).ask(&format!("attach {handle}")), "HandleSpent");
+    assert!(!handle.renew(SHORT).unwrap(), "a handle that was used up is gone");
+    for receiver in &mut receivers {
+        assert_eq!(receiver.ask("drop"), "ok");
+    }
+    assert!(!place.has(&name), "the last receiver removes the name");
+    assert!(!handle.renew(SHORT).unwrap());
+
+    // A reusable handle: only its time changes.
+    let array = create(place, &name);
+    let reusable = array.handle_with(HandleOptions::new().reusable().grace(Duration::from_secs(60))).unwrap();
+    assert!(reusable.renew(Duration::from_secs(2)).unwrap());
+    assert_eq!(array.in_flight(), 1);
+    eventually("the shortened grace time ends", || array.in_flight() == 0);
+    assert!(attach(place, &reusable).is_ok() && attach(place, &reusable).is_ok());
+    assert!(!reusable.renew(SHORT).unwrap(), "an expired handle is not renewed");
 }
