@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use ndarray::{ArrayViewMut, Dimension, ShapeBuilder};
+use ndarray::{ArrayViewMut, Dimension, Ix1, ShapeBuilder};
 
 use super::layout::Layout;
 use super::{Description, Draft, Element, SharedArray, description};
@@ -368,9 +368,7 @@ impl<A: Creatable> AttachOptions<A> {
         self.how.keep_descriptor = keep;
         self
     }
-}
 
-impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
     /// Attaches for reading only, through a private copy-on-write mapping (`MAP_PRIVATE`). Overrides [`access`](Self::access).
     ///
     /// The array is [read-only](SharedArray::is_readonly), and its reads see what other processes write. It is for code that may
@@ -382,7 +380,9 @@ impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
         self.how.copy_on_write = true;
         self
     }
+}
 
+impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
     /// Attaches to the array of this name.
     ///
     /// # Errors
@@ -401,5 +401,38 @@ impl<T: Element, D: Dimension> AttachOptions<SharedArray<T, D>> {
     pub fn open_dyn(&self, location: impl IntoLocation) -> Result<SharedArray<T, D>> {
         let (segment, home, layout) = self.plain_dyn::<T, D>(location)?;
         Ok(SharedArray::of(segment, home, layout))
+    }
+}
+
+impl AttachOptions<SharedArray<u8, Ix1>> {
+    /// Attaches to all bytes of the plain array of this name, whatever its element type is, and returns its description, if it has one.
+    ///
+    /// For programs that learn the element type at run time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use ndarray_shm::{unlink, AttachOptions, DType, SharedArray};
+    ///
+    /// SharedArray::<f32, _>::create("bytes-example", (2, 5))?;
+    /// let (bytes, description) = AttachOptions::<SharedArray<u8, _>>::new().open_bytes("bytes-example")?;
+    /// assert_eq!(bytes.len(), 40);
+    /// assert!(description.is_none_or(|found| found.dtype() == DType::F32 && found.shape() == [2, 5]));
+    /// unlink("bytes-example")?;
+    /// # Ok::<(), ndarray_shm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`SharedArray::open`], except those of a mismatch.
+    pub fn open_bytes(&self, location: impl IntoLocation) -> Result<(SharedArray<u8, Ix1>, Option<Description>)> {
+        let home = Home::new(self.backend.as_ref(), location)?;
+        let check = |length: u64, text: Option<&[u8]>| {
+            let elements = usize::try_from(length).unwrap_or(usize::MAX); // too many elements: refused by the layout
+            let layout = Layout::new::<u8>(elements, home.location.as_str())?;
+            Ok((layout, text.and_then(Description::parse).filter(|found| found.bytes() == length)))
+        };
+        let (segment, (layout, description)) = Segment::attach_described(&home, self.how, check)?;
+        Ok((SharedArray::of(segment, home, layout), description))
     }
 }

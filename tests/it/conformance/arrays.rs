@@ -1,11 +1,12 @@
 //! Arrays: create, draft, publish, open, sizes, orders, names, unlink, leases.
 
 use libtest_mimic::Trial;
-use ndarray::{Array3, IxDyn, ShapeBuilder};
+use ndarray::{Array3, Ix1, IxDyn, ShapeBuilder};
 use ndarray_shm::backend::{Backend, DirectoryEntry, Publish};
 use ndarray_shm::{Access, CreationMode, Draft, Element, Error, Location, Order, Pages, SharedArray};
 
 use crate::support::child::{Child, Role, say};
+use crate::support::counted::create;
 use crate::support::{Place, eventually};
 use crate::{for_every_element_type, tests};
 
@@ -32,6 +33,8 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             attached_is_asked_of_the_kernel,
             a_read_only_attachment_cannot_write,
             write_to_a_copy_on_write_attachment_stays_in_its_process,
+            copy_on_write_attachment_of_a_counted_array_is_counted,
+            bytes_are_attached_without_knowing_their_type,
             sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing,
         ],
     )
@@ -356,4 +359,45 @@ fn sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing(place: &Pla
     assert!(!full.is_sparse().unwrap());
     assert!(allocated() >= length as u64);
     assert_eq!(full.read().unwrap()[17], 5, "filling holes keeps what was written");
+}
+
+fn copy_on_write_attachment_of_a_counted_array_is_counted(place: &Place) {
+    let name = place.location("private-counted");
+    let array = create(place, &name);
+    array.write().unwrap().fill(3);
+    array.freeze().unwrap();
+    let private = place.attach_counted::<u32, Ix1>().copy_on_write().open(name.location()).unwrap();
+    assert!(private.is_readonly() && array.refcount() == 2);
+    // SAFETY: the mapping is private, and nothing borrows its elements meanwhile.
+    #[allow(unsafe_code)]
+    unsafe {
+        private.raw_view().as_ptr().cast_mut().write(9);
+    }
+    assert_eq!((private.view().unwrap()[0], private.view().unwrap()[1], array.view().unwrap()[0]), (9, 3, 3));
+    drop(array);
+    assert_eq!(private.refcount(), 1, "the trailer of a private mapping is shared");
+    drop(private);
+    assert!(!place.has(&name));
+}
+
+fn bytes_are_attached_without_knowing_their_type(place: &Place) {
+    let name = place.location("bytes");
+    let array = place.options::<u16, _>().create(name.location(), (2, 3).f()).unwrap();
+    array.write().unwrap().fill(0x0201);
+    let (bytes, description) = place.attach::<u8, Ix1>().open_bytes(name.location()).unwrap();
+    assert_eq!(bytes.read().unwrap().to_vec(), [1, 2].repeat(6));
+    assert_eq!(description.is_some(), place.backend.can_describe().unwrap());
+    if let Some(description) = description {
+        assert_eq!((description.shape(), description.order()), (&[2, 3][..], Order::F));
+        place.backend.clear_description(name.location()).unwrap();
+    }
+    assert!(place.attach::<u8, Ix1>().open_bytes(name.location()).unwrap().1.is_none());
+    array.unlink().unwrap();
+    place.options::<u16, _>().create(name.location(), 0).unwrap();
+    assert!(place.attach::<u8, Ix1>().open_bytes(name.location()).unwrap().0.is_empty());
+    // A counted array is not a plain one, and its trailer no elements.
+    let name = place.location("counted-bytes");
+    let _counted = create(place, &name);
+    let refused = place.attach::<u8, Ix1>().open_bytes(name.location()).unwrap_err();
+    assert!(matches!(refused, Error::Reserved { .. }), "{refused}");
 }
