@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from . import _core
+from . import _core, in_flight
 from ._array import Array
 from ._attach import create, from_array, open
 from ._core import attached, unlink
 from ._errors import (
     AlreadyExists,
+    HandleExpired,
     Incomplete,
     InUse,
     InvalidArgument,
@@ -32,6 +33,7 @@ from ._errors import (
     PaintError,
     PermissionDenied,
     TimedOut,
+    TooManyHandles,
     TooManyOpenFiles,
     Unlinked,
     Unsupported,
@@ -41,12 +43,14 @@ from ._errors import (
 )
 from ._guard import Guard, strict
 from ._render import Claim, RenderBuffer, paint
+from ._share import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy, share, share_zeros
 
 __all__ = [
     "AlreadyExists",
     "Array",
     "Claim",
     "Guard",
+    "HandleExpired",
     "InUse",
     "Incomplete",
     "InvalidArgument",
@@ -61,6 +65,7 @@ __all__ = [
     "PermissionDenied",
     "RenderBuffer",
     "TimedOut",
+    "TooManyHandles",
     "TooManyOpenFiles",
     "Unlinked",
     "Unsupported",
@@ -71,9 +76,15 @@ __all__ = [
     "create",
     "from_array",
     "gc",
+    "get_all_sharing_strategies",
+    "get_sharing_strategy",
+    "in_flight",
     "ls",
     "open",
     "paint",
+    "set_sharing_strategy",
+    "share",
+    "share_zeros",
     "strict",
     "unlink",
 ]
@@ -98,9 +109,10 @@ def ls() -> list[Listed]:
     return [Listed(name, size, dtype, None if lengths is None else tuple(lengths), order) for name, size, dtype, lengths, order in rows]
 
 
-def gc(dry_run: bool = False) -> list[str]:
+def gc(dry_run: bool = False, in_flight: bool = False) -> list[str]:
     """Remove the files that killed processes left in the default directory, and return their names.
 
-    Plain arrays stay: they are removed by `unlink` only. With `dry_run` nothing is removed.
+    Plain arrays stay: they are removed by `unlink` only. With `in_flight`, counted arrays that no process has are removed even if a pickle
+    of them could still be loaded. With `dry_run` nothing is removed.
     """
-    return _core.reclaim(dry_run)
+    return _core.reclaim(dry_run, in_flight)

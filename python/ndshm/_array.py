@@ -6,8 +6,8 @@ import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core
-from ._errors import NdshmError
+from . import _core, in_flight
+from ._errors import HandleExpired, NdshmError, NotFound, Unlinked
 from ._guard import Guard, require_numpy
 
 if TYPE_CHECKING:
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class Array(_core.RawArray):
-    """An n-dimensional array in shared memory, attached under a name.
+    """An n-dimensional array in shared memory.
 
-    `create`, `open` and `from_array` return one. The elements are in the file and nothing else, so that any program that can map a
-    file can read them.
+    `create`, `open` and `from_array` return a *plain* one: it has a name of your choice, which stays until it is removed with `unlink`.
+    The elements are in the file and nothing else, so that any program that can map a file can read them. `share` returns a *counted*
+    one, which its last user frees.
 
     Elements are reached under a lock that the kernel releases when a process dies::
 
@@ -28,7 +29,7 @@ class Array(_core.RawArray):
     ``numpy.asarray(array)`` and ``memoryview(array)`` give the same memory **without** a lock: the caller must know that nothing else
     writes. Memory that is exported stays attached until the last view of it is gone, also after `close`.
 
-    The name stays until it is removed with `unlink`.
+    A pickle of an array leads to the same memory, and not to a copy. `copy.copy` and ``array[...]`` copy the elements.
     """
 
     __slots__ = ()
@@ -106,7 +107,8 @@ class Array(_core.RawArray):
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ", read-only" if self.readonly else ""
-        return f"<ndshm.Array {self.name!r}: {self.dtype_name} {self.shape} order {self.order}{state}>"
+        kind = "counted" if self.is_counted else repr(self.name)
+        return f"<ndshm.Array {kind}: {self.dtype_name} {self.shape} order {self.order}{state}>"
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -122,9 +124,15 @@ class Array(_core.RawArray):
         return f"<table>{cells}</table>"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.is_counted:
+            return _receive, (_handle(self, True), _machine(), self.dtype_name)
         # A plain array is its name: the receiver attaches to the memory that has the name then.
         place = (os.fspath(self.directory), self.shape, self.dtype_name, self.order, self.readonly)
         return _attach_pickled, (self.name, _machine(), *place)
+
+    def __dask_tokenize__(self) -> tuple[str, ...]:
+        # Names of counted arrays are random numbers. Without this, dask would pickle the array to tell it from others.
+        return type(self).__name__, _machine(), os.fspath(self.directory), self.name or str(id(self))
 
     def __copy__(self) -> Any:
         return require_numpy("copying an array").array(self[...])
@@ -142,13 +150,53 @@ def _machine() -> str:
         return ""
 
 
+def _refuse_other_machine(machine: str, what: str) -> None:
+    if machine and (here := _machine()) and here != machine:
+        raise NdshmError(
+            f"{what} was pickled on another machine, or before this one was started: shared memory stays on its machine; "
+            "send a copy, numpy.array(x)"
+        )
+
+
 def _attach_pickled(
     name: str, machine: str, directory: str, shape: tuple[int, ...], dtype: str, order: str, readonly: bool
 ) -> Array:
-    if machine and (here := _machine()) and here != machine:
-        raise NdshmError(
-            f"the array `{name}` was pickled on another machine, or before this one was started: shared memory stays on its machine; "
-            "send a copy, numpy.array(x)"
-        )
+    _refuse_other_machine(machine, f"the array `{name}`")
     found = _core.open(name, lengths=list(shape), dtype=dtype, order=order, directory=directory, readonly=readonly)
     return Array(found)
+
+
+def _handle(array: Array, reusable: bool) -> str:
+    try:
+        return in_flight.issue(array, reusable)
+    except (NotFound, Unlinked) as error:
+        raise HandleExpired(
+            f"`{array.name}` cannot be sent any more: its name is gone, because the last process that was counted has ended. This process "
+            "inherited the memory by a fork and can only read it: send a copy, ndshm.share(array[...])"
+        ) from error
+
+
+def _receive(handle: str, machine: str, dtype: str) -> Array:
+    _refuse_other_machine(machine, "the array")
+    register_with_multiprocessing()  # it may be sent on
+    try:
+        return Array(_core.receive(handle, dtype))
+    except (HandleExpired, NotFound) as error:
+        raise HandleExpired(
+            "the pickled array is gone, or this pickle cannot be used any more. A pickle that multiprocessing made is loaded once; others "
+            f"are good for {in_flight.grace():.0f} seconds (NDSHM_PICKLE_GRACE), or as long as a process has the array. Keep the array in "
+            "the sender until the receiver has it, or pickle it again"
+        ) from error
+
+
+def register_with_multiprocessing() -> None:
+    """Let multiprocessing pickle counted arrays as handles that are used up by their receiver, which loads each pickle once."""
+    from multiprocessing.reduction import ForkingPickler
+
+    ForkingPickler.register(Array, _reduce_for_one)
+
+
+def _reduce_for_one(array: Array) -> Any:
+    if array.is_counted:
+        return _receive, (_handle(array, False), _machine(), array.dtype_name)
+    return array.__reduce__()

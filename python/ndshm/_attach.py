@@ -24,6 +24,14 @@ def lengths_of(shape: int | tuple[int, ...] | list[int]) -> list[int]:
     return [operator.index(length) for length in lengths]
 
 
+def contiguous(x: Any) -> tuple[Any, str, Any]:
+    """Return an array, the order in which it is to be shared, and its elements in that order as bytes, or None if it is empty."""
+    numpy = require_numpy("sharing a copy")
+    name_of(x.dtype)  # refuses types that cannot be viewed as bytes
+    order = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
+    return x, order, numpy.asarray(x, order=order).ravel(order="K").view("u1") if x.size else None
+
+
 def create(
     name: str,
     shape: int | tuple[int, ...] | list[int],
@@ -84,14 +92,11 @@ def from_array(name: str, x: Any, *, replace: bool = False, permissions: int = 0
     The name leads to the array only once all elements are there. The parameters and errors are those of `create`.
     """
     numpy = require_numpy("from_array")
-    x = numpy.asarray(x)
-    dtype = name_of(x.dtype)
-    order = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
-    source = numpy.asarray(x, order=order).ravel(order="K").view("u1") if x.size else None
+    x, order, source = contiguous(numpy.asarray(x))
     attachment = _core.create(
         name,
         list(x.shape),
-        dtype,
+        name_of(x.dtype),
         order,
         source=source,
         replace=replace,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "AlreadyExists",
+    "HandleExpired",
     "InUse",
     "Incomplete",
     "InvalidArgument",
@@ -20,6 +21,7 @@ __all__ = [
     "PaintError",
     "PermissionDenied",
     "TimedOut",
+    "TooManyHandles",
     "TooManyOpenFiles",
     "Unlinked",
     "Unsupported",
@@ -39,6 +41,10 @@ class NotFound(NdshmError, FileNotFoundError):
 
 class AlreadyExists(NdshmError, FileExistsError):
     """The name is taken."""
+
+
+class HandleExpired(NdshmError, FileNotFoundError):
+    """The pickle of a counted array came too late: it expired, was loaded before, or the array has gone."""
 
 
 class InvalidArgument(NdshmError, ValueError):
@@ -91,6 +97,10 @@ class TimedOut(NdshmError, TimeoutError):
 
 class PermissionDenied(NdshmError, PermissionError):
     """This user may not do that with the array, or it was opened read-only."""
+
+
+class TooManyHandles(NdshmError, RuntimeError):
+    """128 handles of a counted array are in flight."""
 
 
 class TooManyOpenFiles(NdshmError, OSError):

@@ -2,11 +2,12 @@
 
 use std::ffi::c_int;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ndarray_shm::counted::Reclaim;
-use ndarray_shm::{Access, CreationMode, Directory, Error, Order, default_backend};
+use ndarray_shm::counted::{HandleOptions, Reclaim};
+use ndarray_shm::{Access, CreationMode, Directory, Error, Order, Result, default_backend};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -17,6 +18,7 @@ use crate::errors::{exception, named};
 use crate::export::{self, Elements};
 use crate::guard::Lock;
 use crate::memory::{self, Creation, ElementType, Memory, Opening, Shape};
+use crate::shared::Counted;
 
 /// The maximum number of axes: numpy's.
 const MOST_AXES: usize = 64;
@@ -37,19 +39,80 @@ impl Attachment {
 #[pyclass(frozen, subclass, weakref, module = "ndshm._core")]
 pub(crate) struct RawArray {
     /// `None` after `close`.
-    memory: Mutex<Option<Arc<dyn Memory>>>,
+    attached: Mutex<Option<Attached>>,
     shape: Shape,
+    /// The name and directory when the array was attached.
     name: String,
     directory: PathBuf,
-    readonly: bool,
+}
+
+/// The memory of an array, and in which process it was attached.
+struct Attached {
+    memory: Arc<dyn Memory>,
+    /// The value of `FORKS` then.
+    forks: u32,
+    /// Whether the mapping is a private one of a frozen array.
+    private: bool,
+}
+
+/// How often this process and its ancestors were forked children. It tells a process from its parent without a system call.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Tells that this process is a forked child.
+#[pyfunction]
+pub(crate) fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Attached {
+    fn new(memory: Arc<dyn Memory>) -> Self {
+        Self { memory, forks: FORKS.load(Ordering::Relaxed), private: false }
+    }
+
+    /// Attaches anew where the memory calls for it.
+    ///
+    /// A forked child is not counted, so it attaches to a counted array for itself. If that fails, because the name has gone, the
+    /// inherited mapping stays, which can be read but not sent. (A plain array's lease belongs to its mappings, the inherited one too.)
+    ///
+    /// A frozen array is exported through a private copy-on-write mapping, because libraries ignore that a buffer is read-only.
+    fn refresh(&mut self) {
+        let Some(counted) = self.memory.counted() else { return };
+        let forks = FORKS.load(Ordering::Relaxed);
+        let private = counted.is_frozen();
+        if self.forks == forks && self.private == private {
+            return;
+        }
+        let fresh = if private { counted.private() } else { counted.again() };
+        let memory = fresh.unwrap_or_else(|_| Arc::clone(&self.memory));
+        *self = Self { memory, forks, private };
+    }
 }
 
 impl RawArray {
+    fn attached(&self) -> MutexGuard<'_, Option<Attached>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn memory(&self) -> PyResult<Arc<dyn Memory>> {
-        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        memory.clone().ok_or_else(|| {
+        let mut attached = self.attached();
+        let attached = attached.as_mut().ok_or_else(|| {
             PyValueError::new_err(format!("`{}` is closed: open it again with ndshm.open({:?})", self.name, self.name))
-        })
+        })?;
+        attached.refresh();
+        Ok(Arc::clone(&attached.memory))
+    }
+
+    /// Runs a method of a counted array without the interpreter's lock.
+    fn counted<R: Send>(&self, py: Python<'_>, run: impl FnOnce(&dyn Counted) -> Result<R> + Send) -> PyResult<R> {
+        let memory = self.memory()?;
+        let answer = py.detach(|| match memory.counted() {
+            Some(counted) => run(counted),
+            None => {
+                let what = "only arrays from ndshm.share are counted and can do this";
+                Err(Error::Unsupported { location: memory.name().to_owned(), what: what.into() })
+            }
+        });
+        answer.map_err(|error| exception(py, &error))
     }
 }
 
@@ -61,8 +124,7 @@ impl RawArray {
         let (memory, shape) =
             content.ok_or_else(|| PyValueError::new_err("this attachment belongs to another array"))?;
         let (name, directory) = (memory.name().to_owned(), memory.directory().path().to_owned());
-        let readonly = memory.is_readonly();
-        Ok(Self { memory: Mutex::new(Some(memory)), shape, name, directory, readonly })
+        Ok(Self { attached: Mutex::new(Some(Attached::new(memory))), shape, name, directory })
     }
 
     #[getter]
@@ -86,9 +148,10 @@ impl RawArray {
         self.shape.order_name()
     }
 
+    /// The name. Empty while a counted array has none.
     #[getter]
-    fn name(&self) -> &str {
-        &self.name
+    fn name(&self) -> String {
+        self.attached().as_ref().map_or(&*self.name, |attached| attached.memory.name()).to_owned()
     }
 
     #[getter]
@@ -111,20 +174,53 @@ impl RawArray {
         self.shape.element.dtype.size()
     }
 
+    /// Whether the elements can only be read. A frozen array is, from the moment at which it was frozen.
     #[getter]
     fn readonly(&self) -> bool {
-        self.readonly
+        self.attached().as_ref().is_some_and(|attached| {
+            attached.memory.is_readonly() || attached.memory.counted().is_some_and(Counted::is_frozen)
+        })
     }
 
     #[getter]
     fn closed(&self) -> bool {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.attached().is_none()
+    }
+
+    /// Whether the array is counted.
+    #[getter]
+    fn is_counted(&self) -> bool {
+        self.attached().as_ref().is_some_and(|attached| attached.memory.counted().is_some())
     }
 
     /// Detaches. Memory that is still exported stays attached until the exports end.
     fn close(&self, py: Python<'_>) {
-        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(memory));
+        let attached = self.attached().take();
+        py.detach(|| drop(attached));
+    }
+
+    /// The number of attached handles of a counted array, in all processes.
+    #[getter]
+    fn refcount(&self, py: Python<'_>) -> PyResult<u32> {
+        self.counted(py, |counted| Ok(counted.refcount()))
+    }
+
+    /// The number of handles of a counted array that are in flight.
+    #[getter]
+    fn in_flight(&self, py: Python<'_>) -> PyResult<usize> {
+        self.counted(py, |counted| Ok(counted.in_flight()))
+    }
+
+    /// Waits for all guards of a counted array, and forbids writing to it for ever.
+    fn freeze(&self, py: Python<'_>) -> PyResult<()> {
+        self.counted(py, |counted| counted.freeze())
+    }
+
+    /// Issues a handle of a counted array, which keeps the array for `grace` seconds.
+    fn issue(&self, py: Python<'_>, reusable: bool, grace: f64) -> PyResult<String> {
+        let options = HandleOptions::new().grace(seconds(grace)?);
+        let options = if reusable { options.reusable() } else { options };
+        self.counted(py, |counted| Ok(counted.issue(options)?.to_string()))
     }
 
     /// Removes the name, and returns whether it still led to this array.
@@ -194,7 +290,7 @@ impl RawArray {
         let memory = this.memory().map_err(|closed| PyBufferError::new_err(closed.to_string()))?;
         let elements = Elements::of(&memory, &this.shape);
         // SAFETY: the interpreter calls this with a buffer to fill, and `__releasebuffer__` releases it.
-        unsafe { export::fill(view, flags, slf.as_any(), &elements, this.readonly) }
+        unsafe { export::fill(view, flags, slf.as_any(), &elements, memory.is_readonly()) }
     }
 
     #[allow(unsafe_code)]
@@ -351,8 +447,8 @@ pub(crate) fn listing(
 
 /// Removes the names of orphans in the default directory, and returns them.
 #[pyfunction]
-pub(crate) fn reclaim(py: Python<'_>, dry_run: bool) -> PyResult<Vec<String>> {
-    let run = || Reclaim::new().dry_run(dry_run).run(&default_backend()?);
+pub(crate) fn reclaim(py: Python<'_>, dry_run: bool, in_flight: bool) -> PyResult<Vec<String>> {
+    let run = || Reclaim::new().dry_run(dry_run).in_flight(in_flight).run(&default_backend()?);
     let found = py.detach(run).map_err(|error: Error| exception(py, &error))?;
     Ok(found.removed.into_iter().map(|removed| removed.name).collect())
 }

@@ -33,6 +33,8 @@ fn class_of(error: &Error) -> &'static str {
         | Error::ShapeMismatch { .. }
         | Error::Mismatch { .. } => "Mismatch",
         Error::Incomplete { .. } => "Incomplete",
+        Error::HandleSpent { .. } => "HandleExpired",
+        Error::TooManyHandles { .. } => "TooManyHandles",
         Error::NotDescribed { .. } => "NotDescribed",
         Error::Unlinked { .. } => "Unlinked",
         Error::WouldBlock { .. } => "WouldBlock",

@@ -1,7 +1,8 @@
 //! `ndshm._core`: the arrays of `ndarray-shm` for the Python package in `python/ndshm`.
 //!
-//! Memory of a type known at run time (`memory`), the class that Python's `Array` derives from (`array`), renderbuffers
-//! (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), and exceptions (`errors`). What can be written in Python is written there.
+//! Memory of a type known at run time (`memory`), counted arrays (`shared`), the class that Python's `Array` derives from (`array`),
+//! renderbuffers (`render`), views that live as long as a lock (`guard`), the buffer protocol for both (`export`), DLPack (`dlpack`), and
+//! exceptions (`errors`). What can be written in Python is written there.
 
 mod array;
 mod dlpack;
@@ -10,15 +11,18 @@ mod export;
 mod guard;
 mod memory;
 mod render;
+mod shared;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use super::array::{Attachment, RawArray, attached, create, listing, open, reclaim, unlink};
+    use super::array::{Attachment, RawArray, attached, create, forked, listing, open, reclaim, unlink};
     #[pymodule_export]
     use super::guard::{Lock, View};
     #[pymodule_export]
     use super::render::{RawBuffer, RawClaim, join_render, render};
+    #[pymodule_export]
+    use super::shared::{receive, renew, revoke, share, strategies};
 }

@@ -4,12 +4,14 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ndarray::{IxDyn, ShapeBuilder};
+use ndarray::{Dimension, Ix1, IxDyn, ShapeBuilder};
 use ndarray_shm::array::{ArrayLock, Description, with_element};
 use ndarray_shm::{
     Access, AttachOptions, CreateOptions, CreationMode, DType, Directory, Element, Error, Order, Pages, Result,
     SharedArray, default_backend,
 };
+
+use crate::shared::Counted;
 
 /// What every attached array can do, whatever its elements are.
 pub(crate) trait Memory: Send + Sync {
@@ -25,9 +27,13 @@ pub(crate) trait Memory: Send + Sync {
         limit: Option<Duration>,
         keep_waiting: &mut dyn FnMut() -> bool,
     ) -> Result<ArrayLock>;
+    /// Returns the methods of a counted array, if it is one.
+    fn counted(&self) -> Option<&dyn Counted> {
+        None
+    }
 }
 
-impl<T: Element> Memory for SharedArray<T, IxDyn> {
+impl<T: Element, D: Dimension> Memory for SharedArray<T, D> {
     fn pointer(&self) -> *mut u8 {
         // Writing through the pointer of a read-only array changes a private copy: see `open`.
         self.raw_view().as_ptr().cast_mut().cast()
@@ -118,6 +124,11 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// Returns the layout in a description.
+    fn described(found: &Description) -> Self {
+        Self { element: ElementType::described(found), lengths: found.shape().to_vec(), order: found.order() }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.lengths.iter().product()
     }
@@ -202,7 +213,15 @@ pub(crate) struct Opening {
     pub(crate) reinterpret: bool,
 }
 
-/// Opens an array. What is `None` is taken from its description.
+impl Opening {
+    fn options<T: Element, D: Dimension>(&self, directory: Directory) -> AttachOptions<SharedArray<T, D>> {
+        let options = AttachOptions::<SharedArray<T, D>>::new().backend(directory).reinterpret(self.reinterpret);
+        let options = if self.readonly { options.copy_on_write() } else { options };
+        options.keep_fd(self.keep_fd)
+    }
+}
+
+/// Opens a plain array. What is `None` is taken from its description, which must agree with the rest.
 ///
 /// A read-only array is mapped copy-on-write: libraries that ignore that a buffer is read-only then change their own copy, instead of
 /// ending the process with SIGSEGV.
@@ -218,28 +237,28 @@ pub(crate) fn open(
         Some(directory) => directory,
         None => default_backend()?,
     };
-    // Read only where it is needed: it opens the file once more.
-    let described = if element.is_none() || lengths.is_none() { directory.description(name)? } else { None };
-    let missing = || Error::NotDescribed { location: name.to_owned() };
-    let element = match (element, &described) {
-        (Some(element), _) => element,
-        (None, Some(found)) => ElementType::described(found),
-        (None, None) => return Err(missing()),
-    };
-    let lengths = match (lengths, &described) {
-        (Some(lengths), _) => lengths,
-        (None, Some(found)) => found.shape().to_vec(),
-        (None, None) => return Err(missing()),
-    };
-    let order = order.or_else(|| described.as_ref().map(Description::order)).unwrap_or(Order::C);
-    let shape = Shape { element, lengths, order };
-    let dimensions = IxDyn(&shape.lengths).set_f(order == Order::F);
-    let memory: Arc<dyn Memory> = with_element!(element.dtype, T => {
-        let mut options = AttachOptions::<SharedArray<T, IxDyn>>::new().backend(directory).reinterpret(how.reinterpret);
-        if how.readonly {
-            options = options.copy_on_write();
+    if element.is_none() && lengths.is_none() && order.is_none() {
+        let (array, description) = how.options::<u8, Ix1>(directory).open_bytes(name)?;
+        let found = description.ok_or_else(|| Error::NotDescribed { location: name.to_owned() })?;
+        return Ok((Arc::new(array), Shape::described(&found)));
+    }
+    let mut shape = match (element, lengths) {
+        (Some(element), Some(lengths)) => Shape { element, lengths, order: Order::C },
+        (element, lengths) => {
+            let found =
+                directory.description(name)?.ok_or_else(|| Error::NotDescribed { location: name.to_owned() })?;
+            let described = Shape::described(&found);
+            Shape {
+                element: element.unwrap_or(described.element),
+                lengths: lengths.unwrap_or(described.lengths),
+                order: described.order,
+            }
         }
-        Arc::new(options.keep_fd(how.keep_fd).open(name, dimensions)?)
+    };
+    shape.order = order.unwrap_or(shape.order);
+    let dimensions = IxDyn(&shape.lengths).set_f(shape.order == Order::F);
+    let memory: Arc<dyn Memory> = with_element!(shape.element.dtype, T => {
+        Arc::new(how.options::<T, IxDyn>(directory).open(name, dimensions)?)
     }, else => unreachable!("all features of elements are enabled"));
     Ok((memory, shape))
 }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::os::{self, LockKind};
 use crate::segment::footer::Kind;
 use crate::segment::trailer::PAGE;
-use crate::segment::{Home, Verdict, has_name, is_leased, pin, reclaim_if_orphaned};
+use crate::segment::{Home, Tickets, Verdict, has_name, is_leased, pin, reclaim_unused};
 
 /// Minimum age of a draft to be removed. A younger draft without a lease may have a living creator that has not taken the lease yet.
 const DRAFT_AGE: Duration = Duration::from_secs(60);
@@ -32,6 +32,7 @@ const DRAFT_AGE: Duration = Duration::from_secs(60);
 #[must_use = "nothing is done until `run` is called"]
 pub struct Reclaim {
     dry_run: bool,
+    in_flight: bool,
     older_than: Duration,
 }
 
@@ -115,6 +116,12 @@ impl Reclaim {
         self
     }
 
+    /// Chooses whether to also remove the arrays that only handles in flight protect. Attaching with such a handle then fails.
+    pub fn in_flight(mut self, in_flight: bool) -> Self {
+        self.in_flight = in_flight;
+        self
+    }
+
     /// Leaves files alone that were created or changed within this time.
     pub fn older_than(mut self, age: Duration) -> Self {
         self.older_than = age;
@@ -170,7 +177,8 @@ impl Reclaim {
     ) -> Result<Option<RemovedKind>> {
         let Ok(location) = Location::new(&entry.name) else { return Ok(None) };
         let home = Home { backend: backend.clone(), location };
-        match reclaim_if_orphaned(&home, Some(entry.id), !self.dry_run)? {
+        let tickets = if self.in_flight { Tickets::Ignored } else { Tickets::Protect };
+        match reclaim_unused(&home, Some(entry.id), !self.dry_run, tickets)? {
             Verdict::Orphan(kind) => {
                 return Ok(Some(match kind {
                     Kind::Arena => RemovedKind::Arena,

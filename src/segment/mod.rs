@@ -34,7 +34,7 @@ pub(crate) use self::locks::Turn;
 use self::locks::{Hold, Token, Wait};
 use self::mapping::{map, map_length};
 pub(crate) use self::plain::Expect;
-pub(crate) use self::reclaim::{Verdict, reclaim_if_orphaned};
+pub(crate) use self::reclaim::{Tickets, Verdict, reclaim_if_orphaned, reclaim_unused};
 pub(crate) use self::recycle::{is_possible as can_recycle, recycle};
 use crate::backend::lock_space::{ALL_CELLS, COUNTED, LEASE};
 use crate::backend::{Access, Backend, Directory, IntoLocation, Location, PageUse};

@@ -30,16 +30,28 @@ pub(crate) enum Verdict {
     Orphan(Kind),
 }
 
+/// Whether tickets protect an array without attachments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tickets {
+    Protect,
+    Ignored,
+}
+
 /// Finds out whether a counted array, or an arena, is still in use, and removes its name if it is not.
 ///
 /// With an `id`, only a name that leads to that file counts. Without `remove`, nothing is changed or locked.
 pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool) -> Result<Verdict> {
+    reclaim_unused(home, id, remove, Tickets::Protect)
+}
+
+/// Like [`reclaim_if_orphaned`], for callers that choose whether tickets protect an array.
+pub(crate) fn reclaim_unused(home: &Home, id: Option<FileId>, remove: bool, tickets: Tickets) -> Result<Verdict> {
     let open = |access| match home.backend.open(&home.location, access) {
         Err(Error::NotFound { .. } | Error::NotAnArray { .. }) => Ok(None),
         other => other.map(Some),
     };
     let Some(file) = open(Access::Read)? else { return Ok(Verdict::Gone) };
-    let (found, id) = judge(&file, id, home)?;
+    let (found, id) = judge(&file, id, home, tickets)?;
     if found != Verdict::Gone && is_leased(&file, &home.location)? {
         return Ok(Verdict::Attached);
     }
@@ -55,7 +67,7 @@ pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool)
     }
     let alone = Turn::of(alone, COUNTED);
     os::step("collect: alone");
-    let (found, _) = judge(&alone.file, Some(id), home)?;
+    let (found, _) = judge(&alone.file, Some(id), home, tickets)?;
     if !matches!(found, Verdict::Orphan(_)) {
         return Ok(found);
     }
@@ -69,7 +81,7 @@ pub(crate) fn reclaim_if_orphaned(home: &Home, id: Option<FileId>, remove: bool)
 }
 
 /// Returns what is to become of an array without attachments, and which file it is. With an `id`, only that file is judged.
-fn judge(file: &File, id: Option<FileId>, home: &Home) -> Result<(Verdict, FileId)> {
+fn judge(file: &File, id: Option<FileId>, home: &Home, tickets: Tickets) -> Result<(Verdict, FileId)> {
     let name = home.location.as_str();
     let facts = look(file, name)?;
     if id.is_some_and(|id| id != facts.id) {
@@ -83,7 +95,7 @@ fn judge(file: &File, id: Option<FileId>, home: &Home) -> Result<(Verdict, FileI
         Verdict::Orphan(trailer.kind) // the process of the last handle was killed before it could remove the name
     } else if trailer.state.is_kept() {
         Verdict::Kept
-    } else if let (1.., left) = in_flight {
+    } else if let (1.., left, Tickets::Protect) = (in_flight.0, in_flight.1, tickets) {
         Verdict::InFlight(left)
     } else {
         Verdict::Orphan(trailer.kind)

@@ -30,6 +30,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             what_was_made_a_moment_ago_can_be_left_alone,
             nothing_but_orphans_is_ever_reclaimed,
             old_drafts_of_the_dead_are_reclaimed_and_no_others,
+            arrays_in_flight_are_removed_on_request,
         ],
     )
 }
@@ -341,4 +342,20 @@ fn old_drafts_of_the_dead_are_reclaimed_and_no_others(place: &Place) {
     eventually("its maker is gone", || names(&dry_run(place).removed) == [hidden.as_str()]);
     assert_eq!(names(&place.reclaim().removed), [hidden.as_str()]);
     assert!(!path.exists());
+}
+
+fn arrays_in_flight_are_removed_on_request(place: &Place) {
+    let place = &place.private();
+    let name = place.location("in-flight");
+    let handle = create(place, &name).handle().unwrap();
+    let used = place.location("used");
+    let array = create(place, &used);
+    let _sent = array.handle().unwrap();
+    let reclaim = Reclaim::new().in_flight(true);
+    assert_eq!(place.reclaim().removed.len(), 0);
+    assert_eq!(reclaim.dry_run(true).run(&place.backend).unwrap().removed.len(), 1);
+    let removed = reclaim.run(&place.backend).unwrap().removed;
+    assert_eq!(removed.iter().map(|removed| removed.name.as_str()).collect::<Vec<_>>(), [name.as_str()]);
+    assert!(!place.has(&name) && place.has(&used), "an array in use stays");
+    assert!(place.attach_counted::<u32, Ix1>().attach(&handle).unwrap_err().is_not_found());
 }

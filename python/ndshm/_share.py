@@ -1,0 +1,106 @@
+"""Counted arrays: shared through any transport that pickles, and removed by their last user."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._array import Array, register_with_multiprocessing
+from ._attach import contiguous, lengths_of
+from ._dtypes import name_of
+from ._errors import InvalidArgument
+from ._guard import require_numpy
+
+if TYPE_CHECKING:
+    import numpy.typing
+
+_VARIABLE = "NDSHM_SHARING_STRATEGY"
+_DEFAULT = "file_system"
+_strategy: str | None = None
+
+
+def get_all_sharing_strategies() -> set[str]:
+    """Return the names of the strategies that this platform supports, as in ``torch.multiprocessing``."""
+    return set(_core.strategies())
+
+
+def get_sharing_strategy() -> str:
+    """Return the strategy of new arrays: the one that was set, else ``NDSHM_SHARING_STRATEGY``, else ``"file_system"``."""
+    return _strategy or _known(os.environ.get(_VARIABLE) or _DEFAULT, _VARIABLE)
+
+
+def set_sharing_strategy(strategy: str) -> None:
+    """Set the strategy of new arrays of this process. Arrays that exist keep theirs.
+
+    Parameters
+    ----------
+    strategy
+        ``"file_system"``: the array has a random name from the beginning, and keeps no descriptor open.
+
+        ``"file_descriptor"``: the array has no name and keeps a descriptor open, so that nothing can be left behind by a process that is
+        killed. Its first pickle gives it a name. Linux only.
+    """
+    global _strategy
+    _strategy = _known(strategy, "strategy")
+
+
+def _known(strategy: str, what: str) -> str:
+    if strategy not in get_all_sharing_strategies():
+        raise InvalidArgument(f"{what}={strategy!r}: give one of {', '.join(sorted(get_all_sharing_strategies()))}")
+    return strategy
+
+
+def share(x: Any, strategy: str | None = None) -> Array:
+    """Copy an array into shared memory, to be sent to other processes.
+
+    A pickle of the result is a handle of about 300 bytes; the receiver gets an array that is the same memory. It can be sent through
+    everything that pickles: multiprocessing, concurrent.futures, joblib, dask, ray. The array is counted: the last process that has it
+    frees it. No process has to unlink it, and what killed processes leave behind is found by `ndshm.gc`.
+
+    Fortran order is kept; every other order of axes becomes C.
+
+    Parameters
+    ----------
+    x
+        A numpy array, or anything that ``numpy.asarray`` accepts.
+    strategy
+        See `set_sharing_strategy`.
+
+    Raises
+    ------
+    NoSpace
+        There is not enough memory. Nothing was created.
+    InvalidArgument
+        The dtype cannot be shared, or the strategy is not known here.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> array = ndshm.share(numpy.arange(6).reshape(2, 3))
+    >>> import pickle
+    >>> same = pickle.loads(pickle.dumps(array))
+    >>> same[1, 2] = 7
+    >>> int(array[1, 2])
+    7
+    """
+    numpy = require_numpy("share")
+    x, order, source = contiguous(numpy.asarray(x))
+    strategy = get_sharing_strategy() if strategy is None else _known(strategy, "strategy")
+    return _shared(_core.share(list(x.shape), name_of(x.dtype), order, strategy, source=source))
+
+
+def share_zeros(
+    shape: int | tuple[int, ...] | list[int], dtype: numpy.typing.DTypeLike, order: str = "C", strategy: str | None = None
+) -> Array:
+    """Create a counted array of zeros. It is like the result of `share`, without a copy.
+
+    The parameters are those of `create` and `share`.
+    """
+    strategy = get_sharing_strategy() if strategy is None else _known(strategy, "strategy")
+    return _shared(_core.share(lengths_of(shape), name_of(dtype), order, strategy))
+
+
+def _shared(attachment: _core.Attachment) -> Array:
+    register_with_multiprocessing()
+    return Array(attachment)

@@ -1,0 +1,183 @@
+//! Counted arrays: shared with other processes by a handle, and removed by their last user.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ndarray::{IxDyn, ShapeBuilder};
+use ndarray_shm::array::{ArrayLock, with_element};
+use ndarray_shm::counted::{Handle, HandleOptions, SharingStrategy};
+use ndarray_shm::{Access, AttachOptions, CreateOptions, Directory, Element, Error, Order, RefcountedArray, Result};
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+
+use crate::array::{Attachment, lengths_of, order_of, seconds};
+use crate::errors::exception;
+use crate::memory::{ElementType, Memory, Shape};
+
+/// What a counted array can do beyond every attached array.
+pub(crate) trait Counted: Memory {
+    fn refcount(&self) -> u32;
+    fn in_flight(&self) -> usize;
+    /// Issues a handle. An array without a name gets its name first.
+    fn issue(&self, options: HandleOptions) -> Result<Handle>;
+    fn freeze(&self) -> Result<()>;
+    fn is_frozen(&self) -> bool;
+    /// Attaches once more, for example in a forked child, which is not counted.
+    fn again(&self) -> Result<Arc<dyn Memory>>;
+    /// Attaches once more through a private copy-on-write mapping.
+    fn private(&self) -> Result<Arc<dyn Memory>>;
+}
+
+impl<T: Element> Memory for RefcountedArray<T, IxDyn> {
+    fn pointer(&self) -> *mut u8 {
+        // Writing through the pointer of a frozen array changes a private copy: see `Counted::private`.
+        self.raw_view().as_ptr().cast_mut().cast()
+    }
+
+    fn name(&self) -> &str {
+        self.location().map_or("", |location| location.as_str())
+    }
+
+    fn directory(&self) -> &Directory {
+        self.backend()
+    }
+
+    fn is_readonly(&self) -> bool {
+        RefcountedArray::is_readonly(self)
+    }
+
+    fn unlink(&self) -> Result<bool> {
+        let (location, what) = (self.name().to_owned(), "the last process that has it removes its name");
+        Err(Error::Unsupported { location, what: what.into() })
+    }
+
+    fn lock(
+        &self,
+        access: Access,
+        limit: Option<Duration>,
+        keep_waiting: &mut dyn FnMut() -> bool,
+    ) -> Result<ArrayLock> {
+        RefcountedArray::lock(self, access, limit, keep_waiting)
+    }
+
+    fn counted(&self) -> Option<&dyn Counted> {
+        Some(self)
+    }
+}
+
+impl<T: Element> Counted for RefcountedArray<T, IxDyn> {
+    fn refcount(&self) -> u32 {
+        RefcountedArray::refcount(self)
+    }
+
+    fn in_flight(&self) -> usize {
+        RefcountedArray::in_flight(self)
+    }
+
+    fn issue(&self, options: HandleOptions) -> Result<Handle> {
+        if self.location().is_none() {
+            self.publish()?;
+        }
+        self.handle_with(options)
+    }
+
+    fn freeze(&self) -> Result<()> {
+        RefcountedArray::freeze(self)
+    }
+
+    fn is_frozen(&self) -> bool {
+        RefcountedArray::is_frozen(self)
+    }
+
+    fn again(&self) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(self.try_clone()?))
+    }
+
+    fn private(&self) -> Result<Arc<dyn Memory>> {
+        if self.location().is_none() {
+            self.publish()?;
+        }
+        let Some(location) = self.location() else {
+            let location = "(an array without a name)".to_owned();
+            return Err(Error::Unlinked { location });
+        };
+        let options = AttachOptions::<Self>::new().backend(self.backend().clone()).copy_on_write();
+        Ok(Arc::new(options.open(location.clone())?))
+    }
+}
+
+fn strategy_of(py: Python<'_>, strategy: &str) -> PyResult<SharingStrategy> {
+    strategy.parse().map_err(|error| exception(py, &error))
+}
+
+/// Returns the names of the strategies that this platform supports.
+#[pyfunction]
+pub(crate) fn strategies() -> Vec<&'static str> {
+    SharingStrategy::ALL.into_iter().filter(|one| one.is_supported()).map(SharingStrategy::as_str).collect()
+}
+
+/// Creates a counted array, of zeros or with the elements of `source`, a contiguous buffer in the same order.
+#[pyfunction]
+#[pyo3(signature = (lengths, dtype, order, strategy, *, source=None))]
+pub(crate) fn share(
+    py: Python<'_>,
+    lengths: Vec<usize>,
+    dtype: &str,
+    order: &str,
+    strategy: &str,
+    source: Option<PyBuffer<u8>>,
+) -> PyResult<Attachment> {
+    let element = ElementType::parse(dtype).map_err(|error| exception(py, &error))?;
+    let shape = Shape { element, lengths: lengths_of(py, lengths)?, order: order_of(order)? };
+    let strategy = strategy_of(py, strategy)?;
+    let created = match source {
+        // The interpreter stays locked while it copies, so that Python code does not change the source meanwhile.
+        Some(source) => {
+            let mut copied = Ok(());
+            let created = create(&shape, strategy, |bytes| copied = source.copy_to_slice(py, bytes));
+            copied.map(|()| created)?
+        }
+        None => py.detach(|| create(&shape, strategy, |_| {})),
+    };
+    created.map(|memory| Attachment::new(memory, shape)).map_err(|error| exception(py, &error))
+}
+
+fn create(shape: &Shape, strategy: SharingStrategy, fill: impl FnOnce(&mut [u8])) -> Result<Arc<dyn Memory>> {
+    let lengths = IxDyn(&shape.lengths).set_f(shape.order == Order::F);
+    with_element!(shape.element.dtype, T => {
+        let options = CreateOptions::<RefcountedArray<T, IxDyn>>::new();
+        let array = options.share_with(strategy, lengths, |mut view| {
+            if let Some(elements) = view.as_slice_memory_order_mut() {
+                fill(bytemuck::cast_slice_mut(elements)); // a new array is always contiguous
+            }
+        })?;
+        Ok(Arc::new(array))
+    }, else => unreachable!("all features of elements are enabled"))
+}
+
+/// Attaches to the array of a handle, which uses up one of its uses.
+#[pyfunction]
+pub(crate) fn receive(py: Python<'_>, handle: &str, dtype: &str) -> PyResult<Attachment> {
+    let received = || -> Result<Attachment> {
+        let (handle, element) = (handle.parse::<Handle>()?, ElementType::parse(dtype)?);
+        with_element!(element.dtype, T => {
+            let array = handle.attach::<T, IxDyn>()?;
+            let shape = Shape { element, lengths: array.shape().to_vec(), order: array.order() };
+            Ok(Attachment::new(Arc::new(array), shape))
+        }, else => unreachable!("all features of elements are enabled"))
+    };
+    py.detach(received).map_err(|error| exception(py, &error))
+}
+
+/// Sets the time for which a handle protects its array, and lets one process more use it. Returns whether the handle was still good.
+#[pyfunction]
+pub(crate) fn renew(py: Python<'_>, handle: &str, grace: f64) -> PyResult<bool> {
+    let grace = seconds(grace)?;
+    py.detach(|| handle.parse::<Handle>()?.renew(grace)).map_err(|error: Error| exception(py, &error))
+}
+
+/// Makes a handle useless, and returns whether it was still good.
+#[pyfunction]
+pub(crate) fn revoke(py: Python<'_>, handle: &str) -> PyResult<bool> {
+    py.detach(|| handle.parse::<Handle>()?.revoke()).map_err(|error: Error| exception(py, &error))
+}
