@@ -148,7 +148,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
             Ok(locked) => locked,
             Err(Error::WouldBlock { .. }) => return Ok(Claim::Busy),
             // The payload has lost its reserved name. If the chunk was finished since the first check, another process may have
-            // finished the whole buffer since: that is no error. Otherwise the buffer was discarded.
+            // finished the whole buffer: that is no error. Otherwise the buffer was discarded.
             Err(Error::Unlinked { .. }) if self.pair.ledger.is_done(index) => return Ok(Claim::Done),
             Err(error) => return Err(error),
         };
@@ -194,8 +194,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Claims any chunk. While all unfinished chunks are claimed, waits until one is released or all are finished.
     ///
-    /// Returns `Busy` when `limit` has passed. Commit or drop a claim before calling this: a thread that holds the last claim itself
-    /// would wait for itself.
+    /// Returns `Busy` when `limit` has passed. Commit or drop your claims before calling this: a thread that holds the last unfinished
+    /// chunk waits for itself.
     ///
     /// # Errors
     ///
@@ -251,8 +251,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Gives the complete array its public name, and removes the ledger.
     ///
-    /// Every worker may call this. If another one has named the array already, it returns the same array, as long as the array still
-    /// has that name.
+    /// Every worker may call this. If another worker has named the array already, `finish` returns the same array, as long as the array
+    /// still has that name.
     ///
     /// # Errors
     ///
@@ -311,9 +311,9 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     }
 
     /// Removes the unfinished buffer as [`discard`](Self::discard) does, but stays attached: the memory is freed when this value and all
-    /// other attachments are dropped. The next claim fails, here too.
+    /// other attachments are dropped. The next claim fails in every process, this one included.
     ///
-    /// It is for code that may still have pointers to the elements, such as bindings for another language.
+    /// For code that may still have pointers to the elements, such as bindings for another language.
     ///
     /// # Errors
     ///
