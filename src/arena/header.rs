@@ -24,7 +24,7 @@ use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
 use crate::segment::{DraftSegment, Home, Mark, Segment, Turn, reclaim_if_orphaned};
 
-/// Time limit for locks that members hold only for moments (RECOVER, SPANS). It passes only if a member is stopped while it holds one.
+/// Time limit for locks that members hold only for moments (RECOVER, SPANS). It passes only if the lock's holder is stopped.
 pub(super) const TURN_WAIT: Duration = Duration::from_secs(10);
 /// The same limit in a `Drop`, which must not wait long. Another process can reclaim what is left.
 pub(super) const DROP_WAIT: Duration = Duration::from_millis(100);
@@ -238,8 +238,8 @@ impl ArenaHeader {
 
     /// Notes that the spans before `end` may be used.
     ///
-    /// This comes before the change of the span's word. If the member is killed in between, the next process that reclaims only visits
-    /// a free span in vain. In the other order, that process would miss the dead member's holds.
+    /// This comes before the change of the span's word. If the member is killed in between, the next process that reclaims only
+    /// visits a free span in vain. In the other order, that process would miss the dead member's holds.
     pub(crate) fn touch(&self, end: u32) {
         if self.touched() < end {
             let _ = self.touched_word().map(|word| word.fetch_max(end.into(), Ordering::AcqRel));
@@ -365,8 +365,8 @@ impl ArenaHeader {
         Ok(message.slot)
     }
 
-    /// As [`receive`](Self::receive), but fails with [`RingRefusal::Deserted`] if the queue is empty and has lost its last registered
-    /// sender.
+    /// As [`receive`](Self::receive), but fails with [`RingRefusal::Deserted`] if the queue is empty and has lost its last
+    /// registered sender.
     pub(super) fn receive_until_deserted(&self, queue: u32) -> Result<u32, RingRefusal> {
         let words = self.queue_words(queue).ok_or(RingRefusal::Damaged)?;
         words.senders.receive(|| self.receive(queue))
@@ -374,8 +374,8 @@ impl ArenaHeader {
 
     /// Locks the number of registered senders that this process has for a queue.
     ///
-    /// The lock is held while the member's bit is set or cleared. Without it, a thread that drops the last sender could clear the bit
-    /// after another thread has registered a new one.
+    /// The lock is held while the member's bit is set or cleared. Without it, a thread that drops the last sender could clear the
+    /// bit after another thread has registered a new one.
     fn own_senders(&self, queue: u32) -> Option<MutexGuard<'_, usize>> {
         Some(self.senders.get(queue as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -437,7 +437,7 @@ impl ArenaHeader {
             self.segment = None;
             return Ok(());
         }
-        // If this fails, the seat's state stays. Its lock is released below, so the next process that reclaims treats it as a death.
+        // If this fails, the seat's state stays. Its lock is released below, so the next process that reclaims finds the seat dead.
         let settled = if self.seat < SEATS { self.give_up_seat(limit) } else { Ok(()) };
         self.mark = None;
         let Some(segment) = self.segment.take() else { return settled };

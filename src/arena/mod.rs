@@ -27,11 +27,11 @@
 //! | inspect an arena without joining it | [`inspect()`] |
 //! | lend memory that lies elsewhere | [`loans`] |
 //!
-//! Not for arrays that other programs open by name (numpy, CloudVolume): those are [`SharedArray`](crate::SharedArray)s. Not for more
-//! than 46 processes. All members trust one another: each of them can write to all of the memory.
+//! Not for arrays that other programs open by name (numpy, CloudVolume): those are [`SharedArray`](crate::SharedArray)s. Not for
+//! more than 46 processes. All members trust one another: each of them can write to all of the memory.
 //!
-//! Processes change shared state one word at a time, in an order that leaves a valid state after every step. So a process may be killed
-//! at any instruction, and there is no journal.
+//! Processes change shared state one word at a time, in an order that leaves a valid state after every step. So a process may be
+//! killed at any instruction, and there is no journal.
 
 mod array;
 mod blocks;
@@ -71,14 +71,14 @@ use crate::segment::footer::Kind;
 
 /// Many arrays in one segment and one mapping, for up to 46 processes.
 ///
-/// Creating, sharing, getting or releasing a small array takes well under a microsecond and no system call, descriptor or mapping: the
-/// kernel sees one file, however many arrays it holds. Each array has one bit for each process that holds it, and is free when the last
-/// bit is cleared. A process may be killed at any instruction: what it held is reclaimed by [`reclaim`](Self::reclaim), or by the next
-/// process that finds no free memory.
+/// Creating, sharing, getting or releasing a small array takes well under a microsecond and no system call, descriptor or mapping:
+/// the kernel sees one file, however many arrays it holds. Each array has one bit for each process that holds it, and is free when
+/// the last bit is cleared. A process may be killed at any instruction: what it held is reclaimed by [`reclaim`](Self::reclaim), or
+/// by the next process that finds no free memory.
 ///
 /// The last process that leaves the arena removes its name, unless the arena was created with [`keep`](ArenaOptions::keep). If all
-/// processes were killed, [`reclaim`](crate::counted::reclaim()) removes the name. A forked child is not a member: the values that it
-/// inherits return errors, and it has to open the arena again.
+/// processes were killed, [`reclaim`](crate::counted::reclaim()) removes the name. A forked child is not a member: the values that
+/// it inherits return errors, and it has to open the arena again.
 ///
 /// Cloning is cheap, and clones are the same member. This process leaves the arena when it drops the last clone, array and draft.
 ///
@@ -148,11 +148,12 @@ impl Arena {
     ///
     /// - [`NotFound`](Error::NotFound): no arena has the name, or its last member is just leaving.
     /// - [`TooManyProcesses`](Error::TooManyProcesses): 46 processes have it open already.
-    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this process while it
-    ///   forked.
+    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this process while
+    ///   it forked.
     /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): the file is not an arena.
     /// - [`Trailer`](Error::Trailer): its trailer is damaged.
-    /// - [`PermissionDenied`](Error::PermissionDenied): every member needs permission to write, because it counts its holds in the file.
+    /// - [`PermissionDenied`](Error::PermissionDenied): every member needs permission to write, because it counts its holds in the
+    ///   file.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         Self::open_in(&default_backend()?, location)
     }
@@ -261,8 +262,8 @@ impl Arena {
 
     /// Reclaims what dead processes held.
     ///
-    /// Calling it is optional: a process that finds no free memory reclaims as well. It takes a few system calls, and visits all arrays
-    /// if a process has died.
+    /// Calling it is optional: a process that finds no free memory reclaims as well. It takes a few system calls, and visits all
+    /// arrays if a process has died.
     ///
     /// # Errors
     ///
@@ -302,8 +303,8 @@ impl Arena {
         self.header.home.unlink(self.header.segment()?.id())
     }
 
-    /// Leaves the arena, and reports errors. Dropping leaves it too, and ignores them. If this process has clones or arrays, it leaves
-    /// with the last of them.
+    /// Leaves the arena, and reports errors. Dropping leaves it too, and ignores them. If this process has clones or arrays, it
+    /// leaves with the last of them.
     ///
     /// # Errors
     ///

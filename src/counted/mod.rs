@@ -1,7 +1,7 @@
 //! Reference-counted arrays, and the ways to send them to other processes.
 //!
-//! A [`RefcountedArray`] stores its own type and shape. The caller may choose its name, or leave it to this crate. The last handle to
-//! detach removes the name. If all attached processes were killed, [`reclaim()`], the [`manager`](crate::manager) or `ndshm gc`
+//! A [`RefcountedArray`] stores its own type and shape. The caller may choose its name, or leave it to this crate. The last handle
+//! to detach removes the name. If all attached processes were killed, [`reclaim()`], the [`manager`](crate::manager) or `ndshm gc`
 //! removes it.
 //!
 //! ```
