@@ -82,7 +82,7 @@ fn loose_spans_of_killed_member_are_freed() {
 }
 
 #[test]
-fn blocks_of_member_killed_while_freeing_a_span_are_freed() {
+fn span_of_killed_member_is_freed_after_reclaim() {
     let (_directory, one, two) = members();
     let area = one.cut_span(26, 0).expect("a free span");
     // The member has taken one of two blocks, and counts as dead: its seat is reclaimed below.
