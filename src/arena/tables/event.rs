@@ -1,4 +1,4 @@
-//! Events: sleeping on a word of shared memory (a futex) until another process wakes the sleepers. Any of the processes may be killed.
+//! Events: sleeping on a word of shared memory (a futex) until another process wakes the sleepers. Any process may be killed.
 //!
 //! ```text
 //! | turns: 31 bits | a process may sleep: 1 |
