@@ -206,7 +206,7 @@ impl Arena {
     /// let held = arena.draft::<u8, _>(50_000)?;
     /// assert!(arena.draft::<u8, _>(50_000).unwrap_err().is_no_space());
     /// std::thread::scope(|scope| {
-    ///     scope.spawn(|| drop(held)); // mostly in another process
+    ///     scope.spawn(|| drop(held)); // usually in another process
     ///     arena.draft_wait::<u8, _>(50_000, Duration::from_secs(60)).map(drop)
     /// })?;
     /// # Ok::<(), ndarray_shm::Error>(())
