@@ -81,7 +81,7 @@ macro_rules! handle {
 }
 
 handle! {
-    /// A 24-byte reference to an array in an arena, for any process that has the arena open.
+    /// A 24-byte reference to an array in an arena, for any member of the arena.
     ///
     /// It can also be written as one line of text. A handle does not keep the array: if no process holds the array when the handle
     /// is used, [`Arena::get`](crate::Arena::get) fails with [`HandleSpent`](Error::HandleSpent). It never leads to another array,
@@ -105,7 +105,7 @@ handle! {
 }
 
 handle! {
-    /// A 24-byte reference to one loan, for any process that has the counters open. It can also be written as one line of text.
+    /// A 24-byte reference to one loan, for any member of the counters. It can also be written as one line of text.
     ///
     /// It can be received once, by one receiver. Until then it keeps the memory, unless the producer ends or revokes it.
     /// [`Limbo`](crate::arena::loans::Limbo) has an example.

@@ -116,11 +116,11 @@ pub struct ArenaStats {
     pub arrays: usize,
     /// Of these, arrays that an orphaned message keeps.
     pub orphaned_messages: usize,
-    /// The processes that have the arena open, and how many arrays each holds.
+    /// The members, and how many arrays each holds.
     pub members: Vec<ArenaMember>,
 }
 
-/// A process that has an arena open.
+/// A member of an arena: a process that has opened it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArenaMember {
@@ -147,7 +147,7 @@ impl Arena {
     /// # Errors
     ///
     /// - [`NotFound`](Error::NotFound): no arena has the name, or its last member is just leaving.
-    /// - [`TooManyProcesses`](Error::TooManyProcesses): 46 processes have it open already.
+    /// - [`TooManyProcesses`](Error::TooManyProcesses): 46 processes are members already.
     /// - [`TimedOut`](Error::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this process while
     ///   it forked.
     /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): the file is not an arena.

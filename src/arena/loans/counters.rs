@@ -25,8 +25,8 @@ use crate::segment::footer::Kind;
 ///
 /// Memory that only its producer can free (GPU memory, a pinned buffer, a private mapping) is [lent](super::Limbo): each loan is a
 /// handle that one receiver takes over, holds, and releases. A count stays right when a process dies: the file has bits for what
-/// each process holds or has lent, and the next process that reclaims clears the bits of dead processes. The last process that has
-/// the file open removes its name.
+/// each process holds or has lent, and the next process that reclaims clears the bits of dead processes. The last process
+/// that leaves removes the file's name.
 ///
 /// Cloning is cheap, and clones are the same member.
 #[derive(Clone)]

@@ -101,7 +101,7 @@ impl<M: Memory> Limbo<M> {
     ///
     /// # Errors
     ///
-    /// The error gives the memory back. [`Unsupported`](Error::Unsupported): this is a forked child, which is no member of the
+    /// The error gives the memory back. [`Unsupported`](Error::Unsupported): this is a forked child, which is not a member of the
     /// counters. Otherwise those of [`reclaim`](Self::reclaim).
     pub fn lend(&self, memory: M) -> Result<LentMemory<M>, IntoError<M>> {
         let is_too_much = self.len() > self.inner.limit.load(Ordering::Relaxed);
