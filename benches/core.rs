@@ -1,9 +1,9 @@
-//! The cost of the core's operations, each beside its yardstick: the bare system calls or the bare copy.
+//! The cost of the core's operations, each compared with its yardstick: the bare system calls or the bare copy.
 //!
-//! Compare times within one group only. Quote medians, or ratios on a shared machine. Off Linux there are no yardsticks of system
-//! calls.
+//! Compare times within one group only. Quote medians, or ratios on a shared machine. Off Linux the groups have no system calls to
+//! compare with.
 
-#![allow(clippy::cast_precision_loss)] // small numbers become elements
+#![allow(clippy::cast_precision_loss)] // the elements are small numbers
 
 #[path = "yardstick/undescribed.rs"]
 mod undescribed;
@@ -21,7 +21,7 @@ use yardstick::calls;
 
 const BYTES: usize = 4096;
 
-/// Creating and removing an array of one page, beside the bare calls without and with the lock for the lease.
+/// Creating and removing an array of one page, compared with the bare calls without and with the lock for the lease.
 fn create(c: &mut Criterion) {
     let mut group = c.benchmark_group("create and unlink 4 KiB");
     #[cfg(target_os = "linux")]
@@ -45,7 +45,7 @@ fn create(c: &mut Criterion) {
     group.finish();
 }
 
-/// Attaching by name, beside open, map and close.
+/// Attaching by name, compared with open, map and close.
 fn attach(c: &mut Criterion) {
     let mut group = c.benchmark_group("attach 4 KiB");
     let _array = SharedArray::<u8, _>::create("bench-attach", BYTES).unwrap();
@@ -61,7 +61,7 @@ fn attach(c: &mut Criterion) {
     group.finish();
 }
 
-/// Creating and attaching an array with a description, beside the same without. The array is a plane of a volume, with two axes.
+/// Creating and attaching an array with and without a description. The array is a plane of a volume, with two axes.
 fn describe(c: &mut Criterion) {
     let mut group = c.benchmark_group("descriptions, 64 x 64");
     let described = default_backend().unwrap();
@@ -96,7 +96,7 @@ fn describe(c: &mut Criterion) {
     group.finish();
 }
 
-/// Taking and dropping guards and claims, beside open and close.
+/// Taking and dropping guards and claims, compared with open and close.
 fn guard(c: &mut Criterion) {
     let mut group = c.benchmark_group("take and drop");
     let array = SharedArray::<u8, _>::create("bench-guard", BYTES).unwrap();
@@ -116,7 +116,7 @@ fn guard(c: &mut Criterion) {
     group.finish();
 }
 
-/// Copying into an array, beside a copy between warm private buffers.
+/// Copying into an array, compared with a copy between warm private buffers.
 fn copy_in(c: &mut Criterion) {
     let mut group = c.benchmark_group("copy in");
     group.sample_size(10);
@@ -145,7 +145,7 @@ fn copy_in(c: &mut Criterion) {
     group.finish();
 }
 
-/// Asking how much room there is, which creating a large array does.
+/// Querying the available room, as creating a large array does.
 fn room(c: &mut Criterion) {
     let Ok(shm) = Directory::shm() else { return };
     c.bench_function("available room of /dev/shm and control groups", |b| b.iter(|| shm.available().unwrap()));

@@ -1,13 +1,13 @@
-//! The cost model: time against size, number of arrays, attachments and processes, each beside its yardstick.
+//! The cost model: time against size, number of arrays, attachments and processes, each compared with its yardstick.
 //!
 //! ```text
 //! scripts/bench cost            # up to 4 GiB, five minutes
 //! scripts/bench cost --quick    # does it work?
 //! ```
 //!
-//! Prints tables. `NDSHM_BENCH_JSON` names a file to which the same is written for `benches/report.py`.
+//! Prints tables. If `NDSHM_BENCH_JSON` names a file, the results are also written there, for `benches/report.py`.
 
-#![allow(clippy::cast_precision_loss)] // what is measured is less exact than a float
+#![allow(clippy::cast_precision_loss)] // measurements are less exact than a float
 
 #[path = "yardstick/mod.rs"]
 mod yardstick;
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 #[cfg(target_os = "linux")]
 use yardstick::calls;
 
-/// The environment variable that tells a child its work.
+/// The environment variable with the kind of work of a child process.
 const WORK: &str = "NDSHM_BENCH_WORK";
 const NAME: &str = "bench-cost";
 const GIB: usize = 1 << 30;
@@ -112,7 +112,7 @@ impl Plan {
         for bytes in &values {
             let mut times: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
             let (source, mut target) = (vec![1_u8; *bytes], vec![0_u8; *bytes]);
-            // Small arrays are too quick to be timed one by one.
+            // One small array is too quick to be timed.
             let batch = (1 << 20) / bytes.min(&(1 << 20));
             for _ in 0..self.repetitions {
                 for (place, time) in size_once(&source, &mut target, batch) {
@@ -186,7 +186,7 @@ impl Plan {
     }
 }
 
-/// Repeats an operation, and returns the microseconds of one.
+/// Repeats an operation, and returns the microseconds of one repetition.
 fn each(times: u32, mut what: impl FnMut()) -> f64 {
     let begin = Instant::now();
     (0..times).for_each(|_| what());
@@ -255,7 +255,7 @@ fn size_once(source: &[u8], target: &mut [u8], batch: usize) -> BTreeMap<(usize,
     times
 }
 
-/// Creates `count` arrays and attaches to each, all kept; then attaches to the same files with bare calls.
+/// Creates `count` arrays and attaches to each. All stay attached. Then attaches to the same files with bare system calls.
 fn numbers_once(count: usize) -> Vec<(usize, f64)> {
     let names: Vec<String> = (0..count).map(|index| format!("{NAME}-{index}")).collect();
     let begin = Instant::now();
@@ -280,7 +280,7 @@ fn numbers_once(count: usize) -> Vec<(usize, f64)> {
     times
 }
 
-/// Creates `count` arrays in an arena and gets each by its handle, all kept.
+/// Creates `count` arrays in an arena and gets each by its handle. All are kept.
 fn arena_once(count: usize) -> [(usize, f64); 2] {
     let arena = Arena::create(NAME, (count * 1536) as u64).expect("room");
     let begin = Instant::now();
@@ -293,7 +293,7 @@ fn arena_once(count: usize) -> [(usize, f64); 2] {
     times
 }
 
-/// A child that does one kind of work whenever it is told to.
+/// A child process that does one kind of work for each line that it gets.
 struct Worker {
     child: Child,
     answers: BufReader<std::process::ChildStdout>,
@@ -328,13 +328,14 @@ impl Drop for Worker {
     }
 }
 
-/// Lets all children work at once, and returns the median of their times.
+/// Lets all child processes work at the same time, and returns the median of their times.
 fn together(crew: &mut [Worker]) -> f64 {
     crew.iter_mut().for_each(Worker::tell);
     median(crew.iter_mut().map(Worker::answer).collect()).unwrap_or_default()
 }
 
-/// The child's side: prints the microseconds of one operation for every line of input; 0 where the platform lacks the operation.
+/// Runs in a child process. Prints the microseconds of one operation for every line of input, and 0 if the platform lacks the
+/// operation.
 fn work_along(work: &str) {
     const ROUNDS: u32 = 500;
     let array = SharedArray::<u8, _>::open(NAME, 1024).expect("it is there");

@@ -20,7 +20,7 @@ def text(x, y, words, anchor="start", kind=""):
 
 
 def bars(title, values, number):
-    """One bar for each (label, value, role); a logarithmic scale where values differ more than fiftyfold."""
+    """Draws one bar for each (label, value, role). The scale is logarithmic if values differ more than fiftyfold."""
     left, right, step = 260, WIDTH - 70, 22
     most, least = max(value for _, value, _ in values), min(value for _, value, _ in values)
     logarithmic = most / least > 50
@@ -40,7 +40,7 @@ def bars(title, values, number):
 
 
 def overview(rows, dark):
-    """How many times better than the best peer, for each (title, own value, times); on a logarithmic scale around 1."""
+    """Draws how many times better than the best peer each (title, own value, times) is, on a logarithmic scale around 1."""
     ink, paper, grid = ("#e2e8f0", "#0d1117", "#334155") if dark else ("#334155", "#ffffff", "#cbd5e1")
     width, left, right, top, step = 860, 330, 700, 56, 30
     low, high = 0.25, 128
@@ -92,7 +92,7 @@ def short(value, binary):
 
 
 def lines(title, x_name, unit, xs, series):
-    """One line for each series of {label, points}, on logarithmic axes; a point may be None."""
+    """Draws one line for each series of {label, points}, on logarithmic axes. A point may be None."""
     height, left, right, top = 380, 70, WIDTH - 20, 60
     bottom = height - 50
     points = [point for one in series for point in one["points"] if point]

@@ -1,12 +1,12 @@
-//! The round trip of a 1 MiB array from one process to another and back, beside bare shared words.
+//! The round trip of a 1 MiB array from one process to another and back, compared with bare words of shared memory.
 //!
 //! ```text
 //! cargo bench --bench queue
 //! ```
 //!
-//! Nothing is copied. The yardsticks are a word of shared memory that both processes poll (*spin*), and one on which they sleep with
-//! futex(2). Each table is one run: quote its ratios. The two processes run on one CPU or on one each. The tables show the median and the
-//! 99th percentile.
+//! Nothing is copied. The yardsticks are a word of shared memory that both processes poll (*spin*), and one on which they sleep
+//! with futex(2). Each table is one run: quote its ratios. The two processes share one CPU or have one each. The tables show the
+//! median and the 99th percentile.
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -24,7 +24,7 @@ mod linux {
 
     const ELEMENTS: usize = 1 << 18;
     const ARENA: &str = "bench-queue";
-    /// The environment variable with a process's part and its table.
+    /// The environment variable with the role of a process (near or far) and the number of its table.
     const PART: &str = "NDSHM_BENCH_PART";
 
     /// One table: how the processes wait, and on how many CPUs they run.
@@ -42,7 +42,7 @@ mod linux {
         Table { title: "waiting, two CPUs", is_polling: false, one_cpu: false, rounds: 20_000 },
     ];
 
-    /// Two words on cache lines of their own, which two processes set in turn.
+    /// Two words that two processes set in turn. Each word has a cache line of its own.
     struct Words(MmapRaw);
 
     impl Words {
@@ -79,7 +79,7 @@ mod linux {
                     return;
                 }
                 if sleeps {
-                    let _ = futex::wait(self.at(offset), futex::Flags::empty(), now, None); // the loop looks again
+                    let _ = futex::wait(self.at(offset), futex::Flags::empty(), now, None); // the loop checks again
                 } else {
                     hint::spin_loop();
                 }
@@ -157,8 +157,8 @@ mod linux {
         }
     }
 
-    /// Returns whether a yardstick belongs to a table: the spinning word to polling, the futex to waiting. On one CPU, spinning would
-    /// keep the other process from running.
+    /// Returns whether a yardstick belongs to a table: spinning belongs to polling, the futex to waiting. On one CPU, spinning
+    /// would keep the other process from running.
     fn is_measured(table: Table, sleeps: bool) -> bool {
         sleeps != table.is_polling
     }
@@ -200,7 +200,7 @@ mod linux {
 
     pub(super) fn main() {
         if let Ok(part) = std::env::var(PART) {
-            // If the parent is killed, this process would wait for ever.
+            // Without this, the process would wait for ever after its parent was killed.
             set_parent_process_death_signal(Some(Signal::KILL)).expect("prctl(2)");
             let (part, index) = part.split_once(' ').expect("two words");
             let index = index.parse().expect("a number");
@@ -222,5 +222,5 @@ fn main() {
     #[cfg(target_os = "linux")]
     linux::main();
     #[cfg(not(target_os = "linux"))]
-    println!("the yardsticks are Linux's");
+    println!("this benchmark runs on Linux only: its yardsticks are Linux system calls");
 }

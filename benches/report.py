@@ -24,14 +24,14 @@ def micro(seconds):
 
 
 def number(value):
-    """Three significant digits, and no exponent."""
+    """Formats a number with three significant digits and no exponent."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 class Topic:
-    """How a topic is shown: its title, its measure, and whether more or less is better."""
+    """How a topic is shown: its title, its unit, and whether more or less is better."""
 
     def __init__(self, title, unit, more, convert, key="seconds", source="", extra=()):
         self.title, self.unit, self.more, self.convert = title, unit, more, convert
@@ -86,7 +86,7 @@ def topics(results):
 
 
 def table(lines):
-    """Markdown with aligned columns; numbers to the right."""
+    """Returns a Markdown table with aligned columns, numbers to the right."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     numeric = [all(re.fullmatch(r"[\d.,% ]*", line[column]) for line in lines[1:]) for column in range(len(widths))]
 
@@ -118,7 +118,7 @@ def group_table(topic, rows):
 
 
 def shown(results, name):
-    """One topic: its title and a table for each group."""
+    """Returns a title and a table for each group of a topic."""
     topic = topics(results)[name]
     parts = []
     for group, rows in results["topics"][topic.source or name].items():
@@ -129,13 +129,13 @@ def shown(results, name):
 
 
 def topic(results, name):
-    """For the terminal: a topic, with the topics that were measured together with it."""
+    """Returns a topic as text for the terminal, with the topics that were measured together with it."""
     names = [name, *(other for other, found in topics(results).items() if found.source == name)]
     return "\n".join(f"\n{title}\n\n{body}" for each in names for title, body in shown(results, each))
 
 
 def overview(results):
-    """One line for each comparison, behind one of headings: the best peer, ours, and the limit."""
+    """Returns a line of headings and one line for each comparison: the best peer, this library, and the limit."""
     lines = [["", "best peer", "ndarray-shm", "times better", "limit", "of the limit"]]
     for name, topic in topics(results).items():
         for group, rows in results["topics"][topic.source or name].items():
@@ -159,7 +159,7 @@ def overview(results):
     return lines
 
 
-# What the lines of the overview are called in its picture.
+# The names of the overview's lines in its picture.
 SHORT = {
     "Create 1 GiB and fill it by copying, cold, 1 thread": "create and fill 1 GiB",
     "Create 1 GiB and fill it by copying, cold, 2 threads": "the same, 2 threads",
@@ -197,7 +197,7 @@ def heading(results):
 
 
 def costs(cost):
-    """The tables and plots of the cost model."""
+    """Yields the name, chart and table of each part of the cost model."""
     for name, chart in cost["charts"].items():
         lines = [[chart["x"], *(f"{series['label']}, {chart['unit']}" for series in chart["series"])]]
         for x, *points in zip(chart["values"], *(series["points"] for series in chart["series"])):

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo bench --features channel --bench share            # 4,000 arrays of 1,024 floats
-//! scripts/bench share                                     # and torch beside it, where Python has it
+//! scripts/bench share                                     # compared with torch, if Python has it
 //! ```
 
 use std::process::{Command, ExitCode};
@@ -16,10 +16,11 @@ const ARRAYS: usize = 4000;
 const ELEMENTS: usize = 1024;
 const ROUNDS: usize = 5;
 
-/// The environment variable that tells a child where to connect.
+/// The environment variable with the socket's path, for the child process.
 const PATH: &str = "NDSHM_BENCH_PATH";
 
-/// The other process: adds up the first elements of all arrays that arrive, and answers an empty message with the sum.
+/// Runs in the other process. Adds up the first elements of all arrays that arrive, and answers a message without arrays with the
+/// sum.
 fn receive() -> Result<()> {
     let path = std::env::var_os(PATH).unwrap_or_default();
     let channel = Channel::connect(path)?;
@@ -36,7 +37,7 @@ fn receive() -> Result<()> {
     }
 }
 
-/// Creates, sends and drops the arrays. Returns the time until the other process has dropped the last one, too.
+/// Creates, sends and drops the arrays. Returns the time until the other process has dropped the last one.
 fn send(channel: &Channel, strategy: SharingStrategy) -> Result<Duration> {
     let begin = Instant::now();
     for index in 0..ARRAYS {

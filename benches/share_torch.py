@@ -1,4 +1,4 @@
-"""The same as share.rs with torch.multiprocessing: arrays per second that one process creates, sends to another and drops."""
+"""As share.rs, with torch.multiprocessing: arrays per second that one process creates, sends to another and drops."""
 
 import sys
 import time

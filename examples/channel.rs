@@ -29,12 +29,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     channel.send("square", &[&array])?;
 
     let answer = channel.receive::<String>()?;
-    let [squares] = answer.arrays.try_into().map_err(|_| "the answer brings one array")?;
+    let [squares] = answer.arrays.try_into().map_err(|_| "the answer must contain one array")?;
     let squares = squares.attach::<u64, Ix1>()?;
     children.join()?;
 
     assert_eq!(squares.read()?[999], 999 * 999);
-    println!("the answer \"{}\" brought {} elements", answer.message, squares.len());
+    println!("the answer \"{}\" contained {} elements", answer.message, squares.len());
     Ok(()) // nothing to unlink: the arrays are freed with their last process, the socket is removed with the listener
 }
 
@@ -43,7 +43,7 @@ fn serve(context: &Context) -> Result<(), Box<dyn Error>> {
     let channel = Channel::connect(&context.arguments()[0])?;
     let request = channel.receive::<String>()?;
     for received in request.arrays {
-        println!("the request \"{}\" brought {} elements", request.message, received.shape()[0]);
+        println!("the request \"{}\" contained {} elements", request.message, received.shape()[0]);
         let array = received.attach::<u64, Ix1>()?;
         array.write()?.mapv_inplace(|element| element * element);
         channel.send("squared", &[&array])?; // the receiver of an array can send it on

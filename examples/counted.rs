@@ -38,9 +38,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} elements came back, {} process has them attached", array.len(), array.refcount());
 
     drop(array); // the last handle
-    let error = RefcountedArray::<u32, Ix1>::open(&name).expect_err("the name went with the last process");
+    let error = RefcountedArray::<u32, Ix1>::open(&name).expect_err("the last handle has removed the name");
     assert!(error.is_not_found());
-    println!("and now: {error}");
+    println!("after the last handle: {error}");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Shares an array in files instead of shared memory, the fallback, which works in the same way on every platform.
+//! Shares an array in a file instead of shared memory. This is the fallback, and works in the same way on every platform.
 //!
 //! ```sh
 //! cargo run --example emulated
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     child?;
     assert!(painted && !file.exists());
-    println!("a child process painted {}, which is gone now", file.display());
+    println!("a child process filled {}, which is removed now", file.display());
     Ok(())
 }
 

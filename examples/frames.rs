@@ -33,11 +33,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         writeln!(to_viewer, "{}", frame.location())?;
         let seen = from_viewer.next().ok_or("the viewer has ended")??;
         assert_eq!(seen, number.to_string());
-    } // `frame` loses its name, and its memory can be taken again once the viewer has detached
+    } // `frame` loses its name here, and the pool can take its memory again once the viewer has detached
     drop(to_viewer);
     viewer.join()?;
 
-    // Off Linux a process cannot find out whether others are attached, so each frame takes new memory.
+    // Off Linux a process cannot find out whether other processes are attached, so each frame takes new memory.
     let stats = pool.stats();
     assert!(stats.hits > 0 || cfg!(not(target_os = "linux")));
     println!("{FRAMES} frames: {} in new memory, {} in memory of an earlier frame", stats.misses, stats.hits);

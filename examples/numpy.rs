@@ -5,7 +5,7 @@
 //! cargo run --example numpy
 //! ```
 //!
-//! `NDSHM_TEST_PYTHON` names another Python interpreter than `python3`.
+//! `NDSHM_TEST_PYTHON` chooses a Python interpreter other than `python3`.
 
 use std::env;
 use std::error::Error;
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let python = env::var("NDSHM_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let found = Command::new(&python).args(["-c", "import numpy"]).output();
     if !found.is_ok_and(|output| output.status.success()) {
-        eprintln!("{python} cannot import numpy; this installs it: {python} -m pip install numpy");
+        eprintln!("{python} cannot import numpy; install it with: {python} -m pip install numpy");
         std::process::exit(1);
     }
 
@@ -34,13 +34,13 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // An array is a file (in /dev/shm on Linux) that holds the elements and nothing else.
     let path = array.backend().path().join(array.location().as_str());
-    // numpy takes no locks. So this process holds no guard meanwhile, and reads after Python has ended.
+    // numpy takes no locks. So this process holds no guard while Python runs, and reads after Python has ended.
     let status = Command::new(&python).args(["-c", PYTHON]).arg(&path).arg(array.dtype().as_str()).status();
     let row = array.read()?.row(2).to_vec();
     array.unlink()?;
 
     if !status?.success() {
-        return Err("Python failed; its message stands above".into());
+        return Err("Python failed; see its message above".into());
     }
     assert_eq!(row, [4, 40, 4, 4]);
     println!("a row after numpy multiplied the second column by 10: {row:?}");

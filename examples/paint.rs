@@ -1,4 +1,4 @@
-//! Paints one image with four worker processes. One is killed while it works; the others paint its chunk, too.
+//! Paints one image with four worker processes. One of them is killed while it works, and another one paints its chunk.
 //!
 //! ```sh
 //! cargo run --release --example paint
@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     kill(workers.pids()[0])?;
     if let Err(failure) = workers.join() {
-        println!("{failure}; the others have painted its chunk");
+        println!("{failure}; another worker has painted its chunk");
     }
 
     // The array gets its name here: no process ever sees it half-painted.

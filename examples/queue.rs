@@ -19,7 +19,7 @@ const EACH: u64 = 10_000;
 fn main() -> Result<(), Box<dyn Error>> {
     process::init(&[("produce", produce), ("consume", consume)]);
 
-    // 16 MiB, much less than all arrays together: blocks of consumed arrays are used again.
+    // 16 MiB, much less than all arrays together: the blocks of consumed arrays are used again.
     let name = format!("queue-example-{}", std::process::id());
     let arena = Arena::create(name.as_str(), 1 << 24)?;
     let consumers = process::spawn(2, "consume", &[&name])?;
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     arena.queue(JOBS)?.close()?; // the consumers receive the messages that were sent before, and end
     consumers.join()?;
 
-    // Messages of a process that has ended still arrive.
+    // The messages of the ended consumers still arrive.
     let (mut arrays, mut total) = (0, 0);
     for _ in 0..2 {
         let part = arena.queue(TOTALS)?.recv::<u64, Ix1>()?;

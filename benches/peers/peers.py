@@ -92,7 +92,7 @@ class CloudVolume:
         try:
             handle.close()
         except BufferError:
-            pass  # the array is freed a moment later, and the mapping with it
+            pass  # the array still uses the mapping; both are freed a moment later
         self.module.unlink(name)
 
     def open(self, name, size):
@@ -132,7 +132,7 @@ class Torch:
 
     def create(self, name, array, threads=1):
         self.torch.set_num_threads(threads)
-        # Half the work of share_memory_(), which fills ordinary memory and copies it.
+        # Half the work of share_memory_(), which needs a filled tensor in ordinary memory and copies it.
         storage = self.torch.UntypedStorage._new_shared(array.nbytes)
         target = self.torch.tensor([], dtype=self.torch.float32).set_(storage)
         target.copy_(self.torch.from_numpy(array))
@@ -232,7 +232,7 @@ def timed_read(attach):
 
 
 def read(case, size):
-    """The other process of `attach`, for segments with a name."""
+    """Runs in the other process of `attach`, for segments with a name."""
     from multiprocessing import resource_tracker
 
     peer, kept = CASES[case](), []
@@ -256,7 +256,7 @@ def read(case, size):
 
 
 def read_torch(strategy, connection):
-    """The other process of `attach`, for tensors."""
+    """Runs in the other process of `attach`, for tensors."""
     peer = Torch(strategy)
     add_up(np.zeros(4, np.float32))
     while (message := connection.recv_bytes()) != b"end":
@@ -300,7 +300,7 @@ def attach(case, size):
 
 
 def pass_back(case, way, connection):
-    """The other side of a round trip: receives an array, touches it, and sends it back."""
+    """Runs in the other process of a round trip: receives an array, touches it, and sends it back."""
     os.sched_setaffinity(0, [0 if way == "one-cpu" else 1])
     peer = CASES[case]()
     while (message := connection.recv()) is not None:
@@ -316,7 +316,7 @@ def pass_back(case, way, connection):
 
 
 def round_trip(case, way, size, count):
-    """Sends through a pipe, the fastest way in Python: torch's tensors themselves, all other arrays by name."""
+    """Sends through a pipe, the fastest way in Python. Torch's tensors are sent themselves, all other arrays by name."""
     peer, count = CASES[case](), int(count)
     import multiprocessing
 

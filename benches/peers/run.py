@@ -1,4 +1,4 @@
-"""Measures this library beside its peers in one run: every case is a process of its own, and they take turns.
+"""Measures this library and its peers in one run: every case is a process of its own, and they take turns.
 
 scripts/bench-peers builds what this needs and calls it; `--help` there says how. Nothing but the standard library.
 """
@@ -54,7 +54,7 @@ class Worker:
         return self.read()
 
     def read(self, limit=300):
-        # One request has one line for an answer, so the buffer never holds a line that select() does not see.
+        # The answer to one request is one line, so the buffer never holds a line that select() does not see.
         ready, _, _ = select.select([self.process.stdout], [], [], limit)
         line = self.process.stdout.readline() if ready else ""
         if line:
@@ -88,7 +88,7 @@ def stolen():
 
 
 def measure(options, rows, repetitions):
-    """Runs all cases in turn, `repetitions` times, each time beginning with another one."""
+    """Runs all cases in turn, `repetitions` times. Each time begins with another case."""
     workers = {}
 
     def end(row):
@@ -162,7 +162,7 @@ def machine(options):
 
 
 def versions(options):
-    """Returns the version of every peer; None for one that is not installed."""
+    """Returns the version of every peer, or None if it is not installed."""
     script = "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
     script += "    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: found[name] = None\n"
     script += "print(json.dumps(found | {'Python': sys.version.split()[0]}))"
@@ -176,10 +176,10 @@ def versions(options):
 
 def main():
     parser = argparse.ArgumentParser(prog="scripts/bench-peers")
-    parser.add_argument("topics", nargs="*", metavar="topic", help=", ".join(TOPICS) + "; all if none is named")
+    parser.add_argument("topics", nargs="*", metavar="topic", help=", ".join(TOPICS) + "; default: all")
     parser.add_argument("--quick", action="store_true", help="3 repetitions and 64 MiB: does it work?")
-    parser.add_argument("--repetitions", type=int, help="7 if not said")
-    parser.add_argument("--mib", type=int, help="the size of large arrays; 1024 if not said")
+    parser.add_argument("--repetitions", type=int, help="default: 7")
+    parser.add_argument("--mib", type=int, help="size of large arrays in MiB; default: 1024")
     parser.add_argument("--output", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--program", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--python", required=True, help=argparse.SUPPRESS)

@@ -24,13 +24,13 @@ class Row:
     """A case: its name in tables, and the process that runs it."""
 
     label: str
-    role: str  # ours, peer, yardstick, or other: shown, but not compared
+    role: str  # ours, peer, yardstick, or other; rows with the role other are shown, but not compared
     words: list
     python: bool = False
     line: str = "go"
     cpus: str = ""
     touch: str = ""  # pages of this kind are touched and freed before each repetition
-    fresh: bool = False  # a new process for each repetition, because this one is never idle
+    fresh: bool = False  # each repetition has a new process, because this one is never idle
     descriptors: int = 0
     samples: list = field(default_factory=list)
     steal: list = field(default_factory=list)
@@ -65,7 +65,7 @@ def fill(options):
 def attach(options):
     """Attaching in a second process and reading everything once."""
     names = [name for name in LABELS if name not in ("ipc-channel", "iceoryx2")]  # their segments arrive with messages only
-    # Our array is on huge pages, if the machine has any left.
+    # This library's array is on huge pages, if the machine has any left.
     return {"": [case(name, "attach", options.bytes, touch="huge" if name == "ours" else "") for name in names]}
 
 

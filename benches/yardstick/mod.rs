@@ -3,11 +3,12 @@
 //! Only Linux has all of these calls. On other platforms the benches run without yardsticks.
 
 #![allow(unsafe_code)]
-#![allow(dead_code)] // each bench uses its part
+#![allow(dead_code)] // each bench uses a part of it
 
 use memmap2::MmapMut;
 
-/// Touches and frees memory. If the host of a virtual machine took memory back, it returns it now, and not in the next measurement.
+/// Touches and frees memory. If the host of a virtual machine has taken memory back, the host returns it now instead of during the
+/// next measurement.
 pub(crate) fn touch(bytes: usize, huge: bool) {
     let Ok(mut map) = MmapMut::map_anon(bytes.max(1)) else { return };
     #[cfg(target_os = "linux")]
@@ -16,7 +17,7 @@ pub(crate) fn touch(bytes: usize, huge: bool) {
     map.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
 }
 
-/// Adds up floats as fast as memory gives them.
+/// Adds up floats at the speed of the memory.
 pub(crate) fn sum(values: &[f32]) -> f32 {
     const LANES: usize = 64;
     let mut sums = [0.0_f32; LANES];
@@ -27,7 +28,7 @@ pub(crate) fn sum(values: &[f32]) -> f32 {
     std::hint::black_box(sums.iter().sum::<f32>() + rest.iter().sum::<f32>())
 }
 
-/// The system calls that an array needs at least, if it is complete when its name appears and its room is reserved.
+/// The fewest system calls for an array that is complete when its name appears, and whose room is reserved.
 #[cfg(target_os = "linux")]
 pub(crate) mod calls {
     use std::fs::File;
@@ -41,8 +42,8 @@ pub(crate) mod calls {
         format!("/dev/shm/{name}")
     }
 
-    /// Opens a nameless file, reserves its room, maps it and links it: six calls with those that undo them. `lease` adds the lock by
-    /// which other processes can ask whether any process is attached.
+    /// Opens a nameless file, reserves its room, maps it and links it: six calls with those that undo them. `lease` adds the lock
+    /// that shows other processes whether any process is attached.
     pub(crate) fn create(name: &str, bytes: usize, lease: bool, fill: impl FnOnce(&mut [u8])) -> io::Result<MmapMut> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let nameless = File::from(fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR)?);

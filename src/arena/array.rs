@@ -1,9 +1,9 @@
 //! Arrays in an arena. Only its creator can reach a draft; an array is shared and never changes.
 //!
-//! Why safe code may read without a lock: the elements of a shared array are never written. Only a draft gives write access. A block
-//! becomes a draft only when it is free, or when the array that is turned into a draft is its only hold. From that moment until the
-//! draft is shared, no handle leads to the block. Every array holds its block by a bit of its process, and only that process clears
-//! the bit while it lives.
+//! Why safe code may read without a lock: the elements of a shared array are never written. Only a draft gives write access. A
+//! block becomes a draft only when it is free, or when the array that is turned into a draft is its only hold. From that moment
+//! until the draft is shared, no handle leads to the block. Every array holds its block by a bit of its process, and only that
+//! process clears the bit while it lives.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,15 +22,15 @@ use crate::error::{Error, IntoError, Result};
 
 /// An array in an arena that only its creator can reach, so filling it is ordinary, safe Rust.
 ///
-/// The elements begin with whatever the memory held before; [`Arena::zeroed`](crate::Arena::zeroed) makes a draft of zeros. Dropping a
-/// draft frees its memory.
+/// The elements begin with whatever the memory held before; [`Arena::zeroed`](crate::Arena::zeroed) makes a draft of zeros.
+/// Dropping a draft frees its memory.
 pub struct ArenaDraft<T, D> {
     /// The only hold on the block. The block is not shared, so the serial has no meaning yet.
     array: ArenaArray<T, D>,
 }
 
 impl<T: Element, D: Dimension> ArenaDraft<T, D> {
-    /// Takes memory. With a limit, waits for it.
+    /// Allocates a block. With a limit, waits for a free one.
     pub(super) fn new(header: &Arc<ArenaHeader>, layout: Layout<D>, limit: Option<Duration>) -> Result<Self> {
         let block = Block::allocate::<T, D>(header, &layout, limit)?;
         Ok(Self { array: ArenaArray::new(block, 0, layout) })
@@ -50,7 +50,7 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     ///
     /// # Panics
     ///
-    /// In a forked child, which is no member of the arena.
+    /// In a forked child, which is not a member of the arena.
     pub fn view(&self) -> ArrayView<'_, T, D> {
         self.array.view()
     }
@@ -59,7 +59,7 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     ///
     /// # Panics
     ///
-    /// In a forked child, which is no member of the arena.
+    /// In a forked child, which is not a member of the arena.
     #[allow(unsafe_code)]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
         let pointer = self.array.block.pointer().cast::<T>();
@@ -75,7 +75,7 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
     ///
     /// # Errors
     ///
-    /// The error gives the draft back. [`Unsupported`](Error::Unsupported): this is a forked child, which is no member.
+    /// The error gives the draft back. [`Unsupported`](Error::Unsupported): this is a forked child, which is not a member.
     pub fn share(mut self) -> Result<ArenaArray<T, D>, IntoError<Self>> {
         let block = &self.array.block;
         if let Err(error) = block.header.check_process() {
@@ -88,8 +88,9 @@ impl<T: Element, D: Dimension> ArenaDraft<T, D> {
 
 /// An array in an [`Arena`](crate::Arena). It never changes while any process holds it, so reading it needs no lock.
 ///
-/// Cloning is cheap, and the clones share one hold. The memory becomes free when the last process releases its last hold. What a killed
-/// process held is reclaimed by the next process that finds no free memory, or calls [`Arena::reclaim`](crate::Arena::reclaim).
+/// Cloning is cheap, and the clones share one hold. The memory becomes free when the last process releases its last hold. What a
+/// killed process held is reclaimed by the next process that finds no free memory, or calls
+/// [`Arena::reclaim`](crate::Arena::reclaim).
 pub struct ArenaArray<T, D> {
     pub(super) block: Arc<Block>,
     serial: u64,
@@ -102,7 +103,7 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         Self { block: Arc::new(block), serial, layout, elements: PhantomData }
     }
 
-    /// Takes over a hold on a shared block. Releases it if the block does not hold elements `T` with the axes of `D`.
+    /// Takes over a hold on a shared block. Releases it if the block does not contain elements `T` with the axes of `D`.
     pub(crate) fn of_held(header: &Arc<ArenaHeader>, slot: u32, serial: u64) -> Result<Self> {
         let (block, found) = Block::of_held(header, slot)?;
         Ok(Self::of_block(block, serial, &found)?)
@@ -120,7 +121,7 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     ///
     /// # Panics
     ///
-    /// In a forked child, which is no member of the arena: open the arena again in the child.
+    /// In a forked child, which is not a member of the arena: open the arena again in the child.
     #[allow(unsafe_code)]
     pub fn view(&self) -> ArrayView<'_, T, D> {
         let pointer = self.block.pointer().cast::<T>().cast_const();
@@ -160,8 +161,8 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
     ///
     /// # Errors
     ///
-    /// The error gives the array back. [`WouldBlock`](Error::WouldBlock): another value or process holds it, or a message with it was
-    /// not yet received. [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// The error gives the array back. [`WouldBlock`](Error::WouldBlock): another value or process holds it, or a message with it
+    /// has not been received. [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn try_into_draft(mut self) -> Result<ArenaDraft<T, D>, IntoError<Self>> {
         match self.make_exclusive() {
             Ok(()) => Ok(ArenaDraft { array: self }),
@@ -169,14 +170,14 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         }
     }
 
-    /// Takes the block for this value alone.
+    /// Takes the block exclusively for this value.
     fn make_exclusive(&mut self) -> Result<()> {
         self.block.header.check_process()?;
         let is_taken = Arc::get_mut(&mut self.block).is_some_and(|block| {
             let (header, slot) = (&block.header, block.slot);
-            // All that keeps the block may be the ORPHAN bit of a message that was received since. Reclaiming clears it.
+            // Besides this hold, only the ORPHAN bit of a message that was received since may keep the block. Reclaiming clears it.
             let reclaim = || {
-                let _ = header.reclaim_dead(DROP_WAIT); // may fail while another process reclaims: the exchange decides
+                let _ = header.reclaim_dead(DROP_WAIT); // may fail while another process reclaims; `make_exclusive` decides
                 header.slots().make_exclusive(slot)
             };
             let is_orphaned = || header.slot_table().get(slot as usize).is_some_and(Slot::is_orphaned);
@@ -185,7 +186,8 @@ impl<T: Element, D: Dimension> ArenaArray<T, D> {
         if is_taken { Ok(()) } else { Err(Error::WouldBlock { location: self.block.header.name().to_owned() }) }
     }
 
-    /// Releases the array, as dropping does, and reports errors. If it has clones, the last of them releases it.
+    /// Releases the array, and reports errors. Dropping releases it too, and ignores them. If it has clones, the last of them does
+    /// that.
     ///
     /// # Errors
     ///

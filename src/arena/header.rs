@@ -24,9 +24,9 @@ use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
 use crate::segment::{DraftSegment, Home, Mark, Segment, Turn, reclaim_if_orphaned};
 
-/// Limit for locks that members hold only for moments (RECOVER, SPANS): it is reached when a member is stopped while it holds one.
+/// Time limit for locks that members hold only for moments (RECOVER, SPANS). It passes only if the lock's holder is stopped.
 pub(super) const TURN_WAIT: Duration = Duration::from_secs(10);
-/// The same in a `Drop`, which must not wait long: another process can reclaim what is left.
+/// The same limit in a `Drop`, which must not wait long. Another process can reclaim what is left.
 pub(super) const DROP_WAIT: Duration = Duration::from_millis(100);
 
 /// One member's entry in the table.
@@ -35,7 +35,7 @@ pub(super) const DROP_WAIT: Duration = Duration::from_millis(100);
 pub(super) struct Member {
     /// 0: free, and nothing is left of an earlier member. Otherwise the number that this member got when it joined.
     pub(super) state: AtomicU64,
-    /// Number of the process, which is only shown.
+    /// Number of the process, only for display.
     pub(super) process: AtomicU64,
     _rest_of_the_cache_line: [u64; 6],
 }
@@ -91,17 +91,17 @@ pub(crate) struct ArenaHeader {
     pub(super) geometry: Geometry,
     /// Random number of the arena.
     id: u128,
-    /// Fork generation of the process that joined: a forked child is no member.
+    /// Fork generation of the process that joined. A forked child is not a member.
     generation: u64,
     /// This member's seat, or [`SEATS`] when it has none.
     pub(super) seat: u32,
     /// Holds the lock of the seat.
     pub(super) mark: Option<Mark>,
-    /// How often this process holds each block.
+    /// How many holds this process has on each block.
     held: Box<[AtomicU32]>,
     /// Where this process found free blocks.
     pub(super) hints: BlockHints,
-    /// For each queue, the messages of this process that were not yet received.
+    /// For each queue, the messages of this process that have not been received yet.
     pub(super) sent: Box<[SentList]>,
     /// For each queue, how many registered senders this process has.
     senders: Box<[Mutex<usize>]>,
@@ -185,7 +185,7 @@ impl ArenaHeader {
         Err(Error::InvalidSetting { setting: "the handle", value: handle.to_string(), expected })
     }
 
-    /// Refuses forked children, which are no members.
+    /// Refuses forked children, which are not members.
     pub(crate) fn check_process(&self) -> Result<()> {
         if self.is_own_process() {
             return Ok(());
@@ -224,7 +224,7 @@ impl ArenaHeader {
         unsafe { std::slice::from_raw_parts(first.cast::<T>(), count) }
     }
 
-    /// The word that counts how many spans, from the first, were ever used.
+    /// Returns the word that counts how many spans, from the first, were ever used.
     fn touched_word(&self) -> Option<&AtomicU64> {
         self.table(0, 1).first()
     }
@@ -238,8 +238,8 @@ impl ArenaHeader {
 
     /// Notes that the spans before `end` may be used.
     ///
-    /// This comes before the change of the span's word. A member that is killed in between has only made the next process that
-    /// reclaims look at a free span; the other way round, that process would miss the dead member's holds.
+    /// This comes before the change of the span's word. If the member is killed in between, the next process that reclaims only
+    /// visits a free span in vain. In the other order, that process would miss the dead member's holds.
     pub(crate) fn touch(&self, end: u32) {
         if self.touched() < end {
             let _ = self.touched_word().map(|word| word.fetch_max(end.into(), Ordering::AcqRel));
@@ -279,28 +279,28 @@ impl ArenaHeader {
         self.queues().map(|queue| queue.ring)
     }
 
-    /// The words of the spans.
+    /// Returns the words of the spans.
     pub(crate) fn spans(&self) -> &[AtomicU64] {
         self.table(self.geometry.spans_at(), self.geometry.spans.into())
     }
 
-    /// All slots, for questions and for changes on behalf of other members.
+    /// Returns all slots, for queries and for changes on behalf of other members.
     pub(crate) fn slot_table(&self) -> &[Slot<AtomicU64>] {
         self.table(self.geometry.slots_at(), self.geometry.slots().into())
     }
 
-    /// The slots that may have holders.
+    /// Returns the slots that may have holders.
     pub(crate) fn touched_slots(&self) -> &[Slot<AtomicU64>] {
         let slots = self.slot_table();
         &slots[..slots.len().min((self.touched() * SLOTS_OF_SPAN) as usize)]
     }
 
-    /// The slot table for this member.
+    /// Returns the slot table for this member.
     pub(crate) fn slots(&self) -> SharedSlots<'_> {
         Slots::new(self.slot_table(), &self.held, self.seat)
     }
 
-    /// Returns the address of `length` bytes that begin `offset` bytes into span `span`; `None` if they are not all in the data.
+    /// Returns the address of `length` bytes that begin `offset` bytes into span `span`. `None` if they are not all in the data.
     #[allow(unsafe_code)]
     pub(crate) fn bytes_at(&self, span: u32, offset: u64, length: u64) -> Option<*mut u8> {
         let segment = self.segment.as_ref()?;
@@ -340,8 +340,8 @@ impl ArenaHeader {
         if !self.slots().hold_invited(slot) {
             return Err(RingRefusal::Damaged);
         }
-        // Locked before the message gets its position: otherwise two threads could add their messages to the list in the
-        // other order, and `end_received` stops at the first that is not consumed.
+        // Locked before the message gets its position. Otherwise two threads could add their messages to the list in another order
+        // than they sent them, and `end_received`, which stops at the first unconsumed message, would keep received ones.
         let mut messages = list.lock();
         let sent = words.ring.push(Message { sender: self.seat, slot });
         match sent {
@@ -365,8 +365,8 @@ impl ArenaHeader {
         Ok(message.slot)
     }
 
-    /// As [`receive`](Self::receive), but fails with [`RingRefusal::Deserted`] if the queue is empty and has lost its last registered
-    /// sender.
+    /// As [`receive`](Self::receive), but fails with [`RingRefusal::Deserted`] if the queue is empty and has lost its last
+    /// registered sender.
     pub(super) fn receive_until_deserted(&self, queue: u32) -> Result<u32, RingRefusal> {
         let words = self.queue_words(queue).ok_or(RingRefusal::Damaged)?;
         words.senders.receive(|| self.receive(queue))
@@ -374,8 +374,8 @@ impl ArenaHeader {
 
     /// Locks the number of registered senders that this process has for a queue.
     ///
-    /// The lock is held while the member's bit is set or cleared. Without it, a thread that drops the last sender could clear the bit
-    /// after another thread has registered a new one.
+    /// The lock is held while the member's bit is set or cleared. Without it, a thread that drops the last sender could clear the
+    /// bit after another thread has registered a new one.
     fn own_senders(&self, queue: u32) -> Option<MutexGuard<'_, usize>> {
         Some(self.senders.get(queue as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -437,7 +437,7 @@ impl ArenaHeader {
             self.segment = None;
             return Ok(());
         }
-        // If this fails, the seat's state stays. Its lock is released below, so the next process that reclaims finds a death.
+        // If this fails, the seat's state stays. Its lock is released below, so the next process that reclaims finds the seat dead.
         let settled = if self.seat < SEATS { self.give_up_seat(limit) } else { Ok(()) };
         self.mark = None;
         let Some(segment) = self.segment.take() else { return settled };

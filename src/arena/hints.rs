@@ -1,4 +1,4 @@
-//! Where a process has found free blocks. These are hints only: a block is taken in the shared tables.
+//! Where a process has found free blocks. These are only hints: the shared tables decide whether a block is free.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};

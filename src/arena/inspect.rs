@@ -10,7 +10,7 @@ use crate::segment::footer::Kind;
 use crate::segment::trailer::Trailer;
 use crate::segment::{Home, is_leased};
 
-/// State of an arena, or a file of counters, at one moment, as [`inspect()`] found it.
+/// State of an arena or a file of counters at one moment, returned by [`inspect()`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArenaInspection {
@@ -22,13 +22,13 @@ pub struct ArenaInspection {
     pub capacity: u64,
     /// How many queues it has.
     pub queues: u32,
-    /// Messages that each queue has room for.
+    /// How many messages each queue has room for.
     pub queue_capacity: u32,
-    /// How many processes are members: the kernel's answer.
+    /// How many processes are members, according to the kernel's lock table.
     pub members: u32,
-    /// How many processes can be.
+    /// Maximum number of members.
     pub most_members: u32,
-    /// Whether any process is attached: the kernel's answer.
+    /// Whether any process is attached, according to the kernel's lock table.
     pub is_attached: bool,
     /// Whether the name outlives all members: it was created so, or this is a copy of the original file.
     pub is_kept: bool,
@@ -59,8 +59,9 @@ impl ArenaInspection {
 ///
 /// # Errors
 ///
-/// [`NotFound`](Error::NotFound); [`NotCounted`](Error::NotCounted), [`Reserved`](Error::Reserved): it is something else;
-/// [`Trailer`](Error::Trailer): its last page is damaged.
+/// - [`NotFound`](Error::NotFound): no file has the name.
+/// - [`NotCounted`](Error::NotCounted), [`Reserved`](Error::Reserved): the file is neither an arena nor counters.
+/// - [`Trailer`](Error::Trailer): its trailer is damaged, or that of a file with another name.
 pub fn inspect(location: impl IntoLocation) -> Result<ArenaInspection> {
     let home = Home::new(None, location)?;
     inspect_in(&home.backend, &home.location)

@@ -1,17 +1,17 @@
 //! The members of an arena, and how the holds of a dead member are reclaimed.
 //!
 //! An arena has 46 seats, each with a lock byte that the kernel unlocks when its process dies. A seat's state is 0 when no process
-//! has taken it and nothing is left of an earlier one. *A state other than 0 with a free lock is a death*: the process that takes
-//! the lock reclaims the member's holds before it sets the state to 0. A member sets its state before it sets its first bit in any
-//! slot, and sets it back to 0 after it has cleared the last.
+//! has taken it and nothing is left of an earlier member. *A state other than 0 with a free lock is a death*: the process that
+//! takes the lock reclaims the member's holds before it sets the state to 0. A member sets its state before it sets its first bit
+//! in any slot, and sets it back to 0 after it has cleared the last.
 //!
 //! # Reclaiming
 //!
-//! The process that reclaims holds RECOVER and the lock of the seat. Every step sets or clears a bit, or one word, so the whole may
-//! be repeated: a process that is killed in the middle leaves the seat dead, and the next one begins anew.
+//! The process that reclaims holds RECOVER and the lock of the seat. Every step sets or clears a bit, or one word, so all steps can
+//! be repeated. A process that is killed midway leaves the seat dead, and the next one starts again.
 //!
-//! 1. Messages that the member sent and that are not yet received become *orphaned*: first the block gets ORPHAN, then the message
-//!    names ORPHAN as its sender. A receiver that takes the message in between holds the block already.
+//! 1. Messages that the member sent and that have not been received become *orphaned*: first the block gets ORPHAN, then the
+//!    message names ORPHAN as its sender. A receiver that takes the message in between holds the block already.
 //! 2. Its registrations as a sender end, and its bit is cleared in every slot. This comes after 1, so that the block of a message
 //!    is never free.
 //! 3. Spans that the member was joining to a run, or taking apart, are freed (`blocks/spans.rs`).
@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::os;
 use crate::segment::Turn;
 
-/// How long a joining process waits for seats that other processes are reclaiming, and for a moment in which no thread forks.
+/// How long a joining process waits for seats that other processes are reclaiming, and until no thread of its own is forking.
 const JOIN_WAIT: Duration = Duration::from_secs(5);
 
 /// Result of reclaiming the holds of dead members, by [`Arena::reclaim`](crate::Arena::reclaim) or
@@ -55,7 +55,7 @@ impl ArenaHeader {
                 self.seat = seat;
                 return Ok(());
             }
-            // Otherwise a seat may become free at any moment: its member is leaving, or is dead and being reclaimed.
+            // If a member is not alive, its seat may become free at any moment: it is leaving, or is dead and being reclaimed.
             let all_alive = (0..SEATS).all(|seat| self.is_taken(seat) && self.is_alive(seat).unwrap_or(true));
             let location = || self.name().to_owned();
             if all_alive {
@@ -68,7 +68,7 @@ impl ArenaHeader {
     }
 
     fn try_seats(&mut self) -> Result<Option<u32>> {
-        // While another thread forks, the child may get a copy of the description that is opened now.
+        // While another thread forks, the child may get a copy of the file description that is opened now: retry later.
         let Some(forks) = os::forks() else { return Ok(None) };
         let mut mark = self.segment()?.mark(&self.home)?;
         // Free seats first: reclaiming a dead member takes longer.
@@ -78,13 +78,14 @@ impl ArenaHeader {
             if !mark.try_take(range, &self.home)? {
                 continue;
             }
-            // If another thread has forked since, the child has the description too. It would keep the lock beyond the death of this
-            // process, and hide that death.
+            // If another thread has forked since, the child may have the description too. It would keep the lock after this process
+            // has died, and so hide the death.
             if !mark.confirm(range, forks) {
                 os::step("seat: a child may have its lock");
                 return Ok(None);
             }
-            // The state is loaded again under the lock: before, another process could take the seat and die, or reclaim it.
+            // The state is loaded again under the lock: before, another process could have taken the seat and died, or reclaimed
+            // it.
             if self.is_taken(seat) {
                 let turn = self.turn(RECOVER, TURN_WAIT)?;
                 self.reclaim_seat(seat, &turn, TURN_WAIT)?;
@@ -108,13 +109,13 @@ impl ArenaHeader {
         Ok(seat == self.seat || self.segment()?.is_range_locked(lock_space::seat(seat), &self.home)?)
     }
 
-    /// Returns the number of the process in a seat, which is only shown.
+    /// Returns the number of the process in a seat, only for display.
     pub(crate) fn process_of(&self, seat: u32) -> u32 {
         let process = self.members().get(seat as usize).map(|member| member.process.load(Ordering::Relaxed));
         process.and_then(|process| u32::try_from(process).ok()).unwrap_or(0)
     }
 
-    /// Gives up this member's holds. Its messages stay valid: those not yet received become orphaned.
+    /// Gives up this member's seat and holds. Its messages stay valid: those that have not been received become orphaned.
     pub(super) fn give_up_seat(&mut self, limit: Duration) -> Result<()> {
         let turn = self.turn(RECOVER, limit)?;
         let settled = self.reclaim_seat(self.seat, &turn, limit);
@@ -124,7 +125,7 @@ impl ArenaHeader {
 
     /// Reclaims the holds of the member in `seat`, and returns how many blocks became free. The caller holds that seat's lock.
     ///
-    /// Waits for SPANS for at most `limit`. If that fails, the seat's state stays, and the next process that reclaims begins anew.
+    /// Waits for SPANS for at most `limit`. If that fails, the seat's state stays, and the next process that reclaims starts again.
     pub(super) fn reclaim_seat(&self, seat: u32, _recover: &Turn, limit: Duration) -> Result<usize> {
         let slots = self.slot_table();
         for ring in self.rings() {
@@ -138,7 +139,8 @@ impl ArenaHeader {
         let freed = self.touched_slots().iter().filter(|slot| slot.clear_seat(seat)).count();
         self.free_loose_spans(limit)?;
         if let Some(member) = self.members().get(seat as usize) {
-            // Releases all that was cleared: the process that takes the seat next loads this 0 before it sets its first bit.
+            // A release store: the next process that takes the seat loads this 0 before it sets its first bit, and so sees that
+            // everything is cleared.
             member.state.store(0, Ordering::Release);
         }
         Ok(freed)
@@ -146,7 +148,7 @@ impl ArenaHeader {
 
     /// Reclaims the holds of dead members, and frees the blocks of orphaned messages that have been received.
     ///
-    /// Waits for RECOVER, which a process that does the same holds, for at most `limit`.
+    /// Waits for RECOVER, which another reclaiming process holds, for at most `limit`.
     pub(crate) fn reclaim_dead(&self, limit: Duration) -> Result<ReclaimedBlocks> {
         self.check_process()?;
         let mut reclaimed = ReclaimedBlocks::default();
@@ -156,15 +158,15 @@ impl ArenaHeader {
             if !self.is_taken(seat) || !recover.try_also(range, &self.home)? {
                 continue;
             }
-            // The state is loaded again under the lock: before, the member could leave.
+            // The state is loaded again under the lock: before, the member could have left.
             if self.is_taken(seat) {
                 reclaimed.blocks += self.reclaim_seat(seat, &recover, limit)?;
                 reclaimed.members += 1;
             }
             recover.unlock(range);
         }
-        // Messages become orphaned only under RECOVER, which this process holds. So an ORPHAN bit that no message names now belongs
-        // to one that was received, or that a receiver took while it was being orphaned.
+        // Messages become orphaned only under RECOVER, which this process holds. So an ORPHAN bit without an orphaned message
+        // belongs to a message that was received, or that a receiver took while it was being orphaned.
         let messages = self.rings().flat_map(Ring::messages).filter(|message| message.sender == ORPHAN_SENDER);
         let kept: HashSet<u32> = messages.map(|message| message.slot).collect();
         for (index, slot) in (0u32..).zip(self.touched_slots()).filter(|(_, slot)| slot.is_orphaned()) {

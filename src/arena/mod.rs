@@ -1,6 +1,6 @@
 //! Many arrays in one file and one mapping, and queues that pass them between processes within a microsecond.
 //!
-//! An [`Arena`] is for thousands to millions of arrays, which up to 46 processes make, share and release without a system call, a
+//! An [`Arena`] is for thousands to millions of arrays. Up to 46 processes create, share and release them without a system call, a
 //! descriptor or a mapping per array. A [`Queue`] passes an array to another process as one word.
 //!
 //! ```
@@ -18,20 +18,20 @@
 //!
 //! | to | use |
 //! |---|---|
-//! | make an array, fill it, share it | [`Arena::draft`], [`ArenaDraft::share`] |
+//! | create an array, fill it, share it | [`Arena::draft`], [`ArenaDraft::share`] |
 //! | wait for memory that other processes hold | [`Arena::draft_wait`] |
-//! | send a reference to one by other means | [`ArenaHandle`], 24 bytes |
+//! | send a reference to an array by other means | [`ArenaHandle`], 24 bytes |
 //! | pass arrays between processes | [`Queue`] |
-//! | let receivers end with the last sender, also if it is killed | [`Queue::sender`] |
+//! | end receivers when the last sender ends or is killed | [`Queue::sender`] |
 //! | see and reclaim what killed members held | [`Arena::stats`], [`Arena::reclaim`] |
 //! | inspect an arena without joining it | [`inspect()`] |
 //! | lend memory that lies elsewhere | [`loans`] |
 //!
-//! Not for arrays that other programs open by name (numpy, CloudVolume): those are [`SharedArray`](crate::SharedArray)s. Not for more
-//! than 46 processes. All members trust one another: each of them can write to all of the memory.
+//! Not for arrays that other programs open by name (numpy, CloudVolume): those are [`SharedArray`](crate::SharedArray)s. Not for
+//! more than 46 processes. All members trust one another: each of them can write to all of the memory.
 //!
-//! Processes change shared state one word at a time, in an order that leaves a valid state after every step. So a process may be killed
-//! at any instruction, and there is no journal.
+//! Processes change shared state one word at a time, in an order that leaves a valid state after every step. So a process may be
+//! killed at any instruction, and there is no journal.
 
 mod array;
 mod blocks;
@@ -71,14 +71,14 @@ use crate::segment::footer::Kind;
 
 /// Many arrays in one segment and one mapping, for up to 46 processes.
 ///
-/// Making, sharing, getting and releasing a small array takes well under a microsecond, and no system call, descriptor or mapping: to
-/// the kernel, a million arrays are no more than one. Each array has one bit for each process that holds it, and is free when the last
-/// bit is cleared. A process may be killed at any instruction: what it held is reclaimed by [`reclaim`](Self::reclaim), or by the next
-/// process that finds no free memory.
+/// Creating, sharing, getting or releasing a small array takes well under a microsecond and no system call, descriptor or mapping:
+/// the kernel sees one file, however many arrays it holds. Each array has one bit for each process that holds it, and is free when
+/// the last bit is cleared. A process may be killed at any instruction: what it held is reclaimed by [`reclaim`](Self::reclaim), or
+/// by the next process that finds no free memory.
 ///
-/// The last process that leaves the arena removes its name, unless it was made with [`keep`](ArenaOptions::keep). If all processes were
-/// killed, [`reclaim`](crate::counted::reclaim()) removes the name. A forked child is no member: the values that it inherits return errors,
-/// and it has to open the arena again.
+/// The last process that leaves the arena removes its name, unless the arena was created with [`keep`](ArenaOptions::keep). If all
+/// processes were killed, [`reclaim`](crate::counted::reclaim()) removes the name. A forked child is not a member: the values that
+/// it inherits return errors, and it has to open the arena again.
 ///
 /// Cloning is cheap, and clones are the same member. This process leaves the arena when it drops the last clone, array and draft.
 ///
@@ -89,7 +89,7 @@ use crate::segment::footer::Kind;
 /// let mut draft = arena.draft::<f32, _>((100, 100))?;
 /// draft.view_mut().fill(1.0);
 /// let array = draft.share()?;
-/// let handle = array.handle(); // 24 bytes, to be sent as one likes
+/// let handle = array.handle(); // 24 bytes, to be sent by any means
 ///
 /// // in another process
 /// let same = Arena::open("arena-example")?.get::<f32, ndarray::Ix2>(&handle)?;
@@ -104,11 +104,11 @@ pub struct Arena {
     header: Arc<ArenaHeader>,
 }
 
-/// What an arena holds at one moment.
+/// Usage of an arena at one moment, returned by [`Arena::stats`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArenaStats {
-    /// Bytes for arrays in all.
+    /// Bytes for arrays in total.
     pub capacity: u64,
     /// Bytes of empty spans, which arrays of any size can use.
     pub unused: u64,
@@ -116,24 +116,24 @@ pub struct ArenaStats {
     pub arrays: usize,
     /// Of these, arrays that an orphaned message keeps.
     pub orphaned_messages: usize,
-    /// The processes that have the arena open, and how many arrays each holds.
+    /// The members, and how many arrays each holds.
     pub members: Vec<ArenaMember>,
 }
 
-/// A process that has an arena open.
+/// A member of an arena: a process that has opened it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArenaMember {
     /// Number of the process, in its own pid namespace.
     pub process: u32,
-    /// Whether it is alive: the kernel's answer.
+    /// Whether it is alive, according to the kernel's lock table.
     pub is_alive: bool,
     /// How many arrays it holds.
     pub arrays: usize,
 }
 
 impl Arena {
-    /// Creates an arena under a name that must be free, with so many bytes for arrays, and takes the memory.
+    /// Creates an arena with `capacity` bytes for arrays under a name that must be free, and reserves all its memory.
     ///
     /// # Errors
     ///
@@ -146,13 +146,14 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// - [`NotFound`](Error::NotFound), also while the last member is leaving.
-    /// - [`TooManyProcesses`](Error::TooManyProcesses): 46 processes have it open already.
-    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this process while it
-    ///   forked.
-    /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): it is something else.
-    /// - [`Trailer`](Error::Trailer): its last page is damaged.
-    /// - [`PermissionDenied`](Error::PermissionDenied): every member needs permission to write, because it counts its holds in the file.
+    /// - [`NotFound`](Error::NotFound): no arena has the name, or its last member is just leaving.
+    /// - [`TooManyProcesses`](Error::TooManyProcesses): 46 processes are members already.
+    /// - [`TimedOut`](Error::TimedOut): a process was stopped while it reclaimed a dead member, or a thread of this process while
+    ///   it forked.
+    /// - [`Reserved`](Error::Reserved), [`NotCounted`](Error::NotCounted): the file is not an arena.
+    /// - [`Trailer`](Error::Trailer): its trailer is damaged.
+    /// - [`PermissionDenied`](Error::PermissionDenied): every member needs permission to write, because it counts its holds in the
+    ///   file.
     pub fn open(location: impl IntoLocation) -> Result<Self> {
         Self::open_in(&default_backend()?, location)
     }
@@ -171,7 +172,7 @@ impl Arena {
         Ok(Self { header: Arc::new(header) })
     }
 
-    /// Takes memory for an array that no other process can reach until it is shared. The elements begin with whatever the memory held.
+    /// Allocates an array that no other process can reach until it is shared. Its elements are whatever the memory held before.
     ///
     /// # Errors
     ///
@@ -186,7 +187,7 @@ impl Arena {
     /// As [`draft`](Self::draft), but waits while no memory is free, until arrays are dropped or processes that hold them die.
     /// [`Duration::MAX`] waits without limit.
     ///
-    /// A thread that holds the arrays itself waits in vain.
+    /// The wait does not free arrays that this thread holds itself.
     ///
     /// # Errors
     ///
@@ -205,7 +206,7 @@ impl Arena {
     /// let held = arena.draft::<u8, _>(50_000)?;
     /// assert!(arena.draft::<u8, _>(50_000).unwrap_err().is_no_space());
     /// std::thread::scope(|scope| {
-    ///     scope.spawn(|| drop(held)); // mostly in another process
+    ///     scope.spawn(|| drop(held)); // usually in another process
     ///     arena.draft_wait::<u8, _>(50_000, Duration::from_secs(60)).map(drop)
     /// })?;
     /// # Ok::<(), ndarray_shm::Error>(())
@@ -246,7 +247,7 @@ impl Arena {
     /// # Errors
     ///
     /// - [`HandleSpent`](Error::HandleSpent): no process holds the array any more.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has other elements, or another
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): it has another element type or another
     ///   number of axes.
     /// - [`InvalidSetting`](Error::InvalidSetting): the handle is of another arena.
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
@@ -261,8 +262,8 @@ impl Arena {
 
     /// Reclaims what dead processes held.
     ///
-    /// Calling it is optional: a process that finds no free memory reclaims as well. It takes a few system calls, and visits all arrays
-    /// if a process has died.
+    /// Calling it is optional: a process that finds no free memory reclaims as well. It takes a few system calls, and visits all
+    /// arrays if a process has died.
     ///
     /// # Errors
     ///
@@ -273,11 +274,11 @@ impl Arena {
         self.header.reclaim_dead(TURN_WAIT)
     }
 
-    /// Counts arrays and members. Visits all arrays, and makes no other process wait.
+    /// Counts arrays and members. Visits all arrays, and blocks no other process.
     ///
     /// # Errors
     ///
-    /// The kernel's error when it is asked which members are alive. [`Unsupported`](Error::Unsupported): this is a forked child.
+    /// The kernel's error, if it cannot tell which members are alive. [`Unsupported`](Error::Unsupported): this is a forked child.
     pub fn stats(&self) -> Result<ArenaStats> {
         self.header.check_process()?;
         self.header.stats()
@@ -288,12 +289,12 @@ impl Arena {
         &self.header.home.location
     }
 
-    /// Returns how many bytes there are for arrays in all. Beside its elements, an array needs 64 bytes or more, and is rounded up.
+    /// Returns the number of bytes for arrays in total. An array takes its elements and 64 bytes or more, rounded up.
     pub fn capacity(&self) -> u64 {
         self.header.geometry.capacity()
     }
 
-    /// Removes the name, if it still leads to this arena. Processes that have the arena open keep it.
+    /// Removes the name, if it still leads to this arena. Processes that are attached can go on using the arena.
     ///
     /// # Errors
     ///
@@ -302,7 +303,8 @@ impl Arena {
         self.header.home.unlink(self.header.segment()?.id())
     }
 
-    /// Leaves the arena, as dropping does, and reports errors. If this process has clones or arrays, it leaves with the last of them.
+    /// Leaves the arena, and reports errors. Dropping leaves it too, and ignores them. If this process has clones or arrays, it
+    /// leaves with the last of them.
     ///
     /// # Errors
     ///

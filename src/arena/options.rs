@@ -35,13 +35,13 @@ impl Default for ArenaOptions {
 }
 
 impl ArenaOptions {
-    /// Begins with the defaults: the default backend, mode 0600, 8 queues of 1024 messages, all memory taken at once.
+    /// Returns the defaults: the default backend, mode 0600, 8 queues of 1024 messages, all memory reserved at creation.
     pub fn new() -> Self {
         Self { backend: None, draft: DraftOptions::default(), keep: false, queues: 8, cells: 1024 }
     }
 
     common_settings! {
-        /// A user that may only read the file can still take locks that members wait for. Do not grant it.
+        /// Do not let other users read the file: a user that may only read it can still take locks that members wait for.
     }
 
     /// Sets whether the name outlives all members. If so, only [`Arena::unlink`] removes it.
@@ -62,14 +62,15 @@ impl ArenaOptions {
         self
     }
 
-    /// Creates an arena with so many bytes for arrays, rounded up to 64 KiB, and joins it.
+    /// Creates an arena with `capacity` bytes for arrays, rounded up to 64 KiB, and joins it.
     ///
     /// The file has 1/16 of that in addition, for the counts.
     ///
     /// # Errors
     ///
     /// - [`AlreadyExists`](Error::AlreadyExists): the name is taken, and not by an orphan.
-    /// - [`NoSpace`](Error::NoSpace), [`TooLarge`](Error::TooLarge): beyond 1 TiB, or the address space.
+    /// - [`NoSpace`](Error::NoSpace): there is not enough memory.
+    /// - [`TooLarge`](Error::TooLarge): the capacity exceeds 1 TiB - 64 KiB, or the arena the address space.
     /// - [`InvalidSetting`](Error::InvalidSetting): the number of queues or messages is out of range.
     pub fn create(self, location: impl IntoLocation, capacity: u64) -> Result<Arena> {
         let home = Home::new(self.backend.as_ref(), location)?;

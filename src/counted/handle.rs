@@ -158,7 +158,7 @@ impl Handle {
     #[cfg(feature = "channel")]
     pub(super) fn give_up(&self, backend: Option<&Directory>) {
         let how = Attach { patience: DROP_WAIT, ..Attach::new(Access::Read) };
-        let _result = self.revoke_in(backend, how); // dropping the attachment in it detaches
+        let _ = self.revoke_in(backend, how); // dropping the attachment in the result detaches
     }
 
     fn revoke_in(&self, backend: Option<&Directory>, how: Attach) -> Result<(bool, Option<CountedSegment>)> {

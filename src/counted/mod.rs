@@ -1,7 +1,8 @@
 //! Reference-counted arrays, and the ways to send them to other processes.
 //!
-//! A [`RefcountedArray`] stores its own type and shape, and can do without a name that the caller chooses. The last handle to detach
-//! removes the name. If all attached processes were killed, [`reclaim()`], the [`manager`](crate::manager) or `ndshm gc` removes it.
+//! A [`RefcountedArray`] stores its own type and shape. The caller may choose its name, or leave it to this crate. The last handle
+//! to detach removes the name. If all attached processes were killed, [`reclaim()`], the [`manager`](crate::manager) or `ndshm gc`
+//! removes it.
 //!
 //! ```
 //! use ndarray::Ix2;

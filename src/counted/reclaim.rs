@@ -1,5 +1,5 @@
-//! Reclaims the files of killed processes in one directory: orphaned counted arrays and arenas, drafts, and of renderbuffers the
-//! payloads without a ledger and the ledgers without a payload.
+//! Reclaims the files that killed processes left in one directory: orphaned counted arrays, arenas and counters, and drafts. Of a
+//! renderbuffer it reclaims a payload without a ledger, or a ledger without a payload.
 //!
 //! A counted array is removed only if no process holds its lease and its trailer is valid and has no ticket that protects it. Both are
 //! checked once more under an exclusive lock on the lease, so that no process can attach between the check and the removal.

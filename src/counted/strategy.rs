@@ -9,7 +9,7 @@ use crate::os;
 
 const VARIABLE: &str = "NDSHM_SHARING_STRATEGY";
 
-/// 0: the environment variable decides; else 1 + the position in `ALL`.
+/// 0: the environment variable decides; else 1 + the position in `ALL`. Relaxed order is enough: no other data depends on it.
 static CURRENT: AtomicU8 = AtomicU8::new(0);
 
 /// How a counted array is sent to other processes.

@@ -26,8 +26,8 @@ use crate::segment::locks::{Hold, Wait};
 /// The array is divided into chunks. A worker [claims](Self::claim_next) a chunk, paints it through a safe view, and commits it. A
 /// claim is a kernel lock: no two workers hold the same chunk, and the chunk of a killed worker is free again.
 ///
-/// Readers never open a half-painted array. Until [`finish`](Self::finish), the array has a reserved name, and a ledger beside it says
-/// which chunks are finished. If all workers stop early, creating a buffer with the same name and work resumes it.
+/// Readers never open a half-painted array. Until [`finish`](Self::finish), the array has a reserved name, and a ledger beside it
+/// says which chunks are finished. If all workers stop early, creating a buffer with the same name and work resumes it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -63,14 +63,15 @@ pub struct RenderBuffer<T, D> {
 impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     /// Begins a buffer of zeros, joins one that another process began, or resumes an interrupted one.
     ///
-    /// `fingerprint` identifies what is painted: the source, the region, and everything else that distinguishes one work from another.
-    /// All workers of a buffer must pass the same element type, shape, order, chunks and fingerprint.
+    /// `fingerprint` identifies what is painted: the source, the region, and everything else that distinguishes one work from
+    /// another. All workers of a buffer must pass the same element type, shape, order, chunks and fingerprint.
     ///
     /// # Errors
     ///
     /// - [`Mismatch`](Error::Mismatch): a buffer of this name exists for another work.
     /// - [`AlreadyExists`](Error::AlreadyExists): a finished array has the name.
-    /// - [`ForeignOwner`](Error::ForeignOwner): the buffer belongs to another user that was [not chosen](RenderOptions::shared_with).
+    /// - [`ForeignOwner`](Error::ForeignOwner): the buffer belongs to another user that was [not
+    ///   chosen](RenderOptions::shared_with).
     /// - [`TimedOut`](Error::TimedOut): another process is beginning the buffer, and takes longer than the
     ///   [timeout](RenderOptions::timeout).
     /// - [`NoSpace`](Error::NoSpace): there is not enough memory; none was reserved.
@@ -148,7 +149,7 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
             Ok(locked) => locked,
             Err(Error::WouldBlock { .. }) => return Ok(Claim::Busy),
             // The payload has lost its reserved name. If the chunk was finished since the first check, another process may have
-            // finished the whole buffer since: that is no error. Otherwise the buffer was discarded.
+            // finished the whole buffer: that is no error. Otherwise the buffer was discarded.
             Err(Error::Unlinked { .. }) if self.pair.ledger.is_done(index) => return Ok(Claim::Done),
             Err(error) => return Err(error),
         };
@@ -170,8 +171,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Claims any chunk that is neither finished nor claimed, without waiting.
     ///
-    /// Chunks are claimed in the order of their numbers, beginning behind the one that this buffer claimed last. Chunks before it, which
-    /// other painters have released, come at the end.
+    /// Chunks are claimed in the order of their numbers, beginning behind the one that this buffer claimed last. Chunks before it,
+    /// which other painters have released, come at the end.
     ///
     /// # Errors
     ///
@@ -194,8 +195,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Claims any chunk. While all unfinished chunks are claimed, waits until one is released or all are finished.
     ///
-    /// Returns `Busy` when `limit` has passed. Commit or drop a claim before calling this: a thread that holds the last claim itself
-    /// would wait for itself.
+    /// Returns `Busy` when `limit` has passed. Commit or drop your claims before calling this: a thread that holds the last
+    /// unfinished chunk waits for itself.
     ///
     /// # Errors
     ///
@@ -214,8 +215,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
     ///
     /// # Errors
     ///
-    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded, or another process finished it. In the latter case, open the array by
-    ///   its name.
+    /// - [`Unlinked`](Error::Unlinked): the buffer was discarded, or another process finished it. In the latter case, open the
+    ///   array by its name.
     /// - [`TooManyOpenFiles`](Error::TooManyOpenFiles): a guard needs a descriptor.
     ///
     /// # Panics
@@ -251,8 +252,8 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
 
     /// Gives the complete array its public name, and removes the ledger.
     ///
-    /// Every worker may call this. If another one has named the array already, it returns the same array, as long as the array still
-    /// has that name.
+    /// Every worker may call this. If another worker has named the array already, `finish` returns the same array, as long as the
+    /// array still has that name.
     ///
     /// # Errors
     ///
@@ -310,10 +311,10 @@ impl<T: Element, D: Dimension> RenderBuffer<T, D> {
         self.unlink()
     }
 
-    /// Removes the unfinished buffer as [`discard`](Self::discard) does, but stays attached: the memory is freed when this value and all
-    /// other attachments are dropped. The next claim fails, here too.
+    /// Removes the unfinished buffer as [`discard`](Self::discard) does, but stays attached: the memory is freed when this value
+    /// and all other attachments are dropped. The next claim fails in every process, this one included.
     ///
-    /// It is for code that may still have pointers to the elements, such as bindings for another language.
+    /// For code that may still have pointers to the elements, such as bindings for another language.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The ledger: a second segment under a reserved name, which says what is painted and which chunks are finished.
+//! The ledger: a second segment under a reserved name. It records what is painted and which chunks are finished.
 //!
 //! ```text
 //! one state byte per chunk, 0 = pending, 1 = done; padded with zeros to 64 bytes      (the payload, shared atomics)
@@ -201,7 +201,7 @@ impl LedgerFile {
         let record = LedgerRecord::parse(&trailer).map_err(invalid)?;
         let work = &record.work;
         let chunks = work.chunks();
-        // Not an error of the ledger: it may have been written by a process with a larger address space.
+        // The ledger is not damaged: a process with a larger address space may have written it.
         if work.lengths().concat().contains(&usize::MAX) || matches!(chunks, Err(Error::TooLarge { .. })) {
             return Err(work.too_large(&buffer.location));
         }
@@ -301,6 +301,8 @@ impl LedgerSegment {
     }
 
     /// Marks a chunk as finished. The caller holds the write lock on the chunk's cell, and has written all elements.
+    ///
+    /// The store is a release store, so the elements become visible before the state does.
     pub(crate) fn set_done(&self, index: usize) {
         self.state(index).store(DONE, Ordering::Release);
     }

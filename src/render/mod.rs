@@ -23,11 +23,11 @@
 //! }
 //!
 //! fn main() -> Result<(), Box<dyn Error>> {
-//!     process::init(&[("paint", paint)]); // must come first: workers are new processes of this program, and stop here
+//!     process::init(&[("paint", paint)]); // must come first: in a worker, this runs `paint` and does not return
 //!
 //!     let buffer = RenderBuffer::<u8, _>::create("render-example", (6, 8), (4, 4), "an image, version 1")?;
 //!     if let Err(failure) = process::spawn_workers(2, "paint", &[])?.join() {
-//!         eprintln!("{failure}"); // one was killed, for example; the other has painted its chunk
+//!         eprintln!("{failure}"); // a worker was killed, for example; the other one has painted its chunk
 //!     }
 //!     let array = buffer.finish()?; // fails if chunks are missing; the next run resumes
 //!     assert_eq!(array.read()?.iter().filter(|element| **element == 7).count(), 48);

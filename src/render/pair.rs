@@ -56,7 +56,7 @@ enum FoundPair {
     Pair(Box<Pair>),
     /// There is no buffer.
     Nothing,
-    /// A creator has named the ledger and not the payload yet, or the names changed during the look. The caller looks again.
+    /// A creator has named the ledger and not the payload yet, or the names changed during the search. The caller retries.
     Beginning,
 }
 
@@ -175,7 +175,7 @@ impl Pair {
         let stale = |ledger: &LedgerFile| ledger.unlink().map(|_| FoundPair::Nothing);
         if record.boot != os::boot_id() {
             // After a crash of the machine, chunks that the ledger calls finished may never have reached the disk. No process of this
-            // boot leases such a ledger. If it is leased, a process on another machine does that, through a network file system.
+            // boot leases such a ledger. If it is leased, the process is on another machine and uses a network file system.
             if ledger.is_in_use()? {
                 let location = home.location.to_string();
                 let (expected, found) = ("this machine, now".into(), "a process of another machine or boot".into());
@@ -195,7 +195,7 @@ impl Pair {
             _ => return Ok(FoundPair::Beginning),
         };
         let bytes = record.work.bytes().unwrap_or(u64::MAX);
-        // Sparse, because its creator has reserved the memory, unless it was told not to.
+        // Sparse: attaching reserves nothing. The creator has reserved the memory, unless its options said not to.
         let attach = Attach { sparse: true, ..Attach::new(Access::ReadWrite) };
         match Segment::attach_file(payload, &partial, Expect::Payload(bytes), attach) {
             Ok(Some(payload)) => {
@@ -216,7 +216,7 @@ impl Pair {
     }
 }
 
-/// Pauses before the next look. Fails with `TimedOut` when the caller's time limit has passed.
+/// Pauses before the next attempt. Fails with `TimedOut` when the caller's time limit has passed.
 fn wait(backoff: &mut Backoff, home: &Home, how: &Making<'_>) -> Result<()> {
     let (location, waited) = (home.location.to_string(), how.timeout);
     if backoff.pause() { Ok(()) } else { Err(Error::TimedOut { location, waited }) }
@@ -234,8 +234,8 @@ impl Beginning {
             .map_err(|error| Error::os("begin", &home.location, error))
     }
 
-    /// Calls `act` under the lock on NAME of the ledger, while no process can remove the ledger's name. Returns `None` without calling
-    /// it if the name was removed already.
+    /// Calls `act` under the lock on NAME of the ledger, so that no process can remove the ledger's name meanwhile. Returns `None`
+    /// without calling `act` if the name was removed already.
     fn while_named<R>(
         &self,
         ledger: &LedgerSegment,
@@ -303,8 +303,8 @@ fn pin_leased(backend: &Directory, at: &Location) -> Result<Option<(File, FileId
         if os::try_lock(&file, LockKind::Shared, LEASE).map_err(|error| Error::os("lease", at, error))? {
             return Ok(Some((file, facts.id)));
         }
-        // A pool holds the lease exclusively: it has just taken the memory back, or is just publishing it. The next attempt opens the
-        // file that has the name then.
+        // A pool holds the lease exclusively: it has just taken the memory back, or is publishing it. The next attempt opens the
+        // file that has the name by then.
         if !backoff.pause() {
             return Err(Error::TimedOut { location: at.to_string(), waited: PIN_WAIT });
         }

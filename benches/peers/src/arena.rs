@@ -1,4 +1,5 @@
-//! Very many small arrays: created in an arena, sent to another process as 24 bytes each, attached and read there, and kept by both.
+//! Very many small arrays: created in an arena, sent to another process as 24 bytes each, attached and read there, and kept by
+//! both.
 
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::process::{Command, Stdio};
@@ -52,7 +53,7 @@ pub fn share(bytes: usize, count: usize) -> Failable<()> {
     })
 }
 
-/// The other process: attaches to each array that arrives, reads and keeps it, and reports the cost.
+/// Runs in the other process. Attaches to each array that arrives, reads and keeps it, and reports the cost.
 pub fn read(name: &str, count: usize) -> Failable<()> {
     let arena = Arena::open(name)?;
     println!("ready");
@@ -69,7 +70,7 @@ pub fn read(name: &str, count: usize) -> Failable<()> {
     }
     let (descriptors, mappings) = costs();
     println!("{}", json!({"descriptors": descriptors, "mappings": mappings}));
-    // Kept until the other process has read them.
+    // The arrays are kept until the first process closes the pipe.
     receive.read_to_end(&mut Vec::new())?;
     Ok(())
 }

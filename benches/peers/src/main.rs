@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! bench-peers machine                          touch KIND BYTES | copy BYTES THREADS | read BYTES
-//! bench-peers fill CASE BYTES THREADS          create a segment, copy BENCH_SOURCE into it, remove it
+//! bench-peers fill CASE BYTES THREADS          create a segment, fill it by a copy, remove it
 //! bench-peers recycle CASE BYTES               fill memory that was used before
 //! bench-peers attach CASE BYTES                attach in a second process and read, twice
 //! bench-peers small CASE BYTES COUNT           create, fill, publish and drop small segments, one after another
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 type Failable<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Answers every line of standard input, until it ends. An error is an answer, too.
+/// Answers every line of standard input until it ends. An error is also an answer.
 fn serve(mut answer: impl FnMut(&[&str]) -> Failable<Value>) -> Failable<()> {
     println!("{}", json!({"ready": true}));
     for line in std::io::stdin().lock().lines() {

@@ -31,7 +31,7 @@ mod iceoryx {
     impl Iceoryx {
         pub fn new() -> Failable<Self> {
             iceoryx2::prelude::set_log_level(iceoryx2::prelude::LogLevel::Error);
-            // Its files stay. With our prefix they can be found and removed.
+            // iceoryx2 leaves its files behind. With the prefix of this run they can be found and removed.
             let mut config = Config::default();
             if let Ok(prefix) = std::env::var("BENCH_PREFIX") {
                 config.global.prefix = FileName::new(prefix.as_bytes())?;

@@ -84,7 +84,7 @@ impl Segments for OurDraft {
     }
 }
 
-/// memmap2 over a file in /dev/shm, as most programs do it.
+/// memmap2 over a file in /dev/shm, as most programs use it.
 struct Files;
 
 impl Segments for Files {
@@ -108,9 +108,9 @@ impl Segments for Files {
     }
 }
 
-/// The system calls that an array needs at least, if it is complete when its name appears and its room is reserved:
-/// open a nameless file, allocate, map, link, close; later unmap and unlink. `lease` adds the lock by which other processes
-/// can ask whether any process is attached.
+/// The fewest system calls for an array that is complete when its name appears, and whose room is reserved: open a nameless file,
+/// allocate, map, link, close; later unmap and unlink. `lease` adds the lock that shows other processes whether any process is
+/// attached.
 struct Calls {
     lease: bool,
 }
@@ -175,7 +175,7 @@ impl Segments for SharedMemory {
     }
 }
 
-/// The libraries of messages: a receiver finds the segment by the message.
+/// A library that sends messages: a receiver finds the segment by the message.
 #[cfg(feature = "ipc-channel")]
 impl Segments for crate::messages::IpcChannel {
     fn create(&self, _name: &str, source: &Source) -> Failable<Box<dyn Any>> {
@@ -192,7 +192,7 @@ impl Segments for crate::messages::Iceoryx {
     fn create(&self, name: &str, source: &Source) -> Failable<Box<dyn Any>> {
         let publisher = self.publisher(name, source.bytes().len())?;
         let mut sample = publisher.loan_slice_uninit(source.bytes().len())?;
-        // SAFETY: the bytes are only written to, and so need no initial value.
+        // SAFETY: the bytes are only written, and so need no initial value.
         source.copy_to(unsafe { &mut *(std::ptr::from_mut(sample.payload_mut()) as *mut [u8]) });
         Ok(Box::new((publisher, sample)))
     }

@@ -1,4 +1,4 @@
-//! Filling memory that was filled before and is still mapped: pools, and the copy between private buffers as the limit.
+//! Filling memory that was filled before and is still mapped: the pools of this crate and of iceoryx2.
 
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ fn recycler(case: &str, bytes: usize) -> Failable<Once> {
             let publisher = crate::messages::Iceoryx::new()?.publisher(&crate::fresh_name(), bytes)?;
             Box::new(move |source| {
                 let mut sample = publisher.loan_slice_uninit(bytes)?;
-                // SAFETY: the bytes are only written to, and so need no initial value.
+                // SAFETY: the bytes are only written, and so need no initial value.
                 source.copy_to(unsafe { &mut *(std::ptr::from_mut(sample.payload_mut()) as *mut [u8]) });
                 Ok(())
             })

@@ -1,4 +1,4 @@
-//! An array goes to another process and back without being copied: each side touches one element and passes it on.
+//! An array goes to another process and back without being copied. Each side touches one element and passes the array on.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -64,7 +64,7 @@ pub fn answer(case: &str, way: &str, bytes: usize, address: &str) -> Failable<()
     }
 }
 
-/// The asking side, before the other one starts.
+/// The asking side, before the answering side starts.
 struct Prepared<'a> {
     address: String,
     finish: Box<dyn FnOnce() -> Failable<Box<dyn Side>> + 'a>,
@@ -105,7 +105,7 @@ fn prepare<'a>(case: &'a str, way: &'a str, bytes: usize, address: &str) -> Fail
             Prepared { address: path.display().to_string(), finish: Box::new(finish) }
         }
         _ => {
-            // The two sides find each other by name. The asking side comes first.
+            // The two sides find each other by name. The asking side creates what the answering side opens.
             let side = side(case, way, bytes, address, true)?;
             Prepared { address: own, finish: Box::new(move || Ok(side)) }
         }
@@ -189,7 +189,7 @@ impl Side for Words {
             match self.pause {
                 Pause::Spin => std::hint::spin_loop(),
                 Pause::Futex => {
-                    let _ = futex::wait(word, futex::Flags::empty(), seen, None); // the loop looks again
+                    let _ = futex::wait(word, futex::Flags::empty(), seen, None); // the loop checks again
                 }
             }
         }
@@ -208,7 +208,7 @@ struct OurChannel {
 
 impl Side for OurChannel {
     fn pass(&mut self, number: u64) -> Failable<()> {
-        let array = self.array.take().ok_or("it is with the other side")?;
+        let array = self.array.take().ok_or("the other side has the array")?;
         let first = array.raw_view_mut().ok_or("writable")?.as_mut_ptr();
         // SAFETY: the other side accesses the memory only after it is sent on.
         unsafe { first.cast::<u64>().write_volatile(number) };
@@ -292,7 +292,7 @@ struct IpcChannel {
 #[cfg(feature = "ipc-channel")]
 impl Side for IpcChannel {
     fn pass(&mut self, number: u64) -> Failable<()> {
-        let mut memory = self.memory.take().ok_or("it is with the other side")?;
+        let mut memory = self.memory.take().ok_or("the other side has the memory")?;
         // SAFETY: the other side accesses the memory only after it is sent on.
         let bytes = unsafe { memory.deref_mut() };
         bytes[..8].copy_from_slice(&number.to_ne_bytes());
@@ -340,7 +340,7 @@ impl Iceoryx {
 impl Side for Iceoryx {
     fn pass(&mut self, number: u64) -> Failable<()> {
         let mut sample = self.publisher.loan_slice_uninit(self.bytes)?;
-        // SAFETY: a loan has at least these bytes. They are only written to, and so need no initial value.
+        // SAFETY: a loan has at least these bytes. They are only written, and so need no initial value.
         unsafe { sample.payload_mut().as_mut_ptr().cast::<u64>().write_unaligned(number) };
         // SAFETY: the memory holds the kernel's zeros or an earlier sample, so it is initialised.
         unsafe { sample.assume_init() }.send()?;

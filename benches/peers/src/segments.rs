@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::machine::{Source, floats, sum};
 use crate::{Failable, fresh_name, peers};
 
-/// One segment at a time: seconds to create and fill it, and seconds to remove it.
+/// One segment at a time. Measures the seconds to create and fill it, and the seconds to remove it.
 pub fn fill(case: &str, bytes: usize, threads: usize) -> Failable<()> {
     let peer = peers::of(case)?;
     let source = Source::new(bytes, threads)?;
@@ -25,7 +25,7 @@ pub fn fill(case: &str, bytes: usize, threads: usize) -> Failable<()> {
     })
 }
 
-/// Creates a segment once. For every line, another process attaches to it.
+/// Creates one segment. For every line, another process attaches to it.
 pub fn attach(case: &str, bytes: usize) -> Failable<()> {
     let (peer, name) = (peers::of(case)?, fresh_name());
     let segment = peer.create(&name, &Source::new(bytes, 1)?)?;
@@ -46,7 +46,7 @@ pub fn attach(case: &str, bytes: usize) -> Failable<()> {
     peer.remove(&name)
 }
 
-/// The other process: seconds to attach and read everything once, and seconds to read it again.
+/// Runs in the other process. Measures the seconds to attach and read everything once, and the seconds to read it again.
 pub fn read(case: &str, bytes: usize) -> Failable<()> {
     let peer = peers::of(case)?;
     crate::serve(|words| {
@@ -64,7 +64,7 @@ pub fn read(case: &str, bytes: usize) -> Failable<()> {
     })
 }
 
-/// Small segments, one after another: seconds for each.
+/// Small segments, one after another. Measures the seconds for each.
 pub fn small(case: &str, bytes: usize, count: u32) -> Failable<()> {
     let peer = peers::of(case)?;
     let source = Source::new(bytes, 1)?;
@@ -79,7 +79,8 @@ pub fn small(case: &str, bytes: usize, count: u32) -> Failable<()> {
     })
 }
 
-/// As many segments at once as possible: their number, seconds for each, their cost for the process, and the limit that was met.
+/// As many segments at once as possible. Measures their number, the seconds for each, their cost for the process, and the error
+/// that ended it.
 pub fn many(case: &str, bytes: usize, count: usize) -> Failable<()> {
     let peer = peers::of(case)?;
     let source = Source::new(bytes, 1)?;

@@ -1,6 +1,6 @@
-//! Finding a free block: first where this process has found some before (`hints.rs`), then in a free span, then everywhere.
+//! Finding a free block: first where this process found free blocks before (`hints.rs`), then in a free span, then everywhere.
 //!
-//! Waiting for memory is polling: a block is freed by one exchange, or by a death, and neither wakes a process.
+//! A process that waits for memory polls: a block is freed by one exchange or by a death, and neither wakes a process.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,18 +12,18 @@ use crate::arena::tables::sizes::Size;
 use crate::arena::tables::span::Area;
 use crate::error::{Error, Result};
 
-/// How often a search is repeated because other processes changed spans meanwhile.
+/// Maximum number of searches while other processes change spans.
 const TRIES: u32 = 64;
 /// How many remembered areas are searched for a free block before another span is cut.
 const LOOKS: usize = 8;
 
-/// Pauses between two searches: the first, the longest, and the shortest in multiples of the time that the last search took.
+/// Pauses between two searches: the first, the longest, and a minimum as a multiple of the time that the last search took.
 /// Searching a large arena that is full takes milliseconds.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 const PAUSE_PER_LOOK: u32 = 4;
 
-/// A block that was taken for this member alone.
+/// A block that this member has taken exclusively.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub(crate) slot: u32,
@@ -33,7 +33,7 @@ pub(crate) struct Taken {
 }
 
 impl ArenaHeader {
-    /// Takes a block of at least so many bytes for this member alone.
+    /// Takes a block of at least `bytes` bytes exclusively.
     ///
     /// # Errors
     ///
@@ -48,11 +48,11 @@ impl ArenaHeader {
             found = self.find(size, &mut hints)?;
         }
         if found.is_none() {
-            // Blocks of dead members become free, and so do spans that are cut into blocks of another size but unused.
+            // Frees blocks of dead members, and unused spans that are cut into blocks of another size.
             self.reclaim_dead(TURN_WAIT)?;
             for _ in 0..TRIES {
                 // Another process in this loop holds free blocks for a moment, or cuts the spans that this one has freed. Then
-                // spans have changed, and it is worth searching again.
+                // spans have changed, and another search may succeed.
                 let before = self.span_changes();
                 self.free_unused_spans()?;
                 found = self.find(size, &mut hints)?;
@@ -66,13 +66,13 @@ impl ArenaHeader {
         Ok(Self::taken(area, size, block))
     }
 
-    /// Takes a block of at least so many bytes for this member alone. Waits while none is free.
+    /// Takes a block of at least `bytes` bytes exclusively. Waits while none is free.
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`]; [`Error::NoSpace`] at once if the arena is too small for so many bytes.
+    /// [`Error::TimedOut`]: no block became free. [`Error::NoSpace`], at once: the arena is too small for the block.
     pub(crate) fn allocate_wait(&self, bytes: u64, limit: Duration) -> Result<Taken> {
-        // A deadline beyond the range of the clock is none.
+        // A deadline beyond the range of the clock counts as no limit.
         let deadline = Instant::now().checked_add(limit);
         let mut pause = FIRST_PAUSE;
         loop {
@@ -90,7 +90,7 @@ impl ArenaHeader {
         }
     }
 
-    /// Returns the size of a block for so many bytes, if the arena is large enough.
+    /// Returns the size of a block for this many bytes, if the arena is large enough.
     fn size_that_fits(&self, bytes: u64) -> Option<Size> {
         Size::of(bytes).filter(|size| size.block() <= self.geometry.capacity())
     }
@@ -104,7 +104,7 @@ impl ArenaHeader {
             }
             hints.next = 0;
             hints.areas.pop_front();
-            // A full area goes to the end of the list. One that was freed, and may be another area by now, is forgotten.
+            // A full area goes to the end of the list. An area that was freed meanwhile is forgotten.
             if self.span(area.span) == Some(area.word) {
                 hints.areas.push_back(area);
             }
@@ -112,7 +112,7 @@ impl ArenaHeader {
         None
     }
 
-    /// Makes an area of free spans and takes a block of it; if no spans are free, searches all areas for a free block.
+    /// Makes an area of free spans and takes a block of it. If no spans are free, searches all areas for a free block.
     fn find(&self, size: Size, hints: &mut HintSet) -> Result<Option<(Area, u32)>> {
         loop {
             let made = match size {
@@ -126,7 +126,7 @@ impl ArenaHeader {
                 return Ok(found);
             };
             hints.cursor = area.span + if let Size::Run(spans) = size { spans } else { 1 };
-            // Another process can have found the new area and taken all of its blocks, or freed it again: make another one.
+            // Another process may have found the new area and taken all of its blocks, or freed it again: make another area.
             if let Some(block) = self.take_block(area, 0) {
                 return Ok(Some((area, block)));
             }

@@ -23,14 +23,14 @@ use crate::array::layout::Layout;
 use crate::array::{DType, Element, Order};
 use crate::error::{Error, Result};
 
-/// Most axes that a description has room for.
+/// Maximum number of axes that a description has room for.
 const MOST_AXES: usize = 32;
 /// Words before the lengths.
 const FIRST_LENGTH: usize = 2;
-/// Stands for no slot: an arena has fewer.
+/// Stands for no slot: an arena has fewer slots.
 const NO_SLOT: u32 = u32::MAX;
 
-/// Returns the bytes before the elements of an array with so many axes.
+/// Returns the number of bytes before the elements of an array with this many axes.
 fn description_bytes(axes: usize) -> u64 {
     (((FIRST_LENGTH + axes) * 8) as u64).next_multiple_of(ALIGNMENT)
 }
@@ -138,7 +138,7 @@ impl Drop for Block {
 }
 
 impl ArenaHeader {
-    /// The words of the description of a block, for an array with so many axes.
+    /// Returns the words of a block's description, for an array with this many axes.
     fn description_words(&self, taken: &Taken, axes: usize) -> &[AtomicU64] {
         self.words_at(taken.at, (FIRST_LENGTH + axes) as u64)
     }

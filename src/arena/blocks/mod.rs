@@ -1,4 +1,4 @@
-//! Blocks: finding a free one, its contents, and freeing of spans.
+//! Blocks: finding a free block, its contents, and freeing spans.
 
 mod allocate;
 mod block;

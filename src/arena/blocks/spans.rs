@@ -1,12 +1,12 @@
-//! Spans: free ones, those that are cut into blocks, and runs of spans that are one block.
+//! Spans: free spans, spans that are cut into blocks, and runs of spans that are one block.
 //!
 //! A free span is cut by one exchange, without a lock. Everything else is done under SPANS. To join a run, a process makes each
 //! span a part, then the first part the head: that exchange completes the run. It takes a run apart in the reverse order. So parts
-//! that no head covers are what a killed process has left, and the next process that holds SPANS frees them.
+//! without a head were left by a killed process, and the next process that holds SPANS frees them.
 //!
-//! A process frees a span only while it holds every block of it. A process that takes a block loads the span's word once more
-//! afterwards. So of two processes, one that takes a block and one that frees its span, either the second finds the block held, or
-//! the first finds that the span has changed: a block that is held keeps its span as it is.
+//! A process frees a span only while it holds every block of it. A process that takes a block loads the span's word again
+//! afterwards. If one process takes a block while another frees its span, either the second finds the block held, or the first
+//! finds that the span has changed. So a held block keeps its span as it is.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -24,7 +24,7 @@ impl ArenaHeader {
         self.spans().get(index as usize).map(|word| Span(word.load(Ordering::Acquire)))
     }
 
-    /// Number of the first slot of a span.
+    /// Returns the number of the first slot of a span.
     pub(crate) fn first_slot(span: u32) -> u32 {
         span * SLOTS_OF_SPAN
     }
@@ -38,8 +38,8 @@ impl ArenaHeader {
         let slots = self.slots();
         let first = Self::first_slot(area.span);
         let block = around(count, from).find(|block| slots.allocate(first + block))?;
-        // Between the first look and the exchange in `allocate`, another process may have freed the span, and cut or joined it anew:
-        // then this slot is of another block. Held, it keeps the span as it is, so this look decides.
+        // Between the first check and the exchange in `allocate`, another process may have freed the span, and cut or joined it
+        // again: then this slot belongs to another block. The held block keeps the span as it is, so this second check is final.
         if self.span(area.span) == Some(area.word) && self.is_whole(area) {
             return Some(block);
         }
@@ -87,7 +87,7 @@ impl ArenaHeader {
         let mut at = start;
         while at < end {
             let run = &words[at..at + spans as usize];
-            // From the end: the last span of these that is not free says where the next candidate begins.
+            // Searched from the end: the next candidate begins after the last of these spans that is not free.
             if let Some(taken) = run.iter().rposition(|word| !Span(word.load(Ordering::Acquire)).is_free()) {
                 at += taken + 1;
                 continue;
@@ -104,14 +104,14 @@ impl ArenaHeader {
                 let head = part.become_(HEAD, spans.into());
                 return exchange(&run[0], part, head).then_some(Area { span: first, word: head });
             }
-            // Another process has cut the span behind these, which needs no lock.
+            // Another process has cut the next span meanwhile, which needs no lock. Give up the parts before it.
             run[..got].iter().for_each(free_part);
             at += got + 1;
         }
         None
     }
 
-    /// Searches all areas of a size, whichever process made them, from span `from` on, and takes a block of one.
+    /// Takes a block of any area of this size, also of other processes. Searches from span `from` on.
     pub(crate) fn search_block(&self, size: Size, from: u32) -> Option<(Area, u32)> {
         around(self.touched(), from).find_map(|span| {
             let word = self.span(span)?;
@@ -123,15 +123,15 @@ impl ArenaHeader {
         })
     }
 
-    /// Frees every span and run of which all blocks are free. Returns how many spans it has freed.
+    /// Frees every span and run whose blocks are all free. Returns how many spans it has freed.
     pub(crate) fn free_unused_spans(&self) -> Result<usize> {
         let _turn = self.turn(SPANS, TURN_WAIT)?;
         let words = self.spans();
         let mut freed = 0;
         for span in 0..self.touched() {
             let Some((word, size)) = self.span(span).and_then(|word| Some((word, word.size()?))) else { continue };
-            // First the head of a run becomes a part. Killed after that, this process leaves parts without a head, which the next
-            // process that holds SPANS frees.
+            // First the head of a run becomes a part. If this process is killed after that, it leaves parts without a head, and the
+            // next process that holds SPANS frees them.
             let (count, next) = match size {
                 Size::Small(_) => (1, FREE),
                 Size::Run(spans) => (spans as usize, PART),
@@ -157,7 +157,7 @@ impl ArenaHeader {
             return 0;
         }
         let slots = self.slots();
-        // Another process may take one of the blocks since: then give up those before it.
+        // Another process may have taken one of the blocks since the check. Then the blocks before it are released.
         let got = blocks.clone().take_while(|slot| slots.allocate(*slot)).count();
         let done = if got == blocks.len() { action() } else { 0 };
         blocks.take(got).for_each(|slot| {
@@ -181,7 +181,7 @@ impl ArenaHeader {
         Ok(())
     }
 
-    /// Returns the sum of all epochs, which changes with every change of a span.
+    /// Returns the sum of all epochs. It changes with every change of a span.
     pub(crate) fn span_changes(&self) -> u64 {
         self.spans().iter().fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Acquire) >> 32))
     }

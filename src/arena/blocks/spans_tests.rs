@@ -1,4 +1,4 @@
-//! Spans after a member was killed between two exchanges, and how they are freed.
+//! Spans are joined, used and freed, also after a member was killed between two exchanges.
 
 use super::*;
 use crate::arena::tables::geometry::Geometry;
@@ -24,7 +24,7 @@ fn members() -> (tempfile::TempDir, ArenaHeader, ArenaHeader) {
 }
 
 fn kinds(header: &ArenaHeader) -> Vec<u64> {
-    (0..SPANS).map(|span| header.span(span).expect("there are so many").kind()).collect()
+    (0..SPANS).map(|span| header.span(span).expect("the span exists").kind()).collect()
 }
 
 /// Sets a span's word as one exchange of a member does.
@@ -82,10 +82,10 @@ fn loose_spans_of_killed_member_are_freed() {
 }
 
 #[test]
-fn blocks_of_member_killed_while_freeing_a_span_are_freed() {
+fn span_of_killed_member_is_freed_after_reclaim() {
     let (_directory, one, two) = members();
     let area = one.cut_span(26, 0).expect("a free span");
-    // The member has taken one of two blocks, and counts as dead: its seat is reclaimed below.
+    // The second member has taken one of two blocks, as if it were killed while freeing the span. Its seat is reclaimed below.
     assert_eq!(two.take_block(area, 0), Some(0));
     assert_eq!(one.free_unused_spans().expect("a turn"), 0);
     let turn = one.turn(RECOVER, std::time::Duration::from_secs(1)).expect("a turn");

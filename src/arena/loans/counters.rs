@@ -1,8 +1,8 @@
 //! Counters: an arena's slots without data, for memory that lies elsewhere and belongs to its producer.
 //!
-//! A loan to one receiver is one slot. The producer's bit keeps the slot from being used for another loan until the producer has seen
-//! that this one is over. FLIGHT stands for the receiver until it receives the handle, then its own bit does. So every loan ends exactly
-//! once: when its receiver releases it or dies, or the producer revokes it.
+//! A loan to one receiver is one slot. The producer's bit keeps the slot from being used for another loan until the producer has
+//! seen that this one is over. FLIGHT stands for the receiver until it receives the handle, then its own bit does. So every loan
+//! ends exactly once: when its receiver releases it or dies, or the producer revokes it.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -24,9 +24,9 @@ use crate::segment::footer::Kind;
 /// Thousands of reference counters in one file, for up to 46 processes.
 ///
 /// Memory that only its producer can free (GPU memory, a pinned buffer, a private mapping) is [lent](super::Limbo): each loan is a
-/// handle that one receiver takes over, holds, and releases. A count stays right when a process dies: what a process holds or has lent
-/// are its bits in the file, and the next process that reclaims clears the bits of dead ones. The last process that has the file open
-/// removes its name.
+/// handle that one receiver takes over, holds, and releases. A count stays right when a process dies: the file has bits for what
+/// each process holds or has lent, and the next process that reclaims clears the bits of dead processes. The last process
+/// that leaves removes the file's name.
 ///
 /// Cloning is cheap, and clones are the same member.
 #[derive(Clone)]
@@ -46,7 +46,7 @@ struct CountersState {
 }
 
 impl Counters {
-    /// Creates a file of so many counters, rounded up to a multiple of 256, under a name that must be free.
+    /// Creates a file of `counters` counters, rounded up to a multiple of 256, under a name that must be free.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl Counters {
         &self.header().home.location
     }
 
-    /// Returns how many loans there can be at one time.
+    /// Returns the maximum number of loans at one time.
     pub fn capacity(&self) -> u32 {
         self.header().geometry.slots()
     }
@@ -149,7 +149,8 @@ impl Counters {
     ///
     /// # Errors
     ///
-    /// [`HandleSpent`](Error::HandleSpent): the loan is over, and its producer has seen that. As [`reclaim`](Self::reclaim).
+    /// [`HandleSpent`](Error::HandleSpent): the loan is over, and its producer has noticed it. Also the errors of
+    /// [`reclaim`](Self::reclaim).
     pub fn count(&self, handle: &CounterHandle) -> Result<u32> {
         self.check(handle)?;
         self.reclaim()?;
@@ -205,7 +206,7 @@ impl Counters {
         Some(found)
     }
 
-    /// Ends a loan of this process if it is over: its receiver has released it, or has died and was reclaimed. Returns whether it is.
+    /// Ends a loan of this process if it is over: its receiver has released it, or has died and was reclaimed. Returns `true` then.
     pub(super) fn end_if_over(&self, handle: &CounterHandle) -> bool {
         let slots = self.header().slots();
         let is_over = slots.is_held_by_us_alone(handle.slot);
@@ -249,7 +250,7 @@ impl ReceivedLoan {
         self.handle
     }
 
-    /// Releases the loan, as dropping does, and reports errors.
+    /// Releases the loan, and reports errors. Dropping releases it too, and ignores them.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! The limbo: memory that its producer has dropped while receivers still use it.
 //!
-//! The design is that of torch's CUDA tensors between processes (`torch/multiprocessing/cuda_multiprocessing.md`). The producer keeps
-//! sent memory until its reference count, in a file of counters, falls to zero. It checks the counts of memory in the limbo whenever it
-//! lends or drops memory, and when it reclaims.
+//! The design follows how torch shares CUDA tensors between processes (`torch/multiprocessing/cuda_multiprocessing.md`). The
+//! producer keeps sent memory until its reference count, in a file of counters, falls to zero. It checks the counts of memory in
+//! the limbo whenever it lends or drops memory, and when it reclaims.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,12 +15,12 @@ use crate::arena::handle::CounterHandle;
 use crate::arena::header::DROP_WAIT;
 use crate::error::{Error, IntoError, Result};
 
-/// Memories in the limbo above which a warning is logged.
+/// Number of buffers in the limbo above which a warning is logged.
 const LIMIT: usize = 1000;
-/// Memories in the limbo that are checked when memory is lent or dropped.
+/// Number of buffers in the limbo that are checked when memory is lent or dropped.
 const LOOKS: usize = 64;
 
-/// Memory that belongs to its producer. Dropping the value frees the memory, for receivers too.
+/// A buffer that belongs to its producer. Dropping the value frees the memory, for receivers too.
 ///
 /// It may be memory of the CPU or of a device. Only its size is needed, for [`Limbo::bytes`] and warnings.
 pub trait Memory: Send {
@@ -36,8 +36,8 @@ impl<T: Memory + ?Sized> Memory for Box<T> {
 
 /// Lends memory to other processes, and keeps dropped memory until they have released it.
 ///
-/// When the limbo and all [`LentMemory`] are dropped, memory that receivers still hold is leaked, not freed: `Drop` of the [`Memory`]
-/// is not called. Handles that were not received are void then.
+/// When the limbo and all [`LentMemory`] are dropped, memory that receivers still hold is leaked, not freed: `Drop` of the
+/// [`Memory`] is not called. Handles that were not received are void then.
 ///
 /// ```
 /// use ndarray_shm::arena::loans::{Counters, Limbo, Memory};
@@ -51,9 +51,9 @@ impl<T: Memory + ?Sized> Memory for Box<T> {
 ///
 /// let limbo = Limbo::new(&Counters::create("limbo-example", 1000)?);
 /// let lent = limbo.lend(Buffer(vec![7; 100]))?;
-/// let handle = lent.send()?; // together with whatever tells the receiver where the memory is
+/// let handle = lent.send()?; // sent together with the place of the memory, which this crate does not know
 /// drop(lent);
-/// assert_eq!(limbo.len(), 1); // it waits
+/// assert_eq!(limbo.len(), 1); // the memory waits for its receiver
 ///
 /// // in another process
 /// let held = Counters::open("limbo-example")?.receive(&handle)?;
@@ -76,32 +76,32 @@ struct LimboState<M: Memory> {
 
 struct Waiting<M> {
     memory: M,
-    /// Size of the memory, asked once: `Memory::bytes` is foreign code, which must not run while `waiting` is locked.
+    /// Size of the memory, computed once: `Memory::bytes` is foreign code, which must not run while `waiting` is locked.
     bytes: u64,
     loans: Vec<CounterHandle>,
 }
 
 impl<M: Memory> Limbo<M> {
-    /// Makes a limbo that counts its loans in these counters.
+    /// Creates a limbo that counts its loans in these counters.
     pub fn new(counters: &Counters) -> Self {
         let (limit, warned) = (AtomicUsize::new(LIMIT), AtomicBool::new(false));
         Self { inner: Arc::new(LimboState { counters: counters.clone(), waiting: Mutex::default(), limit, warned }) }
     }
 
-    /// Sets how many memories the limbo may keep before it logs a warning, once. The default is 1000.
+    /// Sets how many buffers the limbo may keep before it logs a warning, once. The default is 1000.
     pub fn warn_above(self, limit: usize) -> Self {
         self.inner.limit.store(limit, Ordering::Relaxed);
         self
     }
 
-    /// Takes memory that can then be sent to receivers.
+    /// Takes a buffer that can then be sent to receivers.
     ///
-    /// Checks some of the memory in the limbo. If there is more than the [limit](Self::warn_above), checks all of it, and reclaims what
-    /// dead receivers held.
+    /// Also checks some of the buffers in the limbo. If there are more than the [limit](Self::warn_above), checks all of them, and
+    /// reclaims what dead receivers held.
     ///
     /// # Errors
     ///
-    /// The error gives the memory back. [`Unsupported`](Error::Unsupported): this is a forked child, which is no member of the
+    /// The error gives the memory back. [`Unsupported`](Error::Unsupported): this is a forked child, which is not a member of the
     /// counters. Otherwise those of [`reclaim`](Self::reclaim).
     pub fn lend(&self, memory: M) -> Result<LentMemory<M>, IntoError<M>> {
         let is_too_much = self.len() > self.inner.limit.load(Ordering::Relaxed);
@@ -112,7 +112,7 @@ impl<M: Memory> Limbo<M> {
         }
     }
 
-    /// Frees the memory in the limbo that no living receiver holds, and returns how many memories it has freed.
+    /// Frees the buffers in the limbo that no living receiver holds, and returns their number.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ impl<M: Memory> Limbo<M> {
         self.inner.free_released(usize::MAX)
     }
 
-    /// Returns how many memories are in the limbo; 0 in a forked child.
+    /// Returns how many buffers are in the limbo; 0 in a forked child.
     pub fn len(&self) -> usize {
         self.inner.waiting().map_or(0, |waiting| waiting.len())
     }
@@ -139,7 +139,8 @@ impl<M: Memory> Limbo<M> {
 }
 
 impl<M: Memory> LimboState<M> {
-    /// Locks the memory in the limbo. Fails in a forked child, in which a lock of a parent's thread would stay locked for ever.
+    /// Locks the buffers in the limbo. Fails in a forked child: a lock that a thread of the parent held at the fork stays locked
+    /// there for ever.
     fn waiting(&self) -> Result<MutexGuard<'_, VecDeque<Waiting<M>>>> {
         self.counters.header().check_process()?;
         Ok(self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
@@ -151,7 +152,7 @@ impl<M: Memory> LimboState<M> {
         !loans.is_empty()
     }
 
-    /// Checks so many memories in the limbo, and frees those that are not lent any more.
+    /// Checks at most `looks` buffers in the limbo, and frees those that are not lent any more. Returns their number.
     fn free_released(&self, looks: usize) -> Result<usize> {
         let mut free = Vec::new();
         let mut waiting = self.waiting()?;
@@ -163,7 +164,7 @@ impl<M: Memory> LimboState<M> {
                 free.push(one.memory);
             }
         }
-        // `free` is dropped after the lock is released: its `Drop` is foreign code, which may lend or drop memory itself.
+        // `free` is dropped after the lock is released: the buffers' `Drop` is foreign code, which may lend or drop memory itself.
         drop(waiting);
         Ok(free.len())
     }
@@ -178,7 +179,7 @@ impl<M: Memory> LimboState<M> {
             let bytes: u64 = waiting.iter().map(|waiting| waiting.bytes).sum();
             drop(waiting);
             log::warn!(
-                "the limbo keeps {count} memories ({bytes} bytes) that other processes have not released; memory is freed only \
+                "the limbo keeps {count} buffers ({bytes} bytes) that other processes have not released; memory is freed only \
                  when its receivers release it"
             );
         }
@@ -192,14 +193,14 @@ impl<M: Memory> Drop for LimboState<M> {
             let _ = self.counters.header().reclaim_dead(DROP_WAIT); // fails while another process reclaims
             let _ = self.free_released(usize::MAX);
         }
-        // Without locking: in a forked child, a parent's thread may have held the lock at the fork, and it is never released.
+        // Without locking: in a forked child, a thread of the parent may have held the lock at the fork, and it is never released.
         let left = std::mem::take(self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner));
         if left.is_empty() {
             return;
         }
         // Receivers still use this memory, so it must not be freed; and after this drop nothing can free it later.
         if self.counters.header().is_own_process() {
-            log::warn!("{} memories are leaked, because other processes still hold them", left.len());
+            log::warn!("{} buffers are leaked, because other processes still hold them", left.len());
         }
         left.into_iter().for_each(|waiting| std::mem::forget(waiting.memory));
     }
@@ -211,7 +212,7 @@ impl<M: Memory> fmt::Debug for Limbo<M> {
     }
 }
 
-/// Lent memory, which [`send`](Self::send) makes handles for. If it is dropped while receivers hold it, the limbo keeps it.
+/// Lent memory. [`send`](Self::send) returns handles to it. If it is dropped while receivers hold it, the limbo keeps it.
 ///
 /// [`Limbo`] has an example.
 pub struct LentMemory<M: Memory> {
@@ -225,7 +226,7 @@ impl<M: Memory> LentMemory<M> {
         self.loans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a handle for one receiver, which receives it once and releases it once.
+    /// Returns a handle for one receiver, which receives it once and releases it once.
     ///
     /// # Errors
     ///

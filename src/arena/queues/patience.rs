@@ -1,8 +1,8 @@
 //! How a process waits for another one: it spins for some microseconds, then it sleeps.
 //!
-//! Waking a thread takes microseconds on the same CPU, and tens of microseconds on another CPU that has to wake up itself. Spinning is
-//! cheaper if the wait is shorter than that. The time to spin is learnt from earlier waits: a short wait sets it to the maximum, a long
-//! one halves it. On a single CPU the other process cannot run while this one spins, so it does not spin.
+//! Waking a thread takes microseconds on the same CPU, and tens of microseconds on an idle CPU that has to wake up first. Spinning
+//! is cheaper if the wait is shorter than that. The time to spin is learnt from earlier waits: a short wait sets it to the maximum,
+//! a long one halves it. On a single CPU the other process cannot run while this one spins, so this one does not spin.
 
 use std::hint;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,16 +16,16 @@ use crate::os::Fact;
 const LONGEST_LOOK: Duration = Duration::from_micros(50);
 /// A wait up to this long counts as short.
 const SHORT: Duration = Duration::from_micros(100);
-/// How many attempts are made between two looks at the clock.
+/// How many attempts are made between two readings of the clock.
 const LOOKS: u32 = 16;
-/// The longest sleep without an attempt. A waker wakes one sleeper; if that is killed before its attempt, another sleeper has to find
-/// the message by itself.
+/// The longest sleep without an attempt. A waker wakes one sleeper. If that sleeper is killed before its attempt, another sleeper
+/// has to find the message by itself.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// How long to spin, as learnt from earlier waits for the same event.
 #[derive(Debug)]
 pub(super) struct Patience {
-    /// Nanoseconds to spin.
+    /// Nanoseconds to spin. Relaxed order is enough: it is only an estimate.
     look: AtomicU32,
 }
 
@@ -46,7 +46,7 @@ impl Patience {
             return Some(result);
         }
         let begin = Instant::now();
-        // A deadline beyond the range of the clock is none.
+        // A deadline beyond the range of the clock counts as no limit.
         let deadline = limit.and_then(|limit| begin.checked_add(limit));
         let look = if may_look() { self.look.load(Ordering::Relaxed) } else { 0 };
         let look = Duration::from_nanos(look.into()).min(limit.unwrap_or(Duration::MAX));
@@ -61,7 +61,7 @@ impl Patience {
         }
         let result = loop {
             let seen = event.prepare();
-            // The event may have happened before `prepare`, when no flag told its waker to wake: see `event.rs`.
+            // The event may have happened before `prepare`, when its waker found no flag and woke no sleeper: see `event.rs`.
             if let Some(result) = attempt() {
                 break Some(result);
             }

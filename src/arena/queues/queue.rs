@@ -21,8 +21,8 @@ use crate::error::{Error, IntoError, Result};
 
 /// Interval at which a waiting process checks whether members have died.
 const CHECK: Duration = Duration::from_secs(1);
-/// Interval at which a receiver checks whether registered senders are alive. Shorter than its longest sleep, so that it checks after
-/// each.
+/// Shortest interval at which a receiver checks whether registered senders are alive. It is shorter than the longest sleep, so a
+/// receiver checks after each full sleep.
 const ASK: Duration = Duration::from_millis(20);
 
 /// Error of receiving an array of one type. Gives the array back if it is of another type.
@@ -30,16 +30,17 @@ pub type ReceiveError = IntoError<Option<ArenaMessage>>;
 
 /// A queue of arrays between the members of an arena, for any number of senders and receivers.
 ///
-/// Every message is received once, by one receiver, and the messages of one sender arrive in order. Sending does not copy: the message is
-/// one word, and the receiver holds the same block. Until then the sender's process holds the block, even if the array is dropped. It
-/// releases the blocks of received messages whenever it sends, allocates, drops an array, or [reclaims](Arena::reclaim).
+/// Every message is received once, by one receiver, and the messages of one sender arrive in order. Sending does not copy: the
+/// message is one word, and the receiver holds the same block. Until the message is received, the sender's process holds the block,
+/// even if the array is dropped. It releases the blocks of received messages whenever it sends, allocates, drops an array, or
+/// [reclaims](Arena::reclaim).
 ///
-/// Any process may be killed at any moment, and no other process waits for it. The messages that it has sent arrive, the arrays that it
-/// has received are released, and the next receiver gets the next message. Receivers end when the queue is [closed](Self::close), or
-/// when the last [registered sender](Self::sender) has left or died.
+/// Any process may be killed at any moment, and no other process waits for it. The messages that it has sent arrive, the arrays
+/// that it has received are released, and the next receiver gets the next message. Receivers end when the queue is
+/// [closed](Self::close), or when the last [registered sender](Self::sender) has left or died.
 ///
-/// A process that has to wait spins for some microseconds if there is more than one CPU, and then sleeps (on Linux until the message
-/// comes, elsewhere for up to 2 ms at a time).
+/// A process that has to wait spins for some microseconds if there is more than one CPU, and then sleeps. On Linux a message wakes
+/// it. Elsewhere it polls, at least every 2 ms.
 ///
 /// ```
 /// use ndarray::Ix1;
@@ -49,7 +50,7 @@ pub type ReceiveError = IntoError<Option<ArenaMessage>>;
 /// let queue = arena.queue(0)?;
 /// queue.send(arena.from_array(&ndarray::arr1(&[1.0, 2.0]))?)?;
 ///
-/// // Mostly in another process, which has opened the arena by its name.
+/// // Usually in another process, which has opened the arena by its name.
 /// let received = queue.recv::<f64, Ix1>()?;
 /// assert_eq!(received.view().sum(), 3.0);
 /// # Ok::<(), ndarray_shm::Error>(())
@@ -79,7 +80,7 @@ impl Arena {
             return Err(Error::InvalidSetting {
                 setting: "the number of the queue",
                 value: index.to_string(),
-                expected: "less than the number of queues that the arena was made with",
+                expected: "less than the number of queues that the arena was created with",
             });
         }
         Ok(Queue::of(Arc::clone(&self.header), index))
@@ -139,9 +140,9 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// The error gives the array back. [`Closed`](Error::Closed): the queue was closed. [`InvalidSetting`](Error::InvalidSetting): the
-    /// array is of another arena. [`Unsupported`](Error::Unsupported): this is a forked child. [`Trailer`](Error::Trailer): the queue's
-    /// bytes are damaged.
+    /// The error gives the array back. [`Closed`](Error::Closed): the queue was closed. [`InvalidSetting`](Error::InvalidSetting):
+    /// the array is of another arena. [`Unsupported`](Error::Unsupported): this is a forked child. [`Trailer`](Error::Trailer): the
+    /// queue's bytes are damaged.
     pub fn send<A: Sendable>(&self, array: A) -> Result<(), IntoError<A>> {
         self.send_within(array, None)
     }
@@ -209,8 +210,8 @@ impl Queue {
     ///
     /// - [`Closed`](Error::Closed): every message has been received, and the queue was closed or all
     ///   [registered senders](Self::sender) have left or died.
-    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): the array is of another type. The error gives
-    ///   it back; dropping the error releases it.
+    /// - [`DTypeMismatch`](Error::DTypeMismatch), [`ShapeMismatch`](Error::ShapeMismatch): the array is of another type. The error
+    ///   gives it back; dropping the error releases it.
     /// - [`Unsupported`](Error::Unsupported): this is a forked child.
     /// - [`Trailer`](Error::Trailer): bytes of the queue or the array are damaged.
     pub fn recv<T: Element, D: Dimension>(&self) -> Result<ArenaArray<T, D>, ReceiveError> {
@@ -276,7 +277,7 @@ impl Queue {
         let attempt = || self.receive();
         let received = self.wait_while(RingRefusal::Empty, limit, &self.for_messages, &self.words()?.filled, attempt);
         let slot = match received {
-            // Senders are checked after every sleep. A limit too short for any sleep needs this check.
+            // Senders are checked after every sleep. If the limit was too short for a sleep, they are checked here.
             Err(error) if error.is_timed_out() && self.notice_deaths() => match self.receive() {
                 Err(RingRefusal::Empty) => return Err(error),
                 received => received.map_err(|refused| self.error(refused))?,
@@ -291,7 +292,7 @@ impl Queue {
         if self.keep_waiting { self.header.receive(self.index) } else { self.header.receive_until_deserted(self.index) }
     }
 
-    /// Asks the kernel whether registered senders are alive, at most once per [`ASK`]. Returns whether it has asked.
+    /// Asks the kernel whether registered senders are alive, at most once per [`ASK`]. Returns whether it asked.
     fn notice_deaths(&self) -> bool {
         if self.keep_waiting || self.words().is_ok_and(|words| words.senders.load().seats().next().is_none()) {
             return false;
@@ -321,8 +322,8 @@ impl Queue {
     /// Closes the queue for ever. Sending fails from now on; receivers get the messages that were sent before, and then
     /// [`Closed`](Error::Closed).
     ///
-    /// Returns whether the queue was open. Closing takes effect in one step: a message that is sent at the same time is either received
-    /// or refused.
+    /// Returns whether the queue was open. Closing takes effect in one step: a message that is sent at the same time is either
+    /// received or refused.
     ///
     /// # Errors
     ///
@@ -331,7 +332,7 @@ impl Queue {
         self.header.check_process()?;
         let words = self.words()?;
         let was_open = words.ring.close().map_err(|refused| self.error(refused))?;
-        // Also if the queue was closed already: the process that closed it may have been killed before it woke the sleepers.
+        // Wakes also if the queue was closed already: the process that closed it may have been killed before it woke the sleepers.
         words.filled.notify_all();
         words.emptied.notify_all();
         Ok(was_open)

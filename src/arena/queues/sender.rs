@@ -1,6 +1,6 @@
 //! Registered senders of a queue: its receivers end when all of them have left or died.
 //!
-//! The word that names them is in `tables/senders.rs`. The kernel says which of them are alive (`members.rs`).
+//! The word of registrations is in `tables/senders.rs`. The kernel knows which of their processes are alive (`members.rs`).
 
 use std::fmt;
 use std::time::Duration;
@@ -10,14 +10,15 @@ use crate::error::{IntoError, Result};
 
 /// A registered sender of a [`Queue`].
 ///
-/// Once a sender has registered, receiving from the queue ends when all registered senders have been dropped, or their
-/// processes have died, and every message has been received: it fails with [`Closed`](crate::Error::Closed). A receiver that sleeps
-/// notices a death within 100 ms. The queue stays open: when another sender registers, receiving goes on.
+/// Once a sender has registered, receiving ends when every registered sender has been dropped, or its process has died, and every
+/// message has been received. Then it fails with [`Closed`](crate::Error::Closed). A receiver that sleeps notices a death within
+/// 100 ms. The queue stays open: when another sender registers, receiving goes on.
 ///
-/// If several processes send, one may leave before the next has registered, and receivers would end in between. To prevent that, the
-/// process that starts them keeps a sender of its own until all have registered, or receivers [keep waiting](Queue::keep_waiting).
+/// If several processes send, one may leave before the next has registered, and receivers would end in between. To prevent that,
+/// the process that starts them keeps a sender of its own until all have registered, or receivers
+/// [keep waiting](Queue::keep_waiting).
 ///
-/// Each clone is a registered sender of its own. A forked child has none of its parent's senders.
+/// Each clone is registered separately. A forked child has none of its parent's senders.
 ///
 /// ```
 /// use ndarray::{Ix1, arr1};
@@ -25,7 +26,7 @@ use crate::error::{IntoError, Result};
 ///
 /// let arena = Arena::create("sender-example", 1 << 20)?;
 /// let queue = arena.queue(0)?;
-/// let sender = queue.sender()?; // mostly in another process
+/// let sender = queue.sender()?; // usually in another process
 /// sender.send(arena.from_array(&arr1(&[1.0, 2.0]))?)?;
 /// drop(sender); // or its process is killed
 ///

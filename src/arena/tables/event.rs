@@ -1,24 +1,24 @@
-//! Sleeping until another process has done something, on a word of shared memory (a futex). Any of the processes may be killed.
+//! Events: sleeping on a word of shared memory (a futex) until another process wakes the sleepers. Any process may be killed.
 //!
 //! ```text
 //! | turns: 31 bits | a process may sleep: 1 |
 //! ```
 //!
-//! The *waiter* sets the flag and adds a turn, checks the condition once more, and sleeps while the word has this value. The *waker*
-//! makes the condition true, and if the flag is set adds a turn and wakes. The flag stays set until a waker finds no sleeper.
+//! The *waiter* sets the flag and adds a turn, checks the condition again, and sleeps while the word has this value. The *waker*
+//! makes the condition true. If the flag is set, it adds a turn and wakes. The flag stays set until a waker finds no sleeper.
 //!
 //! Sleepers are not counted, because a killed sleeper would stay counted. Three interleavings shape the protocol:
 //!
-//! - **The waiter checks while the waker acts.** The waiter sets the flag and then loads the condition; the waker stores the condition
-//!   and then loads the flag. A fence between the two steps of each makes sure that at least one sees the other's store.
-//!   Without the fences, both could miss it, and the waiter would sleep through the event.
-//! - **The waker wakes before the waiter sleeps.** The waiter has checked and is about to sleep; the waker finds no sleeper to wake.
-//!   The waker's turn has changed the word, so the kernel does not put the waiter to sleep.
-//! - **Another waiter comes while the waker clears the flag.** The waker has found no sleeper; a second waiter sets the flag, checks in
-//!   vain and sleeps. The second waiter's turn has changed the word, so the waker's exchange fails and the flag stays.
+//! - **The waiter checks while the waker acts.** The waiter sets the flag and then loads the condition; the waker stores the
+//!   condition and then loads the flag. Each has a fence between its two steps, so at least one of them sees the store of the
+//!   other. Without the fences both could miss it, and the waiter would sleep through the event.
+//! - **The waker wakes before the waiter sleeps.** The waiter has checked and is about to sleep; the waker finds no sleeper to
+//!   wake. The waker's turn has changed the word, so the kernel does not put the waiter to sleep.
+//! - **Another waiter arrives while the waker clears the flag.** The waker has found no sleeper. A second waiter sets the flag,
+//!   finds the condition false and sleeps. Its turn has changed the word, so the waker's exchange fails and the flag stays.
 //!
-//! One case is beyond the protocol: the process that was woken is killed before it has looked, and the others sleep on. (So would a
-//! waiter that is stopped before it sleeps while 2^31 turns pass.) Therefore callers sleep for a limited time and look again.
+//! Two cases are not covered. The woken process may be killed before it has checked the condition: the other sleepers sleep on. And
+//! 2^31 turns may pass while a waiter is stopped before it sleeps. Therefore callers sleep for a limited time and check again.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(crate) trait Bed {
     fn fence();
     /// Sleeps if the word is `expected`, in one step with the comparison.
     fn sleep(&self, expected: u32, limit: Duration);
-    /// Wakes at most so many sleepers, and returns how many it has woken.
+    /// Wakes at most `how_many` sleepers, and returns how many it has woken.
     fn wake(&self, how_many: u32) -> usize;
 }
 
@@ -64,7 +64,7 @@ impl Bed for AtomicU32 {
     }
 }
 
-/// An event that happens again and again, and for which processes sleep.
+/// A recurring event that processes sleep for.
 #[derive(Debug)]
 pub(crate) struct Event<'a, B = AtomicU32>(&'a B);
 
@@ -77,24 +77,25 @@ impl<'a, B: Bed> Event<'a, B> {
         Self(word)
     }
 
-    /// Sets the flag before sleeping. The caller checks the condition once more, and [sleeps](Self::sleep) if it is still false.
+    /// Sets the flag before sleeping. Then the caller checks the condition again, and [sleeps](Self::sleep) if it is still false.
     pub(crate) fn prepare(&self) -> Seen {
         let mut word = self.0.load();
         loop {
             let new = word.wrapping_add(TURN) | SLEEPER;
             match self.0.exchange(word, new) {
                 Ok(()) => {
-                    // Between the flag and the caller's check; goes with the fence in `rouse`.
+                    // Between the store of the flag and the caller's check. Pairs with the fence in `rouse`.
                     B::fence();
                     return Seen(new);
                 }
-                // A turn of another waiter or waker: the caller has not checked yet, so no event is missed.
+                // Another waiter or waker has added a turn. The caller has not checked yet, so no event is missed.
                 Err(now) => word = now,
             }
         }
     }
 
-    /// Sleeps until the event, or for `limit`. May return earlier for no reason. Returns at once after any turn since `prepare`.
+    /// Sleeps until the event, or for `limit`. May return early without a reason. Returns at once if a turn was added since
+    /// `prepare`.
     pub(crate) fn sleep(&self, seen: Seen, limit: Duration) {
         self.0.sleep(seen.0, limit);
     }
@@ -110,20 +111,23 @@ impl<'a, B: Bed> Event<'a, B> {
     }
 
     fn rouse(&self, how_many: u32) {
-        // Between the caller's change and the load of the flag; goes with the fence in `prepare`.
+        // Between the caller's change and the load of the flag. Pairs with the fence in `prepare`.
         B::fence();
         let mut word = self.0.load();
-        // Without the flag there is no sleeper to wake: a waiter that sets it later checks the condition later, too, and finds it true.
+        // Without the flag there is no sleeper to wake. A waiter that sets it later also checks the condition later, and finds it
+        // true.
         while word & SLEEPER != 0 {
             let turned = word.wrapping_add(TURN);
             match self.0.exchange(word, turned) {
                 Ok(()) => {
                     if self.0.wake(how_many) == 0 {
-                        let _ = self.0.exchange(turned, turned & !SLEEPER); // fails if a waiter has come since: the flag is its own
+                        // Fails if another waiter has set the flag since. Then the flag is its own and stays.
+                        let _ = self.0.exchange(turned, turned & !SLEEPER);
                     }
                     return;
                 }
-                // A turn of a waiter that may sleep by now, or of another waker. If that cleared the flag, it found no sleeper.
+                // A waiter has added a turn and may sleep by now, or another waker has. If the flag is clear now, the waker found
+                // no sleeper.
                 Err(now) => word = now,
             }
         }

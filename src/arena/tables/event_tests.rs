@@ -1,4 +1,4 @@
-//! Sleeping and waking in every order: no waiter sleeps through its event.
+//! Sleeping and waking under loom, in every order: no waiter sleeps through its event.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use loom::thread;
 
 use super::{Bed, Event, SLEEPER};
 
-/// A word on which threads sleep as on a futex: comparing and going to sleep is one step. Without a limit, so that an event that a
-/// thread sleeps through is a deadlock.
+/// A word on which threads sleep as on a futex: comparing and going to sleep is one step. There is no time limit, so a thread that
+/// misses its event sleeps for ever, which loom reports as a deadlock.
 struct Word {
     value: AtomicU32,
     /// How many threads sleep, and how many were woken and have not returned yet.
@@ -55,7 +55,7 @@ impl Bed for Word {
     }
 }
 
-/// A number of messages, and the event that one was put there.
+/// A number of messages, and the event that a message was added.
 struct Box {
     messages: AtomicU64,
     event: Word,
@@ -95,8 +95,8 @@ impl Box {
     }
 }
 
-/// Runs a test in every order with at most two preemptions, or with as many as `LOOM_MAX_PREEMPTIONS` says. A thread that sleeps for
-/// ever is a deadlock, which loom finds. Two preemptions are enough to fail without either fence and without the turns.
+/// Runs a test in every order with at most two preemptions, or with as many as `LOOM_MAX_PREEMPTIONS` says. Two preemptions are
+/// enough for the tests to fail without either fence, and without the turns.
 fn model(test: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(2));
@@ -155,7 +155,7 @@ fn flag_of_killed_sleeper_is_cleared_by_next_notify() {
         let event = Event::new(&shared.event);
         event.notify();
         assert_eq!(shared.event.load(), 0);
-        let _ = event.prepare(); // and then it was killed
+        let _ = event.prepare(); // as if the waiter were killed here
         assert_ne!(shared.event.load() & SLEEPER, 0);
         event.notify();
         assert_eq!(shared.event.load() & SLEEPER, 0);

@@ -1,13 +1,13 @@
-//! Layout of an arena's file. Every offset follows from the record in its last page, which never changes.
+//! Layout of an arena's file. Every offset follows from the record in its trailer, which never changes.
 //!
 //! ```text
-//! header          4096   how many spans were ever used; zeros
+//! header          4096   how many spans were ever used (8); how many members ever joined (8); zeros
 //! members         4096   64 bytes for each of 46 members: state, process
 //! queues                 256 bytes and the cells (8 bytes each, a power of two of them) for each queue, rounded up to 64
 //! span table             8 bytes for each span, rounded up to 4096
 //! slot table             256 slots of 16 bytes for each span
 //! data                   spans of 64 KiB, the first at a multiple of that; counters have none
-//! last page       4096   as of a counted array: flags, name, the record below, footer of kind 3
+//! trailer         4096   as of a counted array: flags, name, the record below, footer of kind 3 (4: counters)
 //!
 //! record: version 2 (4) | 1 = sparse, 2 = counters (4) | spans (8) | queues (4) | cells of a queue (4) | creator's process (4) | zeros
 //! ```
@@ -18,13 +18,13 @@ use crate::segment::trailer::{PAGE, RECORD};
 
 /// Bytes of a span.
 pub(crate) const SPAN: u64 = 1 << 16;
-/// Slots of a span: the most blocks that a span can be cut into.
+/// Slots of a span: the maximum number of blocks that it can be cut into.
 pub(crate) const SLOTS_OF_SPAN: u32 = 256;
-/// Bytes of a slot, a member, the head of a queue.
+/// Bytes of a slot, of a member, and of the head of a queue.
 pub(crate) const SLOT: u64 = 16;
 pub(crate) const MEMBER: u64 = 64;
 pub(crate) const QUEUE_HEAD: u64 = 256;
-/// Slots are numbered with 32 bits.
+/// Slots are numbered with 32 bits, and there are 256 of them in each span.
 pub(crate) const MOST_SPANS: u64 = (1 << 24) - 1;
 pub(crate) const MOST_QUEUES: u32 = 1 << 10;
 pub(crate) const MOST_CELLS: u32 = 1 << 24;
@@ -46,14 +46,14 @@ pub(crate) struct Geometry {
     pub(crate) queues: u32,
     pub(crate) cells: u32,
     pub(crate) sparse: bool,
-    /// Slots without data: they count memory that lies elsewhere.
+    /// Whether the slots have no data: they count memory that lies elsewhere.
     pub(crate) counters: bool,
     /// Number of the process that created the file.
     pub(crate) creator: u32,
 }
 
 impl Geometry {
-    /// Returns the words of a queue: its head, its cells, and padding to a cache line.
+    /// Returns the number of words of a queue: its head, its cells, and padding to a cache line.
     pub(crate) fn queue_words(&self) -> u64 {
         (QUEUE_HEAD + u64::from(self.cells) * 8).next_multiple_of(64) / 8
     }
@@ -79,12 +79,12 @@ impl Geometry {
         (self.slots_at() + u64::from(self.slots()) * SLOT).next_multiple_of(SPAN)
     }
 
-    /// Returns the bytes of all spans.
+    /// Returns the bytes of all spans. Counters have none.
     pub(crate) fn capacity(&self) -> u64 {
         if self.counters { 0 } else { u64::from(self.spans) * SPAN }
     }
 
-    /// Returns the bytes before the last page. The limits on spans, queues and cells keep it from overflowing.
+    /// Returns the bytes before the trailer. The limits on spans, queues and cells keep it from overflowing.
     pub(crate) fn payload(&self) -> u64 {
         self.data_at() + self.capacity()
     }
@@ -100,7 +100,7 @@ impl Geometry {
         record
     }
 
-    /// Reads a record, and compares it with the length of the payload.
+    /// Decodes a record, and checks it against the length of the payload.
     ///
     /// # Errors
     ///

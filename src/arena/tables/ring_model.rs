@@ -1,5 +1,5 @@
-//! The queue under loom: every interleaving of two or three threads. Receivers hold and release blocks, and in some tests one thread
-//! is killed after any step.
+//! The queue under loom: every interleaving of two or three threads. Receivers hold and release blocks. In some tests one thread is
+//! killed, after each possible step.
 
 use std::cell::Cell as Plain;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,7 +12,8 @@ use loom::thread;
 use super::*;
 use crate::arena::tables::senders::SenderWord;
 
-/// Unit of the upper 16 bits of a block's word, which count how often the block was freed. The bits below say which members keep it.
+/// Unit of the upper 16 bits of a block's word, which count how often the block was freed. The lower bits are the members that keep
+/// it.
 const LIFE: u64 = 1 << 48;
 
 type Shared = Arc<Memory<AtomicU64>>;
@@ -49,7 +50,7 @@ impl Word for Mortal<'_> {
     }
 }
 
-/// Does something and is killed after so many steps. Returns `None` if it was killed.
+/// Runs `act`, and kills it after this many steps. Returns `None` if it was killed.
 fn killed_after<R>(steps: u32, memory: &Memory<AtomicU64>, act: impl FnOnce(&Memory<Mortal<'_>>) -> R) -> Option<R> {
     let steps = Plain::new(steps);
     let mortal = |word| Mortal { word, steps: &steps };
@@ -75,7 +76,7 @@ impl<W: Word> Memory<W> {
         change(&self.blocks[slot as usize], |word| word | 1 << seat);
     }
 
-    /// Keeps a block that another member keeps. Returns `false` if none does.
+    /// Keeps a block that another member keeps. Returns `false` if no member keeps it.
     fn hold(&self, slot: u32, seat: u32) -> bool {
         let word = &self.blocks[slot as usize];
         let mut current = word.load();
@@ -100,7 +101,7 @@ impl<W: Word> Memory<W> {
         self.blocks[slot as usize].load() & (LIFE | 1 << seat) == 1 << seat
     }
 
-    /// Takes a message, and holds its block before that.
+    /// Holds the block of the next message, then takes the message.
     fn receive(&self, seat: u32) -> Option<u32> {
         match self.ring().pop(|slot| self.hold(slot, seat), |slot| self.release(slot, seat)) {
             Ok(message) => Some(message.slot),
@@ -113,13 +114,13 @@ impl<W: Word> Memory<W> {
         SenderWord::new(&self.senders)
     }
 
-    /// Takes a message, or says why there is none: the queue is empty, or has ended.
+    /// Takes a message. The error says whether the queue is empty or has ended.
     fn receive_until_deserted(&self, seat: u32) -> Result<u32, RingRefusal> {
         let pop = || self.ring().pop(|slot| self.hold(slot, seat), |slot| self.release(slot, seat));
         self.senders().receive(pop).map(|message| message.slot)
     }
 
-    /// Sends a block that this member has just made. It keeps the block until the message is received.
+    /// Sends a new block of this member, which keeps the block until the message is received.
     fn send(&self, slot: u32, seat: u32) -> Option<u64> {
         self.keep(slot, seat);
         match self.ring().push(message(seat, slot)) {
@@ -137,7 +138,7 @@ fn memory(cells: usize, blocks: usize) -> Shared {
     Arc::new(Memory::new(AtomicU64::new, cells, blocks))
 }
 
-/// Runs a test in every order with at most so many preemptions.
+/// Runs a test in every order with at most this many preemptions.
 fn model(switches: usize, test: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(switches);
@@ -172,7 +173,7 @@ fn receiver_gets_each_message_of_two_senders_once() {
     }
 }
 
-/// The sender releases a block as soon as its message is consumed; the receiver has held it since before that.
+/// The sender releases a block as soon as its message is consumed. By then the receiver holds it.
 #[test]
 fn receiver_keeps_block_that_sender_releases() {
     for cells in [1, 2] {
@@ -203,7 +204,7 @@ fn receiver_keeps_block_that_sender_releases() {
     }
 }
 
-/// With one cell every message is in another lap. Same sender and same block: without laps, the words would be equal (ABA).
+/// With one cell every message is in another lap. Sender and block are the same, so without laps the words would be equal (ABA).
 #[test]
 fn laps_distinguish_messages_with_the_same_block() {
     model(3, || {
@@ -219,7 +220,7 @@ fn laps_distinguish_messages_with_the_same_block() {
     });
 }
 
-/// Also between its exchange of the cell and that of the tail: the other sender moves the tail.
+/// A sender is killed at any step, also between its exchange of the cell and that of the tail. The other sender advances the tail.
 #[test]
 fn killed_sender_has_sent_or_not_and_blocks_no_process() {
     for cells in [1, 2] {
@@ -245,7 +246,8 @@ fn killed_sender_has_sent_or_not_and_blocks_no_process() {
     }
 }
 
-/// Also between its exchange of the cell and that of the head: the other receiver moves the head.
+/// A receiver is killed at any step, also between its exchange of the cell and that of the head. The other receiver advances the
+/// head.
 #[test]
 fn killed_receiver_loses_only_what_it_took() {
     for steps in 0..9 {
@@ -271,7 +273,8 @@ fn killed_receiver_loses_only_what_it_took() {
     }
 }
 
-/// A receiver takes the first message while another process orphans it, is killed at any step of that, and does it again.
+/// A receiver takes the first message while another process orphans it. That process is killed at any step, and the next one
+/// repeats its work.
 #[test]
 fn block_is_kept_while_its_message_is_orphaned() {
     for steps in [u32::MAX, 0, 1, 2, 3, 4, 5, 6] {
@@ -306,7 +309,7 @@ fn block_is_kept_while_its_message_is_orphaned() {
     }
 }
 
-/// Sender and closer exchange the same cell, also when the queue is full and the closed cell still has a message.
+/// Sender and closing process exchange the same cell, also when the queue is full and the closed cell still has a message.
 #[test]
 fn message_sent_during_close_is_received_or_refused() {
     for cells in [1, 2] {
@@ -357,7 +360,7 @@ fn queue_ends_after_last_message_of_its_sender() {
 }
 
 #[test]
-fn queue_goes_on_if_sender_registers_before_last_message_is_taken() {
+fn late_registration_keeps_the_queue_going() {
     model(3, || {
         let memory = memory(2, 1);
         memory.senders().register(0);

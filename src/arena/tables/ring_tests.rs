@@ -1,11 +1,11 @@
-//! The queue alone: single steps, and many threads at once. `ring_model.rs` runs it under loom.
+//! The ring without an arena: single steps, and many threads at once. `ring_model.rs` runs it under loom.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use super::*;
 
-/// The words of a queue, and for each block a word that says which members keep it.
+/// The words of a queue, and for each block a word with a bit for each member that keeps it.
 struct Memory<W> {
     head: W,
     tail: W,
@@ -185,7 +185,7 @@ fn foreign_bytes_cause_no_endless_loop() {
 
 /// Every message arrives exactly once, and those of one sender in order.
 #[test]
-fn no_message_is_lost_doubled_or_overtaken_among_many_threads() {
+fn many_threads_lose_double_or_reorder_no_message() {
     const SENDERS: u32 = 4;
     const EACH: u32 = 20_000;
     for capacity in [1, 2, 64] {

@@ -8,10 +8,10 @@
 //! A member sets its bit before its first message as a sender and clears it after its last one. The bit of a killed member is
 //! cleared by any process that finds its seat free. How many senders a process has is known to that process only.
 //!
-//! The end of a queue is a moment at which no bit is set and no message is left. A receiver loads the word, looks for a message, and
-//! loads the word again: if it is the same, no sender has registered in between. (A receiver that is stopped between the two loads
-//! while a multiple of 2^18 - 1 registrations is made could miss them. It would report the end too early, and receive again when it
-//! is called again.)
+//! The end of a queue is a moment at which no bit is set and no message is left. A receiver loads the word, tries to receive, and
+//! loads the word again. If the word is the same, no sender has registered in between. (If the receiver is stopped between the two
+//! loads while a multiple of 2^18 - 1 registrations is made, it misses them and reports the end too early. The next call receives
+//! again.)
 
 use std::sync::atomic::AtomicU64;
 
@@ -35,7 +35,7 @@ impl Registrations {
         self.0 != 0 && self.0 & MEMBERS == 0
     }
 
-    /// The seats of registered members.
+    /// Iterates over the seats of registered members.
     pub(crate) fn seats(self) -> impl Iterator<Item = u32> {
         (0..SEATS).filter(move |seat| self.0 >> seat & 1 != 0)
     }
@@ -88,14 +88,14 @@ impl<'a, W: Word> SenderWord<'a, W> {
 
     /// Ends all registrations, unless any has changed since `seen` was loaded. The caller has found their members dead.
     ///
-    /// After the caller has asked the kernel, another process may take the seat of a dead member and register. That changed the
+    /// After the caller has asked the kernel, another process may take the seat of a dead member and register. That changes the
     /// number, so the exchange fails and the new sender stays registered.
     pub(crate) fn forget(&self, seen: Registrations) -> bool {
         self.0.exchange(seen.0, seen.without(MEMBERS).0).is_ok()
     }
 
-    /// Receives. Fails with [`Deserted`](RingRefusal::Deserted) if the queue has ended, with [`Empty`](RingRefusal::Empty) if it is
-    /// just empty.
+    /// Receives. Fails with [`Deserted`](RingRefusal::Deserted) if the queue has ended, and with [`Empty`](RingRefusal::Empty) if
+    /// it is only empty.
     pub(crate) fn receive<R>(&self, mut receive: impl FnMut() -> Result<R, RingRefusal>) -> Result<R, RingRefusal> {
         match receive() {
             Err(RingRefusal::Empty) => {}
@@ -106,8 +106,8 @@ impl<'a, W: Word> SenderWord<'a, W> {
             return Err(RingRefusal::Empty);
         }
         // The last sender may have sent its last message and left between the first `receive` and the load: receive again. If there
-        // is still none, a new sender may have registered since the load; its messages may even have been received. Then the word
-        // has changed, and the queue is empty but has not ended.
+        // is still no message, a new sender may have registered since the load, and its messages may even have been received. Then
+        // the word has changed, and the queue is empty but has not ended.
         match receive() {
             Err(RingRefusal::Empty) if self.load() == seen => Err(RingRefusal::Deserted),
             other => other,

@@ -22,12 +22,12 @@ const _: () = assert!(BLOCKS[0] as u32 <= SLOTS_OF_SPAN);
 pub(crate) enum Size {
     /// A part of a span, by its class.
     Small(u8),
-    /// So many whole spans.
+    /// A number of whole spans.
     Run(u32),
 }
 
 impl Size {
-    /// Returns the smallest size that has room for so many bytes; `None` if no run is that long.
+    /// Returns the smallest size that has room for `bytes`. `None` if no run is that long.
     pub(crate) fn of(bytes: u64) -> Option<Self> {
         let class = BLOCKS.partition_point(|blocks| block_of(*blocks) < bytes);
         match u8::try_from(class) {

@@ -1,7 +1,7 @@
 //! The slot table: for each block one word of shared memory that says which members hold it.
 //!
 //! ```text
-//! bits 63..48  generation: changes whenever a member takes the block for itself alone
+//! bits 63..48  generation: changes whenever a member takes the block exclusively
 //! bit  47      ORPHAN: an orphaned message keeps the block
 //! bit  46      FLIGHT: a handle in flight keeps the block; one receiver may take it over
 //! bits 45..0   one for each member: it holds the block, once or many times
@@ -11,9 +11,8 @@
 //! block. Setting or clearing a bit twice has the effect of doing it once, so reclaiming a dead member's holds may be
 //! interrupted and repeated.
 //!
-//! Beside the word stands the *serial*, which never repeats. A handle leads to its block only while the low 16 bits of the serial
-//! are the generation. Taking a block changes the generation, so a draft cannot be reached by any handle; storing the new
-//! serial shares it.
+//! Beside the word is the *serial*, which never repeats. A handle leads to its block only while the low 16 bits of the serial
+//! are the generation. Taking a block changes the generation, so no handle leads to a draft. Storing the new serial shares it.
 //!
 //! The word has one bit per member. How many holds a member has is counted in its own process (`held`). The highest bit of that
 //! count is a lock: while a thread sets or clears the member's bit, the other threads of the process wait.
@@ -35,7 +34,7 @@ use std::thread;
 
 pub(crate) use crate::segment::counts::Word;
 
-/// Most members of an arena at one time.
+/// Maximum number of members of an arena at one time.
 pub(crate) const SEATS: u32 = 46;
 
 const GENERATION: u32 = 48;
@@ -148,14 +147,15 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         }
     }
 
-    /// Takes a free block for this member alone. Returns `false` if it is held, or another thread or process is just taking it.
+    /// Takes a free block exclusively. Returns `false` if it is held, or another thread or process is just taking it.
     ///
     /// No handle leads to it until it is [shared](Self::share).
     pub(crate) fn allocate(&self, index: u32) -> bool {
         self.take_free(index, 0)
     }
 
-    /// Takes a free block for this member and for one receiver, which takes over FLIGHT with the handle once the block is shared.
+    /// Takes a free block for this member and for one receiver. Once the block is shared, the receiver takes over FLIGHT with the
+    /// handle.
     pub(crate) fn allocate_in_flight(&self, index: u32) -> bool {
         self.take_free(index, FLIGHT)
     }
@@ -167,12 +167,12 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
             return false;
         }
         let new = next_generation(word, slot.serial.load());
-        // Of two members that found the same free word, the exchange lets one through.
+        // If two members found the same free word, the exchange of only one succeeds.
         let taken = slot.word.exchange(word, new << GENERATION | self.bit | also).is_ok();
         // The generation has 16 bits. While this thread was stopped between its loads and its exchange, other members may have
         // taken and freed the block 2^16 times: the word is the same again, but the serial is not, and its low bits may be the
-        // generation chosen above. An old handle would lead to this draft. Held by this member, the serial cannot change any
-        // more, so this look decides.
+        // generation chosen above. An old handle would lead to this draft. While this member holds the block, the serial cannot
+        // change, so this second check is final.
         if taken && low(slot.serial.load()) == new {
             slot.change(|word| Some(word & !(self.bit | also)));
             held.store(0);
@@ -182,12 +182,12 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         taken
     }
 
-    /// Shares a block that this member has taken for itself alone, and returns the new serial.
+    /// Shares a block that this member has taken exclusively, and returns the new serial.
     ///
     /// From now on the handle with this serial leads to it. The store releases what was written to the block.
     pub(crate) fn share(&self, index: u32) -> u64 {
         let Some((slot, _)) = self.at(index) else { return 0 };
-        // Load and store need not be one step: only the one member that has the block alone stores its serial.
+        // Load and store need not be one step: only the member that has the block exclusively stores its serial.
         let old = slot.serial.load();
         let ahead = generation(slot.word.load()).wrapping_sub(low(old));
         let serial = old.wrapping_add(low(ahead));
@@ -195,7 +195,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         serial
     }
 
-    /// Takes a shared block for this member alone again, if no other member holds it and this process holds it once.
+    /// Takes a shared block exclusively again, if no other member holds it and this process holds it once.
     pub(crate) fn make_exclusive(&self, index: u32) -> bool {
         let Some((slot, held)) = self.at(index) else { return false };
         if !held.exchange(1, CHANGING) {
@@ -203,8 +203,8 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         }
         let word = slot.word.load();
         let new = next_generation(word, slot.serial.load()) << GENERATION | self.bit;
-        // A member that comes with the handle at the same time exchanges the same word. If its exchange is first, this one
-        // fails; if this one is first, the other member finds another generation and is refused.
+        // A member that uses the handle at the same time exchanges the same word. If its exchange is first, this one fails. If
+        // this one is first, the other member finds another generation and is refused.
         let taken = holders(word) == self.bit && slot.word.exchange(word, new).is_ok();
         held.store(1);
         taken
@@ -230,9 +230,9 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
         if slot.serial.load() != serial || !self.hold_if(index, over, |word| generation(word) == low(serial)) {
             return false;
         }
-        // Now that this member holds the block, neither serial nor generation can change: look again. The block is another one
-        // - if all holders released it after the first look, and it went through 2^16 generations until this one came again;
-        // - if this process had the block as a draft: then `hold_if` counted one hold more and did not ask for the generation.
+        // Now that this member holds the block, neither serial nor generation can change, so check again. The block is another one
+        // - if all holders released it after the first check, and it went through 2^16 generations until this one came again;
+        // - if this process has the block as a draft: then `hold_if` counted one more hold without checking the generation.
         if self.is_shared_as(index, serial) {
             return true;
         }
@@ -259,7 +259,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
 
     /// Adds one hold. With `over`, clears that bit of the word in the same step.
     ///
-    /// `may` says whether the word allows it. It is not asked if this process holds the block already and `over` is 0.
+    /// `may` decides whether the word allows it. It is not called if this process holds the block already and `over` is 0.
     fn hold_if(&self, index: u32, over: u64, may: impl Fn(u64) -> bool) -> bool {
         let Some((slot, held)) = self.at(index) else { return false };
         loop {
@@ -317,7 +317,7 @@ impl<'a, W: Word, H: Holds> Slots<'a, W, H> {
     }
 }
 
-/// Questions about a slot, and changes on behalf of other members.
+/// Queries of a slot, and changes on behalf of other members.
 impl<W: Word> Slot<W> {
     /// Makes a slot without a table.
     #[cfg(test)]
@@ -359,7 +359,7 @@ impl<W: Word> Slot<W> {
 
     /// Changes the word in one exchange, and returns the new word. `None` if `step` refuses the current one.
     ///
-    /// An exchange that fails saw a change by another process or thread, so `step` decides anew about the word that it found.
+    /// An exchange fails if another process or thread has changed the word. Then `step` decides again, about the new word.
     fn change(&self, step: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let mut current = self.word.load();
         loop {
@@ -371,10 +371,9 @@ impl<W: Word> Slot<W> {
         }
     }
 
-    /// Keeps a block for an orphaned message until that is received. Returns `false` if the block is free.
+    /// Keeps a block for an orphaned message until the message is received. Returns `false` if the block is free.
     ///
-    /// The caller has locked RECOVER. The sender's bit is still set: it is cleared only afterwards, so the block is never free in
-    /// between.
+    /// The caller has locked RECOVER. The sender's bit is cleared only after this, so the block is never free in between.
     pub(crate) fn orphan(&self) -> bool {
         self.change(|word| (holders(word) != 0).then_some(word | ORPHAN)).is_some()
     }

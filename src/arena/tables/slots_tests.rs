@@ -1,4 +1,4 @@
-//! The protocol of slots alone: single steps, and under loom every interleaving of two or three threads.
+//! The slot protocol without an arena: single steps, and under loom every interleaving of two or three threads.
 
 use std::sync::atomic::AtomicU64;
 
@@ -300,7 +300,7 @@ mod model {
         });
     }
 
-    /// A process can guess the handle that a draft will have. It must not lead to the draft before that is shared.
+    /// A process can guess the handle that a draft will have. It must not lead to the draft before the draft is shared.
     #[test]
     fn guessed_handle_leads_to_no_draft() {
         loom::model(|| {
@@ -421,8 +421,8 @@ mod model {
         });
     }
 
-    /// Holds are reclaimed twice, as if the first process had been killed before it could set the seat's state. Meanwhile another
-    /// member gets the block by its handle, and takes it when it is free.
+    /// Holds are reclaimed twice, as if the first reclaiming process had been killed before it set the seat's state. Meanwhile
+    /// another member gets the block by its handle, and allocates it when it is free.
     #[test]
     fn holds_are_reclaimed_again_while_block_is_used() {
         loom::model(|| {

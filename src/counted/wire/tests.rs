@@ -227,7 +227,7 @@ fn channel_still_works_when_no_byte_was_sent() {
 
 #[test]
 fn closed_end_is_an_error_for_sender_and_receiver() {
-    let _closed_is_closed = no_children();
+    let _no_children = no_children();
     let (one, other) = pair();
     one.send(b"last", &[], LATE).unwrap();
     drop(one);
@@ -328,7 +328,7 @@ fn receiver_without_descriptors_gets_the_message_later() {
 
 #[test]
 fn dropping_the_wire_closes_files_not_received() {
-    let _closed_is_closed = no_children();
+    let _no_children = no_children();
     let is_closed = |socket: &Socket| socket.receive(&mut [0], deadline(SOON)).is_ok_and(|received| received == 0);
     for in_part in [true, false] {
         let (wire, raw) = half();
