@@ -14,32 +14,32 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "arrays",
         tests![
-            a_new_array_is_all_zeros_and_exactly_as_long_as_its_elements,
-            another_process_sees_what_was_written_element_by_element,
-            order_is_kept_everywhere,
+            new_array_is_zeroed_with_exact_file_length,
+            other_process_sees_every_written_element,
+            memory_order_survives_create_and_open,
             every_element_type_makes_the_round_trip,
-            arrays_of_no_elements_and_of_no_axes_work,
-            a_draft_has_no_name_until_it_is_published_and_leaves_nothing_if_it_is_not,
-            a_draft_that_cannot_be_published_is_given_back,
+            empty_and_zero_dimensional_arrays_work,
+            draft_has_no_name_until_published,
+            failed_publish_returns_the_draft,
             creating_twice_is_an_error_and_changes_nothing,
-            names_that_differ_in_case_are_two_or_one_as_the_directory_has_it,
-            open_or_create_opens_what_is_there_and_creates_what_is_not,
-            replacing_leaves_old_attachments_their_bytes,
-            a_closure_that_panics_creates_nothing,
-            a_fill_that_fails_creates_nothing_and_replaces_nothing,
-            unlinking_says_whether_there_was_something,
-            unlinking_through_a_handle_spares_a_newer_array_of_the_same_name,
-            attached_is_asked_of_the_kernel,
+            name_case_follows_the_file_system,
+            open_or_create_opens_existing_and_creates_missing,
+            old_attachment_keeps_its_bytes_after_replace,
+            panicking_fill_creates_nothing,
+            failing_fill_creates_and_replaces_nothing,
+            unlink_reports_whether_the_name_existed,
+            unlink_by_handle_spares_newer_array_of_same_name,
+            attached_reports_live_processes_only,
             a_read_only_attachment_cannot_write,
-            write_to_a_copy_on_write_attachment_stays_in_its_process,
-            sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing,
+            copy_on_write_stays_in_its_process,
+            sparse_array_is_filled_when_opened_for_writing,
         ],
     )
 }
 
 pub const ROLES: &[(&str, Role)] = &[("draft", draft), ("read-array", read_array)];
 
-fn a_new_array_is_all_zeros_and_exactly_as_long_as_its_elements(place: &Place) {
+fn new_array_is_zeroed_with_exact_file_length(place: &Place) {
     let name = place.location("zeros");
     let array = place.options::<u32, _>().create(name.location(), (3, 5, 7)).unwrap();
     assert!(array.read().unwrap().iter().all(|value| *value == 0));
@@ -58,7 +58,7 @@ fn read_array(arguments: &[String]) {
     array.write().unwrap()[[3, 4]] = 999;
 }
 
-fn another_process_sees_what_was_written_element_by_element(place: &Place) {
+fn other_process_sees_every_written_element(place: &Place) {
     let name = place.location("other-process");
     let array = place
         .options::<u16, _>()
@@ -73,7 +73,7 @@ fn another_process_sees_what_was_written_element_by_element(place: &Place) {
     assert_eq!(array.read().unwrap()[[3, 4]], 999);
 }
 
-fn order_is_kept_everywhere(place: &Place) {
+fn memory_order_survives_create_and_open(place: &Place) {
     let name = place.location("order");
     let fill = |mut view: ndarray::ArrayViewMut3<'_, u8>| {
         for (at, value) in view.indexed_iter_mut() {
@@ -114,7 +114,7 @@ fn every_element_type_makes_the_round_trip(place: &Place) {
     for_every_element_type!(round_trip(place));
 }
 
-fn arrays_of_no_elements_and_of_no_axes_work(place: &Place) {
+fn empty_and_zero_dimensional_arrays_work(place: &Place) {
     let (empty, point) = (place.location("empty"), place.location("point"));
     let array = place.options::<f64, _>().create(empty.location(), (4, 0, 3)).unwrap();
     assert!(array.is_empty());
@@ -130,7 +130,7 @@ fn arrays_of_no_elements_and_of_no_axes_work(place: &Place) {
     assert_eq!(again.read().unwrap()[IxDyn(&[])], 2.5);
 }
 
-fn a_draft_has_no_name_until_it_is_published_and_leaves_nothing_if_it_is_not(place: &Place) {
+fn draft_has_no_name_until_published(place: &Place) {
     let name = place.location("draft");
     let create = place.options::<u8, _>().create_with(name.location(), 10, |view| {
         assert_eq!(view.len(), 10);
@@ -157,7 +157,7 @@ fn draft(arguments: &[String]) {
     say("published");
 }
 
-fn a_draft_that_cannot_be_published_is_given_back(place: &Place) {
+fn failed_publish_returns_the_draft(place: &Place) {
     let name = place.location("given-back");
     let mut child = Child::start(place, "draft", &[name.as_str()]);
     child.expect("published");
@@ -175,7 +175,7 @@ fn creating_twice_is_an_error_and_changes_nothing(place: &Place) {
     assert_eq!(array.read().unwrap().sum(), 12);
 }
 
-fn names_that_differ_in_case_are_two_or_one_as_the_directory_has_it(place: &Place) {
+fn name_case_follows_the_file_system(place: &Place) {
     let name = place.location("case");
     let upper: Location = name.as_str().to_uppercase().parse().unwrap();
     let array = place.options::<u8, _>().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
@@ -197,7 +197,7 @@ fn names_that_differ_in_case_are_two_or_one_as_the_directory_has_it(place: &Plac
     }
 }
 
-fn open_or_create_opens_what_is_there_and_creates_what_is_not(place: &Place) {
+fn open_or_create_opens_existing_and_creates_missing(place: &Place) {
     let name = place.location("open-or-create");
     let open = || place.options::<u8, _>().mode(CreationMode::OpenOrCreate);
     let first = open().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
@@ -208,7 +208,7 @@ fn open_or_create_opens_what_is_there_and_creates_what_is_not(place: &Place) {
     assert!(matches!(error, Error::SizeMismatch { expected: 5, found: 4, .. }), "{error}");
 }
 
-fn replacing_leaves_old_attachments_their_bytes(place: &Place) {
+fn old_attachment_keeps_its_bytes_after_replace(place: &Place) {
     let name = place.location("replace");
     let replace = || place.options::<u8, _>().mode(CreationMode::Replace);
     let old = replace().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
@@ -223,7 +223,7 @@ fn replacing_leaves_old_attachments_their_bytes(place: &Place) {
     assert_eq!(place.files_of(&name), [name.as_str()]);
 }
 
-fn a_fill_that_fails_creates_nothing_and_replaces_nothing(place: &Place) {
+fn failing_fill_creates_and_replaces_nothing(place: &Place) {
     #[derive(Debug, PartialEq)]
     struct Torn;
     impl From<Error> for Torn {
@@ -247,7 +247,7 @@ fn a_fill_that_fails_creates_nothing_and_replaces_nothing(place: &Place) {
     assert_eq!(place.attach::<u8, _>().open(name.location(), 4).unwrap().read().unwrap().to_vec(), [4; 4]);
 }
 
-fn a_closure_that_panics_creates_nothing(place: &Place) {
+fn panicking_fill_creates_nothing(place: &Place) {
     let name = place.location("panic");
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         place.options::<u8, _>().create_with(name.location(), 4, |_| std::panic::resume_unwind(Box::new("on purpose")))
@@ -256,7 +256,7 @@ fn a_closure_that_panics_creates_nothing(place: &Place) {
     assert_eq!(place.files_of(&name), [] as [&str; 0]);
 }
 
-fn unlinking_says_whether_there_was_something(place: &Place) {
+fn unlink_reports_whether_the_name_existed(place: &Place) {
     let name = place.location("unlink");
     assert!(!place.backend.unlink(name.location()).unwrap());
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
@@ -266,7 +266,7 @@ fn unlinking_says_whether_there_was_something(place: &Place) {
     assert!(array.read().unwrap_err().is_unlinked());
 }
 
-fn unlinking_through_a_handle_spares_a_newer_array_of_the_same_name(place: &Place) {
+fn unlink_by_handle_spares_newer_array_of_same_name(place: &Place) {
     let name = place.location("unlink-own");
     let old = place.options::<u8, _>().create(name.location(), 4).unwrap();
     place.backend.unlink(name.location()).unwrap();
@@ -276,7 +276,7 @@ fn unlinking_through_a_handle_spares_a_newer_array_of_the_same_name(place: &Plac
     assert!(new.unlink().unwrap());
 }
 
-fn attached_is_asked_of_the_kernel(place: &Place) {
+fn attached_reports_live_processes_only(place: &Place) {
     let name = place.location("attached");
     let attached = || place.backend.attached(name.location());
     assert!(attached().unwrap_err().is_not_found());
@@ -307,7 +307,7 @@ fn a_read_only_attachment_cannot_write(place: &Place) {
     assert_eq!(reader.read().unwrap().sum(), 16);
 }
 
-fn write_to_a_copy_on_write_attachment_stays_in_its_process(place: &Place) {
+fn copy_on_write_stays_in_its_process(place: &Place) {
     let name = place.location("copied");
     // Two pages, so that one can be changed and the other not.
     let length = 1 << 17;
@@ -332,7 +332,7 @@ fn write_to_a_copy_on_write_attachment_stays_in_its_process(place: &Place) {
     assert!(private.read().unwrap_err().is_unlinked());
 }
 
-fn sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing(place: &Place) {
+fn sparse_array_is_filled_when_opened_for_writing(place: &Place) {
     let name = place.location("sparse");
     let length = 1 << 20;
     let holes = place.has_holes();

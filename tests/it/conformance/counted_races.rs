@@ -17,10 +17,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
         "conformance",
         "counted_races",
-        tests![
-            attachers_and_reclaimers_do_not_disturb_each_other,
-            four_processes_make_use_and_leave_one_name_a_thousand_times_each,
-        ],
+        tests![attachers_and_reclaimers_do_not_disturb_each_other, four_processes_create_and_leave_one_name,],
     )
 }
 
@@ -167,7 +164,7 @@ fn churn_counted(arguments: &[String]) {
     say("no surprises");
 }
 
-fn four_processes_make_use_and_leave_one_name_a_thousand_times_each(place: &Place) {
+fn four_processes_create_and_leave_one_name(place: &Place) {
     let place = &place.private();
     let name = place.location("churn");
     let mut children = [(); 4].map(|()| Child::start(place, "churn-counted", &[name.as_str()]));

@@ -17,16 +17,16 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "counters",
         tests![
-            memory_waits_until_its_receiver_gives_it_back,
-            a_killed_receiver_is_subtracted,
-            what_a_killed_producer_lent_cannot_be_received,
-            one_loan_is_received_once_and_given_back_once,
-            what_nobody_received_can_be_taken_back,
-            memory_that_nobody_has_is_freed_at_once_or_given_back,
+            dropped_memory_waits_for_its_receiver,
+            killed_receiver_is_not_counted,
+            loan_of_killed_producer_cannot_be_received,
+            loan_is_received_and_released_once,
+            unreceived_loan_can_be_revoked,
+            unused_memory_is_freed_or_returned,
             counters_are_used_again,
-            what_is_held_at_the_end_is_left_as_it_is,
-            dropping_memory_may_lend_and_drop_more,
-            receivers_are_killed_at_it_and_every_memory_is_freed,
+            dropped_limbo_spares_received_memory,
+            dropping_memory_may_drop_nested_loans,
+            memory_is_freed_after_receivers_are_killed,
         ],
     )
 }
@@ -117,7 +117,7 @@ fn receiver(arguments: &[String]) {
     }
 }
 
-fn memory_waits_until_its_receiver_gives_it_back(place: &Place) {
+fn dropped_memory_waits_for_its_receiver(place: &Place) {
     let scene = Scene::new(place, 100);
     let mut child = scene.receiver(place);
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
@@ -142,7 +142,7 @@ fn memory_waits_until_its_receiver_gives_it_back(place: &Place) {
     child.finish();
 }
 
-fn a_killed_receiver_is_subtracted(place: &Place) {
+fn killed_receiver_is_not_counted(place: &Place) {
     let scene = Scene::new(place, 100);
     let (mut dies, mut lives) = (scene.receiver(place), scene.receiver(place));
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
@@ -168,7 +168,7 @@ fn producer(arguments: &[String]) {
     hear();
 }
 
-fn what_a_killed_producer_lent_cannot_be_received(place: &Place) {
+fn loan_of_killed_producer_cannot_be_received(place: &Place) {
     let scene = Scene::new(place, 1);
     let mut child = Child::start(place, "counters-producer", &[scene.name.as_str()]);
     let handles = [child.line(), child.line()].map(|line| line.parse::<CounterHandle>().unwrap());
@@ -180,7 +180,7 @@ fn what_a_killed_producer_lent_cannot_be_received(place: &Place) {
     held.release().unwrap();
 }
 
-fn one_loan_is_received_once_and_given_back_once(place: &Place) {
+fn loan_is_received_and_released_once(place: &Place) {
     let scene = Scene::new(place, 100);
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
     let handle = CounterHandle::from_bytes(lent.send().unwrap().to_bytes()).unwrap();
@@ -218,7 +218,7 @@ impl SlotOf for CounterHandle {
     }
 }
 
-fn what_nobody_received_can_be_taken_back(place: &Place) {
+fn unreceived_loan_can_be_revoked(place: &Place) {
     let scene = Scene::new(place, 100);
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
     let [first, second] = [lent.send().unwrap(), lent.send().unwrap()];
@@ -233,7 +233,7 @@ fn what_nobody_received_can_be_taken_back(place: &Place) {
     assert_eq!(scene.alive(), 1);
 }
 
-fn memory_that_nobody_has_is_freed_at_once_or_given_back(place: &Place) {
+fn unused_memory_is_freed_or_returned(place: &Place) {
     let scene = Scene::new(place, 100);
     drop(scene.limbo.lend(scene.memory(10)).unwrap());
     assert_eq!((scene.alive(), scene.limbo.is_empty()), (0, true));
@@ -262,7 +262,7 @@ fn counters_are_used_again(place: &Place) {
     }
 }
 
-fn what_is_held_at_the_end_is_left_as_it_is(place: &Place) {
+fn dropped_limbo_spares_received_memory(place: &Place) {
     let scene = Scene::new(place, 100);
     let receiver = Counters::open_in(&place.backend, scene.name.as_str()).unwrap();
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
@@ -288,7 +288,7 @@ impl Memory for Nested {
     }
 }
 
-fn dropping_memory_may_lend_and_drop_more(place: &Place) {
+fn dropping_memory_may_drop_nested_loans(place: &Place) {
     let name = place.location("nested");
     let counters = Counters::create_in(&place.backend, name.as_str(), 100).unwrap();
     let limbo = Limbo::new(&counters);
@@ -316,7 +316,7 @@ fn churn(arguments: &[String]) {
     }
 }
 
-fn receivers_are_killed_at_it_and_every_memory_is_freed(place: &Place) {
+fn memory_is_freed_after_receivers_are_killed(place: &Place) {
     let scene = Scene::new(place, 2000);
     let kept = scene.limbo.lend(scene.memory(1_000_000)).unwrap();
     let mut random = Random::new(1);

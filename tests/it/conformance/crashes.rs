@@ -15,12 +15,12 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "crashes",
         tests![
-            a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing,
-            a_killed_painters_chunk_is_painted_by_someone_else,
-            one_of_four_painters_is_killed_ten_times_over,
-            a_buffer_whose_painters_all_died_is_resumed_where_they_stopped,
-            a_beginner_killed_before_the_payload_has_its_name_blocks_nobody,
-            a_finisher_killed_before_the_ledger_is_gone_blocks_nobody,
+            stopped_or_killed_creator_shows_no_name,
+            killed_painter_releases_its_chunk,
+            buffer_completes_after_one_of_four_painters_dies,
+            buffer_resumes_after_all_painters_died,
+            ledger_without_payload_does_not_block,
+            stale_ledger_of_killed_finisher_is_removed,
         ],
     )
 }
@@ -40,7 +40,7 @@ fn fill_slowly(arguments: &[String]) {
     say("created");
 }
 
-fn a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing(place: &Place) {
+fn stopped_or_killed_creator_shows_no_name(place: &Place) {
     let place = &place.fresh(); // where every hidden draft is this test's
     let name = place.location("half-way");
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
@@ -128,7 +128,7 @@ fn claim_and_hang(arguments: &[String]) {
     hear();
 }
 
-fn a_killed_painters_chunk_is_painted_by_someone_else(place: &Place) {
+fn killed_painter_releases_its_chunk(place: &Place) {
     let name = place.location("killed-painter");
     let buffer = begin(place, &name);
     let mut hanging = Child::start(place, "claim-and-hang", &[name.as_str()]);
@@ -143,7 +143,7 @@ fn a_killed_painters_chunk_is_painted_by_someone_else(place: &Place) {
     check(place, &name, buffer);
 }
 
-fn one_of_four_painters_is_killed_ten_times_over(place: &Place) {
+fn buffer_completes_after_one_of_four_painters_dies(place: &Place) {
     for round in 0..10 {
         let name = place.location("four-painters");
         let buffer = begin(place, &name);
@@ -159,7 +159,7 @@ fn one_of_four_painters_is_killed_ten_times_over(place: &Place) {
     }
 }
 
-fn a_buffer_whose_painters_all_died_is_resumed_where_they_stopped(place: &Place) {
+fn buffer_resumes_after_all_painters_died(place: &Place) {
     let name = place.location("resume");
     drop(begin(place, &name)); // the one who began it is gone too
     let mut painters: Vec<Child> =
@@ -179,7 +179,7 @@ fn a_buffer_whose_painters_all_died_is_resumed_where_they_stopped(place: &Place)
     check(place, &name, buffer);
 }
 
-fn a_beginner_killed_before_the_payload_has_its_name_blocks_nobody(place: &Place) {
+fn ledger_without_payload_does_not_block(place: &Place) {
     let name = place.location("beginner");
     drop(begin(place, &name));
     // What a beginner leaves that dies between publishing the ledger and the payload.
@@ -193,7 +193,7 @@ fn a_beginner_killed_before_the_payload_has_its_name_blocks_nobody(place: &Place
     assert!(place.files_of(&name).is_empty());
 }
 
-fn a_finisher_killed_before_the_ledger_is_gone_blocks_nobody(place: &Place) {
+fn stale_ledger_of_killed_finisher_is_removed(place: &Place) {
     let name = place.location("finisher");
     let buffer = begin(place, &name);
     let file = |kind: &str| place.files_of(&name).into_iter().find(|file| file.contains(kind)).expect("a file");

@@ -21,9 +21,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         tests![
             array_is_opened_by_another_process_without_its_shape,
             another_type_or_order_is_refused,
-            flattening_and_axes_of_length_one_agree,
+            flattened_shape_and_unit_axes_are_accepted,
             bytes_can_be_reinterpreted,
-            a_wrong_size_says_what_the_array_is,
+            size_mismatch_reports_the_description,
             description_is_written_before_the_name,
             create_succeeds_without_room_for_a_description,
             description_can_be_rewritten_and_removed,
@@ -127,7 +127,7 @@ fn another_type_or_order_is_refused(place: &Place) {
     assert!(attach.open(name.location(), (3, 4).f()).is_ok());
 }
 
-fn flattening_and_axes_of_length_one_agree(place: &Place) {
+fn flattened_shape_and_unit_axes_are_accepted(place: &Place) {
     let name = place.location("agree");
     for order in [Order::C, Order::F] {
         let shape = IxDyn(&[4, 1, 5, 6]).set_f(order == Order::F);
@@ -163,7 +163,7 @@ fn bytes_can_be_reinterpreted(place: &Place) {
     assert_eq!(read.view()[11], 1f32.to_bits());
 }
 
-fn a_wrong_size_says_what_the_array_is(place: &Place) {
+fn size_mismatch_reports_the_description(place: &Place) {
     let name = place.location("size");
     place.options::<u16, _>().create(name.location(), (3, 4)).unwrap();
     let error = place.attach::<f32, _>().open(name.location(), (3, 4)).unwrap_err();

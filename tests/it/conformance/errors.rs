@@ -15,20 +15,20 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "errors",
         tests![
-            names_that_break_a_rule_are_refused_before_anything_happens,
-            names_that_this_platform_forbids_are_refused_with_the_reason,
-            a_size_that_does_not_fit_is_said_in_bytes,
+            names_breaking_a_rule_are_refused,
+            platform_forbidden_names_are_refused_with_the_reason,
+            size_mismatch_is_reported_in_bytes,
             a_directory_is_not_an_array,
-            directory_that_is_missing_is_called_so_by_what_makes_arrays,
+            missing_directory_has_its_own_error,
             shapes_beyond_the_address_space_are_refused,
-            limit_of_emulated_memory_counts_what_is_there,
-            files_longer_than_32_bits_can_say_keep_their_length,
+            emulated_limit_counts_existing_arrays,
+            file_lengths_beyond_32_bits_are_kept,
             a_ledger_cannot_be_opened_as_an_array,
-            a_corrupt_ledger_is_said_to_be_and_can_be_discarded,
-            another_work_under_the_same_name_is_a_mismatch,
-            a_buffer_of_another_type_or_with_other_axes_is_refused,
+            corrupt_ledger_is_reported_and_can_be_discarded,
+            different_work_under_the_same_name_is_refused,
+            buffer_of_other_type_or_axes_is_refused,
             renderbuffer_settings_are_checked,
-            a_system_that_fails_anywhere_leaves_nothing_behind,
+            failing_operation_leaves_nothing_behind,
             errors_become_io_errors_of_the_same_kind,
         ],
     )
@@ -44,7 +44,7 @@ fn open(place: &Place, name: &Name) -> Result<SharedArray<u8, ndarray::Ix1>> {
     place.attach().open(name.location(), 4)
 }
 
-fn names_that_break_a_rule_are_refused_before_anything_happens(place: &Place) {
+fn names_breaking_a_rule_are_refused(place: &Place) {
     let long = "x".repeat(300);
     for name in ["", "/", "a/b", "..", ".", "nul\0byte", long.as_str()] {
         let error = create(place, name).unwrap_err();
@@ -57,7 +57,7 @@ fn names_that_break_a_rule_are_refused_before_anything_happens(place: &Place) {
     assert_eq!(open(place, &name).unwrap().location().as_str(), name.as_str());
 }
 
-fn names_that_this_platform_forbids_are_refused_with_the_reason(place: &Place) {
+fn platform_forbidden_names_are_refused_with_the_reason(place: &Place) {
     let device = ["CON", "nul", "com1.txt", "LPT9"];
     let other = ["a:b", "a\\b", "what?", "end.", "end ", "PROGRA~1"];
     for name in device.into_iter().chain(other) {
@@ -74,7 +74,7 @@ fn names_that_this_platform_forbids_are_refused_with_the_reason(place: &Place) {
     }
 }
 
-fn a_size_that_does_not_fit_is_said_in_bytes(place: &Place) {
+fn size_mismatch_is_reported_in_bytes(place: &Place) {
     let name = place.location("size");
     create(place, name.as_str()).unwrap();
     let other = place.attach::<u32, _>().open(name.location(), (2, 3));
@@ -103,7 +103,7 @@ fn a_directory_is_not_an_array(place: &Place) {
     std::fs::remove_dir(place.path(&name)).unwrap();
 }
 
-fn directory_that_is_missing_is_called_so_by_what_makes_arrays(place: &Place) {
+fn missing_directory_has_its_own_error(place: &Place) {
     let missing = place.directory().join("missing");
     let directory = Directory::new("missing", &missing);
     let outcomes = [
@@ -141,7 +141,7 @@ fn shapes_beyond_the_address_space_are_refused(place: &Place) {
     assert!(place.files_of(&name).is_empty());
 }
 
-fn files_longer_than_32_bits_can_say_keep_their_length(place: &Place) {
+fn file_lengths_beyond_32_bits_are_kept(place: &Place) {
     let name = place.location("long");
     let length = (1 << 32) + 4; // cut to 32 bits it would be what is asked for
     File::create(place.path(&name)).unwrap().set_len(length).unwrap();
@@ -184,7 +184,7 @@ fn fill_to_the_limit(_: &[String]) {
     say("limited");
 }
 
-fn limit_of_emulated_memory_counts_what_is_there(place: &Place) {
+fn emulated_limit_counts_existing_arrays(place: &Place) {
     let directory = tempfile::tempdir().unwrap();
     for (limit, said) in [("1M", "limited"), ("1MiB", "NDSHM_EMULATED_LIMIT is \"1MiB\", but must be")] {
         let mut command = std::process::Command::new(program());
@@ -225,7 +225,7 @@ fn a_ledger_cannot_be_opened_as_an_array(place: &Place) {
     assert!(place.reader::<u8, _>().open(alias.location(), length).unwrap_err().is_reserved());
 }
 
-fn a_corrupt_ledger_is_said_to_be_and_can_be_discarded(place: &Place) {
+fn corrupt_ledger_is_reported_and_can_be_discarded(place: &Place) {
     let name = place.location("corrupt");
     drop(begin(place, &name).unwrap());
     let ledger = ledger_path(place, &name);
@@ -252,7 +252,7 @@ fn a_corrupt_ledger_is_said_to_be_and_can_be_discarded(place: &Place) {
     assert!(again().is_ok());
 }
 
-fn another_work_under_the_same_name_is_a_mismatch(place: &Place) {
+fn different_work_under_the_same_name_is_refused(place: &Place) {
     let name = place.location("mismatch");
     let buffer = begin(place, &name).unwrap();
     let options = || place.render_options();
@@ -271,7 +271,7 @@ fn another_work_under_the_same_name_is_a_mismatch(place: &Place) {
     assert!(begin(place, &name).is_ok());
 }
 
-fn a_buffer_of_another_type_or_with_other_axes_is_refused(place: &Place) {
+fn buffer_of_other_type_or_axes_is_refused(place: &Place) {
     let name = place.location("other-type");
     let options = || place.render_options();
     assert!(options().open::<u16, ndarray::Ix2>(name.location()).unwrap_err().is_not_found());
@@ -304,7 +304,7 @@ fn renderbuffer_settings_are_checked(place: &Place) {
     assert!(place.files_of(&name).is_empty());
 }
 
-fn a_system_that_fails_anywhere_leaves_nothing_behind(place: &Place) {
+fn failing_operation_leaves_nothing_behind(place: &Place) {
     let failing = |at: &'static str| {
         place.meddling(move |operation, location| {
             let payload = location.is_some_and(|location| location.as_str().contains("-part-"));

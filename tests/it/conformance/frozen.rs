@@ -16,17 +16,17 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "frozen",
         tests![
-            what_is_not_frozen_is_not_looked_at_without_a_guard,
+            unfrozen_array_needs_a_guard,
             freezing_waits_for_writers_and_readers_in_other_processes,
-            processes_that_mapped_it_before_cannot_write_any_more,
-            later_attachments_are_for_reading_and_need_no_guard,
-            a_thread_that_holds_a_guard_cannot_freeze,
-            a_frozen_array_goes_with_its_last_holder_as_any_other,
+            earlier_attachments_cannot_write_after_freezing,
+            later_attachments_are_readonly_and_need_no_guard,
+            guard_holder_cannot_freeze,
+            frozen_array_goes_with_its_last_holder,
         ],
     )
 }
 
-fn what_is_not_frozen_is_not_looked_at_without_a_guard(place: &Place) {
+fn unfrozen_array_needs_a_guard(place: &Place) {
     let name = place.location("not-frozen");
     let array = create(place, &name);
     let error = array.view().unwrap_err();
@@ -66,7 +66,7 @@ fn freezing_waits_for_writers_and_readers_in_other_processes(place: &Place) {
     assert!(array.is_frozen());
 }
 
-fn processes_that_mapped_it_before_cannot_write_any_more(place: &Place) {
+fn earlier_attachments_cannot_write_after_freezing(place: &Place) {
     let name = place.location("mapped-before");
     let array = create(place, &name);
     let mut child = Holder::with(place, &name, "open");
@@ -89,7 +89,7 @@ fn processes_that_mapped_it_before_cannot_write_any_more(place: &Place) {
     assert!(array.write().unwrap_err().is_permission_denied(), "for ever");
 }
 
-fn later_attachments_are_for_reading_and_need_no_guard(place: &Place) {
+fn later_attachments_are_readonly_and_need_no_guard(place: &Place) {
     let name = place.location("frozen-later");
     let array = create(place, &name);
     array.freeze().unwrap();
@@ -109,7 +109,7 @@ fn later_attachments_are_for_reading_and_need_no_guard(place: &Place) {
     assert_eq!(attached.view().unwrap().sum(), 4);
 }
 
-fn a_thread_that_holds_a_guard_cannot_freeze(place: &Place) {
+fn guard_holder_cannot_freeze(place: &Place) {
     let name = place.location("own-guard");
     let array = create(place, &name);
     for guard in [Ok(array.read().unwrap()), Err(array.try_clone().unwrap())] {
@@ -129,7 +129,7 @@ fn a_thread_that_holds_a_guard_cannot_freeze(place: &Place) {
     array.freeze().unwrap();
 }
 
-fn a_frozen_array_goes_with_its_last_holder_as_any_other(place: &Place) {
+fn frozen_array_goes_with_its_last_holder(place: &Place) {
     let name = place.location("frozen-last");
     let array = create(place, &name);
     array.freeze().unwrap();

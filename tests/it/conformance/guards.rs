@@ -17,17 +17,17 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "guards",
         tests![
             guards_of_one_process_exclude_each_other,
-            a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed,
-            a_writer_in_another_process_keeps_readers_and_claims_out,
-            a_cell_keeps_out_who_wants_the_same_until_its_holder_is_killed,
-            a_waiting_thread_that_would_wait_for_itself_is_told,
-            guards_notice_that_the_name_means_something_else,
-            a_guard_that_waits_while_the_name_goes_is_not_granted,
-            a_kept_descriptor_gives_guards_without_a_name,
-            a_guard_is_not_granted_on_a_file_that_others_shortened,
+            reader_excludes_writer_until_released_or_killed,
+            writer_in_another_process_excludes_readers,
+            locked_cell_is_exclusive_until_its_holder_dies,
+            waiting_for_own_guard_is_a_deadlock_error,
+            guard_fails_when_the_name_leads_elsewhere,
+            waiting_guard_fails_when_the_name_is_unlinked,
+            kept_descriptor_allows_guards_without_a_name,
+            guard_on_a_shortened_file_is_refused,
             held_access_lasts_as_long_as_the_value,
-            lock_without_a_view_excludes_as_a_guard_does,
-            lock_gives_up_when_its_caller_does,
+            lock_without_a_view_excludes_like_a_guard,
+            lock_stops_at_its_limit_or_on_request,
             waiting_lock_keeps_new_readers_out,
         ],
     )
@@ -87,7 +87,7 @@ fn hold_cell(arguments: &[String]) {
     hear();
 }
 
-fn a_cell_keeps_out_who_wants_the_same_until_its_holder_is_killed(place: &Place) {
+fn locked_cell_is_exclusive_until_its_holder_dies(place: &Place) {
     let name = place.location("cells");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-cell", &[name.as_str()]);
@@ -104,7 +104,7 @@ fn a_cell_keeps_out_who_wants_the_same_until_its_holder_is_killed(place: &Place)
     assert!(matches!(array.lock_cell(7, Duration::ZERO).unwrap_err(), Error::Unlinked { .. }));
 }
 
-fn a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed(place: &Place) {
+fn reader_excludes_writer_until_released_or_killed(place: &Place) {
     let name = place.location("killed-reader");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
@@ -129,7 +129,7 @@ fn a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed(place: &Pla
     });
 }
 
-fn a_writer_in_another_process_keeps_readers_and_claims_out(place: &Place) {
+fn writer_in_another_process_excludes_readers(place: &Place) {
     let name = place.location("writer");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-write", &[name.as_str()]);
@@ -140,7 +140,7 @@ fn a_writer_in_another_process_keeps_readers_and_claims_out(place: &Place) {
     child.expect("done");
 }
 
-fn a_waiting_thread_that_would_wait_for_itself_is_told(place: &Place) {
+fn waiting_for_own_guard_is_a_deadlock_error(place: &Place) {
     let name = place.location("deadlock");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let reader = array.read().unwrap();
@@ -161,7 +161,7 @@ fn a_waiting_thread_that_would_wait_for_itself_is_told(place: &Place) {
     });
 }
 
-fn guards_notice_that_the_name_means_something_else(place: &Place) {
+fn guard_fails_when_the_name_leads_elsewhere(place: &Place) {
     let name = place.location("means-else");
     let old = place.options::<u8, _>().create(name.location(), 4).unwrap();
     old.unlink().unwrap();
@@ -171,7 +171,7 @@ fn guards_notice_that_the_name_means_something_else(place: &Place) {
     assert!(new.write().is_ok());
 }
 
-fn a_guard_that_waits_while_the_name_goes_is_not_granted(place: &Place) {
+fn waiting_guard_fails_when_the_name_is_unlinked(place: &Place) {
     const LONG: Duration = Duration::from_secs(60);
     type Array = SharedArray<u8, Ix1>;
     let guards: [fn(&Array) -> Option<Error>; 3] = [
@@ -201,7 +201,7 @@ fn a_guard_that_waits_while_the_name_goes_is_not_granted(place: &Place) {
     }
 }
 
-fn a_kept_descriptor_gives_guards_without_a_name(place: &Place) {
+fn kept_descriptor_allows_guards_without_a_name(place: &Place) {
     let name = place.location("keep-fd");
     let array = place.options::<u8, _>().keep_fd(true).create(name.location(), 4).unwrap();
     array.unlink().unwrap();
@@ -212,7 +212,7 @@ fn a_kept_descriptor_gives_guards_without_a_name(place: &Place) {
     drop(reader);
 }
 
-fn a_guard_is_not_granted_on_a_file_that_others_shortened(place: &Place) {
+fn guard_on_a_shortened_file_is_refused(place: &Place) {
     for keep in [false, true] {
         let name = place.location("shortened");
         let array = place.options::<u8, _>().keep_fd(keep).create(name.location(), 1 << 20).unwrap();
@@ -251,7 +251,7 @@ fn held_access_lasts_as_long_as_the_value(place: &Place) {
     assert_eq!(array.read_timeout(soon).unwrap().sum(), 8);
 }
 
-fn lock_without_a_view_excludes_as_a_guard_does(place: &Place) {
+fn lock_without_a_view_excludes_like_a_guard(place: &Place) {
     let name = place.location("lock");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
@@ -269,7 +269,7 @@ fn lock_without_a_view_excludes_as_a_guard_does(place: &Place) {
     assert!(reader.lock(Access::ReadWrite, None, || true).unwrap_err().is_permission_denied());
 }
 
-fn lock_gives_up_when_its_caller_does(place: &Place) {
+fn lock_stops_at_its_limit_or_on_request(place: &Place) {
     let name = place.location("given-up");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-write", &[name.as_str()]);

@@ -17,17 +17,17 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "handles",
         tests![
-            a_handle_leads_another_process_to_the_array_once,
-            a_handle_keeps_the_array_when_its_sender_has_left,
-            a_handle_for_many_is_good_until_it_is_taken_back,
-            what_is_taken_back_cannot_be_used_and_keeps_nothing,
-            an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there,
-            a_wrong_type_leaves_the_handle_good,
-            a_failure_on_the_way_leaves_the_handle_good,
-            so_many_handles_can_be_on_their_way_and_expired_ones_make_room,
-            a_handle_does_not_lead_to_another_array_of_the_name,
+            handle_attaches_another_process_once,
+            handle_keeps_the_array_after_its_sender_left,
+            reusable_handle_is_valid_until_revoked,
+            revoked_handle_is_spent_and_keeps_nothing,
+            expired_handle_still_attaches_but_keeps_nothing,
+            type_mismatch_leaves_the_handle_valid,
+            failed_attach_leaves_the_handle_valid,
+            expired_handles_make_room_at_the_limit,
+            handle_never_attaches_another_array_of_the_name,
             a_handle_can_attach_in_every_way,
-            what_is_no_handle_is_refused,
+            forged_or_malformed_handles_are_refused,
         ],
     )
 }
@@ -42,7 +42,7 @@ fn brief() -> HandleOptions {
     HandleOptions::new().grace(SHORT)
 }
 
-fn a_handle_leads_another_process_to_the_array_once(place: &Place) {
+fn handle_attaches_another_process_once(place: &Place) {
     let name = place.location("once");
     let array = create(place, &name);
     let handle = array.handle().unwrap();
@@ -73,7 +73,7 @@ fn a_handle_leads_another_process_to_the_array_once(place: &Place) {
     drop((array, child));
 }
 
-fn a_handle_keeps_the_array_when_its_sender_has_left(place: &Place) {
+fn handle_keeps_the_array_after_its_sender_left(place: &Place) {
     let place = &place.private(); // where no other process reclaims
     let name = place.location("left");
     let mut sender = Holder::with(place, &name, "create 4");
@@ -94,7 +94,7 @@ fn a_handle_keeps_the_array_when_its_sender_has_left(place: &Place) {
     assert!(attach(place, &handle).unwrap_err().is_not_found());
 }
 
-fn a_handle_for_many_is_good_until_it_is_taken_back(place: &Place) {
+fn reusable_handle_is_valid_until_revoked(place: &Place) {
     let name = place.location("many");
     let array = create(place, &name);
     let handle = array.handle_with(HandleOptions::new().reusable()).unwrap();
@@ -111,7 +111,7 @@ fn a_handle_for_many_is_good_until_it_is_taken_back(place: &Place) {
     assert_eq!(children[2].ask(&format!("attach {text}")), "NotFound");
 }
 
-fn what_is_taken_back_cannot_be_used_and_keeps_nothing(place: &Place) {
+fn revoked_handle_is_spent_and_keeps_nothing(place: &Place) {
     let name = place.location("taken-back");
     let array = create(place, &name);
     let handle = array.handle().unwrap();
@@ -134,7 +134,7 @@ fn what_is_taken_back_cannot_be_used_and_keeps_nothing(place: &Place) {
     assert_eq!(other.refcount(), 1);
 }
 
-fn an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there(place: &Place) {
+fn expired_handle_still_attaches_but_keeps_nothing(place: &Place) {
     let place = &place.private(); // where no other process reclaims
     let name = place.location("expired");
     let array = create(place, &name);
@@ -163,7 +163,7 @@ fn an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there(place: &Plac
     assert!(attach(place, &handle).unwrap_err().is_not_found());
 }
 
-fn a_wrong_type_leaves_the_handle_good(place: &Place) {
+fn type_mismatch_leaves_the_handle_valid(place: &Place) {
     let name = place.location("wrong-type");
     let array = create(place, &name);
     let handle = array.handle().unwrap();
@@ -176,7 +176,7 @@ fn a_wrong_type_leaves_the_handle_good(place: &Place) {
     assert_eq!(attach(place, &handle).unwrap().read().unwrap().sum(), 4);
 }
 
-fn a_failure_on_the_way_leaves_the_handle_good(place: &Place) {
+fn failed_attach_leaves_the_handle_valid(place: &Place) {
     let name = place.location("failure");
     let array = create(place, &name);
     let handle = array.handle().unwrap();
@@ -196,7 +196,7 @@ fn a_failure_on_the_way_leaves_the_handle_good(place: &Place) {
     assert!(attach(place, &handle).is_ok());
 }
 
-fn so_many_handles_can_be_on_their_way_and_expired_ones_make_room(place: &Place) {
+fn expired_handles_make_room_at_the_limit(place: &Place) {
     let name = place.location("handles");
     let array = create(place, &name);
     let handles: Vec<Handle> = (0..128).map(|_| array.handle().unwrap()).collect();
@@ -219,7 +219,7 @@ fn so_many_handles_can_be_on_their_way_and_expired_ones_make_room(place: &Place)
     assert!(!place.has(&name));
 }
 
-fn a_handle_does_not_lead_to_another_array_of_the_name(place: &Place) {
+fn handle_never_attaches_another_array_of_the_name(place: &Place) {
     let name = place.location("recreated");
     let old = create(place, &name);
     let handle = old.handle().unwrap();
@@ -263,7 +263,7 @@ fn a_handle_can_attach_in_every_way(place: &Place) {
     assert!(attach(place, &array.handle().unwrap()).unwrap_err().is_not_found());
 }
 
-fn what_is_no_handle_is_refused(place: &Place) {
+fn forged_or_malformed_handles_are_refused(place: &Place) {
     let name = place.location("no-handle");
     let array = create(place, &name);
     let text = array.handle().unwrap().to_string();

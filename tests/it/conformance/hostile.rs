@@ -21,10 +21,10 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "hostile",
         tests![
-            no_spoilt_byte_of_the_last_page_is_believed,
-            no_length_but_its_own_is_believed,
-            lies_with_valid_checksums_are_not_believed,
-            any_number_of_handles_is_survived,
+            corrupt_trailer_byte_is_not_trusted,
+            file_of_wrong_length_is_refused,
+            forged_trailers_with_valid_checksums_are_refused,
+            any_forged_handle_count_is_survived,
             guards_of_a_shortened_array_are_refused,
         ],
     )
@@ -213,7 +213,7 @@ fn spoil_bytes(arguments: &[String]) {
     say("done");
 }
 
-fn no_spoilt_byte_of_the_last_page_is_believed(place: &Place) {
+fn corrupt_trailer_byte_is_not_trusted(place: &Place) {
     run(place, "spoil-bytes");
 }
 
@@ -241,7 +241,7 @@ fn cut_lengths(arguments: &[String]) {
     say("done");
 }
 
-fn no_length_but_its_own_is_believed(place: &Place) {
+fn file_of_wrong_length_is_refused(place: &Place) {
     run(place, "cut-lengths");
 }
 
@@ -346,7 +346,7 @@ fn forge(arguments: &[String]) {
     say("done");
 }
 
-fn lies_with_valid_checksums_are_not_believed(place: &Place) {
+fn forged_trailers_with_valid_checksums_are_refused(place: &Place) {
     run(place, "forge");
 }
 
@@ -427,7 +427,7 @@ fn count_wrongly(arguments: &[String]) {
     say("done");
 }
 
-fn any_number_of_handles_is_survived(place: &Place) {
+fn any_forged_handle_count_is_survived(place: &Place) {
     run(place, "count-wrongly");
 }
 

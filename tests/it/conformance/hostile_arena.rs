@@ -18,11 +18,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
         "conformance",
         "hostile_arena",
-        tests![
-            lies_about_the_geometry_are_not_believed,
-            any_bytes_in_the_tables_are_survived,
-            no_arena_is_cut_short_or_longer,
-        ],
+        tests![forged_geometry_is_refused, any_bytes_in_the_tables_are_survived, arena_of_wrong_length_is_refused,],
     )
 }
 
@@ -147,7 +143,7 @@ fn forge_geometry(arguments: &[String]) {
     say("done");
 }
 
-fn lies_about_the_geometry_are_not_believed(place: &Place) {
+fn forged_geometry_is_refused(place: &Place) {
     run(place, "forge-geometry");
 }
 
@@ -227,6 +223,6 @@ fn cut_arena(arguments: &[String]) {
     say("done");
 }
 
-fn no_arena_is_cut_short_or_longer(place: &Place) {
+fn arena_of_wrong_length_is_refused(place: &Place) {
     run(place, "cut-arena");
 }

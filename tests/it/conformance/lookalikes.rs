@@ -16,16 +16,16 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "lookalikes",
         tests![
-            a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes,
-            a_copy_of_a_counted_array_is_refused_and_not_removed,
-            a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed,
-            a_copy_that_says_it_is_about_to_go_is_never_removed,
-            who_waits_for_the_cells_is_counted_and_keeps_the_array,
+            plain_array_in_use_is_never_opened_as_counted,
+            renamed_copy_is_refused_and_not_removed,
+            copy_in_another_directory_opens_and_stays,
+            copy_marked_dead_is_never_removed,
+            waiting_reader_is_counted_and_keeps_the_array,
         ],
     )
 }
 
-fn a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes(place: &Place) {
+fn plain_array_in_use_is_never_opened_as_counted(place: &Place) {
     let place = &place.private();
     let name = place.location("bytes");
     let counted = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
@@ -45,7 +45,7 @@ fn a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes(place: &
     drop(plain);
 }
 
-fn a_copy_of_a_counted_array_is_refused_and_not_removed(place: &Place) {
+fn renamed_copy_is_refused_and_not_removed(place: &Place) {
     let place = &place.private();
     let (name, copy) = (place.location("original"), place.location("copy"));
     let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
@@ -58,7 +58,7 @@ fn a_copy_of_a_counted_array_is_refused_and_not_removed(place: &Place) {
     assert!(place.has(&copy) && !place.has(&name));
 }
 
-fn a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed(place: &Place) {
+fn copy_in_another_directory_opens_and_stays(place: &Place) {
     let (here, there) = (&place.private(), &place.private());
     let name = here.location("precious");
     let (path, copy) = (here.path(&name), there.path(&name));
@@ -85,7 +85,7 @@ fn a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed(place: &Plac
     }
 }
 
-fn a_copy_that_says_it_is_about_to_go_is_never_removed(place: &Place) {
+fn copy_marked_dead_is_never_removed(place: &Place) {
     const LAST_PAGE: usize = 4096;
     let (here, there) = (&place.private(), &place.private());
     let name = here.location("dying");
@@ -103,7 +103,7 @@ fn a_copy_that_says_it_is_about_to_go_is_never_removed(place: &Place) {
     drop(array);
 }
 
-fn who_waits_for_the_cells_is_counted_and_keeps_the_array(place: &Place) {
+fn waiting_reader_is_counted_and_keeps_the_array(place: &Place) {
     let place = &place.private();
     let name = place.location("waiting");
     let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();

@@ -20,16 +20,16 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "orphans",
         tests![
-            an_orphan_stays_until_it_is_reclaimed_and_nothing_else_goes_with_it,
-            an_orphan_that_somebody_opens_is_none,
-            who_survives_the_others_keeps_the_data_and_removes_the_name_at_the_end,
+            reclaim_removes_the_orphan_and_nothing_else,
+            opening_an_orphan_revives_it,
+            last_survivor_keeps_the_data_and_removes_the_name,
             a_stopped_holder_is_alive,
             a_handle_outlives_its_killed_sender_for_its_grace_time,
-            who_is_killed_before_removing_the_name_leaves_that_to_the_next,
-            a_reclaimer_killed_half_way_leaves_the_array_to_who_comes,
-            what_was_made_a_moment_ago_can_be_left_alone,
+            next_process_removes_name_of_killed_owner,
+            array_can_be_opened_after_its_reclaimer_dies,
+            reclaim_can_spare_young_orphans,
             nothing_but_orphans_is_ever_reclaimed,
-            old_drafts_of_the_dead_are_reclaimed_and_no_others,
+            only_old_drafts_of_dead_processes_are_reclaimed,
         ],
     )
 }
@@ -55,7 +55,7 @@ fn dry_run(place: &Place) -> Reclaimed {
     Reclaim::new().dry_run(true).run(&place.backend).unwrap()
 }
 
-fn an_orphan_stays_until_it_is_reclaimed_and_nothing_else_goes_with_it(place: &Place) {
+fn reclaim_removes_the_orphan_and_nothing_else(place: &Place) {
     let place = &place.private();
     let [name, used, kept, sent] = ["orphan", "used", "kept", "sent"].map(|label| place.location(label));
     orphan(place, &name, 1);
@@ -88,7 +88,7 @@ fn an_orphan_stays_until_it_is_reclaimed_and_nothing_else_goes_with_it(place: &P
     assert!(!place.has(&used) && !place.has(&sent) && place.has(&kept));
 }
 
-fn an_orphan_that_somebody_opens_is_none(place: &Place) {
+fn opening_an_orphan_revives_it(place: &Place) {
     let place = &place.private();
     let name = place.location("revived");
     orphan(place, &name, 5);
@@ -110,7 +110,7 @@ fn an_orphan_that_somebody_opens_is_none(place: &Place) {
     assert_eq!((taken_back.read().unwrap().sum(), taken_back.refcount()), (0, 1));
 }
 
-fn who_survives_the_others_keeps_the_data_and_removes_the_name_at_the_end(place: &Place) {
+fn last_survivor_keeps_the_data_and_removes_the_name(place: &Place) {
     let place = &place.private();
     let name = place.location("survivor");
     let mut holders = ["create 4", "open", "readonly", "reader"].map(|first| Holder::with(place, &name, first));
@@ -188,7 +188,7 @@ fn hang_before_unlink(arguments: &[String]) {
     say("unlinked");
 }
 
-fn who_is_killed_before_removing_the_name_leaves_that_to_the_next(place: &Place) {
+fn next_process_removes_name_of_killed_owner(place: &Place) {
     let place = &place.private();
     let name = place.location("unlinking");
     let hanging = || {
@@ -231,7 +231,7 @@ fn hang_reclaiming(_: &[String]) {
     Reclaim::new().run(&backend).unwrap();
 }
 
-fn a_reclaimer_killed_half_way_leaves_the_array_to_who_comes(place: &Place) {
+fn array_can_be_opened_after_its_reclaimer_dies(place: &Place) {
     let place = &place.private();
     let name = place.location("half-reclaimed");
     orphan(place, &name, 2);
@@ -248,7 +248,7 @@ fn a_reclaimer_killed_half_way_leaves_the_array_to_who_comes(place: &Place) {
     });
 }
 
-fn what_was_made_a_moment_ago_can_be_left_alone(place: &Place) {
+fn reclaim_can_spare_young_orphans(place: &Place) {
     let place = &place.private();
     let name = place.location("young");
     orphan(place, &name, 1);
@@ -308,7 +308,7 @@ fn nothing_but_orphans_is_ever_reclaimed(place: &Place) {
     assert_eq!(place.everything(), before);
 }
 
-fn old_drafts_of_the_dead_are_reclaimed_and_no_others(place: &Place) {
+fn only_old_drafts_of_dead_processes_are_reclaimed(place: &Place) {
     let place = &place.private();
     let draft = |label: &str, seconds| {
         let path = place.directory().join(format!(".ndshm-draft-{label}"));

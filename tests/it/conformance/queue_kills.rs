@@ -29,10 +29,10 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "queue_kills",
         tests![
-            killed_senders_lose_nothing_that_they_had_sent,
-            killed_receivers_lose_at_most_what_they_had_just_taken,
+            killed_senders_lose_no_sent_message,
+            killed_receiver_loses_at_most_one_message,
             killed_senders_and_receivers_leave_nothing_behind,
-            receivers_end_by_themselves_when_every_registered_sender_was_killed,
+            receivers_end_after_all_registered_senders_died,
         ],
     )
 }
@@ -244,11 +244,11 @@ fn soak(place: &Place, label: &str, kills: usize, kinds: &[bool], registered: bo
     nothing_is_left(&soak.arena);
 }
 
-fn killed_senders_lose_nothing_that_they_had_sent(place: &Place) {
+fn killed_senders_lose_no_sent_message(place: &Place) {
     soak(place, "soak-senders", kills(), &[false], false);
 }
 
-fn killed_receivers_lose_at_most_what_they_had_just_taken(place: &Place) {
+fn killed_receiver_loses_at_most_one_message(place: &Place) {
     soak(place, "soak-receivers", kills(), &[true], false);
 }
 
@@ -256,6 +256,6 @@ fn killed_senders_and_receivers_leave_nothing_behind(place: &Place) {
     soak(place, "soak-both", kills(), &[false, true], false);
 }
 
-fn receivers_end_by_themselves_when_every_registered_sender_was_killed(place: &Place) {
+fn receivers_end_after_all_registered_senders_died(place: &Place) {
     soak(place, "soak-registered", kills(), &[false], true);
 }

@@ -20,13 +20,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             killed_sender_ends_a_waiting_receiver_after_its_messages,
             queue_ends_with_the_last_of_several_senders,
             queue_without_registered_senders_never_ends,
-            receiver_that_keeps_waiting_gets_messages_of_a_restarted_sender,
-            sender_that_registers_later_opens_the_queue_again,
-            process_in_the_seat_of_a_dead_sender_is_no_sender,
-            looks_without_waiting_notice_a_death,
+            keep_waiting_receives_from_a_restarted_sender,
+            later_registration_reopens_the_queue,
+            process_in_a_dead_senders_seat_is_no_sender,
+            nonblocking_receive_notices_a_death,
             stopped_sender_is_alive,
             closed_queue_refuses_registered_senders,
-            senders_of_one_queue_say_nothing_of_another,
+            senders_of_other_queues_do_not_count,
         ],
     )
 }
@@ -168,7 +168,7 @@ fn queue_without_registered_senders_never_ends(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn receiver_that_keeps_waiting_gets_messages_of_a_restarted_sender(place: &Place) {
+fn keep_waiting_receives_from_a_restarted_sender(place: &Place) {
     let (name, arena, queue) = made(place, "sender-restarted");
     let patient = arena.queue(0).unwrap().keep_waiting(true).clone();
     for number in ["6", "8"] {
@@ -182,7 +182,7 @@ fn receiver_that_keeps_waiting_gets_messages_of_a_restarted_sender(place: &Place
     nothing_is_left(&arena);
 }
 
-fn sender_that_registers_later_opens_the_queue_again(place: &Place) {
+fn later_registration_reopens_the_queue(place: &Place) {
     let (_name, arena, queue) = made(place, "sender-later");
     for number in 0..3 {
         let sender = queue.sender().unwrap();
@@ -195,7 +195,7 @@ fn sender_that_registers_later_opens_the_queue_again(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn process_in_the_seat_of_a_dead_sender_is_no_sender(place: &Place) {
+fn process_in_a_dead_senders_seat_is_no_sender(place: &Place) {
     let (name, arena, queue) = made(place, "sender-seat");
     let mut sender = child(place, "sender", &name);
     tell(&mut sender, &["register"]);
@@ -213,7 +213,7 @@ fn process_in_the_seat_of_a_dead_sender_is_no_sender(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn looks_without_waiting_notice_a_death(place: &Place) {
+fn nonblocking_receive_notices_a_death(place: &Place) {
     let (name, arena, queue) = made(place, "sender-looks");
     for look in [0, 1] {
         let mut sender = child(place, "sender", &name);
@@ -257,7 +257,7 @@ fn closed_queue_refuses_registered_senders(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn senders_of_one_queue_say_nothing_of_another(place: &Place) {
+fn senders_of_other_queues_do_not_count(place: &Place) {
     let (_name, arena, queue) = made(place, "sender-other");
     drop(arena.queue(1).unwrap().sender().unwrap());
     assert!(waits(&queue) && ends(&arena.queue(1).unwrap()));

@@ -20,18 +20,18 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "queues",
         tests![
             arrays_arrive_in_order_and_are_the_same_memory,
-            every_message_is_received_once_and_those_of_one_sender_in_order,
-            whoever_waits_is_woken_by_a_message_and_by_room_and_by_the_end,
-            what_was_sent_before_the_end_is_received_and_the_rest_comes_back,
-            waiting_ends_when_the_time_is_over,
+            every_message_arrives_once_in_its_senders_order,
+            waiters_wake_for_message_room_and_close,
+            closed_queue_delivers_but_refuses_new_messages,
+            waiting_ends_at_the_timeout,
             a_full_queue_gives_the_array_back,
-            an_array_of_another_type_comes_with_the_error,
-            what_was_received_can_be_sent_on_without_saying_what_it_is,
-            a_message_outlives_its_sender_however_that_ends,
-            what_a_killed_receiver_had_is_free_and_what_waits_is_not,
-            a_sender_lets_go_of_what_was_received,
-            arrays_of_other_arenas_and_queues_that_are_not_there_are_refused,
-            damaged_queues_are_an_error_or_hold_arrays_and_nothing_else,
+            type_mismatch_returns_the_message,
+            message_can_be_forwarded_without_its_type,
+            message_outlives_its_sender,
+            killed_receiver_frees_only_received_arrays,
+            sender_releases_received_arrays,
+            foreign_arrays_and_missing_queues_are_refused,
+            damaged_queue_yields_errors_or_shared_arrays_only,
         ],
     )
 }
@@ -133,7 +133,7 @@ fn consume(arguments: &[String]) {
     say(received.join(" "));
 }
 
-fn every_message_is_received_once_and_those_of_one_sender_in_order(place: &Place) {
+fn every_message_arrives_once_in_its_senders_order(place: &Place) {
     for cells in [1, 64] {
         let name = place.location("queue-many");
         let arena = place.arena_options().queue_capacity(cells).create(name.location(), CAPACITY).unwrap();
@@ -199,7 +199,7 @@ fn let_it_sleep() {
     std::thread::sleep(Duration::from_millis(30));
 }
 
-fn whoever_waits_is_woken_by_a_message_and_by_room_and_by_the_end(place: &Place) {
+fn waiters_wake_for_message_room_and_close(place: &Place) {
     let name = place.location("queue-woken");
     let arena = place.arena_options().queue_capacity(1).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(0).unwrap();
@@ -235,7 +235,7 @@ fn whoever_waits_is_woken_by_a_message_and_by_room_and_by_the_end(place: &Place)
     nothing_is_left(&arena);
 }
 
-fn what_was_sent_before_the_end_is_received_and_the_rest_comes_back(place: &Place) {
+fn closed_queue_delivers_but_refuses_new_messages(place: &Place) {
     let (_name, arena, queue) = made(place, "queue-end");
     for number in 0..3 {
         queue.send(numbered(&arena, number)).unwrap();
@@ -254,7 +254,7 @@ fn what_was_sent_before_the_end_is_received_and_the_rest_comes_back(place: &Plac
     nothing_is_left(&arena);
 }
 
-fn waiting_ends_when_the_time_is_over(place: &Place) {
+fn waiting_ends_at_the_timeout(place: &Place) {
     let name = place.location("queue-times");
     let arena = place.arena_options().queue_capacity(1).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(7).unwrap();
@@ -293,7 +293,7 @@ fn a_full_queue_gives_the_array_back(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn an_array_of_another_type_comes_with_the_error(place: &Place) {
+fn type_mismatch_returns_the_message(place: &Place) {
     let (_name, arena, queue) = made(place, "queue-types");
     let sent = arena.from_array(&Array::from_elem((2, 3), 1.5_f32)).unwrap();
     for _ in 0..2 {
@@ -314,7 +314,7 @@ fn an_array_of_another_type_comes_with_the_error(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn what_was_received_can_be_sent_on_without_saying_what_it_is(place: &Place) {
+fn message_can_be_forwarded_without_its_type(place: &Place) {
     let (name, arena, queue) = made(place, "queue-onward");
     let mut child = Child::start(place, "queue-sums", &[name.as_str()]);
     child.expect("ready");
@@ -346,7 +346,7 @@ fn send_and_end(arguments: &[String]) {
     }
 }
 
-fn a_message_outlives_its_sender_however_that_ends(place: &Place) {
+fn message_outlives_its_sender(place: &Place) {
     let (name, arena, queue) = made(place, "queue-outlive");
     for end in ["close", "return", "kill"] {
         let mut child = Child::start(place, "queue-send-and-end", &[name.as_str()]);
@@ -382,7 +382,7 @@ fn receive_and_hold(arguments: &[String]) {
     drop(array);
 }
 
-fn what_a_killed_receiver_had_is_free_and_what_waits_is_not(place: &Place) {
+fn killed_receiver_frees_only_received_arrays(place: &Place) {
     let (name, arena, queue) = made(place, "queue-killed-receiver");
     queue.send(numbered(&arena, 1)).unwrap();
     queue.send(numbered(&arena, 2)).unwrap();
@@ -398,7 +398,7 @@ fn what_a_killed_receiver_had_is_free_and_what_waits_is_not(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn a_sender_lets_go_of_what_was_received(place: &Place) {
+fn sender_releases_received_arrays(place: &Place) {
     let (name, arena, queue) = made(place, "queue-limbo");
     let mut child = Child::start(place, "queue-wait", &[name.as_str()]);
     child.expect("ready");
@@ -430,7 +430,7 @@ fn a_sender_lets_go_of_what_was_received(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn arrays_of_other_arenas_and_queues_that_are_not_there_are_refused(place: &Place) {
+fn foreign_arrays_and_missing_queues_are_refused(place: &Place) {
     let (_name, arena, queue) = made(place, "queue-own");
     let (_other_name, other, _) = made(place, "queue-other");
     assert!(matches!(arena.queue(8), Err(Error::InvalidSetting { .. })));
@@ -449,7 +449,7 @@ fn arrays_of_other_arenas_and_queues_that_are_not_there_are_refused(place: &Plac
 const QUEUES: u64 = 8192;
 const CELLS: u32 = 8;
 
-fn damaged_queues_are_an_error_or_hold_arrays_and_nothing_else(place: &Place) {
+fn damaged_queue_yields_errors_or_shared_arrays_only(place: &Place) {
     let mut random = Random::new(1);
     let mut next = || random.number();
     let name = place.location("queue-damaged");

@@ -15,7 +15,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "races",
         tests![
-            four_processes_make_use_and_remove_one_name_a_thousand_times_each,
+            four_processes_create_and_unlink_one_name,
             open_or_create_races_end_in_one_array,
             overlapping_readers_do_not_keep_a_writer_out,
             increments_under_write_guards_are_never_lost,
@@ -64,7 +64,7 @@ fn churn(arguments: &[String]) {
     say("no surprises");
 }
 
-fn four_processes_make_use_and_remove_one_name_a_thousand_times_each(place: &Place) {
+fn four_processes_create_and_unlink_one_name(place: &Place) {
     let place = &place.fresh(); // where everything that is left is this test's
     let name = place.location("churn");
     let start = |seed: u32| Child::start(place, "churn", &[name.as_str(), &seed.to_string()]);

@@ -15,9 +15,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "roles",
         tests![
-            batches_reach_living_consumers_though_one_and_the_producer_are_killed,
+            batches_survive_killed_consumer_and_producer,
             waiting_for_room_ends_with_a_drop_or_a_death,
-            waiting_for_room_ends_when_the_time_is_over_or_there_never_is_any,
+            waiting_for_room_times_out_or_reports_no_space,
         ],
     )
 }
@@ -69,7 +69,7 @@ fn consume(arguments: &[String]) {
     say("end");
 }
 
-fn batches_reach_living_consumers_though_one_and_the_producer_are_killed(place: &Place) {
+fn batches_survive_killed_consumer_and_producer(place: &Place) {
     let name = place.location("batches");
     let arena = place.arena_options().queue_capacity(64).create(name.location(), 1 << 19).unwrap();
     let kind = |index| if index == 0 { "hold" } else { "go" };
@@ -143,7 +143,7 @@ fn waiting_for_room_ends_with_a_drop_or_a_death(place: &Place) {
     }
 }
 
-fn waiting_for_room_ends_when_the_time_is_over_or_there_never_is_any(place: &Place) {
+fn waiting_for_room_times_out_or_reports_no_space(place: &Place) {
     let name = place.location("no-room");
     let arena = place.arena_options().create(name.location(), 1 << 16).unwrap();
     let limit = Duration::from_millis(20);

@@ -17,11 +17,11 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "arena",
         tests![
-            room_is_found_while_others_look_for_it_too,
-            every_size_from_nothing_to_megabytes_is_kept_as_it_was_written,
-            elements_and_axes_are_what_was_asked_for_or_an_error,
+            concurrent_allocations_all_find_room,
+            arrays_of_every_size_keep_their_elements,
+            wrong_type_or_axes_are_refused,
             memory_is_used_again_for_other_sizes,
-            a_full_arena_says_so_and_recovers,
+            full_arena_reports_no_space_and_recovers,
             threads_share_one_arena,
         ],
     )
@@ -46,7 +46,7 @@ pub fn seeker(arguments: &[String]) {
 }
 
 /// Four spans, of which three processes have one at most each.
-fn room_is_found_while_others_look_for_it_too(place: &Place) {
+fn concurrent_allocations_all_find_room(place: &Place) {
     let name = place.location("arena-seekers");
     let arena = create(place, &name, MIB / 4);
     let mut seekers = [1, 2, 3].map(|seed| Child::start(place, "arena-seeker", &[name.as_str(), &seed.to_string()]));
@@ -57,7 +57,7 @@ fn room_is_found_while_others_look_for_it_too(place: &Place) {
     assert_eq!(arena.stats().unwrap().arrays, 0);
 }
 
-fn every_size_from_nothing_to_megabytes_is_kept_as_it_was_written(place: &Place) {
+fn arrays_of_every_size_keep_their_elements(place: &Place) {
     let name = place.location("sizes");
     let arena = create(place, &name, 32 * MIB);
     let sizes =
@@ -82,7 +82,7 @@ fn every_size_from_nothing_to_megabytes_is_kept_as_it_was_written(place: &Place)
     assert!(arena.zeroed::<u32, _>(1000).unwrap().view().iter().all(|value| *value == 0));
 }
 
-fn elements_and_axes_are_what_was_asked_for_or_an_error(place: &Place) {
+fn wrong_type_or_axes_are_refused(place: &Place) {
     let name = place.location("types");
     let arena = create(place, &name, MIB);
     let array = arena.from_array(&Array::from_elem((2, 3), 1.0f32)).unwrap();
@@ -124,7 +124,7 @@ fn memory_is_used_again_for_other_sizes(place: &Place) {
     assert_eq!(arena.stats().unwrap().arrays, 0);
 }
 
-fn a_full_arena_says_so_and_recovers(place: &Place) {
+fn full_arena_reports_no_space_and_recovers(place: &Place) {
     let name = place.location("full");
     let arena = create(place, &name, 1);
     assert_eq!(arena.capacity(), 1 << 16);

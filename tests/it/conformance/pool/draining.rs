@@ -15,19 +15,19 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "pool",
         tests![
-            a_dropped_array_has_no_name_and_its_readers_keep_the_bytes,
-            memory_that_others_have_waits_until_the_last_has_gone,
-            a_stopped_process_is_waited_for_and_a_killed_one_is_not,
-            a_writer_that_is_held_keeps_its_memory,
-            cells_that_are_locked_keep_the_memory_without_a_lease,
+            readers_keep_the_bytes_of_a_dropped_array,
+            memory_drains_until_the_last_process_detaches,
+            pool_waits_for_stopped_but_not_killed_processes,
+            held_writer_keeps_its_memory,
+            locked_cells_keep_the_memory_without_a_lease,
             memory_with_a_second_name_is_not_used_again,
-            memory_whose_hidden_name_was_removed_is_not_used_again,
-            a_killed_owner_leaves_hidden_files_that_are_reclaimed,
+            memory_without_its_hidden_name_is_not_used_again,
+            hidden_files_of_a_killed_owner_are_reclaimed,
         ],
     )
 }
 
-fn a_dropped_array_has_no_name_and_its_readers_keep_the_bytes(place: &Place) {
+fn readers_keep_the_bytes_of_a_dropped_array(place: &Place) {
     let name = place.location("dropped");
     let pool = pool(place);
     let array = publish(&pool, &name, 7);
@@ -50,7 +50,7 @@ fn a_dropped_array_has_no_name_and_its_readers_keep_the_bytes(place: &Place) {
     assert_eq!(child.ask("drop"), "dropped");
 }
 
-fn memory_that_others_have_waits_until_the_last_has_gone(place: &Place) {
+fn memory_drains_until_the_last_process_detaches(place: &Place) {
     let name = place.location("limbo");
     let pool = pool(place);
     // The second can have guards without the name.
@@ -74,7 +74,7 @@ fn memory_that_others_have_waits_until_the_last_has_gone(place: &Place) {
     }
 }
 
-fn a_stopped_process_is_waited_for_and_a_killed_one_is_not(place: &Place) {
+fn pool_waits_for_stopped_but_not_killed_processes(place: &Place) {
     let place = &place.private();
     let name = place.location("stopped");
     let pool = pool(place);
@@ -111,7 +111,7 @@ pub fn writer(arguments: &[String]) {
     hear();
 }
 
-fn a_writer_that_is_held_keeps_its_memory(place: &Place) {
+fn held_writer_keeps_its_memory(place: &Place) {
     let name = place.location("held");
     let pool = pool(place);
     let array = publish(&pool, &name, 7);
@@ -129,7 +129,7 @@ fn a_writer_that_is_held_keeps_its_memory(place: &Place) {
     assert_eq!((again.is_recycled(), again.view()[0]), (Place::RECYCLES, expected(9)));
 }
 
-fn cells_that_are_locked_keep_the_memory_without_a_lease(place: &Place) {
+fn locked_cells_keep_the_memory_without_a_lease(place: &Place) {
     let name = place.location("cells");
     let pool = pool(place);
     let array = publish(&pool, &name, 7);
@@ -153,7 +153,7 @@ fn memory_with_a_second_name_is_not_used_again(place: &Place) {
     assert_eq!(place.attach::<u32, Ix1>().open(second.location(), LENGTH).unwrap().read().unwrap()[0], 7);
 }
 
-fn memory_whose_hidden_name_was_removed_is_not_used_again(place: &Place) {
+fn memory_without_its_hidden_name_is_not_used_again(place: &Place) {
     let place = &place.private();
     let name = place.location("hidden");
     let pool = pool(place);
@@ -178,7 +178,7 @@ pub fn owner(arguments: &[String]) {
     hear();
 }
 
-fn a_killed_owner_leaves_hidden_files_that_are_reclaimed(place: &Place) {
+fn hidden_files_of_a_killed_owner_are_reclaimed(place: &Place) {
     let place = &place.private();
     let name = place.location("owner");
     let mut child = Child::start(place, "pool-owner", &[name.as_str()]);

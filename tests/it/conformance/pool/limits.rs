@@ -16,11 +16,11 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
         "conformance",
         "pool",
-        tests![capacity_number_and_age_are_kept, what_does_not_fit_makes_idle_memory_go],
+        tests![idle_memory_keeps_to_its_limits, allocation_evicts_idle_memory_when_room_is_short],
     )
 }
 
-fn capacity_number_and_age_are_kept(place: &Place) {
+fn idle_memory_keeps_to_its_limits(place: &Place) {
     let private = &place.private();
     let make = |pool: &Pool, count: usize| {
         let drafts: Vec<_> = (0..count).map(|_| pool.take::<u8, _>(1000).unwrap()).collect();
@@ -53,7 +53,7 @@ fn capacity_number_and_age_are_kept(place: &Place) {
     assert_eq!(private.everything(), [] as [&str; 0]);
 }
 
-fn what_does_not_fit_makes_idle_memory_go(place: &Place) {
+fn allocation_evicts_idle_memory_when_room_is_short(place: &Place) {
     let refusals = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&refusals);
     let backend = place.meddling(move |operation, _| {

@@ -16,9 +16,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "pool",
         tests![
             any_array_can_be_put,
-            what_cannot_be_put_is_given_back,
-            what_leaves_the_pool_is_like_any_other,
-            longer_memory_becomes_a_counted_array_like_any_other,
+            refused_put_returns_the_array,
+            memory_leaving_the_pool_is_ordinary,
+            longer_memory_becomes_an_ordinary_counted_array,
         ],
     )
 }
@@ -69,7 +69,7 @@ fn any_array_can_be_put(place: &Place) {
     assert_eq!((counts(&pool), pool.stats().dropped), ((0, 0, 0), dropped + 1));
 }
 
-fn what_cannot_be_put_is_given_back(place: &Place) {
+fn refused_put_returns_the_array(place: &Place) {
     let (private, name) = (place.private(), place.location("elsewhere"));
     let array = place.options::<u32, _>().create(name.location(), LENGTH).unwrap();
     let refused = pool(&private).put(array).unwrap_err();
@@ -91,7 +91,7 @@ fn what_cannot_be_put_is_given_back(place: &Place) {
     }
 }
 
-fn what_leaves_the_pool_is_like_any_other(place: &Place) {
+fn memory_leaving_the_pool_is_ordinary(place: &Place) {
     let place = &place.private();
     let name = place.location("left");
     let pool = pool(place);
@@ -122,7 +122,7 @@ fn what_leaves_the_pool_is_like_any_other(place: &Place) {
 }
 
 /// The trailer is looked for at the end of the file, wherever the memory ended before.
-fn longer_memory_becomes_a_counted_array_like_any_other(place: &Place) {
+fn longer_memory_becomes_an_ordinary_counted_array(place: &Place) {
     let place = &place.private();
     let pool = pool(place);
     for (before, now) in [(1_000_001, 900_000), (1_024_000, 900_000), (904_096, 900_000), (900_001, 900_000)] {

@@ -18,9 +18,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "pool",
         tests![
-            a_buffer_is_painted_into_the_memory_of_the_last,
+            buffer_uses_the_memory_of_the_last_one,
             a_painter_in_another_process_keeps_the_memory,
-            a_buffer_begun_anew_in_the_same_memory_is_not_discarded_for_the_old_one,
+            discard_spares_a_new_buffer_in_the_same_memory,
         ],
     )
 }
@@ -35,7 +35,7 @@ fn paint(pool: &Pool, name: &Name, value: u32) -> SharedArray<u32, Ix2> {
     buffer.finish().unwrap()
 }
 
-fn a_buffer_is_painted_into_the_memory_of_the_last(place: &Place) {
+fn buffer_uses_the_memory_of_the_last_one(place: &Place) {
     let name = place.location("buffer");
     let pool = pool(place);
     for value in 1..=5 {
@@ -94,7 +94,7 @@ fn a_painter_in_another_process_keeps_the_memory(place: &Place) {
     assert_eq!(pool.take::<u32, _>((60, 50)).unwrap().view()[[9, 9]], expected(4));
 }
 
-fn a_buffer_begun_anew_in_the_same_memory_is_not_discarded_for_the_old_one(place: &Place) {
+fn discard_spares_a_new_buffer_in_the_same_memory(place: &Place) {
     let name = place.location("anew");
     let pool = pool(place);
     let begin = |pool: &Pool, name: &Location| {

@@ -17,7 +17,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "pool",
         tests![
             the_same_memory_comes_back,
-            zeros_are_had_by_asking,
+            take_zeroed_clears_recycled_memory,
             a_file_is_exactly_as_long_as_its_array,
             threads_share_a_pool,
             a_thousand_rounds_leave_nothing,
@@ -54,7 +54,7 @@ fn the_same_memory_comes_back(place: &Place) {
     assert!(nothing.read().unwrap().is_empty());
 }
 
-fn zeros_are_had_by_asking(place: &Place) {
+fn take_zeroed_clears_recycled_memory(place: &Place) {
     let pool = pool(place);
     pool.take::<u32, _>(LENGTH).unwrap().view_mut().fill(7);
     let draft = pool.take_zeroed::<f32, _>(LENGTH).unwrap();
