@@ -141,7 +141,7 @@ fn draft_has_no_name_until_published(place: &Place) {
     assert_eq!(place.files_of(&name), [name.as_str()], "dropping a handle keeps the name");
 }
 
-/// A child that makes drafts in its default backend and has trouble publishing them under a name.
+/// A child that creates a draft in its default backend and publishes it after two refusals.
 fn draft(arguments: &[String]) {
     let name = arguments[0].as_str();
     let mut draft = Draft::<u8, _>::new((2, 2).f()).unwrap();
@@ -171,7 +171,7 @@ fn creating_twice_is_an_error_and_changes_nothing(place: &Place) {
     let mut filled = false;
     let error = place.options::<u8, _>().create_with(name.location(), 4, |_| filled = true).unwrap_err();
     assert!(error.is_already_exists(), "{error}");
-    assert!(!filled, "the name is looked for before anything is filled");
+    assert!(!filled, "the name is checked before the fill runs");
     assert_eq!(array.read().unwrap().sum(), 12);
 }
 
@@ -283,7 +283,7 @@ fn attached_reports_live_processes_only(place: &Place) {
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(attached().unwrap());
     drop(array);
-    // Other tests spawn processes, and one that is just being spawned may have a copy of the description for a moment.
+    // A process that another test is spawning may briefly hold a copy of the open file description.
     eventually("no process is attached", || !attached().unwrap());
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
     child.expect("reading");
@@ -299,7 +299,7 @@ fn a_read_only_attachment_cannot_write(place: &Place) {
     assert!(reader.is_readonly() && !array.is_readonly());
     assert!(reader.write().unwrap_err().is_permission_denied());
     assert!(reader.raw_view_mut().is_none() && array.raw_view_mut().is_some());
-    // SAFETY: nothing else looks at the array; the view is refused anyway.
+    // SAFETY: nothing else accesses the array; the view is refused anyway.
     #[allow(unsafe_code)]
     let refused = unsafe { reader.view_mut() };
     assert!(refused.unwrap_err().is_permission_denied());
@@ -309,14 +309,14 @@ fn a_read_only_attachment_cannot_write(place: &Place) {
 
 fn copy_on_write_stays_in_its_process(place: &Place) {
     let name = place.location("copied");
-    // Two pages, so that one can be changed and the other not.
+    // At least two pages, so that one can change while another does not.
     let length = 1 << 17;
     let array = place.options::<u8, _>().create(name.location(), length).unwrap();
     let private = place.attach::<u8, _>().copy_on_write().open(name.location(), length).unwrap();
     assert!(private.is_readonly() && private.raw_view_mut().is_none());
     assert!(private.write().unwrap_err().is_permission_denied());
     array.write().unwrap().fill(1);
-    assert!(private.read().unwrap().iter().all(|value| *value == 1), "writes of others are seen");
+    assert!(private.read().unwrap().iter().all(|value| *value == 1), "writes of other attachments are visible");
     let pointer = private.raw_view().as_ptr().cast_mut();
     // SAFETY: the pointer is to the first element; nothing borrows the private copy meanwhile.
     #[allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Counted arrays: what they say about themselves, who may open them, and that the name goes with the last of them.
+//! Counted arrays: their descriptions, attachments and clones, and the name, which goes with the last handle.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -51,7 +51,7 @@ fn counted_array_describes_itself(place: &Place) {
     assert_eq!(dynamic.read().unwrap()[[2, 4]], 24);
     assert_eq!(dynamic.read().unwrap().strides(), [1, 3]);
     assert_eq!([array.refcount(), again.refcount(), dynamic.refcount()], [3; 3]);
-    // The elements are where a plain array has them; behind them there is one page.
+    // The elements are where a plain array has them. The trailer, one page, follows.
     let bytes = std::fs::read(place.path(&name)).unwrap();
     let elements: Vec<u8> = source.t().iter().flat_map(|value| value.to_le_bytes()).collect();
     assert_eq!((&bytes[..30], bytes.len()), (elements.as_slice(), 8192));
@@ -96,7 +96,7 @@ fn every_element_type_describes_itself(place: &Place) {
         let fill = |mut view: ndarray::ArrayViewMut1<'_, T>| {
             view.iter_mut().zip(values).for_each(|(to, from)| *to = from);
         };
-        let _keeps_it = place.counted::<T, _>().create_with(name.location(), 3, fill).unwrap();
+        let _array = place.counted::<T, _>().create_with(name.location(), 3, fill).unwrap();
         assert_eq!(inspect_in(&place.backend, name.location()).unwrap().dtype, T::DTYPE);
         let array = place.attach_counted::<T, Ix1>().access(Access::Read).open(name.location()).unwrap();
         assert_eq!(array.read().unwrap().to_vec(), values, "{}", T::DTYPE);
@@ -133,7 +133,7 @@ fn plain_and_counted_arrays_are_told_apart(place: &Place) {
         place.attach::<u32, _>().access(Access::Read).open(name.location(), 4).unwrap_err(),
         place.reader::<u32, _>().open(name.location(), 4).unwrap_err(),
         place.writer::<u32, _>().open(name.location(), 4).unwrap_err(),
-        place.attach::<u32, _>().open(name.location(), 2048).unwrap_err(), // as long as the file
+        place.attach::<u32, _>().open(name.location(), 2048).unwrap_err(), // the length of the file
         place.options::<u32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), 4).unwrap_err(),
     ];
     for error in errors {
@@ -177,7 +177,7 @@ fn last_handle_removes_the_name_in_any_order(place: &Place) {
 
 fn last_process_removes_the_name_in_any_order(place: &Place) {
     let leave = |holder: &mut Holder, way: &str| match way {
-        "exit" => holder.0.tell("exit"), // without running a destructor, as most programs end
+        "exit" => holder.0.tell("exit"), // runs no destructors, as when most programs end
         way => assert_eq!(holder.ask(way), "ok"),
     };
     for (order, way) in [([0, 1, 2], "drop"), ([2, 1, 0], "close"), ([1, 2, 0], "close")] {
@@ -189,7 +189,7 @@ fn last_process_removes_the_name_in_any_order(place: &Place) {
         }
         assert!(!place.has(&name), "{order:?}");
     }
-    // Who just ends is noticed by the next one that leaves.
+    // The next process that leaves notices one that simply exited.
     let name = place.location("exits");
     let mut holders = ["create 4", "open"].map(|first| Holder::with(place, &name, first));
     leave(&mut holders[0], "exit");
@@ -211,7 +211,7 @@ fn kept_array_stays_until_unlinked(place: &Place) {
     let array = open(place, &name).unwrap();
     assert_eq!((array.refcount(), array.is_kept(), array.read().unwrap().sum()), (1, true, 28));
     array.close().unwrap();
-    drop(Holder::with(place, &name, "open")); // and it is killed
+    drop(Holder::with(place, &name, "open")); // drop kills the child
     assert!(place.has(&name));
     assert!(place.reclaim().removed.is_empty());
     assert!(place.has(&name));
@@ -233,9 +233,9 @@ fn close_reports_errors_that_drop_ignores(place: &Place) {
     });
     let make = || place.counted::<u32, _>().backend(failing.clone()).create(name.location(), 4).unwrap();
     assert!(make().close().unwrap_err().is_timed_out());
-    // Its name is there, but it is dead: the next attachment removes it, and finds nothing.
+    // The name exists, but the array is dead: the next attachment removes the name and fails.
     assert!(place.has(&name));
-    // A process that another test is just spawning has a copy of the lease for a moment.
+    // A process that another test is spawning briefly holds a copy of the lease.
     eventually("it is an orphan", || place.inspect(&name).unwrap().is_orphaned());
     assert!(open(place, &name).unwrap_err().is_not_found());
     assert!(!place.has(&name));
@@ -279,7 +279,7 @@ fn a_read_only_attachment_counts_and_cannot_write(place: &Place) {
     array.write().unwrap().fill(2);
     assert_eq!((readonly.read().unwrap().sum(), readonly.refcount()), (8, 2));
     readonly.keep().unwrap();
-    assert!(array.is_kept(), "what is counted can be written, though the elements cannot");
+    assert!(array.is_kept(), "the trailer is writable, though the elements are not");
 }
 
 fn a_reader_counts_and_keeps_writers_out(place: &Place) {
@@ -290,19 +290,19 @@ fn a_reader_counts_and_keeps_writers_out(place: &Place) {
     assert!(array.try_write().unwrap_err().is_would_block());
     assert!(array.try_read().is_ok());
     child.0.kill();
-    eventually("the killed reader lets go", || array.try_write().is_ok());
+    eventually("the killed reader's lock is released", || array.try_write().is_ok());
     let guard = array.write().unwrap();
     let reader = |limit| place.reader::<u32, Ix1>().timeout(limit).open_counted(name.location());
     assert!(reader(Duration::ZERO).unwrap_err().is_would_block());
     assert!(reader(Duration::from_millis(20)).unwrap_err().is_timed_out());
     assert!(place.reader::<u32, Ix1>().open_counted(name.location()).unwrap_err().is_would_deadlock());
     drop(guard);
-    assert_eq!(array.refcount(), 2, "who was not let in is not counted; who was killed is");
+    assert_eq!(array.refcount(), 2, "refused readers are not counted; the killed one still is");
     let mut reader = Holder::with(place, &name, "reader");
     drop(array);
     assert!(place.has(&name));
     assert_eq!((reader.ask("sum"), reader.ask("drop")), ("4".into(), "ok".into()));
-    assert!(!place.has(&name), "the last to leave finds the killed one gone");
+    assert!(!place.has(&name), "the last holder finds that the other one is dead");
 }
 
 fn waiting_reader_gets_the_replacement_array(place: &Place) {

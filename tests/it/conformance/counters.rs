@@ -34,7 +34,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] =
     &[("counters-receiver", receiver), ("counters-producer", producer), ("counters-churn", churn)];
 
-/// Memory that notes what of it is there.
+/// Memory whose bytes count as alive until it is dropped.
 #[derive(Debug)]
 struct Noted {
     bytes: u64,
@@ -93,7 +93,7 @@ fn open_in_child(arguments: &[String]) -> Counters {
     Counters::open_in(&backend_of_child(), arguments[0].as_str()).unwrap()
 }
 
-/// A child that receives what it is told to, and holds it until it is told to let go.
+/// A child that receives loans on request, and holds them until it is told to release them.
 fn receiver(arguments: &[String]) {
     let counters = open_in_child(arguments);
     let mut held: Vec<ReceivedLoan> = Vec::new();
@@ -134,7 +134,7 @@ fn dropped_memory_waits_for_its_receiver(place: &Place) {
     assert_eq!(scene.limbo.reclaim().unwrap(), 0);
     child.tell("release");
     child.expect("released");
-    // Whatever is lent or dropped next frees it.
+    // The next lend or drop frees it.
     drop(scene.limbo.lend(scene.memory(1)).unwrap());
     assert_eq!((scene.limbo.len(), scene.alive()), (0, 0));
     assert!(scene.counters.count(&handles[0]).unwrap_err().is_handle_spent());
@@ -192,13 +192,13 @@ fn loan_is_received_and_released_once(place: &Place) {
     child.tell(format!("receive {handle}"));
     child.expect("spent");
     assert!(other.receive(&handle).unwrap_err().is_handle_spent());
-    assert!(scene.counters.release(&handle).unwrap_err().is_handle_spent(), "another has it");
+    assert!(scene.counters.release(&handle).unwrap_err().is_handle_spent(), "another receiver has it");
     other.release(&kept).unwrap();
     for _ in 0..3 {
         assert!(other.release(&kept).unwrap_err().is_handle_spent());
         assert_eq!(lent.count().unwrap(), 0);
     }
-    // Its counter is used again, and the old handle does not give the new loan back.
+    // The counter is used again, and the old handle cannot release the new loan.
     let again = (0..1000).map(|_| lent.send().unwrap()).find(|again| again.slot_is_of(&handle));
     let again = other.receive(&again.expect("counters are used again")).unwrap();
     assert!(other.release(&kept).unwrap_err().is_handle_spent());
@@ -207,7 +207,7 @@ fn loan_is_received_and_released_once(place: &Place) {
     child.finish();
 }
 
-/// What the handle's bytes say about where it is counted.
+/// Compares the counters of two handles, by the handles' bytes.
 trait SlotOf {
     fn slot_is_of(self, other: &CounterHandle) -> bool;
 }
@@ -272,14 +272,14 @@ fn dropped_limbo_spares_received_memory(place: &Place) {
     drop(scene.limbo.lend(scene.memory(5)).unwrap());
     let Scene { counters, limbo, alive, name } = scene;
     drop((limbo, counters));
-    assert_eq!(alive.load(Ordering::Relaxed), 10, "a process looks at it");
+    assert_eq!(alive.load(Ordering::Relaxed), 10, "a receiver still uses it");
     assert!(receiver.receive(&lost).unwrap_err().is_handle_spent());
     held.release().unwrap();
     drop(receiver);
     assert!(!place.has(&name));
 }
 
-/// Memory that is made of other lent memory.
+/// Memory that owns other lent memory.
 struct Nested(Vec<ndarray_shm::arena::loans::LentMemory<Nested>>);
 
 impl Memory for Nested {
@@ -303,7 +303,7 @@ fn dropping_memory_may_drop_nested_loans(place: &Place) {
     assert_eq!((limbo.reclaim().unwrap(), limbo.len()), (1, 0));
 }
 
-/// A child that receives what comes, and gives some of it back.
+/// A child that receives every loan it is told of, and releases some of them.
 fn churn(arguments: &[String]) {
     let counters = open_in_child(arguments);
     let mut held: Vec<ReceivedLoan> = Vec::new();
@@ -333,7 +333,7 @@ fn memory_is_freed_after_receivers_are_killed(place: &Place) {
             .collect();
         std::thread::sleep(std::time::Duration::from_micros(random.below(0x800) as u64));
         child.kill_alive();
-        // What it was told of and had not received yet, its producer takes back.
+        // The producer revokes what the child was told of and had not received yet.
         for (lent, [handle, also]) in loans {
             lent.revoke(&handle).unwrap();
             kept.revoke(&also).unwrap();

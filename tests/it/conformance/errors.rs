@@ -1,4 +1,4 @@
-//! Wrong input and failing systems: every mistake has its own error, which says what to do, and nothing is left behind.
+//! Wrong input and failing operations: every mistake has its own error, which says what to do, and nothing is left behind.
 
 use std::fs::File;
 
@@ -121,7 +121,7 @@ fn missing_directory_has_its_own_error(place: &Place) {
 
 fn shapes_beyond_the_address_space_are_refused(place: &Place) {
     let name = place.location("overflow");
-    let most = isize::MAX as usize; // bytes that one mapping, one slice, one array may have
+    let most = isize::MAX as usize; // the most bytes of one mapping, slice or array
     let error = place.options::<u64, _>().create(name.location(), (usize::MAX, 2).f()).unwrap_err();
     assert!(matches!(error, Error::TooLarge { item: 8, .. }), "{error}");
     for shape in [(most / 8 + 1, 1), (1 << (usize::BITS / 2), 1 << (usize::BITS / 2))] {
@@ -132,7 +132,7 @@ fn shapes_beyond_the_address_space_are_refused(place: &Place) {
             assert!(matches!(outcome.unwrap_err(), Error::TooLarge { .. }), "{shape:?}");
         }
     }
-    // An axis of no elements does not hide that the others are too long.
+    // An axis of length 0 does not hide that the other axes are too long.
     let error = place.options::<u64, _>().create(name.location(), (usize::MAX, 2, 0)).unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }), "{error}");
     // With 64 bits, what can be addressed is more than any machine has room for.
@@ -143,7 +143,7 @@ fn shapes_beyond_the_address_space_are_refused(place: &Place) {
 
 fn file_lengths_beyond_32_bits_are_kept(place: &Place) {
     let name = place.location("long");
-    let length = (1 << 32) + 4; // cut to 32 bits it would be what is asked for
+    let length = (1 << 32) + 4; // truncated to 32 bits it would be the expected length
     File::create(place.path(&name)).unwrap().set_len(length).unwrap();
     for outcome in [
         place.attach::<u8, _>().open(name.location(), 4),
@@ -154,7 +154,7 @@ fn file_lengths_beyond_32_bits_are_kept(place: &Place) {
     }
 }
 
-/// A child with a limit that two small arrays reach.
+/// A child whose limit of emulated memory is below the size of two arrays.
 fn fill_to_the_limit(_: &[String]) {
     let directory = Directory::emulated().unwrap();
     let create = |name: &str, bytes: usize| {
@@ -175,11 +175,11 @@ fn fill_to_the_limit(_: &[String]) {
     assert!(matches!(&error, Error::NoSpace { needed: 614_400, available, .. } if *available <= 448 << 10), "{error}");
     assert!(error.to_string().contains("NDSHM_EMULATED_LIMIT") && error.to_string().contains("raise it"), "{error}");
     assert!(directory.available().unwrap() <= 448 << 10);
-    // Another directory is no emulated memory, whatever it is called by the file system.
+    // Only the emulated backend has the limit, not another backend in the same directory.
     let elsewhere = Directory::new("files", directory.path());
     CreateOptions::<SharedArray<u8, _>>::new().backend(elsewhere).create("free", 600 << 10).unwrap().unlink().unwrap();
     half.unlink().unwrap();
-    drop(half); // off Linux the file goes with its last mapping, and counts until then
+    drop(half); // off Linux an unlinked file counts until its last mapping is gone
     create("other", 600 << 10).unwrap().unlink().unwrap();
     say("limited");
 }
@@ -214,7 +214,7 @@ fn a_ledger_cannot_be_opened_as_an_array(place: &Place) {
     let length = std::fs::metadata(&ledger).unwrap().len() as usize;
     let file = ledger.file_name().unwrap().to_str().unwrap();
     assert!(place.attach::<u8, _>().open(file, length).unwrap_err().is_reserved());
-    // Under any other name too, because the file carries our footer.
+    // Under any other name too, because the file has the library's footer.
     std::fs::hard_link(&ledger, place.path(&alias)).unwrap();
     for error in [
         place.attach::<u8, _>().open(alias.location(), length),

@@ -1,4 +1,4 @@
-//! Freezing a counted array: it waits for current readers and writers, and then no process writes again.
+//! Freezing a counted array: it waits for current readers and writers, and then no process can write any more.
 
 use std::time::Duration;
 
@@ -43,14 +43,14 @@ fn freezing_waits_for_writers_and_readers_in_other_processes(place: &Place) {
     child.0.tell("write-on 7");
     child.0.expect("writing");
     std::thread::scope(|scope| {
-        let mut child = child; // dies before the scope waits, whatever fails here
+        let mut child = child; // a failing assertion kills it before the scope waits for its threads
         let freezing = scope.spawn(|| array.freeze());
         std::thread::sleep(Duration::from_millis(100));
         assert!(!freezing.is_finished() && !array.is_frozen(), "another thread writes");
         child.0.tell("finish");
         child.0.expect("written");
         freezing.join().unwrap().unwrap();
-        assert_eq!(array.view().unwrap().to_vec(), [7; 4], "all that was written before");
+        assert_eq!(array.view().unwrap().to_vec(), [7; 4], "all earlier writes are there");
         assert_eq!(child.ask("fill 8"), "PermissionDenied");
     });
     let name = place.location("freeze-waits-reader");
@@ -79,14 +79,14 @@ fn earlier_attachments_cannot_write_after_freezing(place: &Place) {
         assert!(error.is_permission_denied() && error.to_string().contains("frozen"), "{error}");
     }
     assert_eq!((array.read().unwrap().sum(), array.view().unwrap().sum()), (12, 12));
-    // A child freezes as well as anyone.
+    // Any process can freeze.
     let name = place.location("frozen-by-child");
     let array = create(place, &name);
     let mut child = Holder::with(place, &name, "open");
     assert_eq!(child.ask("freeze"), "ok");
     assert!(array.is_frozen() && array.write().unwrap_err().is_permission_denied());
     child.0.kill();
-    assert!(array.write().unwrap_err().is_permission_denied(), "for ever");
+    assert!(array.write().unwrap_err().is_permission_denied(), "it stays frozen after the child's death");
 }
 
 fn later_attachments_are_readonly_and_need_no_guard(place: &Place) {
