@@ -55,7 +55,7 @@ fn guards_of_one_process_exclude_each_other(place: &Place) {
     assert!(one.try_read().is_ok());
 }
 
-/// A child that reads an array of four bytes until it is told otherwise.
+/// A child that holds a read guard on an array of four bytes until it is told to release it.
 fn hold_read(arguments: &[String]) {
     let array = AttachOptions::<SharedArray<u8, _>>::new().access(Access::Read).open(arguments[0].as_str(), 4).unwrap();
     let guard = array.read().unwrap();
@@ -66,7 +66,7 @@ fn hold_read(arguments: &[String]) {
     hear();
 }
 
-/// A child that writes to an array of four bytes until it is told otherwise.
+/// A child that holds a write guard on an array of four bytes until it is told to release it.
 fn hold_write(arguments: &[String]) {
     let array = SharedArray::<u8, _>::open(arguments[0].as_str(), 4).unwrap();
     let mut guard = array.write().unwrap();
@@ -79,7 +79,7 @@ fn hold_write(arguments: &[String]) {
     hear();
 }
 
-/// A child that has the last cell of an array of four bytes until it is killed.
+/// A child that holds the last cell of an array of four bytes until it is killed.
 fn hold_cell(arguments: &[String]) {
     let array = SharedArray::<u8, _>::open(arguments[0].as_str(), 4).unwrap();
     let _cell = array.lock_cell(u32::MAX, Duration::ZERO).unwrap();
@@ -94,7 +94,7 @@ fn locked_cell_is_exclusive_until_its_holder_dies(place: &Place) {
     child.expect("locked");
     assert!(array.lock_cell(u32::MAX, Duration::from_millis(5)).unwrap_err().is_timed_out());
     let another = array.lock_cell(7, Duration::ZERO).unwrap();
-    assert!(array.try_read().unwrap_err().is_would_block(), "a reader has all cells");
+    assert!(array.try_read().unwrap_err().is_would_block(), "a read guard takes all cells");
     drop(another);
     assert!(array.try_write().unwrap_err().is_would_block());
     child.kill();
@@ -120,7 +120,7 @@ fn reader_excludes_writer_until_released_or_killed(place: &Place) {
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
     child.expect("reading");
     std::thread::scope(|scope| {
-        let mut child = child; // dies before the scope waits for the writer, whatever fails here
+        let mut child = child; // a failing assertion kills it before the scope waits for the writer
         let writer = scope.spawn(|| drop(array.write().unwrap()));
         std::thread::sleep(Duration::from_millis(50));
         assert!(!writer.is_finished(), "the reader is alive");
@@ -136,7 +136,7 @@ fn writer_in_another_process_excludes_readers(place: &Place) {
     child.expect("writing");
     assert!(array.try_read().unwrap_err().is_would_block());
     child.tell("let go");
-    assert_eq!(array.read().unwrap().to_vec(), [2; 4], "what was written under the guard, all of it");
+    assert_eq!(array.read().unwrap().to_vec(), [2; 4], "everything that was written under the guard");
     child.expect("done");
 }
 
@@ -187,7 +187,7 @@ fn waiting_guard_fails_when_the_name_is_unlinked(place: &Place) {
             child.expect("writing");
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| guard(&array));
-                // If it begins to wait later than this, it finds no name, which is right too.
+                // Should it start to wait only after the unlink, it finds no name and fails in the same way.
                 std::thread::sleep(Duration::from_millis(50));
                 assert!(!waiting.is_finished());
                 array.unlink().unwrap();
@@ -218,7 +218,7 @@ fn guard_on_a_shortened_file_is_refused(place: &Place) {
         let array = place.options::<u8, _>().keep_fd(keep).create(name.location(), 1 << 20).unwrap();
         let file = std::fs::File::options().write(true).open(place.path(&name)).unwrap();
         if cfg!(windows) && file.set_len(4096).is_err() {
-            drop(array.try_write().expect("Windows lets no process shorten what is mapped"));
+            drop(array.try_write().expect("Windows lets no process shorten a mapped file"));
             continue;
         }
         file.set_len(4096).unwrap();
@@ -239,7 +239,7 @@ fn held_access_lasts_as_long_as_the_value(place: &Place) {
     let none = Duration::ZERO;
     assert!(place.writer::<u8, _>().timeout(none).open(name.location(), (2, 2).f()).unwrap_err().is_would_block());
     drop((reader, another));
-    // A process that another test is just spawning may keep a copy of the description for a moment.
+    // A process that another test is spawning may briefly hold a copy of the open file description.
     let soon = Duration::from_secs(60);
     let mut writer = place.writer::<u8, _>().timeout(soon).open(name.location(), (2, 2).f()).unwrap();
     writer.view_mut().fill(2);
@@ -283,7 +283,7 @@ fn lock_stops_at_its_limit_or_on_request(place: &Place) {
     });
     assert!(matches!(late.unwrap_err(), Error::TimedOut { waited, .. } if waited == limit));
     assert!(start.elapsed() >= limit);
-    assert!(turns >= 1, "it asks while it waits");
+    assert!(turns >= 1, "the closure is called during the wait");
     assert!(array.lock(Access::Read, None, || false).unwrap_err().is_would_block());
     child.kill();
     drop(array.lock(Access::Read, None, || true).unwrap());
@@ -298,7 +298,7 @@ fn waiting_lock_keeps_new_readers_out(place: &Place) {
     let asked = AtomicU32::new(0);
     let relaxed = Ordering::Relaxed;
     std::thread::scope(|scope| {
-        let mut child = child; // dies before the scope waits for the writer, whatever fails here
+        let mut child = child; // a failing assertion kills it before the scope waits for the writer
         let (array, asked) = (&array, &asked);
         let writer = scope.spawn(move || {
             array.lock(Access::ReadWrite, None, || {
@@ -309,7 +309,7 @@ fn waiting_lock_keeps_new_readers_out(place: &Place) {
         while asked.load(relaxed) == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The writer waits. No reader gets in, before or after it asks again.
+        // While the writer waits, no reader gets in: not even while the writer calls its closure, between two attempts.
         while asked.load(relaxed) < 4 {
             assert!(other.try_read().unwrap_err().is_would_block());
         }

@@ -1,4 +1,4 @@
-//! Handles: the name of a counted array as text, how often it can be attached, and how long it keeps the array.
+//! Handles of counted arrays: how often a handle can be attached, and how long it keeps the array.
 
 use std::time::{Duration, Instant};
 
@@ -64,8 +64,8 @@ fn handle_attaches_another_process_once(place: &Place) {
     let mut other = Holder::start(place, &name);
     assert_eq!(other.ask(&format!("attach {text}")), "HandleSpent");
     assert!(attach(place, &handle).unwrap_err().is_handle_spent());
-    assert_eq!(array.refcount(), 2, "who came too late is not counted");
-    // And back again: what was received can be sent on.
+    assert_eq!(array.refcount(), 2, "a refused attachment is not counted");
+    // The receiver can send the array on, here back again.
     let back: Handle = child.ask("handle 60000").parse().unwrap();
     drop(array);
     let array = attach(place, &back).unwrap();
@@ -104,9 +104,9 @@ fn reusable_handle_is_valid_until_revoked(place: &Place) {
     let mut children = [(); 3].map(|()| Holder::with(place, &name, &format!("attach {text}")));
     assert_eq!(children[0].ask("count"), "3");
     children.iter_mut().for_each(|child| assert_eq!(child.ask("drop"), "ok"));
-    assert!(place.has(&name), "more may come");
+    assert!(place.has(&name), "the handle can still be attached");
     assert_eq!(children[0].ask(&format!("take-back {text}")), "true");
-    assert!(!place.has(&name), "no process has it, and none can come");
+    assert!(!place.has(&name), "no process is attached, and none can attach");
     assert_eq!(children[1].ask(&format!("take-back {text}")), "false");
     assert_eq!(children[2].ask(&format!("attach {text}")), "NotFound");
 }
@@ -125,7 +125,7 @@ fn revoked_handle_is_spent_and_keeps_nothing(place: &Place) {
     drop(array);
     assert!(place.has(&name) && left.revoke().unwrap());
     assert!(!place.has(&name) && !left.revoke().unwrap());
-    // The name is a plain array's by now, or another counted one's.
+    // The name belongs to a plain array by now, and then to another counted one.
     place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(!left.revoke().unwrap());
     place.backend.unlink(name.location()).unwrap();
@@ -147,9 +147,9 @@ fn expired_handle_still_attaches_but_keeps_nothing(place: &Place) {
     drop(attach(place, &late).unwrap());
     assert!(place.has(&name));
     drop(array);
-    assert!(!place.has(&name), "the other handle keeps nothing");
+    assert!(!place.has(&name), "the other handle has expired and keeps nothing");
     assert!(attach(place, &never).unwrap_err().is_not_found());
-    // Its sender left in time: then the next one that looks finds no process.
+    // The sender leaves before the handle expires: afterwards the array is an orphan.
     let array = create(place, &name);
     let handle = array.handle_with(brief()).unwrap();
     drop(array);
@@ -251,7 +251,7 @@ fn a_handle_can_attach_in_every_way(place: &Place) {
     assert!(array.try_write().unwrap_err().is_would_block());
     assert_eq!((reader.view().sum(), array.refcount(), array.in_flight()), (4, 3, 0));
     drop(reader);
-    // Without options it finds the directory by itself.
+    // Without options the handle finds its directory by itself.
     let found = handle().attach::<u32, Ix1>().unwrap();
     found.write().unwrap().fill(2);
     assert_eq!(readonly.read().unwrap().sum(), 8);

@@ -1,5 +1,5 @@
-//! Files that look like counted arrays and are none: a plain array with such bytes, a copy; and a reader that is late to be
-//! counted.
+//! Files that look like counted arrays but are not: plain arrays with such bytes, and copies. Also a reader that is counted
+//! while it waits.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ fn copy_in_another_directory_opens_and_stays(place: &Place) {
     assert_eq!(there.reclaim().copies, 2);
     assert!(copy.exists() && arena_copy.exists());
     drop((array, arena));
-    assert!(!path.exists() && !arena_path.exists(), "the originals go as ever");
+    assert!(!path.exists() && !arena_path.exists(), "the originals are removed as usual");
     for copy in [copy, arena_copy] {
         std::fs::remove_file(copy).unwrap();
     }
@@ -113,7 +113,7 @@ fn waiting_reader_is_counted_and_keeps_the_array(place: &Place) {
     let options = place.reader::<u8, Ix1>();
     let reader = std::thread::spawn(move || options.attach(&handle));
     eventually("the reader is counted", || array.refcount() == 2);
-    eventually("the handle alone protects it no longer", || array.in_flight() == 0);
+    eventually("the handle has expired", || array.in_flight() == 0);
     drop(guard);
     array.close().unwrap();
     let reader = reader.join().unwrap().unwrap();

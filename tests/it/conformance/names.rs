@@ -1,4 +1,4 @@
-//! Names of counted arrays: opened or created, replaced, made anew, and nothing left where anything fails.
+//! Names of counted arrays: open or create, replace, recreate, and no leftovers where an operation fails.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -48,7 +48,7 @@ fn open_or_create_attaches_only_a_matching_array(place: &Place) {
     assert_eq!(array.refcount(), 2);
     let square = place.location("square");
     let options = || place.counted::<u32, _>().mode(CreationMode::OpenOrCreate);
-    let _keeps_it = options().create(square.location(), (2, 2)).unwrap();
+    let _array = options().create(square.location(), (2, 2)).unwrap();
     let error = options().create(square.location(), (2, 2).f()).unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
     assert!(place.counted::<u32, _>().create(name.location(), 4).unwrap_err().is_already_exists());
@@ -97,7 +97,7 @@ fn old_owner_never_removes_a_recreated_name(place: &Place) {
             Box::new(create(place, &name))
         };
         killed.iter_mut().for_each(|holder| holder.0.kill());
-        drop(old); // a handle that is not the last looks whether the others are alive
+        drop(old); // a handle that is not the last checks whether other holders are alive
         assert!(place.has(&name));
         another_old.close().unwrap();
         assert!(place.has(&name));
@@ -124,7 +124,7 @@ fn unlinked_array_stays_with_its_holders(place: &Place) {
 }
 
 fn failing_operation_leaves_nothing_behind(place: &Place) {
-    let place = &place.private(); // where everything that is left is this test's
+    let place = &place.private(); // so that everything that is left is this test's
     let name = place.location("failing");
     for step in 0.. {
         let calls = AtomicUsize::new(0);
@@ -144,8 +144,8 @@ fn failing_operation_leaves_nothing_behind(place: &Place) {
             clone.close()?;
             array.close()
         });
-        // What could not be unlinked when its last user left. (A process that is just being spawned by another test has
-        // a copy of its lease for a moment.)
+        // The failing step may have been the unlink by the last handle. (A process that another test is spawning briefly
+        // holds a copy of the lease.)
         eventually("it is reclaimed", || place.reclaim().attached == 0);
         assert!(!place.has(&name) && place.files_of(&name).is_empty(), "step {step}: {outcome:?}");
         assert_eq!(place.hidden_drafts(), 0, "step {step}: {outcome:?}");
@@ -175,7 +175,7 @@ fn array_shared_by_name_removes_its_name(place: &Place) {
     assert_ne!(Some(&location), another.location());
     let same = place.attach_counted::<u16, Ix2>().open(&location).unwrap();
     assert_eq!((same.read().unwrap().sum(), same.refcount()), (18, 2));
-    array.publish().unwrap(); // it has its name
+    array.publish().unwrap(); // does nothing: the array has its name already
     drop((array, same));
     assert!(place.attach_counted::<u16, Ix2>().open(&location).unwrap_err().is_not_found());
     another.close().unwrap();
