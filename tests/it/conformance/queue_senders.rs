@@ -34,7 +34,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] = &[("sender", sender), ("sender-receive", receive)];
 
 const CAPACITY: u64 = 1 << 20;
-/// Longer than a receiver sleeps, several times.
+/// Several times as long as a receiver sleeps.
 const A_WHILE: Duration = Duration::from_millis(400);
 const SOON: Duration = Duration::from_secs(60);
 
@@ -49,7 +49,7 @@ fn send(arena: &Arena, sender: &Sender, number: u64) {
     sender.send(arena.from_array(&arr1(&[number])).unwrap()).unwrap();
 }
 
-/// A child that registers senders, sends and drops them as it is told.
+/// A child that registers senders, sends, and drops senders on request.
 fn sender(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let queue = arena.queue(0).unwrap();
@@ -64,7 +64,7 @@ fn sender(arguments: &[String]) {
             "send" => send(&arena, &senders[0], number.parse().unwrap()),
             "plain" => queue.send(arena.from_array(&arr1(&[7u64])).unwrap()).unwrap(),
             "drop" => drop(senders.remove(0)),
-            // By a thread of its own, while others are registered.
+            // Registered here and dropped in another thread, while other senders are registered.
             "thread" => {
                 let sender = queue.sender().unwrap();
                 std::thread::spawn(move || drop(sender)).join().unwrap();
@@ -129,8 +129,8 @@ fn killed_sender_ends_a_waiting_receiver_after_its_messages(place: &Place) {
     receiver.expect("2");
     receiver.expect(&ended(&name));
     receiver.finish();
-    assert!(!queue.is_closed(), "another sender may come");
-    // What the killed one had sent before arrives too.
+    assert!(!queue.is_closed(), "another sender may register");
+    // Messages that the killed sender had sent before arrive too.
     let mut sender = child(place, "sender", &name);
     tell(&mut sender, &["register", "send 3", "send 4"]);
     sender.kill();
@@ -202,7 +202,7 @@ fn process_in_a_dead_senders_seat_is_no_sender(place: &Place) {
     let open = || Arena::open_in(&place.backend, name.as_str()).unwrap();
     let mut others: Vec<Arena> = (2..46).map(|_| open()).collect();
     sender.kill();
-    others.push(open()); // there is no other seat
+    others.push(open()); // in the only free seat
     assert_eq!(arena.stats().unwrap().members.len(), 46);
     assert!(ends(&queue));
     let late = others.last().unwrap().queue(0).unwrap().sender().unwrap();

@@ -1,4 +1,4 @@
-//! Queues of an arena: order, exactly once, closing, waiting and being full, between real processes.
+//! Queues of an arena: order, delivery exactly once, closing, waiting, and full queues, between real processes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -59,9 +59,9 @@ fn numbered(arena: &Arena, number: u64) -> ArenaArray<u64, Ix1> {
     arena.from_array(&arr1(&[number])).expect("room")
 }
 
-/// What must be after every test: no block is held, and all of the memory can be taken again.
+/// Asserts what holds after every test: no block is held, and all of the memory can be allocated again.
 pub fn nothing_is_left(arena: &Arena) {
-    arena.reclaim().expect("it can be collected");
+    arena.reclaim().expect("it can be reclaimed");
     let stats = arena.stats().expect("it can be counted");
     assert_eq!((stats.arrays, stats.orphaned_messages), (0, 0), "{stats:?}");
     let most = usize::try_from(arena.capacity()).expect("small") - 64;
@@ -156,7 +156,7 @@ fn every_message_arrives_once_in_its_senders_order(place: &Place) {
             let numbers: Vec<u64> = consumer.line().split_whitespace().map(|word| word.parse().unwrap()).collect();
             for producer in 0..PRODUCERS {
                 let of_one = numbers.iter().filter(|number| *number / EACH == producer);
-                assert!(of_one.clone().zip(of_one.skip(1)).all(|(one, next)| one < next), "overtaken");
+                assert!(of_one.clone().zip(of_one.skip(1)).all(|(one, next)| one < next), "a message was overtaken");
             }
             numbers.into_iter().for_each(|number| *times.entry(number).or_default() += 1);
             consumer.finish();
@@ -167,7 +167,7 @@ fn every_message_arrives_once_in_its_senders_order(place: &Place) {
     }
 }
 
-/// A child that waits, and says what for and what came of it.
+/// A child that receives or sends on request, waiting as long as it takes, and says what came of it.
 fn wait(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let queue = arena.queue(0).unwrap();
@@ -177,7 +177,7 @@ fn wait(arguments: &[String]) {
             "receive" => match queue.recv::<u64, Ix1>() {
                 Ok(array) => {
                     let number = array.view()[0];
-                    drop(array); // a process that is told can rely on it
+                    drop(array); // before the answer, so that the parent can rely on it
                     say(number);
                 }
                 Err(error) => say(format!("closed {}", error.error().is_closed())),
@@ -194,7 +194,7 @@ fn wait(arguments: &[String]) {
     }
 }
 
-/// Waits until another thread has certainly gone to sleep, or long enough to be likely: nothing depends on it.
+/// Waits until another process probably sleeps. Nothing depends on it.
 fn let_it_sleep() {
     std::thread::sleep(Duration::from_millis(30));
 }
@@ -307,7 +307,7 @@ fn type_mismatch_returns_the_message(place: &Place) {
     assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
     let array = message.into_array::<f32, Ix2>().unwrap();
     assert_eq!((array.handle(), array.view().sum()), (sent.handle(), 9.0));
-    // A receiver that does not want it drops it, and gets the next one.
+    // A receiver may drop a message of another type and go on.
     assert!(queue.try_recv::<f64, Ix2>().is_err());
     assert!(queue.try_recv::<f64, Ix2>().unwrap().is_none());
     drop((array, sent));
@@ -366,7 +366,7 @@ fn message_outlives_its_sender(place: &Place) {
         for number in 1..3 {
             let array = queue.recv::<u64, Ix1>().unwrap();
             assert_eq!(array.view()[0], number);
-            // Nothing but its receiver has it, although no member has looked after the orphaned messages since.
+            // Only the receiver holds it, although no member has reclaimed the orphaned messages since.
             array.try_into_draft().unwrap();
         }
         nothing_is_left(&arena);
@@ -407,7 +407,7 @@ fn sender_releases_received_arrays(place: &Place) {
         child.tell("receive");
         child.expect("1");
     };
-    // By collecting, by dropping something, by sending, by allocating.
+    // The sender frees it when it reclaims, when it drops an array, when it sends, and when it allocates.
     queue.send(numbered(&arena, 1)).unwrap();
     receive(&mut child);
     arena.reclaim().unwrap();
@@ -445,7 +445,7 @@ fn foreign_arrays_and_missing_queues_are_refused(place: &Place) {
     }
 }
 
-/// Where queues begin in the file, and how long the first is with so many cells: docs/layout.md.
+/// Offset of the queues in the file, and cells of the first one: docs/layout.md.
 const QUEUES: u64 = 8192;
 const CELLS: u32 = 8;
 
@@ -456,7 +456,7 @@ fn damaged_queue_yields_errors_or_shared_arrays_only(place: &Place) {
     let arena = place.arena_options().queues(1).queue_capacity(CELLS).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(0).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(place.path(&name)).unwrap();
-    // Only their makers may see drafts, and no process may see free blocks.
+    // Besides the shared array there are a draft, which only its creator may see, and free blocks, which no process may see.
     let shared = numbered(&arena, 7);
     let draft = arena.draft::<u64, _>(1).unwrap();
     let (mut damaged, mut received) = (0, 0);
@@ -468,7 +468,7 @@ fn damaged_queue_yields_errors_or_shared_arrays_only(place: &Place) {
         words[16] = next();
         words[17] = next() & u64::MAX << (next() % 64);
         for cell in &mut words[32..] {
-            // Often a lap that fits, and the slots of the first blocks.
+            // Often a lap that fits, and one of the first slots.
             let (lap, sender, slot) =
                 (next() % 3, next() % 64, if next() % 2 == 0 { next() % 4 } else { next() >> 32 });
             *cell = lap << 39 | (next() % 8 / 7) << 38 | sender << 32 | slot;
@@ -489,14 +489,14 @@ fn damaged_queue_yields_errors_or_shared_arrays_only(place: &Place) {
                 Err(error) => assert!(matches!(error.error(), Error::Trailer { .. }), "{error}"),
             }
         }
-        let _error_or_timeout = queue.recv_any_timeout(Duration::ZERO);
-        let _error_or_done = queue.close();
+        let _ = queue.recv_any_timeout(Duration::ZERO);
+        let _ = queue.close();
         assert!(matches!(queue.try_send(&shared).unwrap_err().error(), Error::Trailer { .. } | Error::Closed { .. }));
     }
     assert!(damaged > 100 && received > 100, "{damaged} {received}");
     write_at(&file, &[0; 256 + 8 * CELLS as usize], QUEUES);
     drop((shared, draft));
-    // What this process sent it cannot find any more: it has no way to say whether that was received.
+    // The queue is overwritten, so this process cannot tell whether its last message was received and may keep its block.
     arena.reclaim().unwrap();
     assert!(arena.stats().unwrap().arrays <= 1);
 }

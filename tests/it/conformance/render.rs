@@ -135,7 +135,7 @@ fn a_claim_and_a_write_guard_exclude_each_other(place: &Place) {
     eventually("the claim is given up", || matches!(buffer.claim(0).unwrap(), Claim::Chunk(_)));
 }
 
-/// Does something once, just before an operation on a file of this kind; returns the backend to use and what was done.
+/// Acts once, just before an operation on a file of this kind. Returns the backend to use and the place of the result.
 fn once_before<R: Send + 'static>(
     place: &Place,
     (operation, kind): (&'static str, &'static str),
@@ -155,12 +155,12 @@ fn once_before<R: Send + 'static>(
     (backend, done)
 }
 
-/// Begins the same work as `buffer` does, through another backend.
+/// Creates or joins the same buffer as `buffer` does, through another backend.
 fn begin(backend: Directory, location: &Location) -> ndarray_shm::Result<RenderBuffer<u32, ndarray::Ix2>> {
     RenderOptions::new().backend(backend).create(location, (6, 10), (4, 3), "a test")
 }
 
-/// What another process might do: begin the buffer and finish one chunk.
+/// Acts as another process might: creates or joins the buffer and commits one chunk.
 fn begin_and_paint_one(place: &Place, name: &Name) -> impl FnOnce() -> RenderBuffer<u32, ndarray::Ix2> + Send + use<> {
     let (backend, location) = (place.backend.clone(), name.location().clone());
     move || {
@@ -175,7 +175,7 @@ fn clearing_a_stale_ledger_spares_a_concurrent_buffer(place: &Place) {
     let name = place.location("stale");
     drop(buffer(place, &name));
     let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
-    std::fs::remove_file(place.directory().join(partial)).unwrap(); // its beginner died before the payload had a name
+    std::fs::remove_file(place.directory().join(partial)).unwrap(); // as if its creator had died before the payload had a name
     let (backend, other) = once_before(place, ("unlink", "-ledger-"), begin_and_paint_one(place, &name));
     let mine = begin(backend, name.location()).unwrap();
     let other = other.lock().unwrap().take().expect("began in between");
@@ -232,7 +232,7 @@ fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
     let create = || options().create::<u8, _>(name.location(), 1 << 20, 1 << 16, "sparse").unwrap();
     let buffers = [create(), create()];
     let joined = place.render_options().open::<u8, ndarray::Ix1>(name.location()).unwrap();
-    // What only the process that begins a buffer can choose is not ignored.
+    // Options that only the creator can choose are refused, not ignored.
     for chosen in [options(), place.render_options().chunk_offset(&[1])] {
         let refused = chosen.open::<u8, ndarray::Ix1>(name.location()).unwrap_err();
         assert!(matches!(refused, Error::InvalidSetting { .. }), "{refused}");
@@ -245,7 +245,7 @@ fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
 fn payload_without_ledger_does_not_block_create(place: &Place) {
     let name = place.location("without-ledger");
     let viewer = buffer(place, &name);
-    // A discard that does not get to the payload.
+    // A discard that fails at the payload.
     let stuck = place.meddling(|operation, at| match at {
         Some(at) if operation == "unlink" && at.as_str().contains("part") => {
             Err(Error::WouldBlock { location: at.to_string() })

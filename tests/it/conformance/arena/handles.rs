@@ -1,4 +1,4 @@
-//! Arrays that several processes hold: by handle, as long as one of them holds the array.
+//! Arrays that several processes hold. A handle is valid as long as one of them holds its array.
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
@@ -58,7 +58,7 @@ fn handle_of_an_unheld_array_is_spent(place: &Place) {
         assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().is_handle_spent());
         assert_ne!(other.handle(), handle);
     }
-    // What its next handle will be is no secret; a draft cannot be had by it.
+    // The next handle of the slot can be guessed, but it does not reach a draft.
     let mut draft = arena.draft::<u64, _>(100).unwrap();
     let next = |ahead: u64| {
         let mut bytes = handle.to_bytes();

@@ -1,4 +1,4 @@
-//! Processes that have an arena open: how many, what a killed one leaves, and how long the name stays.
+//! Members of an arena: how many there can be, what a killed one leaves, and how long the name stays.
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
@@ -112,7 +112,7 @@ fn killed_processes_leak_no_memory(place: &Place) {
     arena.reclaim().unwrap();
     let found = arena.stats().unwrap();
     assert_eq!((found.arrays, found.orphaned_messages, found.members.len()), (0, 0, 1), "{found:?}");
-    // Every byte can be had again, in whatever size.
+    // All memory can be allocated again, in any size.
     assert_eq!(all().unwrap().len(), 32);
     let small: Result<Vec<_>, _> = (0..32 * 204).map(|_| arena.draft::<u8, _>(256)).collect();
     assert_eq!(small.unwrap().len(), 32 * 204);
@@ -142,7 +142,7 @@ fn forty_six_members_fit_and_dead_seats_are_reused(place: &Place) {
     child.kill();
     let late = Arena::open_in(&place.backend, name.as_str()).unwrap();
     assert!(Arena::open_in(&place.backend, name.as_str()).is_err());
-    others.pop(); // it stays: its array is held
+    others.pop(); // it stays a member while its array is held
     assert!(Arena::open_in(&place.backend, name.as_str()).is_err());
     drop(array);
     let later = Arena::open_in(&place.backend, name.as_str()).unwrap();
@@ -180,7 +180,7 @@ fn arena_of_dead_members_is_reclaimed(place: &Place) {
     assert!(reclaimed.failed.is_empty(), "{reclaimed:?}");
     let names: Vec<&str> = reclaimed.removed.iter().map(|removed| removed.name.as_str()).collect();
     assert_eq!(names, [name.as_str()]);
-    // A dead one's name is free for the next, without a reclaim.
+    // The name of an arena of dead members is free without a reclaim.
     let arena = create(place, &name, MIB);
     let mut child = peer_of(place, &name);
     drop(arena);

@@ -27,7 +27,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     )
 }
 
-/// A child that has one draft at a time, of ever another size, and counts how often there was no room.
+/// A child that makes one draft at a time, of random sizes, and counts how often there was no room.
 pub fn seeker(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let sizes = [100, 900, 3000, 9000, 14_000, 20_000, 30_000, 60_000];
@@ -37,7 +37,7 @@ pub fn seeker(arguments: &[String]) {
     let mut refused = 0;
     for _ in 0..rounds(10_000) {
         match arena.draft::<u8, _>(sizes[random.below(sizes.len())]) {
-            Ok(_dropped_at_once) => {}
+            Ok(_) => {} // dropped at once
             Err(error) if error.is_no_space() => refused += 1,
             Err(error) => panic!("{error}"),
         }
@@ -45,7 +45,7 @@ pub fn seeker(arguments: &[String]) {
     say(refused);
 }
 
-/// Four spans, of which three processes have one at most each.
+/// There are four spans, and each of three processes needs at most one.
 fn concurrent_allocations_all_find_room(place: &Place) {
     let name = place.location("arena-seekers");
     let arena = create(place, &name, MIB / 4);
@@ -92,7 +92,7 @@ fn wrong_type_or_axes_are_refused(place: &Place) {
     assert_eq!(array.members(), 1);
     assert_eq!(arena.get::<f32, IxDyn>(&handle).unwrap().shape(), [2, 3]);
     drop(array);
-    assert_eq!(arena.stats().unwrap().arrays, 0, "what could not be had is not held");
+    assert_eq!(arena.stats().unwrap().arrays, 0, "a refused attachment holds nothing");
     assert_eq!(DType::F32.size(), 4);
 }
 

@@ -27,7 +27,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     )
 }
 
-/// A thread that opens the name, waits until it is told to go on, and says what it got: the value, or the error.
+/// A thread that opens the file, waits until it is told to go on, attaches, and returns the first element or the error.
 struct Late {
     opened: Receiver<()>,
     go_on: Sender<()>,
@@ -80,7 +80,7 @@ fn late_attachment_never_gets_the_next_array(place: &Place) {
         assert!(got.as_ref().is_err_and(Error::is_not_found), "{got:?}");
         assert_eq!(array.read().unwrap()[0], 8);
     }
-    // The latecomer had it open for all that time, and no lease: the memory was used again.
+    // The late attachment had the file open all the time, but without a lease: the memory was used again.
     assert_eq!(pool.stats().misses, if Place::RECYCLES { 1 } else { 4 });
 }
 

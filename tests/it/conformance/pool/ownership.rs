@@ -48,19 +48,19 @@ fn any_array_can_be_put(place: &Place) {
     for (number, array) in arrays.into_iter().enumerate() {
         pool.put(array()).unwrap();
         assert!(!place.has(&name));
-        // A process that another test is just spawning may have the old description for a moment.
+        // A process that another test is spawning may briefly hold a copy of the old open file description.
         eventually("no other process is attached", || counts(&pool) == (one(), 0, 0));
         let draft = pool.take::<u32, _>(LENGTH).unwrap();
         assert_eq!((draft.is_recycled(), draft.view()[17]), (Place::RECYCLES, expected(7)), "array {number}");
         drop(draft);
         pool.trim();
     }
-    // One that another handle has, one that is adopted, and one that has lost its name.
+    // An adopted array that another handle has too, and an array that has lost its name.
     let (array, other) = (create(), open(false));
     drop(pool.adopt(array).unwrap());
     assert_eq!((place.has(&name), counts(&pool)), (false, (0, one(), 0)));
     drop(other);
-    eventually("it is left", || counts(&pool) == (one(), 0, 0));
+    eventually("the other handle is gone", || counts(&pool) == (one(), 0, 0));
     pool.trim();
     let array = create();
     assert!(place.backend.unlink(name.location()).unwrap());
@@ -83,7 +83,7 @@ fn refused_put_returns_the_array(place: &Place) {
         assert!(matches!(refused.error(), Error::PermissionDenied { .. }), "{refused}");
         let array = refused.into_inner();
         assert_eq!(array.read().unwrap()[0], 3);
-        // Adopted, it cannot be kept either, and loses its name all the same.
+        // As an adopted array it cannot be kept either, and its name is removed all the same.
         let pool = place.pool_options().permissions(0o640).create().unwrap();
         drop(pool.adopt(array).unwrap());
         assert!(!place.has(&name));
@@ -111,7 +111,7 @@ fn memory_leaving_the_pool_is_ordinary(place: &Place) {
     drop(array);
     assert!(place.has(&name) && counts(&pool) == (0, 0, 0));
     unlink_in(place, &name);
-    // Even a counted array can be made of it.
+    // The memory can become a counted array too.
     drop(publish(&pool, &name, 5));
     let counted = pool.take::<u32, _>(LENGTH).unwrap().into_draft().share(SharingStrategy::FileSystem).unwrap();
     let other = place.attach_counted::<u32, Ix1>().open(counted.location().unwrap()).unwrap();
@@ -121,7 +121,7 @@ fn memory_leaving_the_pool_is_ordinary(place: &Place) {
     assert_eq!(place.everything(), [] as [&str; 0]);
 }
 
-/// The trailer is looked for at the end of the file, wherever the memory ended before.
+/// An attachment looks for the trailer at the end of the file, wherever the memory ended before.
 fn longer_memory_becomes_an_ordinary_counted_array(place: &Place) {
     let place = &place.private();
     let pool = pool(place);
