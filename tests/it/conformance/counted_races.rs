@@ -31,7 +31,7 @@ pub const ROLES: &[(&str, Role)] = &[
 /// The longest that a handle protects an array here.
 const LONGEST_GRACE: Duration = Duration::from_millis(2);
 
-/// The only errors that a race may end in.
+/// Whether a race may cause this error.
 fn is_usual(error: &Error) -> bool {
     matches!(error, Error::NotFound { .. } | Error::AlreadyExists { .. })
 }

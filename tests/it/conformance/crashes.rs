@@ -182,7 +182,7 @@ fn buffer_resumes_after_all_painters_died(place: &Place) {
 fn ledger_without_payload_does_not_block(place: &Place) {
     let name = place.location("beginner");
     drop(begin(place, &name));
-    // As a creator leaves it that dies between publishing the ledger and the payload.
+    // The state after a creator died between publishing the ledger and the payload.
     let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
     std::fs::remove_file(place.directory().join(partial)).unwrap();
     let again = place.render_options().open::<u32, ndarray::Ix2>(name.location());
@@ -198,7 +198,7 @@ fn stale_ledger_of_killed_finisher_is_removed(place: &Place) {
     let buffer = begin(place, &name);
     let file = |kind: &str| place.files_of(&name).into_iter().find(|file| file.contains(kind)).expect("a file");
     let (partial, ledger) = (place.directory().join(file("part")), place.directory().join(file("ledger")));
-    // As a process leaves it that dies between renaming the payload and removing the ledger. `buffer` is still attached.
+    // The state after a process died between renaming the payload and removing the ledger. `buffer` is still attached.
     std::fs::rename(partial, place.path(&name)).unwrap();
     let options = || place.render_options();
     let error = options().create::<u32, _>(name.location(), SHAPE, CHUNK, "crash tests").unwrap_err();

@@ -278,7 +278,7 @@ fn damaged_descriptions_are_ignored(place: &Place) {
         write_raw(place, &name, good.as_bytes());
         assert_eq!(said(place, &name), expected(place, "<u2 of shape [3, 4] in C order"), "{good:?}");
     }
-    // A false description of the right length goes unnoticed. Nothing is unsound by it: any bytes are valid elements.
+    // A false description of the right length goes unnoticed. That is sound: any bytes are valid elements.
     write_raw(place, &name, b"ndshm 1\ndtype <f8\nshape 3\norder C\nbytes 24\n");
     assert_eq!(place.attach::<f64, IxDyn>().open_dyn(name.location()).is_ok(), place.describes());
 }

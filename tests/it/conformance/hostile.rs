@@ -110,7 +110,7 @@ impl Target {
         std::fs::write(&self.path, bytes).unwrap();
     }
 
-    /// Plants the bytes with a trailer that says that the array was created in this very file.
+    /// Plants the bytes, with the planted file's own identity in the trailer, as if the array had been created in it.
     fn plant_as_made(&self, bytes: &[u8]) {
         self.plant(bytes);
         let entries = self.backend.list().unwrap();
@@ -332,7 +332,7 @@ fn forge(arguments: &[String]) {
     }
     for (what, outcome) in outcomes {
         let error = outcome.expect_err(&what);
-        // A valid kind of another file of the library is no damage: it has an error of its own.
+        // The kind of another file of the library is no damage: the error says what the file is.
         let is_of_another_kind = what == format!("[3] at {}", FOOTER + 10) && error.is_reserved();
         assert!(is_of_another_kind || matches!(error, Error::Trailer { .. }), "{what}: {error}");
     }
