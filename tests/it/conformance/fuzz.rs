@@ -12,7 +12,7 @@ use crate::support::random::Random;
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("conformance", "fuzz", tests![random_bytes_end_in_an_error_or_a_sane_array])
+    place.trials("conformance", "fuzz", tests![random_bytes_yield_error_or_sane_array])
 }
 
 pub const ROLES: &[(&str, Role)] = &[("fuzz", fuzz)];
@@ -84,6 +84,6 @@ fn fuzz(arguments: &[String]) {
     say("done");
 }
 
-fn random_bytes_end_in_an_error_or_a_sane_array(place: &Place) {
+fn random_bytes_yield_error_or_sane_array(place: &Place) {
     run(place, "fuzz");
 }

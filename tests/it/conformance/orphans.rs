@@ -24,7 +24,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             opening_an_orphan_revives_it,
             last_survivor_keeps_the_data_and_removes_the_name,
             a_stopped_holder_is_alive,
-            a_handle_outlives_its_killed_sender_for_its_grace_time,
+            handle_outlives_its_killed_sender_for_its_grace,
             next_process_removes_name_of_killed_owner,
             array_can_be_opened_after_its_reclaimer_dies,
             reclaim_can_spare_young_orphans,
@@ -148,7 +148,7 @@ fn a_stopped_holder_is_alive(place: &Place) {
     assert!(!place.has(&name));
 }
 
-fn a_handle_outlives_its_killed_sender_for_its_grace_time(place: &Place) {
+fn handle_outlives_its_killed_sender_for_its_grace(place: &Place) {
     let place = &place.private();
     let name = place.location("in-flight");
     let mut sender = Holder::with(place, &name, "create 4");

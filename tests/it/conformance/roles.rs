@@ -16,7 +16,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "roles",
         tests![
             batches_survive_killed_consumer_and_producer,
-            waiting_for_room_ends_with_a_drop_or_a_death,
+            waiting_for_room_ends_with_drop_or_death,
             waiting_for_room_times_out_or_reports_no_space,
         ],
     )
@@ -118,7 +118,7 @@ fn take_room(arguments: &[String]) {
     hear();
 }
 
-fn waiting_for_room_ends_with_a_drop_or_a_death(place: &Place) {
+fn waiting_for_room_ends_with_drop_or_death(place: &Place) {
     let name = place.location("room");
     let arena = place.arena_options().create(name.location(), 1 << 16).unwrap();
     for end in ["drop", "kill"] {
