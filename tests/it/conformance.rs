@@ -1,7 +1,7 @@
-//! The contract, from one source for every backend and every platform: what a program may rely on wherever it runs.
+//! The contract: what a program may rely on, tested from one source on every backend and every platform.
 //!
-//! What only one platform promises has tests of its own beside this suite. Where a platform promises less, the test asks
-//! which one it is on (mostly the [`Place`]) and holds what is left; `docs/platforms.md` says what that is.
+//! Other suites test what only one platform promises. Where a platform promises less, the test asks which platform it is on
+//! (mostly the [`Place`]) and asserts only what remains; `docs/platforms.md` lists the differences.
 
 mod arena;
 mod arrays;

@@ -1,4 +1,4 @@
-//! Arenas: arrays that are made, shared, got and given up, by one process and by several.
+//! Arenas: arrays that one process or several create, share, attach to and release.
 
 mod handles;
 mod members;
@@ -31,7 +31,7 @@ fn create(place: &Place, name: &Name, capacity: u64) -> Arena {
     place.arena_options().create(name.as_str(), capacity).unwrap()
 }
 
-/// A child that gets what it is told to and holds it until it is told to let go.
+/// A child that attaches to arrays or creates them on request, and holds them until it is told to release them.
 fn peer(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let mut held: Vec<ArenaArray<u64, Ix1>> = Vec::new();

@@ -15,34 +15,34 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "arrays",
         tests![
-            a_new_array_is_all_zeros_and_exactly_as_long_as_its_elements,
-            another_process_sees_what_was_written_element_by_element,
-            order_is_kept_everywhere,
+            new_array_is_zeroed_with_exact_file_length,
+            other_process_sees_every_written_element,
+            memory_order_survives_create_and_open,
             every_element_type_makes_the_round_trip,
-            arrays_of_no_elements_and_of_no_axes_work,
-            a_draft_has_no_name_until_it_is_published_and_leaves_nothing_if_it_is_not,
-            a_draft_that_cannot_be_published_is_given_back,
+            empty_and_zero_dimensional_arrays_work,
+            draft_has_no_name_until_published,
+            failed_publish_returns_the_draft,
             creating_twice_is_an_error_and_changes_nothing,
-            names_that_differ_in_case_are_two_or_one_as_the_directory_has_it,
-            open_or_create_opens_what_is_there_and_creates_what_is_not,
-            replacing_leaves_old_attachments_their_bytes,
-            a_closure_that_panics_creates_nothing,
-            a_fill_that_fails_creates_nothing_and_replaces_nothing,
-            unlinking_says_whether_there_was_something,
-            unlinking_through_a_handle_spares_a_newer_array_of_the_same_name,
-            attached_is_asked_of_the_kernel,
+            name_case_follows_the_file_system,
+            open_or_create_opens_existing_and_creates_missing,
+            old_attachment_keeps_its_bytes_after_replace,
+            panicking_fill_creates_nothing,
+            failing_fill_creates_and_replaces_nothing,
+            unlink_reports_whether_the_name_existed,
+            unlink_by_handle_spares_newer_array_of_same_name,
+            attached_reports_live_processes_only,
             a_read_only_attachment_cannot_write,
-            write_to_a_copy_on_write_attachment_stays_in_its_process,
-            copy_on_write_attachment_of_a_counted_array_is_counted,
-            bytes_are_attached_without_knowing_their_type,
-            sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing,
+            copy_on_write_stays_in_its_process,
+            counted_copy_on_write_attachment_is_counted,
+            bytes_attach_without_their_type,
+            sparse_array_is_filled_when_opened_for_writing,
         ],
     )
 }
 
 pub const ROLES: &[(&str, Role)] = &[("draft", draft), ("read-array", read_array)];
 
-fn a_new_array_is_all_zeros_and_exactly_as_long_as_its_elements(place: &Place) {
+fn new_array_is_zeroed_with_exact_file_length(place: &Place) {
     let name = place.location("zeros");
     let array = place.options::<u32, _>().create(name.location(), (3, 5, 7)).unwrap();
     assert!(array.read().unwrap().iter().all(|value| *value == 0));
@@ -61,7 +61,7 @@ fn read_array(arguments: &[String]) {
     array.write().unwrap()[[3, 4]] = 999;
 }
 
-fn another_process_sees_what_was_written_element_by_element(place: &Place) {
+fn other_process_sees_every_written_element(place: &Place) {
     let name = place.location("other-process");
     let array = place
         .options::<u16, _>()
@@ -76,7 +76,7 @@ fn another_process_sees_what_was_written_element_by_element(place: &Place) {
     assert_eq!(array.read().unwrap()[[3, 4]], 999);
 }
 
-fn order_is_kept_everywhere(place: &Place) {
+fn memory_order_survives_create_and_open(place: &Place) {
     let name = place.location("order");
     let fill = |mut view: ndarray::ArrayViewMut3<'_, u8>| {
         for (at, value) in view.indexed_iter_mut() {
@@ -117,7 +117,7 @@ fn every_element_type_makes_the_round_trip(place: &Place) {
     for_every_element_type!(round_trip(place));
 }
 
-fn arrays_of_no_elements_and_of_no_axes_work(place: &Place) {
+fn empty_and_zero_dimensional_arrays_work(place: &Place) {
     let (empty, point) = (place.location("empty"), place.location("point"));
     let array = place.options::<f64, _>().create(empty.location(), (4, 0, 3)).unwrap();
     assert!(array.is_empty());
@@ -133,7 +133,7 @@ fn arrays_of_no_elements_and_of_no_axes_work(place: &Place) {
     assert_eq!(again.read().unwrap()[IxDyn(&[])], 2.5);
 }
 
-fn a_draft_has_no_name_until_it_is_published_and_leaves_nothing_if_it_is_not(place: &Place) {
+fn draft_has_no_name_until_published(place: &Place) {
     let name = place.location("draft");
     let create = place.options::<u8, _>().create_with(name.location(), 10, |view| {
         assert_eq!(view.len(), 10);
@@ -144,7 +144,7 @@ fn a_draft_has_no_name_until_it_is_published_and_leaves_nothing_if_it_is_not(pla
     assert_eq!(place.files_of(&name), [name.as_str()], "dropping a handle keeps the name");
 }
 
-/// A child that makes drafts in its default backend and has trouble publishing them under a name.
+/// A child that creates a draft in its default backend and publishes it after two refusals.
 fn draft(arguments: &[String]) {
     let name = arguments[0].as_str();
     let mut draft = Draft::<u8, _>::new((2, 2).f()).unwrap();
@@ -160,7 +160,7 @@ fn draft(arguments: &[String]) {
     say("published");
 }
 
-fn a_draft_that_cannot_be_published_is_given_back(place: &Place) {
+fn failed_publish_returns_the_draft(place: &Place) {
     let name = place.location("given-back");
     let mut child = Child::start(place, "draft", &[name.as_str()]);
     child.expect("published");
@@ -174,11 +174,11 @@ fn creating_twice_is_an_error_and_changes_nothing(place: &Place) {
     let mut filled = false;
     let error = place.options::<u8, _>().create_with(name.location(), 4, |_| filled = true).unwrap_err();
     assert!(error.is_already_exists(), "{error}");
-    assert!(!filled, "the name is looked for before anything is filled");
+    assert!(!filled, "the name is checked before the fill runs");
     assert_eq!(array.read().unwrap().sum(), 12);
 }
 
-fn names_that_differ_in_case_are_two_or_one_as_the_directory_has_it(place: &Place) {
+fn name_case_follows_the_file_system(place: &Place) {
     let name = place.location("case");
     let upper: Location = name.as_str().to_uppercase().parse().unwrap();
     let array = place.options::<u8, _>().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
@@ -200,7 +200,7 @@ fn names_that_differ_in_case_are_two_or_one_as_the_directory_has_it(place: &Plac
     }
 }
 
-fn open_or_create_opens_what_is_there_and_creates_what_is_not(place: &Place) {
+fn open_or_create_opens_existing_and_creates_missing(place: &Place) {
     let name = place.location("open-or-create");
     let open = || place.options::<u8, _>().mode(CreationMode::OpenOrCreate);
     let first = open().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
@@ -211,7 +211,7 @@ fn open_or_create_opens_what_is_there_and_creates_what_is_not(place: &Place) {
     assert!(matches!(error, Error::SizeMismatch { expected: 5, found: 4, .. }), "{error}");
 }
 
-fn replacing_leaves_old_attachments_their_bytes(place: &Place) {
+fn old_attachment_keeps_its_bytes_after_replace(place: &Place) {
     let name = place.location("replace");
     let replace = || place.options::<u8, _>().mode(CreationMode::Replace);
     let old = replace().create_with(name.location(), 4, |mut view| view.fill(1)).unwrap();
@@ -226,7 +226,7 @@ fn replacing_leaves_old_attachments_their_bytes(place: &Place) {
     assert_eq!(place.files_of(&name), [name.as_str()]);
 }
 
-fn a_fill_that_fails_creates_nothing_and_replaces_nothing(place: &Place) {
+fn failing_fill_creates_and_replaces_nothing(place: &Place) {
     #[derive(Debug, PartialEq)]
     struct Torn;
     impl From<Error> for Torn {
@@ -250,7 +250,7 @@ fn a_fill_that_fails_creates_nothing_and_replaces_nothing(place: &Place) {
     assert_eq!(place.attach::<u8, _>().open(name.location(), 4).unwrap().read().unwrap().to_vec(), [4; 4]);
 }
 
-fn a_closure_that_panics_creates_nothing(place: &Place) {
+fn panicking_fill_creates_nothing(place: &Place) {
     let name = place.location("panic");
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         place.options::<u8, _>().create_with(name.location(), 4, |_| std::panic::resume_unwind(Box::new("on purpose")))
@@ -259,7 +259,7 @@ fn a_closure_that_panics_creates_nothing(place: &Place) {
     assert_eq!(place.files_of(&name), [] as [&str; 0]);
 }
 
-fn unlinking_says_whether_there_was_something(place: &Place) {
+fn unlink_reports_whether_the_name_existed(place: &Place) {
     let name = place.location("unlink");
     assert!(!place.backend.unlink(name.location()).unwrap());
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
@@ -269,7 +269,7 @@ fn unlinking_says_whether_there_was_something(place: &Place) {
     assert!(array.read().unwrap_err().is_unlinked());
 }
 
-fn unlinking_through_a_handle_spares_a_newer_array_of_the_same_name(place: &Place) {
+fn unlink_by_handle_spares_newer_array_of_same_name(place: &Place) {
     let name = place.location("unlink-own");
     let old = place.options::<u8, _>().create(name.location(), 4).unwrap();
     place.backend.unlink(name.location()).unwrap();
@@ -279,14 +279,14 @@ fn unlinking_through_a_handle_spares_a_newer_array_of_the_same_name(place: &Plac
     assert!(new.unlink().unwrap());
 }
 
-fn attached_is_asked_of_the_kernel(place: &Place) {
+fn attached_reports_live_processes_only(place: &Place) {
     let name = place.location("attached");
     let attached = || place.backend.attached(name.location());
     assert!(attached().unwrap_err().is_not_found());
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(attached().unwrap());
     drop(array);
-    // Other tests spawn processes, and one that is just being spawned may have a copy of the description for a moment.
+    // A process that another test is spawning may briefly hold a copy of the open file description.
     eventually("no process is attached", || !attached().unwrap());
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
     child.expect("reading");
@@ -302,7 +302,7 @@ fn a_read_only_attachment_cannot_write(place: &Place) {
     assert!(reader.is_readonly() && !array.is_readonly());
     assert!(reader.write().unwrap_err().is_permission_denied());
     assert!(reader.raw_view_mut().is_none() && array.raw_view_mut().is_some());
-    // SAFETY: nothing else looks at the array; the view is refused anyway.
+    // SAFETY: nothing else accesses the array; the view is refused anyway.
     #[allow(unsafe_code)]
     let refused = unsafe { reader.view_mut() };
     assert!(refused.unwrap_err().is_permission_denied());
@@ -310,16 +310,16 @@ fn a_read_only_attachment_cannot_write(place: &Place) {
     assert_eq!(reader.read().unwrap().sum(), 16);
 }
 
-fn write_to_a_copy_on_write_attachment_stays_in_its_process(place: &Place) {
+fn copy_on_write_stays_in_its_process(place: &Place) {
     let name = place.location("copied");
-    // Two pages, so that one can be changed and the other not.
+    // At least two pages, so that one can change while another does not.
     let length = 1 << 17;
     let array = place.options::<u8, _>().create(name.location(), length).unwrap();
     let private = place.attach::<u8, _>().copy_on_write().open(name.location(), length).unwrap();
     assert!(private.is_readonly() && private.raw_view_mut().is_none());
     assert!(private.write().unwrap_err().is_permission_denied());
     array.write().unwrap().fill(1);
-    assert!(private.read().unwrap().iter().all(|value| *value == 1), "writes of others are seen");
+    assert!(private.read().unwrap().iter().all(|value| *value == 1), "writes of other attachments are visible");
     let pointer = private.raw_view().as_ptr().cast_mut();
     // SAFETY: the pointer is to the first element; nothing borrows the private copy meanwhile.
     #[allow(unsafe_code)]
@@ -335,7 +335,7 @@ fn write_to_a_copy_on_write_attachment_stays_in_its_process(place: &Place) {
     assert!(private.read().unwrap_err().is_unlinked());
 }
 
-fn sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing(place: &Place) {
+fn sparse_array_is_filled_when_opened_for_writing(place: &Place) {
     let name = place.location("sparse");
     let length = 1 << 20;
     let holes = place.has_holes();
@@ -361,7 +361,7 @@ fn sparse_arrays_take_no_room_and_are_filled_when_opened_for_writing(place: &Pla
     assert_eq!(full.read().unwrap()[17], 5, "filling holes keeps what was written");
 }
 
-fn copy_on_write_attachment_of_a_counted_array_is_counted(place: &Place) {
+fn counted_copy_on_write_attachment_is_counted(place: &Place) {
     let name = place.location("private-counted");
     let array = create(place, &name);
     array.write().unwrap().fill(3);
@@ -380,7 +380,7 @@ fn copy_on_write_attachment_of_a_counted_array_is_counted(place: &Place) {
     assert!(!place.has(&name));
 }
 
-fn bytes_are_attached_without_knowing_their_type(place: &Place) {
+fn bytes_attach_without_their_type(place: &Place) {
     let name = place.location("bytes");
     let array = place.options::<u16, _>().create(name.location(), (2, 3).f()).unwrap();
     array.write().unwrap().fill(0x0201);

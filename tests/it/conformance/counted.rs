@@ -1,4 +1,4 @@
-//! Counted arrays: what they say about themselves, who may open them, and that the name goes with the last of them.
+//! Counted arrays: their descriptions, attachments and clones, and the name, which goes with the last handle.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,28 +17,28 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "counted",
         tests![
-            a_counted_array_says_what_it_is,
-            another_process_opens_it_knowing_nothing_but_its_name,
-            other_element_types_and_other_numbers_of_axes_are_refused_and_not_counted,
+            counted_array_describes_itself,
+            other_process_opens_by_name_alone,
+            wrong_type_or_axes_are_refused_and_not_counted,
             every_element_type_describes_itself,
-            arrays_of_no_elements_and_of_no_axes_are_counted_too,
-            plain_and_counted_arrays_are_not_taken_for_each_other,
-            the_last_one_out_removes_the_name_in_any_order,
-            the_last_process_out_removes_the_name_in_any_order,
-            a_kept_array_outlives_everyone_until_it_is_unlinked,
-            closing_says_what_dropping_keeps_to_itself,
-            a_clone_counts_and_is_what_it_was_cloned_from,
+            empty_and_zero_dimensional_arrays_are_counted,
+            plain_and_counted_arrays_are_told_apart,
+            last_handle_removes_the_name_in_any_order,
+            last_process_removes_the_name_in_any_order,
+            kept_array_stays_until_unlinked,
+            close_reports_errors_that_drop_ignores,
+            clone_counts_and_keeps_its_access,
             a_read_only_attachment_counts_and_cannot_write,
             a_reader_counts_and_keeps_writers_out,
-            a_reader_that_waited_gets_the_array_that_has_the_name_then,
+            waiting_reader_gets_the_replacement_array,
             an_array_becomes_a_reader_and_stays_counted,
-            looking_at_it_tells_everything_and_changes_nothing,
-            shapes_that_cannot_be_written_down_are_refused,
+            inspection_reports_everything_and_changes_nothing,
+            unrepresentable_shapes_are_refused,
         ],
     )
 }
 
-fn a_counted_array_says_what_it_is(place: &Place) {
+fn counted_array_describes_itself(place: &Place) {
     let name = place.location("self");
     let source = Array2::from_shape_fn((3, 5), |(i, j)| (i * 10 + j) as u16);
     let fill = |mut view: ndarray::ArrayViewMut2<'_, u16>| view.assign(&source);
@@ -51,7 +51,7 @@ fn a_counted_array_says_what_it_is(place: &Place) {
     assert_eq!(dynamic.read().unwrap()[[2, 4]], 24);
     assert_eq!(dynamic.read().unwrap().strides(), [1, 3]);
     assert_eq!([array.refcount(), again.refcount(), dynamic.refcount()], [3; 3]);
-    // The elements are where a plain array has them; behind them there is one page.
+    // The elements are where a plain array has them. The trailer, one page, follows.
     let bytes = std::fs::read(place.path(&name)).unwrap();
     let elements: Vec<u8> = source.t().iter().flat_map(|value| value.to_le_bytes()).collect();
     assert_eq!((&bytes[..30], bytes.len()), (elements.as_slice(), 8192));
@@ -59,7 +59,7 @@ fn a_counted_array_says_what_it_is(place: &Place) {
     assert!(text.contains(name.as_str()) && text.contains("[3, 5]"), "{text}");
 }
 
-fn another_process_opens_it_knowing_nothing_but_its_name(place: &Place) {
+fn other_process_opens_by_name_alone(place: &Place) {
     let name = place.location("other-process");
     let array = create(place, &name);
     let mut child = Holder::with(place, &name, "open");
@@ -73,7 +73,7 @@ fn another_process_opens_it_knowing_nothing_but_its_name(place: &Place) {
     assert_eq!(array.refcount(), 1);
 }
 
-fn other_element_types_and_other_numbers_of_axes_are_refused_and_not_counted(place: &Place) {
+fn wrong_type_or_axes_are_refused_and_not_counted(place: &Place) {
     let name = place.location("mismatch");
     let array = create(place, &name);
     let error = place.attach_counted::<f32, Ix1>().open(name.location()).unwrap_err();
@@ -96,7 +96,7 @@ fn every_element_type_describes_itself(place: &Place) {
         let fill = |mut view: ndarray::ArrayViewMut1<'_, T>| {
             view.iter_mut().zip(values).for_each(|(to, from)| *to = from);
         };
-        let _keeps_it = place.counted::<T, _>().create_with(name.location(), 3, fill).unwrap();
+        let _array = place.counted::<T, _>().create_with(name.location(), 3, fill).unwrap();
         assert_eq!(inspect_in(&place.backend, name.location()).unwrap().dtype, T::DTYPE);
         let array = place.attach_counted::<T, Ix1>().access(Access::Read).open(name.location()).unwrap();
         assert_eq!(array.read().unwrap().to_vec(), values, "{}", T::DTYPE);
@@ -104,7 +104,7 @@ fn every_element_type_describes_itself(place: &Place) {
     for_every_element_type!(round_trip(place));
 }
 
-fn arrays_of_no_elements_and_of_no_axes_are_counted_too(place: &Place) {
+fn empty_and_zero_dimensional_arrays_are_counted(place: &Place) {
     let (empty, point) = (place.location("empty"), place.location("point"));
     let array = place.counted::<f64, _>().create(empty.location(), (4, 0, 3)).unwrap();
     let readonly = place.attach_counted::<f64, IxDyn>().access(Access::Read).open(empty.location()).unwrap();
@@ -125,7 +125,7 @@ fn arrays_of_no_elements_and_of_no_axes_are_counted_too(place: &Place) {
     assert!(!place.has(&point));
 }
 
-fn plain_and_counted_arrays_are_not_taken_for_each_other(place: &Place) {
+fn plain_and_counted_arrays_are_told_apart(place: &Place) {
     let name = place.location("kinds");
     let array = create(place, &name);
     let errors = [
@@ -133,7 +133,7 @@ fn plain_and_counted_arrays_are_not_taken_for_each_other(place: &Place) {
         place.attach::<u32, _>().access(Access::Read).open(name.location(), 4).unwrap_err(),
         place.reader::<u32, _>().open(name.location(), 4).unwrap_err(),
         place.writer::<u32, _>().open(name.location(), 4).unwrap_err(),
-        place.attach::<u32, _>().open(name.location(), 2048).unwrap_err(), // as long as the file
+        place.attach::<u32, _>().open(name.location(), 2048).unwrap_err(), // the length of the file
         place.options::<u32, _>().mode(CreationMode::OpenOrCreate).create(name.location(), 4).unwrap_err(),
     ];
     for error in errors {
@@ -159,7 +159,7 @@ fn plain_and_counted_arrays_are_not_taken_for_each_other(place: &Place) {
     }
 }
 
-fn the_last_one_out_removes_the_name_in_any_order(place: &Place) {
+fn last_handle_removes_the_name_in_any_order(place: &Place) {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let name = place.location("order");
         let (first, second) = (create(place, &name), open(place, &name).unwrap());
@@ -175,9 +175,9 @@ fn the_last_one_out_removes_the_name_in_any_order(place: &Place) {
     }
 }
 
-fn the_last_process_out_removes_the_name_in_any_order(place: &Place) {
+fn last_process_removes_the_name_in_any_order(place: &Place) {
     let leave = |holder: &mut Holder, way: &str| match way {
-        "exit" => holder.0.tell("exit"), // without running a destructor, as most programs end
+        "exit" => holder.0.tell("exit"), // runs no destructors, as when most programs end
         way => assert_eq!(holder.ask(way), "ok"),
     };
     for (order, way) in [([0, 1, 2], "drop"), ([2, 1, 0], "close"), ([1, 2, 0], "close")] {
@@ -189,7 +189,7 @@ fn the_last_process_out_removes_the_name_in_any_order(place: &Place) {
         }
         assert!(!place.has(&name), "{order:?}");
     }
-    // Who just ends is noticed by the next one that leaves.
+    // The next process that leaves notices one that simply exited.
     let name = place.location("exits");
     let mut holders = ["create 4", "open"].map(|first| Holder::with(place, &name, first));
     leave(&mut holders[0], "exit");
@@ -198,7 +198,7 @@ fn the_last_process_out_removes_the_name_in_any_order(place: &Place) {
     assert!(!place.has(&name));
 }
 
-fn a_kept_array_outlives_everyone_until_it_is_unlinked(place: &Place) {
+fn kept_array_stays_until_unlinked(place: &Place) {
     let place = &place.private();
     let name = place.location("kept");
     let mut child = Holder::with(place, &name, "create 4");
@@ -211,7 +211,7 @@ fn a_kept_array_outlives_everyone_until_it_is_unlinked(place: &Place) {
     let array = open(place, &name).unwrap();
     assert_eq!((array.refcount(), array.is_kept(), array.read().unwrap().sum()), (1, true, 28));
     array.close().unwrap();
-    drop(Holder::with(place, &name, "open")); // and it is killed
+    drop(Holder::with(place, &name, "open")); // drop kills the child
     assert!(place.has(&name));
     assert!(place.reclaim().removed.is_empty());
     assert!(place.has(&name));
@@ -222,7 +222,7 @@ fn a_kept_array_outlives_everyone_until_it_is_unlinked(place: &Place) {
     array.close().unwrap();
 }
 
-fn closing_says_what_dropping_keeps_to_itself(place: &Place) {
+fn close_reports_errors_that_drop_ignores(place: &Place) {
     let place = &place.private(); // where no other process reclaims
     let name = place.location("close");
     create(place, &name).close().unwrap();
@@ -233,9 +233,9 @@ fn closing_says_what_dropping_keeps_to_itself(place: &Place) {
     });
     let make = || place.counted::<u32, _>().backend(failing.clone()).create(name.location(), 4).unwrap();
     assert!(make().close().unwrap_err().is_timed_out());
-    // Its name is there, but it is dead: the next attachment removes it, and finds nothing.
+    // The name exists, but the array is dead: the next attachment removes the name and fails.
     assert!(place.has(&name));
-    // A process that another test is just spawning has a copy of the lease for a moment.
+    // A process that another test is spawning briefly holds a copy of the lease.
     eventually("it is an orphan", || place.inspect(&name).unwrap().is_orphaned());
     assert!(open(place, &name).unwrap_err().is_not_found());
     assert!(!place.has(&name));
@@ -244,7 +244,7 @@ fn closing_says_what_dropping_keeps_to_itself(place: &Place) {
     assert!(!place.has(&name));
 }
 
-fn a_clone_counts_and_is_what_it_was_cloned_from(place: &Place) {
+fn clone_counts_and_keeps_its_access(place: &Place) {
     let name = place.location("clone");
     let array = create(place, &name);
     let clone = array.try_clone().unwrap();
@@ -279,7 +279,7 @@ fn a_read_only_attachment_counts_and_cannot_write(place: &Place) {
     array.write().unwrap().fill(2);
     assert_eq!((readonly.read().unwrap().sum(), readonly.refcount()), (8, 2));
     readonly.keep().unwrap();
-    assert!(array.is_kept(), "what is counted can be written, though the elements cannot");
+    assert!(array.is_kept(), "the trailer is writable, though the elements are not");
 }
 
 fn a_reader_counts_and_keeps_writers_out(place: &Place) {
@@ -290,22 +290,22 @@ fn a_reader_counts_and_keeps_writers_out(place: &Place) {
     assert!(array.try_write().unwrap_err().is_would_block());
     assert!(array.try_read().is_ok());
     child.0.kill();
-    eventually("the killed reader lets go", || array.try_write().is_ok());
+    eventually("the killed reader's lock is released", || array.try_write().is_ok());
     let guard = array.write().unwrap();
     let reader = |limit| place.reader::<u32, Ix1>().timeout(limit).open_counted(name.location());
     assert!(reader(Duration::ZERO).unwrap_err().is_would_block());
     assert!(reader(Duration::from_millis(20)).unwrap_err().is_timed_out());
     assert!(place.reader::<u32, Ix1>().open_counted(name.location()).unwrap_err().is_would_deadlock());
     drop(guard);
-    assert_eq!(array.refcount(), 2, "who was not let in is not counted; who was killed is");
+    assert_eq!(array.refcount(), 2, "refused readers are not counted; the killed one still is");
     let mut reader = Holder::with(place, &name, "reader");
     drop(array);
     assert!(place.has(&name));
     assert_eq!((reader.ask("sum"), reader.ask("drop")), ("4".into(), "ok".into()));
-    assert!(!place.has(&name), "the last to leave finds the killed one gone");
+    assert!(!place.has(&name), "the last holder finds that the other one is dead");
 }
 
-fn a_reader_that_waited_gets_the_array_that_has_the_name_then(place: &Place) {
+fn waiting_reader_gets_the_replacement_array(place: &Place) {
     let name = place.location("waited");
     let old = create(place, &name);
     let writer = old.write().unwrap();
@@ -337,7 +337,7 @@ fn an_array_becomes_a_reader_and_stays_counted(place: &Place) {
     assert!(!place.has(&name));
 }
 
-fn looking_at_it_tells_everything_and_changes_nothing(place: &Place) {
+fn inspection_reports_everything_and_changes_nothing(place: &Place) {
     let name = place.location("inspect");
     assert!(place.inspect(&name).unwrap_err().is_not_found());
     let before = SystemTime::now() - Duration::from_secs(2);
@@ -359,7 +359,7 @@ fn looking_at_it_tells_everything_and_changes_nothing(place: &Place) {
     assert!(left > Duration::from_secs(30) && left <= Duration::from_secs(60), "{left:?}");
 }
 
-fn shapes_that_cannot_be_written_down_are_refused(place: &Place) {
+fn unrepresentable_shapes_are_refused(place: &Place) {
     let name = place.location("axes");
     let error = place.counted::<u8, _>().create(name.location(), IxDyn(&[1; 33])).unwrap_err();
     assert!(error.to_string().contains("32 axes"), "{error}");

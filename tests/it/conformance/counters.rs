@@ -17,16 +17,16 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "counters",
         tests![
-            memory_waits_until_its_receiver_gives_it_back,
-            a_killed_receiver_is_subtracted,
-            what_a_killed_producer_lent_cannot_be_received,
-            one_loan_is_received_once_and_given_back_once,
-            what_nobody_received_can_be_taken_back,
-            memory_that_nobody_has_is_freed_at_once_or_given_back,
+            dropped_memory_waits_for_its_receiver,
+            killed_receiver_is_not_counted,
+            loan_of_killed_producer_cannot_be_received,
+            loan_is_received_and_released_once,
+            unreceived_loan_can_be_revoked,
+            unused_memory_is_freed_or_returned,
             counters_are_used_again,
-            what_is_held_at_the_end_is_left_as_it_is,
-            dropping_memory_may_lend_and_drop_more,
-            receivers_are_killed_at_it_and_every_memory_is_freed,
+            dropped_limbo_spares_received_memory,
+            dropping_memory_may_drop_nested_loans,
+            memory_is_freed_after_receivers_are_killed,
         ],
     )
 }
@@ -34,7 +34,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] =
     &[("counters-receiver", receiver), ("counters-producer", producer), ("counters-churn", churn)];
 
-/// Memory that notes what of it is there.
+/// Memory whose bytes count as alive until it is dropped.
 #[derive(Debug)]
 struct Noted {
     bytes: u64,
@@ -93,7 +93,7 @@ fn open_in_child(arguments: &[String]) -> Counters {
     Counters::open_in(&backend_of_child(), arguments[0].as_str()).unwrap()
 }
 
-/// A child that receives what it is told to, and holds it until it is told to let go.
+/// A child that receives loans on request, and holds them until it is told to release them.
 fn receiver(arguments: &[String]) {
     let counters = open_in_child(arguments);
     let mut held: Vec<ReceivedLoan> = Vec::new();
@@ -117,7 +117,7 @@ fn receiver(arguments: &[String]) {
     }
 }
 
-fn memory_waits_until_its_receiver_gives_it_back(place: &Place) {
+fn dropped_memory_waits_for_its_receiver(place: &Place) {
     let scene = Scene::new(place, 100);
     let mut child = scene.receiver(place);
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
@@ -134,7 +134,7 @@ fn memory_waits_until_its_receiver_gives_it_back(place: &Place) {
     assert_eq!(scene.limbo.reclaim().unwrap(), 0);
     child.tell("release");
     child.expect("released");
-    // Whatever is lent or dropped next frees it.
+    // The next lend or drop frees it.
     drop(scene.limbo.lend(scene.memory(1)).unwrap());
     assert_eq!((scene.limbo.len(), scene.alive()), (0, 0));
     assert!(scene.counters.count(&handles[0]).unwrap_err().is_handle_spent());
@@ -142,7 +142,7 @@ fn memory_waits_until_its_receiver_gives_it_back(place: &Place) {
     child.finish();
 }
 
-fn a_killed_receiver_is_subtracted(place: &Place) {
+fn killed_receiver_is_not_counted(place: &Place) {
     let scene = Scene::new(place, 100);
     let (mut dies, mut lives) = (scene.receiver(place), scene.receiver(place));
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
@@ -168,7 +168,7 @@ fn producer(arguments: &[String]) {
     hear();
 }
 
-fn what_a_killed_producer_lent_cannot_be_received(place: &Place) {
+fn loan_of_killed_producer_cannot_be_received(place: &Place) {
     let scene = Scene::new(place, 1);
     let mut child = Child::start(place, "counters-producer", &[scene.name.as_str()]);
     let handles = [child.line(), child.line()].map(|line| line.parse::<CounterHandle>().unwrap());
@@ -180,7 +180,7 @@ fn what_a_killed_producer_lent_cannot_be_received(place: &Place) {
     held.release().unwrap();
 }
 
-fn one_loan_is_received_once_and_given_back_once(place: &Place) {
+fn loan_is_received_and_released_once(place: &Place) {
     let scene = Scene::new(place, 100);
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
     let handle = CounterHandle::from_bytes(lent.send().unwrap().to_bytes()).unwrap();
@@ -192,13 +192,13 @@ fn one_loan_is_received_once_and_given_back_once(place: &Place) {
     child.tell(format!("receive {handle}"));
     child.expect("spent");
     assert!(other.receive(&handle).unwrap_err().is_handle_spent());
-    assert!(scene.counters.release(&handle).unwrap_err().is_handle_spent(), "another has it");
+    assert!(scene.counters.release(&handle).unwrap_err().is_handle_spent(), "another receiver has it");
     other.release(&kept).unwrap();
     for _ in 0..3 {
         assert!(other.release(&kept).unwrap_err().is_handle_spent());
         assert_eq!(lent.count().unwrap(), 0);
     }
-    // Its counter is used again, and the old handle does not give the new loan back.
+    // The counter is used again, and the old handle cannot release the new loan.
     let again = (0..1000).map(|_| lent.send().unwrap()).find(|again| again.slot_is_of(&handle));
     let again = other.receive(&again.expect("counters are used again")).unwrap();
     assert!(other.release(&kept).unwrap_err().is_handle_spent());
@@ -207,7 +207,7 @@ fn one_loan_is_received_once_and_given_back_once(place: &Place) {
     child.finish();
 }
 
-/// What the handle's bytes say about where it is counted.
+/// Compares the counters of two handles, by the handles' bytes.
 trait SlotOf {
     fn slot_is_of(self, other: &CounterHandle) -> bool;
 }
@@ -218,7 +218,7 @@ impl SlotOf for CounterHandle {
     }
 }
 
-fn what_nobody_received_can_be_taken_back(place: &Place) {
+fn unreceived_loan_can_be_revoked(place: &Place) {
     let scene = Scene::new(place, 100);
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
     let [first, second] = [lent.send().unwrap(), lent.send().unwrap()];
@@ -233,7 +233,7 @@ fn what_nobody_received_can_be_taken_back(place: &Place) {
     assert_eq!(scene.alive(), 1);
 }
 
-fn memory_that_nobody_has_is_freed_at_once_or_given_back(place: &Place) {
+fn unused_memory_is_freed_or_returned(place: &Place) {
     let scene = Scene::new(place, 100);
     drop(scene.limbo.lend(scene.memory(10)).unwrap());
     assert_eq!((scene.alive(), scene.limbo.is_empty()), (0, true));
@@ -262,7 +262,7 @@ fn counters_are_used_again(place: &Place) {
     }
 }
 
-fn what_is_held_at_the_end_is_left_as_it_is(place: &Place) {
+fn dropped_limbo_spares_received_memory(place: &Place) {
     let scene = Scene::new(place, 100);
     let receiver = Counters::open_in(&place.backend, scene.name.as_str()).unwrap();
     let lent = scene.limbo.lend(scene.memory(10)).unwrap();
@@ -272,14 +272,14 @@ fn what_is_held_at_the_end_is_left_as_it_is(place: &Place) {
     drop(scene.limbo.lend(scene.memory(5)).unwrap());
     let Scene { counters, limbo, alive, name } = scene;
     drop((limbo, counters));
-    assert_eq!(alive.load(Ordering::Relaxed), 10, "a process looks at it");
+    assert_eq!(alive.load(Ordering::Relaxed), 10, "a receiver still uses it");
     assert!(receiver.receive(&lost).unwrap_err().is_handle_spent());
     held.release().unwrap();
     drop(receiver);
     assert!(!place.has(&name));
 }
 
-/// Memory that is made of other lent memory.
+/// Memory that owns other lent memory.
 struct Nested(Vec<ndarray_shm::arena::loans::LentMemory<Nested>>);
 
 impl Memory for Nested {
@@ -288,7 +288,7 @@ impl Memory for Nested {
     }
 }
 
-fn dropping_memory_may_lend_and_drop_more(place: &Place) {
+fn dropping_memory_may_drop_nested_loans(place: &Place) {
     let name = place.location("nested");
     let counters = Counters::create_in(&place.backend, name.as_str(), 100).unwrap();
     let limbo = Limbo::new(&counters);
@@ -303,7 +303,7 @@ fn dropping_memory_may_lend_and_drop_more(place: &Place) {
     assert_eq!((limbo.reclaim().unwrap(), limbo.len()), (1, 0));
 }
 
-/// A child that receives what comes, and gives some of it back.
+/// A child that receives every loan it is told of, and releases some of them.
 fn churn(arguments: &[String]) {
     let counters = open_in_child(arguments);
     let mut held: Vec<ReceivedLoan> = Vec::new();
@@ -316,7 +316,7 @@ fn churn(arguments: &[String]) {
     }
 }
 
-fn receivers_are_killed_at_it_and_every_memory_is_freed(place: &Place) {
+fn memory_is_freed_after_receivers_are_killed(place: &Place) {
     let scene = Scene::new(place, 2000);
     let kept = scene.limbo.lend(scene.memory(1_000_000)).unwrap();
     let mut random = Random::new(1);
@@ -333,7 +333,7 @@ fn receivers_are_killed_at_it_and_every_memory_is_freed(place: &Place) {
             .collect();
         std::thread::sleep(std::time::Duration::from_micros(random.below(0x800) as u64));
         child.kill_alive();
-        // What it was told of and had not received yet, its producer takes back.
+        // The producer revokes what the child was told of and had not received yet.
         for (lent, [handle, also]) in loans {
             lent.revoke(&handle).unwrap();
             kept.revoke(&also).unwrap();

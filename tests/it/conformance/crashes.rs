@@ -1,4 +1,4 @@
-//! Processes that are stopped and killed: no half-made name, no lost chunk, no lock that stays.
+//! Stopped and killed processes: they show no half-filled array, lose no chunk and leave no lock.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "crashes",
         tests![
-            a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing,
-            a_killed_painters_chunk_is_painted_by_someone_else,
-            one_of_four_painters_is_killed_ten_times_over,
-            a_buffer_whose_painters_all_died_is_resumed_where_they_stopped,
-            a_beginner_killed_before_the_payload_has_its_name_blocks_nobody,
-            a_finisher_killed_before_the_ledger_is_gone_blocks_nobody,
+            stopped_or_killed_creator_shows_no_name,
+            killed_painter_releases_its_chunk,
+            buffer_completes_after_one_of_four_painters_dies,
+            buffer_resumes_after_all_painters_died,
+            ledger_without_payload_does_not_block,
+            stale_ledger_of_killed_finisher_is_removed,
         ],
     )
 }
@@ -28,7 +28,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] =
     &[("fill-slowly", fill_slowly), ("claim-and-hang", claim_and_hang), ("paint", paint)];
 
-/// A child that is half-way through filling an array when it says so.
+/// A child that says `half-way` in the middle of filling an array, and waits there.
 fn fill_slowly(arguments: &[String]) {
     let fill = |mut view: ndarray::ArrayViewMut1<'_, u8>| {
         view.fill(1);
@@ -40,8 +40,8 @@ fn fill_slowly(arguments: &[String]) {
     say("created");
 }
 
-fn a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing(place: &Place) {
-    let place = &place.fresh(); // where every hidden draft is this test's
+fn stopped_or_killed_creator_shows_no_name(place: &Place) {
+    let place = &place.fresh(); // so that every hidden draft is this test's
     let name = place.location("half-way");
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
     child.expect("half-way");
@@ -53,14 +53,14 @@ fn a_stopped_creator_shows_no_name_and_a_killed_one_leaves_nothing(place: &Place
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(array.unlink().unwrap());
     drop(array);
-    // Others may be drafting in /dev/shm, where this one has no name anyway.
+    // Other tests may have drafts in /dev/shm, where this test's draft has no name anyway.
     let hidden_drafts = || if place.name == "shm" { 0 } else { place.hidden_drafts() };
     let hidden = usize::from(place.has_hidden_drafts());
     assert_eq!(hidden_drafts(), hidden);
     child.kill();
     assert!(open().unwrap_err().is_not_found());
     assert!(place.everything().iter().all(|file| !file.contains(name.as_str())));
-    assert_eq!(hidden_drafts(), hidden, "a hidden name is all that a killed maker can leave");
+    assert_eq!(hidden_drafts(), hidden, "a killed creator leaves at most a hidden name");
 
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
     child.expect("half-way");
@@ -87,8 +87,8 @@ fn check(place: &Place, name: &Name, buffer: RenderBuffer<u32, ndarray::Ix2>) {
     assert_eq!(place.files_of(name), [name.as_str()]);
 }
 
-/// A child that paints whatever is free, saying how many it painted; with a second argument, slowly; with a third, so many
-/// chunks at most, and then it hangs in the middle of another.
+/// A child that paints free chunks and says how many it painted. A second argument is its pause in each chunk, in microseconds.
+/// With a third, it paints at most that many chunks and then hangs in the middle of another.
 fn paint(arguments: &[String]) {
     let buffer = RenderBuffer::<u32, ndarray::Ix2>::open(arguments[0].as_str()).unwrap();
     let pause = Duration::from_micros(arguments.get(1).map_or(0, |text| text.parse().unwrap()));
@@ -119,7 +119,7 @@ fn paint(arguments: &[String]) {
     say(painted);
 }
 
-/// A child that claims a chunk, spoils half of it, and never finishes.
+/// A child that claims a chunk, spoils its first row, and never finishes.
 fn claim_and_hang(arguments: &[String]) {
     let buffer = RenderBuffer::<u32, ndarray::Ix2>::open(arguments[0].as_str()).unwrap();
     let NextClaim::Chunk(mut chunk) = buffer.claim_next().unwrap() else { panic!("there are free chunks") };
@@ -128,7 +128,7 @@ fn claim_and_hang(arguments: &[String]) {
     hear();
 }
 
-fn a_killed_painters_chunk_is_painted_by_someone_else(place: &Place) {
+fn killed_painter_releases_its_chunk(place: &Place) {
     let name = place.location("killed-painter");
     let buffer = begin(place, &name);
     let mut hanging = Child::start(place, "claim-and-hang", &[name.as_str()]);
@@ -136,14 +136,14 @@ fn a_killed_painters_chunk_is_painted_by_someone_else(place: &Place) {
     let mut painter = Child::start(place, "paint", &[name.as_str()]);
     painter.expect("ready");
     eventually("all but the hanging chunk are painted", || buffer.progress().done == CHUNKS - 1);
-    assert_eq!(painter.line_within(Duration::from_millis(50)), None, "it waits for the hanging one");
+    assert_eq!(painter.line_within(Duration::from_millis(50)), None, "it waits for the claimed chunk");
     hanging.kill();
     painter.expect(&CHUNKS.to_string());
     painter.finish();
     check(place, &name, buffer);
 }
 
-fn one_of_four_painters_is_killed_ten_times_over(place: &Place) {
+fn buffer_completes_after_one_of_four_painters_dies(place: &Place) {
     for round in 0..10 {
         let name = place.location("four-painters");
         let buffer = begin(place, &name);
@@ -159,9 +159,9 @@ fn one_of_four_painters_is_killed_ten_times_over(place: &Place) {
     }
 }
 
-fn a_buffer_whose_painters_all_died_is_resumed_where_they_stopped(place: &Place) {
+fn buffer_resumes_after_all_painters_died(place: &Place) {
     let name = place.location("resume");
-    drop(begin(place, &name)); // the one who began it is gone too
+    drop(begin(place, &name)); // its creator has left too
     let mut painters: Vec<Child> =
         (0..3).map(|_| Child::start(place, "paint", &[name.as_str(), "2000", "20"])).collect();
     painters.iter_mut().for_each(|painter| painter.expect("ready"));
@@ -179,10 +179,10 @@ fn a_buffer_whose_painters_all_died_is_resumed_where_they_stopped(place: &Place)
     check(place, &name, buffer);
 }
 
-fn a_beginner_killed_before_the_payload_has_its_name_blocks_nobody(place: &Place) {
+fn ledger_without_payload_does_not_block(place: &Place) {
     let name = place.location("beginner");
     drop(begin(place, &name));
-    // What a beginner leaves that dies between publishing the ledger and the payload.
+    // The state after a creator died between publishing the ledger and the payload.
     let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
     std::fs::remove_file(place.directory().join(partial)).unwrap();
     let again = place.render_options().open::<u32, ndarray::Ix2>(name.location());
@@ -193,16 +193,16 @@ fn a_beginner_killed_before_the_payload_has_its_name_blocks_nobody(place: &Place
     assert!(place.files_of(&name).is_empty());
 }
 
-fn a_finisher_killed_before_the_ledger_is_gone_blocks_nobody(place: &Place) {
+fn stale_ledger_of_killed_finisher_is_removed(place: &Place) {
     let name = place.location("finisher");
     let buffer = begin(place, &name);
     let file = |kind: &str| place.files_of(&name).into_iter().find(|file| file.contains(kind)).expect("a file");
     let (partial, ledger) = (place.directory().join(file("part")), place.directory().join(file("ledger")));
-    // What a finisher leaves that dies between renaming the payload and clearing the ledger away; others are attached.
+    // The state after a process died between renaming the payload and removing the ledger. `buffer` is still attached.
     std::fs::rename(partial, place.path(&name)).unwrap();
     let options = || place.render_options();
     let error = options().create::<u32, _>(name.location(), SHAPE, CHUNK, "crash tests").unwrap_err();
     assert!(error.is_already_exists(), "{error}");
-    assert!(!ledger.exists(), "cleared away by the next process");
+    assert!(!ledger.exists(), "removed by the next process");
     drop(buffer);
 }

@@ -1,6 +1,6 @@
-//! What plain arrays say about themselves: written with the name, compared when opened, believed by nothing.
+//! Descriptions of plain arrays: written before the name, compared on open, and never trusted for soundness.
 //!
-//! Where files have no attributes (the place `hidden`, Windows) everything else is the same, and each test holds that too.
+//! Where files have no attributes (the place `hidden`, Windows) everything else is the same, and each test checks that too.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,9 +21,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         tests![
             array_is_opened_by_another_process_without_its_shape,
             another_type_or_order_is_refused,
-            flattening_and_axes_of_length_one_agree,
+            flattened_shape_and_unit_axes_are_accepted,
             bytes_can_be_reinterpreted,
-            a_wrong_size_says_what_the_array_is,
+            size_mismatch_reports_the_description,
             description_is_written_before_the_name,
             create_succeeds_without_room_for_a_description,
             description_can_be_rewritten_and_removed,
@@ -42,13 +42,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] = &[("open-dyn", open_dyn)];
 
-/// What an array says about itself, if arrays do here.
+/// The array's description as text, if it has one.
 fn said(place: &Place, name: &Name) -> Option<String> {
     let found = place.backend.description(name.location()).unwrap();
     found.map(|found| found.to_string())
 }
 
-/// The same text in places that have descriptions, and none elsewhere.
+/// The text in places that have descriptions, `None` elsewhere.
 fn expected(place: &Place, text: &str) -> Option<String> {
     place.describes().then(|| text.to_owned())
 }
@@ -60,7 +60,7 @@ fn write_raw(place: &Place, name: &Name, bytes: &[u8]) {
     assert_eq!(written.is_ok(), place.describes());
 }
 
-/// A child that opens an array of which it knows the name only.
+/// A child that opens an array by its name alone.
 fn open_dyn(arguments: &[String]) {
     let backend = backend_of_child();
     let options = ndarray_shm::AttachOptions::<SharedArray<u16, IxDyn>>::new().backend(backend);
@@ -127,7 +127,7 @@ fn another_type_or_order_is_refused(place: &Place) {
     assert!(attach.open(name.location(), (3, 4).f()).is_ok());
 }
 
-fn flattening_and_axes_of_length_one_agree(place: &Place) {
+fn flattened_shape_and_unit_axes_are_accepted(place: &Place) {
     let name = place.location("agree");
     for order in [Order::C, Order::F] {
         let shape = IxDyn(&[4, 1, 5, 6]).set_f(order == Order::F);
@@ -158,12 +158,15 @@ fn bytes_can_be_reinterpreted(place: &Place) {
     let options = place.attach::<u32, _>().reinterpret(true);
     let bits = options.open(name.location(), (4, 3).f()).unwrap();
     assert_eq!(bits.read().unwrap()[[3, 2]], 1f32.to_bits());
-    assert!(matches!(options.open(name.location(), (4, 4)), Err(Error::SizeMismatch { .. })), "the size still counts");
+    assert!(
+        matches!(options.open(name.location(), (4, 4)), Err(Error::SizeMismatch { .. })),
+        "the size is still checked"
+    );
     let read = place.reader::<u32, _>().reinterpret(true).open(name.location(), 12).unwrap();
     assert_eq!(read.view()[11], 1f32.to_bits());
 }
 
-fn a_wrong_size_says_what_the_array_is(place: &Place) {
+fn size_mismatch_reports_the_description(place: &Place) {
     let name = place.location("size");
     place.options::<u16, _>().create(name.location(), (3, 4)).unwrap();
     let error = place.attach::<f32, _>().open(name.location(), (3, 4)).unwrap_err();
@@ -268,14 +271,14 @@ fn damaged_descriptions_are_ignored(place: &Place) {
         write_raw(place, &name, bytes);
         let text = String::from_utf8_lossy(bytes);
         assert_eq!(said(place, &name), None, "{text:?}");
-        // Ignored, and so in nothing's way.
+        // An ignored description refuses no shape.
         assert!(place.attach::<u16, _>().open(name.location(), (4, 3).f()).is_ok(), "{text:?}");
     }
     for good in [good, &longest, &format!("{good}note-of-its-own \u{6570}\u{636e}\n")] {
         write_raw(place, &name, good.as_bytes());
         assert_eq!(said(place, &name), expected(place, "<u2 of shape [3, 4] in C order"), "{good:?}");
     }
-    // A lie that fits the length is found out by nothing, and makes nothing unsound: any bytes are elements.
+    // A false description of the right length goes unnoticed. That is sound: any bytes are valid elements.
     write_raw(place, &name, b"ndshm 1\ndtype <f8\nshape 3\norder C\nbytes 24\n");
     assert_eq!(place.attach::<f64, IxDyn>().open_dyn(name.location()).is_ok(), place.describes());
 }
@@ -312,7 +315,7 @@ fn recycled_memory_describes_the_new_array(place: &Place) {
     let array = draft.publish(name.location()).unwrap();
     assert_eq!(said(place, &name), expected(place, "<f4 of shape [2, 3] in F order"));
     drop(array);
-    // A counted array has a trailer for that, and nothing of the earlier arrays beside it.
+    // Memory that has left the pool loses the earlier descriptions too.
     let draft: Draft<u8, _> = pool.take::<u8, _>(20).unwrap().into_draft();
     let array = draft.publish(name.location()).unwrap();
     assert_eq!(said(place, &name), expected(place, "|u1 of shape [20] in C order"));
@@ -324,7 +327,7 @@ fn memory_that_keeps_its_description_is_not_recycled(place: &Place) {
     let backend = place.meddling(move |what, _| if what == "clear" { Err(refused()) } else { Ok(()) });
     let (name, pool) = (place.location("kept"), place.pool_options().backend(backend).create().unwrap());
     drop(pool.take::<u16, _>((3, 4)).unwrap().publish(name.location()).unwrap());
-    assert!(!place.has(&name), "the name went all the same");
+    assert!(!place.has(&name), "the name is removed all the same");
     assert!(!pool.take::<u16, _>((3, 4)).unwrap().is_recycled());
     assert_eq!(pool.stats().hits, 0);
 }

@@ -1,4 +1,4 @@
-//! Wrong input and failing systems: every mistake has its own error, which says what to do, and nothing is left behind.
+//! Wrong input and failing operations: every mistake has its own error, which says what to do, and nothing is left behind.
 
 use std::fs::File;
 
@@ -15,20 +15,20 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "errors",
         tests![
-            names_that_break_a_rule_are_refused_before_anything_happens,
-            names_that_this_platform_forbids_are_refused_with_the_reason,
-            a_size_that_does_not_fit_is_said_in_bytes,
+            names_breaking_a_rule_are_refused,
+            platform_forbidden_names_are_refused_with_the_reason,
+            size_mismatch_is_reported_in_bytes,
             a_directory_is_not_an_array,
-            directory_that_is_missing_is_called_so_by_what_makes_arrays,
+            missing_directory_has_its_own_error,
             shapes_beyond_the_address_space_are_refused,
-            limit_of_emulated_memory_counts_what_is_there,
-            files_longer_than_32_bits_can_say_keep_their_length,
+            emulated_limit_counts_existing_arrays,
+            file_lengths_beyond_32_bits_are_kept,
             a_ledger_cannot_be_opened_as_an_array,
-            a_corrupt_ledger_is_said_to_be_and_can_be_discarded,
-            another_work_under_the_same_name_is_a_mismatch,
-            a_buffer_of_another_type_or_with_other_axes_is_refused,
+            corrupt_ledger_is_reported_and_can_be_discarded,
+            different_work_under_the_same_name_is_refused,
+            buffer_of_other_type_or_axes_is_refused,
             renderbuffer_settings_are_checked,
-            a_system_that_fails_anywhere_leaves_nothing_behind,
+            failing_operation_leaves_nothing_behind,
             errors_become_io_errors_of_the_same_kind,
         ],
     )
@@ -44,7 +44,7 @@ fn open(place: &Place, name: &Name) -> Result<SharedArray<u8, ndarray::Ix1>> {
     place.attach().open(name.location(), 4)
 }
 
-fn names_that_break_a_rule_are_refused_before_anything_happens(place: &Place) {
+fn names_breaking_a_rule_are_refused(place: &Place) {
     let long = "x".repeat(300);
     for name in ["", "/", "a/b", "..", ".", "nul\0byte", long.as_str()] {
         let error = create(place, name).unwrap_err();
@@ -57,7 +57,7 @@ fn names_that_break_a_rule_are_refused_before_anything_happens(place: &Place) {
     assert_eq!(open(place, &name).unwrap().location().as_str(), name.as_str());
 }
 
-fn names_that_this_platform_forbids_are_refused_with_the_reason(place: &Place) {
+fn platform_forbidden_names_are_refused_with_the_reason(place: &Place) {
     let device = ["CON", "nul", "com1.txt", "LPT9"];
     let other = ["a:b", "a\\b", "what?", "end.", "end ", "PROGRA~1"];
     for name in device.into_iter().chain(other) {
@@ -74,7 +74,7 @@ fn names_that_this_platform_forbids_are_refused_with_the_reason(place: &Place) {
     }
 }
 
-fn a_size_that_does_not_fit_is_said_in_bytes(place: &Place) {
+fn size_mismatch_is_reported_in_bytes(place: &Place) {
     let name = place.location("size");
     create(place, name.as_str()).unwrap();
     let other = place.attach::<u32, _>().open(name.location(), (2, 3));
@@ -103,7 +103,7 @@ fn a_directory_is_not_an_array(place: &Place) {
     std::fs::remove_dir(place.path(&name)).unwrap();
 }
 
-fn directory_that_is_missing_is_called_so_by_what_makes_arrays(place: &Place) {
+fn missing_directory_has_its_own_error(place: &Place) {
     let missing = place.directory().join("missing");
     let directory = Directory::new("missing", &missing);
     let outcomes = [
@@ -121,7 +121,7 @@ fn directory_that_is_missing_is_called_so_by_what_makes_arrays(place: &Place) {
 
 fn shapes_beyond_the_address_space_are_refused(place: &Place) {
     let name = place.location("overflow");
-    let most = isize::MAX as usize; // bytes that one mapping, one slice, one array may have
+    let most = isize::MAX as usize; // the most bytes of one mapping, slice or array
     let error = place.options::<u64, _>().create(name.location(), (usize::MAX, 2).f()).unwrap_err();
     assert!(matches!(error, Error::TooLarge { item: 8, .. }), "{error}");
     for shape in [(most / 8 + 1, 1), (1 << (usize::BITS / 2), 1 << (usize::BITS / 2))] {
@@ -132,7 +132,7 @@ fn shapes_beyond_the_address_space_are_refused(place: &Place) {
             assert!(matches!(outcome.unwrap_err(), Error::TooLarge { .. }), "{shape:?}");
         }
     }
-    // An axis of no elements does not hide that the others are too long.
+    // An axis of length 0 does not hide that the other axes are too long.
     let error = place.options::<u64, _>().create(name.location(), (usize::MAX, 2, 0)).unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }), "{error}");
     // With 64 bits, what can be addressed is more than any machine has room for.
@@ -141,9 +141,9 @@ fn shapes_beyond_the_address_space_are_refused(place: &Place) {
     assert!(place.files_of(&name).is_empty());
 }
 
-fn files_longer_than_32_bits_can_say_keep_their_length(place: &Place) {
+fn file_lengths_beyond_32_bits_are_kept(place: &Place) {
     let name = place.location("long");
-    let length = (1 << 32) + 4; // cut to 32 bits it would be what is asked for
+    let length = (1 << 32) + 4; // truncated to 32 bits it would be the expected length
     File::create(place.path(&name)).unwrap().set_len(length).unwrap();
     for outcome in [
         place.attach::<u8, _>().open(name.location(), 4),
@@ -154,7 +154,7 @@ fn files_longer_than_32_bits_can_say_keep_their_length(place: &Place) {
     }
 }
 
-/// A child with a limit that two small arrays reach.
+/// A child whose limit of emulated memory is below the size of two arrays.
 fn fill_to_the_limit(_: &[String]) {
     let directory = Directory::emulated().unwrap();
     let create = |name: &str, bytes: usize| {
@@ -175,16 +175,16 @@ fn fill_to_the_limit(_: &[String]) {
     assert!(matches!(&error, Error::NoSpace { needed: 614_400, available, .. } if *available <= 448 << 10), "{error}");
     assert!(error.to_string().contains("NDSHM_EMULATED_LIMIT") && error.to_string().contains("raise it"), "{error}");
     assert!(directory.available().unwrap() <= 448 << 10);
-    // Another directory is no emulated memory, whatever it is called by the file system.
+    // Only the emulated backend has the limit, not another backend in the same directory.
     let elsewhere = Directory::new("files", directory.path());
     CreateOptions::<SharedArray<u8, _>>::new().backend(elsewhere).create("free", 600 << 10).unwrap().unlink().unwrap();
     half.unlink().unwrap();
-    drop(half); // off Linux the file goes with its last mapping, and counts until then
+    drop(half); // off Linux an unlinked file counts until its last mapping is gone
     create("other", 600 << 10).unwrap().unlink().unwrap();
     say("limited");
 }
 
-fn limit_of_emulated_memory_counts_what_is_there(place: &Place) {
+fn emulated_limit_counts_existing_arrays(place: &Place) {
     let directory = tempfile::tempdir().unwrap();
     for (limit, said) in [("1M", "limited"), ("1MiB", "NDSHM_EMULATED_LIMIT is \"1MiB\", but must be")] {
         let mut command = std::process::Command::new(program());
@@ -214,7 +214,7 @@ fn a_ledger_cannot_be_opened_as_an_array(place: &Place) {
     let length = std::fs::metadata(&ledger).unwrap().len() as usize;
     let file = ledger.file_name().unwrap().to_str().unwrap();
     assert!(place.attach::<u8, _>().open(file, length).unwrap_err().is_reserved());
-    // Under any other name too, because the file carries our footer.
+    // Under any other name too, because the file has the library's footer.
     std::fs::hard_link(&ledger, place.path(&alias)).unwrap();
     for error in [
         place.attach::<u8, _>().open(alias.location(), length),
@@ -225,7 +225,7 @@ fn a_ledger_cannot_be_opened_as_an_array(place: &Place) {
     assert!(place.reader::<u8, _>().open(alias.location(), length).unwrap_err().is_reserved());
 }
 
-fn a_corrupt_ledger_is_said_to_be_and_can_be_discarded(place: &Place) {
+fn corrupt_ledger_is_reported_and_can_be_discarded(place: &Place) {
     let name = place.location("corrupt");
     drop(begin(place, &name).unwrap());
     let ledger = ledger_path(place, &name);
@@ -252,7 +252,7 @@ fn a_corrupt_ledger_is_said_to_be_and_can_be_discarded(place: &Place) {
     assert!(again().is_ok());
 }
 
-fn another_work_under_the_same_name_is_a_mismatch(place: &Place) {
+fn different_work_under_the_same_name_is_refused(place: &Place) {
     let name = place.location("mismatch");
     let buffer = begin(place, &name).unwrap();
     let options = || place.render_options();
@@ -271,7 +271,7 @@ fn another_work_under_the_same_name_is_a_mismatch(place: &Place) {
     assert!(begin(place, &name).is_ok());
 }
 
-fn a_buffer_of_another_type_or_with_other_axes_is_refused(place: &Place) {
+fn buffer_of_other_type_or_axes_is_refused(place: &Place) {
     let name = place.location("other-type");
     let options = || place.render_options();
     assert!(options().open::<u16, ndarray::Ix2>(name.location()).unwrap_err().is_not_found());
@@ -304,7 +304,7 @@ fn renderbuffer_settings_are_checked(place: &Place) {
     assert!(place.files_of(&name).is_empty());
 }
 
-fn a_system_that_fails_anywhere_leaves_nothing_behind(place: &Place) {
+fn failing_operation_leaves_nothing_behind(place: &Place) {
     let failing = |at: &'static str| {
         place.meddling(move |operation, location| {
             let payload = location.is_some_and(|location| location.as_str().contains("-part-"));

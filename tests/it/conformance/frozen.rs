@@ -1,4 +1,4 @@
-//! Freezing a counted array: it waits for current readers and writers, and then no process writes again.
+//! Freezing a counted array: it waits for current readers and writers, and then no process can write any more.
 
 use std::time::Duration;
 
@@ -16,17 +16,17 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "frozen",
         tests![
-            what_is_not_frozen_is_not_looked_at_without_a_guard,
+            unfrozen_array_needs_a_guard,
             freezing_waits_for_writers_and_readers_in_other_processes,
-            processes_that_mapped_it_before_cannot_write_any_more,
-            later_attachments_are_for_reading_and_need_no_guard,
-            a_thread_that_holds_a_guard_cannot_freeze,
-            a_frozen_array_goes_with_its_last_holder_as_any_other,
+            earlier_attachments_cannot_write_after_freezing,
+            later_attachments_are_readonly_and_need_no_guard,
+            guard_holder_cannot_freeze,
+            frozen_array_goes_with_its_last_holder,
         ],
     )
 }
 
-fn what_is_not_frozen_is_not_looked_at_without_a_guard(place: &Place) {
+fn unfrozen_array_needs_a_guard(place: &Place) {
     let name = place.location("not-frozen");
     let array = create(place, &name);
     let error = array.view().unwrap_err();
@@ -43,14 +43,14 @@ fn freezing_waits_for_writers_and_readers_in_other_processes(place: &Place) {
     child.0.tell("write-on 7");
     child.0.expect("writing");
     std::thread::scope(|scope| {
-        let mut child = child; // dies before the scope waits, whatever fails here
+        let mut child = child; // a failing assertion kills it before the scope waits for its threads
         let freezing = scope.spawn(|| array.freeze());
         std::thread::sleep(Duration::from_millis(100));
         assert!(!freezing.is_finished() && !array.is_frozen(), "another thread writes");
         child.0.tell("finish");
         child.0.expect("written");
         freezing.join().unwrap().unwrap();
-        assert_eq!(array.view().unwrap().to_vec(), [7; 4], "all that was written before");
+        assert_eq!(array.view().unwrap().to_vec(), [7; 4], "all earlier writes are there");
         assert_eq!(child.ask("fill 8"), "PermissionDenied");
     });
     let name = place.location("freeze-waits-reader");
@@ -66,7 +66,7 @@ fn freezing_waits_for_writers_and_readers_in_other_processes(place: &Place) {
     assert!(array.is_frozen());
 }
 
-fn processes_that_mapped_it_before_cannot_write_any_more(place: &Place) {
+fn earlier_attachments_cannot_write_after_freezing(place: &Place) {
     let name = place.location("mapped-before");
     let array = create(place, &name);
     let mut child = Holder::with(place, &name, "open");
@@ -79,17 +79,17 @@ fn processes_that_mapped_it_before_cannot_write_any_more(place: &Place) {
         assert!(error.is_permission_denied() && error.to_string().contains("frozen"), "{error}");
     }
     assert_eq!((array.read().unwrap().sum(), array.view().unwrap().sum()), (12, 12));
-    // A child freezes as well as anyone.
+    // Any process can freeze.
     let name = place.location("frozen-by-child");
     let array = create(place, &name);
     let mut child = Holder::with(place, &name, "open");
     assert_eq!(child.ask("freeze"), "ok");
     assert!(array.is_frozen() && array.write().unwrap_err().is_permission_denied());
     child.0.kill();
-    assert!(array.write().unwrap_err().is_permission_denied(), "for ever");
+    assert!(array.write().unwrap_err().is_permission_denied(), "it stays frozen after the child's death");
 }
 
-fn later_attachments_are_for_reading_and_need_no_guard(place: &Place) {
+fn later_attachments_are_readonly_and_need_no_guard(place: &Place) {
     let name = place.location("frozen-later");
     let array = create(place, &name);
     array.freeze().unwrap();
@@ -109,7 +109,7 @@ fn later_attachments_are_for_reading_and_need_no_guard(place: &Place) {
     assert_eq!(attached.view().unwrap().sum(), 4);
 }
 
-fn a_thread_that_holds_a_guard_cannot_freeze(place: &Place) {
+fn guard_holder_cannot_freeze(place: &Place) {
     let name = place.location("own-guard");
     let array = create(place, &name);
     for guard in [Ok(array.read().unwrap()), Err(array.try_clone().unwrap())] {
@@ -129,7 +129,7 @@ fn a_thread_that_holds_a_guard_cannot_freeze(place: &Place) {
     array.freeze().unwrap();
 }
 
-fn a_frozen_array_goes_with_its_last_holder_as_any_other(place: &Place) {
+fn frozen_array_goes_with_its_last_holder(place: &Place) {
     let name = place.location("frozen-last");
     let array = create(place, &name);
     array.freeze().unwrap();

@@ -1,4 +1,4 @@
-//! Random bytes as counted arrays, for `NDSHM_FUZZ_SECONDS` (1 if not said); `scripts/fuzz` does it for longer.
+//! Random bytes as counted arrays, for `NDSHM_FUZZ_SECONDS` (default 1); `scripts/fuzz` runs it for longer.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,7 +12,7 @@ use crate::support::random::Random;
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("conformance", "fuzz", tests![random_bytes_end_in_an_error_or_a_sane_array])
+    place.trials("conformance", "fuzz", tests![random_bytes_yield_error_or_sane_array])
 }
 
 pub const ROLES: &[(&str, Role)] = &[("fuzz", fuzz)];
@@ -21,7 +21,7 @@ pub const ROLES: &[(&str, Role)] = &[("fuzz", fuzz)];
 fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
     for _ in 0..=random.below(6) {
         let length = bytes.len().max(1);
-        // Mostly in the last page, and there mostly in record and footer.
+        // Mostly in the trailer, and there mostly from the name to the footer.
         let at = match random.below(8) {
             0 => random.below(length),
             1 | 2 => length.saturating_sub(PAGE) + random.below(PAGE),
@@ -58,7 +58,7 @@ fn fuzz(arguments: &[String]) {
     let (start, mut spoken) = (Instant::now(), Instant::now());
     let (mut opened, mut tried) = (0, 0u64);
     while start.elapsed() < limit {
-        // Each attempt has a seed of its own, so that the one that fails can be tried alone.
+        // Each attempt has a seed of its own, so that a failing one can be repeated alone.
         let own = seed.wrapping_add(tried);
         let mut random = Random::new(own);
         let mut bytes = honest.clone();
@@ -78,12 +78,12 @@ fn fuzz(arguments: &[String]) {
             spoken = Instant::now();
         }
     }
-    let _gone = target.backend.unlink(&target.location);
+    let _ = target.backend.unlink(&target.location);
     assert!(opened > 0 && opened < tried, "the bytes are too wild or too tame: {opened} of {tried} opened");
     say(format!("{tried} attempts, of which {opened} opened"));
     say("done");
 }
 
-fn random_bytes_end_in_an_error_or_a_sane_array(place: &Place) {
+fn random_bytes_yield_error_or_sane_array(place: &Place) {
     run(place, "fuzz");
 }

@@ -17,17 +17,17 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "guards",
         tests![
             guards_of_one_process_exclude_each_other,
-            a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed,
-            a_writer_in_another_process_keeps_readers_and_claims_out,
-            a_cell_keeps_out_who_wants_the_same_until_its_holder_is_killed,
-            a_waiting_thread_that_would_wait_for_itself_is_told,
-            guards_notice_that_the_name_means_something_else,
-            a_guard_that_waits_while_the_name_goes_is_not_granted,
-            a_kept_descriptor_gives_guards_without_a_name,
-            a_guard_is_not_granted_on_a_file_that_others_shortened,
+            reader_excludes_writer_until_released_or_killed,
+            writer_in_another_process_excludes_readers,
+            locked_cell_is_exclusive_until_its_holder_dies,
+            waiting_for_own_guard_is_a_deadlock_error,
+            guard_fails_when_the_name_leads_elsewhere,
+            waiting_guard_fails_when_the_name_is_unlinked,
+            kept_descriptor_allows_guards_without_a_name,
+            guard_on_a_shortened_file_is_refused,
             held_access_lasts_as_long_as_the_value,
-            lock_without_a_view_excludes_as_a_guard_does,
-            lock_gives_up_when_its_caller_does,
+            lock_without_a_view_excludes_like_a_guard,
+            lock_stops_at_its_limit_or_on_request,
             waiting_lock_keeps_new_readers_out,
         ],
     )
@@ -55,7 +55,7 @@ fn guards_of_one_process_exclude_each_other(place: &Place) {
     assert!(one.try_read().is_ok());
 }
 
-/// A child that reads an array of four bytes until it is told otherwise.
+/// A child that holds a read guard on an array of four bytes until it is told to release it.
 fn hold_read(arguments: &[String]) {
     let array = AttachOptions::<SharedArray<u8, _>>::new().access(Access::Read).open(arguments[0].as_str(), 4).unwrap();
     let guard = array.read().unwrap();
@@ -66,7 +66,7 @@ fn hold_read(arguments: &[String]) {
     hear();
 }
 
-/// A child that writes to an array of four bytes until it is told otherwise.
+/// A child that holds a write guard on an array of four bytes until it is told to release it.
 fn hold_write(arguments: &[String]) {
     let array = SharedArray::<u8, _>::open(arguments[0].as_str(), 4).unwrap();
     let mut guard = array.write().unwrap();
@@ -79,7 +79,7 @@ fn hold_write(arguments: &[String]) {
     hear();
 }
 
-/// A child that has the last cell of an array of four bytes until it is killed.
+/// A child that holds the last cell of an array of four bytes until it is killed.
 fn hold_cell(arguments: &[String]) {
     let array = SharedArray::<u8, _>::open(arguments[0].as_str(), 4).unwrap();
     let _cell = array.lock_cell(u32::MAX, Duration::ZERO).unwrap();
@@ -87,14 +87,14 @@ fn hold_cell(arguments: &[String]) {
     hear();
 }
 
-fn a_cell_keeps_out_who_wants_the_same_until_its_holder_is_killed(place: &Place) {
+fn locked_cell_is_exclusive_until_its_holder_dies(place: &Place) {
     let name = place.location("cells");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-cell", &[name.as_str()]);
     child.expect("locked");
     assert!(array.lock_cell(u32::MAX, Duration::from_millis(5)).unwrap_err().is_timed_out());
     let another = array.lock_cell(7, Duration::ZERO).unwrap();
-    assert!(array.try_read().unwrap_err().is_would_block(), "a reader has all cells");
+    assert!(array.try_read().unwrap_err().is_would_block(), "a read guard takes all cells");
     drop(another);
     assert!(array.try_write().unwrap_err().is_would_block());
     child.kill();
@@ -104,7 +104,7 @@ fn a_cell_keeps_out_who_wants_the_same_until_its_holder_is_killed(place: &Place)
     assert!(matches!(array.lock_cell(7, Duration::ZERO).unwrap_err(), Error::Unlinked { .. }));
 }
 
-fn a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed(place: &Place) {
+fn reader_excludes_writer_until_released_or_killed(place: &Place) {
     let name = place.location("killed-reader");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
@@ -120,7 +120,7 @@ fn a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed(place: &Pla
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
     child.expect("reading");
     std::thread::scope(|scope| {
-        let mut child = child; // dies before the scope waits for the writer, whatever fails here
+        let mut child = child; // a failing assertion kills it before the scope waits for the writer
         let writer = scope.spawn(|| drop(array.write().unwrap()));
         std::thread::sleep(Duration::from_millis(50));
         assert!(!writer.is_finished(), "the reader is alive");
@@ -129,18 +129,18 @@ fn a_reader_in_another_process_keeps_a_writer_out_until_it_is_killed(place: &Pla
     });
 }
 
-fn a_writer_in_another_process_keeps_readers_and_claims_out(place: &Place) {
+fn writer_in_another_process_excludes_readers(place: &Place) {
     let name = place.location("writer");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-write", &[name.as_str()]);
     child.expect("writing");
     assert!(array.try_read().unwrap_err().is_would_block());
     child.tell("let go");
-    assert_eq!(array.read().unwrap().to_vec(), [2; 4], "what was written under the guard, all of it");
+    assert_eq!(array.read().unwrap().to_vec(), [2; 4], "everything that was written under the guard");
     child.expect("done");
 }
 
-fn a_waiting_thread_that_would_wait_for_itself_is_told(place: &Place) {
+fn waiting_for_own_guard_is_a_deadlock_error(place: &Place) {
     let name = place.location("deadlock");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let reader = array.read().unwrap();
@@ -161,7 +161,7 @@ fn a_waiting_thread_that_would_wait_for_itself_is_told(place: &Place) {
     });
 }
 
-fn guards_notice_that_the_name_means_something_else(place: &Place) {
+fn guard_fails_when_the_name_leads_elsewhere(place: &Place) {
     let name = place.location("means-else");
     let old = place.options::<u8, _>().create(name.location(), 4).unwrap();
     old.unlink().unwrap();
@@ -171,7 +171,7 @@ fn guards_notice_that_the_name_means_something_else(place: &Place) {
     assert!(new.write().is_ok());
 }
 
-fn a_guard_that_waits_while_the_name_goes_is_not_granted(place: &Place) {
+fn waiting_guard_fails_when_the_name_is_unlinked(place: &Place) {
     const LONG: Duration = Duration::from_secs(60);
     type Array = SharedArray<u8, Ix1>;
     let guards: [fn(&Array) -> Option<Error>; 3] = [
@@ -187,7 +187,7 @@ fn a_guard_that_waits_while_the_name_goes_is_not_granted(place: &Place) {
             child.expect("writing");
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| guard(&array));
-                // If it begins to wait later than this, it finds no name, which is right too.
+                // Should it start to wait only after the unlink, it finds no name and fails in the same way.
                 std::thread::sleep(Duration::from_millis(50));
                 assert!(!waiting.is_finished());
                 array.unlink().unwrap();
@@ -201,7 +201,7 @@ fn a_guard_that_waits_while_the_name_goes_is_not_granted(place: &Place) {
     }
 }
 
-fn a_kept_descriptor_gives_guards_without_a_name(place: &Place) {
+fn kept_descriptor_allows_guards_without_a_name(place: &Place) {
     let name = place.location("keep-fd");
     let array = place.options::<u8, _>().keep_fd(true).create(name.location(), 4).unwrap();
     array.unlink().unwrap();
@@ -212,13 +212,13 @@ fn a_kept_descriptor_gives_guards_without_a_name(place: &Place) {
     drop(reader);
 }
 
-fn a_guard_is_not_granted_on_a_file_that_others_shortened(place: &Place) {
+fn guard_on_a_shortened_file_is_refused(place: &Place) {
     for keep in [false, true] {
         let name = place.location("shortened");
         let array = place.options::<u8, _>().keep_fd(keep).create(name.location(), 1 << 20).unwrap();
         let file = std::fs::File::options().write(true).open(place.path(&name)).unwrap();
         if cfg!(windows) && file.set_len(4096).is_err() {
-            drop(array.try_write().expect("Windows lets no process shorten what is mapped"));
+            drop(array.try_write().expect("Windows lets no process shorten a mapped file"));
             continue;
         }
         file.set_len(4096).unwrap();
@@ -239,7 +239,7 @@ fn held_access_lasts_as_long_as_the_value(place: &Place) {
     let none = Duration::ZERO;
     assert!(place.writer::<u8, _>().timeout(none).open(name.location(), (2, 2).f()).unwrap_err().is_would_block());
     drop((reader, another));
-    // A process that another test is just spawning may keep a copy of the description for a moment.
+    // A process that another test is spawning may briefly hold a copy of the open file description.
     let soon = Duration::from_secs(60);
     let mut writer = place.writer::<u8, _>().timeout(soon).open(name.location(), (2, 2).f()).unwrap();
     writer.view_mut().fill(2);
@@ -251,7 +251,7 @@ fn held_access_lasts_as_long_as_the_value(place: &Place) {
     assert_eq!(array.read_timeout(soon).unwrap().sum(), 8);
 }
 
-fn lock_without_a_view_excludes_as_a_guard_does(place: &Place) {
+fn lock_without_a_view_excludes_like_a_guard(place: &Place) {
     let name = place.location("lock");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-read", &[name.as_str()]);
@@ -269,7 +269,7 @@ fn lock_without_a_view_excludes_as_a_guard_does(place: &Place) {
     assert!(reader.lock(Access::ReadWrite, None, || true).unwrap_err().is_permission_denied());
 }
 
-fn lock_gives_up_when_its_caller_does(place: &Place) {
+fn lock_stops_at_its_limit_or_on_request(place: &Place) {
     let name = place.location("given-up");
     let array = place.options::<u8, _>().create(name.location(), 4).unwrap();
     let mut child = Child::start(place, "hold-write", &[name.as_str()]);
@@ -283,7 +283,7 @@ fn lock_gives_up_when_its_caller_does(place: &Place) {
     });
     assert!(matches!(late.unwrap_err(), Error::TimedOut { waited, .. } if waited == limit));
     assert!(start.elapsed() >= limit);
-    assert!(turns >= 1, "it asks while it waits");
+    assert!(turns >= 1, "the closure is called during the wait");
     assert!(array.lock(Access::Read, None, || false).unwrap_err().is_would_block());
     child.kill();
     drop(array.lock(Access::Read, None, || true).unwrap());
@@ -298,7 +298,7 @@ fn waiting_lock_keeps_new_readers_out(place: &Place) {
     let asked = AtomicU32::new(0);
     let relaxed = Ordering::Relaxed;
     std::thread::scope(|scope| {
-        let mut child = child; // dies before the scope waits for the writer, whatever fails here
+        let mut child = child; // a failing assertion kills it before the scope waits for the writer
         let (array, asked) = (&array, &asked);
         let writer = scope.spawn(move || {
             array.lock(Access::ReadWrite, None, || {
@@ -309,7 +309,7 @@ fn waiting_lock_keeps_new_readers_out(place: &Place) {
         while asked.load(relaxed) == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The writer waits. No reader gets in, before or after it asks again.
+        // While the writer waits, no reader gets in: not even while the writer calls its closure, between two attempts.
         while asked.load(relaxed) < 4 {
             assert!(other.try_read().unwrap_err().is_would_block());
         }

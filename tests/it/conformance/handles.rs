@@ -1,4 +1,4 @@
-//! Handles: the name of a counted array as text, how often it can be attached, and how long it keeps the array.
+//! Handles of counted arrays: how often a handle can be attached, and how long it keeps the array.
 
 use std::time::{Duration, Instant};
 
@@ -17,18 +17,18 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "handles",
         tests![
-            a_handle_leads_another_process_to_the_array_once,
-            a_handle_keeps_the_array_when_its_sender_has_left,
-            a_handle_for_many_is_good_until_it_is_taken_back,
-            what_is_taken_back_cannot_be_used_and_keeps_nothing,
-            an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there,
-            a_wrong_type_leaves_the_handle_good,
-            a_failure_on_the_way_leaves_the_handle_good,
-            so_many_handles_can_be_on_their_way_and_expired_ones_make_room,
-            a_handle_does_not_lead_to_another_array_of_the_name,
+            handle_attaches_another_process_once,
+            handle_keeps_the_array_after_its_sender_left,
+            reusable_handle_is_valid_until_revoked,
+            revoked_handle_is_spent_and_keeps_nothing,
+            expired_handle_still_attaches_but_keeps_nothing,
+            type_mismatch_leaves_the_handle_valid,
+            failed_attach_leaves_the_handle_valid,
+            expired_handles_make_room_at_the_limit,
+            handle_never_attaches_another_array_of_the_name,
             a_handle_can_attach_in_every_way,
-            what_is_no_handle_is_refused,
-            renewed_handle_admits_one_process_more_each_time,
+            forged_or_malformed_handles_are_refused,
+            each_renewal_admits_one_process_more,
         ],
     )
 }
@@ -43,7 +43,7 @@ fn brief() -> HandleOptions {
     HandleOptions::new().grace(SHORT)
 }
 
-fn a_handle_leads_another_process_to_the_array_once(place: &Place) {
+fn handle_attaches_another_process_once(place: &Place) {
     let name = place.location("once");
     let array = create(place, &name);
     let handle = array.handle().unwrap();
@@ -65,8 +65,8 @@ fn a_handle_leads_another_process_to_the_array_once(place: &Place) {
     let mut other = Holder::start(place, &name);
     assert_eq!(other.ask(&format!("attach {text}")), "HandleSpent");
     assert!(attach(place, &handle).unwrap_err().is_handle_spent());
-    assert_eq!(array.refcount(), 2, "who came too late is not counted");
-    // And back again: what was received can be sent on.
+    assert_eq!(array.refcount(), 2, "a refused attachment is not counted");
+    // The receiver can send the array on, here back again.
     let back: Handle = child.ask("handle 60000").parse().unwrap();
     drop(array);
     let array = attach(place, &back).unwrap();
@@ -74,7 +74,7 @@ fn a_handle_leads_another_process_to_the_array_once(place: &Place) {
     drop((array, child));
 }
 
-fn a_handle_keeps_the_array_when_its_sender_has_left(place: &Place) {
+fn handle_keeps_the_array_after_its_sender_left(place: &Place) {
     let place = &place.private(); // where no other process reclaims
     let name = place.location("left");
     let mut sender = Holder::with(place, &name, "create 4");
@@ -95,7 +95,7 @@ fn a_handle_keeps_the_array_when_its_sender_has_left(place: &Place) {
     assert!(attach(place, &handle).unwrap_err().is_not_found());
 }
 
-fn a_handle_for_many_is_good_until_it_is_taken_back(place: &Place) {
+fn reusable_handle_is_valid_until_revoked(place: &Place) {
     let name = place.location("many");
     let array = create(place, &name);
     let handle = array.handle_with(HandleOptions::new().reusable()).unwrap();
@@ -105,14 +105,14 @@ fn a_handle_for_many_is_good_until_it_is_taken_back(place: &Place) {
     let mut children = [(); 3].map(|()| Holder::with(place, &name, &format!("attach {text}")));
     assert_eq!(children[0].ask("count"), "3");
     children.iter_mut().for_each(|child| assert_eq!(child.ask("drop"), "ok"));
-    assert!(place.has(&name), "more may come");
+    assert!(place.has(&name), "the handle can still be attached");
     assert_eq!(children[0].ask(&format!("take-back {text}")), "true");
-    assert!(!place.has(&name), "no process has it, and none can come");
+    assert!(!place.has(&name), "no process is attached, and none can attach");
     assert_eq!(children[1].ask(&format!("take-back {text}")), "false");
     assert_eq!(children[2].ask(&format!("attach {text}")), "NotFound");
 }
 
-fn what_is_taken_back_cannot_be_used_and_keeps_nothing(place: &Place) {
+fn revoked_handle_is_spent_and_keeps_nothing(place: &Place) {
     let name = place.location("taken-back");
     let array = create(place, &name);
     let handle = array.handle().unwrap();
@@ -126,7 +126,7 @@ fn what_is_taken_back_cannot_be_used_and_keeps_nothing(place: &Place) {
     drop(array);
     assert!(place.has(&name) && left.revoke().unwrap());
     assert!(!place.has(&name) && !left.revoke().unwrap());
-    // The name is a plain array's by now, or another counted one's.
+    // The name belongs to a plain array by now, and then to another counted one.
     place.options::<u8, _>().create(name.location(), 4).unwrap();
     assert!(!left.revoke().unwrap());
     place.backend.unlink(name.location()).unwrap();
@@ -135,7 +135,7 @@ fn what_is_taken_back_cannot_be_used_and_keeps_nothing(place: &Place) {
     assert_eq!(other.refcount(), 1);
 }
 
-fn an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there(place: &Place) {
+fn expired_handle_still_attaches_but_keeps_nothing(place: &Place) {
     let place = &place.private(); // where no other process reclaims
     let name = place.location("expired");
     let array = create(place, &name);
@@ -148,9 +148,9 @@ fn an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there(place: &Plac
     drop(attach(place, &late).unwrap());
     assert!(place.has(&name));
     drop(array);
-    assert!(!place.has(&name), "the other handle keeps nothing");
+    assert!(!place.has(&name), "the other handle has expired and keeps nothing");
     assert!(attach(place, &never).unwrap_err().is_not_found());
-    // Its sender left in time: then the next one that looks finds no process.
+    // The sender leaves before the handle expires: afterwards the array is an orphan.
     let array = create(place, &name);
     let handle = array.handle_with(brief()).unwrap();
     drop(array);
@@ -164,7 +164,7 @@ fn an_expired_handle_keeps_nothing_but_still_leads_to_what_is_there(place: &Plac
     assert!(attach(place, &handle).unwrap_err().is_not_found());
 }
 
-fn a_wrong_type_leaves_the_handle_good(place: &Place) {
+fn type_mismatch_leaves_the_handle_valid(place: &Place) {
     let name = place.location("wrong-type");
     let array = create(place, &name);
     let handle = array.handle().unwrap();
@@ -177,7 +177,7 @@ fn a_wrong_type_leaves_the_handle_good(place: &Place) {
     assert_eq!(attach(place, &handle).unwrap().read().unwrap().sum(), 4);
 }
 
-fn a_failure_on_the_way_leaves_the_handle_good(place: &Place) {
+fn failed_attach_leaves_the_handle_valid(place: &Place) {
     let name = place.location("failure");
     let array = create(place, &name);
     let handle = array.handle().unwrap();
@@ -197,7 +197,7 @@ fn a_failure_on_the_way_leaves_the_handle_good(place: &Place) {
     assert!(attach(place, &handle).is_ok());
 }
 
-fn so_many_handles_can_be_on_their_way_and_expired_ones_make_room(place: &Place) {
+fn expired_handles_make_room_at_the_limit(place: &Place) {
     let name = place.location("handles");
     let array = create(place, &name);
     let handles: Vec<Handle> = (0..128).map(|_| array.handle().unwrap()).collect();
@@ -220,7 +220,7 @@ fn so_many_handles_can_be_on_their_way_and_expired_ones_make_room(place: &Place)
     assert!(!place.has(&name));
 }
 
-fn a_handle_does_not_lead_to_another_array_of_the_name(place: &Place) {
+fn handle_never_attaches_another_array_of_the_name(place: &Place) {
     let name = place.location("recreated");
     let old = create(place, &name);
     let handle = old.handle().unwrap();
@@ -252,7 +252,7 @@ fn a_handle_can_attach_in_every_way(place: &Place) {
     assert!(array.try_write().unwrap_err().is_would_block());
     assert_eq!((reader.view().sum(), array.refcount(), array.in_flight()), (4, 3, 0));
     drop(reader);
-    // Without options it finds the directory by itself.
+    // Without options the handle finds its directory by itself.
     let found = handle().attach::<u32, Ix1>().unwrap();
     found.write().unwrap().fill(2);
     assert_eq!(readonly.read().unwrap().sum(), 8);
@@ -264,7 +264,7 @@ fn a_handle_can_attach_in_every_way(place: &Place) {
     assert!(attach(place, &array.handle().unwrap()).unwrap_err().is_not_found());
 }
 
-fn what_is_no_handle_is_refused(place: &Place) {
+fn forged_or_malformed_handles_are_refused(place: &Place) {
     let name = place.location("no-handle");
     let array = create(place, &name);
     let text = array.handle().unwrap().to_string();
@@ -281,7 +281,7 @@ fn what_is_no_handle_is_refused(place: &Place) {
     assert_eq!(array.refcount(), 1);
 }
 
-fn renewed_handle_admits_one_process_more_each_time(place: &Place) {
+fn each_renewal_admits_one_process_more(place: &Place) {
     let name = place.location("renewed");
     let mut sender = Holder::with(place, &name, "create 4");
     let handle: Handle = sender.ask("handle 5000").parse().unwrap();

@@ -1,4 +1,4 @@
-//! A child that has counted arrays, and does with them what it is told, line by line.
+//! A child that holds counted arrays and obeys requests, one per line.
 
 use std::time::Duration;
 
@@ -11,24 +11,24 @@ use crate::support::{Name, Place, backend_of_child};
 
 pub const ROLES: &[(&str, Role)] = &[("holder", holder)];
 
-/// Such a child, from outside.
+/// The parent's side of such a child.
 #[derive(Debug)]
 pub struct Holder(pub Child);
 
 impl Holder {
-    /// Starts one that is about arrays of `u32` under this name.
+    /// Starts a child for arrays of `u32` under this name.
     pub fn start(place: &Place, name: &Name) -> Self {
         Self(Child::start(place, "holder", &[name.as_str()]))
     }
 
-    /// Starts one that does this first, which must succeed.
+    /// Starts a child and makes a first request, which must succeed.
     pub fn with(place: &Place, name: &Name, first: &str) -> Self {
         let mut holder = Self::start(place, name);
         assert_eq!(holder.ask(first), "ok", "{first}");
         holder
     }
 
-    /// Tells it to do something, and returns what it answers: a value, `ok`, or the error's variant.
+    /// Makes a request and returns the answer: a value, `ok`, or the error's variant.
     pub fn ask(&mut self, request: &str) -> String {
         self.0.ask(request)
     }
@@ -52,7 +52,7 @@ fn attach() -> AttachOptions<RefcountedArray<u32, IxDyn>> {
     AttachOptions::<RefcountedArray<_, _>>::new().backend(backend_of_child())
 }
 
-/// Has a stack of arrays; what is asked is about the topmost.
+/// Keeps a stack of arrays. Requests are about the topmost.
 fn holder(arguments: &[String]) {
     let name = arguments[0].as_str();
     let mut stack: Vec<Held> = Vec::new();
@@ -103,7 +103,7 @@ fn obey(name: &str, words: &[&str], stack: &mut Vec<Held>) -> Result<String> {
     };
     Ok(match words {
         ["close"] => {
-            let Some(Held::Array(array)) = stack.pop() else { unreachable!("looked at above") };
+            let Some(Held::Array(array)) = stack.pop() else { unreachable!("checked above") };
             array.close()?;
             "ok".into()
         }
@@ -119,7 +119,7 @@ fn obey(name: &str, words: &[&str], stack: &mut Vec<Held>) -> Result<String> {
         ["freeze"] => array.freeze().map(|()| "ok".into())?,
         ["view"] => array.view()?.sum().to_string(),
         ["is-readonly"] => array.is_readonly().to_string(),
-        // Writes, says so, and goes on writing until it hears something.
+        // Takes a write guard, says so, and writes and releases it after the parent's next line.
         ["write-on", value] => {
             let mut guard = array.write()?;
             say("writing");
@@ -132,6 +132,6 @@ fn obey(name: &str, words: &[&str], stack: &mut Vec<Held>) -> Result<String> {
             let grace = Duration::from_millis(number(milliseconds) as u64);
             array.handle_with(HandleOptions::new().grace(grace))?.to_string()
         }
-        _ => panic!("what is {words:?}?"),
+        _ => panic!("unknown request {words:?}"),
     })
 }

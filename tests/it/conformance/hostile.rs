@@ -1,6 +1,6 @@
-//! Trailers that lie, files that were cut: whatever the bytes are, the answer is an error or a sane array.
+//! Forged trailers and files of wrong lengths: any bytes yield an error or a sane array.
 //!
-//! Children try the bytes: death by a signal then fails one test instead of all of them.
+//! Children try the bytes, so that death by a signal fails one test instead of all of them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,10 +21,10 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "hostile",
         tests![
-            no_spoilt_byte_of_the_last_page_is_believed,
-            no_length_but_its_own_is_believed,
-            lies_with_valid_checksums_are_not_believed,
-            any_number_of_handles_is_survived,
+            corrupt_trailer_byte_is_not_trusted,
+            file_of_wrong_length_is_refused,
+            forged_trailers_with_valid_checksums_are_refused,
+            any_forged_handle_count_is_survived,
             guards_of_a_shortened_array_are_refused,
         ],
     )
@@ -39,14 +39,14 @@ pub const ROLES: &[(&str, Role)] = &[
 ];
 
 pub(super) const PAGE: usize = 4096;
-// Where what is in the page, as src/segment/trailer.rs and src/counted/record.rs have it.
+// Offsets in the trailer, as in src/segment/trailer.rs and src/counted/record.rs.
 const TICKETS: usize = 64;
 const SPARE: usize = 2112;
 pub(super) const FILE: usize = 3440;
 pub(super) const NAME: usize = 3456;
 const RECORD: usize = 3728;
 const FOOTER: usize = 4032;
-/// Wine takes a hundred times as long for each of them.
+/// Distance between the bytes or lengths tried. Under Wine an attempt takes a hundred times as long.
 const STEP: usize = if cfg!(windows) { 53 } else { 1 };
 const SHAPE: (usize, usize) = (6, 5);
 const PAYLOAD: usize = 60;
@@ -57,7 +57,7 @@ fn crc32(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Makes both checksums of the last page right.
+/// Sets both checksums of the trailer.
 pub(super) fn seal(file: &mut [u8]) {
     let Some(start) = file.len().checked_sub(PAGE) else { return };
     let page = &mut file[start..];
@@ -67,7 +67,7 @@ pub(super) fn seal(file: &mut [u8]) {
     page[FOOTER + 60..].copy_from_slice(&own.to_le_bytes());
 }
 
-/// A location. Its file is written and looked at again and again.
+/// A location whose file is written and opened again and again.
 pub(super) struct Target {
     pub(super) backend: Directory,
     pub(super) location: Location,
@@ -94,7 +94,7 @@ impl Target {
         AttachOptions::<ArrayReader<_, _>>::new().backend(self.backend.clone()).timeout(Duration::ZERO)
     }
 
-    /// The bytes of an array with the elements 0 to 29, one handle, and a handle in flight.
+    /// The bytes of an array with the elements 0 to 29, one attachment, and a handle in flight.
     pub(super) fn honest(&self) -> Vec<u8> {
         let array = self.options().create(&self.location, SHAPE.f()).unwrap();
         array.write().unwrap().iter_mut().zip(0..).for_each(|(element, number)| *element = number);
@@ -106,11 +106,11 @@ impl Target {
     }
 
     fn plant(&self, bytes: &[u8]) {
-        let _left_from_before = self.backend.unlink(&self.location);
+        let _ = self.backend.unlink(&self.location); // an earlier attempt may have left the file
         std::fs::write(&self.path, bytes).unwrap();
     }
 
-    /// Plants what says that it was made in this very file.
+    /// Plants the bytes, with the planted file's own identity in the trailer, as if the array had been created in it.
     fn plant_as_made(&self, bytes: &[u8]) {
         self.plant(bytes);
         let entries = self.backend.list().unwrap();
@@ -120,10 +120,11 @@ impl Target {
         bytes[file..file + 8].copy_from_slice(&id.device.to_le_bytes());
         bytes[file + 8..file + 16].copy_from_slice(&id.number.to_le_bytes());
         seal(&mut bytes);
-        std::fs::write(&self.path, bytes).unwrap(); // keeps the file
+        std::fs::write(&self.path, bytes).unwrap(); // into the same file
     }
 
-    /// Does everything that reads what it says about itself. Whatever opens must be sane. Returns how opening ended.
+    /// Plants the bytes and runs every operation that reads a trailer. An array that opens must be sane. Returns the outcome of
+    /// opening.
     pub(super) fn attempt(&self, bytes: &[u8]) -> Result<(), Error> {
         self.plant(bytes);
         let mut payload = None;
@@ -138,14 +139,14 @@ impl Target {
         for reclaim in [Reclaim::new().dry_run(true), Reclaim::new().older_than(Duration::from_secs(3600))] {
             reclaim.run(&self.backend).unwrap();
         }
-        // What claims to be ours is no plain array, whether it lies or not.
+        // A file with the footer's magic is refused as a plain array, forged or not.
         let plain =
             AttachOptions::<SharedArray<u8, _>>::new().backend(self.backend.clone()).open(&self.location, bytes.len());
         let claims = bytes.len() >= 64 && bytes[bytes.len() - 64..].starts_with(b"\x89NDSHM\r\n");
         assert_eq!(plain.is_err_and(|error| error.is_reserved()), claims);
         if let Ok(reader) = self.reader::<IxDyn>().open_counted(&self.location) {
             assert_eq!(reader.view().len() as u64 * 2, payload.expect("it could be inspected"));
-            let _every_element = reader.view().iter().fold(0u16, |sum, value| sum.wrapping_add(*value));
+            let _ = reader.view().iter().fold(0u16, |sum, value| sum.wrapping_add(*value));
             drop(reader);
             self.plant(bytes);
         }
@@ -156,17 +157,17 @@ impl Target {
             if let Ok(mut guard) = array.write() {
                 guard.fill(read);
             }
-            let _any = (array.refcount(), array.in_flight(), array.strategy(), array.is_kept(), array.view().is_ok());
-            let _any = array.handle().map(|handle| handle.revoke());
-            let _any = array.try_clone().map(RefcountedArray::close);
-            let _any = array.close();
+            let _ = (array.refcount(), array.in_flight(), array.strategy(), array.is_kept(), array.view().is_ok());
+            let _ = array.handle().map(|handle| handle.revoke());
+            let _ = array.try_clone().map(RefcountedArray::close);
+            let _ = array.close();
         });
         Reclaim::new().run(&self.backend).unwrap();
         outcome
     }
 }
 
-/// Starts a role that tries bytes, and waits for its good end, however long it takes as long as it speaks.
+/// Starts a role that tries bytes and waits for its success. It may take any time, as long as it keeps speaking.
 pub(super) fn run(place: &Place, role: &str) {
     let place = &place.private();
     let name = place.location(role);
@@ -185,7 +186,7 @@ fn spoil_bytes(arguments: &[String]) {
     let target = Target::new(arguments);
     let honest = target.honest();
     assert!(target.attempt(&honest).is_ok());
-    // Of the tickets and the spare room, which have no checksum, a fifth: another byte of each ticket.
+    // Tickets and spare room have no checksum. Every fifth byte of them is tried, which is another byte of each ticket.
     let is_tried = |at: &usize| !(TICKETS..FILE).contains(at) || at % 5 == 0;
     for at in (0..PAGE).step_by(STEP).filter(is_tried) {
         let changes: [fn(u8) -> u8; 3] = [|byte| byte ^ 0xff, |byte| byte ^ 1, |_| 0];
@@ -194,7 +195,7 @@ fn spoil_bytes(arguments: &[String]) {
             bytes[PAGE + at] = change(bytes[PAGE + at]);
             let is_checked = !(8..FILE).contains(&at);
             if bytes == honest || (!is_checked && bytes[PAGE + at] == 1) {
-                continue; // no news
+                continue; // nothing new
             }
             let outcome = target.attempt(&bytes);
             let is_expected = match &outcome {
@@ -213,7 +214,7 @@ fn spoil_bytes(arguments: &[String]) {
     say("done");
 }
 
-fn no_spoilt_byte_of_the_last_page_is_believed(place: &Place) {
+fn corrupt_trailer_byte_is_not_trusted(place: &Place) {
     run(place, "spoil-bytes");
 }
 
@@ -233,7 +234,7 @@ fn cut_lengths(arguments: &[String]) {
     }
     for more in [1, 63, 64, 100, PAGE - 1, PAGE, PAGE + 1, 5 * PAGE] {
         refused(&[&honest[..], &vec![0; more]].concat());
-        refused(&[&vec![0; more], &honest[..]].concat()); // the trailer is the last page, of another file
+        refused(&[&vec![0; more], &honest[..]].concat()); // the last page is a trailer of a shorter file
     }
     refused(&honest[PAGE..]);
     refused(&[&honest[PAGE..], &honest[PAGE..]].concat()[1..]);
@@ -241,15 +242,15 @@ fn cut_lengths(arguments: &[String]) {
     say("done");
 }
 
-fn no_length_but_its_own_is_believed(place: &Place) {
+fn file_of_wrong_length_is_refused(place: &Place) {
     run(place, "cut-lengths");
 }
 
-/// Trailers that are right in themselves.
+/// A child that tries false trailers with valid checksums.
 fn forge(arguments: &[String]) {
     let target = Target::new(arguments);
     let honest = target.honest();
-    // Bytes put into the page, and how many bytes the file has before it.
+    // Makes a file with `before` zeros and then the trailer, with bytes of it changed.
     let lie = |before: usize, changes: &[(usize, &[u8])]| {
         let mut bytes = vec![0; before];
         bytes.extend_from_slice(&honest[PAGE..]);
@@ -288,7 +289,7 @@ fn forge(arguments: &[String]) {
     }
     for claimed in [0, 1, 59, 61, 62, PAGE as u64, huge, u64::MAX, u64::MAX - PAGE as u64, (2 * PAGE) as u64] {
         note(format!("{claimed} bytes"), lie(PAGE, &[(footer + 16, &payload(claimed))]));
-        // With a trailer of a length that makes the file's.
+        // With a length of the trailer that adds up to the length of the file.
         let trailer = (2 * PAGE as u64).wrapping_sub(claimed) as u32;
         let changes = [(footer + 16, &payload(claimed)[..]), (footer + 12, &trailer.to_le_bytes()[..])];
         note(format!("{claimed} and {trailer} bytes"), lie(PAGE, &changes));
@@ -331,11 +332,11 @@ fn forge(arguments: &[String]) {
     }
     for (what, outcome) in outcomes {
         let error = outcome.expect_err(&what);
-        // Another kind of ours is not damaged, and says so.
+        // The kind of another file of the library is no damage: the error says what the file is.
         let is_of_another_kind = what == format!("[3] at {}", FOOTER + 10) && error.is_reserved();
         assert!(is_of_another_kind || matches!(error, Error::Trailer { .. }), "{what}: {error}");
     }
-    // No elements, but an axis that no address space has: a lie that only this machine can tell.
+    // No elements, but an axis longer than the address space. Only the process that opens the array can tell.
     for zero in [[0, huge], [huge, 0]] {
         let page = [(footer + 12, &[0, 16][..]), (footer + 16, &payload(0)[..]), (shape, &lengths(&zero)[..])];
         let error = lie(0, &page).expect_err("too large");
@@ -346,11 +347,11 @@ fn forge(arguments: &[String]) {
     say("done");
 }
 
-fn lies_with_valid_checksums_are_not_believed(place: &Place) {
+fn forged_trailers_with_valid_checksums_are_refused(place: &Place) {
     run(place, "forge");
 }
 
-/// The word with the number of handles, and the deadlines, which no checksum can cover.
+/// A child that tries false numbers of handles and false deadlines, which no checksum can cover.
 fn count_wrongly(arguments: &[String]) {
     let target = Target::new(arguments);
     let honest = target.honest();
@@ -394,7 +395,7 @@ fn count_wrongly(arguments: &[String]) {
     target.plant_as_made(&with(u64::MAX));
     assert!(open().is_err());
 
-    // Another process lowers the number under a living holder: it never goes below 0, and the lease knows better.
+    // Another process lowers the number below that of the living holders. It never goes below 0, and the lease keeps the name.
     target.plant_as_made(&with(named | 1));
     let (first, second) = (open().unwrap(), open().unwrap());
     let file = std::fs::File::options().write(true).open(&target.path).unwrap();
@@ -407,7 +408,7 @@ fn count_wrongly(arguments: &[String]) {
     second.close().unwrap();
     assert!(!is_there());
 
-    // Deadlines that are none: for ever, and 128 of them.
+    // Invalid deadlines: 128 tickets that would never expire.
     let mut bytes = with(named | 1);
     bytes[PAGE + TICKETS..PAGE + SPARE].fill(0xff);
     target.plant_as_made(&bytes);
@@ -417,7 +418,7 @@ fn count_wrongly(arguments: &[String]) {
     assert_eq!((array.handle().unwrap().revoke().unwrap(), array.refcount()), (true, 2));
     drop(array);
     assert!(!is_there());
-    // Deadlines of a machine that was started since are none, either.
+    // Deadlines from before the machine's last start are invalid too.
     let mut bytes = honest.clone();
     bytes[PAGE + TICKETS + 15] ^= 0x80;
     target.plant_as_made(&bytes);
@@ -427,7 +428,7 @@ fn count_wrongly(arguments: &[String]) {
     say("done");
 }
 
-fn any_number_of_handles_is_survived(place: &Place) {
+fn any_forged_handle_count_is_survived(place: &Place) {
     run(place, "count-wrongly");
 }
 
@@ -439,7 +440,7 @@ fn shorten(arguments: &[String]) {
     let whole = std::fs::read(&target.path).unwrap();
     let file = std::fs::File::options().write(true).open(&target.path).unwrap();
     for length in [0, 1, PAYLOAD as u64, PAGE as u64, 2 * PAGE as u64 - 1, 2 * PAGE as u64 + 1] {
-        // Windows shortens nothing that a process has mapped, not even to what it was before.
+        // Windows shortens no mapped file, not even to its earlier length.
         if cfg!(windows) {
             assert!(length > whole.len() as u64 || file.set_len(length).is_err());
             continue;

@@ -1,4 +1,4 @@
-//! Arenas with bytes that lie: whatever they are, the answer is an error or something sane, and no process dies of it.
+//! Forged arenas: any bytes yield an error or sane results, and no process dies of them.
 
 use std::path::PathBuf;
 
@@ -18,11 +18,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
         "conformance",
         "hostile_arena",
-        tests![
-            lies_about_the_geometry_are_not_believed,
-            any_bytes_in_the_tables_are_survived,
-            no_arena_is_cut_short_or_longer,
-        ],
+        tests![forged_geometry_is_refused, any_bytes_in_the_tables_are_survived, arena_of_wrong_length_is_refused,],
     )
 }
 
@@ -31,7 +27,7 @@ pub const ROLES: &[(&str, Role)] =
 
 const RECORD: usize = 3728;
 const SPANS: u64 = 4;
-// As src/arena/tables/geometry.rs has it, for one queue of 24 cells.
+// Offsets as in src/arena/tables/geometry.rs, for one queue of 24 cells.
 const MEMBERS_AT: usize = PAGE;
 const QUEUES_AT: usize = 2 * PAGE;
 const SPANS_AT: usize = 3 * PAGE;
@@ -47,7 +43,7 @@ struct Target {
 }
 
 impl Target {
-    /// The bytes of an arena with a member that has three arrays; in a copy the member is dead.
+    /// The bytes of an arena whose member holds three arrays. In a copy of the file this member is dead.
     fn new(arguments: &[String]) -> Self {
         let backend = backend_of_child();
         let location: Location = arguments[0].parse().unwrap();
@@ -68,9 +64,9 @@ impl Target {
         ArenaOptions::new().backend(backend.clone()).queues(1).queue_capacity(24)
     }
 
-    /// Does everything that can be done with an arena of these bytes. Returns how opening ended.
+    /// Runs every operation on an arena of these bytes. Returns the outcome of opening.
     fn attempt(&self, bytes: &[u8]) -> Result<(), Error> {
-        let _left_from_before = self.backend.unlink(&self.location);
+        let _ = self.backend.unlink(&self.location); // an earlier attempt may have left the file
         std::fs::write(&self.path, bytes).unwrap();
         Reclaim::new().dry_run(true).run(&self.backend).unwrap();
         assert!(Counters::open_in(&self.backend, &self.location).is_err());
@@ -86,23 +82,23 @@ impl Target {
             .flat_map(|handle| {
                 let line = arena.get::<u64, Ix1>(handle).map(|array| read_all(&array.view()));
                 let grid = arena.get::<u64, Ix2>(handle);
-                let _any = (line, grid.as_ref().map(|array| read_all(&array.view())));
+                let _ = (line, grid.as_ref().map(|array| read_all(&array.view())));
                 grid
             })
             .collect();
-        let _any = arena.stats();
+        let _ = arena.stats();
         for bytes in [0, 100, 1000, 30_000, 60_000, 100_000, 250_000] {
             if let Ok(mut draft) = arena.draft::<u8, _>(bytes) {
                 draft.view_mut().as_slice_mut().unwrap().fill(0xff);
                 let array = draft.share().unwrap();
                 assert_eq!(array.view().len(), bytes);
-                let _any = arena.get::<u8, Ix1>(&array.handle());
-                let _any = array.try_into_draft();
+                let _same = arena.get::<u8, Ix1>(&array.handle()); // held meanwhile
+                let _ = array.try_into_draft();
             }
         }
-        let _any = arena.reclaim();
+        let _ = arena.reclaim();
         drop(held);
-        let _any = (arena.reclaim(), arena.stats());
+        let _ = (arena.reclaim(), arena.stats());
     }
 }
 
@@ -122,7 +118,7 @@ fn forge_geometry(arguments: &[String]) {
             seal(&mut bytes);
             match target.attempt(&bytes) {
                 Err(Error::Trailer { .. } | Error::Reserved { .. }) => {}
-                // Rounding hides a few cells; whether there are holes, and who made it, is only told.
+                // Rounding hides a few cells. The flag of a sparse file and the creator's process are only informative.
                 Ok(())
                     if bytes == target.bytes
                         || (16..24).contains(&(at - RECORD))
@@ -147,7 +143,7 @@ fn forge_geometry(arguments: &[String]) {
     say("done");
 }
 
-fn lies_about_the_geometry_are_not_believed(place: &Place) {
+fn forged_geometry_is_refused(place: &Place) {
     run(place, "forge-geometry");
 }
 
@@ -170,7 +166,7 @@ fn spoil_tables(arguments: &[String]) {
     .collect();
     let mut random = Random::new(1);
     let mut turn = 0;
-    // As many attempts are made at a word as no multiple of this is: what is left out is another bit each time.
+    // The stride does not divide the number of attempts per word, so each word leaves out other bits than the last.
     let is_soak = std::env::var_os("NDSHM_TEST_ROUNDS").is_some();
     let stride = if cfg!(windows) {
         11
@@ -188,7 +184,7 @@ fn spoil_tables(arguments: &[String]) {
         for (at, value) in changes {
             bytes[*at..at + 8].copy_from_slice(&value.to_le_bytes());
         }
-        let _any_error = target.attempt(&bytes);
+        let _ = target.attempt(&bytes); // any outcome but a crash
     };
     for at in &words {
         let honest = u64::from_le_bytes(target.bytes[*at..at + 8].try_into().unwrap());
@@ -227,6 +223,6 @@ fn cut_arena(arguments: &[String]) {
     say("done");
 }
 
-fn no_arena_is_cut_short_or_longer(place: &Place) {
+fn arena_of_wrong_length_is_refused(place: &Place) {
     run(place, "cut-arena");
 }

@@ -1,5 +1,5 @@
-//! Files that look like counted arrays and are none: a plain array with such bytes, a copy; and a reader that is late to be
-//! counted.
+//! Files that look like counted arrays but are not: plain arrays with such bytes, and copies. Also a reader that is counted
+//! while it waits.
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "lookalikes",
         tests![
-            a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes,
-            a_copy_of_a_counted_array_is_refused_and_not_removed,
-            a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed,
-            a_copy_that_says_it_is_about_to_go_is_never_removed,
-            who_waits_for_the_cells_is_counted_and_keeps_the_array,
+            plain_array_in_use_is_never_opened_as_counted,
+            renamed_copy_is_refused_and_not_removed,
+            copy_in_another_directory_opens_and_stays,
+            copy_marked_dead_is_never_removed,
+            waiting_reader_is_counted_and_keeps_the_array,
         ],
     )
 }
 
-fn a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes(place: &Place) {
+fn plain_array_in_use_is_never_opened_as_counted(place: &Place) {
     let place = &place.private();
     let name = place.location("bytes");
     let counted = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
@@ -45,7 +45,7 @@ fn a_plain_array_that_somebody_has_is_no_counted_one_whatever_its_bytes(place: &
     drop(plain);
 }
 
-fn a_copy_of_a_counted_array_is_refused_and_not_removed(place: &Place) {
+fn renamed_copy_is_refused_and_not_removed(place: &Place) {
     let place = &place.private();
     let (name, copy) = (place.location("original"), place.location("copy"));
     let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
@@ -58,7 +58,7 @@ fn a_copy_of_a_counted_array_is_refused_and_not_removed(place: &Place) {
     assert!(place.has(&copy) && !place.has(&name));
 }
 
-fn a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed(place: &Place) {
+fn copy_in_another_directory_opens_and_stays(place: &Place) {
     let (here, there) = (&place.private(), &place.private());
     let name = here.location("precious");
     let (path, copy) = (here.path(&name), there.path(&name));
@@ -79,13 +79,13 @@ fn a_copy_under_the_same_name_elsewhere_is_opened_and_never_removed(place: &Plac
     assert_eq!(there.reclaim().copies, 2);
     assert!(copy.exists() && arena_copy.exists());
     drop((array, arena));
-    assert!(!path.exists() && !arena_path.exists(), "the originals go as ever");
+    assert!(!path.exists() && !arena_path.exists(), "the originals are removed as usual");
     for copy in [copy, arena_copy] {
         std::fs::remove_file(copy).unwrap();
     }
 }
 
-fn a_copy_that_says_it_is_about_to_go_is_never_removed(place: &Place) {
+fn copy_marked_dead_is_never_removed(place: &Place) {
     const LAST_PAGE: usize = 4096;
     let (here, there) = (&place.private(), &place.private());
     let name = here.location("dying");
@@ -103,7 +103,7 @@ fn a_copy_that_says_it_is_about_to_go_is_never_removed(place: &Place) {
     drop(array);
 }
 
-fn who_waits_for_the_cells_is_counted_and_keeps_the_array(place: &Place) {
+fn waiting_reader_is_counted_and_keeps_the_array(place: &Place) {
     let place = &place.private();
     let name = place.location("waiting");
     let array = place.counted::<u8, Ix1>().create(name.location(), 100).unwrap();
@@ -113,7 +113,7 @@ fn who_waits_for_the_cells_is_counted_and_keeps_the_array(place: &Place) {
     let options = place.reader::<u8, Ix1>();
     let reader = std::thread::spawn(move || options.attach(&handle));
     eventually("the reader is counted", || array.refcount() == 2);
-    eventually("the handle alone protects it no longer", || array.in_flight() == 0);
+    eventually("the handle has expired", || array.in_flight() == 0);
     drop(guard);
     array.close().unwrap();
     let reader = reader.join().unwrap().unwrap();

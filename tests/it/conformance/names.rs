@@ -1,4 +1,4 @@
-//! Names of counted arrays: opened or created, replaced, made anew, and nothing left where anything fails.
+//! Names of counted arrays: open or create, replace, recreate, and no leftovers where an operation fails.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,17 +18,17 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "names",
         tests![
-            open_or_create_counts_what_is_there_and_refuses_what_is_other,
-            who_replaced_an_array_keeps_the_name_when_the_old_owner_leaves,
-            a_name_made_anew_is_never_removed_by_an_owner_of_the_old,
-            an_unlinked_array_stays_with_those_who_have_it,
-            a_system_that_fails_anywhere_leaves_nothing_behind,
-            shared_by_name_it_has_a_name_that_goes_with_it,
+            open_or_create_attaches_only_a_matching_array,
+            replacement_keeps_the_name_when_old_owners_leave,
+            old_owner_never_removes_a_recreated_name,
+            unlinked_array_stays_with_its_holders,
+            failing_operation_leaves_nothing_behind,
+            array_shared_by_name_removes_its_name,
         ],
     )
 }
 
-fn open_or_create_counts_what_is_there_and_refuses_what_is_other(place: &Place) {
+fn open_or_create_attaches_only_a_matching_array(place: &Place) {
     let name = place.location("open-or-create");
     let options = || place.counted::<u32, _>().mode(CreationMode::OpenOrCreate);
     let refused = options().share(SharingStrategy::FileSystem, 4).unwrap_err();
@@ -48,13 +48,13 @@ fn open_or_create_counts_what_is_there_and_refuses_what_is_other(place: &Place) 
     assert_eq!(array.refcount(), 2);
     let square = place.location("square");
     let options = || place.counted::<u32, _>().mode(CreationMode::OpenOrCreate);
-    let _keeps_it = options().create(square.location(), (2, 2)).unwrap();
+    let _array = options().create(square.location(), (2, 2)).unwrap();
     let error = options().create(square.location(), (2, 2).f()).unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
     assert!(place.counted::<u32, _>().create(name.location(), 4).unwrap_err().is_already_exists());
 }
 
-fn who_replaced_an_array_keeps_the_name_when_the_old_owner_leaves(place: &Place) {
+fn replacement_keeps_the_name_when_old_owners_leave(place: &Place) {
     let name = place.location("replace");
     for old_leaves_last in [false, true] {
         let old = create(place, &name);
@@ -85,11 +85,11 @@ fn who_replaced_an_array_keeps_the_name_when_the_old_owner_leaves(place: &Place)
     assert!(!place.has(&name));
 }
 
-fn a_name_made_anew_is_never_removed_by_an_owner_of_the_old(place: &Place) {
+fn old_owner_never_removes_a_recreated_name(place: &Place) {
     let name = place.location("anew");
-    for (plain, somebody_is_killed) in [(false, false), (true, false), (false, true), (true, true)] {
+    for (plain, holder_is_killed) in [(false, false), (true, false), (false, true), (true, true)] {
         let (old, another_old) = (create(place, &name), open(place, &name).unwrap());
-        let mut killed = somebody_is_killed.then(|| Holder::with(place, &name, "open"));
+        let mut killed = holder_is_killed.then(|| Holder::with(place, &name, "open"));
         assert!(place.backend.unlink(name.location()).unwrap());
         let new: Box<dyn std::any::Any> = if plain {
             Box::new(place.options::<u32, _>().create(name.location(), 2048).unwrap())
@@ -97,7 +97,7 @@ fn a_name_made_anew_is_never_removed_by_an_owner_of_the_old(place: &Place) {
             Box::new(create(place, &name))
         };
         killed.iter_mut().for_each(|holder| holder.0.kill());
-        drop(old); // a handle that is not the last looks whether the others are alive
+        drop(old); // a handle that is not the last checks whether other holders are alive
         assert!(place.has(&name));
         another_old.close().unwrap();
         assert!(place.has(&name));
@@ -108,7 +108,7 @@ fn a_name_made_anew_is_never_removed_by_an_owner_of_the_old(place: &Place) {
     }
 }
 
-fn an_unlinked_array_stays_with_those_who_have_it(place: &Place) {
+fn unlinked_array_stays_with_its_holders(place: &Place) {
     let name = place.location("unlinked");
     let array = create(place, &name);
     let keeping = place.attach_counted::<u32, Ix1>().keep_fd(true).open(name.location()).unwrap();
@@ -123,8 +123,8 @@ fn an_unlinked_array_stays_with_those_who_have_it(place: &Place) {
     keeping.close().unwrap();
 }
 
-fn a_system_that_fails_anywhere_leaves_nothing_behind(place: &Place) {
-    let place = &place.private(); // where everything that is left is this test's
+fn failing_operation_leaves_nothing_behind(place: &Place) {
+    let place = &place.private(); // so that everything that is left is this test's
     let name = place.location("failing");
     for step in 0.. {
         let calls = AtomicUsize::new(0);
@@ -144,8 +144,8 @@ fn a_system_that_fails_anywhere_leaves_nothing_behind(place: &Place) {
             clone.close()?;
             array.close()
         });
-        // What could not be unlinked when its last user left. (A process that is just being spawned by another test has
-        // a copy of its lease for a moment.)
+        // The failing step may have been the unlink by the last handle. (A process that another test is spawning briefly
+        // holds a copy of the lease.)
         eventually("it is reclaimed", || place.reclaim().attached == 0);
         assert!(!place.has(&name) && place.files_of(&name).is_empty(), "step {step}: {outcome:?}");
         assert_eq!(place.hidden_drafts(), 0, "step {step}: {outcome:?}");
@@ -167,7 +167,7 @@ fn a_system_that_fails_anywhere_leaves_nothing_behind(place: &Place) {
     assert_eq!(place.hidden_drafts(), 0);
 }
 
-fn shared_by_name_it_has_a_name_that_goes_with_it(place: &Place) {
+fn array_shared_by_name_removes_its_name(place: &Place) {
     let options = place.counted::<u16, _>();
     let array = options.share_with(SharingStrategy::FileSystem, (2, 3), |mut view| view.fill(3)).unwrap();
     let another = place.counted::<u16, _>().share(SharingStrategy::FileSystem, (2, 3)).unwrap();
@@ -175,7 +175,7 @@ fn shared_by_name_it_has_a_name_that_goes_with_it(place: &Place) {
     assert_ne!(Some(&location), another.location());
     let same = place.attach_counted::<u16, Ix2>().open(&location).unwrap();
     assert_eq!((same.read().unwrap().sum(), same.refcount()), (18, 2));
-    array.publish().unwrap(); // it has its name
+    array.publish().unwrap(); // does nothing: the array has its name already
     drop((array, same));
     assert!(place.attach_counted::<u16, Ix2>().open(&location).unwrap_err().is_not_found());
     another.close().unwrap();

@@ -1,4 +1,4 @@
-//! Killed holders: the next process removes what only they had counted, and nothing else.
+//! Orphans: the next process removes arrays whose holders were all killed, and nothing else.
 
 use std::time::Duration;
 
@@ -20,16 +20,16 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "orphans",
         tests![
-            an_orphan_stays_until_it_is_reclaimed_and_nothing_else_goes_with_it,
-            an_orphan_that_somebody_opens_is_none,
-            who_survives_the_others_keeps_the_data_and_removes_the_name_at_the_end,
+            reclaim_removes_the_orphan_and_nothing_else,
+            opening_an_orphan_revives_it,
+            last_survivor_keeps_the_data_and_removes_the_name,
             a_stopped_holder_is_alive,
-            a_handle_outlives_its_killed_sender_for_its_grace_time,
-            who_is_killed_before_removing_the_name_leaves_that_to_the_next,
-            a_reclaimer_killed_half_way_leaves_the_array_to_who_comes,
-            what_was_made_a_moment_ago_can_be_left_alone,
+            handle_outlives_its_killed_sender_for_its_grace,
+            next_process_removes_name_of_killed_owner,
+            array_can_be_opened_after_its_reclaimer_dies,
+            reclaim_can_spare_young_orphans,
             nothing_but_orphans_is_ever_reclaimed,
-            old_drafts_of_the_dead_are_reclaimed_and_no_others,
+            only_old_drafts_of_dead_processes_are_reclaimed,
             arrays_in_flight_are_removed_on_request,
         ],
     )
@@ -37,15 +37,15 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 
 pub const ROLES: &[(&str, Role)] = &[("hang-before-unlink", hang_before_unlink), ("hang-reclaiming", hang_reclaiming)];
 
-// A handle that leaves while a killed one is still counted asks the kernel whether any holder lives. This process spawns others all the time, and each
-// has copies of its descriptors for a moment: so it is children that leave here.
+// A handle that leaves while a killed one is still counted asks the kernel whether any holder lives. This process spawns other
+// processes all the time, and each briefly has copies of its descriptors. So in these tests the handles that leave are children's.
 
-/// An array with four elements of this value, after its only holder was killed.
+/// Makes an orphan: an array with four elements of this value, whose only holder was killed.
 fn orphan(place: &Place, name: &Name, value: u32) {
     let mut child = Holder::with(place, name, "create 4");
     assert_eq!(child.ask(&format!("fill {value}")), "ok");
     child.0.kill();
-    eventually("the kernel knows that it is gone", || !place.inspect(name).unwrap().is_attached);
+    eventually("the killed holder's lease has ended", || !place.inspect(name).unwrap().is_attached);
 }
 
 fn names(removed: &[Removed]) -> Vec<&str> {
@@ -56,7 +56,7 @@ fn dry_run(place: &Place) -> Reclaimed {
     Reclaim::new().dry_run(true).run(&place.backend).unwrap()
 }
 
-fn an_orphan_stays_until_it_is_reclaimed_and_nothing_else_goes_with_it(place: &Place) {
+fn reclaim_removes_the_orphan_and_nothing_else(place: &Place) {
     let place = &place.private();
     let [name, used, kept, sent] = ["orphan", "used", "kept", "sent"].map(|label| place.location(label));
     orphan(place, &name, 1);
@@ -77,7 +77,7 @@ fn an_orphan_stays_until_it_is_reclaimed_and_nothing_else_goes_with_it(place: &P
         assert!(reclaimed.next.unwrap() > Duration::from_secs(30) && reclaimed.failed.is_empty());
     };
     check(&dry_run(place));
-    assert_eq!(place.inspect(&name).unwrap(), inspection, "only looking changes nothing");
+    assert_eq!(place.inspect(&name).unwrap(), inspection, "a dry run changes nothing");
     check(&place.reclaim());
     assert!(open(place, &name).unwrap_err().is_not_found());
     assert!([&used, &kept, &sent].iter().all(|name| place.has(name)));
@@ -85,11 +85,11 @@ fn an_orphan_stays_until_it_is_reclaimed_and_nothing_else_goes_with_it(place: &P
     drop(living);
     let mut receiver = Holder::with(place, &sent, &format!("attach {handle}"));
     assert_eq!(receiver.ask("close"), "ok");
-    assert_eq!(place.reclaim().removed.len(), 1, "the killed one's; the other was cleared away by who came after");
+    assert_eq!(place.reclaim().removed.len(), 1, "the killed holder's; the receiver has removed the other");
     assert!(!place.has(&used) && !place.has(&sent) && place.has(&kept));
 }
 
-fn an_orphan_that_somebody_opens_is_none(place: &Place) {
+fn opening_an_orphan_revives_it(place: &Place) {
     let place = &place.private();
     let name = place.location("revived");
     orphan(place, &name, 5);
@@ -100,18 +100,14 @@ fn an_orphan_that_somebody_opens_is_none(place: &Place) {
     assert!(!place.has(&name), "the last handle removes it, whatever the count says");
     orphan(place, &name, 6);
     let created = place.counted::<u32, _>().create(name.location(), 4).unwrap();
-    assert_eq!(
-        (created.read().unwrap().sum(), created.refcount()),
-        (0, 1),
-        "an array that only the dead hold is in no process's way"
-    );
+    assert_eq!((created.read().unwrap().sum(), created.refcount()), (0, 1), "an orphan does not block its name");
     drop(created);
     orphan(place, &name, 7);
     let taken_back = place.counted::<u32, _>().mode(CreationMode::Replace).create(name.location(), 4).unwrap();
     assert_eq!((taken_back.read().unwrap().sum(), taken_back.refcount()), (0, 1));
 }
 
-fn who_survives_the_others_keeps_the_data_and_removes_the_name_at_the_end(place: &Place) {
+fn last_survivor_keeps_the_data_and_removes_the_name(place: &Place) {
     let place = &place.private();
     let name = place.location("survivor");
     let mut holders = ["create 4", "open", "readonly", "reader"].map(|first| Holder::with(place, &name, first));
@@ -153,14 +149,14 @@ fn a_stopped_holder_is_alive(place: &Place) {
     assert!(!place.has(&name));
 }
 
-fn a_handle_outlives_its_killed_sender_for_its_grace_time(place: &Place) {
+fn handle_outlives_its_killed_sender_for_its_grace(place: &Place) {
     let place = &place.private();
     let name = place.location("in-flight");
     let mut sender = Holder::with(place, &name, "create 4");
     assert_eq!(sender.ask("fill 3"), "ok");
     let handle: Handle = sender.ask("handle 60000").parse().unwrap();
     sender.0.kill();
-    eventually("the kernel knows", || !place.inspect(&name).unwrap().is_attached);
+    eventually("the killed sender's lease has ended", || !place.inspect(&name).unwrap().is_attached);
     let reclaimed = place.reclaim();
     assert_eq!((reclaimed.removed.len(), reclaimed.in_flight), (0, 1));
     let mut receiver = Holder::with(place, &name, &format!("attach {handle}"));
@@ -175,7 +171,7 @@ fn a_handle_outlives_its_killed_sender_for_its_grace_time(place: &Place) {
     assert!(place.attach_counted::<u32, Ix1>().attach(&handle).unwrap_err().is_not_found());
 }
 
-/// A child that makes an array, leaves it, and never comes to removing its name.
+/// A child that creates an array, drops it, and hangs before it removes the name.
 fn hang_before_unlink(arguments: &[String]) {
     let backend = meddling(&backend_of_child(), |operation, _| {
         if operation == "unlink" {
@@ -189,7 +185,7 @@ fn hang_before_unlink(arguments: &[String]) {
     say("unlinked");
 }
 
-fn who_is_killed_before_removing_the_name_leaves_that_to_the_next(place: &Place) {
+fn next_process_removes_name_of_killed_owner(place: &Place) {
     let place = &place.private();
     let name = place.location("unlinking");
     let hanging = || {
@@ -200,18 +196,18 @@ fn who_is_killed_before_removing_the_name_leaves_that_to_the_next(place: &Place)
     let mut child = hanging();
     let inspection = place.inspect(&name).unwrap();
     assert_eq!((inspection.refcount, inspection.is_attached), (0, true));
-    // Even while it is still at it: dead is dead, and its name can be had.
+    // The array is dead even while the child hangs: it cannot be opened, and its name is free.
     assert!(open(place, &name).unwrap_err().is_not_found());
     let array = place.counted::<u32, _>().create(name.location(), 4).unwrap();
     child.tell("go on");
     child.expect("unlinked");
-    assert_eq!(place.inspect(&name).unwrap().refcount, 1, "it removed nothing that is not its own");
+    assert_eq!(place.inspect(&name).unwrap().refcount, 1, "the new array was not removed");
     drop(array);
 
     hanging().kill();
     assert!(place.has(&name));
     assert!(open(place, &name).unwrap_err().is_not_found());
-    assert!(!place.has(&name), "an attacher has finished it");
+    assert!(!place.has(&name), "the attempt to attach has removed it");
 
     hanging().kill();
     eventually("it is reclaimed", || names(&place.reclaim().removed) == [name.as_str()]);
@@ -220,7 +216,7 @@ fn who_is_killed_before_removing_the_name_leaves_that_to_the_next(place: &Place)
     assert_eq!(array.refcount(), 1);
 }
 
-/// A child that is about to remove an orphan, and never does.
+/// A child that hangs just before it removes an orphan.
 fn hang_reclaiming(_: &[String]) {
     let backend = meddling(&backend_of_child(), |operation, _| {
         if operation == "unlink" {
@@ -232,24 +228,24 @@ fn hang_reclaiming(_: &[String]) {
     Reclaim::new().run(&backend).unwrap();
 }
 
-fn a_reclaimer_killed_half_way_leaves_the_array_to_who_comes(place: &Place) {
+fn array_can_be_opened_after_its_reclaimer_dies(place: &Place) {
     let place = &place.private();
     let name = place.location("half-reclaimed");
     orphan(place, &name, 2);
     let mut reclaimer = Child::start(place, "hang-reclaiming", &[]);
     reclaimer.expect("reclaiming");
-    assert!(place.reclaim().removed.is_empty(), "one at a time");
+    assert!(place.reclaim().removed.is_empty(), "another process is reclaiming it");
     std::thread::scope(|scope| {
-        let mut reclaimer = reclaimer; // dies before the scope waits, whatever fails here
+        let mut reclaimer = reclaimer; // a failing assertion kills it before the scope waits for its threads
         let opener = scope.spawn(|| open(place, &name).map(|array| array.read().unwrap().sum()));
         std::thread::sleep(Duration::from_millis(100));
-        assert!(!opener.is_finished(), "no process attaches to what may be gone in a moment");
+        assert!(!opener.is_finished(), "attaching waits while the array is being reclaimed");
         reclaimer.kill();
         assert_eq!(opener.join().unwrap().unwrap(), 8);
     });
 }
 
-fn what_was_made_a_moment_ago_can_be_left_alone(place: &Place) {
+fn reclaim_can_spare_young_orphans(place: &Place) {
     let place = &place.private();
     let name = place.location("young");
     orphan(place, &name, 1);
@@ -275,7 +271,7 @@ fn nothing_but_orphans_is_ever_reclaimed(place: &Place) {
     };
     let noise: Vec<u8> = (0..8192u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let _foreign = [foreign("noise", &noise), foreign("text", &[b'\n'; 4096]), foreign("nothing", b"")];
-    // Trailers that were ours.
+    // Damaged trailers of the library.
     let whole = place.location("whole");
     orphan(place, &whole, 1);
     let bytes = std::fs::read(place.path(&whole)).unwrap();
@@ -293,7 +289,7 @@ fn nothing_but_orphans_is_ever_reclaimed(place: &Place) {
         foreign("only-the-trailer", &bytes[4096..]),
         spoilt("magic", 8192 - 64),
     ];
-    let _gone = place.backend.unlink(whole.location()).unwrap();
+    let _ = place.backend.unlink(whole.location()).unwrap();
     for name in place.backend.list().unwrap().into_iter().filter(|entry| entry.kind == EntryKind::Array) {
         age(&place.directory().join(name.name), 100_000);
     }
@@ -309,7 +305,7 @@ fn nothing_but_orphans_is_ever_reclaimed(place: &Place) {
     assert_eq!(place.everything(), before);
 }
 
-fn old_drafts_of_the_dead_are_reclaimed_and_no_others(place: &Place) {
+fn only_old_drafts_of_dead_processes_are_reclaimed(place: &Place) {
     let place = &place.private();
     let draft = |label: &str, seconds| {
         let path = place.directory().join(format!(".ndshm-draft-{label}"));
@@ -328,7 +324,7 @@ fn old_drafts_of_the_dead_are_reclaimed_and_no_others(place: &Place) {
     if !place.has_hidden_drafts() {
         return;
     }
-    // One with a living maker that is only slow; see crashes.rs for the role.
+    // The draft of a living creator that is only slow; the role is in crashes.rs.
     let name = place.location("slow");
     let mut child = Child::start(place, "fill-slowly", &[name.as_str()]);
     child.expect("half-way");
@@ -339,7 +335,7 @@ fn old_drafts_of_the_dead_are_reclaimed_and_no_others(place: &Place) {
     child.stop();
     assert!(place.reclaim().removed.is_empty());
     child.kill();
-    eventually("its maker is gone", || names(&dry_run(place).removed) == [hidden.as_str()]);
+    eventually("its creator's lease has ended", || names(&dry_run(place).removed) == [hidden.as_str()]);
     assert_eq!(names(&place.reclaim().removed), [hidden.as_str()]);
     assert!(!path.exists());
 }

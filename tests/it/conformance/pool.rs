@@ -1,4 +1,4 @@
-//! Pools: memory comes back, no process is given what another can still reach, and nothing is left behind.
+//! Pools: memory is used again, but not while another process can reach it, and nothing is left behind.
 
 mod draining;
 mod latecomers;
@@ -56,7 +56,7 @@ fn counts(pool: &Pool) -> (usize, usize, usize) {
     (stats.idle.arrays, stats.draining.arrays, stats.lent.arrays)
 }
 
-/// One where memory is used again, else none.
+/// 1 where memory is used again, else 0.
 fn one() -> usize {
     usize::from(Place::RECYCLES)
 }
@@ -66,7 +66,7 @@ fn expected(used: u32) -> u32 {
     if Place::RECYCLES { used } else { 0 }
 }
 
-/// A child that attaches, and answers what it is asked.
+/// A child that attaches and then obeys requests.
 fn attacher(arguments: &[String]) {
     let options = AttachOptions::<SharedArray<u32, Ix1>>::new().backend(backend_of_child());
     let array = options.keep_fd(arguments.len() > 1).open(arguments[0].as_str(), LENGTH).unwrap();
@@ -77,7 +77,7 @@ fn attacher(arguments: &[String]) {
                 Ok(guard) => say(guard.iter().fold(0, |so_far: u32, value| so_far.max(*value))),
                 Err(error) => say(variant(&error)),
             },
-            // Without asking the name, which has gone: the parent says that nothing writes to it.
+            // Without a guard, which would need the name: the array has been dropped by its pool.
             "look" => {
                 #[allow(unsafe_code)]
                 // SAFETY: the parent promises that nothing writes.
@@ -86,7 +86,7 @@ fn attacher(arguments: &[String]) {
                 say(seen[0]);
             }
             "drop" => break,
-            other => panic!("what is {other}?"),
+            other => panic!("unknown request {other}"),
         }
     }
     drop(array);

@@ -1,12 +1,12 @@
 //! Processes that allocate, share, send, receive and release arrays are killed at random moments, again and again: nothing
 //! that was sent is lost or received twice, no element changes, and in the end no block is held.
 //!
-//! How it can fail: every message has a number, which its sender says before (`begin`) and after (`sent`) sending it, and who
-//! receives it says that it is about to receive (`wait`) and what it was (`got`). A sender that was killed may or may not have
-//! sent what it began. A receiver that was killed while it waited may have taken one message that it never reported; it had
-//! then its block, which is looked up, and of a receiver that held nothing nothing is missing. Everything else must be there.
+//! Every message has a number. The sender reports it before (`begin`) and after (`sent`) sending the message. The receiver reports
+//! that it is about to receive (`wait`) and which number it received (`got`). A killed sender may or may not have sent what it
+//! began. A receiver that was killed while it waited may have taken one message that it never reported. It then held that
+//! message's block, which the test looks up; a receiver that held no block took no message. Every other message must arrive.
 //!
-//! `NDSHM_TEST_KILLS` says how many are killed in each part; `scripts/soak` kills a thousand.
+//! `NDSHM_TEST_KILLS` is the number of processes killed in each part; `scripts/soak` kills a thousand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -29,10 +29,10 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "queue_kills",
         tests![
-            killed_senders_lose_nothing_that_they_had_sent,
-            killed_receivers_lose_at_most_what_they_had_just_taken,
+            killed_senders_lose_no_sent_message,
+            killed_receiver_loses_at_most_one_message,
             killed_senders_and_receivers_leave_nothing_behind,
-            receivers_end_by_themselves_when_every_registered_sender_was_killed,
+            receivers_end_after_all_registered_senders_died,
         ],
     )
 }
@@ -41,11 +41,11 @@ pub const ROLES: &[(&str, Role)] = &[("soak-send", soak_send), ("soak-receive", 
 
 /// Processes of a kind at one time.
 const CREW: usize = 2;
-/// Messages that are said to be sent before they are.
+/// Messages that a sender reports together, before it sends the first and after the last.
 const BATCH: u64 = 8;
-/// How long a child waits for the others before it ends the test.
+/// How long a child waits for other processes before the test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Numbers that one sender has for itself.
+/// Numbers that are reserved for one sender.
 const OWN: u64 = 1 << 32;
 /// More than all messages in flight can take.
 const CAPACITY: u64 = 16 << 20;
@@ -54,7 +54,7 @@ fn kills() -> usize {
     std::env::var("NDSHM_TEST_KILLS").map_or(12, |text| text.parse().expect("a number"))
 }
 
-/// Tells the parent something in one write(2): a line is there, or it is not.
+/// Reports a line to the parent in one write(2), so that a kill never cuts it.
 fn report(line: &str) {
     std::io::stdout().write_all(format!("{line}\n").as_bytes()).expect("the parent listens");
     std::io::stdout().flush().expect("the parent listens");
@@ -117,19 +117,19 @@ fn soak_receive(arguments: &[String]) {
     report("end");
 }
 
-/// What the children have said.
+/// What the children have reported.
 #[derive(Debug, Default)]
 struct Book {
     /// What was certainly sent, and what may have been.
     sent: BTreeSet<u64>,
     perhaps: BTreeSet<u64>,
     got: BTreeMap<u64, u32>,
-    /// How many messages may have been taken by receivers that were killed before they said so.
+    /// How many messages may have been taken by receivers that were killed before they reported it.
     unheard: usize,
 }
 
 impl Book {
-    /// Enters what a child has said; returns its last word.
+    /// Enters a child's reports. Returns the first word of the last one.
     fn enter(&mut self, lines: &[String]) -> String {
         for line in lines {
             let (word, number) = line.split_once(' ').unwrap_or((line, "0"));
@@ -150,7 +150,7 @@ impl Book {
         let foreign: Vec<_> = self.got.keys().filter(|number| !self.perhaps.contains(number)).collect();
         assert!(foreign.is_empty(), "never sent: {foreign:?}");
         let lost: Vec<_> = self.sent.iter().filter(|number| !self.got.contains_key(number)).collect();
-        assert!(lost.len() <= self.unheard, "lost beyond the {} that the dead took: {lost:?}", self.unheard);
+        assert!(lost.len() <= self.unheard, "lost beyond the {} that killed receivers took: {lost:?}", self.unheard);
     }
 }
 
@@ -161,7 +161,7 @@ struct Soak<'a> {
     senders: Vec<Child>,
     receivers: Vec<Child>,
     started: u64,
-    /// Whether senders register, and the last to be killed end the queue.
+    /// Whether senders register. Then the queue ends when the last of them are killed.
     registered: bool,
     book: Book,
 }
@@ -175,7 +175,7 @@ impl Soak<'_> {
         Child::start(self.place, role, &[&[self.name.as_str(), &first], registered].concat())
     }
 
-    /// Kills one, at whatever it is just doing, and starts another.
+    /// Kills a sender or a receiver in the middle of its work, and starts another.
     fn kill_one(&mut self, receives: bool) {
         let crew = if receives { &mut self.receivers } else { &mut self.senders };
         let mut child = crew.swap_remove(random() as usize % CREW);
@@ -184,20 +184,20 @@ impl Soak<'_> {
         if receives {
             let stats = self.arena.stats().expect("it can be counted");
             let dead = stats.members.iter().find(|member| member.process == child.id());
-            // A waiting member may have reclaimed its messages already: then it is not known.
+            // A waiting member may have reclaimed the dead one already. Then it is unknown whether it held a message.
             let held = dead.map_or(1, |member| member.arrays);
             assert!(held <= 1, "it holds one at a time: {stats:?}");
             if last == "wait" {
                 self.book.unheard += held;
             }
         }
-        self.arena.reclaim().expect("it can be collected");
+        self.arena.reclaim().expect("it can be reclaimed");
         let next = self.start(receives);
         if receives { self.receivers.push(next) } else { self.senders.push(next) }
     }
 }
 
-/// Kills so many, each time one of those that may be.
+/// Kills this many processes, each time a random one of these kinds.
 fn soak(place: &Place, label: &str, kills: usize, kinds: &[bool], registered: bool) {
     let name = place.location(label);
     let arena = place.arena_options().queue_capacity(64).create(name.location(), CAPACITY).expect("room");
@@ -205,7 +205,7 @@ fn soak(place: &Place, label: &str, kills: usize, kinds: &[bool], registered: bo
     let (senders, receivers) = (Vec::new(), Vec::new());
     let (name, book) = (name.as_str().to_owned(), Book::default());
     let mut soak = Soak { place, name, arena, senders, receivers, started: 0, registered, book };
-    // Until the end: a sender that is started in another's place may take longer than the next one lives.
+    // Keeps the queue from ending too early: all senders may be killed before the first replacement has registered.
     let own = registered.then(|| queue.sender().expect("it is a member"));
     for _ in 0..CREW {
         let (sender, receiver) = (soak.start(false), soak.start(true));
@@ -216,7 +216,7 @@ fn soak(place: &Place, label: &str, kills: usize, kinds: &[bool], registered: bo
         std::thread::sleep(Duration::from_micros(random() % 20_000));
         soak.kill_one(kinds[random() as usize % kinds.len()]);
     }
-    // The last ones have a chance to do something too.
+    // The last children get time to do something too.
     std::thread::sleep(Duration::from_millis(20));
     for mut sender in std::mem::take(&mut soak.senders) {
         if registered {
@@ -238,17 +238,17 @@ fn soak(place: &Place, label: &str, kills: usize, kinds: &[bool], registered: bo
         assert_eq!(soak.book.enter(&receiver.rest()), "end");
     }
     let (got, unheard) = (soak.book.got.len(), soak.book.unheard);
-    println!("{label}: {kills} killed, {got} messages received, {unheard} perhaps taken by the dead");
+    println!("{label}: {kills} killed, {got} messages received, {unheard} perhaps taken by killed receivers");
     soak.book.check();
     assert!(soak.book.got.len() > kills, "they had time to do something: {}", soak.book.got.len());
     nothing_is_left(&soak.arena);
 }
 
-fn killed_senders_lose_nothing_that_they_had_sent(place: &Place) {
+fn killed_senders_lose_no_sent_message(place: &Place) {
     soak(place, "soak-senders", kills(), &[false], false);
 }
 
-fn killed_receivers_lose_at_most_what_they_had_just_taken(place: &Place) {
+fn killed_receiver_loses_at_most_one_message(place: &Place) {
     soak(place, "soak-receivers", kills(), &[true], false);
 }
 
@@ -256,6 +256,6 @@ fn killed_senders_and_receivers_leave_nothing_behind(place: &Place) {
     soak(place, "soak-both", kills(), &[false, true], false);
 }
 
-fn receivers_end_by_themselves_when_every_registered_sender_was_killed(place: &Place) {
+fn receivers_end_after_all_registered_senders_died(place: &Place) {
     soak(place, "soak-registered", kills(), &[false], true);
 }

@@ -20,13 +20,13 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             killed_sender_ends_a_waiting_receiver_after_its_messages,
             queue_ends_with_the_last_of_several_senders,
             queue_without_registered_senders_never_ends,
-            receiver_that_keeps_waiting_gets_messages_of_a_restarted_sender,
-            sender_that_registers_later_opens_the_queue_again,
-            process_in_the_seat_of_a_dead_sender_is_no_sender,
-            looks_without_waiting_notice_a_death,
+            keep_waiting_receives_from_a_restarted_sender,
+            later_registration_reopens_the_queue,
+            process_in_a_dead_senders_seat_is_no_sender,
+            nonblocking_receive_notices_a_death,
             stopped_sender_is_alive,
             closed_queue_refuses_registered_senders,
-            senders_of_one_queue_say_nothing_of_another,
+            senders_of_other_queues_do_not_count,
         ],
     )
 }
@@ -34,7 +34,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
 pub const ROLES: &[(&str, Role)] = &[("sender", sender), ("sender-receive", receive)];
 
 const CAPACITY: u64 = 1 << 20;
-/// Longer than a receiver sleeps, several times.
+/// Several times as long as a receiver sleeps.
 const A_WHILE: Duration = Duration::from_millis(400);
 const SOON: Duration = Duration::from_secs(60);
 
@@ -49,7 +49,7 @@ fn send(arena: &Arena, sender: &Sender, number: u64) {
     sender.send(arena.from_array(&arr1(&[number])).unwrap()).unwrap();
 }
 
-/// A child that registers senders, sends and drops them as it is told.
+/// A child that registers senders, sends, and drops senders on request.
 fn sender(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let queue = arena.queue(0).unwrap();
@@ -64,7 +64,7 @@ fn sender(arguments: &[String]) {
             "send" => send(&arena, &senders[0], number.parse().unwrap()),
             "plain" => queue.send(arena.from_array(&arr1(&[7u64])).unwrap()).unwrap(),
             "drop" => drop(senders.remove(0)),
-            // By a thread of its own, while others are registered.
+            // Registered here and dropped in another thread, while other senders are registered.
             "thread" => {
                 let sender = queue.sender().unwrap();
                 std::thread::spawn(move || drop(sender)).join().unwrap();
@@ -129,8 +129,8 @@ fn killed_sender_ends_a_waiting_receiver_after_its_messages(place: &Place) {
     receiver.expect("2");
     receiver.expect(&ended(&name));
     receiver.finish();
-    assert!(!queue.is_closed(), "another sender may come");
-    // What the killed one had sent before arrives too.
+    assert!(!queue.is_closed(), "another sender may register");
+    // Messages that the killed sender had sent before arrive too.
     let mut sender = child(place, "sender", &name);
     tell(&mut sender, &["register", "send 3", "send 4"]);
     sender.kill();
@@ -168,7 +168,7 @@ fn queue_without_registered_senders_never_ends(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn receiver_that_keeps_waiting_gets_messages_of_a_restarted_sender(place: &Place) {
+fn keep_waiting_receives_from_a_restarted_sender(place: &Place) {
     let (name, arena, queue) = made(place, "sender-restarted");
     let patient = arena.queue(0).unwrap().keep_waiting(true).clone();
     for number in ["6", "8"] {
@@ -182,7 +182,7 @@ fn receiver_that_keeps_waiting_gets_messages_of_a_restarted_sender(place: &Place
     nothing_is_left(&arena);
 }
 
-fn sender_that_registers_later_opens_the_queue_again(place: &Place) {
+fn later_registration_reopens_the_queue(place: &Place) {
     let (_name, arena, queue) = made(place, "sender-later");
     for number in 0..3 {
         let sender = queue.sender().unwrap();
@@ -195,14 +195,14 @@ fn sender_that_registers_later_opens_the_queue_again(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn process_in_the_seat_of_a_dead_sender_is_no_sender(place: &Place) {
+fn process_in_a_dead_senders_seat_is_no_sender(place: &Place) {
     let (name, arena, queue) = made(place, "sender-seat");
     let mut sender = child(place, "sender", &name);
     tell(&mut sender, &["register"]);
     let open = || Arena::open_in(&place.backend, name.as_str()).unwrap();
     let mut others: Vec<Arena> = (2..46).map(|_| open()).collect();
     sender.kill();
-    others.push(open()); // there is no other seat
+    others.push(open()); // in the only free seat
     assert_eq!(arena.stats().unwrap().members.len(), 46);
     assert!(ends(&queue));
     let late = others.last().unwrap().queue(0).unwrap().sender().unwrap();
@@ -213,7 +213,7 @@ fn process_in_the_seat_of_a_dead_sender_is_no_sender(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn looks_without_waiting_notice_a_death(place: &Place) {
+fn nonblocking_receive_notices_a_death(place: &Place) {
     let (name, arena, queue) = made(place, "sender-looks");
     for look in [0, 1] {
         let mut sender = child(place, "sender", &name);
@@ -257,7 +257,7 @@ fn closed_queue_refuses_registered_senders(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn senders_of_one_queue_say_nothing_of_another(place: &Place) {
+fn senders_of_other_queues_do_not_count(place: &Place) {
     let (_name, arena, queue) = made(place, "sender-other");
     drop(arena.queue(1).unwrap().sender().unwrap());
     assert!(waits(&queue) && ends(&arena.queue(1).unwrap()));

@@ -1,4 +1,4 @@
-//! Queues of an arena: order, exactly once, closing, waiting and being full, between real processes.
+//! Queues of an arena: order, delivery exactly once, closing, waiting, and full queues, between real processes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -20,18 +20,18 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "queues",
         tests![
             arrays_arrive_in_order_and_are_the_same_memory,
-            every_message_is_received_once_and_those_of_one_sender_in_order,
-            whoever_waits_is_woken_by_a_message_and_by_room_and_by_the_end,
-            what_was_sent_before_the_end_is_received_and_the_rest_comes_back,
-            waiting_ends_when_the_time_is_over,
+            every_message_arrives_once_in_its_senders_order,
+            waiters_wake_for_message_room_and_close,
+            closed_queue_delivers_but_refuses_new_messages,
+            waiting_ends_at_the_timeout,
             a_full_queue_gives_the_array_back,
-            an_array_of_another_type_comes_with_the_error,
-            what_was_received_can_be_sent_on_without_saying_what_it_is,
-            a_message_outlives_its_sender_however_that_ends,
-            what_a_killed_receiver_had_is_free_and_what_waits_is_not,
-            a_sender_lets_go_of_what_was_received,
-            arrays_of_other_arenas_and_queues_that_are_not_there_are_refused,
-            damaged_queues_are_an_error_or_hold_arrays_and_nothing_else,
+            type_mismatch_returns_the_message,
+            message_can_be_forwarded_without_its_type,
+            message_outlives_its_sender,
+            killed_receiver_frees_only_received_arrays,
+            sender_releases_received_arrays,
+            foreign_arrays_and_missing_queues_are_refused,
+            damaged_queue_yields_errors_or_shared_arrays_only,
         ],
     )
 }
@@ -59,9 +59,9 @@ fn numbered(arena: &Arena, number: u64) -> ArenaArray<u64, Ix1> {
     arena.from_array(&arr1(&[number])).expect("room")
 }
 
-/// What must be after every test: no block is held, and all of the memory can be taken again.
+/// Asserts what holds after every test: no block is held, and all of the memory can be allocated again.
 pub fn nothing_is_left(arena: &Arena) {
-    arena.reclaim().expect("it can be collected");
+    arena.reclaim().expect("it can be reclaimed");
     let stats = arena.stats().expect("it can be counted");
     assert_eq!((stats.arrays, stats.orphaned_messages), (0, 0), "{stats:?}");
     let most = usize::try_from(arena.capacity()).expect("small") - 64;
@@ -133,7 +133,7 @@ fn consume(arguments: &[String]) {
     say(received.join(" "));
 }
 
-fn every_message_is_received_once_and_those_of_one_sender_in_order(place: &Place) {
+fn every_message_arrives_once_in_its_senders_order(place: &Place) {
     for cells in [1, 64] {
         let name = place.location("queue-many");
         let arena = place.arena_options().queue_capacity(cells).create(name.location(), CAPACITY).unwrap();
@@ -156,7 +156,7 @@ fn every_message_is_received_once_and_those_of_one_sender_in_order(place: &Place
             let numbers: Vec<u64> = consumer.line().split_whitespace().map(|word| word.parse().unwrap()).collect();
             for producer in 0..PRODUCERS {
                 let of_one = numbers.iter().filter(|number| *number / EACH == producer);
-                assert!(of_one.clone().zip(of_one.skip(1)).all(|(one, next)| one < next), "overtaken");
+                assert!(of_one.clone().zip(of_one.skip(1)).all(|(one, next)| one < next), "a message was overtaken");
             }
             numbers.into_iter().for_each(|number| *times.entry(number).or_default() += 1);
             consumer.finish();
@@ -167,7 +167,7 @@ fn every_message_is_received_once_and_those_of_one_sender_in_order(place: &Place
     }
 }
 
-/// A child that waits, and says what for and what came of it.
+/// A child that receives or sends on request, waiting as long as it takes, and says what came of it.
 fn wait(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let queue = arena.queue(0).unwrap();
@@ -177,7 +177,7 @@ fn wait(arguments: &[String]) {
             "receive" => match queue.recv::<u64, Ix1>() {
                 Ok(array) => {
                     let number = array.view()[0];
-                    drop(array); // a process that is told can rely on it
+                    drop(array); // before the answer, so that the parent can rely on it
                     say(number);
                 }
                 Err(error) => say(format!("closed {}", error.error().is_closed())),
@@ -194,12 +194,12 @@ fn wait(arguments: &[String]) {
     }
 }
 
-/// Waits until another thread has certainly gone to sleep, or long enough to be likely: nothing depends on it.
+/// Waits until another process probably sleeps. Nothing depends on it.
 fn let_it_sleep() {
     std::thread::sleep(Duration::from_millis(30));
 }
 
-fn whoever_waits_is_woken_by_a_message_and_by_room_and_by_the_end(place: &Place) {
+fn waiters_wake_for_message_room_and_close(place: &Place) {
     let name = place.location("queue-woken");
     let arena = place.arena_options().queue_capacity(1).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(0).unwrap();
@@ -235,7 +235,7 @@ fn whoever_waits_is_woken_by_a_message_and_by_room_and_by_the_end(place: &Place)
     nothing_is_left(&arena);
 }
 
-fn what_was_sent_before_the_end_is_received_and_the_rest_comes_back(place: &Place) {
+fn closed_queue_delivers_but_refuses_new_messages(place: &Place) {
     let (_name, arena, queue) = made(place, "queue-end");
     for number in 0..3 {
         queue.send(numbered(&arena, number)).unwrap();
@@ -254,7 +254,7 @@ fn what_was_sent_before_the_end_is_received_and_the_rest_comes_back(place: &Plac
     nothing_is_left(&arena);
 }
 
-fn waiting_ends_when_the_time_is_over(place: &Place) {
+fn waiting_ends_at_the_timeout(place: &Place) {
     let name = place.location("queue-times");
     let arena = place.arena_options().queue_capacity(1).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(7).unwrap();
@@ -293,7 +293,7 @@ fn a_full_queue_gives_the_array_back(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn an_array_of_another_type_comes_with_the_error(place: &Place) {
+fn type_mismatch_returns_the_message(place: &Place) {
     let (_name, arena, queue) = made(place, "queue-types");
     let sent = arena.from_array(&Array::from_elem((2, 3), 1.5_f32)).unwrap();
     for _ in 0..2 {
@@ -307,14 +307,14 @@ fn an_array_of_another_type_comes_with_the_error(place: &Place) {
     assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
     let array = message.into_array::<f32, Ix2>().unwrap();
     assert_eq!((array.handle(), array.view().sum()), (sent.handle(), 9.0));
-    // A receiver that does not want it drops it, and gets the next one.
+    // A receiver may drop a message of another type and go on.
     assert!(queue.try_recv::<f64, Ix2>().is_err());
     assert!(queue.try_recv::<f64, Ix2>().unwrap().is_none());
     drop((array, sent));
     nothing_is_left(&arena);
 }
 
-fn what_was_received_can_be_sent_on_without_saying_what_it_is(place: &Place) {
+fn message_can_be_forwarded_without_its_type(place: &Place) {
     let (name, arena, queue) = made(place, "queue-onward");
     let mut child = Child::start(place, "queue-sums", &[name.as_str()]);
     child.expect("ready");
@@ -346,7 +346,7 @@ fn send_and_end(arguments: &[String]) {
     }
 }
 
-fn a_message_outlives_its_sender_however_that_ends(place: &Place) {
+fn message_outlives_its_sender(place: &Place) {
     let (name, arena, queue) = made(place, "queue-outlive");
     for end in ["close", "return", "kill"] {
         let mut child = Child::start(place, "queue-send-and-end", &[name.as_str()]);
@@ -366,7 +366,7 @@ fn a_message_outlives_its_sender_however_that_ends(place: &Place) {
         for number in 1..3 {
             let array = queue.recv::<u64, Ix1>().unwrap();
             assert_eq!(array.view()[0], number);
-            // Nothing but its receiver has it, although no member has looked after the orphaned messages since.
+            // Only the receiver holds it, although no member has reclaimed the orphaned messages since.
             array.try_into_draft().unwrap();
         }
         nothing_is_left(&arena);
@@ -382,7 +382,7 @@ fn receive_and_hold(arguments: &[String]) {
     drop(array);
 }
 
-fn what_a_killed_receiver_had_is_free_and_what_waits_is_not(place: &Place) {
+fn killed_receiver_frees_only_received_arrays(place: &Place) {
     let (name, arena, queue) = made(place, "queue-killed-receiver");
     queue.send(numbered(&arena, 1)).unwrap();
     queue.send(numbered(&arena, 2)).unwrap();
@@ -398,7 +398,7 @@ fn what_a_killed_receiver_had_is_free_and_what_waits_is_not(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn a_sender_lets_go_of_what_was_received(place: &Place) {
+fn sender_releases_received_arrays(place: &Place) {
     let (name, arena, queue) = made(place, "queue-limbo");
     let mut child = Child::start(place, "queue-wait", &[name.as_str()]);
     child.expect("ready");
@@ -407,7 +407,7 @@ fn a_sender_lets_go_of_what_was_received(place: &Place) {
         child.tell("receive");
         child.expect("1");
     };
-    // By collecting, by dropping something, by sending, by allocating.
+    // The sender frees it when it reclaims, when it drops an array, when it sends, and when it allocates.
     queue.send(numbered(&arena, 1)).unwrap();
     receive(&mut child);
     arena.reclaim().unwrap();
@@ -430,7 +430,7 @@ fn a_sender_lets_go_of_what_was_received(place: &Place) {
     nothing_is_left(&arena);
 }
 
-fn arrays_of_other_arenas_and_queues_that_are_not_there_are_refused(place: &Place) {
+fn foreign_arrays_and_missing_queues_are_refused(place: &Place) {
     let (_name, arena, queue) = made(place, "queue-own");
     let (_other_name, other, _) = made(place, "queue-other");
     assert!(matches!(arena.queue(8), Err(Error::InvalidSetting { .. })));
@@ -445,18 +445,18 @@ fn arrays_of_other_arenas_and_queues_that_are_not_there_are_refused(place: &Plac
     }
 }
 
-/// Where queues begin in the file, and how long the first is with so many cells: docs/layout.md.
+/// Offset of the queues in the file, and cells of the first one: docs/layout.md.
 const QUEUES: u64 = 8192;
 const CELLS: u32 = 8;
 
-fn damaged_queues_are_an_error_or_hold_arrays_and_nothing_else(place: &Place) {
+fn damaged_queue_yields_errors_or_shared_arrays_only(place: &Place) {
     let mut random = Random::new(1);
     let mut next = || random.number();
     let name = place.location("queue-damaged");
     let arena = place.arena_options().queues(1).queue_capacity(CELLS).create(name.location(), CAPACITY).unwrap();
     let queue = arena.queue(0).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(place.path(&name)).unwrap();
-    // Only their makers may see drafts, and no process may see free blocks.
+    // Besides the shared array there are a draft, which only its creator may see, and free blocks, which no process may see.
     let shared = numbered(&arena, 7);
     let draft = arena.draft::<u64, _>(1).unwrap();
     let (mut damaged, mut received) = (0, 0);
@@ -468,7 +468,7 @@ fn damaged_queues_are_an_error_or_hold_arrays_and_nothing_else(place: &Place) {
         words[16] = next();
         words[17] = next() & u64::MAX << (next() % 64);
         for cell in &mut words[32..] {
-            // Often a lap that fits, and the slots of the first blocks.
+            // Often a lap that fits, and one of the first slots.
             let (lap, sender, slot) =
                 (next() % 3, next() % 64, if next() % 2 == 0 { next() % 4 } else { next() >> 32 });
             *cell = lap << 39 | (next() % 8 / 7) << 38 | sender << 32 | slot;
@@ -489,14 +489,14 @@ fn damaged_queues_are_an_error_or_hold_arrays_and_nothing_else(place: &Place) {
                 Err(error) => assert!(matches!(error.error(), Error::Trailer { .. }), "{error}"),
             }
         }
-        let _error_or_timeout = queue.recv_any_timeout(Duration::ZERO);
-        let _error_or_done = queue.close();
+        let _ = queue.recv_any_timeout(Duration::ZERO);
+        let _ = queue.close();
         assert!(matches!(queue.try_send(&shared).unwrap_err().error(), Error::Trailer { .. } | Error::Closed { .. }));
     }
     assert!(damaged > 100 && received > 100, "{damaged} {received}");
     write_at(&file, &[0; 256 + 8 * CELLS as usize], QUEUES);
     drop((shared, draft));
-    // What this process sent it cannot find any more: it has no way to say whether that was received.
+    // The queue is overwritten, so this process cannot tell whether its last message was received and may keep its block.
     arena.reclaim().unwrap();
     assert!(arena.stats().unwrap().arrays <= 1);
 }

@@ -1,4 +1,4 @@
-//! Many processes at once: the same name made, used and removed by all, and locks under pressure.
+//! Many processes at once: all create, use and unlink the same name, or compete for the same locks.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "races",
         tests![
-            four_processes_make_use_and_remove_one_name_a_thousand_times_each,
+            four_processes_create_and_unlink_one_name,
             open_or_create_races_end_in_one_array,
             overlapping_readers_do_not_keep_a_writer_out,
             increments_under_write_guards_are_never_lost,
@@ -34,7 +34,7 @@ pub const ROLES: &[(&str, Role)] = &[
 fn churn(arguments: &[String]) {
     const LENGTH: usize = 1500;
     let (name, seed) = (arguments[0].as_str(), arguments[1].parse::<u64>().unwrap());
-    // What the first call of a process opens for good is no leak.
+    // The first call of a process opens files that stay open; they are no leak.
     let first = format!("{name}-{seed}");
     drop(SharedArray::<u8, _>::create(first.as_str(), 1).unwrap());
     assert!(unlink(first.as_str()).unwrap());
@@ -64,8 +64,8 @@ fn churn(arguments: &[String]) {
     say("no surprises");
 }
 
-fn four_processes_make_use_and_remove_one_name_a_thousand_times_each(place: &Place) {
-    let place = &place.fresh(); // where everything that is left is this test's
+fn four_processes_create_and_unlink_one_name(place: &Place) {
+    let place = &place.fresh(); // so that everything that is left is this test's
     let name = place.location("churn");
     let start = |seed: u32| Child::start(place, "churn", &[name.as_str(), &seed.to_string()]);
     let mut children: Vec<Child> = (1..=4).map(start).collect();
@@ -124,8 +124,8 @@ fn overlapping_readers_do_not_keep_a_writer_out(place: &Place) {
         std::thread::sleep(Duration::from_millis(1)); // out of step
     }
     for round in 0..20 {
-        eventually("another thread reads", || array.try_write().is_err());
-        // Who had to find a moment without readers would hardly ever get in.
+        eventually("a child reads", || array.try_write().is_err());
+        // A writer that only looked for a moment without readers would hardly ever get in.
         let start = Instant::now();
         if round % 2 == 0 {
             drop(array.write().unwrap());

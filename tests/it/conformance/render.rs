@@ -16,18 +16,18 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "render",
         tests![
-            chunks_are_painted_by_one_claim_each,
-            a_finished_buffer_has_its_name_and_nothing_else,
+            chunk_has_one_claim_at_a_time,
+            finished_buffer_has_only_its_name,
             chunks_can_be_read_while_others_are_painted,
-            an_unfinished_buffer_cannot_be_finished_and_is_given_back,
+            finish_returns_an_incomplete_buffer,
             a_claim_and_a_write_guard_exclude_each_other,
-            whoever_clears_a_stale_ledger_spares_what_others_began_meanwhile,
-            discarding_spares_what_others_began_meanwhile,
+            clearing_a_stale_ledger_spares_a_concurrent_buffer,
+            discard_spares_a_concurrent_buffer,
             unlinked_buffer_keeps_its_memory_and_refuses_claims,
-            beginning_what_others_finished_meanwhile_is_an_error_and_leaves_nothing,
+            create_fails_when_another_process_finished_meanwhile,
             joining_a_sparse_buffer_leaves_it_sparse,
             many_chunks_are_claimed_past_a_slow_one,
-            payload_without_ledger_is_in_no_beginners_way,
+            payload_without_ledger_does_not_block_create,
         ],
     )
 }
@@ -48,7 +48,7 @@ fn paint(buffer: &RenderBuffer<u32, ndarray::Ix2>) -> usize {
     painted
 }
 
-fn chunks_are_painted_by_one_claim_each(place: &Place) {
+fn chunk_has_one_claim_at_a_time(place: &Place) {
     let name = place.location("claims");
     let (one, two) = (buffer(place, &name), buffer(place, &name));
     let NextClaim::Chunk(first) = one.claim_next().unwrap() else { panic!("all are free") };
@@ -64,7 +64,7 @@ fn chunks_are_painted_by_one_claim_each(place: &Place) {
     drop(second);
 }
 
-fn a_finished_buffer_has_its_name_and_nothing_else(place: &Place) {
+fn finished_buffer_has_only_its_name(place: &Place) {
     let name = place.location("finish");
     let one = buffer(place, &name);
     assert!(place.attach::<u32, _>().open(name.location(), (6, 10)).unwrap_err().is_not_found());
@@ -97,7 +97,7 @@ fn chunks_can_be_read_while_others_are_painted(place: &Place) {
     drop(busy);
 }
 
-fn an_unfinished_buffer_cannot_be_finished_and_is_given_back(place: &Place) {
+fn finish_returns_an_incomplete_buffer(place: &Place) {
     let name = place.location("incomplete");
     let buffer = buffer(place, &name);
     let error = buffer.finish().unwrap_err();
@@ -135,7 +135,7 @@ fn a_claim_and_a_write_guard_exclude_each_other(place: &Place) {
     eventually("the claim is given up", || matches!(buffer.claim(0).unwrap(), Claim::Chunk(_)));
 }
 
-/// Does something once, just before an operation on a file of this kind; returns the backend to use and what was done.
+/// Acts once, just before an operation on a file of this kind. Returns the backend to use and the place of the result.
 fn once_before<R: Send + 'static>(
     place: &Place,
     (operation, kind): (&'static str, &'static str),
@@ -155,12 +155,12 @@ fn once_before<R: Send + 'static>(
     (backend, done)
 }
 
-/// Begins the same work as `buffer` does, through another backend.
+/// Creates or joins the same buffer as `buffer` does, through another backend.
 fn begin(backend: Directory, location: &Location) -> ndarray_shm::Result<RenderBuffer<u32, ndarray::Ix2>> {
     RenderOptions::new().backend(backend).create(location, (6, 10), (4, 3), "a test")
 }
 
-/// What another process might do: begin the buffer and finish one chunk.
+/// Acts as another process might: creates or joins the buffer and commits one chunk.
 fn begin_and_paint_one(place: &Place, name: &Name) -> impl FnOnce() -> RenderBuffer<u32, ndarray::Ix2> + Send + use<> {
     let (backend, location) = (place.backend.clone(), name.location().clone());
     move || {
@@ -171,11 +171,11 @@ fn begin_and_paint_one(place: &Place, name: &Name) -> impl FnOnce() -> RenderBuf
     }
 }
 
-fn whoever_clears_a_stale_ledger_spares_what_others_began_meanwhile(place: &Place) {
+fn clearing_a_stale_ledger_spares_a_concurrent_buffer(place: &Place) {
     let name = place.location("stale");
     drop(buffer(place, &name));
     let partial = place.files_of(&name).into_iter().find(|file| file.contains("part")).expect("a payload");
-    std::fs::remove_file(place.directory().join(partial)).unwrap(); // its beginner died before the payload had a name
+    std::fs::remove_file(place.directory().join(partial)).unwrap(); // as if its creator had died before the payload had a name
     let (backend, other) = once_before(place, ("unlink", "-ledger-"), begin_and_paint_one(place, &name));
     let mine = begin(backend, name.location()).unwrap();
     let other = other.lock().unwrap().take().expect("began in between");
@@ -184,7 +184,7 @@ fn whoever_clears_a_stale_ledger_spares_what_others_began_meanwhile(place: &Plac
     assert!(matches!(mine.claim(chunk.index()).unwrap(), Claim::Busy), "the same payload");
 }
 
-fn discarding_spares_what_others_began_meanwhile(place: &Place) {
+fn discard_spares_a_concurrent_buffer(place: &Place) {
     let name = place.location("discard");
     drop(buffer(place, &name));
     let (backend, other) = once_before(place, ("unlink", "-part-"), begin_and_paint_one(place, &name));
@@ -210,7 +210,7 @@ fn unlinked_buffer_keeps_its_memory_and_refuses_claims(place: &Place) {
     assert!(place.files_of(&name).is_empty());
 }
 
-fn beginning_what_others_finished_meanwhile_is_an_error_and_leaves_nothing(place: &Place) {
+fn create_fails_when_another_process_finished_meanwhile(place: &Place) {
     let name = place.location("finished-meanwhile");
     let finish = {
         let (backend, location) = (place.backend.clone(), name.location().clone());
@@ -232,7 +232,7 @@ fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
     let create = || options().create::<u8, _>(name.location(), 1 << 20, 1 << 16, "sparse").unwrap();
     let buffers = [create(), create()];
     let joined = place.render_options().open::<u8, ndarray::Ix1>(name.location()).unwrap();
-    // What only the process that begins a buffer can choose is not ignored.
+    // Options that only the creator can choose are refused, not ignored.
     for chosen in [options(), place.render_options().chunk_offset(&[1])] {
         let refused = chosen.open::<u8, ndarray::Ix1>(name.location()).unwrap_err();
         assert!(matches!(refused, Error::InvalidSetting { .. }), "{refused}");
@@ -242,10 +242,10 @@ fn joining_a_sparse_buffer_leaves_it_sparse(place: &Place) {
     drop((buffers, joined));
 }
 
-fn payload_without_ledger_is_in_no_beginners_way(place: &Place) {
+fn payload_without_ledger_does_not_block_create(place: &Place) {
     let name = place.location("without-ledger");
     let viewer = buffer(place, &name);
-    // A discard that does not get to the payload.
+    // A discard that fails at the payload.
     let stuck = place.meddling(|operation, at| match at {
         Some(at) if operation == "unlink" && at.as_str().contains("part") => {
             Err(Error::WouldBlock { location: at.to_string() })

@@ -1,4 +1,4 @@
-//! Whole jobs as users have them, with kills in the middle: batches for consumers, and arrays for which there is no room yet.
+//! Whole jobs as users have them, with kills in the middle: batches for consumers, and waiting for room.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,9 +15,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "roles",
         tests![
-            batches_reach_living_consumers_though_one_and_the_producer_are_killed,
-            waiting_for_room_ends_with_a_drop_or_a_death,
-            waiting_for_room_ends_when_the_time_is_over_or_there_never_is_any,
+            batches_survive_killed_consumer_and_producer,
+            waiting_for_room_ends_with_drop_or_death,
+            waiting_for_room_times_out_or_reports_no_space,
         ],
     )
 }
@@ -29,12 +29,12 @@ pub const ROLES: &[(&str, Role)] =
 const BATCH: usize = 1500;
 const CONSUMERS: usize = 3;
 
-/// A child that sends batches, each after having said its number, until it is killed.
+/// A child that sends batches until it is killed, and says the number of each after it has sent it.
 fn produce(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let sender = arena.queue(0).unwrap().sender().unwrap();
     for number in 0_u64.. {
-        // The arena is smaller than the queue: what consumers hold is waited for.
+        // The arena has room for fewer batches than the queue: this waits until the consumers release some.
         let mut draft = arena.draft_wait::<u64, _>(BATCH, Duration::MAX).unwrap();
         draft.view_mut().fill(number);
         sender.send(draft.share().unwrap()).unwrap();
@@ -42,8 +42,8 @@ fn produce(arguments: &[String]) {
     }
 }
 
-/// A child that says which batches it has received, until the queue ends; it holds the last one while it waits. The one that is to be
-/// killed receives one batch and keeps it.
+/// A child that says which batches it has received, until the queue ends. It holds the last one while it waits for the next.
+/// The child that is to be killed receives one batch and keeps it.
 fn consume(arguments: &[String]) {
     let queue = arena_of_child(arguments).queue(0).unwrap();
     say("open");
@@ -69,7 +69,7 @@ fn consume(arguments: &[String]) {
     say("end");
 }
 
-fn batches_reach_living_consumers_though_one_and_the_producer_are_killed(place: &Place) {
+fn batches_survive_killed_consumer_and_producer(place: &Place) {
     let name = place.location("batches");
     let arena = place.arena_options().queue_capacity(64).create(name.location(), 1 << 19).unwrap();
     let kind = |index| if index == 0 { "hold" } else { "go" };
@@ -77,18 +77,18 @@ fn batches_reach_living_consumers_though_one_and_the_producer_are_killed(place: 
         (0..CONSUMERS).map(|index| Child::start(place, "consume-batches", &[name.as_str(), kind(index)])).collect();
     consumers.iter_mut().for_each(|consumer| consumer.expect("open"));
     let mut producer = Child::start(place, "produce-batches", &[name.as_str()]);
-    // The first consumer is killed with a batch in its hands, and the others go on.
-    let with_the_dead: u64 = consumers[0].line().parse().unwrap();
+    // The first consumer is killed while it holds a batch. The other consumers go on.
+    let held_by_victim: u64 = consumers[0].line().parse().unwrap();
     let mut victim = consumers.remove(0);
     victim.kill();
     let mut received: Vec<u64> = consumers.iter_mut().map(|consumer| consumer.line().parse().unwrap()).collect();
     let mut sent: Vec<u64> = Vec::new();
-    while sent.last().is_none_or(|last| *last < with_the_dead + 300) {
+    while sent.last().is_none_or(|last| *last < held_by_victim + 300) {
         sent.push(producer.line().parse().unwrap());
     }
     producer.kill();
     sent.extend(producer.rest().iter().map(|line| line.parse::<u64>().unwrap()));
-    // Those that live end by themselves, when the queue is empty.
+    // The living consumers end by themselves when the queue is empty.
     for mut consumer in consumers {
         let numbers = std::iter::from_fn(|| Some(consumer.line()).filter(|line| line != "end"));
         received.extend(numbers.map(|line| line.parse::<u64>().unwrap()));
@@ -97,8 +97,8 @@ fn batches_reach_living_consumers_though_one_and_the_producer_are_killed(place: 
     let distinct: BTreeSet<u64> = received.iter().copied().collect();
     assert_eq!(distinct.len(), received.len(), "received twice");
     let lost: Vec<u64> = sent.iter().copied().filter(|number| !distinct.contains(number)).collect();
-    assert_eq!(lost, [with_the_dead], "nothing is lost but what the killed consumer had");
-    // The last batch may have been sent without having been said.
+    assert_eq!(lost, [held_by_victim], "nothing is lost but what the killed consumer had");
+    // The last batch may have been sent without having been reported.
     assert!(distinct.last().unwrap() - sent.last().unwrap() <= 1);
     arena.reclaim().unwrap();
     let stats = arena.stats().unwrap();
@@ -118,13 +118,13 @@ fn take_room(arguments: &[String]) {
     hear();
 }
 
-fn waiting_for_room_ends_with_a_drop_or_a_death(place: &Place) {
+fn waiting_for_room_ends_with_drop_or_death(place: &Place) {
     let name = place.location("room");
     let arena = place.arena_options().create(name.location(), 1 << 16).unwrap();
     for end in ["drop", "kill"] {
         let mut child = Child::start(place, "room-taker", &[name.as_str()]);
         child.expect("taken");
-        // Of another size, so that the span has to be cut anew.
+        // An array of another size, so that the span has to be divided anew.
         assert!(arena.draft::<u16, _>(20_000).unwrap_err().is_no_space());
         let waiter = {
             let arena = arena.clone();
@@ -143,7 +143,7 @@ fn waiting_for_room_ends_with_a_drop_or_a_death(place: &Place) {
     }
 }
 
-fn waiting_for_room_ends_when_the_time_is_over_or_there_never_is_any(place: &Place) {
+fn waiting_for_room_times_out_or_reports_no_space(place: &Place) {
     let name = place.location("no-room");
     let arena = place.arena_options().create(name.location(), 1 << 16).unwrap();
     let limit = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! Children: the same program in another role, spoken to line by line.
+//! Child processes: the same program in another role, which parent and child speak with line by line.
 
 use std::io::{self, BufRead, BufReader, Write};
 #[cfg(target_os = "linux")]
@@ -25,14 +25,14 @@ pub fn program() -> PathBuf {
 /// Copies the program, for children of other users.
 #[cfg(target_os = "linux")]
 pub fn copy_program(to: &Path) {
-    // Copied by another process: a descriptor of ours would be in every child that is just being spawned, and what a process may
-    // write to cannot be executed.
+    // Another process copies the file. Every child that this process spawns meanwhile would inherit a descriptor of the copy, and
+    // a file that is open for writing cannot be executed.
     let mut install = Command::new("install");
     install.args(["-m", "755"]).arg(program()).arg(to);
     assert!(install.status().expect("install runs").success());
 }
 
-/// What a child does: gets its arguments, and speaks through `say` and `hear`.
+/// What a child does. It gets its arguments, and speaks with the parent through `say` and `hear`.
 pub type Role = fn(&[String]);
 
 /// Plays the role that the environment names; `None` if it names none.
@@ -45,13 +45,13 @@ pub fn play(roles: &[(&str, Role)]) -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-/// In a child: tells the parent something.
+/// In a child: sends a line to the parent.
 pub fn say(line: impl std::fmt::Display) {
     println!("{line}");
     std::io::stdout().flush().expect("the parent listens");
 }
 
-/// In a child: waits for a line of the parent. Ends the process when the parent has gone.
+/// In a child: waits for a line of the parent. Ends the process if the parent has ended.
 pub fn hear() -> String {
     let mut line = String::new();
     if std::io::stdin().read_line(&mut line).unwrap_or(0) == 0 {
@@ -73,7 +73,7 @@ fn start(command: &mut Command) -> io::Result<Process> {
     }
 }
 
-/// A running child; killed when it goes out of scope.
+/// A running child, killed on drop.
 #[derive(Debug)]
 pub struct Child {
     process: Process,
@@ -89,7 +89,7 @@ impl Child {
         Self::spawn(command)
     }
 
-    /// Starts any command, spoken to the same way.
+    /// Starts any command as a child, with its standard input and output.
     pub fn spawn(mut command: Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = start(&mut command).unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
@@ -110,7 +110,7 @@ impl Child {
         self.process.id()
     }
 
-    /// Tells the child something.
+    /// Sends a line to the child.
     pub fn tell(&mut self, line: impl std::fmt::Display) {
         let stdin = self.stdin.as_mut().expect("not closed");
         writeln!(stdin, "{line}").expect("the child listens");
@@ -126,7 +126,7 @@ impl Child {
         }
     }
 
-    /// Tells the child something, and waits for its answer.
+    /// Sends a line to the child and waits for its answer.
     pub fn ask(&mut self, question: impl std::fmt::Display) -> String {
         self.tell(question);
         self.line()
@@ -137,7 +137,7 @@ impl Child {
         self.lines.recv_timeout(limit).ok()
     }
 
-    /// Waits for the end, and returns what the child has said that was not read yet. Kill it, or let it end.
+    /// Waits for the child's end and returns its lines that were not read yet. The child must be killed before, or end by itself.
     pub fn rest(&mut self) -> Vec<String> {
         self.lines.iter().collect()
     }
@@ -147,8 +147,8 @@ impl Child {
         assert_eq!(self.line(), line);
     }
 
-    /// Stops every thread of the child, where that is a signal. Elsewhere it does nothing: a child that has said
-    /// something and is to hear an answer waits anyway.
+    /// Stops every thread of the child, where there is a signal for it. Elsewhere it does nothing: a child that has said something
+    /// and expects an answer waits anyway.
     pub fn stop(&self) {
         if cfg!(unix) {
             send_signal("STOP", self.id());
@@ -159,11 +159,11 @@ impl Child {
     #[cfg(ndshm_steps)]
     pub fn start_until(place: &Place, role: &str, arguments: &[&str], step: &str) -> Self {
         let child = Self::start_with_step(place, role, arguments, step);
-        super::eventually("the child comes to its step", || child.is_stopped());
+        super::eventually("the child reaches its step", || child.is_stopped());
         child
     }
 
-    /// Starts a role that stops itself at a named step of the library, if it comes there.
+    /// Starts a role that stops itself at a named step of the library, if it reaches it.
     #[cfg(ndshm_steps)]
     pub fn start_with_step(place: &Place, role: &str, arguments: &[&str], step: &str) -> Self {
         let mut command = Command::new(program());
@@ -202,13 +202,13 @@ impl Child {
         assert_ne!(status.code(), Some(101), "the child had panicked before it was killed");
     }
 
-    /// Waits for the end, whatever it is.
+    /// Waits for the child's end and returns its status.
     pub fn end(&mut self) -> ExitStatus {
         self.stdin = None;
         self.process.wait().expect("it can be waited for")
     }
 
-    /// Waits for the end, which must be a good one.
+    /// Waits for the child's end, which must be a success.
     pub fn finish(mut self) {
         let status = self.end();
         assert!(status.success(), "child ended with {status}");
@@ -217,13 +217,13 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        let _already_gone = self.process.kill();
-        let _already_waited = self.process.wait();
+        let _ = self.process.kill(); // it may have ended already
+        let _ = self.process.wait();
     }
 }
 
-/// Lets signals of the terminal end this process and its children: a shell starts what runs in the background without
-/// that, and it is inherited.
+/// Lets signals of the terminal end this process and its children. A shell starts background processes with some of these signals
+/// ignored, and children inherit that.
 #[cfg(unix)]
 #[allow(unsafe_code)]
 pub fn hear_the_terminal() {

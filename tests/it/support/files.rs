@@ -1,4 +1,4 @@
-//! Files as a test wants to find them.
+//! Files that a test prepares.
 
 use std::fs::File;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Forked children, which inherit memory and descriptors. For processes with one thread.
 #![allow(unsafe_code)]
 
-/// Forks; the child does something and ends with whether it was true. Returns the child's number.
+/// Forks. The child calls `act`, and exits with success if that returned true. Returns the child's process id.
 pub fn fork(act: impl FnOnce() -> bool) -> i32 {
     // SAFETY: this process has one thread; the child ends without running anything of the parent's.
     let child = unsafe { libc::fork() };
@@ -27,7 +27,7 @@ pub fn in_forked_child(act: impl FnOnce() -> bool) {
     wait(fork(act));
 }
 
-/// Forks a child that has a copy of everything and does nothing, until nothing can write to the standard input any more.
+/// Forks a child that inherits everything and does nothing. It ends when no process can write to its standard input any more.
 pub fn fork_until_input_ends() {
     fork(|| {
         let mut byte = 0_u8;

@@ -1,10 +1,11 @@
-//! Forks at chosen moments: while a thread stands at a step, and held in the parent while the child is already there.
+//! Forks at chosen moments: while a thread waits at a step, or with the parent held while the child already exists.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// What a held fork has come to: 0 no fork is held, 1 the next one will be, 2 its child has been made, 3 it may go on.
+/// State of a held fork: 0 no fork is held, 1 the next fork will be held, 2 its child exists and the parent is held, 3 the parent
+/// may go on. [`act_beside_step`] uses 2 and 3 for a thread that is held at a step.
 static HELD: AtomicU32 = AtomicU32::new(0);
 
 fn wait_for(state: u32) {
@@ -14,20 +15,21 @@ fn wait_for(state: u32) {
 }
 
 extern "C" fn hold_parent() {
+    // The exchange lets one fork be held. Other threads may fork between 1 and 3, and their forks go on.
     if HELD.compare_exchange(1, 2, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
         wait_for(3);
     }
 }
 
-/// Lets forks be held in the parent, between the moment at which the child gets its copy of everything and whatever handlers
-/// (`pthread_atfork`) are registered later than this.
+/// Lets forks be held in the parent: after the child has got its copy of everything, and before the parent's handlers
+/// (`pthread_atfork`) that are registered later than this one.
 pub fn prepare_held_fork() {
-    // SAFETY: the handler looks at an atomic and sleeps.
+    // SAFETY: the handler uses an atomic and sleeps.
     assert_eq!(unsafe { libc::pthread_atfork(None, Some(hold_parent), None) }, 0);
 }
 
-/// Forks in another thread, whatever the threads are at, and returns when the child is there and that thread is held. The child
-/// ends when nothing can write to its standard input any more.
+/// Forks in another thread, at whatever points the other threads are. Returns when the child exists and the forking thread is held.
+/// The child ends when no process can write to its standard input any more.
 pub fn fork_beside() {
     HELD.store(1, Ordering::SeqCst);
     std::thread::spawn(|| {
@@ -53,8 +55,8 @@ extern "C" fn hold_thread(_: libc::c_int) {
     wait_for(3);
 }
 
-/// Has the main thread, which calls this, stand at the step where the process stops itself, also when the process is continued:
-/// then another thread acts, and after that the main thread goes on.
+/// Keeps the main thread, which calls this, at the step where the process stops itself. When the process is continued, another
+/// thread acts first, and then the main thread goes on.
 pub fn act_beside_step(act: impl FnOnce() + Send + 'static) {
     let mask = |how: libc::c_int| {
         // SAFETY: a set of signals is integers, and the call fills it.
@@ -67,7 +69,7 @@ pub fn act_beside_step(act: impl FnOnce() + Send + 'static) {
     let handler = hold_thread as extern "C" fn(libc::c_int);
     // SAFETY: the handler uses atomics and nanosleep(2) only.
     unsafe { libc::signal(libc::SIGCONT, handler as libc::sighandler_t) };
-    mask(libc::SIG_BLOCK); // inherited by the thread: the signal is for the main thread
+    mask(libc::SIG_BLOCK); // the new thread inherits this, so that the main thread gets the signal
     std::thread::spawn(|| {
         wait_for(2);
         act();
@@ -76,7 +78,7 @@ pub fn act_beside_step(act: impl FnOnce() + Send + 'static) {
     mask(libc::SIG_UNBLOCK);
 }
 
-/// Ends this process, a forked child, if it takes so many seconds.
+/// Ends this process, a forked child, after so many seconds.
 pub fn end_within(seconds: u32) {
     // SAFETY: sets a timer.
     unsafe { libc::alarm(seconds) };

@@ -13,7 +13,7 @@ use ndarray_shm::{Access, Directory, Error, Location, Pages, Result};
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
-/// Makes every draft under a hidden name, and has no attributes; everything else is the directory's.
+/// Makes every draft under a hidden name, and has no attributes. Everything else is passed on to the directory.
 #[derive(Debug)]
 struct HiddenDrafts(Directory);
 
@@ -33,7 +33,7 @@ unsafe impl Backend for HiddenDrafts {
     }
     fn draft(&self, length: u64, options: DraftOptions) -> Result<DraftFile> {
         if length > self.available()? {
-            return self.0.draft(length, options); // which says so
+            return self.0.draft(length, options); // fails with `NoSpace`
         }
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = self.path().join(format!(".ndshm-draft-{}-{number}", std::process::id()));

@@ -20,7 +20,7 @@ pub fn open_files() -> usize {
     count as usize
 }
 
-/// The lines in the system's list of this process's mappings that contain this; none where there is no list.
+/// The lines of the system's list of this process's mappings that contain a text. None where there is no such list.
 pub fn mappings(containing: &str) -> Vec<String> {
     let list = if cfg!(target_os = "linux") {
         std::fs::read_to_string("/proc/self/maps").expect("a list of mappings")
@@ -30,7 +30,7 @@ pub fn mappings(containing: &str) -> Vec<String> {
     list.lines().filter(|line| line.contains(containing)).map(Into::into).collect()
 }
 
-/// What the descriptors of a process lead to. It is `self`, or the process with this number.
+/// The files that a process's descriptors lead to. The process is `self` or a process id.
 #[cfg(target_os = "linux")]
 pub fn open_paths(process: &str) -> Vec<std::path::PathBuf> {
     let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).expect("a list of descriptors").flatten();

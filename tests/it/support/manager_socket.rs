@@ -6,7 +6,7 @@ use ndarray_shm::manager;
 
 use super::machine::send_signal;
 
-/// A socket in a directory of its own. Dropped, no manager serves there any more.
+/// A socket in a directory of its own. Drop ends the manager that serves there.
 #[derive(Debug)]
 pub struct ManagerSocket {
     pub path: PathBuf,

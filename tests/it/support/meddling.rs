@@ -1,4 +1,4 @@
-//! A backend that a test meddles with: before each operation a test may fail it, or do what another process might.
+//! A backend that injects faults: before each operation a test may make it fail, or act as another process might.
 
 use std::fmt;
 use std::fs::File;
@@ -52,7 +52,7 @@ unsafe impl Backend for Meddling {
         (self.before)("rename", Some(from))?;
         self.inner.rename(from, to, id, mode)
     }
-    /// Not meddled with: it stands for looking at an open file, which is no operation.
+    /// Passed on without a call of `before`: it stands for a look at an open file, which is no operation.
     fn leads_to(&self, at: &Location, id: FileId) -> Result<bool> {
         self.inner.leads_to(at, id)
     }

@@ -1,4 +1,4 @@
-//! What tests stand on: places to test in, names that clean up after themselves, children.
+//! Support for tests: places to test in, names that clean up after themselves, child processes.
 
 pub mod child;
 pub mod counted;
@@ -35,7 +35,7 @@ use ndarray_shm::{
 
 use crate::topics::Run;
 
-/// Tells a child that its drafts are to be hidden ones.
+/// Tells a child to give its drafts hidden names.
 const HIDDEN: &str = "NDSHM_TEST_HIDDEN";
 
 /// In a child: the backend under test, with its way of making drafts.
@@ -70,7 +70,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Whether the system can take room for the holes of a file that others may have open.
+    /// Whether the system can reserve room for the holes of a file that other processes may have open.
     pub const FILLS_HOLES: bool = cfg!(target_os = "linux");
 
     /// Whether memory of a pool can be used again.
@@ -82,7 +82,7 @@ impl Place {
         Self { name, backend: backend_of_child(), emulate: true, _directory: None }
     }
 
-    /// The backends that a run tests. With `EMULATE_SHM` set, real shared memory is none of them.
+    /// The backends that a run tests. With `EMULATE_SHM` set, real shared memory is not among them.
     pub fn all(run: &Run) -> Vec<Self> {
         let asked = std::env::var("EMULATE_SHM").unwrap_or_default().to_ascii_lowercase();
         let is_real = cfg!(target_os = "linux") && !["1", "true", "yes"].contains(&asked.as_str());
@@ -116,7 +116,7 @@ impl Place {
         Self { name: "hidden", backend: hidden::directory(emulated.directory()), ..emulated }
     }
 
-    /// The same backend, with something done before each operation.
+    /// The same backend, with `before` called before each operation.
     pub fn meddling(
         &self,
         before: impl Fn(&'static str, Option<&Location>) -> ndarray_shm::Result<()> + Send + Sync + 'static,
@@ -124,7 +124,7 @@ impl Place {
         meddling(&self.backend, before)
     }
 
-    /// The same kind of place in a directory of its own, where there are directories to choose.
+    /// The same kind of place in a directory of its own, where the directory can be chosen.
     pub fn fresh(&self) -> Self {
         match self.name {
             "emulated" => Self::emulated(),
@@ -134,8 +134,8 @@ impl Place {
         }
     }
 
-    /// A directory of a test's own on the same file system, gone with everything in it when the test ends, however that is:
-    /// for arrays with names that the test does not choose, and for questions about all that is there.
+    /// A test's own directory on the same file system, removed with everything in it when the test ends, also when it fails.
+    /// For arrays whose names the test does not choose, and for checks of everything in the directory.
     pub fn private(&self) -> Self {
         if self.name != "shm" {
             return self.fresh();
@@ -146,7 +146,7 @@ impl Place {
         Self { name: "shm", backend, emulate: true, _directory: Some(Arc::new(directory)) }
     }
 
-    /// Whether drafts have hidden names here, which a killed maker leaves behind.
+    /// Whether drafts have hidden names here, which a killed creator leaves behind.
     pub fn has_hidden_drafts(&self) -> bool {
         self.name == "hidden" || !cfg!(target_os = "linux")
     }
@@ -154,7 +154,7 @@ impl Place {
     /// Whether plain arrays describe themselves here.
     pub fn describes(&self) -> bool {
         let describes = self.backend.can_describe().expect("a test file");
-        // tmpfs needs Linux 6.6 for it; whatever else is tested on can do it.
+        // tmpfs needs Linux 6.6 for it. All other file systems that are tested can do it.
         assert_eq!(
             describes,
             cfg!(target_os = "linux") && self.name != "hidden",
@@ -164,14 +164,14 @@ impl Place {
         describes
     }
 
-    /// Whether a file can be longer than the room that is taken for it: NTFS takes the room.
+    /// Whether a file can take less room than its length. On NTFS it cannot.
     pub fn has_holes(&self) -> bool {
         let name = self.location("holes");
         std::fs::File::create(self.path(&name)).and_then(|file| file.set_len(1 << 20)).expect("a file");
         self.allocated(name.as_str()) < 1 << 18
     }
 
-    /// How many bytes of room the backend says that the file with this name takes.
+    /// The bytes of room that the file with this name takes, according to the backend.
     pub fn allocated(&self, name: &str) -> u64 {
         let entries = self.backend.list().expect("a listing");
         entries.iter().find(|entry| entry.name == name).expect("it is listed").allocated
@@ -211,27 +211,27 @@ impl Place {
         AttachOptions::<RefcountedArray<_, _>>::new().backend(self.backend.clone())
     }
 
-    /// Options for reading arrays here for long.
+    /// Options for held read access to arrays here.
     pub fn reader<T: Element, D: Dimension>(&self) -> AttachOptions<ArrayReader<T, D>> {
         AttachOptions::<ArrayReader<_, _>>::new().backend(self.backend.clone())
     }
 
-    /// Options for writing to arrays here for long.
+    /// Options for held write access to arrays here.
     pub fn writer<T: Element, D: Dimension>(&self) -> AttachOptions<ArrayWriter<T, D>> {
         AttachOptions::<ArrayWriter<_, _>>::new().backend(self.backend.clone())
     }
 
-    /// What a counted array here says about itself.
+    /// Inspects a counted array here.
     pub fn inspect(&self, name: &Name) -> ndarray_shm::Result<Inspection> {
         inspect_in(&self.backend, name.location())
     }
 
-    /// Whether anything has the name.
+    /// Whether a file has the name.
     pub fn has(&self, name: &Name) -> bool {
         self.backend.open(name.location(), Access::Read).is_ok()
     }
 
-    /// Removes what the dead have left here.
+    /// Reclaims orphans here.
     pub fn reclaim(&self) -> Reclaimed {
         Reclaim::new().run(&self.backend).expect("a listing")
     }
@@ -260,7 +260,7 @@ impl Place {
         ]
     }
 
-    /// A location that no other test uses; what it names is gone when it goes out of scope.
+    /// A location that no other test uses. It is unlinked when the value is dropped.
     pub fn location(&self, label: &str) -> Name {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -273,12 +273,12 @@ impl Place {
         self.backend.list().expect("a listing").into_iter().map(|entry| entry.name).collect()
     }
 
-    /// Everything in the directory that belongs to the location, bookkeeping included.
+    /// Every file in the directory that belongs to the location, payload and ledger of a renderbuffer included.
     pub fn files_of(&self, location: &Name) -> Vec<String> {
         self.everything().into_iter().filter(|name| name.ends_with(location.as_str())).collect()
     }
 
-    /// Wraps the tests of one file of a suite, once for this place.
+    /// Makes trials of the tests of one file of a suite, in this place.
     pub fn trials(&self, suite: &str, file: &str, tests: &[(&str, Test)]) -> Vec<Trial> {
         let trial = |&(name, test): &(&str, Test)| {
             let place = self.clone();
@@ -290,14 +290,14 @@ impl Place {
         tests.iter().map(trial).collect()
     }
 
-    /// What tests left here, bookkeeping included.
+    /// Every file that tests left here, hidden ones included.
     pub fn left(&self) -> Vec<String> {
         let own = format!("ndshm-it-{}-", std::process::id());
         self.everything().into_iter().filter(|name| self.name != "shm" || name.contains(&own)).collect()
     }
 }
 
-/// A backend with something done before each operation.
+/// A backend with `before` called before each operation.
 pub fn meddling(
     inner: &Directory,
     before: impl Fn(&'static str, Option<&Location>) -> ndarray_shm::Result<()> + Send + Sync + 'static,
@@ -305,7 +305,7 @@ pub fn meddling(
     Directory::from(Arc::new(meddling::Meddling { inner: inner.clone(), before: Box::new(before) }))
 }
 
-/// A location that is unlinked when it goes out of scope, also when the test fails.
+/// A location that is unlinked on drop, also when the test fails.
 #[derive(Debug)]
 pub struct Name {
     location: Location,
@@ -324,18 +324,18 @@ impl Name {
 
 impl Drop for Name {
     fn drop(&mut self) {
-        let _gone = self.backend.unlink(&self.location);
-        let _gone = render::discard(&self.backend, &self.location);
+        let _ = self.backend.unlink(&self.location); // drop cannot fail
+        let _ = render::discard(&self.backend, &self.location);
     }
 }
 
-/// How often a test repeats what it would do so many times on Linux. Wine takes ten times as long for a call, and its server
+/// The number of rounds of a loop that has `times` rounds on Linux. Under Wine a call takes ten times as long, and Wine's server
 /// keeps each closed handle of a file open until the last lock on that file is gone: thousands of rounds would use up its descriptors.
 pub const fn rounds(times: usize) -> usize {
     if cfg!(windows) { times.div_ceil(10) } else { times }
 }
 
-/// Wraps the tests of a suite that is about no place.
+/// Makes trials of the tests of a suite that does not depend on a place.
 pub fn trials(suite: &str, tests: &[(&str, fn())]) -> Vec<Trial> {
     let trial = |&(name, test): &(&str, fn())| {
         Trial::test(format!("{suite}::{name}"), move || {
@@ -352,7 +352,7 @@ macro_rules! tests {
     ($($(#[$attribute:meta])* $name:ident),* $(,)?) => { &[$($(#[$attribute])* (stringify!($name), $name)),*] };
 }
 
-/// Waits for something that must happen, and says what if it does not.
+/// Waits for something that must happen. Panics with its name if it does not.
 pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let start = Instant::now();
     while !happened() {

@@ -1,4 +1,4 @@
-//! Arrays that several processes hold: by handle, as long as one of them holds the array.
+//! Arrays that several processes hold. A handle is valid as long as one of them holds its array.
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
@@ -15,16 +15,16 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "arena",
         tests![
-            a_second_process_gets_what_the_first_shared,
-            a_handle_leads_nowhere_when_nobody_holds_the_array,
-            who_is_the_only_holder_can_fill_it_again,
+            shared_array_reaches_a_second_process,
+            handle_of_an_unheld_array_is_spent,
+            sole_holder_can_refill_its_array,
             many_small_arrays_are_held_in_two_processes,
-            statistics_say_who_holds_how_many,
+            statistics_count_arrays_per_member,
         ],
     )
 }
 
-fn a_second_process_gets_what_the_first_shared(place: &Place) {
+fn shared_array_reaches_a_second_process(place: &Place) {
     let name = place.location("arena");
     let arena = create(place, &name, MIB);
     let mut child = peer_of(place, &name);
@@ -42,7 +42,7 @@ fn a_second_process_gets_what_the_first_shared(place: &Place) {
     child.finish();
 }
 
-fn a_handle_leads_nowhere_when_nobody_holds_the_array(place: &Place) {
+fn handle_of_an_unheld_array_is_spent(place: &Place) {
     let name = place.location("spent");
     let arena = create(place, &name, MIB);
     let array = arena.from_array(&Array::from_elem(100, 1u64)).unwrap();
@@ -58,7 +58,7 @@ fn a_handle_leads_nowhere_when_nobody_holds_the_array(place: &Place) {
         assert!(arena.get::<u64, Ix1>(&handle).unwrap_err().is_handle_spent());
         assert_ne!(other.handle(), handle);
     }
-    // What its next handle will be is no secret; a draft cannot be had by it.
+    // The next handle of the slot can be guessed, but it does not reach a draft.
     let mut draft = arena.draft::<u64, _>(100).unwrap();
     let next = |ahead: u64| {
         let mut bytes = handle.to_bytes();
@@ -74,7 +74,7 @@ fn a_handle_leads_nowhere_when_nobody_holds_the_array(place: &Place) {
     assert!(matches!(other.get::<u64, Ix1>(&handle), Err(Error::InvalidSetting { .. })));
 }
 
-fn who_is_the_only_holder_can_fill_it_again(place: &Place) {
+fn sole_holder_can_refill_its_array(place: &Place) {
     let name = place.location("again");
     let arena = create(place, &name, MIB);
     let array = arena.from_array(&Array::from_elem(10, 1u64)).unwrap();
@@ -143,7 +143,7 @@ fn many_small_arrays_are_held_in_two_processes(place: &Place) {
     assert_eq!(arena.stats().unwrap().arrays, 0);
 }
 
-fn statistics_say_who_holds_how_many(place: &Place) {
+fn statistics_count_arrays_per_member(place: &Place) {
     let name = place.location("stats");
     let arena = create(place, &name, MIB);
     let mut child = peer_of(place, &name);

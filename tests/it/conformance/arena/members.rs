@@ -1,4 +1,4 @@
-//! Processes that have an arena open: how many, what a killed one leaves, and how long the name stays.
+//! Members of an arena: how many there can be, what a killed one leaves, and how long the name stays.
 
 use libtest_mimic::Trial;
 use ndarray::{Array, Ix1};
@@ -17,12 +17,12 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "arena",
         tests![
             a_killed_process_holds_nothing,
-            processes_are_killed_at_it_and_nothing_is_lost,
-            forty_six_can_have_it_open_and_a_dead_ones_seat_is_free,
-            the_last_one_out_removes_the_name,
-            an_arena_of_the_dead_is_reclaimed,
-            what_is_kept_stays,
-            other_kinds_of_files_are_told_apart,
+            killed_processes_leak_no_memory,
+            forty_six_members_fit_and_dead_seats_are_reused,
+            last_member_removes_the_name,
+            arena_of_dead_members_is_reclaimed,
+            kept_arena_stays_until_unlinked,
+            arena_and_array_files_are_told_apart,
         ],
     )
 }
@@ -84,7 +84,7 @@ pub fn churn(arguments: &[String]) {
     }
 }
 
-fn processes_are_killed_at_it_and_nothing_is_lost(place: &Place) {
+fn killed_processes_leak_no_memory(place: &Place) {
     let name = place.location("soak");
     let arena = create(place, &name, 2 * MIB);
     let all = || (0..32).map(|_| arena.draft::<u8, _>((1 << 16) - 64)).collect::<Result<Vec<_>, _>>();
@@ -112,7 +112,7 @@ fn processes_are_killed_at_it_and_nothing_is_lost(place: &Place) {
     arena.reclaim().unwrap();
     let found = arena.stats().unwrap();
     assert_eq!((found.arrays, found.orphaned_messages, found.members.len()), (0, 0, 1), "{found:?}");
-    // Every byte can be had again, in whatever size.
+    // All memory can be allocated again, in any size.
     assert_eq!(all().unwrap().len(), 32);
     let small: Result<Vec<_>, _> = (0..32 * 204).map(|_| arena.draft::<u8, _>(256)).collect();
     assert_eq!(small.unwrap().len(), 32 * 204);
@@ -125,7 +125,7 @@ pub fn member(arguments: &[String]) {
     hear();
 }
 
-fn forty_six_can_have_it_open_and_a_dead_ones_seat_is_free(place: &Place) {
+fn forty_six_members_fit_and_dead_seats_are_reused(place: &Place) {
     let name = place.location("seats");
     let first = create(place, &name, 1);
     let mut child = Child::start(place, "arena-member", &[name.as_str()]);
@@ -142,7 +142,7 @@ fn forty_six_can_have_it_open_and_a_dead_ones_seat_is_free(place: &Place) {
     child.kill();
     let late = Arena::open_in(&place.backend, name.as_str()).unwrap();
     assert!(Arena::open_in(&place.backend, name.as_str()).is_err());
-    others.pop(); // it stays: its array is held
+    others.pop(); // it stays a member while its array is held
     assert!(Arena::open_in(&place.backend, name.as_str()).is_err());
     drop(array);
     let later = Arena::open_in(&place.backend, name.as_str()).unwrap();
@@ -153,7 +153,7 @@ fn forty_six_can_have_it_open_and_a_dead_ones_seat_is_free(place: &Place) {
     assert!(!place.has(&name));
 }
 
-fn the_last_one_out_removes_the_name(place: &Place) {
+fn last_member_removes_the_name(place: &Place) {
     let name = place.location("last");
     let arena = create(place, &name, 1);
     assert!(matches!(place.arena_options().create(name.as_str(), 1), Err(Error::AlreadyExists { .. })));
@@ -168,7 +168,7 @@ fn the_last_one_out_removes_the_name(place: &Place) {
     assert!(Arena::open_in(&place.backend, name.as_str()).unwrap_err().is_not_found());
 }
 
-fn an_arena_of_the_dead_is_reclaimed(place: &Place) {
+fn arena_of_dead_members_is_reclaimed(place: &Place) {
     let place = &place.private();
     let name = place.location("dead");
     let arena = create(place, &name, MIB);
@@ -180,7 +180,7 @@ fn an_arena_of_the_dead_is_reclaimed(place: &Place) {
     assert!(reclaimed.failed.is_empty(), "{reclaimed:?}");
     let names: Vec<&str> = reclaimed.removed.iter().map(|removed| removed.name.as_str()).collect();
     assert_eq!(names, [name.as_str()]);
-    // A dead one's name is free for the next, without a reclaim.
+    // The name of an arena of dead members is free without a reclaim.
     let arena = create(place, &name, MIB);
     let mut child = peer_of(place, &name);
     drop(arena);
@@ -189,7 +189,7 @@ fn an_arena_of_the_dead_is_reclaimed(place: &Place) {
     assert!(!place.has(&name));
 }
 
-fn what_is_kept_stays(place: &Place) {
+fn kept_arena_stays_until_unlinked(place: &Place) {
     let place = &place.private();
     let name = place.location("kept");
     place.arena_options().keep(true).create(name.as_str(), 1).unwrap().close().unwrap();
@@ -201,7 +201,7 @@ fn what_is_kept_stays(place: &Place) {
     drop(arena.draft::<u8, _>(1).unwrap());
 }
 
-fn other_kinds_of_files_are_told_apart(place: &Place) {
+fn arena_and_array_files_are_told_apart(place: &Place) {
     let name = place.location("kinds");
     let arena = create(place, &name, 1);
     let length = std::fs::metadata(place.path(&name)).unwrap().len() as usize;

@@ -17,17 +17,17 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "arena",
         tests![
-            room_is_found_while_others_look_for_it_too,
-            every_size_from_nothing_to_megabytes_is_kept_as_it_was_written,
-            elements_and_axes_are_what_was_asked_for_or_an_error,
+            concurrent_allocations_all_find_room,
+            arrays_of_every_size_keep_their_elements,
+            wrong_type_or_axes_are_refused,
             memory_is_used_again_for_other_sizes,
-            a_full_arena_says_so_and_recovers,
+            full_arena_reports_no_space_and_recovers,
             threads_share_one_arena,
         ],
     )
 }
 
-/// A child that has one draft at a time, of ever another size, and counts how often there was no room.
+/// A child that makes one draft at a time, of random sizes, and counts how often there was no room.
 pub fn seeker(arguments: &[String]) {
     let arena = arena_of_child(arguments);
     let sizes = [100, 900, 3000, 9000, 14_000, 20_000, 30_000, 60_000];
@@ -37,7 +37,7 @@ pub fn seeker(arguments: &[String]) {
     let mut refused = 0;
     for _ in 0..rounds(10_000) {
         match arena.draft::<u8, _>(sizes[random.below(sizes.len())]) {
-            Ok(_dropped_at_once) => {}
+            Ok(_) => {} // dropped at once
             Err(error) if error.is_no_space() => refused += 1,
             Err(error) => panic!("{error}"),
         }
@@ -45,8 +45,8 @@ pub fn seeker(arguments: &[String]) {
     say(refused);
 }
 
-/// Four spans, of which three processes have one at most each.
-fn room_is_found_while_others_look_for_it_too(place: &Place) {
+/// There are four spans, and each of three processes needs at most one.
+fn concurrent_allocations_all_find_room(place: &Place) {
     let name = place.location("arena-seekers");
     let arena = create(place, &name, MIB / 4);
     let mut seekers = [1, 2, 3].map(|seed| Child::start(place, "arena-seeker", &[name.as_str(), &seed.to_string()]));
@@ -57,7 +57,7 @@ fn room_is_found_while_others_look_for_it_too(place: &Place) {
     assert_eq!(arena.stats().unwrap().arrays, 0);
 }
 
-fn every_size_from_nothing_to_megabytes_is_kept_as_it_was_written(place: &Place) {
+fn arrays_of_every_size_keep_their_elements(place: &Place) {
     let name = place.location("sizes");
     let arena = create(place, &name, 32 * MIB);
     let sizes =
@@ -82,7 +82,7 @@ fn every_size_from_nothing_to_megabytes_is_kept_as_it_was_written(place: &Place)
     assert!(arena.zeroed::<u32, _>(1000).unwrap().view().iter().all(|value| *value == 0));
 }
 
-fn elements_and_axes_are_what_was_asked_for_or_an_error(place: &Place) {
+fn wrong_type_or_axes_are_refused(place: &Place) {
     let name = place.location("types");
     let arena = create(place, &name, MIB);
     let array = arena.from_array(&Array::from_elem((2, 3), 1.0f32)).unwrap();
@@ -92,7 +92,7 @@ fn elements_and_axes_are_what_was_asked_for_or_an_error(place: &Place) {
     assert_eq!(array.members(), 1);
     assert_eq!(arena.get::<f32, IxDyn>(&handle).unwrap().shape(), [2, 3]);
     drop(array);
-    assert_eq!(arena.stats().unwrap().arrays, 0, "what could not be had is not held");
+    assert_eq!(arena.stats().unwrap().arrays, 0, "a refused attachment holds nothing");
     assert_eq!(DType::F32.size(), 4);
 }
 
@@ -124,7 +124,7 @@ fn memory_is_used_again_for_other_sizes(place: &Place) {
     assert_eq!(arena.stats().unwrap().arrays, 0);
 }
 
-fn a_full_arena_says_so_and_recovers(place: &Place) {
+fn full_arena_reports_no_space_and_recovers(place: &Place) {
     let name = place.location("full");
     let arena = create(place, &name, 1);
     assert_eq!(arena.capacity(), 1 << 16);

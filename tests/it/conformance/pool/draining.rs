@@ -1,4 +1,4 @@
-//! Memory that other processes or names still reach is not used again before they let go of it.
+//! Draining memory: not used again while another process or name still reaches it.
 
 use libtest_mimic::Trial;
 use ndarray::Ix1;
@@ -15,19 +15,19 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "pool",
         tests![
-            a_dropped_array_has_no_name_and_its_readers_keep_the_bytes,
-            memory_that_others_have_waits_until_the_last_has_gone,
-            a_stopped_process_is_waited_for_and_a_killed_one_is_not,
-            a_writer_that_is_held_keeps_its_memory,
-            cells_that_are_locked_keep_the_memory_without_a_lease,
+            readers_keep_the_bytes_of_a_dropped_array,
+            memory_drains_until_the_last_process_detaches,
+            pool_waits_for_stopped_but_not_killed_processes,
+            held_writer_keeps_its_memory,
+            locked_cells_keep_the_memory_without_a_lease,
             memory_with_a_second_name_is_not_used_again,
-            memory_whose_hidden_name_was_removed_is_not_used_again,
-            a_killed_owner_leaves_hidden_files_that_are_reclaimed,
+            memory_without_its_hidden_name_is_not_used_again,
+            hidden_files_of_a_killed_owner_are_reclaimed,
         ],
     )
 }
 
-fn a_dropped_array_has_no_name_and_its_readers_keep_the_bytes(place: &Place) {
+fn readers_keep_the_bytes_of_a_dropped_array(place: &Place) {
     let name = place.location("dropped");
     let pool = pool(place);
     let array = publish(&pool, &name, 7);
@@ -39,7 +39,7 @@ fn a_dropped_array_has_no_name_and_its_readers_keep_the_bytes(place: &Place) {
     let late = place.attach::<u32, Ix1>().open(name.location(), LENGTH);
     assert!(late.unwrap_err().is_not_found());
     assert_eq!(child.ask("read"), "Unlinked");
-    // What is taken now is not what the child has.
+    // Memory that is taken now is not the child's.
     let mut other = pool.take::<u32, _>(LENGTH).unwrap();
     assert!(!other.is_recycled());
     other.view_mut().fill(8);
@@ -50,10 +50,10 @@ fn a_dropped_array_has_no_name_and_its_readers_keep_the_bytes(place: &Place) {
     assert_eq!(child.ask("drop"), "dropped");
 }
 
-fn memory_that_others_have_waits_until_the_last_has_gone(place: &Place) {
+fn memory_drains_until_the_last_process_detaches(place: &Place) {
     let name = place.location("limbo");
     let pool = pool(place);
-    // The second can have guards without the name.
+    // The second child keeps its descriptor, and so has guards without the name.
     for second in [&[name.as_str()][..], &[name.as_str(), "keep"]] {
         let array = publish(&pool, &name, 7);
         let mut children =
@@ -62,19 +62,19 @@ fn memory_that_others_have_waits_until_the_last_has_gone(place: &Place) {
         drop(array);
         assert_eq!(counts(&pool), (0, one(), 0));
         assert!(!pool.take::<u32, _>(LENGTH).unwrap().is_recycled());
-        pool.trim(); // of what was just dropped
+        pool.trim(); // frees the draft that was just dropped
         for child in &mut children {
             assert_eq!(counts(&pool), (0, one(), 0), "one is still attached");
             assert_eq!(child.ask("look"), "7");
             assert_eq!(child.ask("drop"), "dropped");
         }
-        assert_eq!(counts(&pool), (one(), 0, 0), "looked at by whatever call comes next");
+        assert_eq!(counts(&pool), (one(), 0, 0), "the next call notices");
         let draft = pool.take::<u32, _>(LENGTH).unwrap();
         assert_eq!((draft.is_recycled(), draft.view()[0]), (Place::RECYCLES, expected(7)));
     }
 }
 
-fn a_stopped_process_is_waited_for_and_a_killed_one_is_not(place: &Place) {
+fn pool_waits_for_stopped_but_not_killed_processes(place: &Place) {
     let place = &place.private();
     let name = place.location("stopped");
     let pool = pool(place);
@@ -89,10 +89,10 @@ fn a_stopped_process_is_waited_for_and_a_killed_one_is_not(place: &Place) {
         assert_eq!(counts(&pool), (0, one(), 0));
     }
     child.kill();
-    eventually("the killed one's memory is free", || counts(&pool) == (one(), 0, 0));
+    eventually("the killed process's memory is free", || counts(&pool) == (one(), 0, 0));
     assert_eq!(pool.take::<u32, _>(LENGTH).unwrap().view()[0], expected(7));
     drop(pool);
-    // Windows kept what the killed process had mapped, under a hidden name.
+    // Windows keeps the file that the killed process had mapped, under a hidden name.
     age_all(place, 100);
     eventually("the memory is reclaimed", || {
         place.reclaim();
@@ -100,7 +100,7 @@ fn a_stopped_process_is_waited_for_and_a_killed_one_is_not(place: &Place) {
     });
 }
 
-/// A child that has all cells, through the mapping itself.
+/// A child that holds all cells for writing, with a lock that the mapping itself keeps.
 pub fn writer(arguments: &[String]) {
     let options = AttachOptions::<ArrayWriter<u32, Ix1>>::new().backend(backend_of_child());
     let mut writer = options.open(arguments[0].as_str(), LENGTH).unwrap();
@@ -111,7 +111,7 @@ pub fn writer(arguments: &[String]) {
     hear();
 }
 
-fn a_writer_that_is_held_keeps_its_memory(place: &Place) {
+fn held_writer_keeps_its_memory(place: &Place) {
     let name = place.location("held");
     let pool = pool(place);
     let array = publish(&pool, &name, 7);
@@ -129,13 +129,14 @@ fn a_writer_that_is_held_keeps_its_memory(place: &Place) {
     assert_eq!((again.is_recycled(), again.view()[0]), (Place::RECYCLES, expected(9)));
 }
 
-fn cells_that_are_locked_keep_the_memory_without_a_lease(place: &Place) {
+fn locked_cells_keep_the_memory_without_a_lease(place: &Place) {
     let name = place.location("cells");
     let pool = pool(place);
     let array = publish(&pool, &name, 7);
     let guard = array.read().unwrap();
     if Place::RECYCLES {
-        // As a process may that was forked from one with a lease. Elsewhere the leaked handle would keep the file.
+        // Leaks the lock. A process that was forked from a holder may have such a lock without a lease. Elsewhere the leaked
+        // handle would keep the file.
         std::mem::forget(guard);
     }
     drop(array);
@@ -153,7 +154,7 @@ fn memory_with_a_second_name_is_not_used_again(place: &Place) {
     assert_eq!(place.attach::<u32, Ix1>().open(second.location(), LENGTH).unwrap().read().unwrap()[0], 7);
 }
 
-fn memory_whose_hidden_name_was_removed_is_not_used_again(place: &Place) {
+fn memory_without_its_hidden_name_is_not_used_again(place: &Place) {
     let place = &place.private();
     let name = place.location("hidden");
     let pool = pool(place);
@@ -166,7 +167,7 @@ fn memory_whose_hidden_name_was_removed_is_not_used_again(place: &Place) {
     drop(draft.publish(name.location()).unwrap());
 }
 
-/// A child that has one draft, one array and two idle ones of a pool.
+/// A child whose pool has one draft, one array and two idle arrays.
 pub fn owner(arguments: &[String]) {
     let pool = PoolOptions::new().backend(backend_of_child()).create().unwrap();
     let name = |number: usize| format!("{}-{number}", arguments[0]);
@@ -178,7 +179,7 @@ pub fn owner(arguments: &[String]) {
     hear();
 }
 
-fn a_killed_owner_leaves_hidden_files_that_are_reclaimed(place: &Place) {
+fn hidden_files_of_a_killed_owner_are_reclaimed(place: &Place) {
     let place = &place.private();
     let name = place.location("owner");
     let mut child = Child::start(place, "pool-owner", &[name.as_str()]);
@@ -186,16 +187,16 @@ fn a_killed_owner_leaves_hidden_files_that_are_reclaimed(place: &Place) {
     let hidden = 3 * one() + if Place::RECYCLES { 0 } else { place.hidden_drafts() };
     assert_eq!((place.everything().len(), place.hidden_drafts()), (hidden + 1, hidden));
     age_all(place, 100);
-    assert!(place.reclaim().removed.is_empty(), "the living have a lease on theirs");
+    assert!(place.reclaim().removed.is_empty(), "a living owner has a lease on its files");
     child.kill();
     age_all(place, 30);
-    assert!(place.reclaim().removed.is_empty(), "it might just be made");
+    assert!(place.reclaim().removed.is_empty(), "its owner might be just creating it");
     age_all(place, 100);
     eventually("they are reclaimed", || {
         place.reclaim();
         place.hidden_drafts() == 0
     });
     let public = format!("{}-0", name.as_str());
-    assert_eq!(place.everything(), [public.as_str()], "a public name is never removed by itself");
+    assert_eq!(place.everything(), [public.as_str()], "a public name is never reclaimed");
     place.backend.unlink(&public).unwrap();
 }

@@ -19,15 +19,15 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "pool",
         tests![
-            who_opened_the_old_name_never_gets_the_next_array,
-            who_opened_the_old_name_is_not_kept_waiting_by_a_draft,
-            who_opened_the_old_name_gets_what_has_it_by_then,
-            a_refused_name_gives_the_draft_back_and_nobody_got_in,
+            late_attachment_never_gets_the_next_array,
+            late_attachment_does_not_wait_for_a_draft,
+            late_attachment_gets_the_current_array_of_the_name,
+            failed_publish_returns_the_draft_unattached,
         ],
     )
 }
 
-/// A thread that opens the name, waits until it is told to go on, and says what it got: the value, or the error.
+/// A thread that opens the file, waits until it is told to go on, attaches, and returns the first element or the error.
 struct Late {
     opened: Receiver<()>,
     go_on: Sender<()>,
@@ -68,7 +68,7 @@ impl Late {
     }
 }
 
-fn who_opened_the_old_name_never_gets_the_next_array(place: &Place) {
+fn late_attachment_never_gets_the_next_array(place: &Place) {
     let [first, second] = ["first", "second"].map(|label| place.location(label));
     let pool = pool(place);
     for held in [false, true] {
@@ -80,11 +80,11 @@ fn who_opened_the_old_name_never_gets_the_next_array(place: &Place) {
         assert!(got.as_ref().is_err_and(Error::is_not_found), "{got:?}");
         assert_eq!(array.read().unwrap()[0], 8);
     }
-    // The latecomer had it open for all that time, and no lease: the memory was used again.
+    // The late attachment had the file open all the time, but without a lease: the memory was used again.
     assert_eq!(pool.stats().misses, if Place::RECYCLES { 1 } else { 4 });
 }
 
-fn who_opened_the_old_name_is_not_kept_waiting_by_a_draft(place: &Place) {
+fn late_attachment_does_not_wait_for_a_draft(place: &Place) {
     let name = place.location("waiting");
     let pool = pool(place);
     let late = {
@@ -101,7 +101,7 @@ fn who_opened_the_old_name_is_not_kept_waiting_by_a_draft(place: &Place) {
     assert_eq!(draft.publish(name.location()).unwrap().read().unwrap()[0], 8);
 }
 
-fn who_opened_the_old_name_gets_what_has_it_by_then(place: &Place) {
+fn late_attachment_gets_the_current_array_of_the_name(place: &Place) {
     let name = place.location("by-then");
     let pool = pool(place);
     drop(publish(&pool, &name, 6));
@@ -121,7 +121,7 @@ fn who_opened_the_old_name_gets_what_has_it_by_then(place: &Place) {
     assert_eq!(late.end().unwrap(), 8, "the same file under the same name, by now another array");
 }
 
-fn a_refused_name_gives_the_draft_back_and_nobody_got_in(place: &Place) {
+fn failed_publish_returns_the_draft_unattached(place: &Place) {
     let [taken, free] = ["taken", "free"].map(|label| place.location(label));
     let _other = place.options::<u8, _>().create(taken.location(), 1).unwrap();
     let pool = pool(place);

@@ -1,4 +1,4 @@
-//! What a pool keeps idle: so many bytes, so many arrays, for so long, and nothing that new memory needs.
+//! Limits of a pool's idle memory: bytes, number of arrays, age, and the room that new memory needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,11 +16,11 @@ pub fn trials(place: &Place) -> Vec<Trial> {
     place.trials(
         "conformance",
         "pool",
-        tests![capacity_number_and_age_are_kept, what_does_not_fit_makes_idle_memory_go],
+        tests![idle_memory_keeps_to_its_limits, allocation_evicts_idle_memory_when_room_is_short],
     )
 }
 
-fn capacity_number_and_age_are_kept(place: &Place) {
+fn idle_memory_keeps_to_its_limits(place: &Place) {
     let private = &place.private();
     let make = |pool: &Pool, count: usize| {
         let drafts: Vec<_> = (0..count).map(|_| pool.take::<u8, _>(1000).unwrap()).collect();
@@ -48,12 +48,12 @@ fn capacity_number_and_age_are_kept(place: &Place) {
     let begin = Instant::now();
     drop(draft);
     let counts = counts(&pool);
-    assert!(counts == (one(), 0, 0) || begin.elapsed() > age, "what just came back is young: {counts:?}");
+    assert!(counts == (one(), 0, 0) || begin.elapsed() > age, "the array that just came back is young: {counts:?}");
     drop(pool);
     assert_eq!(private.everything(), [] as [&str; 0]);
 }
 
-fn what_does_not_fit_makes_idle_memory_go(place: &Place) {
+fn allocation_evicts_idle_memory_when_room_is_short(place: &Place) {
     let refusals = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&refusals);
     let backend = place.meddling(move |operation, _| {
@@ -70,7 +70,7 @@ fn what_does_not_fit_makes_idle_memory_go(place: &Place) {
     if Place::RECYCLES {
         refusals.store(3, Ordering::Relaxed);
         drop(pool.take::<u8, _>(5000).unwrap());
-        assert_eq!(counts(&pool), (2, 0, 0), "three of four went, and the new one came");
+        assert_eq!(counts(&pool), (2, 0, 0), "three of four were removed, and the new one was added");
     }
     refusals.store(100, Ordering::Relaxed);
     assert!(pool.take::<u8, _>(50_000).unwrap_err().is_no_space());

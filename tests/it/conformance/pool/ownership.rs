@@ -16,9 +16,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "pool",
         tests![
             any_array_can_be_put,
-            what_cannot_be_put_is_given_back,
-            what_leaves_the_pool_is_like_any_other,
-            longer_memory_becomes_a_counted_array_like_any_other,
+            refused_put_returns_the_array,
+            memory_leaving_the_pool_is_ordinary,
+            longer_memory_becomes_an_ordinary_counted_array,
         ],
     )
 }
@@ -48,19 +48,19 @@ fn any_array_can_be_put(place: &Place) {
     for (number, array) in arrays.into_iter().enumerate() {
         pool.put(array()).unwrap();
         assert!(!place.has(&name));
-        // A process that another test is just spawning may have the old description for a moment.
+        // A process that another test is spawning may briefly hold a copy of the old open file description.
         eventually("no other process is attached", || counts(&pool) == (one(), 0, 0));
         let draft = pool.take::<u32, _>(LENGTH).unwrap();
         assert_eq!((draft.is_recycled(), draft.view()[17]), (Place::RECYCLES, expected(7)), "array {number}");
         drop(draft);
         pool.trim();
     }
-    // One that another handle has, one that is adopted, and one that has lost its name.
+    // An adopted array that another handle has too, and an array that has lost its name.
     let (array, other) = (create(), open(false));
     drop(pool.adopt(array).unwrap());
     assert_eq!((place.has(&name), counts(&pool)), (false, (0, one(), 0)));
     drop(other);
-    eventually("it is left", || counts(&pool) == (one(), 0, 0));
+    eventually("the other handle is gone", || counts(&pool) == (one(), 0, 0));
     pool.trim();
     let array = create();
     assert!(place.backend.unlink(name.location()).unwrap());
@@ -69,7 +69,7 @@ fn any_array_can_be_put(place: &Place) {
     assert_eq!((counts(&pool), pool.stats().dropped), ((0, 0, 0), dropped + 1));
 }
 
-fn what_cannot_be_put_is_given_back(place: &Place) {
+fn refused_put_returns_the_array(place: &Place) {
     let (private, name) = (place.private(), place.location("elsewhere"));
     let array = place.options::<u32, _>().create(name.location(), LENGTH).unwrap();
     let refused = pool(&private).put(array).unwrap_err();
@@ -83,7 +83,7 @@ fn what_cannot_be_put_is_given_back(place: &Place) {
         assert!(matches!(refused.error(), Error::PermissionDenied { .. }), "{refused}");
         let array = refused.into_inner();
         assert_eq!(array.read().unwrap()[0], 3);
-        // Adopted, it cannot be kept either, and loses its name all the same.
+        // As an adopted array it cannot be kept either, and its name is removed all the same.
         let pool = place.pool_options().permissions(0o640).create().unwrap();
         drop(pool.adopt(array).unwrap());
         assert!(!place.has(&name));
@@ -91,7 +91,7 @@ fn what_cannot_be_put_is_given_back(place: &Place) {
     }
 }
 
-fn what_leaves_the_pool_is_like_any_other(place: &Place) {
+fn memory_leaving_the_pool_is_ordinary(place: &Place) {
     let place = &place.private();
     let name = place.location("left");
     let pool = pool(place);
@@ -111,7 +111,7 @@ fn what_leaves_the_pool_is_like_any_other(place: &Place) {
     drop(array);
     assert!(place.has(&name) && counts(&pool) == (0, 0, 0));
     unlink_in(place, &name);
-    // Even a counted array can be made of it.
+    // The memory can become a counted array too.
     drop(publish(&pool, &name, 5));
     let counted = pool.take::<u32, _>(LENGTH).unwrap().into_draft().share(SharingStrategy::FileSystem).unwrap();
     let other = place.attach_counted::<u32, Ix1>().open(counted.location().unwrap()).unwrap();
@@ -121,8 +121,8 @@ fn what_leaves_the_pool_is_like_any_other(place: &Place) {
     assert_eq!(place.everything(), [] as [&str; 0]);
 }
 
-/// The trailer is looked for at the end of the file, wherever the memory ended before.
-fn longer_memory_becomes_a_counted_array_like_any_other(place: &Place) {
+/// An attachment looks for the trailer at the end of the file, wherever the memory ended before.
+fn longer_memory_becomes_an_ordinary_counted_array(place: &Place) {
     let place = &place.private();
     let pool = pool(place);
     for (before, now) in [(1_000_001, 900_000), (1_024_000, 900_000), (904_096, 900_000), (900_001, 900_000)] {

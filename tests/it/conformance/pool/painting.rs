@@ -18,9 +18,9 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "conformance",
         "pool",
         tests![
-            a_buffer_is_painted_into_the_memory_of_the_last,
+            buffer_uses_the_memory_of_the_last_one,
             a_painter_in_another_process_keeps_the_memory,
-            a_buffer_begun_anew_in_the_same_memory_is_not_discarded_for_the_old_one,
+            discard_spares_a_new_buffer_in_the_same_memory,
         ],
     )
 }
@@ -35,7 +35,7 @@ fn paint(pool: &Pool, name: &Name, value: u32) -> SharedArray<u32, Ix2> {
     buffer.finish().unwrap()
 }
 
-fn a_buffer_is_painted_into_the_memory_of_the_last(place: &Place) {
+fn buffer_uses_the_memory_of_the_last_one(place: &Place) {
     let name = place.location("buffer");
     let pool = pool(place);
     for value in 1..=5 {
@@ -51,7 +51,7 @@ fn a_buffer_is_painted_into_the_memory_of_the_last(place: &Place) {
     }
     let stats = pool.stats();
     assert_eq!((stats.hits, stats.misses), if Place::RECYCLES { (4, 1) } else { (0, 5) });
-    // A name that is taken is refused, and a buffer that is thrown away is no loss.
+    // A taken name is refused. A discarded buffer leaves nothing in the pool.
     let taken = place.options::<u8, _>().create(name.location(), 1).unwrap();
     let begin = || RenderOptions::new().pool(&pool).create::<u32, Ix2>(name.location(), (60, 50), (16, 16), "x");
     assert!(begin().unwrap_err().is_already_exists());
@@ -94,14 +94,14 @@ fn a_painter_in_another_process_keeps_the_memory(place: &Place) {
     assert_eq!(pool.take::<u32, _>((60, 50)).unwrap().view()[[9, 9]], expected(4));
 }
 
-fn a_buffer_begun_anew_in_the_same_memory_is_not_discarded_for_the_old_one(place: &Place) {
+fn discard_spares_a_new_buffer_in_the_same_memory(place: &Place) {
     let name = place.location("anew");
     let pool = pool(place);
     let begin = |pool: &Pool, name: &Location| {
         RenderOptions::new().pool(pool).create::<u32, Ix2>(name.clone(), (60, 50), (60, 50), "anew").unwrap()
     };
     let (old, anew) = (begin(&pool, name.location()), Arc::new(Mutex::new(None)));
-    // What its owner does while another process is about to discard it: finish it, give it back, begin again.
+    // While another process is about to discard the buffer, its owner finishes it, puts the array and creates the buffer anew.
     let (old, made) = (Mutex::new(Some(old)), Arc::clone(&anew));
     let (owners, location) = (pool.clone(), name.location().clone());
     let backend = place.meddling(move |operation, at| {
@@ -117,6 +117,6 @@ fn a_buffer_begun_anew_in_the_same_memory_is_not_discarded_for_the_old_one(place
     });
     render::discard(&backend, name.location()).unwrap();
     let anew = anew.lock().unwrap().take().expect("the payload was about to be unlinked");
-    assert!(matches!(anew.claim_next().unwrap(), NextClaim::Chunk(_)), "another's buffer was discarded");
+    assert!(matches!(anew.claim_next().unwrap(), NextClaim::Chunk(_)), "the new buffer was discarded");
     anew.discard().unwrap();
 }

@@ -17,7 +17,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         "pool",
         tests![
             the_same_memory_comes_back,
-            zeros_are_had_by_asking,
+            take_zeroed_clears_recycled_memory,
             a_file_is_exactly_as_long_as_its_array,
             threads_share_a_pool,
             a_thousand_rounds_leave_nothing,
@@ -54,7 +54,7 @@ fn the_same_memory_comes_back(place: &Place) {
     assert!(nothing.read().unwrap().is_empty());
 }
 
-fn zeros_are_had_by_asking(place: &Place) {
+fn take_zeroed_clears_recycled_memory(place: &Place) {
     let pool = pool(place);
     pool.take::<u32, _>(LENGTH).unwrap().view_mut().fill(7);
     let draft = pool.take_zeroed::<f32, _>(LENGTH).unwrap();
@@ -77,12 +77,12 @@ fn a_file_is_exactly_as_long_as_its_array(place: &Place) {
         let mut same = place.writer::<u8, Ix1>().open(name.location(), length).unwrap();
         same.view_mut()[length - 1] = 5;
         drop((same, array));
-        // A process that another test is just spawning may have the writer's description for a moment.
+        // A process that another test is spawning may briefly hold a copy of the writer's open file description.
         eventually("the lease is free", || counts(&pool).1 == 0);
     }
-    // The last three: 8192 was trimmed of 10000, which then is too large for it.
+    // Misses: the first; 4000, for which the memory is too long; and the last 10000, since that memory was cut to 8192.
     assert_eq!(hits, if Place::RECYCLES { 7 } else { 0 });
-    // Unpublished, nothing is lost of it.
+    // A draft that is not published keeps the full length of its memory.
     let pool = place.pool_options().create().unwrap();
     for (length, is_recycled) in [(10_000, false), (8_000, true), (10_000, true), (7_999, false)] {
         assert_eq!(pool.take::<u8, _>(length).unwrap().is_recycled(), is_recycled && Place::RECYCLES, "{length}");
@@ -120,12 +120,12 @@ fn threads_share_a_pool(place: &Place) {
     assert_eq!(place.everything(), [] as [&str; 0]);
 }
 
-/// A child that takes, publishes and drops many times, and then has nothing more than before.
+/// A child that takes, publishes and drops many times, and afterwards has no more files open or mapped than before.
 pub fn rounds(arguments: &[String]) {
     let backend = backend_of_child();
     let directory = backend.path().display().to_string();
     let make = || PoolOptions::new().backend(backend.clone()).create().unwrap();
-    // What the first call of a process opens for good is no leak.
+    // The first call of a process opens files that stay open; they are no leak.
     drop(make().take::<u8, _>(10).unwrap().publish(arguments[0].as_str()).unwrap());
     let before = (open_files(), mappings(&directory).len());
     let pool = make();
