@@ -28,7 +28,7 @@ pub fn unless(reason: &str, possible: bool, trials: Vec<Trial>) -> Vec<Trial> {
 
 /// Marks tests as ignored where private mounts are impossible.
 pub fn with_private_mounts(trials: Vec<Trial>) -> Vec<Trial> {
-    unless("private mounts are not permitted", unshare().is_some(), trials)
+    unless("private mounts cannot be had", unshare().is_some(), trials)
 }
 
 /// Returns a command that runs a role in its own mount namespace, after a script has mounted the file systems it needs.
