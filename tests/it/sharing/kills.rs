@@ -22,7 +22,7 @@ use crate::support::{Place, backend_of_child, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    place.trials("sharing", "kills", tests![whoever_is_killed_leaves_nothing_for_long])
+    place.trials("sharing", "kills", tests![memory_of_killed_processes_is_reclaimed])
 }
 
 pub const ROLES: &[(&str, Role)] = &[
@@ -371,7 +371,7 @@ fn age_drafts(backend: &Directory) {
     assert!(names(backend) > 0, "the array that is held through everything");
 }
 
-fn whoever_is_killed_leaves_nothing_for_long(place: &Place) {
+fn memory_of_killed_processes_is_reclaimed(place: &Place) {
     let seed = seed();
     let mut moments = Moments(Random::new(seed));
     let rounds = repeats(10);

@@ -26,7 +26,7 @@ use crate::support::{Place, Test, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let managed: &[(&str, Test)] = tests![what_a_living_client_leaves_to_a_handle_goes_when_that_expires];
+    let managed: &[(&str, Test)] = tests![array_left_to_a_handle_is_removed_when_it_expires];
     if cfg!(target_os = "linux") { place.trials("sharing", "managed", managed) } else { Vec::new() }
 }
 
@@ -340,7 +340,7 @@ fn leaver(_arguments: &[String]) {
     hear();
 }
 
-fn what_a_living_client_leaves_to_a_handle_goes_when_that_expires(place: &Place) {
+fn array_left_to_a_handle_is_removed_when_it_expires(place: &Place) {
     let stage = Stage::new(place);
     let mut leaver = stage.child("managed-leaver", &[], true);
     let said = leaver.line();
