@@ -221,7 +221,7 @@ fn laps_distinguish_messages_with_the_same_block() {
 
 /// Also between its exchange of the cell and that of the tail: the other sender moves the tail.
 #[test]
-fn killed_sender_has_sent_or_not_and_blocks_no_process() {
+fn killed_sender_blocks_no_process() {
     for cells in [1, 2] {
         for steps in 0..9 {
             model(2, move || {
@@ -357,7 +357,7 @@ fn queue_ends_after_last_message_of_its_sender() {
 }
 
 #[test]
-fn queue_goes_on_if_sender_registers_before_last_message_is_taken() {
+fn late_registration_keeps_the_queue_open() {
     model(3, || {
         let memory = memory(2, 1);
         memory.senders().register(0);

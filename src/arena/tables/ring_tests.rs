@@ -185,7 +185,7 @@ fn foreign_bytes_cause_no_endless_loop() {
 
 /// Every message arrives exactly once, and those of one sender in order.
 #[test]
-fn no_message_is_lost_doubled_or_overtaken_among_many_threads() {
+fn many_threads_lose_double_or_reorder_no_message() {
     const SENDERS: u32 = 4;
     const EACH: u32 = 20_000;
     for capacity in [1, 2, 64] {

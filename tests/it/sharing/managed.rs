@@ -256,7 +256,7 @@ fn manager_is_killed(game: &mut Game<'_>, round: usize) {
         send_signal("KILL", manager.pid);
         game.kill(&mut child);
     }
-    assert!(all(&array, value), "who lives loses nothing");
+    assert!(all(&array, value), "a living process loses nothing");
     let left = arrays(backend) - 2;
     // A client that connects to a dying manager would not notice its death: wait for that first.
     eventually("the manager is dead", || manager::status(None).unwrap().is_none_or(|status| status.pid != manager.pid));
@@ -267,7 +267,7 @@ fn manager_is_killed(game: &mut Game<'_>, round: usize) {
     stopwatch.left += left;
     stopwatch.start();
     stopwatch.wait_until_gone(backend, 2);
-    assert!(all(&array, value), "who lives loses nothing");
+    assert!(all(&array, value), "a living process loses nothing");
     assert_ne!(running(backend).pid, manager.pid);
 }
 
