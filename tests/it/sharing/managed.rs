@@ -25,7 +25,7 @@ use crate::support::{Place, Test, eventually};
 use crate::tests;
 
 pub fn trials(place: &Place) -> Vec<Trial> {
-    let managed: &[(&str, Test)] = tests![array_left_to_a_handle_is_removed_when_it_expires];
+    let managed: &[(&str, Test)] = tests![array_of_an_expired_handle_is_removed];
     if cfg!(target_os = "linux") { place.trials("sharing", "managed", managed) } else { Vec::new() }
 }
 
@@ -340,7 +340,7 @@ fn leaver(_arguments: &[String]) {
     hear();
 }
 
-fn array_left_to_a_handle_is_removed_when_it_expires(place: &Place) {
+fn array_of_an_expired_handle_is_removed(place: &Place) {
     let stage = Stage::new(place);
     let mut leaver = stage.child("managed-leaver", &[], true);
     let said = leaver.line();

@@ -21,7 +21,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
         tests![
             sharing_parent_sees_writes_after_the_child_ends,
             sharing_array_received_twice_is_one_memory,
-            preserve_sharing_many_references_in_one_message_are_one_memory,
+            preserve_sharing_references_in_one_message_are_one_memory,
             pool_two_workers_fill_in_place_and_return_values,
             fs_name_exists_only_while_the_array_is_shared,
             is_shared_reports_strategy_and_attachment,
@@ -101,7 +101,7 @@ fn sharing_array_received_twice_is_one_memory(place: &Place) {
     });
 }
 
-fn preserve_sharing_many_references_in_one_message_are_one_memory(place: &Place) {
+fn preserve_sharing_references_in_one_message_are_one_memory(place: &Place) {
     repeatedly(place, |meeting, strategy| {
         let (here, there) = Channel::pair().unwrap();
         let (array, another) = (meeting.share(strategy, 1_f32), meeting.share(strategy, 2_f32));

@@ -23,7 +23,7 @@ pub fn trials(place: &Place) -> Vec<Trial> {
             reclaim_removes_the_ledger_of_a_killed_beginner,
             stopped_beginner_is_waited_for_until_the_timeout,
             discard_waits_while_the_payload_gets_its_name,
-            painter_of_a_finished_buffer_waits_for_no_stale_ledger,
+            open_of_a_finished_buffer_ignores_a_stale_ledger,
         ],
     )
 }
@@ -164,7 +164,7 @@ fn discard_waits_while_the_payload_gets_its_name(place: &Place) {
     assert!(place.files_of(&name).is_empty());
 }
 
-fn painter_of_a_finished_buffer_waits_for_no_stale_ledger(place: &Place) {
+fn open_of_a_finished_buffer_ignores_a_stale_ledger(place: &Place) {
     let name = place.location("opener");
     let viewer = painted(place, &name);
     let mut finisher = start(place, "step-render-finish", &name, "render: array named");
