@@ -1,4 +1,5 @@
-//! Tests against real peers: numpy, Python's `multiprocessing.shared_memory`, CloudVolume, and a Python program that takes our locks.
+//! Tests against real peers: numpy, Python's `multiprocessing.shared_memory`, CloudVolume, and a Python program that takes our
+//! locks.
 //!
 //! `NDSHM_TEST_PYTHON` names the Python interpreter that has these packages; `scripts/test` creates it. Without it these tests fail.
 
